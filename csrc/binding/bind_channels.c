@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: MIT */
+/* shuffle_channels(inputs, outputs, groups): cat, shuffle and split into tensors that the caller
+ * made. channels_variants(): the kernels and how often each was called. */
+#include "binding/binding.h"
+#include "binding/tensor_arg.h"
+#include "channels/channels.h"
+#include "channels/plan.h"
+#include "core/parallel.h"
+
+#include <string.h>
+
+static const char NAME[] = "shuffle_channels";
+
+static uint64_t calls[OSW_CHANNELS_COUNT];
+
+/* How the channels of every tensor can be walked. */
+typedef enum osw_form { FORM_PIXELS, FORM_PLANES, FORM_COUNT } osw_form;
+
+typedef struct osw_call {
+    osw_tensor *inputs;
+    osw_tensor *outputs; /* data NULL and size[1] set for an output that is None */
+    osw_segment *segments;
+    Py_ssize_t input_count;
+    Py_ssize_t output_count;
+    int64_t groups;
+    int64_t channels;
+    osw_tensor *model; /* the first input: batch, plane and dtype of all */
+} osw_call;
+
+static int64_t plane_size(const osw_tensor *t)
+{
+    int64_t size = 1;
+    for (int i = 2; i < t->ndim; i++)
+        size *= t->size[i];
+    return size;
+}
+
+static void put_dims(char *text, size_t length, const osw_tensor *t)
+{
+    size_t used = 0;
+    for (int i = 0; i < t->ndim && used < length; i++)
+        used += (size_t)snprintf(text + used, length - used, i ? ", %lld" : "%lld",
+                                 (long long)t->size[i]);
+}
+
+static int check_like(const osw_tensor *model, const osw_tensor *t, const char *role,
+                      Py_ssize_t index)
+{
+    bool same = t->ndim == model->ndim && t->size[0] == model->size[0] && osw_same_dtype(t, model);
+    for (int i = 2; same && i < model->ndim; i++)
+        same = t->size[i] == model->size[i];
+    if (same)
+        return 0;
+    char want[256], got[256];
+    put_dims(want, sizeof want, model);
+    put_dims(got, sizeof got, t);
+    PyErr_Format(PyExc_RuntimeError,
+                 "%s: %s %zd of size (%s), %d bit, does not fit input 0 of size (%s), %d bit", NAME,
+                 role, index, got, (int)t->dtype.bits, want, (int)model->dtype.bits);
+    return -1;
+}
+
+static bool is_width(int64_t bytes)
+{
+    return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16;
+}
+
+/* Parse the inputs, and add up their channels. */
+static int parse_inputs(PyObject *tuple, osw_call *call)
+{
+    for (Py_ssize_t i = 0; i < call->input_count; i++) {
+        osw_tensor *t = &call->inputs[i];
+        if (osw_tensor_arg(PyTuple_GetItem(tuple, i), NAME, t) != 0)
+            return -1;
+        if (t->ndim < 2) {
+            PyErr_Format(PyExc_RuntimeError, "%s: expected at least 2 dimensions, got %d", NAME,
+                         t->ndim);
+            return -1;
+        }
+        if (check_like(call->model, t, "input", i) != 0)
+            return -1;
+        if (!is_width(t->itemsize)) {
+            PyErr_Format(PyExc_TypeError, "%s: elements of %d bits are not supported", NAME,
+                         (int)t->dtype.bits);
+            return -1;
+        }
+        call->channels += t->size[1];
+    }
+    return 0;
+}
+
+/* Parse the outputs: tensors, or the number of channels of an output that is not wanted. */
+static int parse_outputs(PyObject *tuple, osw_call *call)
+{
+    int64_t channels = 0;
+    for (Py_ssize_t i = 0; i < call->output_count; i++) {
+        PyObject *item = PyTuple_GetItem(tuple, i);
+        osw_tensor *t = &call->outputs[i];
+        if (PyLong_Check(item)) {
+            *t = *call->model;
+            t->data = NULL;
+            t->size[1] = PyLong_AsLongLong(item);
+            if (PyErr_Occurred())
+                return -1;
+        } else if (osw_tensor_arg(item, NAME, t) != 0) {
+            return -1;
+        } else if (check_like(call->model, t, "output", i) != 0) {
+            return -1;
+        } else if (t->data && !osw_no_overlap(t)) {
+            PyErr_Format(PyExc_RuntimeError, "%s: output %zd overlaps itself", NAME, i);
+            return -1;
+        }
+        channels += t->size[1];
+    }
+    if (channels != call->channels) {
+        PyErr_Format(PyExc_RuntimeError, "%s: inputs have %lld channels, outputs %lld", NAME,
+                     (long long)call->channels, (long long)channels);
+        return -1;
+    }
+    return 0;
+}
+
+static int check_groups(const osw_call *call)
+{
+    if (call->groups > 0 && call->channels % call->groups == 0)
+        return 0;
+    PyErr_Format(PyExc_RuntimeError, "%s: %lld channels cannot be split into %lld groups", NAME,
+                 (long long)call->channels, (long long)call->groups);
+    return -1;
+}
+
+/* Describe `t` in the given form; false if its memory does not allow it. */
+static bool fill_segment(const osw_tensor *t, osw_form form, osw_segment *segment)
+{
+    int64_t count, step;
+    if (!osw_flatten(t, 2, &count, &step))
+        return false;
+    const bool neighbours = t->size[1] <= 1 || t->stride[1] == 1;
+    if (form == FORM_PIXELS ? !neighbours : count > 1 && step != 1)
+        return false;
+    if (count == 1)
+        step = t->size[0] > 1 ? t->stride[0] : 0;
+    *segment = (osw_segment){
+        .base = t->data,
+        .channels = t->size[1],
+        .channel_step = (t->size[1] <= 1 ? 1 : t->stride[1]) * t->itemsize,
+        .image_step = t->stride[0] * t->itemsize,
+        .pixel_step = step * t->itemsize,
+    };
+    return true;
+}
+
+/* An output that is not wanted, or has no channels, constrains nothing. */
+static bool fill_output(const osw_tensor *t, osw_form form, osw_segment *segment)
+{
+    *segment = (osw_segment){.channels = t->size[1], .image_step = 0, .pixel_step = 0};
+    return !t->data || fill_segment(t, form, segment);
+}
+
+static bool fill_outputs(const osw_call *call, osw_form form)
+{
+    for (Py_ssize_t i = 0; i < call->output_count; i++)
+        if (!fill_output(&call->outputs[i], form, &call->segments[call->input_count + i]))
+            return false;
+    return true;
+}
+
+static Py_ssize_t fill_inputs(const osw_call *call, osw_form form, bool *readable)
+{
+    Py_ssize_t unreadable = 0;
+    for (Py_ssize_t i = 0; i < call->input_count; i++) {
+        const osw_tensor *t = &call->inputs[i];
+        call->segments[i] = (osw_segment){.channels = t->size[1]};
+        readable[i] = !t->data || fill_segment(t, form, &call->segments[i]);
+        unreadable += !readable[i];
+    }
+    return unreadable;
+}
+
+static PyObject *unreadable_indices(const bool *readable, Py_ssize_t inputs, Py_ssize_t unreadable)
+{
+    PyObject *indices = PyTuple_New(unreadable);
+    for (Py_ssize_t i = 0, n = 0; indices && i < inputs; i++)
+        if (!readable[i])
+            PyTuple_SetItem(indices, n++, PyLong_FromSsize_t(i));
+    return indices;
+}
+
+static void count_calls(const osw_plan *plan)
+{
+    calls[plan->transpose_id] += plan->run_count > 0;
+    calls[plan->move_id] += plan->move_count > 0;
+}
+
+static PyObject *execute(const osw_call *call, osw_form form)
+{
+    const osw_tensor *t = call->model;
+    const osw_shuffle shuffle = {
+        .inputs = {call->segments, call->input_count},
+        .outputs = {call->segments + call->input_count, call->output_count},
+        .groups = call->groups,
+        .channels = call->channels,
+        .element_bytes = t->itemsize,
+    };
+    const int64_t plane = plane_size(t);
+    void *scratch = PyMem_Malloc(osw_plan_bytes(&shuffle));
+    if (!scratch)
+        return PyErr_NoMemory();
+    osw_plan plan;
+    if (form == FORM_PIXELS)
+        osw_plan_pixels(&plan, &shuffle, t->size[0], plane, scratch);
+    else
+        osw_plan_planes(&plan, &shuffle, t->size[0], plane * t->itemsize, scratch);
+    count_calls(&plan);
+    const int64_t bytes = t->size[0] * call->channels * plane * t->itemsize;
+    PyThreadState *state = bytes > OSW_GRAIN_BYTES ? PyEval_SaveThread() : NULL;
+    osw_plan_execute(&plan);
+    if (state)
+        PyEval_RestoreThread(state);
+    PyMem_Free(scratch);
+    Py_RETURN_NONE;
+}
+
+/* Pixels first: where both forms fit, whole pixels are the longer pieces. Inputs that fit neither
+ * form of the outputs are named for the caller to copy. */
+static PyObject *choose_form(const osw_call *call, bool *readable)
+{
+    PyObject *indices = NULL;
+    for (osw_form form = FORM_PIXELS; form < FORM_COUNT; form++) {
+        if (!fill_outputs(call, form))
+            continue;
+        const Py_ssize_t unreadable = fill_inputs(call, form, readable);
+        if (unreadable == 0) {
+            Py_XDECREF(indices);
+            return execute(call, form);
+        }
+        Py_XDECREF(indices);
+        indices = unreadable_indices(readable, call->input_count, unreadable);
+        if (!indices)
+            return NULL;
+    }
+    if (!indices)
+        PyErr_Format(PyExc_RuntimeError, "%s: outputs must be dense, in one memory format", NAME);
+    return indices;
+}
+
+static PyObject *shuffle_parsed(PyObject *inputs, PyObject *outputs, osw_call *call, bool *readable)
+{
+    if (parse_inputs(inputs, call) != 0 || parse_outputs(outputs, call) != 0 ||
+        check_groups(call) != 0)
+        return NULL;
+    if (call->channels == 0 || call->model->size[0] == 0 || plane_size(call->model) == 0)
+        Py_RETURN_NONE;
+    return choose_form(call, readable);
+}
+
+static PyObject *shuffle_channels(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 3 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[1]) ||
+        PyTuple_Size(args[0]) == 0) {
+        PyErr_Format(PyExc_TypeError, "%s: expected (inputs, outputs, groups)", NAME);
+        return NULL;
+    }
+    osw_call call = {.input_count = PyTuple_Size(args[0]), .output_count = PyTuple_Size(args[1])};
+    call.groups = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    const size_t tensors = (size_t)(call.input_count + call.output_count);
+    char *memory = PyMem_Calloc(tensors, sizeof(osw_tensor) + sizeof(osw_segment) + sizeof(bool));
+    if (!memory)
+        return PyErr_NoMemory();
+    call.inputs = call.model = (osw_tensor *)memory;
+    call.outputs = call.inputs + call.input_count;
+    call.segments = (osw_segment *)(call.inputs + tensors);
+    PyObject *result = shuffle_parsed(args[0], args[1], &call, (bool *)(call.segments + tensors));
+    PyMem_Free(memory);
+    return result;
+}
+
+#define OSW_VARIANT_NAME(operation, type, rows, width) #operation "_" #rows "_x" #width,
+
+static PyObject *channels_variants(PyObject *module, PyObject *unused)
+{
+    static const char *const names[] = {OSW_CHANNELS_VARIANTS(OSW_VARIANT_NAME)};
+    (void)module, (void)unused;
+    PyObject *counts = PyDict_New();
+    for (int i = 0; counts && i < OSW_CHANNELS_COUNT; i++) {
+        PyObject *count = PyLong_FromUnsignedLongLong(calls[i]);
+        if (!count || PyDict_SetItemString(counts, names[i], count) != 0)
+            Py_CLEAR(counts);
+        Py_XDECREF(count);
+    }
+    return counts;
+}
+
+PyMethodDef osw_channels_methods[] = {
+    {"shuffle_channels", OSW_METHOD(shuffle_channels), METH_FASTCALL,
+     "shuffle_channels(inputs, outputs, groups) -> None, or the indices of inputs that must be "
+     "dense first"},
+    {"channels_variants", channels_variants, METH_NOARGS, "Calls of every kernel, by name."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT */
+/* isa_available(), isa_current(), isa_limit(name) */
+#include "binding/binding.h"
+#include "channels/channels.h"
+#include "core/isa.h"
+
+#include <stdlib.h>
+
+static osw_isa parse_isa(const char *name, const char *source)
+{
+    const osw_isa isa = osw_isa_from_name(name);
+    if (isa == OSW_ISA_COUNT)
+        PyErr_Format(PyExc_ValueError, "%s: expected scalar, avx2 or avx512, got '%s'", source,
+                     name);
+    return isa;
+}
+
+int osw_isa_start(void)
+{
+    const char *name = getenv("OPSWAP_ISA");
+    if (name && *name) {
+        const osw_isa isa = parse_isa(name, "OPSWAP_ISA");
+        if (isa == OSW_ISA_COUNT)
+            return -1;
+        osw_isa_limit(isa);
+    }
+    osw_isa_register(osw_channels_select);
+    return 0;
+}
+
+static PyObject *isa_available(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    const int count = (int)osw_isa_best() + 1;
+    PyObject *names = PyTuple_New(count);
+    for (int i = 0; names && i < count; i++)
+        PyTuple_SetItem(names, i, PyUnicode_FromString(osw_isa_name((osw_isa)i)));
+    return names;
+}
+
+static PyObject *isa_current(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyUnicode_FromString(osw_isa_name(osw_isa_current()));
+}
+
+static PyObject *isa_limit(PyObject *module, PyObject *name)
+{
+    (void)module;
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    if (!text) {
+        PyErr_Format(PyExc_TypeError, "isa.limit: expected a str, got %R", name);
+        return NULL;
+    }
+    const osw_isa isa = parse_isa(text, "isa.limit");
+    if (isa == OSW_ISA_COUNT)
+        return NULL;
+    osw_isa_limit(isa);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef osw_isa_methods[] = {
+    {"isa_available", isa_available, METH_NOARGS, "Tiers of this machine, lowest first."},
+    {"isa_current", isa_current, METH_NOARGS, "The tier in use."},
+    {"isa_limit", isa_limit, METH_O, "Use at most this tier."},
+    {NULL, NULL, 0, NULL},
+};

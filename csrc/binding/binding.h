@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT */
+/* What the files of the binding share. */
+#ifndef OSW_BINDING_BINDING_H
+#define OSW_BINDING_BINDING_H
+
+#include <Python.h>
+
+#include <stdint.h>
+
+/* METH_FASTCALL under its generic type, as PyMethodDef wants it. */
+#define OSW_METHOD(function) ((PyCFunction)(void (*)(void))(function))
+
+/* Method tables of the bind files, each ended by an empty entry. */
+extern PyMethodDef osw_isa_methods[];
+extern PyMethodDef osw_channels_methods[];
+
+/* Register every family's table with the tier that the environment allows. -1 with an exception set
+ * on a bad OPSWAP_ISA. */
+int osw_isa_start(void);
+
+#endif

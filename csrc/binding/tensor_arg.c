@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+#include "binding/tensor_arg.h"
+
+enum { MAX_TYPES = 8 };
+
+/* Exchange tables by type: Tensor and Parameter alternate in most calls. Guarded by the GIL. */
+static struct {
+    PyTypeObject *type;
+    const osw_dl_exchange *exchange;
+} known[MAX_TYPES];
+static int known_count;
+
+static const osw_dl_exchange *exchange_of(PyTypeObject *type)
+{
+    for (int i = 0; i < known_count; i++)
+        if (known[i].type == type)
+            return known[i].exchange;
+    PyObject *capsule = PyObject_GetAttrString((PyObject *)type, "__dlpack_c_exchange_api__");
+    if (!capsule)
+        return NULL;
+    const osw_dl_exchange *exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_DECREF(capsule);
+    if (!exchange || exchange->version.major != OSW_DL_MAJOR || !exchange->tensor_from_object)
+        return NULL;
+    if (known_count < MAX_TYPES) {
+        Py_INCREF(type);
+        known[known_count].type = type;
+        known[known_count++].exchange = exchange;
+    }
+    return exchange;
+}
+
+static int fail(PyObject *kind, const char *name, const char *problem, PyObject *object)
+{
+    PyErr_Clear();
+    PyErr_Format(kind, "%s: %s, got %R", name, problem, (PyObject *)Py_TYPE(object));
+    return -1;
+}
+
+static int copy_dims(const osw_dl_tensor *from, osw_tensor *to)
+{
+    to->ndim = from->ndim;
+    to->numel = 1;
+    to->dtype = from->dtype;
+    to->itemsize = (int64_t)from->dtype.bits * from->dtype.lanes / 8;
+    for (int i = 0; i < from->ndim; i++) {
+        to->size[i] = from->shape[i];
+        to->stride[i] = from->strides[i];
+        to->numel *= from->shape[i];
+    }
+    to->data = to->numel ? (char *)from->data + from->byte_offset : NULL;
+    return to->numel && !from->data ? -1 : 0;
+}
+
+int osw_tensor_arg(PyObject *object, const char *name, osw_tensor *out)
+{
+    const osw_dl_exchange *exchange = exchange_of(Py_TYPE(object));
+    if (!exchange)
+        return fail(PyExc_TypeError, name, "expected a tensor of torch >= 2.10", object);
+    osw_dl_tensor borrowed;
+    if (exchange->tensor_from_object(object, &borrowed) != 0)
+        return fail(PyExc_RuntimeError, name, "expected a strided tensor with memory of its own",
+                    object);
+    if (borrowed.device.type != OSW_DL_CPU)
+        return fail(PyExc_RuntimeError, name, "expected a CPU tensor", object);
+    if (borrowed.ndim > OSW_MAX_DIMS) {
+        PyErr_Format(PyExc_RuntimeError, "%s: expected at most %d dimensions, got %d", name,
+                     OSW_MAX_DIMS, (int)borrowed.ndim);
+        return -1;
+    }
+    if (copy_dims(&borrowed, out) != 0)
+        return fail(PyExc_RuntimeError, name, "expected a tensor with memory", object);
+    return 0;
+}
+
+bool osw_same_dtype(const osw_tensor *a, const osw_tensor *b)
+{
+    return a->dtype.code == b->dtype.code && a->dtype.bits == b->dtype.bits &&
+           a->dtype.lanes == b->dtype.lanes;
+}
+
+bool osw_flatten(const osw_tensor *t, int first, int64_t *count, int64_t *step)
+{
+    *count = 1;
+    *step = 1;
+    for (int i = t->ndim - 1; i >= first; i--) {
+        if (t->size[i] == 1)
+            continue;
+        if (*count == 1)
+            *step = t->stride[i];
+        else if (t->stride[i] != *step * *count)
+            return false;
+        *count *= t->size[i];
+    }
+    return true;
+}
+
+bool osw_no_overlap(const osw_tensor *t)
+{
+    /* Taken by rising stride, every dimension steps over all that the smaller ones reach. */
+    int64_t reach = 1;
+    bool used[OSW_MAX_DIMS] = {false};
+    for (int n = 0; n < t->ndim; n++) {
+        int next = -1;
+        for (int i = 0; i < t->ndim; i++)
+            if (!used[i] && (next < 0 || t->stride[i] < t->stride[next]))
+                next = i;
+        used[next] = true;
+        if (t->size[next] <= 1)
+            continue;
+        if (t->stride[next] < reach)
+            return false;
+        reach = t->stride[next] * t->size[next];
+    }
+    return true;
+}

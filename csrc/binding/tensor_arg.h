@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT */
+/* The one argument parser: a Python tensor as sizes, strides and a pointer. */
+#ifndef OSW_BINDING_TENSOR_ARG_H
+#define OSW_BINDING_TENSOR_ARG_H
+
+#include "binding/binding.h"
+#include "binding/dlpack.h"
+
+#include <stdbool.h>
+
+enum { OSW_MAX_DIMS = 8 };
+
+/* Borrowed from the object, valid while it lives and is not resized. */
+typedef struct osw_tensor {
+    char *data; /* first element; NULL only if there are no elements */
+    int ndim;
+    int64_t size[OSW_MAX_DIMS];
+    int64_t stride[OSW_MAX_DIMS]; /* in elements */
+    int64_t itemsize;             /* bytes */
+    int64_t numel;
+    osw_dl_dtype dtype;
+} osw_tensor;
+
+/* Fill `out` from a CPU tensor. -1 with TypeError (no tensor) or RuntimeError (no memory to read:
+ * fake, meta, sparse, another device, more than OSW_MAX_DIMS dimensions); `name` starts the
+ * message. */
+int osw_tensor_arg(PyObject *object, const char *name, osw_tensor *out);
+
+bool osw_same_dtype(const osw_tensor *a, const osw_tensor *b);
+
+/* Dimensions [first, ndim), seen as one, have one distance between neighbours: returns true and
+ * stores the number of elements and that distance (in elements; the natural one where there is at
+ * most one element). */
+bool osw_flatten(const osw_tensor *t, int first, int64_t *count, int64_t *step);
+
+/* No two elements share memory. May say false of an exotic tensor where that is not so, never the
+ * reverse. */
+bool osw_no_overlap(const osw_tensor *t);
+
+#endif

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: MIT */
+#include "channels/plan.h"
+
+#include "core/parallel.h"
+
+#include <assert.h>
+#include <stdbool.h>
+
+/* A block of pixels that stays in the first-level cache while every run passes over it. */
+enum { BLOCK_BYTES = 16384 };
+
+/* Where channel `channel` of one side lies. */
+typedef struct osw_place {
+    const osw_segment *segment;
+    int64_t offset; /* channel within the segment */
+} osw_place;
+
+/* The sides of the transpose, in channels of the whole side. */
+typedef struct osw_matrix {
+    osw_side narrow, wide;
+    int64_t rows, columns;
+    bool interleave; /* narrow to wide */
+} osw_matrix;
+
+static osw_place find(osw_side side, int64_t channel)
+{
+    const osw_segment *s = side.segments;
+    while (channel >= s->channels) {
+        channel -= s->channels;
+        s++;
+        assert(s < side.segments + side.count);
+    }
+    return (osw_place){s, channel};
+}
+
+static osw_stream stream_at(osw_place place)
+{
+    const osw_segment *s = place.segment;
+    char *base = s->base ? s->base + place.offset * s->channel_step : NULL;
+    return (osw_stream){base, s->image_step, s->pixel_step};
+}
+
+static int64_t remaining(osw_place place)
+{
+    return place.segment->channels - place.offset;
+}
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The narrow side has the fewer rows. */
+static osw_matrix matrix_of(const osw_shuffle *s)
+{
+    const int64_t size = s->channels / s->groups;
+    if (s->groups <= size)
+        return (osw_matrix){s->inputs, s->outputs, s->groups, size, true};
+    return (osw_matrix){s->outputs, s->inputs, size, s->groups, false};
+}
+
+size_t osw_plan_bytes(const osw_shuffle *s)
+{
+    const osw_matrix m = matrix_of(s);
+    /* Every segment ends at most one run, and the last run ends by itself. */
+    const size_t runs = (size_t)(s->inputs.count + s->outputs.count + 1);
+    return runs * (sizeof(osw_run) + (size_t)m.rows * sizeof(osw_stream)) +
+           (size_t)s->channels * sizeof(osw_move);
+}
+
+static void add_move(osw_plan *plan, osw_stream from, osw_stream to)
+{
+    if (to.base)
+        plan->moves[plan->move_count++] = (osw_move){from, to};
+}
+
+static void add_column(osw_plan *plan, const osw_matrix *m, int64_t j)
+{
+    for (int64_t i = 0; i < m->rows; i++) {
+        const osw_stream narrow = stream_at(find(m->narrow, i * m->columns + j));
+        const osw_stream wide = stream_at(find(m->wide, j * m->rows + i));
+        add_move(plan, m->interleave ? narrow : wide, m->interleave ? wide : narrow);
+    }
+}
+
+/* Add the longest run that starts at column j, or one column of single moves where a wide segment
+ * ends inside the column or an output is not wanted. Returns the number of columns added. */
+static int64_t add_columns(osw_plan *plan, const osw_matrix *m, int64_t j, osw_stream *narrow)
+{
+    const osw_place wide = find(m->wide, j * m->rows);
+    int64_t columns = min64(m->columns - j, remaining(wide) / m->rows);
+    bool wanted = wide.segment->base != NULL;
+    for (int64_t i = 0; i < m->rows; i++) {
+        const osw_place place = find(m->narrow, i * m->columns + j);
+        columns = min64(columns, remaining(place));
+        narrow[i] = stream_at(place);
+        wanted = wanted && narrow[i].base;
+    }
+    if (columns == 0 || !wanted) {
+        add_column(plan, m, j);
+        return 1;
+    }
+    plan->runs[plan->run_count++] = (osw_run){m->rows, columns, stream_at(wide), narrow};
+    return columns;
+}
+
+#define USE(operation, rows, width)                                                                \
+    do {                                                                                           \
+        plan->transpose = osw_channels.operation##_##rows##_x##width;                              \
+        plan->transpose_id = OSW_##operation##_##rows##_x##width;                                  \
+    } while (0)
+
+#define PICK_ROWS(operation, width)                                                                \
+    do {                                                                                           \
+        if (rows == 1)                                                                             \
+            USE(operation, 1, width);                                                              \
+        else if (rows == 2)                                                                        \
+            USE(operation, 2, width);                                                              \
+        else if (rows == 3)                                                                        \
+            USE(operation, 3, width);                                                              \
+        else if (rows == 4)                                                                        \
+            USE(operation, 4, width);                                                              \
+        else if (rows == 8)                                                                        \
+            USE(operation, 8, width);                                                              \
+        else                                                                                       \
+            USE(operation, ANY, width);                                                            \
+    } while (0)
+
+#define PICK(width)                                                                                \
+    case width / 8:                                                                                \
+        plan->move = osw_channels.move_1_x##width;                                                 \
+        plan->move_id = OSW_move_1_x##width;                                                       \
+        if (interleave)                                                                            \
+            PICK_ROWS(interleave, width);                                                          \
+        else                                                                                       \
+            PICK_ROWS(deinterleave, width);                                                        \
+        break;
+
+static void pick_kernels(osw_plan *plan, int64_t element_bytes, int64_t rows, bool interleave)
+{
+    switch (element_bytes) {
+        PICK(8)
+        PICK(16)
+        PICK(32)
+        PICK(64)
+        PICK(128)
+    default:
+        assert(!"element_bytes is 1, 2, 4, 8 or 16");
+    }
+}
+
+static bool images_join(osw_side side, int64_t pixels)
+{
+    for (int64_t i = 0; i < side.count; i++)
+        if (side.segments[i].image_step != pixels * side.segments[i].pixel_step)
+            return false;
+    return true;
+}
+
+void osw_plan_pixels(osw_plan *plan, const osw_shuffle *s, int64_t images, int64_t pixels,
+                     void *scratch)
+{
+    const osw_matrix m = matrix_of(s);
+    const int64_t max_runs = s->inputs.count + s->outputs.count + 1;
+    osw_stream *streams = scratch;
+    *plan = (osw_plan){.images = images, .pixels = pixels};
+    plan->moves = (osw_move *)(streams + max_runs * m.rows);
+    plan->runs = (osw_run *)(plan->moves + s->channels);
+    plan->pixel_bytes = s->channels * s->element_bytes;
+    if (images_join(s->inputs, pixels) && images_join(s->outputs, pixels)) {
+        plan->images = 1;
+        plan->pixels = images * pixels;
+    }
+    pick_kernels(plan, s->element_bytes, m.rows, m.interleave);
+    for (int64_t j = 0; j < m.columns;)
+        j += add_columns(plan, &m, j, streams + plan->run_count * m.rows);
+}
+
+void osw_plan_planes(osw_plan *plan, const osw_shuffle *s, int64_t images, int64_t plane_bytes,
+                     void *scratch)
+{
+    const int64_t size = s->channels / s->groups;
+    *plan = (osw_plan){.images = images, .plane_bytes = plane_bytes, .moves = scratch};
+    plan->move_id = OSW_copy_PLANES_x8;
+    for (int64_t j = 0; j < size; j++)
+        for (int64_t i = 0; i < s->groups; i++)
+            add_move(plan, stream_at(find(s->inputs, i * size + j)),
+                     stream_at(find(s->outputs, j * s->groups + i)));
+}
+
+static void planes_body(int64_t begin, int64_t end, void *context)
+{
+    const osw_plan *plan = context;
+    osw_channels.copy_PLANES_x8(plan->moves, plan->move_count, plan->plane_bytes, begin, end);
+}
+
+/* Pixels [begin, end) are counted over all images. */
+static void pixels_body(int64_t begin, int64_t end, void *context)
+{
+    const osw_plan *plan = context;
+    const int64_t block = BLOCK_BYTES / plan->pixel_bytes + 1;
+    while (begin < end) {
+        const int64_t image = begin / plan->pixels, first = begin % plan->pixels;
+        const int64_t last = min64(first + min64(block, end - begin), plan->pixels);
+        for (int64_t i = 0; i < plan->run_count; i++)
+            plan->transpose(&plan->runs[i], image, first, last);
+        if (plan->move_count)
+            plan->move(plan->moves, plan->move_count, image, first, last);
+        begin += last - first;
+    }
+}
+
+void osw_plan_execute(const osw_plan *plan)
+{
+    osw_plan *context = (osw_plan *)plan;
+    if (plan->plane_bytes) {
+        if (plan->move_count)
+            osw_parallel_for(plan->images * plan->move_count, osw_grain(2 * plan->plane_bytes),
+                             planes_body, context);
+        return;
+    }
+    osw_parallel_for(plan->images * plan->pixels, osw_grain(2 * plan->pixel_bytes), pixels_body,
+                     context);
+}

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""Fast, verified replacements for the slow operators of small convolutional networks in PyTorch."""
+
+from . import functional, isa, models, nn
+from .nn import ChannelShuffle, IndexSelectFull, IndexSelectHalf
+from .ops import force_reference, reset_stats, stats
+from .swap import Report, report, scan, swap, unswap
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ChannelShuffle",
+    "IndexSelectFull",
+    "IndexSelectHalf",
+    "Report",
+    "force_reference",
+    "functional",
+    "isa",
+    "models",
+    "nn",
+    "report",
+    "reset_stats",
+    "scan",
+    "stats",
+    "swap",
+    "unswap",
+]

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""Which instruction set the kernels use.
+
+Chosen once, when opswap is imported, from what the CPU and the operating system support; the environment variable
+OPSWAP_ISA (scalar, avx2 or avx512) and `limit` lower it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from . import _core
+
+__all__ = ["available", "current", "limit"]
+
+
+def available() -> tuple[str, ...]:
+    """Tiers that this machine can run, from the lowest ("scalar") to the highest."""
+    return _core.isa_available()
+
+
+def current() -> str:
+    """The tier whose kernels run now."""
+    return _core.isa_current()
+
+
+class _Limit(contextlib.AbstractContextManager[str]):
+    def __init__(self, previous: str) -> None:
+        self._previous = previous
+
+    def __enter__(self) -> str:
+        return current()
+
+    def __exit__(self, *exc: object) -> None:
+        _core.isa_limit(self._previous)
+
+
+def limit(tier: str) -> contextlib.AbstractContextManager[str]:
+    """Use at most this tier from now on, in the whole process; as a context manager, until the block ends.
+
+    Args: tier: "scalar", "avx2" or "avx512"; where the machine lacks it, the highest one below it is used.
+    Returns: a context manager that yields the tier in use and restores the previous one on exit.
+    Raises: ValueError for another name.
+    """
+    previous = current()
+    _core.isa_limit(tier)
+    return _Limit(previous)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: MIT
+"""One module an operator family: reference, registered operator, autograd, public function."""
+
+from . import channels
+from ._stats import force_reference, reset_stats, stats
+
+__all__ = ["channels", "force_reference", "reset_stats", "stats"]

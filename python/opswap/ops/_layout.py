@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Memory formats, decided as torch decides them in C++ (c10/core/MemoryFormat.h), for real and fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["cat_memory_format", "dense_strides", "suggest_memory_format"]
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
+
+
+def suggest_memory_format(input: Tensor) -> torch.memory_format:
+    """The memory format that torch's operators give an output made from `input`.
+
+    A (N, C, 1, 1) tensor fits two formats; the stride order decides, and a tie means contiguous.
+    """
+    ndim = input.dim()
+    if ndim not in _CHANNELS_LAST:
+        return torch.contiguous_format
+    size, stride = input.shape, input.stride()
+    if stride[1] == 0:
+        return torch.contiguous_format
+    smallest = 0
+    for dim in _ORDER[ndim]:
+        if size[dim] == 0 or stride[dim] < smallest:
+            return torch.contiguous_format
+        if dim == 0 and smallest == stride[1]:
+            return torch.contiguous_format
+        smallest = stride[dim] * max(size[dim], 1)
+    return _CHANNELS_LAST[ndim]
+
+
+def cat_memory_format(tensors: Sequence[Tensor]) -> torch.memory_format:
+    """The memory format of torch.cat(tensors): the common one, or contiguous where they differ."""
+    first = suggest_memory_format(tensors[0])
+    if first is torch.contiguous_format:
+        return first
+    same = all(suggest_memory_format(t) is first for t in tensors[1:])
+    return first if same else torch.contiguous_format
+
+
+def dense_strides(size: Sequence[int], memory_format: torch.memory_format) -> tuple[int, ...]:
+    """Strides, in elements, of a dense tensor of this size in this memory format."""
+    order: Sequence[int] = range(len(size) - 1, -1, -1)
+    if memory_format is not torch.contiguous_format:
+        order = _ORDER[len(size)]
+    strides = [0] * len(size)
+    step = 1
+    for dim in order:
+        strides[dim] = step
+        step *= max(size[dim], 1)
+    return tuple(strides)

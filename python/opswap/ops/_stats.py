@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT
+"""Counts of calls served by the C kernels and by the reference, and the switch that forces the reference."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+__all__ = ["count_kernel", "count_reference", "force_reference", "reference_forced", "reset_stats", "stats"]
+
+_kernel: Counter[str] = Counter()
+_reference: Counter[str] = Counter()
+_forced = 0
+
+
+def count_kernel(name: str) -> None:
+    _kernel[name] += 1
+
+
+def count_reference(name: str) -> None:
+    _reference[name] += 1
+
+
+def reference_forced() -> bool:
+    return _forced > 0
+
+
+def stats() -> dict[str, dict[str, int]]:
+    """Calls since the last `reset_stats`, by operator.
+
+    Returns: `{"kernel": {operator: calls}, "reference": {operator: calls}}`. "reference" counts the calls that ran
+    as plain torch code: another device, a layout or dtype that no kernel covers, or `force_reference`.
+    """
+    return {"kernel": dict(_kernel), "reference": dict(_reference)}
+
+
+def reset_stats() -> None:
+    """Set every count to zero."""
+    _kernel.clear()
+    _reference.clear()
+
+
+@contextlib.contextmanager
+def force_reference() -> Iterator[None]:
+    """Within this context every operator runs its plain torch form, as it does on other devices."""
+    global _forced
+    _forced += 1
+    try:
+        yield
+    finally:
+        _forced -= 1

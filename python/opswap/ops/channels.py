@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: MIT
+"""Concatenate, shuffle and split channels in one pass.
+
+Every operator here is one permutation of channels: the inputs, side by side, are a row of C channels; with g groups
+the shuffle is the transpose of that row seen as a (g, C / g) matrix; the outputs, side by side, are the result. The
+inverse of a shuffle with g groups is the shuffle with C / g groups, so the backward is the same operator with inputs
+and outputs exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opswap import _core
+
+from ._function import make_apply, transforms_active
+from ._layout import cat_memory_format, dense_strides
+from ._library import library
+from ._stats import count_kernel, count_reference, reference_forced
+
+__all__ = ["cat_channel_shuffle", "cat_channel_shuffle_split", "channel_shuffle", "reference"]
+
+_NAME = "cat_channel_shuffle_split"
+
+
+@lru_cache(maxsize=256)
+def _index(channels: int, groups: int, device: torch.device) -> Tensor:
+    """Source channel of every output channel: the identity row, seen as (groups, C / groups), transposed."""
+    with torch.inference_mode(False):
+        row = torch.arange(channels, device=device)
+        return row.view(groups, channels // groups).t().reshape(channels)
+
+
+def reference(
+    tensors: Sequence[Tensor],
+    groups: int,
+    sections: Sequence[int],
+    *,
+    memory_format: torch.memory_format | None = None,
+    output_mask: Sequence[bool] | None = None,
+) -> list[Tensor]:
+    """The operator in plain torch: cat, index_select, split.
+
+    It avoids strided copies, which some accelerators lack; its index tensor is made once per device.
+
+    Args and returns: as `opswap::cat_channel_shuffle_split`, see `_define`.
+    """
+    if memory_format is None:
+        memory_format = cat_memory_format(tensors)
+    row = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), 1)
+    shuffled = row.index_select(1, _index(row.shape[1], groups, row.device))
+    parts = shuffled.split(list(sections), 1)
+    kept = [p for i, p in enumerate(parts) if output_mask is None or output_mask[i]]
+    return [_dense_copy(p, memory_format) for p in kept]
+
+
+def _dense_copy(part: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """A dense tensor of its own: an operator may return neither a view of its input nor two views of one storage."""
+    dense = part.new_empty_strided(part.shape, dense_strides(part.shape, memory_format))
+    return dense.copy_(part)
+
+
+def _empty_outputs(
+    like: Tensor,
+    sections: Sequence[int],
+    memory_format: torch.memory_format,
+    output_mask: Sequence[bool] | None,
+) -> tuple[Tensor | int, ...]:
+    """A dense tensor for every section; its number of channels where the mask leaves it out."""
+    outputs: list[Tensor | int] = []
+    for i, channels in enumerate(sections):
+        if output_mask is not None and not output_mask[i]:
+            outputs.append(channels)
+            continue
+        size = (like.shape[0], channels, *like.shape[2:])
+        outputs.append(like.new_empty_strided(size, dense_strides(size, memory_format)))
+    return tuple(outputs)
+
+
+def _check(tensors: Sequence[Tensor], groups: int, sections: Sequence[int]) -> None:
+    """Raise torch's kind of error, with the values, for arguments that describe no shuffle."""
+    if not tensors:
+        raise RuntimeError("cat_channel_shuffle: expected a non-empty list of tensors")
+    first = tensors[0]
+    if first.dim() < 2:
+        raise RuntimeError(f"channel_shuffle: expected at least 2 dimensions (N, C, *), got {tuple(first.shape)}")
+    for i, t in enumerate(tensors[1:], 1):
+        if t.dtype != first.dtype:
+            raise RuntimeError(f"cat_channel_shuffle: tensor {i} is {t.dtype}, tensor 0 is {first.dtype}")
+        if t.device != first.device:
+            raise RuntimeError(f"cat_channel_shuffle: tensor {i} is on {t.device}, tensor 0 on {first.device}")
+        if t.dim() != first.dim() or t.shape[0] != first.shape[0] or t.shape[2:] != first.shape[2:]:
+            raise RuntimeError(
+                f"cat_channel_shuffle: sizes must match except in dimension 1, "
+                f"got {tuple(first.shape)} and {tuple(t.shape)} (tensor {i})"
+            )
+    if groups <= 0:
+        raise RuntimeError(f"channel_shuffle: groups must be positive, got {groups}")
+    channels = sum(t.shape[1] for t in tensors)
+    if channels % groups:
+        raise RuntimeError(f"channel_shuffle: {channels} channels cannot be split into {groups} groups")
+    if any(s < 0 for s in sections) or sum(sections) != channels:
+        raise RuntimeError(
+            f"cat_channel_shuffle_split: sections {list(sections)} must be non-negative and sum to {channels} channels"
+        )
+
+
+def _kernel(
+    tensors: Sequence[Tensor],
+    groups: int,
+    sections: Sequence[int],
+    *,
+    memory_format: torch.memory_format | None = None,
+    output_mask: Sequence[bool] | None = None,
+) -> list[Tensor]:
+    _check(tensors, groups, sections)
+    if reference_forced():
+        return _counted_reference(
+            tensors, groups, sections, memory_format=memory_format, output_mask=output_mask
+        )
+    if memory_format is None:
+        memory_format = cat_memory_format(tensors)
+    outputs = _empty_outputs(tensors[0], sections, memory_format, output_mask)
+    unreadable = _core.shuffle_channels(tuple(tensors), outputs, groups)
+    if unreadable:
+        dense = list(tensors)
+        for i in unreadable:
+            dense[i] = dense[i].contiguous(memory_format=memory_format)
+        _core.shuffle_channels(tuple(dense), outputs, groups)
+    count_kernel(_NAME)
+    return [t for t in outputs if isinstance(t, Tensor)]
+
+
+def _counted_reference(
+    tensors: Sequence[Tensor], groups: int, sections: Sequence[int], **options: Any
+) -> list[Tensor]:
+    _check(tensors, groups, sections)
+    count_reference(_NAME)
+    return reference(tensors, groups, sections, **options)
+
+
+def _fake(
+    tensors: Sequence[Tensor],
+    groups: int,
+    sections: Sequence[int],
+    *,
+    memory_format: torch.memory_format | None = None,
+    output_mask: Sequence[bool] | None = None,
+) -> list[Tensor]:
+    _check(tensors, groups, sections)
+    if memory_format is None:
+        memory_format = cat_memory_format(tensors)
+    outputs = _empty_outputs(tensors[0], sections, memory_format, output_mask)
+    return [t for t in outputs if isinstance(t, Tensor)]
+
+
+def _vmap(info: Any, in_dims: Any, tensors: Any, groups: int, sections: Any, **options: Any) -> Any:
+    """The mapped dimension joins the batch."""
+    batched = []
+    for t, dim in zip(tensors, in_dims[0], strict=True):
+        t = t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        batched.append(t.flatten(0, 1))
+    outputs = _operator(batched, groups, sections, **options)
+    outputs = [t.unflatten(0, (info.batch_size, -1)) for t in outputs]
+    return outputs, [0] * len(outputs)
+
+
+def _define() -> Any:
+    """Register the operator.
+
+    tensors: (N, C_i, *) of one dtype and device; groups: divides C = sum of C_i; sections: channels of each output,
+    their sum is C. Returns one dense tensor a section, in memory_format (None: that of torch.cat(tensors)); sections
+    where output_mask is False are neither computed nor returned.
+    """
+    library.define(
+        f"{_NAME}(Tensor[] tensors, SymInt groups, SymInt[] sections, *, "
+        "MemoryFormat? memory_format=None, bool[]? output_mask=None) -> Tensor[]"
+    )
+    library.impl(_NAME, _kernel, "CPU")
+    library.impl(_NAME, _counted_reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"opswap::{_NAME}", _fake, lib=library)
+    torch.library.register_vmap(f"opswap::{_NAME}", _vmap, lib=library)
+    return torch.ops.opswap.cat_channel_shuffle_split.default
+
+
+_operator = _define()
+
+
+def _forward(
+    groups: int,
+    sections: tuple[int, ...],
+    memory_format: torch.memory_format | None,
+    output_mask: tuple[bool, ...] | None,
+    *tensors: Tensor,
+) -> tuple[Tensor, ...]:
+    return tuple(
+        _operator(list(tensors), groups, sections, memory_format=memory_format, output_mask=output_mask)
+    )
+
+
+def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+    groups, sections, memory_format, output_mask, *tensors = args
+    ctx.groups, ctx.sections, ctx.output_mask = groups, sections, output_mask
+    ctx.channels = tuple(t.shape[1] for t in tensors)
+    ctx.memory_format = cat_memory_format(tensors) if memory_format is None else memory_format
+
+
+def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    full = _fill_masked(grads, ctx.sections, ctx.output_mask)
+    needed = tuple(ctx.needs_input_grad[4:])
+    mask = None if all(needed) else needed
+    inverse = sum(ctx.channels) // ctx.groups if ctx.groups else 1
+    results = iter(_differentiable(max(inverse, 1), ctx.channels, ctx.memory_format, mask, *full))
+    return (None, None, None, None, *(next(results) if n else None for n in needed))
+
+
+def _fill_masked(
+    grads: Sequence[Tensor], sections: Sequence[int], output_mask: Sequence[bool] | None
+) -> Sequence[Tensor]:
+    """Put zeros where an output was masked away, so that there is one gradient a section again."""
+    if output_mask is None:
+        return grads
+    given = iter(grads)
+    like = grads[0]
+    return [
+        next(given) if wanted else like.new_zeros((like.shape[0], channels, *like.shape[2:]))
+        for channels, wanted in zip(sections, output_mask, strict=True)
+    ]
+
+
+def _jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
+    """The operator is linear: its derivative is itself."""
+    return _forward(ctx.groups, ctx.sections, ctx.memory_format, ctx.output_mask, *tangents[4:])
+
+
+_apply = make_apply("CatChannelShuffleSplit", _forward, _setup, _backward, _jvp)
+
+
+def _differentiable(
+    groups: int,
+    sections: tuple[int, ...],
+    memory_format: torch.memory_format | None,
+    output_mask: tuple[bool, ...] | None,
+    *tensors: Tensor,
+) -> tuple[Tensor, ...]:
+    if transforms_active() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return _apply(groups, sections, memory_format, output_mask, *tensors)
+    return _forward(groups, sections, memory_format, output_mask, *tensors)
+
+
+def _require_int(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
+    return value
+
+
+def _require_tensors(tensors: Any) -> tuple[Tensor, ...]:
+    if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
+        raise TypeError(f"tensors must be a list or tuple of tensors, got {type(tensors).__name__}")
+    for i, t in enumerate(tensors):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"tensors[{i}] must be a tensor, got {type(t).__name__}")
+    if not tensors:
+        raise RuntimeError("expected a non-empty list of tensors")
+    return tuple(tensors)
+
+
+def _autocast(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Under autocast, tensors of several dtypes are promoted to the widest, as autocast does for torch.cat."""
+    if len({t.dtype for t in tensors}) == 1 or not torch.is_autocast_enabled(tensors[0].device.type):
+        return tensors
+    widest = tensors[0].dtype
+    for t in tensors[1:]:
+        widest = torch.promote_types(widest, t.dtype)
+    return tuple(t.to(widest) for t in tensors)
+
+
+def _chunk_sizes(channels: int, sections: int | Sequence[int]) -> tuple[int, ...]:
+    """Channels of every output: those of torch.chunk for a number, those given for a list."""
+    if isinstance(sections, Sequence):
+        return tuple(_require_int("sections", s) for s in sections)
+    _require_int("sections", sections)
+    if sections <= 0:
+        raise RuntimeError(f"cat_channel_shuffle_split: sections must be positive, got {sections}")
+    size = max(-(-channels // sections), 1)
+    whole, rest = divmod(channels, size)
+    return (size,) * whole + ((rest,) if rest or not whole else ())
+
+
+def _shuffle(
+    tensors: tuple[Tensor, ...], groups: int, sections: int | Sequence[int] | None, inverse: bool
+) -> tuple[Tensor, ...]:
+    _require_int("groups", groups)
+    tensors = _autocast(tensors)
+    if any(t.dim() < 2 for t in tensors):
+        _check(tensors, groups, ())
+    channels = sum(t.shape[1] for t in tensors)
+    sizes = (channels,) if sections is None else _chunk_sizes(channels, sections)
+    _check(tensors, groups, sizes)
+    if inverse and channels:
+        groups = channels // groups
+    return _differentiable(groups, sizes, None, None, *tensors)
+
+
+def channel_shuffle(input: Tensor, groups: int, *, inverse: bool = False) -> Tensor:
+    """Interleave the channels of `groups` equal groups, as torch.nn.functional.channel_shuffle.
+
+    Args:
+        input: (N, C, *) of any dtype, C divisible by groups; strided input is read in place.
+        groups: number of groups.
+        inverse: undo the shuffle with the same groups, that is, shuffle with C / groups groups.
+    Returns: (N, C, *), dense, memory format kept: out[:, j * groups + i] = input[:, i * (C // groups) + j].
+    Raises: RuntimeError where C is not divisible by groups, groups is not positive or input is 0-D or 1-D.
+    Source: Zhang et al. 2017, ShuffleNet, section 3.1.
+    """
+    if not isinstance(input, Tensor):
+        raise TypeError(f"channel_shuffle: input must be a tensor, got {type(input).__name__}")
+    if torch.overrides.has_torch_function_unary(input):
+        return torch.overrides.handle_torch_function(
+            channel_shuffle, (input,), input, groups, inverse=inverse
+        )
+    return _shuffle((input,), groups, None, inverse)[0]
+
+
+def cat_channel_shuffle(tensors: Sequence[Tensor], groups: int, *, inverse: bool = False) -> Tensor:
+    """channel_shuffle(torch.cat(tensors, 1), groups) in one pass.
+
+    Args:
+        tensors: one or more (N, C_i, *) of one dtype and device, equal but for C_i; strided ones are read in place.
+        groups: divides C = sum of the C_i; a group may span tensors.
+        inverse: as in `channel_shuffle`.
+    Returns: (N, C, *), dense, in the memory format of torch.cat(tensors, 1).
+    Raises: RuntimeError for sizes, dtypes, devices or groups that do not fit; TypeError for what is no tensor.
+    Source: Ma et al. 2018, ShuffleNet V2, figure 3 (c) and (d).
+    """
+    tensors = _require_tensors(tensors)
+    if torch.overrides.has_torch_function(tensors):
+        return torch.overrides.handle_torch_function(
+            cat_channel_shuffle, tensors, tensors, groups, inverse=inverse
+        )
+    return _shuffle(tensors, groups, None, inverse)[0]
+
+
+def cat_channel_shuffle_split(
+    tensors: Sequence[Tensor],
+    groups: int,
+    sections: int | Sequence[int] = 2,
+    *,
+    inverse: bool = False,
+) -> tuple[Tensor, ...]:
+    """channel_shuffle(torch.cat(tensors, 1), groups), cut along the channels, in one pass.
+
+    Args:
+        tensors, groups, inverse: as in `cat_channel_shuffle`.
+        sections: a number of outputs, sized as torch.chunk does, or the channels of every output.
+    Returns: one dense (N, S_i, *) tensor a section, in the memory format of torch.cat(tensors, 1).
+    Raises: as `cat_channel_shuffle`; RuntimeError also where a list of sections does not sum to C.
+    Source: Ma et al. 2018, ShuffleNet V2: the end of one block and the channel split of the next.
+    """
+    tensors = _require_tensors(tensors)
+    if torch.overrides.has_torch_function(tensors):
+        return torch.overrides.handle_torch_function(
+            cat_channel_shuffle_split, tensors, tensors, groups, sections, inverse=inverse
+        )
+    return _shuffle(tensors, groups, sections, inverse)
