@@ -3,6 +3,7 @@
 #include "binding/binding.h"
 #include "channels/channels.h"
 #include "core/isa.h"
+#include "core/prefetch.h"
 
 #include <stdlib.h>
 
@@ -24,6 +25,7 @@ int osw_isa_start(void)
             return -1;
         osw_isa_limit(isa);
     }
+    osw_prefetch_detect();
     osw_isa_register(osw_channels_select);
     return 0;
 }

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT */
+#include "core/prefetch.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#    include <cpuid.h>
+#endif
+
+int64_t osw_prefetch_ahead;
+
+void osw_prefetch_detect(void)
+{
+#if defined(__x86_64__)
+    uint32_t leaf, vendor[3]; /* ebx, edx, ecx */
+    if (__get_cpuid(0, &leaf, &vendor[0], &vendor[2], &vendor[1]) &&
+        memcmp(vendor, "GenuineIntel", sizeof vendor) == 0)
+        osw_prefetch_ahead = 2048;
+#endif
+}
