@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* isa_available(), isa_current(), isa_limit(name) */
+/* isa_available(), isa_current(), isa_limit(name), threads() */
 #include "binding/binding.h"
 #include "channels/channels.h"
 #include "core/isa.h"
+#include "core/parallel.h"
 #include "core/prefetch.h"
 
 #include <stdlib.h>
@@ -23,7 +24,7 @@ int osw_isa_start(void)
         const osw_isa isa = parse_isa(name, "OPSWAP_ISA");
         if (isa == OSW_ISA_COUNT)
             return -1;
-        osw_isa_limit(isa);
+        osw_isa_cap(isa);
     }
     osw_prefetch_detect();
     osw_isa_register(osw_channels_select);
@@ -61,9 +62,16 @@ static PyObject *isa_limit(PyObject *module, PyObject *name)
     Py_RETURN_NONE;
 }
 
+static PyObject *threads(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyLong_FromLong(osw_parallel_threads());
+}
+
 PyMethodDef osw_isa_methods[] = {
     {"isa_available", isa_available, METH_NOARGS, "Tiers of this machine, lowest first."},
     {"isa_current", isa_current, METH_NOARGS, "The tier in use."},
     {"isa_limit", isa_limit, METH_O, "Use at most this tier."},
+    {"threads", threads, METH_NOARGS, "Threads that a kernel uses at most."},
     {NULL, NULL, 0, NULL},
 };

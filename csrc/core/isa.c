@@ -15,6 +15,7 @@ static const char *const names[OSW_ISA_COUNT] = {"scalar", "avx2", "avx512"};
 static void (*families[MAX_FAMILIES])(osw_isa);
 static int family_count;
 static osw_isa current = OSW_ISA_COUNT;
+static osw_isa ceiling = OSW_ISA_AVX512;
 
 const char *osw_isa_name(osw_isa isa)
 {
@@ -45,7 +46,7 @@ static uint32_t xcr0(void)
     return low;
 }
 
-osw_isa osw_isa_best(void)
+static osw_isa supported(void)
 {
     const uint32_t osxsave = 1u << 27, fma = 1u << 12, f16c = 1u << 29;       /* leaf 1, ecx */
     const uint32_t avx2 = 1u << 5, bmi2 = 1u << 8;                            /* leaf 7, ebx */
@@ -64,12 +65,24 @@ osw_isa osw_isa_best(void)
 
 #else
 
-osw_isa osw_isa_best(void)
+static osw_isa supported(void)
 {
     return OSW_ISA_SCALAR;
 }
 
 #endif
+
+osw_isa osw_isa_best(void)
+{
+    const osw_isa isa = supported();
+    return isa < ceiling ? isa : ceiling;
+}
+
+void osw_isa_cap(osw_isa isa)
+{
+    ceiling = isa;
+    osw_isa_limit(isa);
+}
 
 osw_isa osw_isa_current(void)
 {

@@ -12,8 +12,11 @@ const char *osw_isa_name(osw_isa isa);
 /* The tier of this name; OSW_ISA_COUNT if there is none. */
 osw_isa osw_isa_from_name(const char *name);
 
-/* The highest tier that both the CPU and the operating system support. */
+/* The highest tier that the CPU and the operating system support and that osw_isa_cap allows. */
 osw_isa osw_isa_best(void);
+
+/* From now on no tier above `isa` exists for this process. */
+void osw_isa_cap(osw_isa isa);
 
 /* The tier in use. */
 osw_isa osw_isa_current(void);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Which instruction set the kernels use.
 
-Chosen once, when opswap is imported, from what the CPU and the operating system support; the environment variable
-OPSWAP_ISA (scalar, avx2 or avx512) and `limit` lower it.
+Chosen once, when opswap is imported, from what the CPU and the operating system support. The environment variable
+OPSWAP_ISA (scalar, avx2 or avx512) caps it for the whole process, `limit` lowers it for a while.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["available", "current", "limit"]
 
 
 def available() -> tuple[str, ...]:
-    """Tiers that this machine can run, from the lowest ("scalar") to the highest."""
+    """Tiers that this machine can run and OPSWAP_ISA allows, from the lowest ("scalar") to the highest."""
     return _core.isa_available()
 
 

@@ -170,6 +170,22 @@ def _vmap(info: Any, in_dims: Any, tensors: Any, groups: int, sections: Any, **o
     return outputs, [0] * len(outputs)
 
 
+def _batched(
+    tensors: Sequence[Tensor],
+    groups: int,
+    sections: Sequence[int],
+    *,
+    memory_format: torch.memory_format | None = None,
+    output_mask: Sequence[bool] | None = None,
+) -> list[Tensor]:
+    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap takes no rule."""
+    row = torch.cat(list(tensors), 1)
+    batch, channels, *space = row.shape
+    shuffled = row.reshape(batch, groups, channels // max(groups, 1), *space).transpose(1, 2)
+    parts = shuffled.reshape(batch, channels, *space).split(list(sections), 1)
+    return [p.clone() for i, p in enumerate(parts) if output_mask is None or output_mask[i]]
+
+
 def _define() -> Any:
     """Register the operator.
 
@@ -183,6 +199,7 @@ def _define() -> Any:
     )
     library.impl(_NAME, _kernel, "CPU")
     library.impl(_NAME, _counted_reference, "CompositeExplicitAutograd")
+    library.impl(_NAME, _batched, "Batched")
     torch.library.register_fake(f"opswap::{_NAME}", _fake, lib=library)
     torch.library.register_vmap(f"opswap::{_NAME}", _vmap, lib=library)
     return torch.ops.opswap.cat_channel_shuffle_split.default

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures that every test file shares."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import opswap
+
+TIERS = ("scalar", "avx2", "avx512")
+
+
+@pytest.fixture(params=TIERS)
+def tier(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test once on every instruction-set tier."""
+    if request.param not in opswap.isa.available():
+        pytest.skip(f"this machine, or OPSWAP_ISA, has no {request.param}")
+    with opswap.isa.limit(request.param):
+        yield request.param
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Seed every random generator from the test's name; a failing test shows the number in its output."""
+    value = random.Random(request.node.nodeid).randrange(2**31)
+    print(f"seed {value}")
+    random.seed(value)
+    torch.manual_seed(value)
+    return value

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+"""One training step as a list of tensors, for comparing two models."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def outputs_and_gradients(model: nn.Module, x: Tensor) -> list[Tensor | None]:
+    """The output, the input's gradient and every parameter's gradient of one step."""
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    y = model(x)
+    weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    (y * weight).sum().backward()
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+
+def assert_equal(ours: list[Tensor | None], theirs: list[Tensor | None]) -> None:
+    assert len(ours) == len(theirs)
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        assert (a is None) == (b is None), f"tensor {i} is missing"
+        if a is None or b is None:
+            continue
+        assert a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b), f"tensor {i} differs"

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: MIT
+"""swap on whole networks: what must stay as it was, what a swapped model must survive, when it steps back."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import json
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+from spellings import Shuffle, Split, Wrapped, by_size
+from step import assert_equal, outputs_and_gradients
+from torch import Tensor, nn
+
+import opswap
+from opswap.models import shufflenet_v2_x0_5, shufflenet_v2_x1_0
+
+STAGES = ("stage2", "stage3", "stage4")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def stock() -> nn.Module:
+    return shufflenet_v2_x0_5(10)
+
+
+@pytest.fixture
+def model(stock: nn.Module) -> nn.Module:
+    return opswap.swap(copy.deepcopy(stock), strict=True)
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 3, 64, 64)
+
+
+def kernels() -> int:
+    return sum(opswap.stats()["kernel"].values())
+
+
+def fused_calls(model: nn.Module, x: Tensor) -> int:
+    opswap.reset_stats()
+    with torch.no_grad():
+        model(x)
+    return kernels()
+
+
+def chain(blocks: int = 3) -> nn.Sequential:
+    return nn.Sequential(*(Split() for _ in range(blocks)))
+
+
+def blocks_input() -> Tensor:
+    return torch.randn(2, 12, 4, 8)
+
+
+class TestShuffleNet:
+    def test_sites(self) -> None:
+        model = shufflenet_v2_x1_0()
+        report = opswap.scan(model)
+        counts = Counter(s.rule for s in report.swapped)
+        assert counts == {"cat_channel_shuffle_split": 13, "cat_channel_shuffle": 3}
+        ends = [s.path for s in report.swapped if s.rule == "cat_channel_shuffle"]
+        assert ends == ["stage2.3", "stage3.7", "stage4.3"]
+        assert len({s.path for s in report.swapped}) == 16 and not report.kept
+        assert all("shufflenetv2.py:" in s.source and s.exact for s in report.swapped)
+        assert opswap.report(opswap.swap(model)) == report
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_bit_equal_in_contiguous_layout(self, stock: nn.Module, x: Tensor, training: bool) -> None:
+        model = opswap.swap(copy.deepcopy(stock)).train(training)
+        opswap.reset_stats()
+        ours = outputs_and_gradients(model, x)
+        assert kernels() == 32 and not opswap.stats()["reference"]
+        assert_equal(ours, outputs_and_gradients(stock.train(training), x))
+        assert_equal(list(model.buffers()), list(stock.buffers()))
+
+    def test_channels_last_is_as_near_to_float64_as_stock(self, stock: nn.Module, x: Tensor) -> None:
+        exact = outputs_and_gradients(copy.deepcopy(stock).double(), x.double())
+        model = opswap.swap(copy.deepcopy(stock), memory_format=torch.channels_last)
+        assert model.conv1[0].weight.is_contiguous(memory_format=torch.channels_last)
+        stock.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
+        ours, theirs = outputs_and_gradients(model, x), outputs_and_gradients(stock, x)
+        for a, b, truth in zip(ours, theirs, exact, strict=True):
+            scale = truth.abs().max().clamp_min(1e-30)
+            error = (a - truth).abs().max() / scale
+            bound = (b - truth).abs().max() / scale
+            assert error <= 4 * bound + 1e-6
+
+    def test_many_steps_stay_bit_equal(self, stock: nn.Module, model: nn.Module, x: Tensor) -> None:
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (stock, model)]
+        for _ in range(4):
+            for m, optimizer in zip((stock, model), optimizers, strict=True):
+                optimizer.zero_grad()
+                m(x).square().mean().backward()
+                optimizer.step()
+        assert_equal(list(model.state_dict().values()), list(stock.state_dict().values()))
+
+    def test_bf16_autocast(self, stock: nn.Module, model: nn.Module, x: Tensor) -> None:
+        results = []
+        for m in (stock, model):
+            opswap.reset_stats()
+            with torch.autocast("cpu", torch.bfloat16):
+                y = m(x)
+            y.float().square().mean().backward()
+            results.append([y, *(p.grad for p in m.parameters())])
+        assert kernels() == 32
+        assert_equal(*results)
+
+
+class TestNothingElseChanges:
+    def test_parameters_buffers_flags_and_keys(self, stock: nn.Module) -> None:
+        stock.stage3.eval()
+        stock.stage4[1].branch2.requires_grad_(False)
+        before = {k: id(v) for k, v in [*stock.named_parameters(), *stock.named_buffers()]}
+        modules = {k: (id(m), m.training) for k, m in stock.named_modules()}
+        frozen = [p.requires_grad for p in stock.parameters()]
+        keys = list(stock.state_dict())
+        model = opswap.swap(stock)
+        assert model is stock
+        assert {k: id(v) for k, v in [*model.named_parameters(), *model.named_buffers()]} == before
+        assert {k: (id(m), m.training) for k, m in model.named_modules()} == modules
+        assert [p.requires_grad for p in model.parameters()] == frozen
+        assert list(model.state_dict()) == keys
+
+    def test_no_class_is_patched(self, stock: nn.Module) -> None:
+        other = shufflenet_v2_x0_5(10)
+        block = type(stock.stage2[0])
+        watched = (nn.Sequential, nn.Module, block, type(stock))
+        before = [dict(vars(c)) for c in watched]
+        model = opswap.swap(stock)
+        assert [dict(vars(c)) for c in watched] == before
+        assert type(other.stage2) is nn.Sequential and type(other.stage2[0]) is block
+        assert isinstance(model.stage2, nn.Sequential) and isinstance(model.stage2[0], block)
+        assert repr(model) == repr(other)
+
+    def test_signature(self, stock: nn.Module, model: nn.Module) -> None:
+        for name in STAGES:
+            for a, b in zip(getattr(stock, name).modules(), getattr(model, name).modules(), strict=True):
+                assert inspect.signature(a.forward) == inspect.signature(b.forward)
+
+    def test_scan_changes_nothing(self, stock: nn.Module) -> None:
+        before = [(type(m), list(vars(m))) for m in stock.modules()]
+        opswap.scan(stock)
+        assert [(type(m), list(vars(m))) for m in stock.modules()] == before
+
+    def test_second_swap_changes_nothing(self, model: nn.Module) -> None:
+        before = [type(m) for m in model.modules()]
+        report = opswap.report(model)
+        opswap.swap(model)
+        assert [type(m) for m in model.modules()] == before
+        assert opswap.report(model) == report == opswap.scan(model)
+
+    def test_unswap_brings_the_classes_back(self, stock: nn.Module, model: nn.Module, x: Tensor) -> None:
+        objects = list(model.modules())
+        assert opswap.unswap(model) is model
+        assert all(a is b for a, b in zip(model.modules(), objects, strict=True))
+        assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
+        assert [list(vars(m)) for m in model.modules()] == [list(vars(m)) for m in stock.modules()]
+        assert not opswap.report(model).swapped and fused_calls(model, x) == 0
+        assert fused_calls(opswap.swap(model), x) == 16
+
+
+class TestCopies:
+    def test_deepcopy(self, model: nn.Module, x: Tensor) -> None:
+        twin = copy.deepcopy(model)
+        assert opswap.report(twin) == opswap.report(model)
+        assert fused_calls(twin, x) == 16
+        assert_equal(outputs_and_gradients(twin, x), outputs_and_gradients(model, x))
+        opswap.unswap(model)
+        assert fused_calls(twin, x) == 16
+
+    def test_pickle(self, model: nn.Module, x: Tensor) -> None:
+        twin = pickle.loads(pickle.dumps(model))
+        assert opswap.report(twin) == opswap.report(model) and fused_calls(twin, x) == 16
+        assert torch.equal(twin.eval()(x), model.eval()(x))
+        opswap.unswap(twin)
+        assert type(twin.stage2) is nn.Sequential
+
+    def test_torch_save(self, model: nn.Module, x: Tensor) -> None:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+        assert fused_calls(twin, x) == 16 and torch.equal(twin.eval()(x), model.eval()(x))
+
+    def test_state_dict_both_ways(self, stock: nn.Module, model: nn.Module, x: Tensor) -> None:
+        fresh = shufflenet_v2_x0_5(10)
+        fresh.load_state_dict(model.state_dict(), strict=True)
+        assert torch.equal(fresh.eval()(x), model.eval()(x))
+        torch.manual_seed(5)
+        other = shufflenet_v2_x0_5(10)
+        model.load_state_dict(other.state_dict(), strict=True)
+        assert torch.equal(other.eval()(x), model.eval()(x))
+
+    def test_moving_average(self, model: nn.Module, x: Tensor) -> None:
+        average = torch.optim.swa_utils.AveragedModel(model)
+        average.update_parameters(model)
+        assert fused_calls(average, x) == 16 and torch.equal(average.eval()(x), model.eval()(x))
+
+    def test_data_parallel_replica(self, model: nn.Module) -> None:
+        replica = model.stage2[0]._replicate_for_data_parallel()
+        y = torch.randn(2, 24, 8, 8)
+        assert torch.equal(replica(y), model.stage2[0](y))
+
+
+class TestCompilers:
+    def test_compile_full_graph(self, stock: nn.Module, model: nn.Module, x: Tensor) -> None:
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        opswap.reset_stats()
+        ours = outputs_and_gradients(compiled, x)
+        assert kernels() == 32
+        assert_equal(ours, outputs_and_gradients(stock, x))
+
+    def test_inductor(self) -> None:
+        stock = chain(2)
+        model = opswap.swap(copy.deepcopy(stock))
+        x = blocks_input()
+        compiled = torch.compile(model, fullgraph=True)
+        opswap.reset_stats()
+        ours = outputs_and_gradients(compiled, x)
+        assert kernels() == 4
+        for a, b in zip(ours, outputs_and_gradients(stock, x), strict=True):
+            torch.testing.assert_close(a, b)
+
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_export(self, model: nn.Module, x: Tensor, strict: bool) -> None:
+        model.eval()
+        program = torch.export.export(model, (x,), strict=strict)
+        graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+        fused = [n for g in graphs for n in g.nodes if "cat_channel_shuffle_split" in str(n.target)]
+        assert len(fused) == 16
+        assert torch.equal(program.module()(x), model(x))
+
+
+class TestStepsBack:
+    """The captured forward no longer holds: the original one runs."""
+
+    def check(self, model: nn.Module, stock: nn.Module, fused: int) -> None:
+        x = blocks_input()
+        assert fused_calls(model, x) == fused
+        assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+
+    def test_slice_of_a_sequential(self) -> None:
+        stock = chain()
+        model = opswap.swap(copy.deepcopy(stock))
+        self.check(model, stock, 3)
+        self.check(model[:2], stock[:2], 2)
+        assert not opswap.stats()["reference"]
+
+    def test_appended_replaced_and_deleted_blocks(self) -> None:
+        stock = chain()
+        model = opswap.swap(copy.deepcopy(stock))
+        for m in (stock, model):
+            m.append(nn.ReLU())
+        self.check(model, stock, 3)
+        for m in (stock, model):
+            m[1] = nn.Identity()
+        self.check(model, stock, 2)
+        for m in (stock, model):
+            del m[0]
+        self.check(model, stock, 1)
+
+    def test_swap_again_after_surgery(self) -> None:
+        stock = chain(2)
+        model = opswap.swap(copy.deepcopy(stock))
+        for m in (stock, model):
+            m.append(copy.deepcopy(stock[0]))
+        opswap.swap(model)
+        rules = [s.rule for s in opswap.report(model).swapped]
+        assert rules == ["cat_channel_shuffle_split"] * 2 + ["cat_channel_shuffle"]
+        self.check(model, stock, 3)
+
+    @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+    def test_hook_on_an_opened_block(self, kind: str) -> None:
+        stock = chain()
+        model = opswap.swap(copy.deepcopy(stock))
+        seen: list[str] = []
+        for m in (stock, model):
+            handle = getattr(m[1], f"register_{kind}_hook")(lambda *_: seen.append(kind))
+        self.check(model, stock, 3)
+        assert len(seen) >= 2
+        handle.remove()
+        self.check(model, stock, 3)
+
+    def test_global_hook(self) -> None:
+        model = opswap.swap(chain())
+        seen: list[type] = []
+        handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(m))
+        try:
+            model(blocks_input())
+        finally:
+            handle.remove()
+        assert all(block in seen for block in model)
+
+    def test_hooks_before_the_swap(self) -> None:
+        stock = chain()
+        seen: list[int] = []
+        stock[1].register_forward_hook(lambda *_: seen.append(1))
+        model = opswap.swap(stock)
+        report = opswap.report(model)
+        assert [s.rule for s in report.swapped] == ["cat_channel_shuffle"] * 3
+        assert [s.path for s in report.kept] == ["1"] and "hooks" in report.kept[0].reason
+        model(blocks_input())
+        assert seen == [1]
+
+    def test_forward_on_the_instance(self) -> None:
+        model = opswap.swap(chain())
+        model[1].forward = lambda x: x
+        self.check(model, nn.Sequential(model[0], nn.Identity(), model[2]), 2)
+
+    def test_attribute_that_the_forward_reads(self) -> None:
+        class Optional(Wrapped):
+            on = True
+
+            def __init__(self) -> None:
+                super().__init__(by_size)
+                self.on = True
+
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x) if self.on else x
+
+        stock = Optional()
+        model = opswap.swap(copy.deepcopy(stock))
+        self.check(model, stock, 1)
+        stock.on = model.on = False
+        x = blocks_input()
+        assert torch.equal(model(x), x)
+
+    def test_arguments_that_were_not_captured(self) -> None:
+        class Scaled(Wrapped):
+            def forward(self, x: Tensor, scale: Tensor | None = None, *more: Tensor, flag: bool = True) -> Tensor:
+                x = super().forward(x)
+                return (x if scale is None else x * scale) if flag else -x
+
+        stock = Scaled(by_size)
+        model = opswap.swap(copy.deepcopy(stock), strict=True)
+        x = blocks_input()
+        self.check(model, stock, 1)
+        for args, options in (((x, torch.tensor(2.0)), {}), ((x,), {"flag": False}), ((x, None, x), {})):
+            assert torch.equal(model(*args, **options), stock(*args, **options))
+        assert inspect.signature(model.forward) == inspect.signature(stock.forward)
+
+    def test_input_that_is_no_tensor(self) -> None:
+        model = opswap.swap(nn.Sequential(Wrapped(by_size)))
+        with pytest.raises(TypeError, match="must be Tensor, not str"):
+            model("text")
+
+
+class TestModelsThatShare:
+    def test_one_block_twice(self) -> None:
+        block = Split()
+        stock = nn.Sequential(block, block)
+        model = opswap.swap(copy.deepcopy(stock))
+        x = blocks_input()
+        assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+        assert fused_calls(model, x) == 2
+
+    def test_one_block_in_two_parents(self) -> None:
+        block = Split()
+        stock = nn.Sequential(nn.Sequential(block, Split()), nn.Sequential(nn.ReLU(), block))
+        model = opswap.swap(copy.deepcopy(stock))
+        x = blocks_input()
+        assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+
+    def test_one_block_at_two_sizes(self) -> None:
+        shuffle = Shuffle(2)
+        stock = nn.Sequential(nn.Conv2d(12, 12, 1), shuffle, nn.Conv2d(12, 16, 2), shuffle)
+        model = opswap.swap(copy.deepcopy(stock))
+        x = blocks_input()
+        assert fused_calls(model, x) == 2
+        assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+
+
+class TestReport:
+    def test_table_and_json(self, model: nn.Module) -> None:
+        report = opswap.report(model)
+        lines = str(report).splitlines()
+        assert lines[0] == "16 swapped" and len(lines) == 18
+        assert lines[2].split()[:3] == ["stage2.0", "cat_channel_shuffle_split", "exact"]
+        parsed = json.loads(report.to_json())
+        assert len(parsed["swapped"]) == 16 and parsed["kept"] == []
+        assert set(parsed["swapped"][0]) == {"path", "rule", "source", "exact", "reason"}
+
+    def test_of_a_part(self, model: nn.Module) -> None:
+        assert [s.path for s in opswap.report(model.stage2).swapped] == ["0", "1", "2", "3"]
+
+    def test_kept_sites_say_why(self) -> None:
+        report = opswap.report(opswap.swap(nn.Sequential(Wrapped(lambda x: by_size(x) if x.mean() > 0 else x))))
+        assert "control flow" in report.kept[0].reason and report.kept[0].reason in str(report)
+
+    def test_generated_code_can_be_read(self, model: nn.Module) -> None:
+        assert "cat_channel_shuffle_split((x0, x1), 2, 2)" in model.stage2.opswap_code
+        assert "shufflenetv2.py:" in model.stage2.opswap_code
+
+
+class TestBadArguments:
+    @pytest.mark.parametrize("call", [opswap.swap, opswap.scan, opswap.report, opswap.unswap])
+    def test_no_module(self, call: object) -> None:
+        with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got int"):
+            call(3)
+
+    def test_strict(self) -> None:
+        with pytest.raises(RuntimeError, match="nothing to replace was found in Linear"):
+            opswap.swap(nn.Linear(2, 2), strict=True)
+
+    def test_class_derived_after_the_swap(self) -> None:
+        model = opswap.swap(chain())
+        model.__class__ = type("Derived", (type(model),), {})
+        with pytest.raises(RuntimeError, match="changed to Derived after the swap"):
+            opswap.unswap(model)
+        assert any("derived" in s.reason for s in opswap.report(model).kept)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""Every spelling is found and stays bit-equal; what only looks like one is left alone, with the reason."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from spellings import SPELLINGS, TRAPS, Cut, Spelling, Wrapped, all_constants, by_size, chunk
+from step import assert_equal, outputs_and_gradients
+from torch import Tensor, nn
+
+import opswap
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=repr)
+def test_spelling_is_swapped_and_bit_equal(spelling: Spelling) -> None:
+    stock = spelling.make()
+    model = copy.deepcopy(stock)
+    scanned = opswap.scan(model)
+    assert sorted(s.rule for s in scanned.swapped) == sorted(spelling.rules), str(scanned)
+    opswap.swap(model, strict=True)
+    assert opswap.report(model).swapped == scanned.swapped
+    assert all("spellings.py:" in s.source and s.exact for s in scanned.swapped)
+    for shape in (spelling.shape, (1, *spelling.shape[1:])):
+        x = torch.randn(shape)
+        for training in (True, False):
+            opswap.reset_stats()
+            ours = outputs_and_gradients(model.train(training), x)
+            assert sum(opswap.stats()["kernel"].values()) == 2 * len(spelling.rules)
+            assert_equal(ours, outputs_and_gradients(stock.train(training), x))
+
+
+@pytest.mark.parametrize(("trap", "reason"), TRAPS, ids=[repr(t) for t, _ in TRAPS])
+def test_trap_is_left_alone(trap: Spelling, reason: str) -> None:
+    stock = trap.make()
+    model = trap.make()
+    model.load_state_dict(stock.state_dict())
+    classes = [type(m) for m in model.modules()]
+    before = {k: v for k, v in vars(model).items() if not isinstance(v, dict)}
+    report = opswap.scan(model)
+    assert not report.swapped, str(report)
+    assert any(reason in s.reason for s in report.kept) or (not reason and not report.kept), str(report)
+    opswap.swap(model)
+    assert [type(m) for m in model.modules()] == classes
+    assert {k: v for k, v in vars(model).items() if not isinstance(v, dict)} == before
+    with pytest.raises(RuntimeError, match="nothing to replace"):
+        opswap.swap(model, strict=True)
+    x = torch.randn(trap.shape)
+    assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+
+
+def test_constant_sizes_need_example_inputs() -> None:
+    model = Wrapped(all_constants)
+    stock = copy.deepcopy(model)
+    x = torch.randn(2, 12, 4, 8)
+    assert not opswap.scan(model).swapped
+    assert "does not run" in opswap.scan(model).kept[0].reason
+    opswap.swap(model, example_inputs=(x,), strict=True)
+    assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+    opswap.reset_stats()
+    other = torch.randn(2, 12, 8, 4)
+    assert torch.equal(model(other), stock(other))
+    assert not opswap.stats()["kernel"], "sizes outside of the proof must take the original code"
+
+
+def test_example_inputs_must_run() -> None:
+    with pytest.raises(ValueError, match="does not run on example_inputs"):
+        opswap.swap(Wrapped(by_size), example_inputs=(torch.randn(2, 5, 4, 8),))
+    with pytest.raises(TypeError, match="must be a tuple, got Tensor"):
+        opswap.swap(Wrapped(by_size), example_inputs=torch.randn(2, 12, 4, 8))
+
+
+def test_channels_that_do_not_divide_fail_as_before() -> None:
+    model = opswap.swap(nn.Sequential(Wrapped(by_size, channels=7)), strict=True)
+    with pytest.raises(RuntimeError, match="is invalid for input of size"):
+        model(torch.randn(2, 7, 4, 8))
+
+
+def test_dimensions_outside_of_the_proof_fail_as_before() -> None:
+    model = opswap.swap(nn.Sequential(Wrapped(by_size)), strict=True)
+    with pytest.raises(IndexError, match="out of range"):
+        model(torch.randn(12, 4, 8))
+
+
+def test_dtypes_that_torch_promotes_take_the_original_code() -> None:
+    class Mixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return by_size(torch.cat((x, x.double()), 1))
+
+    x = torch.randn(2, 6, 4, 8)
+    expected = Mixed()(x)
+    model = opswap.swap(Mixed(), strict=True)
+    opswap.reset_stats()
+    assert torch.equal(model(x), expected) and model(x).dtype == torch.float64
+    assert not opswap.stats()["kernel"]
+
+
+def test_sizes_used_elsewhere_keep_cat_outside() -> None:
+    class Sized(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            z = torch.cat((x, y), 1)
+            return by_size(z) * z.size(1)
+
+    x, y = torch.randn(2, 6, 4, 8), torch.randn(2, 6, 4, 8)
+    model = opswap.swap(Sized())
+    assert [s.rule for s in opswap.report(model).swapped] == ["channel_shuffle"]
+    assert torch.equal(model(x, y), Sized()(x, y))
+
+
+def test_rules_can_be_chosen() -> None:
+    from opswap.swap.rules import DEFAULT
+
+    plain = [r for r in DEFAULT if r.name == "channel_shuffle"]
+    model = Cut(chunk)
+    assert [s.rule for s in opswap.scan(model, rules=plain).swapped] == ["channel_shuffle"]
+    assert not opswap.scan(model, rules=[]).swapped
+    assert len(opswap.scan(model, exact=True).swapped) == 1
