@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 SPLIT, CAT, PLAIN = "cat_channel_shuffle_split", "cat_channel_shuffle", "channel_shuffle"
 
@@ -287,7 +288,9 @@ SPELLINGS = (
     _whole(lambda: Wrapped(almost), (PLAIN,), "all channels but two"),
     _whole(lambda: Wrapped(halves_swapped), (SPLIT,), "halves swapped"),
     _whole(
-        lambda: Cut(lambda x: (x[:, : x.size(1) // 2], x[:, x.size(1) // 2 :])), (SPLIT,), "slices at the half"
+        lambda: Cut(lambda x: (x[:, : x.size(1) // 2], x[:, x.size(1) // 2 :])),
+        (SPLIT,),
+        "slices at the half",
     ),
     _whole(lambda: nn.Sequential(Split(), Split(), Split()), (SPLIT, SPLIT, CAT), "blocks"),
     _whole(lambda: nn.Sequential(Split(Shuffle(2)), Split(Shuffle(2))), (SPLIT, CAT), "blocks with modules"),
@@ -317,6 +320,11 @@ def mixes_batch(x: Tensor) -> Tensor:
 def mixes_plane(x: Tensor) -> Tensor:
     b, c, h, w = x.size()
     return x.transpose(1, 2).reshape(b, c, h, w)
+
+
+def turns_planes(x: Tensor) -> Tensor:
+    b, c, h, w = x.size()
+    return x.view(b, 2, c // 2, h, w).permute(0, 2, 1, 4, 3).reshape(b, c, h, w)
 
 
 def identity(x: Tensor) -> Tensor:
@@ -363,6 +371,35 @@ def without_grad(x: Tensor) -> Tensor:
     with torch.no_grad():
         y = by_size(x)
     return x + y
+
+
+@torch.no_grad()
+def decorated(x: Tensor) -> Tensor:
+    return by_size(x)
+
+
+def without_grad_by_decorator(x: Tensor) -> Tensor:
+    return x + decorated(x)
+
+
+class Doubling(torch.autograd.Function):
+    """A shuffle with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return by_size(x)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+def own_gradient(x: Tensor) -> Tensor:
+    return Doubling.apply(x)
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    return checkpoint(by_size, x, use_reentrant=False)
 
 
 def quietly_without_grad(x: Tensor) -> Tensor:
@@ -425,6 +462,14 @@ class Registered(Wrapped):
         cls.known.append(cls)
 
 
+class Meta(type):
+    """A metaclass that does nothing yet."""
+
+
+class WithMeta(Wrapped, metaclass=Meta):
+    """Its class may do anything when it is subclassed."""
+
+
 def _trap(body: Callable[[Tensor], Tensor], reason: str) -> tuple[Spelling, str]:
     return _whole(lambda: Wrapped(body), (), body.__name__), reason
 
@@ -432,6 +477,7 @@ def _trap(body: Callable[[Tensor], Tensor], reason: str) -> tuple[Spelling, str]
 TRAPS = (
     _trap(mixes_batch, "no channel shuffle"),
     _trap(mixes_plane, "no channel shuffle"),
+    _trap(turns_planes, "no channel shuffle"),
     _trap(identity, "leaves every channel where it is"),
     _trap(views, ""),
     _trap(looks_inside, "an intermediate result is used elsewhere"),
@@ -442,6 +488,9 @@ TRAPS = (
     _trap(depends_on_size, "control flow"),
     _trap(without_grad, "gradient"),
     _trap(quietly_without_grad, "gradient"),
+    _trap(without_grad_by_decorator, "gradient"),
+    _trap(own_gradient, "gradient"),
+    _trap(checkpointed, "checkpoint.py"),
     _trap(asks_for_type, "isinstance"),
     _trap(draws, "random"),
     _trap(swallows, "control flow"),
@@ -450,6 +499,7 @@ TRAPS = (
     (_whole(lambda: Counting(by_size), (), "counting"), "'calls'"),
     (_whole(Remembering, (), "remembering"), "'features'"),
     (_whole(lambda: Registered(by_size), (), "registered"), "subclassed"),
+    (_whole(lambda: WithMeta(by_size), (), "metaclass"), "subclassed"),
     (_whole(lambda: torch.jit.script(Wrapped(nn.Identity())), (), "scripted"), "ScriptModule"),
     (_whole(lambda: torch.fx.symbolic_trace(Wrapped(by_size)), (), "traced"), "GraphModule"),
 )

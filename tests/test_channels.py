@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inputs import COLUMNS, DTYPES, LAYOUTS, channels_last_of, same_bits, values
 from torch import Tensor
 
 import opswap
+from inputs import COLUMNS, DTYPES, LAYOUTS, channels_last_of, same_bits, values
 from opswap import _core
 from opswap import functional as F
 
@@ -178,9 +178,17 @@ def test_outputs_never_alias_inputs() -> None:
 
 @pytest.mark.parametrize(
     "channels, sections, sizes",
-    [(12, 2, (6, 6)), (15, 2, (8, 7)), (10, 4, (3, 3, 3, 1)), (12, 5, (3, 3, 3, 3)), (12, [5, 0, 7], (5, 0, 7))],
+    [
+        (12, 2, (6, 6)),
+        (15, 2, (8, 7)),
+        (10, 4, (3, 3, 3, 1)),
+        (12, 5, (3, 3, 3, 3)),
+        (12, [5, 0, 7], (5, 0, 7)),
+    ],
 )
-def test_sections_are_those_of_chunk_and_split(channels: int, sections: object, sizes: tuple[int, ...]) -> None:
+def test_sections_are_those_of_chunk_and_split(
+    channels: int, sections: object, sizes: tuple[int, ...]
+) -> None:
     x = torch.randn(2, channels, 3)
     outputs = F.cat_channel_shuffle_split((x,), 1, sections)
     assert tuple(t.shape[1] for t in outputs) == sizes
@@ -235,7 +243,9 @@ def test_only_the_inputs_that_need_a_gradient_get_one() -> None:
             fmt = torch.channels_last if last else torch.contiguous_format
             inputs = [t.to(memory_format=fmt) for t in tensors]
             outputs = F.cat_channel_shuffle_split(inputs, 2, [3, 7])
-            (grad,) = torch.autograd.grad(sum((t * t).sum() for t in outputs), [t for t in tensors if t.requires_grad])
+            (grad,) = torch.autograd.grad(
+                sum((t * t).sum() for t in outputs), [t for t in tensors if t.requires_grad]
+            )
             assert torch.equal(grad, 2 * (a if needs[0] else b))
 
 
@@ -298,13 +308,21 @@ X = torch.randn(2, 6, 3, 4)
         (lambda: F.cat_channel_shuffle([X, X.double()], 2), RuntimeError, "tensor 1 is torch.float64"),
         (lambda: F.cat_channel_shuffle([X, X.to("meta")], 2), RuntimeError, "tensor 1 is on meta"),
         (lambda: F.cat_channel_shuffle([X, X[:1]], 2), RuntimeError, r"\(2, 6, 3, 4\) and \(1, 6, 3, 4\)"),
-        (lambda: F.cat_channel_shuffle([X, X[..., 1:]], 2), RuntimeError, r"\(2, 6, 3, 4\) and \(2, 6, 3, 3\)"),
+        (
+            lambda: F.cat_channel_shuffle([X, X[..., 1:]], 2),
+            RuntimeError,
+            r"\(2, 6, 3, 4\) and \(2, 6, 3, 3\)",
+        ),
         (lambda: F.cat_channel_shuffle([X, X[0]], 2), RuntimeError, r"and \(6, 3, 4\)"),
         (lambda: F.cat_channel_shuffle_split([X], 2, [3, 4]), RuntimeError, r"\[3, 4\] must be .* sum to 6"),
         (lambda: F.cat_channel_shuffle_split([X], 2, [7, -1]), RuntimeError, r"\[7, -1\] must be"),
         (lambda: F.cat_channel_shuffle_split([X], 2, 0), RuntimeError, "sections must be positive, got 0"),
         (lambda: F.cat_channel_shuffle_split([X], 2, 1.5), TypeError, "sections must be an int, got 1.5"),
-        (lambda: F.cat_channel_shuffle_split([X], 2, [3, "3"]), TypeError, "sections must be an int, got '3'"),
+        (
+            lambda: F.cat_channel_shuffle_split([X], 2, [3, "3"]),
+            TypeError,
+            "sections must be an int, got '3'",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_its_values(call: object, error: type[Exception], message: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The networks have the state_dict of the published checkpoints, and compute what the published code computes."""
+"""The networks have the published checkpoints' state_dict and compute what the published code computes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ def test_same_network_as_torchvision(size: str) -> None:
     theirs = make()
     torch.manual_seed(0)
     ours = getattr(models, f"shufflenet_v2_{size}")()
-    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
+    )
     ours.load_state_dict(theirs.state_dict())
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 3, 64, 64)

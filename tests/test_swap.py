@@ -13,28 +13,29 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from spellings import Shuffle, Split, Wrapped, by_size
-from step import assert_equal, outputs_and_gradients
 from torch import Tensor, nn
 
 import opswap
-from opswap.models import shufflenet_v2_x0_5, shufflenet_v2_x1_0
+from opswap.models import ShuffleNetV2, shufflenet_v2_x0_5, shufflenet_v2_x1_0
+from spellings import Shuffle, Split, Wrapped, by_size
+from step import assert_equal, outputs_and_gradients
 
 STAGES = ("stage2", "stage3", "stage4")
+CHANNELS = (24, 48, 96, 192, 128)
+SITES = 7
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
 
 
 @pytest.fixture
 def stock() -> nn.Module:
-    return shufflenet_v2_x0_5(10)
+    return ShuffleNetV2((2, 3, 2), CHANNELS, 10)
 
 
 @pytest.fixture
@@ -52,9 +53,13 @@ def kernels() -> int:
 
 
 def fused_calls(model: nn.Module, x: Tensor) -> int:
+    """Kernel calls of one forward, which leaves the running statistics as they are."""
+    training = model.training
+    model.eval()
     opswap.reset_stats()
     with torch.no_grad():
         model(x)
+    model.train(training)
     return kernels()
 
 
@@ -79,7 +84,8 @@ class TestShuffleNet:
         assert opswap.report(opswap.swap(model)) == report
 
     @pytest.mark.parametrize("training", [True, False])
-    def test_bit_equal_in_contiguous_layout(self, stock: nn.Module, x: Tensor, training: bool) -> None:
+    def test_bit_equal_in_contiguous_layout(self, x: Tensor, training: bool) -> None:
+        stock = shufflenet_v2_x0_5(10)
         model = opswap.swap(copy.deepcopy(stock)).train(training)
         opswap.reset_stats()
         ours = outputs_and_gradients(model, x)
@@ -117,7 +123,7 @@ class TestShuffleNet:
                 y = m(x)
             y.float().square().mean().backward()
             results.append([y, *(p.grad for p in m.parameters())])
-        assert kernels() == 32
+        assert kernels() == 2 * SITES
         assert_equal(*results)
 
 
@@ -137,7 +143,7 @@ class TestNothingElseChanges:
         assert list(model.state_dict()) == keys
 
     def test_no_class_is_patched(self, stock: nn.Module) -> None:
-        other = shufflenet_v2_x0_5(10)
+        other = ShuffleNetV2((2, 3, 2), CHANNELS, 10)
         block = type(stock.stage2[0])
         watched = (nn.Sequential, nn.Module, block, type(stock))
         before = [dict(vars(c)) for c in watched]
@@ -171,21 +177,21 @@ class TestNothingElseChanges:
         assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
         assert [list(vars(m)) for m in model.modules()] == [list(vars(m)) for m in stock.modules()]
         assert not opswap.report(model).swapped and fused_calls(model, x) == 0
-        assert fused_calls(opswap.swap(model), x) == 16
+        assert fused_calls(opswap.swap(model), x) == SITES
 
 
 class TestCopies:
     def test_deepcopy(self, model: nn.Module, x: Tensor) -> None:
         twin = copy.deepcopy(model)
         assert opswap.report(twin) == opswap.report(model)
-        assert fused_calls(twin, x) == 16
+        assert fused_calls(twin, x) == SITES
         assert_equal(outputs_and_gradients(twin, x), outputs_and_gradients(model, x))
         opswap.unswap(model)
-        assert fused_calls(twin, x) == 16
+        assert fused_calls(twin, x) == SITES
 
     def test_pickle(self, model: nn.Module, x: Tensor) -> None:
         twin = pickle.loads(pickle.dumps(model))
-        assert opswap.report(twin) == opswap.report(model) and fused_calls(twin, x) == 16
+        assert opswap.report(twin) == opswap.report(model) and fused_calls(twin, x) == SITES
         assert torch.equal(twin.eval()(x), model.eval()(x))
         opswap.unswap(twin)
         assert type(twin.stage2) is nn.Sequential
@@ -195,21 +201,21 @@ class TestCopies:
         torch.save(model, file)
         file.seek(0)
         twin = torch.load(file, weights_only=False)
-        assert fused_calls(twin, x) == 16 and torch.equal(twin.eval()(x), model.eval()(x))
+        assert fused_calls(twin, x) == SITES and torch.equal(twin.eval()(x), model.eval()(x))
 
     def test_state_dict_both_ways(self, stock: nn.Module, model: nn.Module, x: Tensor) -> None:
-        fresh = shufflenet_v2_x0_5(10)
+        fresh = ShuffleNetV2((2, 3, 2), CHANNELS, 10)
         fresh.load_state_dict(model.state_dict(), strict=True)
         assert torch.equal(fresh.eval()(x), model.eval()(x))
         torch.manual_seed(5)
-        other = shufflenet_v2_x0_5(10)
+        other = ShuffleNetV2((2, 3, 2), CHANNELS, 10)
         model.load_state_dict(other.state_dict(), strict=True)
         assert torch.equal(other.eval()(x), model.eval()(x))
 
     def test_moving_average(self, model: nn.Module, x: Tensor) -> None:
         average = torch.optim.swa_utils.AveragedModel(model)
         average.update_parameters(model)
-        assert fused_calls(average, x) == 16 and torch.equal(average.eval()(x), model.eval()(x))
+        assert fused_calls(average, x) == SITES and torch.equal(average.eval()(x), model.eval()(x))
 
     def test_data_parallel_replica(self, model: nn.Module) -> None:
         replica = model.stage2[0]._replicate_for_data_parallel()
@@ -222,7 +228,7 @@ class TestCompilers:
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         opswap.reset_stats()
         ours = outputs_and_gradients(compiled, x)
-        assert kernels() == 32
+        assert kernels() == 2 * SITES
         assert_equal(ours, outputs_and_gradients(stock, x))
 
     def test_inductor(self) -> None:
@@ -242,7 +248,7 @@ class TestCompilers:
         program = torch.export.export(model, (x,), strict=strict)
         graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
         fused = [n for g in graphs for n in g.nodes if "cat_channel_shuffle_split" in str(n.target)]
-        assert len(fused) == 16
+        assert len(fused) == SITES
         assert torch.equal(program.module()(x), model(x))
 
 
@@ -320,7 +326,9 @@ class TestStepsBack:
     def test_forward_on_the_instance(self) -> None:
         model = opswap.swap(chain())
         model[1].forward = lambda x: x
-        self.check(model, nn.Sequential(model[0], nn.Identity(), model[2]), 2)
+        x = blocks_input()
+        assert fused_calls(model, x) == 2
+        assert torch.equal(model(x), model[2](model[0](x)))
 
     def test_attribute_that_the_forward_reads(self) -> None:
         class Optional(Wrapped):
@@ -340,9 +348,18 @@ class TestStepsBack:
         x = blocks_input()
         assert torch.equal(model(x), x)
 
+    def test_attribute_that_becomes_a_tensor(self) -> None:
+        model = opswap.swap(chain())
+        model[1].note = model.note = 1.0
+        opswap.swap(model)
+        model[1].note = torch.ones(3)
+        model(blocks_input())
+
     def test_arguments_that_were_not_captured(self) -> None:
         class Scaled(Wrapped):
-            def forward(self, x: Tensor, scale: Tensor | None = None, *more: Tensor, flag: bool = True) -> Tensor:
+            def forward(
+                self, x: Tensor, scale: Tensor | None = None, *more: Tensor, flag: bool = True
+            ) -> Tensor:
                 x = super().forward(x)
                 return (x if scale is None else x * scale) if flag else -x
 
@@ -356,7 +373,7 @@ class TestStepsBack:
 
     def test_input_that_is_no_tensor(self) -> None:
         model = opswap.swap(nn.Sequential(Wrapped(by_size)))
-        with pytest.raises(TypeError, match="must be Tensor, not str"):
+        with pytest.raises(TypeError, match="str"):
             model("text")
 
 
@@ -389,17 +406,19 @@ class TestReport:
     def test_table_and_json(self, model: nn.Module) -> None:
         report = opswap.report(model)
         lines = str(report).splitlines()
-        assert lines[0] == "16 swapped" and len(lines) == 18
+        assert lines[0] == "7 swapped" and len(lines) == 9
         assert lines[2].split()[:3] == ["stage2.0", "cat_channel_shuffle_split", "exact"]
         parsed = json.loads(report.to_json())
-        assert len(parsed["swapped"]) == 16 and parsed["kept"] == []
+        assert len(parsed["swapped"]) == SITES and parsed["kept"] == []
         assert set(parsed["swapped"][0]) == {"path", "rule", "source", "exact", "reason"}
 
     def test_of_a_part(self, model: nn.Module) -> None:
-        assert [s.path for s in opswap.report(model.stage2).swapped] == ["0", "1", "2", "3"]
+        assert [s.path for s in opswap.report(model.stage2).swapped] == ["0", "1"]
 
     def test_kept_sites_say_why(self) -> None:
-        report = opswap.report(opswap.swap(nn.Sequential(Wrapped(lambda x: by_size(x) if x.mean() > 0 else x))))
+        report = opswap.report(
+            opswap.swap(nn.Sequential(Wrapped(lambda x: by_size(x) if x.mean() > 0 else x)))
+        )
         assert "control flow" in report.kept[0].reason and report.kept[0].reason in str(report)
 
     def test_generated_code_can_be_read(self, model: nn.Module) -> None:

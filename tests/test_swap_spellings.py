@@ -4,21 +4,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import threading
 
 import pytest
 import torch
-from spellings import SPELLINGS, TRAPS, Cut, Spelling, Wrapped, all_constants, by_size, chunk
-from step import assert_equal, outputs_and_gradients
 from torch import Tensor, nn
 
 import opswap
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> Iterator[None]:
-    torch.manual_seed(0)
-    yield
+from spellings import SPELLINGS, TRAPS, Cut, Spelling, Split, Wrapped, all_constants, by_size, chunk
+from step import assert_equal, outputs_and_gradients
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=repr)
@@ -108,12 +102,44 @@ def test_sizes_used_elsewhere_keep_cat_outside() -> None:
     class Sized(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             z = torch.cat((x, y), 1)
-            return by_size(z) * z.size(1)
+            b, c, h, w = z.size()
+            return z.view(b, 2, c // 2, h, w).transpose(1, 2).reshape(b, c, h, w) * c
 
     x, y = torch.randn(2, 6, 4, 8), torch.randn(2, 6, 4, 8)
     model = opswap.swap(Sized())
     assert [s.rule for s in opswap.report(model).swapped] == ["channel_shuffle"]
     assert torch.equal(model(x, y), Sized()(x, y))
+
+
+def test_cat_along_another_dimension_stays_outside() -> None:
+    class Tall(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return by_size(torch.cat((x, y), 2))
+
+    x, y = torch.randn(2, 12, 4, 8), torch.randn(2, 12, 3, 8)
+    model = opswap.swap(Tall())
+    assert [s.rule for s in opswap.report(model).swapped] == ["channel_shuffle"]
+    assert torch.equal(model(x, y), Tall()(x, y))
+
+
+def test_the_smallest_module_is_rewritten() -> None:
+    model = opswap.swap(nn.Sequential(nn.Sequential(Split(), Split()), nn.ReLU(), Split()))
+    assert type(model) is nn.Sequential and type(model[0]) is not nn.Sequential
+    assert [s.path for s in opswap.report(model).swapped] == ["0.0", "0.1", "2"]
+
+
+def test_capture_leaves_other_threads_alone() -> None:
+    elsewhere = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
+    results: list[object] = []
+
+    def meanwhile(x: Tensor) -> Tensor:
+        thread = threading.Thread(target=lambda: results.append(elsewhere(torch.ones(1, 3))))
+        thread.start()
+        thread.join()
+        return by_size(x)
+
+    assert len(opswap.scan(Wrapped(meanwhile)).swapped) == 1
+    assert [type(r) for r in results] == [Tensor, Tensor]
 
 
 def test_rules_can_be_chosen() -> None:

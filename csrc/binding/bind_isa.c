@@ -5,6 +5,7 @@
 #include "core/isa.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"
+#include "pool/pool.h"
 
 #include <stdlib.h>
 
@@ -28,6 +29,7 @@ int osw_isa_start(void)
     }
     osw_prefetch_detect();
     osw_isa_register(osw_channels_select);
+    osw_isa_register(osw_pool_select);
     return 0;
 }
 

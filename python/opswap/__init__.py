@@ -2,7 +2,7 @@
 """Fast, verified replacements for the slow operators of small convolutional networks in PyTorch."""
 
 from . import functional, isa, models, nn
-from .nn import ChannelShuffle, IndexSelectFull, IndexSelectHalf
+from .nn import ChannelShuffle, IndexSelectFull, IndexSelectHalf, Pool3dAsPool2d
 from .ops import force_reference, reset_stats, stats
 from .swap import Report, report, scan, swap, unswap
 
@@ -12,6 +12,7 @@ __all__ = [
     "ChannelShuffle",
     "IndexSelectFull",
     "IndexSelectHalf",
+    "Pool3dAsPool2d",
     "Report",
     "force_reference",
     "functional",

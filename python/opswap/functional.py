@@ -2,5 +2,27 @@
 """The operators as functions: names and signatures are torch's where torch has the operator."""
 
 from .ops.channels import cat_channel_shuffle, cat_channel_shuffle_split, channel_shuffle
+from .ops.pool import (
+    adaptive_max_pool1d,
+    adaptive_max_pool2d,
+    adaptive_max_pool3d,
+    avg_pool2d,
+    avg_pool3d,
+    global_max_pool2d,
+    max_pool2d,
+    max_pool3d,
+)
 
-__all__ = ["cat_channel_shuffle", "cat_channel_shuffle_split", "channel_shuffle"]
+__all__ = [
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "cat_channel_shuffle",
+    "cat_channel_shuffle_split",
+    "channel_shuffle",
+    "global_max_pool2d",
+    "max_pool2d",
+    "max_pool3d",
+]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One description of a differentiable operator, two autograd Functions.
+"""One description of a differentiable operator, one autograd Function for every kind of caller.
 
 `torch.autograd.Function.apply` inspects the signature of `forward` on every call when the class has a
 `setup_context`, which costs three times as much as the rest of the call. Eager code therefore gets a class
@@ -8,22 +8,24 @@ without one; torch.compile, torch.export, torch.func and forward-mode AD need a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-__all__ = ["make_apply", "transforms_active"]
+__all__ = ["make_apply", "needs_graph", "transforms_active"]
 
 
 def transforms_active() -> bool:
-    """True where a plain call would bypass torch.compile, torch.func or forward-mode AD."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
+    """True where an operator called on its own would hide from torch.func or forward-mode AD."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def needs_graph(tensors: Iterable[Tensor]) -> bool:
+    """True where autograd must record an operator on these tensors."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def make_apply(
@@ -32,6 +34,7 @@ def make_apply(
     setup: Callable[[Any, tuple[Any, ...], Any], None],
     backward: Callable[..., Any],
     jvp: Callable[..., Any] | None = None,
+    vmap: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Return `apply(*args)`, differentiable in eager mode and under every transform.
 
@@ -42,6 +45,8 @@ def make_apply(
         backward: `backward(ctx, *grad_outputs)`; written with differentiable functions, so that it can be
             differentiated again.
         jvp: `jvp(ctx, *tangents)`, forward-mode derivative.
+        vmap: `vmap(info, in_dims, *args)`, the batching rule; without one torch generates it, which fails where the
+            backward applies a Function of its own.
     """
 
     def eager_forward(ctx: Any, *args: Any) -> Any:
@@ -54,17 +59,21 @@ def make_apply(
         (Function,),
         {"forward": staticmethod(eager_forward), "backward": staticmethod(backward)},
     )
-    members = {
+    members: dict[str, Any] = {
         "forward": staticmethod(forward),
         "setup_context": staticmethod(setup),
         "backward": staticmethod(backward),
-        "generate_vmap_rule": True,
     }
-    if jvp is not None:
-        members["jvp"] = staticmethod(jvp)
-    traced = type(name, (Function,), members)
+    if vmap is None:
+        members["generate_vmap_rule"] = True
+    else:
+        members["vmap"] = staticmethod(vmap)
+    compiled = type(name, (Function,), members)
+    transformed = compiled if jvp is None else type(name, (Function,), {**members, "jvp": staticmethod(jvp)})
 
     def apply(*args: Any) -> Any:
-        return traced.apply(*args) if transforms_active() else eager.apply(*args)
+        if torch.compiler.is_compiling():
+            return compiled.apply(*args)
+        return transformed.apply(*args) if transforms_active() else eager.apply(*args)
 
     return apply

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from opswap import _core
 
-from ._function import make_apply, transforms_active
+from ._function import make_apply, needs_graph, transforms_active
 from ._layout import cat_memory_format, dense_strides
 from ._library import library
 from ._stats import count_kernel, count_reference, reference_forced
@@ -88,12 +88,16 @@ def _check(tensors: Sequence[Tensor], groups: int, sections: Sequence[int]) -> N
         raise RuntimeError("cat_channel_shuffle: expected a non-empty list of tensors")
     first = tensors[0]
     if first.dim() < 2:
-        raise RuntimeError(f"channel_shuffle: expected at least 2 dimensions (N, C, *), got {tuple(first.shape)}")
+        raise RuntimeError(
+            f"channel_shuffle: expected at least 2 dimensions (N, C, *), got {tuple(first.shape)}"
+        )
     for i, t in enumerate(tensors[1:], 1):
         if t.dtype != first.dtype:
             raise RuntimeError(f"cat_channel_shuffle: tensor {i} is {t.dtype}, tensor 0 is {first.dtype}")
         if t.device != first.device:
-            raise RuntimeError(f"cat_channel_shuffle: tensor {i} is on {t.device}, tensor 0 on {first.device}")
+            raise RuntimeError(
+                f"cat_channel_shuffle: tensor {i} is on {t.device}, tensor 0 on {first.device}"
+            )
         if t.dim() != first.dim() or t.shape[0] != first.shape[0] or t.shape[2:] != first.shape[2:]:
             raise RuntimeError(
                 f"cat_channel_shuffle: sizes must match except in dimension 1, "
@@ -159,15 +163,22 @@ def _fake(
     return [t for t in outputs if isinstance(t, Tensor)]
 
 
-def _vmap(info: Any, in_dims: Any, tensors: Any, groups: int, sections: Any, **options: Any) -> Any:
+def _fold(tensors: Sequence[Tensor], dims: Sequence[int | None], mapped: int) -> list[Tensor]:
     """The mapped dimension joins the batch."""
-    batched = []
-    for t, dim in zip(tensors, in_dims[0], strict=True):
-        t = t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-        batched.append(t.flatten(0, 1))
-    outputs = _operator(batched, groups, sections, **options)
-    outputs = [t.unflatten(0, (info.batch_size, -1)) for t in outputs]
-    return outputs, [0] * len(outputs)
+    folded = []
+    for t, dim in zip(tensors, dims, strict=True):
+        t = t.unsqueeze(0).expand(mapped, *t.shape) if dim is None else t.movedim(dim, 0)
+        folded.append(t.flatten(0, 1))
+    return folded
+
+
+def _unfold(outputs: Sequence[Tensor], mapped: int) -> tuple[list[Tensor], list[int]]:
+    return [t.unflatten(0, (mapped, t.shape[0] // mapped)) for t in outputs], [0] * len(outputs)
+
+
+def _vmap(info: Any, in_dims: Any, tensors: Any, groups: int, sections: Any, **options: Any) -> Any:
+    outputs = _operator(_fold(tensors, in_dims[0], info.batch_size), groups, sections, **options)
+    return _unfold(outputs, info.batch_size)
 
 
 def _batched(
@@ -231,8 +242,10 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     full = _fill_masked(grads, ctx.sections, ctx.output_mask)
     needed = tuple(ctx.needs_input_grad[4:])
     mask = None if all(needed) else needed
-    inverse = sum(ctx.channels) // ctx.groups if ctx.groups else 1
-    results = iter(_differentiable(max(inverse, 1), ctx.channels, ctx.memory_format, mask, *full))
+    inverse = max(sum(ctx.channels) // ctx.groups, 1)
+    # A compiled backward is never differentiated again, and Dynamo cannot trace a Function inside a backward.
+    run = _forward if torch.compiler.is_compiling() else _differentiable
+    results = iter(run(inverse, ctx.channels, ctx.memory_format, mask, *full))
     return (None, None, None, None, *(next(results) if n else None for n in needed))
 
 
@@ -255,7 +268,13 @@ def _jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
     return _forward(ctx.groups, ctx.sections, ctx.memory_format, ctx.output_mask, *tangents[4:])
 
 
-_apply = make_apply("CatChannelShuffleSplit", _forward, _setup, _backward, _jvp)
+def _vmap_function(info: Any, in_dims: Any, *args: Any) -> Any:
+    outputs = _differentiable(*args[:4], *_fold(args[4:], in_dims[4:], info.batch_size))
+    unfolded, dims = _unfold(outputs, info.batch_size)
+    return tuple(unfolded), tuple(dims)
+
+
+_apply = make_apply("CatChannelShuffleSplit", _forward, _setup, _backward, _jvp, _vmap_function)
 
 
 def _differentiable(
@@ -265,7 +284,7 @@ def _differentiable(
     output_mask: tuple[bool, ...] | None,
     *tensors: Tensor,
 ) -> tuple[Tensor, ...]:
-    if transforms_active() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+    if transforms_active() or needs_graph(tensors):
         return _apply(groups, sections, memory_format, output_mask, *tensors)
     return _forward(groups, sections, memory_format, output_mask, *tensors)
 

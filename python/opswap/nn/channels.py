@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The operators as modules. None has parameters or buffers, so none adds a key to the state_dict."""
+"""Channel shuffles as modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from . import functional as F
+from opswap import functional as F
 
 __all__ = ["CatChannelShuffle", "ChannelShuffle", "IndexSelectFull", "IndexSelectHalf"]
 

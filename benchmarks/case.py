@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""What a benchmark case is, and how it becomes rows."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import opswap
+from opswap.doctor import cpu_model
+from timing import Spread, time_in_turn
+
+__all__ = ["LAYOUTS", "Case", "measure"]
+
+LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
+
+Function = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison of opswap with what a user would call instead.
+
+    build: makes the inputs and returns the functions to time, by name; each returns a tensor or several.
+    ours: the functions that run opswap, by name, with the memory layout each is for; one row for each.
+    payload: bytes that an operator reads, and writes again; 0 for a whole model, which has no roof.
+    tolerance: relative difference allowed between the results; 0 asks for equal bits and strides.
+    """
+
+    case: str
+    shape: str
+    dtype: str
+    direction: str
+    build: Callable[[], Mapping[str, Function]]
+    ours: Mapping[str, str]
+    payload: int = 0
+    tolerance: float = 0.0
+
+    @property
+    def label(self) -> str:
+        layouts = "/".join(self.ours.values())
+        return f"{self.case} {self.shape} {self.dtype} {layouts} {self.direction}"
+
+
+def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterator[dict[str, Any]]:
+    """Check the results, time everything in turn, and yield one row for each function of opswap.
+
+    Raises: RuntimeError where results differ, or where opswap ran as plain torch code.
+    """
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    functions = case.build()
+    _check_results(case, functions)
+    opswap.reset_stats()
+    times = time_in_turn(functions, seconds)
+    _refuse_fallback(case)
+    copy_time = _time_copy(case.payload, seconds / len(functions)) if case.payload else None
+    stock = {name: spread for name, spread in times.items() if name not in case.ours}
+    for name, layout in case.ours.items():
+        row = {"case": case.case, "shape": case.shape, "dtype": case.dtype, "layout": layout}
+        row |= {"direction": case.direction, "threads": threads, "allocation": allocation}
+        yield row | _comparison(times[name], stock) | _roof(case, times[name], copy_time) | _machine()
+
+
+def _comparison(ours: Spread, stock: Mapping[str, Spread]) -> dict[str, Any]:
+    best = min(stock, key=lambda name: stock[name].median)
+    return {
+        "stock": {name: asdict(spread) for name, spread in stock.items()},
+        "best_stock": best,
+        "stock_ms": stock[best].median,
+        "opswap": asdict(ours),
+        "opswap_ms": ours.median,
+        "ratio": stock[best].median / ours.median,
+    }
+
+
+def _roof(case: Case, ours: Spread, copy_time: Spread | None) -> dict[str, float | None]:
+    """GB/s read and written by opswap, and its share of what torch's copy_ of as many bytes reaches.
+
+    More than the whole is possible: the copy runs right after, and machines change their speed.
+    """
+    if copy_time is None:
+        return {"gbps": None, "copy_gbps": None, "roof_share": None}
+    moved = 2 * case.payload / 1e6
+    return {
+        "gbps": moved / ours.median,
+        "copy_gbps": moved / copy_time.median,
+        "roof_share": copy_time.median / ours.median,
+    }
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "cpu": cpu_model(),
+        "isa": opswap.isa.current(),
+        "torch": torch.__version__,
+        "opswap_version": opswap.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _time_copy(payload: int, seconds: float) -> Spread:
+    """Of one copy between two buffers that are in memory, and in the caches where they fit."""
+    source, target = torch.ones(payload, dtype=torch.uint8), torch.zeros(payload, dtype=torch.uint8)
+    return time_in_turn({"copy": lambda: target.copy_(source)}, seconds)["copy"]
+
+
+def _check_results(case: Case, functions: Mapping[str, Function]) -> None:
+    opswap.reset_stats()
+    results = {name: _tensors(function()) for name, function in functions.items()}
+    _refuse_fallback(case)
+    first, expected = next(iter(results.items()))
+    for name, actual in results.items():
+        if not all(_same(a, b, case.tolerance) for a, b in zip(expected, actual, strict=True)):
+            raise RuntimeError(f"{case.label}: the results of {name!r} and {first!r} differ")
+
+
+def _tensors(result: Any) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def _same(expected: Tensor, actual: Tensor, tolerance: float) -> bool:
+    if tolerance == 0.0:
+        return expected.stride() == actual.stride() and torch.equal(expected, actual)
+    scale = expected.abs().max().item()
+    return expected.shape == actual.shape and (expected - actual).abs().max().item() <= tolerance * scale
+
+
+def _refuse_fallback(case: Case) -> None:
+    counts = opswap.stats()
+    if counts["reference"] or not counts["kernel"]:
+        raise RuntimeError(f"{case.label}: opswap did not run its kernels alone: {counts}")

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: MIT
+"""One module an operator family, and one for whole models; each has `cases(batch)`."""
+
+from collections.abc import Callable, Iterator
+
+from case import Case
+
+from . import channels, models
+
+__all__ = ["FAMILIES"]
+
+FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {"channels": channels.cases, "models": models.cases}

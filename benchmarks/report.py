@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""Turn result files into the README's tables: python benchmarks/report.py [FILE ...]"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+_RESULTS = Path(__file__).parent / "results"
+_OPERATOR = ("case", "shape", "dtype", "layout", "direction")
+_MODEL = ("case", "shape", "direction")
+
+
+def _settings(rows: Iterable[Row]) -> list[tuple[int, str]]:
+    """Threads and allocation mode, in the order of the file."""
+    return list(dict.fromkeys((row["threads"], row["allocation"]) for row in rows))
+
+
+def _heading(setting: tuple[int, str]) -> str:
+    threads, allocation = setting
+    return f"{threads} thread{'s' if threads > 1 else ''}, {allocation}"
+
+
+def _groups(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[str, ...], list[Row]]:
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return groups
+
+
+def _ratio(row: Row) -> str:
+    text = f"{row['ratio']:.2f}"
+    return text if row["ratio"] >= 1.0 else f"**{text}** (slower)"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)]
+
+
+def _operator_table(rows: list[Row]) -> list[str]:
+    """A line an operator, shape, dtype, layout and direction: times of the first setting, ratios of all."""
+    settings = _settings(rows)
+    head = [*_OPERATOR, f"stock, ms ({_heading(settings[0])})", "opswap, ms", "share of copy"]
+    head += [f"x, {_heading(setting)}" for setting in settings]
+    lines = []
+    for key, group in _groups(rows, _OPERATOR).items():
+        found = {(row["threads"], row["allocation"]): row for row in group}
+        first = group[0]
+        stock = ", ".join(f"{name} {spread['median']:.2f}" for name, spread in first["stock"].items())
+        cells = [*key, stock, f"{first['opswap_ms']:.2f}", f"{first['roof_share']:.0%}"]
+        lines.append(cells + [_ratio(found[s]) if s in found else "" for s in settings])
+    return _table(head, lines)
+
+
+def _model_table(rows: list[Row]) -> list[str]:
+    """A line a model and setting: median times of stock and swapped in both layouts."""
+    lines = []
+    for key, group in _groups(rows, (*_MODEL, "threads", "allocation")).items():
+        stock = [f"{spread['median']:.0f}" for spread in group[0]["stock"].values()]
+        best = max(group, key=lambda row: row["ratio"])
+        swapped = [f"{row['opswap_ms']:.0f}" for row in group]
+        lines.append([*key[:3], _heading((key[3], key[4])), *stock, *swapped, _ratio(best)])
+    layouts = dict.fromkeys(row["layout"] for row in rows)
+    head = [*_MODEL, "setting", *rows[0]["stock"], *(f"swapped {layout}" for layout in layouts)]
+    return _table([*head, "best stock / best swapped"], lines)
+
+
+def _machine_line(rows: list[Row]) -> str:
+    row = rows[-1]
+    return (
+        f"{row['cpu']}, {row['isa']}, torch {row['torch']}, opswap {row['opswap_version']}, {row['date']}. "
+        f"{len(rows)} rows, {sum(r['ratio'] < 1.0 for r in rows)} slower than the best stock form."
+    )
+
+
+def report(rows: list[Row]) -> str:
+    """Markdown of one result file."""
+    operators = [row for row in rows if row["roof_share"] is not None]
+    models = [row for row in rows if row["roof_share"] is None]
+    parts = [_machine_line(rows)]
+    parts += ["\n".join(_operator_table(operators))] if operators else []
+    parts += ["\n".join(_model_table(models))] if models else []
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "file", nargs="*", type=Path, help="written by run.py --json; by default all of results/"
+    )
+    files = parser.parse_args().file or sorted(_RESULTS.glob("*.json"))
+    if not files:
+        parser.error(f"no result files in {str(_RESULTS)!r}")
+    for file in files:
+        try:
+            rows = json.loads(file.read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            parser.error(f"{str(file)!r} cannot be read: {error}")
+        print(report(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT */
+/* avg and avg_backward of one dtype; included like scalar_max.h. The lanes are those of max. */
+
+/* Row `row` of the input that tap (d, h) of the spans names, in a channel whose plane is given. */
+static inline const ELEMENT *LOCAL(avg_row)(const osw_pool *pool, const ELEMENT *plane,
+                                            const osw_span *taps, int64_t d, int64_t h)
+{
+    return plane +
+           osw_place(&pool->input, 0, 0,
+                     osw_input_position(pool, taps[DEPTH].start + d, taps[HEIGHT].start + h, 0));
+}
+
+/* sum[i] += x[i * step] */
+static inline void LOCAL(add)(VALUE *restrict sum, const ELEMENT *restrict x, int64_t step,
+                              int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        sum[i] += LOAD(x[i * step]);
+}
+
+static inline void LOCAL(avg_strip)(const osw_pool *pool, const ELEMENT *plane,
+                                    const osw_span *taps, int64_t from, int64_t to, VALUE *sum)
+{
+    const osw_pool_dim *dim = &pool->dims[WIDTH];
+    for (int64_t d = taps[DEPTH].first; d < taps[DEPTH].end; d++) {
+        for (int64_t h = taps[HEIGHT].first; h < taps[HEIGHT].end; h++) {
+            const ELEMENT *row = LOCAL(avg_row)(pool, plane, taps, d, h);
+            for (int64_t w = 0; w < dim->kernel; w++) {
+                const osw_range range = osw_outputs(dim, w, 0, dim->input);
+                const int64_t first = osw_max(range.first, from), end = osw_min(range.end, to);
+                if (first < end)
+                    LOCAL(add)
+                (sum + first - from, row + first * dim->stride - dim->padding + w, dim->stride,
+                 end - first);
+            }
+        }
+    }
+}
+
+static void KERNEL(avg_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    VALUE sum[OSW_POOL_BLOCK];
+    const int64_t width = pool->dims[WIDTH].output;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_row row = osw_output_row(pool, pool->channels, unit);
+        const osw_span taps[] = {osw_taps(&pool->dims[DEPTH], row.depth),
+                                 osw_taps(&pool->dims[HEIGHT], row.height)};
+        const ELEMENT *plane =
+            (const ELEMENT *)pool->input.base +
+            osw_place(&pool->input, row.image, row.channel * pool->channel_step, 0);
+        ELEMENT *y = (ELEMENT *)pool->output.base +
+                     osw_place(&pool->output, row.image, row.channel,
+                               osw_output_position(pool, row.depth, row.height, 0));
+        for (int64_t from = 0; from < width; from += OSW_POOL_BLOCK) {
+            const int64_t to = osw_min(from + OSW_POOL_BLOCK, width);
+            memset(sum, 0, sizeof sum);
+            LOCAL(avg_strip)(pool, plane, taps, from, to, sum);
+            for (int64_t w = from; w < to; w++)
+                y[w] =
+                    STORE(sum[w - from] / (VALUE)osw_avg_divisor(pool, row.depth, row.height, w));
+        }
+    }
+}
+
+static inline void LOCAL(avg_position)(const osw_pool *pool, const ELEMENT *image,
+                                       const osw_span *taps, int64_t c, int64_t count, VALUE *sum)
+{
+    for (int64_t d = taps[DEPTH].first; d < taps[DEPTH].end; d++) {
+        for (int64_t h = taps[HEIGHT].first; h < taps[HEIGHT].end; h++) {
+            const ELEMENT *row = LOCAL(avg_row)(pool, image, taps, d, h);
+            for (int64_t w = taps[WIDTH].first; w < taps[WIDTH].end; w++)
+                LOCAL(add)
+            (sum, row + osw_place(&pool->input, 0, c * pool->channel_step, taps[WIDTH].start + w),
+             pool->channel_step, count);
+        }
+    }
+}
+
+static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    VALUE sum[OSW_POOL_BLOCK];
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_row row = osw_output_row(pool, 1, unit);
+        osw_span taps[OSW_POOL_DIMS] = {osw_taps(&pool->dims[DEPTH], row.depth),
+                                        osw_taps(&pool->dims[HEIGHT], row.height)};
+        const ELEMENT *image =
+            (const ELEMENT *)pool->input.base + osw_place(&pool->input, row.image, 0, 0);
+        for (int64_t w = 0; w < pool->dims[WIDTH].output; w++) {
+            taps[WIDTH] = osw_taps(&pool->dims[WIDTH], w);
+            const VALUE divisor = (VALUE)osw_avg_divisor(pool, row.depth, row.height, w);
+            ELEMENT *y = (ELEMENT *)pool->output.base +
+                         osw_place(&pool->output, row.image, 0,
+                                   osw_output_position(pool, row.depth, row.height, w));
+            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_BLOCK) {
+                const int64_t count = osw_min(OSW_POOL_BLOCK, pool->channels - c);
+                memset(sum, 0, sizeof sum);
+                LOCAL(avg_position)(pool, image, taps, c, count, sum);
+                for (int64_t i = 0; i < count; i++)
+                    y[c + i] = STORE(sum[i] / divisor);
+            }
+        }
+    }
+}
+
+/* Positions [from, to) of one row of a channel; outputs in row-major order, as in max_backward. */
+static inline void LOCAL(share_strip)(const osw_pool *pool, const osw_row *row, int64_t from,
+                                      int64_t to, VALUE *sum)
+{
+    const osw_pool_dim *dims = pool->dims;
+    const osw_pool_tensor *t = &pool->grad_output;
+    const int64_t channel = row->channel / pool->channel_step;
+    for (int64_t d = dims[DEPTH].kernel - 1; d >= 0; d--) {
+        const int64_t od = osw_output_of(&dims[DEPTH], row->depth, d);
+        for (int64_t h = dims[HEIGHT].kernel - 1; od >= 0 && h >= 0; h--) {
+            const int64_t oh = osw_output_of(&dims[HEIGHT], row->height, h);
+            for (int64_t w = dims[WIDTH].kernel - 1; oh >= 0 && w >= 0; w--) {
+                const osw_range range = osw_outputs(&dims[WIDTH], w, from, to);
+                const ELEMENT *gradient =
+                    (const ELEMENT *)t->base +
+                    osw_place(t, row->image, channel, osw_output_position(pool, od, oh, 0));
+                for (int64_t ow = range.first; ow < range.end; ow++) {
+                    VALUE *s = sum + ow * dims[WIDTH].stride - dims[WIDTH].padding + w - from;
+                    const VALUE divisor = ROUND((VALUE)osw_avg_divisor(pool, od, oh, ow));
+                    *s = ROUND(*s + ROUND(LOAD(gradient[ow]) / divisor));
+                }
+            }
+        }
+    }
+}
+
+static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    VALUE sum[OSW_POOL_BLOCK];
+    const int64_t width = pool->dims[WIDTH].input;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_row row = osw_input_row(pool, pool->input_channels, unit);
+        ELEMENT *target = (ELEMENT *)pool->grad_input.base +
+                          osw_place(&pool->grad_input, row.image, row.channel,
+                                    osw_input_position(pool, row.depth, row.height, 0));
+        const bool skipped = row.channel % pool->channel_step != 0;
+        for (int64_t from = 0; from < width; from += OSW_POOL_BLOCK) {
+            const int64_t to = osw_min(from + OSW_POOL_BLOCK, width);
+            memset(sum, 0, sizeof sum);
+            if (!skipped)
+                LOCAL(share_strip)(pool, &row, from, to, sum);
+            for (int64_t i = from; i < to; i++)
+                target[i] = STORE(sum[i - from]);
+        }
+    }
+}
+
+static inline void LOCAL(share_position)(const osw_pool *pool, const osw_row *row, int64_t w,
+                                         int64_t c, int64_t count, VALUE *sum)
+{
+    const osw_pool_dim *dims = pool->dims;
+    const osw_pool_tensor *t = &pool->grad_output;
+    for (int64_t kd = dims[DEPTH].kernel - 1; kd >= 0; kd--) {
+        const int64_t od = osw_output_of(&dims[DEPTH], row->depth, kd);
+        for (int64_t kh = dims[HEIGHT].kernel - 1; od >= 0 && kh >= 0; kh--) {
+            const int64_t oh = osw_output_of(&dims[HEIGHT], row->height, kh);
+            for (int64_t kw = dims[WIDTH].kernel - 1; oh >= 0 && kw >= 0; kw--) {
+                const int64_t ow = osw_output_of(&dims[WIDTH], w, kw);
+                if (ow < 0)
+                    continue;
+                const VALUE divisor = ROUND((VALUE)osw_avg_divisor(pool, od, oh, ow));
+                const ELEMENT *gradient =
+                    (const ELEMENT *)t->base +
+                    osw_place(t, row->image, c, osw_output_position(pool, od, oh, ow));
+                for (int64_t i = 0; i < count; i++)
+                    sum[i] = ROUND(sum[i] + ROUND(LOAD(gradient[i]) / divisor));
+            }
+        }
+    }
+}
+
+static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    VALUE sum[OSW_POOL_BLOCK];
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_row row = osw_input_row(pool, 1, unit);
+        for (int64_t w = 0; w < pool->dims[WIDTH].input; w++) {
+            ELEMENT *target = (ELEMENT *)pool->grad_input.base +
+                              osw_place(&pool->grad_input, row.image, 0,
+                                        osw_input_position(pool, row.depth, row.height, w));
+            if (pool->channel_step > 1)
+                memset(target, 0, (size_t)pool->input_channels * sizeof(ELEMENT));
+            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_BLOCK) {
+                const int64_t count = osw_min(OSW_POOL_BLOCK, pool->channels - c);
+                memset(sum, 0, sizeof sum);
+                LOCAL(share_position)(pool, &row, w, c, count, sum);
+                for (int64_t i = 0; i < count; i++)
+                    target[(c + i) * pool->channel_step] = STORE(sum[i]);
+            }
+        }
+    }
+}

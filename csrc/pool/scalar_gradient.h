@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: MIT */
+/* max_backward of one floating-point dtype; included like scalar_max.h.
+ *
+ * Every position of the input collects the gradient of the outputs whose offset names it. Lanes are
+ * neighbouring positions of a row in planes, channels of a position in pixels; they take the
+ * outputs in row-major order, so the taps run backwards. */
+
+/* sum[i * step] += gradient[i] where offset i is `tap`, 0 <= i < count */
+static inline void LOCAL(collect)(const osw_pool *pool, VALUE *restrict sum, int64_t step,
+                                  int64_t count, int64_t gradient_at, int64_t offsets_at,
+                                  int32_t tap)
+{
+    const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base + gradient_at;
+    if (pool->wide) {
+        const int32_t *offsets = (const int32_t *)pool->offsets.base + offsets_at;
+        for (int64_t i = 0; i < count; i++)
+            if (offsets[i] == tap)
+                sum[i * step] = ROUND(sum[i * step] + LOAD(gradient[i]));
+        return;
+    }
+    const uint8_t *offsets = (const uint8_t *)pool->offsets.base + offsets_at;
+    for (int64_t i = 0; i < count; i++)
+        if (offsets[i] == tap)
+            sum[i * step] = ROUND(sum[i * step] + LOAD(gradient[i]));
+}
+
+/* Positions [from, to) of one row of a channel. */
+static inline void LOCAL(gradient_strip)(const osw_pool *pool, const osw_row *row, int64_t from,
+                                         int64_t to, VALUE *sum)
+{
+    const osw_pool_dim *dims = pool->dims;
+    const int64_t channel = row->channel / pool->channel_step;
+    for (int64_t d = dims[DEPTH].kernel - 1; d >= 0; d--) {
+        const int64_t od = osw_output_of(&dims[DEPTH], row->depth, d);
+        for (int64_t h = dims[HEIGHT].kernel - 1; od >= 0 && h >= 0; h--) {
+            const int64_t oh = osw_output_of(&dims[HEIGHT], row->height, h);
+            for (int64_t w = dims[WIDTH].kernel - 1; oh >= 0 && w >= 0; w--) {
+                const osw_range range = osw_outputs(&dims[WIDTH], w, from, to);
+                const int64_t position = osw_output_position(pool, od, oh, range.first);
+                const int64_t column = range.first * dims[WIDTH].stride - dims[WIDTH].padding +
+                                       w * dims[WIDTH].dilation;
+                if (range.first < range.end)
+                    LOCAL(collect)
+                (pool, sum + column - from, dims[WIDTH].stride, range.end - range.first,
+                 osw_place(&pool->grad_output, row->image, channel, position),
+                 osw_place(&pool->offsets, row->image, channel, position), osw_tap(pool, d, h, w));
+            }
+        }
+    }
+}
+
+static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    VALUE sum[OSW_POOL_BLOCK];
+    const int64_t width = pool->dims[WIDTH].input;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_row row = osw_input_row(pool, pool->input_channels, unit);
+        const int64_t position = osw_input_position(pool, row.depth, row.height, 0);
+        ELEMENT *target = (ELEMENT *)pool->grad_input.base +
+                          osw_place(&pool->grad_input, row.image, row.channel, position);
+        const bool skipped = row.channel % pool->channel_step != 0;
+        for (int64_t from = 0; from < width; from += OSW_POOL_BLOCK) {
+            const int64_t to = osw_min(from + OSW_POOL_BLOCK, width);
+            memset(sum, 0, sizeof sum);
+            if (!skipped)
+                LOCAL(gradient_strip)(pool, &row, from, to, sum);
+            for (int64_t i = from; i < to; i++)
+                target[i] = STORE(sum[i - from]);
+        }
+    }
+}
+
+/* `count` channels of the output, from channel c on, at input position (depth, height, w). */
+static inline void LOCAL(gradient_position)(const osw_pool *pool, const osw_row *row, int64_t w,
+                                            int64_t c, int64_t count, VALUE *sum)
+{
+    const osw_pool_dim *dims = pool->dims;
+    for (int64_t kd = dims[DEPTH].kernel - 1; kd >= 0; kd--) {
+        const int64_t od = osw_output_of(&dims[DEPTH], row->depth, kd);
+        for (int64_t kh = dims[HEIGHT].kernel - 1; od >= 0 && kh >= 0; kh--) {
+            const int64_t oh = osw_output_of(&dims[HEIGHT], row->height, kh);
+            for (int64_t kw = dims[WIDTH].kernel - 1; oh >= 0 && kw >= 0; kw--) {
+                const int64_t ow = osw_output_of(&dims[WIDTH], w, kw);
+                const int64_t position = osw_output_position(pool, od, oh, ow);
+                if (ow >= 0)
+                    LOCAL(collect)
+                (pool, sum, 1, count, osw_place(&pool->grad_output, row->image, c, position),
+                 osw_place(&pool->offsets, row->image, c, position), osw_tap(pool, kd, kh, kw));
+            }
+        }
+    }
+}
+
+static void KERNEL(max_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    VALUE sum[OSW_POOL_BLOCK];
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_row row = osw_input_row(pool, 1, unit);
+        for (int64_t w = 0; w < pool->dims[WIDTH].input; w++) {
+            const int64_t position = osw_input_position(pool, row.depth, row.height, w);
+            ELEMENT *target = (ELEMENT *)pool->grad_input.base +
+                              osw_place(&pool->grad_input, row.image, 0, position);
+            if (pool->channel_step > 1)
+                memset(target, 0, (size_t)pool->input_channels * sizeof(ELEMENT));
+            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_BLOCK) {
+                const int64_t count = osw_min(OSW_POOL_BLOCK, pool->channels - c);
+                memset(sum, 0, sizeof sum);
+                LOCAL(gradient_position)(pool, &row, w, c, count, sum);
+                for (int64_t i = 0; i < count; i++)
+                    target[(c + i) * pool->channel_step] = STORE(sum[i]);
+            }
+        }
+    }
+}

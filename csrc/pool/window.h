@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: MIT */
+/* Arithmetic of windows: which taps meet the input, which outputs meet a position, which unit is
+ * which row. */
+#ifndef OSW_POOL_WINDOW_H
+#define OSW_POOL_WINDOW_H
+
+#include "pool/pool.h"
+
+enum { DEPTH, HEIGHT, WIDTH };
+
+static inline int64_t osw_min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t osw_max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* ceil(a / b), 0 for negative a; b > 0 */
+static inline int64_t osw_ceil_div(int64_t a, int64_t b)
+{
+    return a > 0 ? (a + b - 1) / b : 0;
+}
+
+/* Taps [first, end) of one dimension meet the input; tap k at start + k * dilation. `first` is the
+ * first tap that is not before the input, even where no tap meets it. */
+typedef struct osw_span {
+    int64_t start;
+    int64_t first;
+    int64_t end;
+} osw_span;
+
+static inline osw_span osw_taps(const osw_pool_dim *dim, int64_t o)
+{
+    const int64_t start = o * dim->stride - dim->padding;
+    return (osw_span){
+        .start = start,
+        .first = osw_ceil_div(-start, dim->dilation),
+        .end = osw_min(dim->kernel, osw_ceil_div(dim->input - start, dim->dilation)),
+    };
+}
+
+/* The output whose tap k meets input position i, or -1. */
+static inline int64_t osw_output_of(const osw_pool_dim *dim, int64_t i, int64_t k)
+{
+    const int64_t reach = i + dim->padding - k * dim->dilation;
+    if (reach < 0 || reach % dim->stride != 0 || reach / dim->stride >= dim->output)
+        return -1;
+    return reach / dim->stride;
+}
+
+/* Outputs [first, end) whose tap k meets input positions [from, to). */
+typedef struct osw_range {
+    int64_t first;
+    int64_t end;
+} osw_range;
+
+static inline osw_range osw_outputs(const osw_pool_dim *dim, int64_t k, int64_t from, int64_t to)
+{
+    const int64_t shift = dim->padding - k * dim->dilation;
+    return (osw_range){
+        .first = osw_ceil_div(from + shift, dim->stride),
+        .end = osw_min(dim->output, osw_ceil_div(to + shift, dim->stride)),
+    };
+}
+
+/* Window of output o in adaptive pooling. */
+static inline osw_range osw_adaptive(const osw_pool_dim *dim, int64_t o)
+{
+    return (osw_range){
+        .first = o * dim->input / dim->output,
+        .end = osw_ceil_div((o + 1) * dim->input, dim->output),
+    };
+}
+
+/* Input positions that a dimension's window counts for the average: with the padding, or without.
+ */
+static inline int64_t osw_avg_count(const osw_pool_dim *dim, int64_t o, bool with_padding)
+{
+    const int64_t start = o * dim->stride - dim->padding;
+    const int64_t edge = with_padding ? dim->padding : 0;
+    return osw_min(start + dim->kernel, dim->input + edge) - osw_max(start, -edge);
+}
+
+static inline int64_t osw_avg_divisor(const osw_pool *pool, int64_t d, int64_t h, int64_t w)
+{
+    if (pool->divisor)
+        return pool->divisor;
+    return osw_avg_count(&pool->dims[DEPTH], d, pool->count_include_pad) *
+           osw_avg_count(&pool->dims[HEIGHT], h, pool->count_include_pad) *
+           osw_avg_count(&pool->dims[WIDTH], w, pool->count_include_pad);
+}
+
+/* One row of the input or of the output. */
+typedef struct osw_row {
+    int64_t image;
+    int64_t channel;
+    int64_t depth;
+    int64_t height;
+} osw_row;
+
+/* Row number `unit`, counted through image, `channels` channels, depth and height. */
+static inline osw_row osw_row_of(int64_t unit, int64_t channels, int64_t depth, int64_t height)
+{
+    osw_row row;
+    row.height = unit % height;
+    unit /= height;
+    row.depth = unit % depth;
+    unit /= depth;
+    row.channel = unit % channels;
+    row.image = unit / channels;
+    return row;
+}
+
+static inline osw_row osw_output_row(const osw_pool *pool, int64_t channels, int64_t unit)
+{
+    return osw_row_of(unit, channels, pool->dims[DEPTH].output, pool->dims[HEIGHT].output);
+}
+
+static inline osw_row osw_input_row(const osw_pool *pool, int64_t channels, int64_t unit)
+{
+    return osw_row_of(unit, channels, pool->dims[DEPTH].input, pool->dims[HEIGHT].input);
+}
+
+/* Elements from the base to image n, channel c, position p. */
+static inline int64_t osw_place(const osw_pool_tensor *t, int64_t n, int64_t c, int64_t p)
+{
+    return n * t->image_step + c * t->channel_step + p * t->pixel_step;
+}
+
+static inline int64_t osw_input_position(const osw_pool *pool, int64_t d, int64_t h, int64_t w)
+{
+    return (d * pool->dims[HEIGHT].input + h) * pool->dims[WIDTH].input + w;
+}
+
+static inline int64_t osw_output_position(const osw_pool *pool, int64_t d, int64_t h, int64_t w)
+{
+    return (d * pool->dims[HEIGHT].output + h) * pool->dims[WIDTH].output + w;
+}
+
+static inline int64_t osw_input_plane(const osw_pool *pool)
+{
+    return pool->dims[DEPTH].input * pool->dims[HEIGHT].input * pool->dims[WIDTH].input;
+}
+
+static inline int64_t osw_output_plane(const osw_pool *pool)
+{
+    return pool->dims[DEPTH].output * pool->dims[HEIGHT].output * pool->dims[WIDTH].output;
+}
+
+static inline int32_t osw_tap(const osw_pool *pool, int64_t d, int64_t h, int64_t w)
+{
+    return (int32_t)((d * pool->dims[HEIGHT].kernel + h) * pool->dims[WIDTH].kernel + w);
+}
+
+/* Blocks of OSW_POOL_BLOCK channels. */
+static inline int64_t osw_blocks(int64_t channels)
+{
+    return osw_ceil_div(channels, OSW_POOL_BLOCK);
+}
+
+#endif

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT
+"""The command line: `opswap demo | scan | doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["main"]
+
+
+def _positive_int(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return value
+
+
+def _batch_size(text: str) -> int:
+    value = _positive_int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"batch normalisation needs at least 2 images, got {text!r}")
+    return value
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal() or not text.isascii():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    value = _natural(text)
+    if value >= 2**32:
+        raise argparse.ArgumentTypeError(f"expected a seed below 2**32, got {text!r}")
+    return value
+
+
+def _image_size(text: str) -> int:
+    value = _positive_int(text)
+    if value < 32:
+        raise argparse.ArgumentTypeError(f"the network halves an image five times: at least 32, got {text!r}")
+    return value
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 100.0:
+        raise argparse.ArgumentTypeError(f"expected a percentage from 0 to 100, got {text!r}")
+    return value
+
+
+def _writable_file(text: str) -> Path:
+    path = Path(text)
+    if not text or path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file name, got {text!r}")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder of {text!r} does not exist")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    return path
+
+
+def _factory(text: str) -> tuple[str, str]:
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        raise argparse.ArgumentTypeError(f"expected package.module:factory, got {text!r}")
+    return module, name
+
+
+def _parser() -> argparse.ArgumentParser:
+    from . import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="opswap", description="Fast, verified replacements for slow operators in PyTorch models."
+    )
+    parser.add_argument("--version", action="version", version=f"opswap {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="{demo,scan,doctor}")
+    _add_demo(commands)
+    _add_scan(commands)
+    doctor = commands.add_parser("doctor", help="print versions and processor, and check every kernel tier")
+    doctor.set_defaults(run=_run_doctor)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="train a ShuffleNetV2 on handwritten digits, stock and swapped side by side",
+        description="Train a stock ShuffleNetV2 x0.5 and its swapped copy on the same batches of handwritten "
+        "digits. Their losses must be equal at every step. Prints accuracy and step times, draws a plot.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    demo.add_argument("--epochs", type=_positive_int, default=8, help="passes over the training images")
+    demo.add_argument("--batch-size", type=_batch_size, default=32, help="images in a training step")
+    demo.add_argument(
+        "--image-size", type=_image_size, default=48, help="side of a scaled-up image, in pixels"
+    )
+    demo.add_argument("--seed", type=_seed, default=0, help="of the weights, the split and the batches")
+    demo.add_argument("--threads", type=_positive_int, help="threads of torch, None for torch's own choice")
+    demo.add_argument(
+        "--rounds", type=_natural, default=8, help="timed steps of each memory format, 0 for no such timing"
+    )
+    demo.add_argument(
+        "--min-accuracy", type=_percent, default=95.0, help="fail below this held-out accuracy, in percent"
+    )
+    demo.add_argument("--output", type=_writable_file, default="opswap-demo.png", help="the plot, a PNG file")
+    demo.set_defaults(run=_run_demo)
+
+
+def _add_scan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    scan = commands.add_parser(
+        "scan",
+        help="list what swap would replace in a model",
+        description="List what swap would replace in a model. Exit status 1 where it finds nothing.",
+    )
+    scan.add_argument(
+        "model",
+        type=_factory,
+        metavar="package.module:factory",
+        help="a model, or what returns one when called",
+    )
+    scan.add_argument("--exact", action="store_true", help="only replacements with bit-equal results")
+    scan.set_defaults(run=_run_scan)
+
+
+def _fail(message: str) -> int:
+    print(f"opswap: error: {message}", file=sys.stderr)
+    return 1
+
+
+def _run_demo(arguments: argparse.Namespace) -> int:
+    try:
+        from . import demo
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] not in ("rich", "matplotlib", "sklearn"):
+            raise
+        return _fail(f"the demo needs {missing.name}, which is not installed: pip install 'opswap[demo]'")
+    settings = {key: value for key, value in vars(arguments).items() if key != "run"}
+    try:
+        demo.run(demo.Settings(**settings))
+    except demo.DemoError as error:
+        return _fail(str(error))
+    return 0
+
+
+def _run_scan(arguments: argparse.Namespace) -> int:
+    from torch import nn
+
+    from .swap import scan
+
+    module_name, name = arguments.model
+    target = f"{module_name}:{name}"
+    sys.path.insert(0, os.getcwd())
+    try:
+        model = getattr(importlib.import_module(module_name), name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
+            raise
+        return _fail(f"{target!r}: there is no module {missing.name!r}")
+    except AttributeError:
+        return _fail(f"{target!r}: {module_name!r} has no {name!r}")
+    if not isinstance(model, nn.Module):
+        model = model()
+    if not isinstance(model, nn.Module):
+        return _fail(f"{target!r} gave a {type(model).__name__}, not a torch.nn.Module")
+    found = scan(model, exact=arguments.exact)
+    print(found)
+    return 0 if found.swapped else 1
+
+
+def _run_doctor(arguments: argparse.Namespace) -> int:
+    from .doctor import check_kernels, describe
+
+    for key, value in describe().items():
+        print(f"{key:<11} {value}")
+    faults = check_kernels()
+    print(f"{'kernels':<11} " + ("every tier agrees with the reference" if not faults else "FAULTY"))
+    for fault in faults:
+        print(f"  {fault}")
+    return 1 if faults else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args: argv: the arguments, those of the process where None.
+    Returns: the exit status: 0 done, 1 failed (or, for scan, nothing found). Wrong arguments exit with 2.
+    """
+    arguments = _parser().parse_args(argv)
+    return arguments.run(arguments)

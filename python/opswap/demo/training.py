@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""Several copies of one model trained on the same batches, each step of each copy timed in turn."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import opswap
+
+from .settings import DemoError
+
+__all__ = ["Learner", "Spread", "check_equal_parameters", "in_turn", "swap_exactly", "train_equal"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of step times, in milliseconds."""
+
+    low: float
+    median: float
+    high: float
+
+
+class Learner:
+    """A model with SGD and a one-cycle schedule; keeps the loss and the time of every step."""
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        criterion: Callable[[Tensor, Tensor], Tensor],
+        *,
+        steps: int,
+        learning_rate: float,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self.name = name
+        self.model = model.to(memory_format=memory_format).train()
+        self.memory_format = memory_format
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self._criterion = criterion
+        self._optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=learning_rate, momentum=0.9, weight_decay=1e-4, nesterov=True
+        )
+        self._schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self._optimizer, max_lr=learning_rate, total_steps=steps
+        )
+
+    def step(self, inputs: Tensor, targets: Tensor) -> None:
+        """One training step; converting the inputs to the memory format is not part of its time."""
+        inputs = inputs.contiguous(memory_format=self.memory_format)
+        start = time.perf_counter()
+        self._optimizer.zero_grad()
+        loss = self._criterion(self.model(inputs), targets)
+        loss.backward()
+        self._optimizer.step()
+        self._schedule.step()
+        self.seconds.append(time.perf_counter() - start)
+        self.losses.append(loss.item())
+
+    def spread(self, skip: int) -> Spread:
+        """Of the step times, without the first `skip` steps, in which caches are filled."""
+        low, median, high = np.percentile(np.array(self.seconds[skip:] or self.seconds) * 1e3, (25, 50, 75))
+        return Spread(float(low), float(median), float(high))
+
+
+def in_turn(learners: Sequence[Learner], batches: Iterable[Batch]) -> Iterator[int]:
+    """Give every batch to every learner, in random order, and yield the number of batches done.
+
+    What disturbs the machine disturbs all learners alike, and none always follows the same other one, whose
+    memory it would find in the caches: their times can be compared.
+    """
+    generator = random.Random(0)
+    for done, (inputs, targets) in enumerate(batches, 1):
+        for learner in generator.sample(learners, len(learners)):
+            learner.step(inputs, targets)
+        yield done
+
+
+def train_equal(stock: Learner, swapped: Learner, batches: Iterable[Batch]) -> Iterator[int]:
+    """Train both `in_turn`; raise DemoError at the first step whose losses differ in any bit."""
+    for done in in_turn((stock, swapped), batches):
+        if stock.losses[-1] != swapped.losses[-1]:
+            raise DemoError(
+                f"the losses of step {done} differ: {stock.name} {stock.losses[-1]!r}, "
+                f"{swapped.name} {swapped.losses[-1]!r}"
+            )
+        yield done
+
+
+def check_equal_parameters(stock: nn.Module, swapped: nn.Module) -> int:
+    """Raise DemoError unless parameters and buffers are equal bit for bit; return their number."""
+    expected, actual = stock.state_dict(), swapped.state_dict()
+    if expected.keys() != actual.keys():
+        raise DemoError(f"state_dict keys differ: {sorted(expected.keys() ^ actual.keys())}")
+    for key, value in expected.items():
+        if not torch.equal(value, actual[key]):
+            worst = (value.double() - actual[key].double()).abs().max().item()
+            raise DemoError(f"after training, {key!r} differs by up to {worst!r}")
+    return len(expected)
+
+
+def swap_exactly(model: nn.Module) -> nn.Module:
+    """opswap.swap with bit-equal replacements only; DemoError where there is nothing to replace."""
+    swapped = opswap.swap(model, exact=True)
+    if not opswap.report(swapped).swapped:
+        raise DemoError(f"swap found nothing to replace in {type(model).__name__}")
+    return swapped

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""How the operators of this family are registered, and how a registered operator calls its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._function import needs_graph, transforms_active
+from .._layout import dense_strides
+from .._library import library
+from .._stats import count_kernel, count_reference, reference_forced
+
+__all__ = [
+    "backward_needs_function",
+    "batch_together",
+    "dense_copy",
+    "empty",
+    "needs_function",
+    "plain_torch",
+    "register",
+    "run_kernel",
+    "split_batch",
+]
+
+
+def empty(
+    like: Tensor, size: Sequence[int], memory_format: torch.memory_format, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A dense tensor of this size in this memory format, not initialised."""
+    return like.new_empty_strided(tuple(size), dense_strides(size, memory_format), dtype=dtype)
+
+
+def dense_copy(input: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """A copy with exactly the strides of this memory format, where several would mean the same."""
+    return empty(input, input.shape, memory_format).copy_(input)
+
+
+def run_kernel(
+    name: str,
+    kernel: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    arguments: Sequence[Any],
+    memory_format: torch.memory_format,
+) -> None:
+    """Call `kernel(*inputs, *arguments)`, on dense copies of inputs that it cannot read in place."""
+    if kernel(*inputs, *arguments) is NotImplemented:
+        dense = [dense_copy(t, memory_format) for t in inputs]
+        if kernel(*dense, *arguments) is NotImplemented:
+            raise RuntimeError(f"{name}: no kernel for {inputs[0].dtype} in {memory_format}")
+    count_kernel(name)
+
+
+def plain_torch(input: Tensor, name: str) -> bool:
+    """True, and counted, where a public function runs as torch's own code: other devices, or when forced."""
+    if input.device.type == "cpu" and not reference_forced():
+        return False
+    if not torch.compiler.is_compiling():
+        count_reference(name)
+    return True
+
+
+def needs_function(tensor: Tensor) -> bool:
+    """True where a call needs the autograd Function; else the operator alone does, and saves nothing."""
+    return needs_graph((tensor,)) or (not torch.compiler.is_compiling() and transforms_active())
+
+
+def backward_needs_function(grad: Tensor) -> bool:
+    """The same within a backward: a compiled one is never differentiated again, and holds no Function."""
+    return not torch.compiler.is_compiling() and needs_function(grad)
+
+
+def register(
+    schema: str,
+    kernel: Callable[..., Any],
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    vmap: Callable[..., Any],
+) -> Any:
+    """Define `opswap::<schema>`: `kernel` on the CPU, `reference` elsewhere and when forced.
+
+    Returns: the operator.
+    """
+    name = schema.split("(")[0]
+
+    def counted(*args: Any) -> Any:
+        count_reference(name)
+        return reference(*args)
+
+    def on_cpu(*args: Any) -> Any:
+        return counted(*args) if reference_forced() else kernel(*args)
+
+    library.define(schema)
+    library.impl(name, on_cpu, "CPU")
+    library.impl(name, counted, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"opswap::{name}", fake, lib=library)
+    torch.library.register_vmap(f"opswap::{name}", vmap, lib=library)
+    return getattr(torch.ops.opswap, name).default
+
+
+def batch_together(info: Any, tensor: Tensor, dim: int | None) -> Tensor:
+    """Under vmap: the mapped dimension joins the batch, which comes first."""
+    mapped = (
+        tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    )
+    return mapped.flatten(0, 1)
+
+
+def split_batch(info: Any, tensor: Tensor) -> Tensor:
+    """The inverse of `batch_together`, the mapped dimension first."""
+    return tensor.unflatten(0, (info.batch_size, tensor.shape[0] // info.batch_size))

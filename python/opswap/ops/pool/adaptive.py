@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: MIT
+"""Adaptive max pooling: output pixel o of O is the maximum of input pixels floor(o S / O) up to
+ceil((o + 1) S / O), the last not included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from opswap import _core
+
+from .._function import make_apply
+from .._layout import suggest_memory_format
+from ._arguments import FLOATS, autocast_to_float32, check_dtype, check_input, require_bool, require_int
+from ._call import (
+    backward_needs_function,
+    batch_together,
+    dense_copy,
+    empty,
+    needs_function,
+    plain_torch,
+    register,
+    run_kernel,
+    split_batch,
+)
+
+__all__ = ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"]
+
+_MAX_PLANE = 2**31 - 1
+_TORCH = {2: torch_functional.adaptive_max_pool2d, 3: torch_functional.adaptive_max_pool3d}
+
+
+def _reference_with_index(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    pool = _TORCH[input.dim() - 2]
+    wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+    output, index = pool(wide.contiguous(), tuple(output_size), return_indices=True)
+    memory_format = suggest_memory_format(input)
+    return dense_copy(output.to(input.dtype), memory_format), dense_copy(index.int(), memory_format)
+
+
+def _reference(input: Tensor, output_size: Sequence[int]) -> Tensor:
+    return _reference_with_index(input, output_size)[0]
+
+
+def _fake(input: Tensor, output_size: Sequence[int]) -> Tensor:
+    check_dtype("adaptive_max_pool", input, FLOATS)
+    return empty(input, (*input.shape[:2], *output_size), suggest_memory_format(input))
+
+
+def _fake_with_index(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    output = _fake(input, output_size)
+    return output, torch.empty_like(output, dtype=torch.int32)
+
+
+def _run(input: Tensor, output: Tensor, index: Tensor | None) -> None:
+    memory_format = suggest_memory_format(input)
+    run_kernel("adaptive_max_pool", _core.adaptive_max_pool, (input,), (output, index), memory_format)
+
+
+def _kernel(input: Tensor, output_size: Sequence[int]) -> Tensor:
+    output = _fake(input, output_size)
+    _run(input, output, None)
+    return output
+
+
+def _kernel_with_index(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    output, index = _fake_with_index(input, output_size)
+    _run(input, output, index)
+    return output, index
+
+
+def _vmap(info: Any, in_dims: Any, input: Tensor, output_size: Sequence[int]) -> Any:
+    return split_batch(info, _operator(batch_together(info, input, in_dims[0]), output_size)), 0
+
+
+def _vmap_with_index(info: Any, in_dims: Any, input: Tensor, output_size: Sequence[int]) -> Any:
+    outputs = _operator_with_index(batch_together(info, input, in_dims[0]), output_size)
+    return tuple(split_batch(info, t) for t in outputs), (0, 0)
+
+
+# input: (N, C, *S) with 2 or 3 spatial dimensions; output and index: (N, C, *output_size), dense in the
+# memory format of input; index: int32, flat within the plane or volume.
+_operator = register(
+    "adaptive_max_pool(Tensor input, SymInt[] output_size) -> Tensor", _kernel, _reference, _fake, _vmap
+)
+_operator_with_index = register(
+    "adaptive_max_pool_with_index(Tensor input, SymInt[] output_size) -> (Tensor, Tensor)",
+    _kernel_with_index,
+    _reference_with_index,
+    _fake_with_index,
+    _vmap_with_index,
+)
+
+
+def _backward_reference(
+    grad_output: Tensor, index: Tensor, input_size: Sequence[int], memory_format: torch.memory_format
+) -> Tensor:
+    planes = grad_output.new_zeros(tuple(input_size))
+    planes.flatten(2).scatter_add_(2, index.flatten(2).long(), grad_output.flatten(2))
+    return dense_copy(planes, memory_format)
+
+
+def _backward_fake(
+    grad_output: Tensor, index: Tensor, input_size: Sequence[int], memory_format: torch.memory_format
+) -> Tensor:
+    return empty(grad_output, input_size, memory_format)
+
+
+def _backward_kernel(
+    grad_output: Tensor, index: Tensor, input_size: Sequence[int], memory_format: torch.memory_format
+) -> Tensor:
+    if grad_output.shape != index.shape:
+        raise RuntimeError(
+            f"adaptive_max_pool_backward: grad_output of size {tuple(grad_output.shape)} does not fit "
+            f"an index of size {tuple(index.shape)}"
+        )
+    grad_input = empty(grad_output, input_size, memory_format)
+    kernel = _core.adaptive_max_pool_backward
+    run_kernel("adaptive_max_pool_backward", kernel, (grad_output, index), (grad_input,), memory_format)
+    return grad_input
+
+
+def _backward_vmap(
+    info: Any, in_dims: Any, grad_output: Tensor, index: Tensor, input_size: Sequence[int], *rest: Any
+) -> Any:
+    grad = batch_together(info, grad_output, in_dims[0])
+    size = (grad.shape[0], *input_size[1:])
+    return split_batch(
+        info, _backward_operator(grad, batch_together(info, index, in_dims[1]), size, *rest)
+    ), 0
+
+
+_backward_operator = register(
+    "adaptive_max_pool_backward(Tensor grad_output, Tensor index, SymInt[] input_size, "
+    "MemoryFormat memory_format) -> Tensor",
+    _backward_kernel,
+    _backward_reference,
+    _backward_fake,
+    _backward_vmap,
+)
+
+
+def _gather(input: Tensor, index: Tensor) -> Tensor:
+    """Read (N, C, *S) where the pool found its maxima; differentiable itself."""
+    return input.flatten(2).gather(2, index.flatten(2).long()).view(index.shape)
+
+
+def _forward(output_size: tuple[int, ...], input: Tensor) -> tuple[Tensor, Tensor]:
+    return _operator_with_index(input, output_size)
+
+
+def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
+    ctx.input_size = tuple(args[1].shape)
+    ctx.memory_format = suggest_memory_format(args[1])
+    ctx.mark_non_differentiable(outputs[1])
+    ctx.save_for_backward(outputs[1])
+    ctx.save_for_forward(outputs[1])
+
+
+def _backward(ctx: Any, grad_output: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    (index,) = ctx.saved_tensors
+    run = _apply_backward if backward_needs_function(grad_output) else _forward_of_backward
+    return None, run(ctx.input_size, ctx.memory_format, index, grad_output)
+
+
+def _jvp(ctx: Any, _size: Any, tangent: Tensor) -> tuple[Tensor, None]:
+    return _gather(tangent, ctx.saved_tensors[0]), None
+
+
+def _forward_of_backward(
+    input_size: tuple[int, ...], memory_format: torch.memory_format, index: Tensor, grad_output: Tensor
+) -> Tensor:
+    return _backward_operator(grad_output, index, input_size, memory_format)
+
+
+def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(args[2])
+
+
+def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return None, None, None, _gather(grad, ctx.saved_tensors[0])
+
+
+def _vmap_function(info: Any, in_dims: Any, output_size: tuple[int, ...], input: Tensor) -> Any:
+    outputs = _with_index(output_size, batch_together(info, input, in_dims[1]))
+    return tuple(split_batch(info, t) for t in outputs), (0, 0)
+
+
+def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
+    input_size, memory_format, index, grad_output = args
+    grad = batch_together(info, grad_output, in_dims[3])
+    index = batch_together(info, index, in_dims[2])
+    run = _apply_backward if needs_function(grad) else _forward_of_backward
+    return split_batch(info, run((grad.shape[0], *input_size[1:]), memory_format, index, grad)), 0
+
+
+_apply = make_apply("AdaptiveMaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
+_apply_backward = make_apply(
+    "AdaptiveMaxPoolBackward",
+    _forward_of_backward,
+    _setup_of_backward,
+    _backward_of_backward,
+    vmap=_vmap_of_backward,
+)
+
+
+def _with_index(output_size: tuple[int, ...], input: Tensor) -> tuple[Tensor, Tensor]:
+    return (_apply if needs_function(input) else _forward)(output_size, input)
+
+
+def _pool(input: Tensor, size: tuple[int, ...], return_indices: bool) -> tuple[Tensor, Tensor | None]:
+    """Pool (N, C, *S)."""
+    if not (return_indices or needs_function(input)):
+        return _operator(input, size), None
+    output, index = _with_index(size, input)
+    return output, index.long() if return_indices else None
+
+
+def _output_size(name: str, output_size: Any, input_size: Sequence[int]) -> tuple[int, ...]:
+    """One int a dimension; None keeps the size that the input has."""
+    count = len(input_size)
+    if not isinstance(output_size, (list, tuple)):
+        output_size = (
+            (output_size,) * count if output_size is not None else (require_int(name, "output_size", None),)
+        )
+    if len(output_size) != count:
+        raise RuntimeError(f"{name}: output_size must be an int or {count} ints, got {tuple(output_size)}")
+    sizes = tuple(
+        size if wanted is None else require_int(name, "output_size", wanted)
+        for wanted, size in zip(output_size, input_size, strict=True)
+    )
+    if any(size < 0 for size in sizes):
+        raise RuntimeError(f"{name}: output_size must be non-negative, got {sizes}")
+    return sizes
+
+
+def _adaptive(
+    name: str, spatial: int, input: Tensor, output_size: Any, return_indices: Any
+) -> Tensor | tuple[Tensor, Tensor]:
+    check_input(name, input, spatial)
+    require_bool(name, "return_indices", return_indices)
+    size = _output_size(name, output_size, input.shape[-spatial:])
+    if plain_torch(input, "adaptive_max_pool") or math.prod(input.shape[-spatial:]) > _MAX_PLANE:
+        return _TORCH[spatial](input, size, return_indices=return_indices)
+    check_dtype(name, input, FLOATS)
+    batched = input.dim() == spatial + 2
+    output, indices = _pool(input if batched else input.contiguous().unsqueeze(0), size, return_indices)
+    if not batched:
+        output, indices = output.squeeze(0), None if indices is None else indices.squeeze(0)
+    return output if indices is None else (output, indices)
+
+
+def adaptive_max_pool1d(
+    input: Tensor, output_size: int | Sequence[int], return_indices: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Adaptive max pooling over rows, as torch.nn.functional.adaptive_max_pool1d.
+
+    Args: input: (N, C, L) or (C, L), floating point; output_size: an int, or one in a tuple.
+    Returns: (N, C, output_size) or (C, output_size); with return_indices also int64 indices.
+    Raises: as `adaptive_max_pool2d`.
+    """
+    if has_torch_function_unary(input):
+        arguments = (input, output_size, return_indices)
+        return handle_torch_function(adaptive_max_pool1d, (input,), *arguments)
+    name = "adaptive_max_pool1d"
+    check_input(name, input, 1)
+    sizes = output_size if isinstance(output_size, (list, tuple)) else (output_size,)
+    if len(sizes) != 1:
+        raise RuntimeError(f"{name}: output_size must be one int, got {tuple(sizes)}")
+    size = (1, require_int(name, "output_size", sizes[0]))
+    result = _adaptive(name, 2, input.unsqueeze(-2), size, return_indices)
+    return tuple(t.squeeze(-2) for t in result) if return_indices else result.squeeze(-2)
+
+
+def adaptive_max_pool2d(
+    input: Tensor, output_size: int | Sequence[int | None] | None, return_indices: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Adaptive max pooling over planes, as torch.nn.functional.adaptive_max_pool2d.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W), floating point.
+        output_size: an int or a pair (height, width); None in a pair keeps the input's size.
+        return_indices: also return the position of each maximum.
+    Returns: (N, C, OH, OW) or (C, OH, OW) in the memory format of input; with return_indices also the flat
+        int64 index h * W + w of the first maximum of every window, or of its last NaN, exact for every dtype.
+    Raises: RuntimeError for a size that torch refuses, NotImplementedError for a dtype that it refuses,
+        TypeError for what is no tensor, int or bool.
+    """
+    if has_torch_function_unary(input):
+        arguments = (input, output_size, return_indices)
+        return handle_torch_function(adaptive_max_pool2d, (input,), *arguments)
+    return _adaptive("adaptive_max_pool2d", 2, input, output_size, return_indices)
+
+
+def adaptive_max_pool3d(
+    input: Tensor, output_size: int | Sequence[int | None] | None, return_indices: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Adaptive max pooling over volumes, as torch.nn.functional.adaptive_max_pool3d.
+
+    Args: input: (N, C, D, H, W) or (C, D, H, W), floating point; output_size, return_indices: as
+        `adaptive_max_pool2d`, with triples (depth, height, width).
+    Returns: the same dimensions, pooled, in the memory format of input (torch's result is always contiguous).
+    Raises: as `adaptive_max_pool2d`. Autocast on the CPU computes in float32, as torch does.
+    """
+    if has_torch_function_unary(input):
+        arguments = (input, output_size, return_indices)
+        return handle_torch_function(adaptive_max_pool3d, (input,), *arguments)
+    name = "adaptive_max_pool3d"
+    check_input(name, input, 3)
+    return _adaptive(name, 3, autocast_to_float32(input), output_size, return_indices)

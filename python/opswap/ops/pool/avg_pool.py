@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: MIT
+"""Average pooling. It is linear: forward and backward are each other's transpose and derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from opswap import _core
+
+from .._function import make_apply
+from .._layout import suggest_memory_format
+from ._arguments import (
+    FLOATS,
+    Window,
+    autocast_to_float32,
+    check_dtype,
+    check_input,
+    check_output,
+    make_window,
+    require_bool,
+    require_int,
+)
+from ._call import (
+    backward_needs_function,
+    batch_together,
+    dense_copy,
+    empty,
+    needs_function,
+    plain_torch,
+    register,
+    run_kernel,
+    split_batch,
+)
+
+__all__ = ["avg_pool2d", "avg_pool3d", "reference_avg_pool3d"]
+
+_DTYPES = FLOATS | {torch.int64}
+
+
+def _widened(input: Tensor) -> Tensor:
+    """torch's avg_pool3d has no half precision on the CPU."""
+    return input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+
+
+def reference_avg_pool3d(input: Tensor, window: Window, *options: Any) -> Tensor:
+    """avg_pool3d, as 2-D pooling of every stride-th slice where the window has depth 1.
+
+    Args:
+        input: (N, C, D, H, W), or (C, D, H, W) as torch reads it.
+        options: count_include_pad, divisor_override.
+    Returns: the same with D, H, W pooled.
+    """
+    kernel, stride, padding = window[:3]
+    if kernel[0] > 1:
+        arguments = (kernel, stride, padding, window.ceil_mode, *options)
+        return torch_functional.avg_pool3d(_widened(input), *arguments).to(input.dtype)
+    planes = input.flatten(0, 1) if input.dim() == 5 else input
+    arguments = (kernel[1:], stride[1:], padding[1:], window.ceil_mode, *options)
+    planes = torch_functional.avg_pool2d(planes[:, :: stride[0]], *arguments)
+    return planes.unflatten(0, input.shape[:2]) if input.dim() == 5 else planes
+
+
+def _reference(input: Tensor, *arguments: Any) -> Tensor:
+    *window_and_options, channel_step = arguments
+    planes = input[:, ::channel_step].contiguous()
+    if input.dim() == 4:
+        output = torch_functional.avg_pool2d(planes, *window_and_options)
+    else:
+        output = torch_functional.avg_pool3d(_widened(planes), *window_and_options).to(input.dtype)
+    return dense_copy(output, suggest_memory_format(input))
+
+
+def _fake(input: Tensor, *arguments: Any) -> Tensor:
+    kernel_size, stride, padding, ceil_mode, _, _, channel_step = arguments
+    window = Window(kernel_size, stride, padding, (1,) * len(kernel_size), ceil_mode)
+    check_dtype("avg_pool", input, _DTYPES)
+    check_output("avg_pool", input, window)
+    channels = (input.shape[1] + channel_step - 1) // channel_step
+    size = (input.shape[0], channels, *window.output_size(input.shape[2:]))
+    return empty(input, size, suggest_memory_format(input))
+
+
+def _geometry(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    kernel_size, stride, padding, _, count_include_pad, divisor, channel_step = arguments
+    return (
+        tuple(kernel_size),
+        tuple(stride),
+        tuple(padding),
+        count_include_pad,
+        0 if divisor is None else divisor,
+        channel_step,
+    )
+
+
+def _kernel(input: Tensor, *arguments: Any) -> Tensor:
+    output = _fake(input, *arguments)
+    memory_format = suggest_memory_format(input)
+    run_kernel("avg_pool", _core.avg_pool, (input,), (output, *_geometry(arguments)), memory_format)
+    return output
+
+
+def _vmap(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
+    return split_batch(info, _operator(batch_together(info, input, in_dims[0]), *arguments)), 0
+
+
+_GEOMETRY = (
+    "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, "
+    "SymInt? divisor_override, SymInt channel_step"
+)
+
+# input: (N, C, *S) with 2 or 3 spatial dimensions; output: (N, ceil(C / channel_step), *O), dense in the
+# memory format of input.
+_operator = register(f"avg_pool(Tensor input, {_GEOMETRY}) -> Tensor", _kernel, _reference, _fake, _vmap)
+
+
+def _backward_reference(grad_output: Tensor, input_size: Sequence[int], *arguments: Any) -> Tensor:
+    *window_and_options, channel_step, memory_format = arguments
+    aten = torch.ops.aten
+    backward = aten.avg_pool2d_backward if grad_output.dim() == 4 else aten.avg_pool3d_backward
+    grad = grad_output.contiguous()
+    wide = _widened(grad) if grad.dim() == 5 else grad
+    planes = wide.new_empty((*grad.shape[:2], *input_size[2:]))
+    grad_input = empty(grad_output, input_size, memory_format).zero_()
+    grad_input[:, ::channel_step] = backward(wide, planes, *window_and_options).to(grad.dtype)
+    return grad_input
+
+
+def _backward_fake(grad_output: Tensor, input_size: Sequence[int], *arguments: Any) -> Tensor:
+    return empty(grad_output, input_size, arguments[-1])
+
+
+def _backward_kernel(grad_output: Tensor, input_size: Sequence[int], *arguments: Any) -> Tensor:
+    grad_input = _backward_fake(grad_output, input_size, *arguments)
+    written = (grad_input, *_geometry(arguments[:-1]))
+    run_kernel("avg_pool_backward", _core.avg_pool_backward, (grad_output,), written, arguments[-1])
+    return grad_input
+
+
+def _backward_vmap(
+    info: Any, in_dims: Any, grad_output: Tensor, input_size: Sequence[int], *arguments: Any
+) -> Any:
+    grad = batch_together(info, grad_output, in_dims[0])
+    return split_batch(info, _backward_operator(grad, (grad.shape[0], *input_size[1:]), *arguments)), 0
+
+
+_backward_operator = register(
+    f"avg_pool_backward(Tensor grad_output, SymInt[] input_size, {_GEOMETRY}, "
+    "MemoryFormat memory_format) -> Tensor",
+    _backward_kernel,
+    _backward_reference,
+    _backward_fake,
+    _backward_vmap,
+)
+
+
+def _forward(arguments: tuple[Any, ...], input: Tensor) -> Tensor:
+    return _operator(input, *arguments)
+
+
+def _setup(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
+    ctx.arguments, input = args
+    ctx.input_size = tuple(input.shape)
+    ctx.memory_format = suggest_memory_format(input)
+
+
+def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    run = _apply_backward if backward_needs_function(grad_output) else _forward_of_backward
+    return None, run(ctx.arguments, ctx.input_size, ctx.memory_format, grad_output)
+
+
+def _jvp(ctx: Any, _arguments: Any, tangent: Tensor) -> Tensor:
+    return _forward(ctx.arguments, tangent)
+
+
+def _forward_of_backward(
+    arguments: tuple[Any, ...],
+    input_size: tuple[int, ...],
+    memory_format: torch.memory_format,
+    grad_output: Tensor,
+) -> Tensor:
+    return _backward_operator(grad_output, input_size, *arguments, memory_format)
+
+
+def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
+    ctx.arguments = args[0]
+
+
+def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return None, None, None, _differentiable(ctx.arguments, grad)
+
+
+def _vmap_function(info: Any, in_dims: Any, arguments: tuple[Any, ...], input: Tensor) -> Any:
+    return split_batch(info, _differentiable(arguments, batch_together(info, input, in_dims[1]))), 0
+
+
+def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
+    arguments, input_size, memory_format, grad_output = args
+    grad = batch_together(info, grad_output, in_dims[3])
+    run = _apply_backward if needs_function(grad) else _forward_of_backward
+    return split_batch(info, run(arguments, (grad.shape[0], *input_size[1:]), memory_format, grad)), 0
+
+
+_apply = make_apply("AvgPool", _forward, _setup, _backward, _jvp, _vmap_function)
+_apply_backward = make_apply(
+    "AvgPoolBackward",
+    _forward_of_backward,
+    _setup_of_backward,
+    _backward_of_backward,
+    vmap=_vmap_of_backward,
+)
+
+
+def _differentiable(arguments: tuple[Any, ...], input: Tensor) -> Tensor:
+    return (_apply if needs_function(input) else _forward)(arguments, input)
+
+
+def _pool(input: Tensor, window: Window, options: tuple[Any, ...], channel_step: int = 1) -> Tensor:
+    return _differentiable((*window[:3], window.ceil_mode, *options, channel_step), input)
+
+
+def _check_options(name: str, count_include_pad: Any, divisor_override: Any) -> tuple[bool, int | None]:
+    require_bool(name, "count_include_pad", count_include_pad)
+    if divisor_override is not None:
+        divisor_override = require_int(name, "divisor_override", divisor_override)
+        if divisor_override == 0:
+            raise RuntimeError(f"{name}: divisor_override must not be zero, got {divisor_override}")
+    return count_include_pad, divisor_override
+
+
+def avg_pool2d(
+    input: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """Average pooling over planes, as torch.nn.functional.avg_pool2d.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W), floating point or int64.
+        kernel_size, stride, padding, ceil_mode: as in torch; ints or pairs (height, width).
+        count_include_pad: divide by the taps in the input and its padding, not by those in the input alone.
+        divisor_override: divide by this instead.
+    Returns: (N, C, OH, OW) or (C, OH, OW) in the memory format of input.
+    Raises: RuntimeError for a window, input or divisor that torch refuses, NotImplementedError for another
+        dtype, TypeError for what is no tensor, int or bool.
+    """
+    if has_torch_function_unary(input):
+        arguments = (input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return handle_torch_function(avg_pool2d, (input,), *arguments)
+    check_input("avg_pool2d", input, 2)
+    window = make_window("avg_pool2d", 2, kernel_size, stride, padding, 1, ceil_mode)
+    options = _check_options("avg_pool2d", count_include_pad, divisor_override)
+    check_dtype("avg_pool2d", input, _DTYPES)
+    check_output("avg_pool2d", input, window)
+    if plain_torch(input, "avg_pool"):
+        return torch_functional.avg_pool2d(input, *window[:3], window.ceil_mode, *options)
+    if input.dim() == 4:
+        return _pool(input, window, options)
+    return _pool(input.contiguous().unsqueeze(0), window, options).squeeze(0)
+
+
+def _check_volume(input: Tensor, window: Window) -> None:
+    """Padding does not help an input that is smaller than the window: torch's rule for this pool alone."""
+    if any(size < kernel for size, kernel in zip(input.shape[-3:], window.kernel_size, strict=True)):
+        raise RuntimeError(
+            f"avg_pool3d: input of size {tuple(input.shape)} is smaller than kernel_size {window.kernel_size}"
+        )
+
+
+def avg_pool3d(
+    input: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """Average pooling over volumes, as torch.nn.functional.avg_pool3d.
+
+    Args:
+        input: (N, C, D, H, W) or (C, D, H, W), floating point or int64; half precision, which torch lacks
+            here, sums in float32. A batch of images (N, C, H, W) is read with N as channels and C as depth,
+            as in `max_pool3d`.
+        kernel_size, stride, padding, ceil_mode: as in torch; ints or triples (depth, height, width).
+        count_include_pad, divisor_override: as `avg_pool2d`.
+    Returns: the same dimensions, pooled, in the memory format of input (torch's result is always contiguous).
+    Raises: as `avg_pool2d`. Autocast on the CPU computes in float32, as torch does.
+    """
+    if has_torch_function_unary(input):
+        arguments = (input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return handle_torch_function(avg_pool3d, (input,), *arguments)
+    check_input("avg_pool3d", input, 3)
+    window = make_window("avg_pool3d", 3, kernel_size, stride, padding, 1, ceil_mode)
+    options = _check_options("avg_pool3d", count_include_pad, divisor_override)
+    input = autocast_to_float32(input)
+    check_dtype("avg_pool3d", input, _DTYPES)
+    _check_volume(input, window)
+    check_output("avg_pool3d", input, window)
+    if plain_torch(input, "avg_pool"):
+        return reference_avg_pool3d(input, window, *options)
+    if input.dim() == 5:
+        return _pool(input, window, options)
+    if window.kernel_size[0] == 1:
+        return _pool(input, window.without_depth(), options, window.stride[0])
+    output = _pool(input.contiguous().unsqueeze(0), window, options).squeeze(0)
+    return output.contiguous(memory_format=suggest_memory_format(input))

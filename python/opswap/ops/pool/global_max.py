@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""The maximum of every plane, with the gradient rule of the operator that it replaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from opswap import _core
+
+from .._function import make_apply
+from .._layout import suggest_memory_format
+from ._arguments import FLOATS, require_bool
+from ._call import (
+    backward_needs_function,
+    batch_together,
+    empty,
+    needs_function,
+    plain_torch,
+    register,
+    run_kernel,
+    split_batch,
+)
+from .adaptive import adaptive_max_pool2d
+
+__all__ = ["global_max_pool2d"]
+
+_TIES = ("first", "split")
+
+
+def _reference(input: Tensor) -> Tensor:
+    return input.amax((2, 3))
+
+
+def _fake(input: Tensor) -> Tensor:
+    return input.new_empty(input.shape[:2])
+
+
+def _kernel(input: Tensor) -> Tensor:
+    output = _fake(input)
+    pixel = output.view(*output.shape, 1, 1)
+    memory_format = suggest_memory_format(input)
+    run_kernel("global_amax", _core.adaptive_max_pool, (input,), (pixel, None), memory_format)
+    return output
+
+
+def _vmap(info: Any, in_dims: Any, input: Tensor) -> Any:
+    return split_batch(info, _operator(batch_together(info, input, in_dims[0]))), 0
+
+
+# input: (N, C, H, W), planes not empty; output: (N, C).
+_operator = register("global_amax(Tensor input) -> Tensor", _kernel, _reference, _fake, _vmap)
+
+
+def _tied(input: Tensor, output: Tensor) -> Tensor:
+    return input == output[..., None, None]
+
+
+def _backward_reference(grad_output: Tensor, input: Tensor, output: Tensor) -> Tensor:
+    tied = _tied(input, output)
+    share = grad_output[..., None, None] / tied.sum((2, 3), keepdim=True)
+    return empty(input, input.shape, suggest_memory_format(input)).copy_(share * tied)
+
+
+def _backward_fake(grad_output: Tensor, input: Tensor, output: Tensor) -> Tensor:
+    return empty(input, input.shape, suggest_memory_format(input))
+
+
+def _backward_kernel(grad_output: Tensor, input: Tensor, output: Tensor) -> Tensor:
+    grad_input = _backward_fake(grad_output, input, output)
+    pixels = (t.contiguous().view(*t.shape, 1, 1) for t in (output, grad_output))
+    memory_format = suggest_memory_format(input)
+    run_kernel("global_amax_backward", _core.amax_backward, (input, *pixels), (grad_input,), memory_format)
+    return grad_input
+
+
+def _backward_vmap(info: Any, in_dims: Any, *tensors: Tensor) -> Any:
+    joined = (batch_together(info, t, dim) for t, dim in zip(tensors, in_dims, strict=True))
+    return split_batch(info, _backward_operator(*joined)), 0
+
+
+_backward_operator = register(
+    "global_amax_backward(Tensor grad_output, Tensor input, Tensor output) -> Tensor",
+    _backward_kernel,
+    _backward_reference,
+    _backward_fake,
+    _backward_vmap,
+)
+
+
+def _setup(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(args[0], output)
+    ctx.save_for_forward(args[0], output)
+
+
+def _backward(ctx: Any, grad_output: Tensor) -> Tensor:
+    run = _apply_backward if backward_needs_function(grad_output) else _forward_of_backward
+    return run(*ctx.saved_tensors, grad_output)
+
+
+def _jvp(ctx: Any, tangent: Tensor) -> Tensor:
+    return _share(tangent, *ctx.saved_tensors)
+
+
+def _share(grad: Tensor, input: Tensor, output: Tensor) -> Tensor:
+    """The mean of `grad` over the pixels that are the maximum of their plane."""
+    tied = _tied(input, output)
+    return (grad * tied).sum((2, 3)) / tied.sum((2, 3))
+
+
+def _forward_of_backward(input: Tensor, output: Tensor, grad_output: Tensor) -> Tensor:
+    return _backward_operator(grad_output, input, output)
+
+
+def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(args[0], args[1])
+
+
+def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return None, None, _share(grad, *ctx.saved_tensors)
+
+
+def _forward(input: Tensor) -> Tensor:
+    return _operator(input)
+
+
+def _vmap_function(info: Any, in_dims: Any, input: Tensor) -> Any:
+    return split_batch(info, _differentiable(batch_together(info, input, in_dims[0]))), 0
+
+
+def _vmap_of_backward(info: Any, in_dims: Any, *tensors: Tensor) -> Any:
+    joined = [batch_together(info, t, dim) for t, dim in zip(tensors, in_dims, strict=True)]
+    run = _apply_backward if needs_function(joined[2]) else _forward_of_backward
+    return split_batch(info, run(*joined)), 0
+
+
+_apply = make_apply("GlobalAmax", _forward, _setup, _backward, _jvp, _vmap_function)
+_apply_backward = make_apply(
+    "GlobalAmaxBackward",
+    _forward_of_backward,
+    _setup_of_backward,
+    _backward_of_backward,
+    vmap=_vmap_of_backward,
+)
+
+
+def _differentiable(input: Tensor) -> Tensor:
+    return (_apply if needs_function(input) else _forward)(input)
+
+
+def _amax(input: Tensor) -> Tensor:
+    """amax over (2, 3) of (N, C, H, W)."""
+    if plain_torch(input, "global_amax") or input.dtype not in FLOATS:
+        return _reference(input)
+    if 0 in input.shape[2:]:
+        raise IndexError(f"global_max_pool2d: planes must not be empty, got size {tuple(input.shape)}")
+    return _differentiable(input)
+
+
+def global_max_pool2d(input: Tensor, *, ties: str = "first", keepdim: bool = True) -> Tensor:
+    """The maximum of every plane.
+
+    Args:
+        input: (N, C, H, W). ties="first" takes what adaptive_max_pool2d takes, ties="split" what amax takes.
+        ties: where the gradient goes when several pixels are the maximum: "first" to the first of them, as
+            adaptive_max_pool2d(input, 1); "split" in equal shares, as input.amax((2, 3)).
+        keepdim: return (N, C, 1, 1) instead of (N, C).
+    Returns: (N, C, 1, 1) in the memory format of input, or (N, C); NaN where the plane has one.
+    Raises: ValueError for another rule; RuntimeError for another number of dimensions; else as the operator
+        replaced.
+    """
+    if has_torch_function_unary(input):
+        return handle_torch_function(global_max_pool2d, (input,), input, ties=ties, keepdim=keepdim)
+    if ties not in _TIES:
+        raise ValueError(f"global_max_pool2d: ties must be one of {_TIES}, got {ties!r}")
+    require_bool("global_max_pool2d", "keepdim", keepdim)
+    if not isinstance(input, Tensor):
+        raise TypeError(f"global_max_pool2d(): input must be a tensor, got {type(input).__name__}")
+    if input.dim() != 4:
+        raise RuntimeError(f"global_max_pool2d: expected 4 dimensions, got size {tuple(input.shape)}")
+    if ties == "split":
+        output = _amax(input)
+        return output[..., None, None] if keepdim else output
+    output = adaptive_max_pool2d(input, 1)
+    return output if keepdim else output.flatten(1)

@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: MIT
+"""Max pooling with one-byte window offsets in place of int64 indices.
+
+MaxPool3d with a window of depth 1 is 2-D pooling of every stride-th slice, so one operator serves both: its
+output channel c reads input channel c * channel_step. The backward needs the offsets only, not the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from opswap import _core
+
+from .._function import make_apply
+from .._layout import suggest_memory_format
+from ._arguments import (
+    FLOATS,
+    INTEGERS,
+    Window,
+    autocast_to_float32,
+    check_dtype,
+    check_input,
+    check_output,
+    make_window,
+    require_bool,
+)
+from ._call import (
+    backward_needs_function,
+    batch_together,
+    dense_copy,
+    empty,
+    needs_function,
+    plain_torch,
+    register,
+    run_kernel,
+    split_batch,
+)
+from ._offsets import (
+    gather_at_offsets,
+    indices_to_offsets,
+    offset_dtype,
+    offsets_to_indices,
+    offsets_to_pixels,
+)
+
+__all__ = ["max_pool2d", "max_pool3d", "reference_max_pool3d"]
+
+_DTYPES = FLOATS | INTEGERS
+
+
+def reference_max_pool3d(input: Tensor, window: Window) -> Tensor:
+    """max_pool3d in 2-D pools, for devices without a 3-D pool: over the planes, then over the depth.
+
+    The first maximum of the first plane that has it is the first maximum of the window, and likewise the last
+    NaN, so values and gradients are those of one pass.
+
+    Args: input: (N, C, D, H, W), or (C, D, H, W) as torch reads it. Returns: the same with D, H, W pooled.
+    """
+    depth, stride, padding, dilation = (values[0] for values in window[:4])
+    planes = input.flatten(0, -4) if input.dim() == 5 else input
+    if depth == 1:
+        planes = planes[:, ::stride]
+    planes = torch_functional.max_pool2d(planes, *window.without_depth())
+    height, width = planes.shape[-2:]
+    if depth > 1:
+        columns = planes.flatten(2).unsqueeze(1)
+        window2d = ((depth, 1), (stride, 1), (padding, 0), (dilation, 1), window.ceil_mode)
+        planes = torch_functional.max_pool2d(columns, *window2d).squeeze(1)
+        planes = planes.unflatten(2, (height, width))
+    return planes.unflatten(0, input.shape[:2]) if input.dim() == 5 else planes
+
+
+def _torch_max_pool(input: Tensor, window: Window, channel_step: int) -> tuple[Tensor, Tensor]:
+    """torch's values and flat indices, dense in the memory format of the input."""
+    pool = torch_functional.max_pool2d if input.dim() == 4 else torch_functional.max_pool3d
+    output, indices = pool(input[:, ::channel_step].contiguous(), *window, return_indices=True)
+    memory_format = suggest_memory_format(input)
+    return dense_copy(output, memory_format), dense_copy(indices, memory_format)
+
+
+def _reference(input: Tensor, *arguments: Any) -> Tensor:
+    window, channel_step = Window(*arguments[:-1]), arguments[-1]
+    return _torch_max_pool(input, window, channel_step)[0]
+
+
+def _reference_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    window, channel_step = Window(*arguments[:-1]), arguments[-1]
+    output, indices = _torch_max_pool(input, window, channel_step)
+    offsets = indices_to_offsets(indices, window, input.shape[2:])
+    return output, dense_copy(offsets, suggest_memory_format(input))
+
+
+def _output_size(input: Tensor, window: Window, channel_step: int) -> tuple[int, ...]:
+    check_dtype("max_pool", input, _DTYPES)
+    check_output("max_pool", input, window)
+    channels = (input.shape[1] + channel_step - 1) // channel_step
+    return (input.shape[0], channels, *window.output_size(input.shape[2:]))
+
+
+def _fake(input: Tensor, *arguments: Any) -> Tensor:
+    window, channel_step = Window(*arguments[:-1]), arguments[-1]
+    return empty(input, _output_size(input, window, channel_step), suggest_memory_format(input))
+
+
+def _fake_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    output = _fake(input, *arguments)
+    return output, torch.empty_like(output, dtype=offset_dtype(arguments[0]))
+
+
+def _run(input: Tensor, output: Tensor, offsets: Tensor | None, arguments: Sequence[Any]) -> None:
+    kernel, stride, padding, dilation, _, channel_step = arguments
+    geometry = (tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), channel_step)
+    memory_format = suggest_memory_format(input)
+    run_kernel("max_pool", _core.max_pool, (input,), (output, offsets, *geometry), memory_format)
+
+
+def _kernel(input: Tensor, *arguments: Any) -> Tensor:
+    output = _fake(input, *arguments)
+    _run(input, output, None, arguments)
+    return output
+
+
+def _kernel_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    output, offsets = _fake_with_offsets(input, *arguments)
+    _run(input, output, offsets, arguments)
+    return output, offsets
+
+
+def _vmap(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
+    return split_batch(info, _operator(batch_together(info, input, in_dims[0]), *arguments)), 0
+
+
+def _vmap_with_offsets(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
+    outputs = _operator_with_offsets(batch_together(info, input, in_dims[0]), *arguments)
+    return tuple(split_batch(info, t) for t in outputs), (0, 0)
+
+
+_GEOMETRY = "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation"
+
+# input: (N, C, *S) with 2 or 3 spatial dimensions; output and offsets: (N, ceil(C / channel_step), *O), dense
+# in the memory format of input; offsets: uint8 up to 256 taps, else int32.
+_operator = register(
+    f"max_pool(Tensor input, {_GEOMETRY}, bool ceil_mode, SymInt channel_step) -> Tensor",
+    _kernel,
+    _reference,
+    _fake,
+    _vmap,
+)
+_operator_with_offsets = register(
+    f"max_pool_with_offsets(Tensor input, {_GEOMETRY}, bool ceil_mode, SymInt channel_step) "
+    "-> (Tensor, Tensor)",
+    _kernel_with_offsets,
+    _reference_with_offsets,
+    _fake_with_offsets,
+    _vmap_with_offsets,
+)
+
+
+def _backward_reference(
+    grad_output: Tensor,
+    offsets: Tensor,
+    input_size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    channel_step: int,
+    memory_format: torch.memory_format,
+) -> Tensor:
+    window = Window(tuple(kernel_size), tuple(stride), tuple(padding), tuple(dilation), False)
+    pixels, hits = offsets_to_pixels(offsets, window, input_size[2:])
+    grad = grad_output if hits is None else torch.where(hits, grad_output, 0)
+    planes = grad.new_zeros((*offsets.shape[:2], *input_size[2:]))
+    planes.flatten(2).scatter_add_(2, pixels.flatten(2), grad.flatten(2))
+    grad_input = empty(grad_output, input_size, memory_format).zero_()
+    grad_input[:, ::channel_step] = planes
+    return grad_input
+
+
+def _backward_fake(
+    grad_output: Tensor, offsets: Tensor, input_size: Sequence[int], *arguments: Any
+) -> Tensor:
+    return empty(grad_output, input_size, arguments[-1])
+
+
+def _backward_kernel(
+    grad_output: Tensor, offsets: Tensor, input_size: Sequence[int], *arguments: Any
+) -> Tensor:
+    *geometry, channel_step, memory_format = arguments
+    if grad_output.shape != offsets.shape:
+        raise RuntimeError(
+            f"max_pool_backward: grad_output of size {tuple(grad_output.shape)} does not fit "
+            f"offsets of size {tuple(offsets.shape)}"
+        )
+    grad_input = empty(grad_output, input_size, memory_format)
+    arguments = (grad_input, *(tuple(values) for values in geometry), channel_step)
+    inputs = (grad_output, offsets)
+    run_kernel("max_pool_backward", _core.max_pool_backward, inputs, arguments, memory_format)
+    return grad_input
+
+
+def _backward_vmap(
+    info: Any, in_dims: Any, grad_output: Tensor, offsets: Tensor, input_size: Sequence[int], *arguments: Any
+) -> Any:
+    grad = batch_together(info, grad_output, in_dims[0])
+    size = (grad.shape[0], *input_size[1:])
+    result = _backward_operator(grad, batch_together(info, offsets, in_dims[1]), size, *arguments)
+    return split_batch(info, result), 0
+
+
+_backward_operator = register(
+    f"max_pool_backward(Tensor grad_output, Tensor offsets, SymInt[] input_size, {_GEOMETRY}, "
+    "SymInt channel_step, MemoryFormat memory_format) -> Tensor",
+    _backward_kernel,
+    _backward_reference,
+    _backward_fake,
+    _backward_vmap,
+)
+
+
+def _indices_reference(offsets: Tensor, plane_size: Sequence[int], *geometry: Any) -> Tensor:
+    indices = offsets_to_indices(offsets, Window(*geometry, False), plane_size)
+    return dense_copy(indices, suggest_memory_format(offsets))
+
+
+def _indices_fake(offsets: Tensor, plane_size: Sequence[int], *geometry: Any) -> Tensor:
+    return empty(offsets, offsets.shape, suggest_memory_format(offsets), torch.int64)
+
+
+def _indices_kernel(offsets: Tensor, plane_size: Sequence[int], *geometry: Any) -> Tensor:
+    indices = _indices_fake(offsets, plane_size, *geometry)
+    arguments = (indices, tuple(plane_size), *(tuple(values) for values in geometry))
+    memory_format = suggest_memory_format(offsets)
+    run_kernel("max_pool_indices", _core.max_pool_indices, (offsets,), arguments, memory_format)
+    return indices
+
+
+def _indices_vmap(info: Any, in_dims: Any, offsets: Tensor, *arguments: Any) -> Any:
+    return split_batch(info, _indices_operator(batch_together(info, offsets, in_dims[0]), *arguments)), 0
+
+
+_indices_operator = register(
+    f"max_pool_indices(Tensor offsets, SymInt[] plane_size, {_GEOMETRY}) -> Tensor",
+    _indices_kernel,
+    _indices_reference,
+    _indices_fake,
+    _indices_vmap,
+)
+
+
+def _forward(window: tuple[Any, ...], channel_step: int, input: Tensor) -> tuple[Tensor, Tensor]:
+    return _operator_with_offsets(input, *window, channel_step)
+
+
+def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
+    ctx.window, ctx.channel_step, input = args
+    ctx.input_size = tuple(input.shape)
+    ctx.memory_format = suggest_memory_format(input)
+    ctx.mark_non_differentiable(outputs[1])
+    ctx.save_for_backward(outputs[1])
+    ctx.save_for_forward(outputs[1])
+
+
+def _backward(ctx: Any, grad_output: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    (offsets,) = ctx.saved_tensors
+    arguments = (ctx.window, ctx.channel_step, ctx.input_size, ctx.memory_format, offsets, grad_output)
+    run = _apply_backward if backward_needs_function(grad_output) else _forward_of_backward
+    return None, None, run(*arguments)
+
+
+def _jvp(ctx: Any, _window: Any, _step: Any, tangent: Tensor) -> tuple[Tensor, None]:
+    (offsets,) = ctx.saved_tensors
+    return gather_at_offsets(tangent, offsets, Window(*ctx.window), ctx.channel_step), None
+
+
+def _forward_of_backward(
+    window: tuple[Any, ...],
+    channel_step: int,
+    input_size: tuple[int, ...],
+    memory_format: torch.memory_format,
+    offsets: Tensor,
+    grad_output: Tensor,
+) -> Tensor:
+    return _backward_operator(grad_output, offsets, input_size, *window[:4], channel_step, memory_format)
+
+
+def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
+    ctx.window, ctx.channel_step, _, _, offsets, _ = args
+    ctx.save_for_backward(offsets)
+    ctx.save_for_forward(offsets)
+
+
+def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (offsets,) = ctx.saved_tensors
+    taken = gather_at_offsets(grad, offsets, Window(*ctx.window), ctx.channel_step)
+    return None, None, None, None, None, taken
+
+
+def _vmap_function(info: Any, in_dims: Any, window: Any, channel_step: int, input: Tensor) -> Any:
+    outputs = _with_offsets(window, channel_step, batch_together(info, input, in_dims[2]))
+    return tuple(split_batch(info, t) for t in outputs), (0, 0)
+
+
+def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
+    window, channel_step, input_size, memory_format, offsets, grad_output = args
+    grad = batch_together(info, grad_output, in_dims[5])
+    size = (grad.shape[0], *input_size[1:])
+    offsets = batch_together(info, offsets, in_dims[4])
+    run = _apply_backward if needs_function(grad) else _forward_of_backward
+    return split_batch(info, run(window, channel_step, size, memory_format, offsets, grad)), 0
+
+
+_apply = make_apply("MaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
+_apply_backward = make_apply(
+    "MaxPoolBackward",
+    _forward_of_backward,
+    _setup_of_backward,
+    _backward_of_backward,
+    vmap=_vmap_of_backward,
+)
+
+
+def _with_offsets(window: tuple[Any, ...], channel_step: int, input: Tensor) -> tuple[Tensor, Tensor]:
+    return (_apply if needs_function(input) else _forward)(window, channel_step, input)
+
+
+def _pool(
+    input: Tensor, window: Window, channel_step: int, return_indices: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Pool (N, C, *S); the indices are flat within a plane, and None unless asked for."""
+    if not (return_indices or needs_function(input)):
+        return _operator(input, *window, channel_step), None
+    output, offsets = _with_offsets(tuple(window), channel_step, input)
+    if not return_indices:
+        return output, None
+    return output, _indices_operator(offsets, input.shape[2:], *window[:4])
+
+
+def _pool_unbatched(input: Tensor, window: Window, return_indices: bool) -> tuple[Tensor, Tensor | None]:
+    """Pool (C, *S); as in torch the result is contiguous."""
+    output, indices = _pool(input.contiguous().unsqueeze(0), window, 1, return_indices)
+    return output.squeeze(0), None if indices is None else indices.squeeze(0)
+
+
+def max_pool2d(
+    input: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Max pooling over planes, as torch.nn.functional.max_pool2d, bit for bit.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W), floating point or (u)int8, int16, int32, int64; strides are free.
+        kernel_size, stride, padding, dilation, ceil_mode: as in torch; ints or pairs (height, width).
+        return_indices: also return the position of each maximum.
+    Returns: (N, C, OH, OW) or (C, OH, OW) in the memory format of input; with return_indices also the flat
+        int64 index h * W + w of the first maximum of every window, or of its last NaN.
+    Raises: RuntimeError for a window or an input that torch refuses, NotImplementedError for another dtype,
+        TypeError for what is no tensor, int or bool.
+    """
+    if has_torch_function_unary(input):
+        arguments = (input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        return handle_torch_function(max_pool2d, (input,), *arguments)
+    check_input("max_pool2d", input, 2)
+    require_bool("max_pool2d", "return_indices", return_indices)
+    window = make_window("max_pool2d", 2, kernel_size, stride, padding, dilation, ceil_mode)
+    if plain_torch(input, "max_pool"):
+        return torch_functional.max_pool2d(input, *window, return_indices=return_indices)
+    check_dtype("max_pool2d", input, _DTYPES)
+    check_output("max_pool2d", input, window)
+    if input.dim() == 4:
+        output, indices = _pool(input, window, 1, return_indices)
+    else:
+        output, indices = _pool_unbatched(input, window, return_indices)
+    return output if indices is None else (output, indices)
+
+
+def _pool_slices(input: Tensor, window: Window, return_indices: bool) -> tuple[Tensor, Tensor | None]:
+    """max_pool3d of (C, D, H, W) by a window of depth 1, in the memory format of a batch of images."""
+    step = window.stride[0]
+    output, indices = _pool(input, window.without_depth(), step, return_indices)
+    if indices is not None:
+        depth, height, width = output.shape[1], *input.shape[2:]
+        first = torch.arange(depth, device=input.device) * (step * height * width)
+        indices = indices + first.view(-1, 1, 1)
+    return output, indices
+
+
+def _pool_volumes(input: Tensor, window: Window, return_indices: bool) -> tuple[Tensor, Tensor | None]:
+    """max_pool3d of (C, D, H, W) with a deeper window."""
+    output, indices = _pool_unbatched(input, window, return_indices)
+    memory_format = suggest_memory_format(input)
+    output = output.contiguous(memory_format=memory_format)
+    return output, None if indices is None else indices.contiguous(memory_format=memory_format)
+
+
+def _plain_max_pool3d(input: Tensor, window: Window, return_indices: bool) -> Tensor | tuple[Tensor, Tensor]:
+    if return_indices:
+        dense = input.contiguous() if input.dim() == 4 else input
+        return torch_functional.max_pool3d(dense, *window, return_indices=True)
+    return reference_max_pool3d(input, window)
+
+
+def max_pool3d(
+    input: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Max pooling over volumes, as torch.nn.functional.max_pool3d, bit for bit.
+
+    Args:
+        input: (N, C, D, H, W) or (C, D, H, W), dtypes as `max_pool2d`. A batch of images (N, C, H, W) is
+            therefore read with N as channels and C as depth: the window then runs over the image's
+            channels. Unlike torch's, this function takes such a batch in channels_last too.
+        kernel_size, stride, padding, dilation, ceil_mode: as in torch; ints or (depth, height, width).
+        return_indices: also return the position of each maximum.
+    Returns: the same dimensions, pooled, in the memory format of input; with return_indices also the flat
+        int64 index (d * H + h) * W + w of the first maximum of every window, or of its last NaN.
+    Raises: as `max_pool2d`. Like torch, autocast on the CPU computes in float32 unless indices are asked for.
+    """
+    if has_torch_function_unary(input):
+        arguments = (input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        return handle_torch_function(max_pool3d, (input,), *arguments)
+    check_input("max_pool3d", input, 3)
+    require_bool("max_pool3d", "return_indices", return_indices)
+    window = make_window("max_pool3d", 3, kernel_size, stride, padding, dilation, ceil_mode)
+    if not return_indices:
+        input = autocast_to_float32(input)
+    check_output("max_pool3d", input, window)
+    if plain_torch(input, "max_pool"):
+        return _plain_max_pool3d(input, window, return_indices)
+    check_dtype("max_pool3d", input, _DTYPES)
+    if input.dim() == 5:
+        output, indices = _pool(input, window, 1, return_indices)
+    elif window.kernel_size[0] == 1:
+        output, indices = _pool_slices(input, window, return_indices)
+    else:
+        output, indices = _pool_volumes(input, window, return_indices)
+    return output if indices is None else (output, indices)

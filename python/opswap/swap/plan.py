@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: MIT
+"""Decide what to rewrite: every module on its own, then the Sequentials whose blocks continue each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from .capture import Capture, CaptureError, capture
+from .match import Region, drop_unused_sizes, graph_kinds
+from .prove import Refusal
+from .report import Report, Site
+from .rewrite import Rewritten, install, is_rewritten, restore
+from .rules import Replacement, Rule
+from .runtime import hooked
+from .shapes import ModelInputs
+
+__all__ = ["Change", "Plan", "make_plan"]
+
+
+@dataclass
+class Change:
+    """One proven rewrite in a capture; `site` is relative to the captured module."""
+
+    region: Region
+    replacement: Replacement
+    site: Site
+
+
+@dataclass
+class _Module:
+    """What is known of one module: its capture, what can be rewritten in it and what was refused."""
+
+    path: str
+    capture: Capture
+    changes: list[Change] = field(default_factory=list)
+    refused: list[Site] = field(default_factory=list)
+    continues: bool = False
+
+
+@dataclass
+class Plan:
+    """Modules to rewrite, children before parents, and what the report will say."""
+
+    modules: list[_Module]
+    report: Report
+
+
+def make_plan(model: nn.Module, rules: Sequence[Rule], example_inputs: tuple[Any, ...] | None) -> Plan:
+    """Analyse the model as its authors wrote it; changes nothing."""
+    with _stock_classes(model):
+        inputs = None if example_inputs is None else ModelInputs(model, example_inputs)
+        return _Planner(model, rules, inputs).plan()
+
+
+@contextmanager
+def _stock_classes(model: nn.Module) -> Iterator[None]:
+    rewritten = [(m, *restore(m)) for m in model.modules() if is_rewritten(m)]
+    try:
+        yield
+    finally:
+        for module, recipe, record in rewritten:
+            install(module, recipe, record)
+
+
+class _Planner:
+    def __init__(self, model: nn.Module, rules: Sequence[Rule], inputs: ModelInputs | None) -> None:
+        self.model, self.rules, self.inputs = model, rules, inputs
+        self.known: dict[nn.Module, _Module] = {}
+        self.kept: list[Site] = []
+        self.paths = {m: path for path, m in model.named_modules()}
+
+    def plan(self) -> Plan:
+        paths = self.paths
+        compiled = {d for m in paths if _compiled(m) for d in m.modules() if d is not m}
+        for module in reversed(paths):
+            if module not in compiled and not _is_library(module):
+                self._look_at(module, paths[module])
+        chosen = [m for m in self.known.values() if any(self._is_new(m, c) for c in m.changes)]
+        inlined = {o for m in chosen for o in m.capture.opened}
+        top = [m for m in reversed(chosen) if m.capture.root not in inlined]
+        swapped = [c.site.below(m.path) for m in top for c in m.changes]
+        kept = [s.below(m.path) for m in reversed(self.known.values()) for s in m.refused]
+        places = {(s.path, s.source) for s in swapped}
+        kept = [s for s in dict.fromkeys([*self.kept, *kept]) if (s.path, s.source) not in places]
+        order = {path: i for i, path in enumerate(paths.values())}
+        swapped.sort(key=lambda s: order.get(s.path, 0))
+        kept.sort(key=lambda s: order.get(s.path, 0))
+        return Plan(chosen, Report(swapped, kept))
+
+    def _look_at(self, module: nn.Module, path: str) -> None:
+        reason = _unsupported(module)
+        opened = () if reason else tuple(self._openable(module))
+        if not reason and _is_sequential(module) and not opened:
+            return
+        if not reason:
+            try:
+                found = _Module(path, capture(module, opened))
+                drop_unused_sizes(found.capture.graph)
+            except CaptureError as error:
+                reason = str(error)
+        if reason:
+            self.kept.append(Site(path, "", _source(module), False, reason))
+            return
+        self.known[module] = found
+        found.continues = _cuts_its_input(found.capture.graph)
+        self._apply_rules(found)
+
+    def _openable(self, module: nn.Module) -> Iterator[nn.Module]:
+        """Descendants whose calls are inlined: modules that only move data, and blocks of a Sequential."""
+        for child in module.children():
+            if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+                yield from self._openable(child)
+                continue
+            known = self.known.get(child)
+            shuffles = type(child) is nn.ChannelShuffle
+            if known is not None:
+                moves = all(n.op != "call_module" for n in known.capture.graph.nodes)
+                joins = _is_sequential(module) and (known.changes or known.continues)
+                shuffles = bool(known.changes and moves) or bool(joins)
+            if shuffles and hooked(child):
+                reason = "has hooks: its call is not merged with what is around it"
+                self.kept.append(Site(self.paths[child], "", _source(child), False, reason))
+            elif shuffles:
+                yield child
+                yield from known.capture.opened if known is not None else ()
+
+    def _is_new(self, found: _Module, change: Change) -> bool:
+        """True where no smaller module holds the whole of it and was rewritten for it."""
+        common = _common_path([n.meta["owner"] for n in change.region.nodes])
+        holder = self.known.get(found.capture.root.get_submodule(common))
+        return holder is found or holder is None or not holder.changes
+
+    def _apply_rules(self, found: _Module) -> None:
+        shapes = self.inputs.shapes(found.capture) if self.inputs is not None else {}
+        taken: set[fx.Node] = set()
+        refused: dict[fx.Node, list[tuple[Refusal, Site]]] = {}
+        for rule in self.rules:
+            for region in rule.find(found.capture.graph):
+                if not taken.isdisjoint(region.nodes):
+                    continue
+                meta = region.mixing.meta
+                site = Site(meta["owner"], rule.name, meta["source"], rule.exact)
+                try:
+                    replacement = rule.prove(region, shapes)
+                    if region.problem:
+                        raise Refusal(region.problem)
+                except Refusal as refusal:
+                    refused.setdefault(region.mixing, []).append((refusal, site))
+                    continue
+                taken.update(region.nodes)
+                found.changes.append(Change(region, replacement, site))
+        found.refused = [
+            _told(tries) for node, tries in refused.items() if node not in taken and _told(tries)
+        ]
+
+
+def _common_path(paths: Sequence[str]) -> str:
+    """The deepest module path that all of these are at or below."""
+    common = []
+    for names in zip(*(p.split(".") for p in paths), strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return ".".join(common)
+
+
+def _told(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
+    """The refusal worth a line: what the code does; else why the largest region could not be run."""
+    shown = [(refusal, site) for refusal, site in tries if refusal.ran and refusal.told]
+    refusal, site = (shown or tries)[0]
+    return None if refusal.ran and not refusal.told else replace(site, reason=str(refusal))
+
+
+def _is_sequential(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _is_library(module: nn.Module) -> bool:
+    """True for the modules of torch and of opswap, whose forwards hold nothing to find."""
+    name = type(module).__module__
+    return name.startswith(("torch.", "opswap.nn")) and not _is_sequential(module) and not _compiled(module)
+
+
+def _compiled(module: nn.Module) -> bool:
+    return isinstance(module, (torch.jit.ScriptModule, fx.GraphModule))
+
+
+def _unsupported(module: nn.Module) -> str:
+    """Why a module cannot be given a generated class."""
+    cls = type(module)
+    if _compiled(module):
+        return f"is a {'ScriptModule' if isinstance(module, torch.jit.ScriptModule) else 'GraphModule'}"
+    if isinstance(module, Rewritten):
+        return f"its class {cls.__name__} was derived from a swapped one"
+    if "forward" in vars(module):
+        return "has a forward of its own on the instance"
+    if type(cls) is not type or "__init_subclass__" in {k for c in cls.__mro__[:-1] for k in vars(c)}:
+        return f"class {cls.__name__} controls how it is subclassed"
+    return ""
+
+
+def _source(module: nn.Module) -> str:
+    code = None if _compiled(module) else getattr(type(module).forward, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+
+
+def _cuts_its_input(graph: fx.Graph) -> bool:
+    """True where the forward begins with moving parts of its input about, as a channel split does."""
+    kinds = graph_kinds(graph)
+    return any(
+        kinds[user] in ("tensor", "tuple")
+        for node in graph.nodes
+        if node.op == "placeholder"
+        for user in node.users
+    )

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""What was swapped and what was kept, as data and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+
+__all__ = ["Report", "Site"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place in a model.
+
+    path: the module whose forward holds it, "" for the model itself.
+    rule: the rule's name, "" where no rule got to see the code.
+    source: "file:line". exact: the replacement is bit-equal. reason: why it was kept, "" where swapped.
+    """
+
+    path: str
+    rule: str
+    source: str
+    exact: bool
+    reason: str = ""
+
+    def below(self, prefix: str) -> Site:
+        """The same site, seen from a parent that has the module at `prefix`."""
+        return replace(self, path=".".join(p for p in (prefix, self.path) if p))
+
+
+@dataclass(frozen=True)
+class Report:
+    """The decisions about one model, in the order of its modules; prints as a table."""
+
+    swapped: list[Site] = field(default_factory=list)
+    kept: list[Site] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """{"swapped": [...], "kept": [...]}, one object with the fields of `Site` a site."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        rows = [(s.path, s.rule, "exact" if s.exact else "rounding", s.source) for s in self.swapped]
+        lines = [f"{len(self.swapped)} swapped"]
+        lines += _table(("module", "rule", "result", "source"), rows)
+        if self.kept:
+            rows = [(s.path, s.rule or "-", s.reason, s.source) for s in self.kept]
+            lines += ["", f"{len(self.kept)} kept as they are"]
+            lines += _table(("module", "rule", "reason", "source"), rows)
+        return "\n".join(lines)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    rows = [head, *((path or "(model)", *rest) for path, *rest in rows)]
+    if len(rows) == 1:
+        return []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

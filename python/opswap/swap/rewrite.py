@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: MIT
+"""Give one module instance a new forward, as a generated subclass of its own class, and take it back.
+
+The instance stays the same object, with the same parameters, buffers, hooks and children, and an instance of
+its class; no class that anybody else uses is touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import linecache
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, ClassVar
+
+from torch import nn
+from torch.fx import Graph, Node
+from torch.fx.graph import CodeGen
+from torch.fx.node import map_arg
+
+from .capture import Capture
+from .match import Region
+from .rules.rule import Replacement
+from .runtime import Record, holds, observe
+
+__all__ = ["Recipe", "Rewritten", "install", "is_rewritten", "make_record", "restore", "write"]
+
+_serial = itertools.count()
+_SERIAL = "SERIAL"
+
+
+@dataclass(eq=False)
+class Recipe:
+    """The text of a rewritten forward and what it needs to run; makes the class, also after pickling.
+
+    modules: names in the text that are modules, by their import name. names: other objects in the text.
+    """
+
+    original: type[nn.Module]
+    code: str
+    modules: dict[str, str]
+    names: dict[str, Any]
+    _cls: type[nn.Module] | None = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cls": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recipe:
+        return self
+
+    def make_class(self) -> type[nn.Module]:
+        """The generated subclass of `original`; one for every recipe."""
+        if self._cls is None:
+            original = self.original
+            forward = self._execute()
+            forward.__annotations__ = dict(original.forward.__annotations__)
+            forward.__doc__ = original.forward.__doc__
+            forward.__module__ = original.__module__
+            members = {
+                "__doc__": original.__doc__,
+                "__module__": original.__module__,
+                "__qualname__": original.__qualname__,
+                "_opswap_recipe": self,
+                "forward": forward,
+            }
+            self._cls = type(original.__name__, (Rewritten, original), members)
+        return self._cls
+
+    def _execute(self) -> FunctionType:
+        stock = self.original.forward
+        scope: dict[str, Any] = {**self.names, "opswap_holds": holds, "opswap_stock": stock}
+        for name, imported in self.modules.items():
+            scope[name] = __import__(imported, fromlist=[""])
+        for p in _defaulted(stock):
+            scope[f"opswap_default_{p.name}"] = p.default
+        file = f"<opswap {self.original.__qualname__} {next(_serial)}>"
+        linecache.cache[file] = (len(self.code), None, self.code.splitlines(True), file)
+        exec(compile(self.code, file, "exec"), scope)
+        return scope["forward"]
+
+
+class Rewritten:
+    """Base of every generated class."""
+
+    _opswap_recipe: ClassVar[Recipe]
+    _opswap_record: Record
+
+    @property
+    def opswap_code(self) -> str:
+        """The source of the generated forward."""
+        return self._opswap_recipe.code
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the original class, for copy and pickle; then the generated class is put on again."""
+        reduced = super().__reduce_ex__(protocol)
+        if not is_rewritten(self) or isinstance(reduced, str):
+            return reduced
+        make, args, *rest = reduced
+        recipe = type(self)._opswap_recipe
+        args = tuple(recipe.original if a is type(self) else a for a in args)
+        return (_rebuild, (recipe, make, args), *rest)
+
+
+def _rebuild(recipe: Recipe, make: Any, args: tuple[Any, ...]) -> Any:
+    module = make(*args)
+    module.__class__ = recipe.make_class()
+    return module
+
+
+def is_rewritten(module: Any) -> bool:
+    """True where the module's own class is a generated one, not a subclass that somebody derived from it."""
+    return "_opswap_recipe" in vars(type(module))
+
+
+def install(module: nn.Module, recipe: Recipe, record: Record) -> None:
+    """Put the generated class and the record on the instance."""
+    module.__class__ = recipe.make_class()
+    module.__dict__["_opswap_record"] = record
+
+
+def restore(module: nn.Module) -> tuple[Recipe, Record | None]:
+    """Put the original class back and hand out what was there, for `install`."""
+    recipe = type(module)._opswap_recipe
+    module.__class__ = recipe.original
+    return recipe, module.__dict__.pop("_opswap_record", None)
+
+
+def write(capture: Capture, changes: Sequence[tuple[Region, Replacement]]) -> Recipe:
+    """The recipe of the captured module with every region replaced. The capture's graph is used up."""
+    scope: dict[str, Any] = {}
+    texts = [_site_text(region, replacement, scope) for region, replacement in changes]
+    distinct = {text: _stand_in(f"site_{i}") for i, text in enumerate(dict.fromkeys(texts))}
+    parts = [text.replace(_SERIAL, str(i)) for i, text in enumerate(distinct)]
+    replaced: dict[Node, Node] = {}
+    for (region, _), text in zip(changes, texts, strict=True):
+        _replace(capture.graph, region, distinct[text], replaced)
+    parts.append(_function_text(capture.graph, "fused", scope, ("self",)))
+    original = type(capture.root)
+    parts.append(_forward_text(original.forward, capture.arguments))
+    code = "\n\n".join(parts)
+    used = _names(compile(code, "<opswap>", "exec"))
+    scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}
+    modules = {k: v.__name__ for k, v in scope.items() if isinstance(v, ModuleType)}
+    return Recipe(original, code, modules, {k: v for k, v in scope.items() if k not in modules})
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _stand_in(name: str) -> FunctionType:
+    """A function that prints in generated code as opswap_<name>."""
+
+    def call() -> None: ...
+
+    call.__name__, call.__module__ = name, "opswap"
+    return call
+
+
+def _site_text(region: Region, replacement: Replacement, scope: dict[str, Any]) -> str:
+    """Two functions: the region's own code, and the choice between it and the replacement."""
+    graph = Graph()
+    values: dict[Node, Node] = {}
+    for j, node in enumerate(region.inputs):
+        values[node] = graph.placeholder(f"x{j}")
+    for node in region.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        values[node] = graph.create_node(node.op, node.target, args, kwargs)
+    results = tuple(values[n] for n in region.outputs)
+    graph.output(results if len(results) > 1 else results[0])
+    scope.update(replacement.names)
+    names = ", ".join(f"x{j}" for j in range(len(region.inputs)))
+    return (
+        f"# {region.mixing.meta['source']}\n"
+        + _function_text(graph, f"stock_{_SERIAL}", scope)
+        + f"\n\ndef opswap_site_{_SERIAL}({names}):\n"
+        f"    if {replacement.condition}:\n"
+        f"        return {replacement.result}\n"
+        f"    return opswap_stock_{_SERIAL}({names})\n"
+    )
+
+
+class _CodeGen(CodeGen):
+    def __init__(self, name: str, first: tuple[str, ...]) -> None:
+        super().__init__()
+        self._name, self._first = name, first
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
+        return f"def opswap_{self._name}({', '.join((*self._first, *free_vars))}):"
+
+
+def _function_text(graph: Graph, name: str, scope: dict[str, Any], first: tuple[str, ...] = ()) -> str:
+    for node in graph.nodes:
+        node.type = None
+    graph.set_codegen(_CodeGen(name, first))
+    code = graph.python_code("self")
+    for key, value in code.globals.items():
+        if scope.setdefault(key, value) is not value:
+            raise ValueError(f"two different objects are called {key!r} in generated code")
+    return code.src.strip() + "\n"
+
+
+def _replace(graph: Graph, region: Region, function: FunctionType, replaced: dict[Node, Node]) -> None:
+    """Call function in place of the region; `replaced` maps old outputs to the nodes that took over."""
+    inputs = tuple(replaced.get(n, n) for n in region.inputs)
+    with graph.inserting_before(region.anchor):
+        outputs = [graph.call_function(function, inputs)]
+        if len(region.outputs) > 1:
+            result = outputs[0]
+            outputs = [graph.call_function(operator.getitem, (result, j)) for j in range(len(region.outputs))]
+    for old, new in zip(region.outputs, outputs, strict=True):
+        old.replace_all_uses_with(new)
+        replaced[old] = new
+    for node in reversed(region.nodes):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _defaulted(forward: Any) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(forward).parameters.values() if p.default is not p.empty]
+
+
+def _forward_text(forward: Any, captured: Sequence[str]) -> str:
+    """A forward with the original's parameters, which calls the original where the capture does not hold."""
+    first, *rest = inspect.signature(forward).parameters.values()
+    declared, passed, conditions = [first.name], [first.name], []
+    starred = False
+    for i, p in enumerate(rest):
+        if p.kind is p.KEYWORD_ONLY and not starred:
+            declared.append("*")
+        starred = starred or p.kind in (p.VAR_POSITIONAL, p.KEYWORD_ONLY)
+        prefix = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        default = "" if p.default is p.empty else f"=opswap_default_{p.name}"
+        declared.append(prefix + p.name + default)
+        passed.append(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else prefix + p.name)
+        if prefix:
+            conditions.append(f"not {p.name}")
+        elif default:
+            conditions.append(f"{p.name} is opswap_default_{p.name}")
+        if p.kind is p.POSITIONAL_ONLY and (i + 1 == len(rest) or rest[i + 1].kind is not p.kind):
+            declared.append("/")
+    inputs = ", ".join((first.name, *captured))
+    condition = " and ".join([*conditions, f"opswap_holds({inputs})"])
+    return (
+        f"def forward({', '.join(declared)}):\n"
+        f"    if {condition}:\n"
+        f"        return opswap_fused({inputs})\n"
+        f"    return opswap_stock({', '.join(passed)})\n"
+    )
+
+
+def make_record(capture: Capture, sites: Sequence[Any]) -> Record:
+    """What `holds` compares with later; taken while every class is the original one."""
+    return Record(observe(capture.root), tuple((m, observe(m)) for m in capture.opened), tuple(sites))

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""What a rule is: where to look, how to be sure, what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from ..match import Region
+
+__all__ = ["Replacement", "Rule", "Shapes"]
+
+Shapes = Mapping[Node, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A call in place of a region, as Python text over the inputs' names x0, x1, ...
+
+    condition: true where the proof holds; elsewhere the region's own code runs.
+    result: one value for a region with one output, a sequence for more.
+    names: the objects that the two texts mention.
+    """
+
+    condition: str
+    result: str
+    names: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of rewrite.
+
+    find: yields candidate regions of a captured graph, which may overlap.
+    prove: returns the replacement of one, or raises `prove.Refusal`; it also gets the sizes of the graph's
+        tensors where a run has shown them.
+    exact: the replacement's outputs and gradients are bit-equal to the region's.
+    """
+
+    name: str
+    exact: bool
+    find: Callable[[Graph], Iterable[Region]]
+    prove: Callable[[Region, Shapes], Replacement]

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""What a rewritten forward asks before it takes the fused path.
+
+All of it runs in every forward, and torch.compile and torch.export trace through it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+__all__ = ["Record", "covers", "holds", "hooked", "observe"]
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+_INTERNAL = frozenset(vars(nn.Module()))
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a capture took for granted of one module: its class, its children, its plain attributes."""
+
+    cls: type
+    children: tuple[nn.Module | None, ...]
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was done to one module: kept on the instance, copied and pickled with it.
+
+    `root` and `opened` are the states at the time of the capture; `sites` are relative to the module.
+    """
+
+    root: _State
+    opened: tuple[tuple[nn.Module, _State], ...]
+    sites: tuple[Any, ...]
+
+
+def _stock_class(module: nn.Module) -> type:
+    """The module's class as its author wrote it."""
+    recipe = getattr(type(module), "_opswap_recipe", None)
+    return type(module) if recipe is None else recipe.original
+
+
+def observe(module: nn.Module) -> _State:
+    """The state of a module that its capture depends on."""
+    plain = {
+        k: v for k, v in vars(module).items() if k not in _INTERNAL and k != "_opswap_record" and _is_plain(v)
+    }
+    return _State(_stock_class(module), tuple(module._modules.values()), tuple(plain), tuple(plain.values()))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
+
+
+def _unchanged(module: nn.Module, state: _State) -> bool:
+    children = module._modules.values()
+    if len(children) != len(state.children):
+        return False
+    for now, then in zip(children, state.children):  # noqa: B905 (strict= is not traceable; lengths are equal)
+        if now is not then:
+            return False
+    for name, value in zip(state.names, state.values):  # noqa: B905
+        now = getattr(module, name, None)
+        if now is not value and (type(now) is not type(value) or now != value):
+            return False
+    return True
+
+
+def hooked(module: nn.Module) -> bool:
+    """True where calling the module does more than its forward."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+def holds(module: nn.Module, *inputs: Any) -> bool:
+    """True where the captured forward still means what the module's own forward means."""
+    record = getattr(module, "_opswap_record", None)
+    if record is None or not _unchanged(module, record.root):
+        return False
+    for x in inputs:
+        if not isinstance(x, Tensor):
+            return False
+    if record.opened and _module._has_any_global_hook():
+        return False
+    for child, state in record.opened:
+        if hooked(child) or _stock_class(child) is not state.cls or not _unchanged(child, state):
+            return False
+    return True
+
+
+def covers(
+    tensors: tuple[Tensor, ...],
+    groups: int,
+    ndims: tuple[int, ...],
+    channels: tuple[int, ...] | None = None,
+    spatial: tuple[tuple[int, ...], ...] | None = None,
+) -> bool:
+    """True where the proof of a channel permutation reaches these tensors.
+
+    Args:
+        tensors: the tensors side by side, (N, C_i, *); they must be of one dtype, which torch.cat would
+            otherwise promote, and of a class that opswap's operators know.
+        groups: must divide C = sum of the C_i.
+        ndims, channels, spatial: dimensions, values of C and sizes after it that were proven; None is any.
+    """
+    first = tensors[0]
+    total = 0
+    for t in tensors:
+        if t.dim() not in ndims or t.dtype != first.dtype or t.device != first.device:
+            return False
+        if type(t) is not Tensor and is_traceable_wrapper_subclass(t):
+            return False
+        total += t.shape[1]
+    if total % groups or (channels is not None and total not in channels):
+        return False
+    return spatial is None or tuple(first.shape[2:]) in spatial

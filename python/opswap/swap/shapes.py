@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""Sizes of the tensors in a captured graph, seen in one run of a copy of the model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Interpreter, Node
+
+from .capture import Capture
+
+__all__ = ["ModelInputs"]
+
+
+class ModelInputs:
+    """What every module of a model is called with when the model is called with the example inputs.
+
+    Raises: ValueError where the model cannot be copied or does not run on them.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs: tuple[Any, ...]) -> None:
+        if not isinstance(example_inputs, tuple):
+            raise TypeError(f"example_inputs must be a tuple, got {type(example_inputs).__name__}")
+        self._seen: dict[nn.Module, tuple[Any, ...]] = {}
+        self._copies: dict[nn.Module, nn.Module] = {}
+        try:
+            self._run(model, example_inputs)
+        except Exception as error:
+            raise ValueError(f"the model does not run on example_inputs: {error}") from error
+
+    def _run(self, model: nn.Module, example_inputs: tuple[Any, ...]) -> None:
+        twin = copy.deepcopy(model).eval()
+        originals = dict(model.named_modules())
+        handles = []
+        for path, module in twin.named_modules():
+            self._copies[originals[path]] = module
+            handles.append(module.register_forward_pre_hook(self._note(originals[path])))
+        with torch.no_grad():
+            twin(*copy.deepcopy(example_inputs))
+        for handle in handles:
+            handle.remove()
+
+    def _note(self, original: nn.Module) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self._seen.setdefault(original, tuple(a.clone() if isinstance(a, Tensor) else a for a in args))
+
+        return hook
+
+    def shapes(self, capture: Capture) -> dict[Node, tuple[int, ...]]:
+        """Sizes of the tensors in the graph; nothing where the module was not called or the run fails."""
+        inputs = self._seen.get(capture.root)
+        if inputs is None:
+            return {}
+        recorder = _Recorder(self._copies[capture.root], graph=capture.graph)
+        try:
+            with torch.no_grad():
+                recorder.run(*inputs)
+        except Exception:
+            return {}
+        return recorder.shapes
+
+
+class _Recorder(Interpreter):
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self.shapes: dict[Node, tuple[int, ...]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.shapes[n] = tuple(value.shape)
+        return value

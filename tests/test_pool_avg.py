@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""Average pools against torch's: values, gradients, layouts, options, and their error against float64."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as T
+
+import opswap
+from inputs import LAYOUTS, same_bits
+from opswap import functional as F
+from pool_cases import gradient, random_case
+
+OURS = {2: F.avg_pool2d, 3: F.avg_pool3d}
+TORCH = {2: T.avg_pool2d, 3: T.avg_pool3d}
+EXACT = (torch.float32, torch.float64)
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def options() -> tuple[bool, int | None]:
+    return random.random() < 0.5, random.choice((None, None, 3, -2))
+
+
+@pytest.mark.parametrize("dtype", [*EXACT, torch.int64], ids=str)
+@pytest.mark.parametrize("spatial", [2, 3])
+def test_random_windows_equal_torch(spatial: int, dtype: torch.dtype, tier: str) -> None:
+    ours, theirs = OURS[spatial], TORCH[spatial]
+    for layout in LAYOUTS:
+        for _ in range(4):
+            case = random_case(spatial, dilated=False)
+            arguments = (*case.window[:3], case.ceil_mode, *options())
+            x = LAYOUTS[layout]((torch.randn(case.size) * 9).to(dtype))
+            try:
+                want = theirs(x.contiguous(), *arguments)
+            except RuntimeError:
+                with pytest.raises(RuntimeError):
+                    ours(x, *arguments)
+                continue
+            assert same_bits(ours(x, *arguments), want), (layout, case, arguments)
+            if dtype.is_floating_point:
+                grad = torch.randn(want.shape, dtype=dtype)
+                want = gradient(theirs, x.contiguous(), grad, *arguments)
+                assert same_bits(gradient(ours, x, grad, *arguments), want), (layout, case, arguments)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_half_precision_is_no_less_exact_than_torch(
+    dtype: torch.dtype, memory_format: torch.memory_format, tier: str
+) -> None:
+    for window in ((3, 2, 1), (5, 1, 2), (2,), ((4, 10), (4, 2))):
+        x = torch.randn(2, 19, 14, 15).to(dtype).contiguous(memory_format=memory_format)
+        exact = T.avg_pool2d(x.double(), *window)
+        ours, theirs = ((f(x, *window) - exact).abs().max() for f in (F.avg_pool2d, T.avg_pool2d))
+        assert ours <= theirs
+        grad = torch.randn(exact.shape).to(dtype)
+        exact = gradient(T.avg_pool2d, x.double(), grad.double(), *window)
+        ours, theirs = (
+            (gradient(f, x, grad, *window) - exact).abs().max() for f in (F.avg_pool2d, T.avg_pool2d)
+        )
+        assert ours <= theirs
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_volumes_in_half_precision_are_rounded_once(dtype: torch.dtype, tier: str) -> None:
+    x = torch.randn(2, 5, 6, 7, 8).to(dtype)
+    got = F.avg_pool3d(x, 3, 2, 1)
+    assert got.dtype == dtype and torch.equal(got, T.avg_pool3d(x.float(), 3, 2, 1).to(dtype))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    "window", [((1, 3, 3), (2, 1, 2)), ((1, 2, 2), (3, 2, 2), (0, 1, 1)), ((2, 3, 3), 2)]
+)
+def test_images_read_as_volumes(window: tuple[object, ...], channels_last: bool) -> None:
+    dense = torch.randn(3, 8, 9, 10)
+    x = dense.contiguous(memory_format=torch.channels_last) if channels_last else dense
+    want = T.avg_pool3d(dense, *window)
+    got = F.avg_pool3d(x, *window)
+    assert same_bits(got, want)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    assert got.is_contiguous(memory_format=memory_format)
+    grad = torch.randn_like(want)
+    assert same_bits(gradient(F.avg_pool3d, x, grad, *window), gradient(T.avg_pool3d, dense, grad, *window))
+
+
+def test_volumes_keep_channels_last_3d() -> None:
+    x = torch.randn(2, 4, 5, 6, 7).contiguous(memory_format=torch.channels_last_3d).requires_grad_()
+    output = F.avg_pool3d(x, 2)
+    assert output.is_contiguous(memory_format=torch.channels_last_3d)
+    (grad,) = torch.autograd.grad(output.sum(), x)
+    assert grad.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+@pytest.mark.parametrize("spatial", [2, 3])
+def test_unbatched(spatial: int) -> None:
+    x = torch.randn((5, 6, 7, 8)[: spatial + 1])
+    assert same_bits(OURS[spatial](x, 2, 1, 1), TORCH[spatial](x, 2, 1, 1))
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_gradients_of_any_layout(layout: str) -> None:
+    x = torch.randn(3, 8, 7, 9)
+    grad = LAYOUTS[layout](torch.randn(3, 8, 4, 5))
+    want = gradient(T.avg_pool2d, x, grad.contiguous(), 3, 2, 1)
+    assert same_bits(gradient(F.avg_pool2d, x, grad, 3, 2, 1), want)
+
+
+def test_nothing_is_saved_for_the_backward() -> None:
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        F.avg_pool2d(torch.randn(1, 2, 6, 6, requires_grad=True), 2)
+    assert not saved
+
+
+@pytest.mark.parametrize("spatial", [2, 3])
+def test_reference_equals_torch_and_the_kernels(spatial: int) -> None:
+    operators = torch.ops.opswap
+    for _ in range(12):
+        case = random_case(spatial, dilated=False, batch=2)
+        arguments = (*case.window[:3], case.ceil_mode, *options())
+        x = torch.randn(case.size)
+        try:
+            want = TORCH[spatial](x, *arguments)
+        except RuntimeError:
+            continue
+        step = random.randint(1, 3)
+        kernel = operators.avg_pool(x, *arguments, step)
+        backward = (torch.randn_like(kernel), x.shape, *arguments, step, torch.contiguous_format)
+        grad = operators.avg_pool_backward(*backward)
+        with opswap.force_reference():
+            assert torch.allclose(OURS[spatial](x, *arguments), want), (case, arguments)
+            assert same_bits(operators.avg_pool(x, *arguments, step), kernel), (case, arguments)
+            assert same_bits(operators.avg_pool_backward(*backward), grad), (case, arguments)
