@@ -282,7 +282,17 @@ def test_no_grad_and_inference_mode_make_no_graph() -> None:
     with torch.inference_mode():
         assert F.cat_channel_shuffle((a, b), 2).is_inference()
     assert F.channel_shuffle(torch.randn(1, 4, 2), 2).grad_fn is None
-    assert "CatChannelShuffle" in type(F.channel_shuffle(a, 2).grad_fn).__name__
+    assert "CatChannelShuffle" in type(F.cat_channel_shuffle((a, b), 2).grad_fn).__name__
+
+
+def test_a_contiguous_shuffle_is_left_to_torch() -> None:
+    x = torch.randn(2, 6, 3, 4)
+    opswap.reset_stats()
+    F.channel_shuffle(x, 2)
+    assert not opswap.stats()["kernel"]
+    for y in (x.to(memory_format=torch.channels_last), x[:, :4], x[:, :, 0, 0], x.to(torch.float8_e5m2)):
+        assert same_bits(F.channel_shuffle(y, 2), oracle((y,), 2)[0])
+    assert opswap.stats()["kernel"] == {"cat_channel_shuffle_split": 4}
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------

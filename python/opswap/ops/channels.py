@@ -299,10 +299,10 @@ def _require_tensors(tensors: Any) -> tuple[Tensor, ...]:
     if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
         raise TypeError(f"tensors must be a list or tuple of tensors, got {type(tensors).__name__}")
     for i, t in enumerate(tensors):
-        if not isinstance(t, Tensor):
+        if not isinstance(t, Tensor) and not torch.overrides.has_torch_function_unary(t):
             raise TypeError(f"tensors[{i}] must be a tensor, got {type(t).__name__}")
     if not tensors:
-        raise RuntimeError("expected a non-empty list of tensors")
+        raise RuntimeError("cat_channel_shuffle: expected a non-empty list of tensors")
     return tuple(tensors)
 
 
@@ -333,14 +333,33 @@ def _shuffle(
 ) -> tuple[Tensor, ...]:
     _require_int("groups", groups)
     tensors = _autocast(tensors)
-    if any(t.dim() < 2 for t in tensors):
+    if groups <= 0 or any(t.dim() < 2 for t in tensors):
         _check(tensors, groups, ())
     channels = sum(t.shape[1] for t in tensors)
     sizes = (channels,) if sections is None else _chunk_sizes(channels, sections)
-    _check(tensors, groups, sizes)
-    if inverse and channels:
+    if inverse and channels and channels % groups == 0:
         groups = channels // groups
     return _differentiable(groups, sizes, None, None, *tensors)
+
+
+# What torch.channel_shuffle takes on a CPU.
+_TORCH_DTYPES = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    }
+)
+
+
+def _torch_is_at_copy_speed(input: Tensor) -> bool:
+    """A dense contiguous CPU tensor: torch.channel_shuffle moves its planes as fast as memory allows."""
+    return (
+        input.dim() > 2
+        and input.is_contiguous()
+        and input.device.type == "cpu"
+        and input.dtype in _TORCH_DTYPES
+        and not reference_forced()
+    )
 
 
 def channel_shuffle(input: Tensor, groups: int, *, inverse: bool = False) -> Tensor:
@@ -352,14 +371,19 @@ def channel_shuffle(input: Tensor, groups: int, *, inverse: bool = False) -> Ten
         inverse: undo the shuffle with the same groups, that is, shuffle with C / groups groups.
     Returns: (N, C, *), dense, memory format kept: out[:, j * groups + i] = input[:, i * (C // groups) + j].
     Raises: RuntimeError where C is not divisible by groups, groups is not positive or input is 0-D or 1-D.
+    Contiguous CPU tensors go to torch's own operator, which moves them at the speed of a copy.
     Source: Zhang et al. 2017, ShuffleNet, section 3.1.
     """
-    if not isinstance(input, Tensor):
-        raise TypeError(f"channel_shuffle: input must be a tensor, got {type(input).__name__}")
     if torch.overrides.has_torch_function_unary(input):
         return torch.overrides.handle_torch_function(
             channel_shuffle, (input,), input, groups, inverse=inverse
         )
+    if not isinstance(input, Tensor):
+        raise TypeError(f"channel_shuffle: input must be a tensor, got {type(input).__name__}")
+    _require_int("groups", groups)
+    if _torch_is_at_copy_speed(input):
+        _check((input,), groups, (input.shape[1],))
+        return torch.channel_shuffle(input, max(input.shape[1] // groups, 1) if inverse else groups)
     return _shuffle((input,), groups, None, inverse)[0]
 
 

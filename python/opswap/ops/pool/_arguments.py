@@ -17,8 +17,8 @@ __all__ = [
     "autocast_to_float32",
     "check_dtype",
     "check_input",
-    "check_output",
     "make_window",
+    "pooled_size",
     "require_bool",
     "require_int",
 ]
@@ -78,6 +78,8 @@ def require_bool(name: str, argument: str, value: Any) -> bool:
 
 
 def _per_dimension(name: str, argument: str, value: Any, count: int) -> tuple[int, ...]:
+    if type(value) is int:
+        return (value,) * count
     if not isinstance(value, (list, tuple)):
         return (require_int(name, argument, value),) * count
     values = tuple(require_int(name, argument, v) for v in value)
@@ -116,11 +118,11 @@ def make_window(
         require_bool(name, "ceil_mode", ceil_mode),
     )
     for argument, values in (("kernel_size", kernel), ("stride", steps), ("dilation", window.dilation)):
-        if any(v <= 0 for v in values):
+        if min(values) <= 0:
             raise RuntimeError(f"{name}: {argument} must be greater than zero, got {values}")
-    if any(p < 0 for p in window.padding):
+    if min(window.padding) < 0:
         raise RuntimeError(f"{name}: padding must be non-negative, got {window.padding}")
-    if any(p > k // 2 for p, k in zip(window.padding, kernel, strict=True)):
+    if max(window.padding) and any(p > k // 2 for p, k in zip(window.padding, kernel, strict=True)):
         raise RuntimeError(
             f"{name}: padding must be at most half of kernel_size, got {window.padding} and {kernel}"
         )
@@ -135,19 +137,20 @@ def check_input(name: str, input: Any, spatial: int) -> None:
         raise RuntimeError(
             f"{name}: expected {spatial + 1} or {spatial + 2} dimensions, got size {tuple(input.shape)}"
         )
-    if any(size == 0 for size in input.shape[input.dim() - spatial - 1 :]):
+    if 0 in input.shape[-spatial - 1 :]:
         raise RuntimeError(f"{name}: only the batch may be empty, got size {tuple(input.shape)}")
 
 
-def check_output(name: str, input: Tensor, window: Window) -> None:
-    """Raise where no window fits into the padded input."""
-    spatial = len(window.kernel_size)
-    output = window.output_size(input.shape[-spatial:])
-    if any(size <= 0 for size in output):
+def pooled_size(name: str, input: Tensor, window: Window, channel_step: int) -> tuple[int, ...]:
+    """The size (N, ceil(C / channel_step), *O) that a pool gives (N, C, *S); raises where no window fits."""
+    output = window.output_size(input.shape[2:])
+    if min(output) <= 0:
+        kernel, _, padding, dilation = (tuple(values) for values in window[:4])
         raise RuntimeError(
-            f"{name}: input of size {tuple(input.shape)} is too small for kernel_size {window.kernel_size}, "
-            f"padding {window.padding}, dilation {window.dilation}: the output would have size {output}"
+            f"{name}: input of size {tuple(input.shape)} is too small for kernel_size {kernel}, "
+            f"padding {padding}, dilation {dilation}: the output would have size {output}"
         )
+    return (input.shape[0], (input.shape[1] + channel_step - 1) // channel_step, *output)
 
 
 def check_dtype(name: str, input: Tensor, supported: frozenset[torch.dtype]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._function import needs_graph, transforms_active
-from .._layout import dense_strides
+from .._layout import dense_strides, suggest_memory_format
 from .._library import library
 from .._stats import count_kernel, count_reference, reference_forced
 
@@ -31,6 +31,8 @@ def empty(
     like: Tensor, size: Sequence[int], memory_format: torch.memory_format, dtype: torch.dtype | None = None
 ) -> Tensor:
     """A dense tensor of this size in this memory format, not initialised."""
+    if memory_format is torch.contiguous_format:
+        return like.new_empty(tuple(size), dtype=dtype)
     return like.new_empty_strided(tuple(size), dense_strides(size, memory_format), dtype=dtype)
 
 
@@ -44,10 +46,13 @@ def run_kernel(
     kernel: Callable[..., Any],
     inputs: Sequence[Tensor],
     arguments: Sequence[Any],
-    memory_format: torch.memory_format,
 ) -> None:
-    """Call `kernel(*inputs, *arguments)`, on dense copies of inputs that it cannot read in place."""
+    """Call `kernel(*inputs, *arguments)`, on copies of the inputs where it cannot read them in place.
+
+    The first argument is the tensor that the kernel writes; copies get its memory format.
+    """
     if kernel(*inputs, *arguments) is NotImplemented:
+        memory_format = suggest_memory_format(arguments[0])
         dense = [dense_copy(t, memory_format) for t in inputs]
         if kernel(*dense, *arguments) is NotImplemented:
             raise RuntimeError(f"{name}: no kernel for {inputs[0].dtype} in {memory_format}")

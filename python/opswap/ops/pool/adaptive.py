@@ -60,8 +60,7 @@ def _fake_with_index(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor,
 
 
 def _run(input: Tensor, output: Tensor, index: Tensor | None) -> None:
-    memory_format = suggest_memory_format(input)
-    run_kernel("adaptive_max_pool", _core.adaptive_max_pool, (input,), (output, index), memory_format)
+    run_kernel("adaptive_max_pool", _core.adaptive_max_pool, (input,), (output, index))
 
 
 def _kernel(input: Tensor, output_size: Sequence[int]) -> Tensor:
@@ -123,7 +122,7 @@ def _backward_kernel(
         )
     grad_input = empty(grad_output, input_size, memory_format)
     kernel = _core.adaptive_max_pool_backward
-    run_kernel("adaptive_max_pool_backward", kernel, (grad_output, index), (grad_input,), memory_format)
+    run_kernel("adaptive_max_pool_backward", kernel, (grad_output, index), (grad_input,))
     return grad_input
 
 
@@ -166,8 +165,7 @@ def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, grad_output: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     (index,) = ctx.saved_tensors
-    run = _apply_backward if backward_needs_function(grad_output) else _forward_of_backward
-    return None, run(ctx.input_size, ctx.memory_format, index, grad_output)
+    return None, _differentiable_backward(ctx.input_size, ctx.memory_format, index, grad_output)
 
 
 def _jvp(ctx: Any, _size: Any, tangent: Tensor) -> tuple[Tensor, None]:
@@ -181,11 +179,18 @@ def _forward_of_backward(
 
 
 def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(args[2])
+    ctx.input_size, ctx.memory_format, index, _ = args
+    ctx.save_for_backward(index)
+    ctx.save_for_forward(index)
 
 
 def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, None, _gather(grad, ctx.saved_tensors[0])
+
+
+def _jvp_of_backward(ctx: Any, *tangents: Any) -> Tensor:
+    (index,) = ctx.saved_tensors
+    return _differentiable_backward(ctx.input_size, ctx.memory_format, index, tangents[-1])
 
 
 def _vmap_function(info: Any, in_dims: Any, output_size: tuple[int, ...], input: Tensor) -> Any:
@@ -197,8 +202,8 @@ def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
     input_size, memory_format, index, grad_output = args
     grad = batch_together(info, grad_output, in_dims[3])
     index = batch_together(info, index, in_dims[2])
-    run = _apply_backward if needs_function(grad) else _forward_of_backward
-    return split_batch(info, run((grad.shape[0], *input_size[1:]), memory_format, index, grad)), 0
+    size = (grad.shape[0], *input_size[1:])
+    return split_batch(info, _differentiable_backward(size, memory_format, index, grad)), 0
 
 
 _apply = make_apply("AdaptiveMaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
@@ -207,8 +212,13 @@ _apply_backward = make_apply(
     _forward_of_backward,
     _setup_of_backward,
     _backward_of_backward,
-    vmap=_vmap_of_backward,
+    _jvp_of_backward,
+    _vmap_of_backward,
 )
+
+
+def _differentiable_backward(*args: Any) -> Tensor:
+    return (_apply_backward if backward_needs_function(args[-1]) else _forward_of_backward)(*args)
 
 
 def _with_index(output_size: tuple[int, ...], input: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,8 @@ from ._arguments import (
     autocast_to_float32,
     check_dtype,
     check_input,
-    check_output,
     make_window,
+    pooled_size,
     require_bool,
     require_int,
 )
@@ -80,9 +80,7 @@ def _fake(input: Tensor, *arguments: Any) -> Tensor:
     kernel_size, stride, padding, ceil_mode, _, _, channel_step = arguments
     window = Window(kernel_size, stride, padding, (1,) * len(kernel_size), ceil_mode)
     check_dtype("avg_pool", input, _DTYPES)
-    check_output("avg_pool", input, window)
-    channels = (input.shape[1] + channel_step - 1) // channel_step
-    size = (input.shape[0], channels, *window.output_size(input.shape[2:]))
+    size = pooled_size("avg_pool", input, window, channel_step)
     return empty(input, size, suggest_memory_format(input))
 
 
@@ -100,8 +98,7 @@ def _geometry(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 def _kernel(input: Tensor, *arguments: Any) -> Tensor:
     output = _fake(input, *arguments)
-    memory_format = suggest_memory_format(input)
-    run_kernel("avg_pool", _core.avg_pool, (input,), (output, *_geometry(arguments)), memory_format)
+    run_kernel("avg_pool", _core.avg_pool, (input,), (output, *_geometry(arguments)))
     return output
 
 
@@ -138,7 +135,7 @@ def _backward_fake(grad_output: Tensor, input_size: Sequence[int], *arguments: A
 def _backward_kernel(grad_output: Tensor, input_size: Sequence[int], *arguments: Any) -> Tensor:
     grad_input = _backward_fake(grad_output, input_size, *arguments)
     written = (grad_input, *_geometry(arguments[:-1]))
-    run_kernel("avg_pool_backward", _core.avg_pool_backward, (grad_output,), written, arguments[-1])
+    run_kernel("avg_pool_backward", _core.avg_pool_backward, (grad_output,), written)
     return grad_input
 
 
@@ -170,12 +167,11 @@ def _setup(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    run = _apply_backward if backward_needs_function(grad_output) else _forward_of_backward
-    return None, run(ctx.arguments, ctx.input_size, ctx.memory_format, grad_output)
+    return None, _differentiable_backward(ctx.arguments, ctx.input_size, ctx.memory_format, grad_output)
 
 
 def _jvp(ctx: Any, _arguments: Any, tangent: Tensor) -> Tensor:
-    return _forward(ctx.arguments, tangent)
+    return _differentiable(ctx.arguments, tangent)
 
 
 def _forward_of_backward(
@@ -188,11 +184,15 @@ def _forward_of_backward(
 
 
 def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.arguments = args[0]
+    ctx.arguments, ctx.input_size, ctx.memory_format, _ = args
 
 
 def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, None, _differentiable(ctx.arguments, grad)
+
+
+def _jvp_of_backward(ctx: Any, *tangents: Any) -> Tensor:
+    return _differentiable_backward(ctx.arguments, ctx.input_size, ctx.memory_format, tangents[-1])
 
 
 def _vmap_function(info: Any, in_dims: Any, arguments: tuple[Any, ...], input: Tensor) -> Any:
@@ -202,8 +202,8 @@ def _vmap_function(info: Any, in_dims: Any, arguments: tuple[Any, ...], input: T
 def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
     arguments, input_size, memory_format, grad_output = args
     grad = batch_together(info, grad_output, in_dims[3])
-    run = _apply_backward if needs_function(grad) else _forward_of_backward
-    return split_batch(info, run(arguments, (grad.shape[0], *input_size[1:]), memory_format, grad)), 0
+    size = (grad.shape[0], *input_size[1:])
+    return split_batch(info, _differentiable_backward(arguments, size, memory_format, grad)), 0
 
 
 _apply = make_apply("AvgPool", _forward, _setup, _backward, _jvp, _vmap_function)
@@ -212,8 +212,13 @@ _apply_backward = make_apply(
     _forward_of_backward,
     _setup_of_backward,
     _backward_of_backward,
-    vmap=_vmap_of_backward,
+    _jvp_of_backward,
+    _vmap_of_backward,
 )
+
+
+def _differentiable_backward(*args: Any) -> Tensor:
+    return (_apply_backward if backward_needs_function(args[-1]) else _forward_of_backward)(*args)
 
 
 def _differentiable(arguments: tuple[Any, ...], input: Tensor) -> Tensor:
@@ -259,8 +264,6 @@ def avg_pool2d(
     check_input("avg_pool2d", input, 2)
     window = make_window("avg_pool2d", 2, kernel_size, stride, padding, 1, ceil_mode)
     options = _check_options("avg_pool2d", count_include_pad, divisor_override)
-    check_dtype("avg_pool2d", input, _DTYPES)
-    check_output("avg_pool2d", input, window)
     if plain_torch(input, "avg_pool"):
         return torch_functional.avg_pool2d(input, *window[:3], window.ceil_mode, *options)
     if input.dim() == 4:
@@ -303,9 +306,7 @@ def avg_pool3d(
     window = make_window("avg_pool3d", 3, kernel_size, stride, padding, 1, ceil_mode)
     options = _check_options("avg_pool3d", count_include_pad, divisor_override)
     input = autocast_to_float32(input)
-    check_dtype("avg_pool3d", input, _DTYPES)
     _check_volume(input, window)
-    check_output("avg_pool3d", input, window)
     if plain_torch(input, "avg_pool"):
         return reference_avg_pool3d(input, window, *options)
     if input.dim() == 5:

@@ -41,8 +41,7 @@ def _fake(input: Tensor) -> Tensor:
 def _kernel(input: Tensor) -> Tensor:
     output = _fake(input)
     pixel = output.view(*output.shape, 1, 1)
-    memory_format = suggest_memory_format(input)
-    run_kernel("global_amax", _core.adaptive_max_pool, (input,), (pixel, None), memory_format)
+    run_kernel("global_amax", _core.adaptive_max_pool, (input,), (pixel, None))
     return output
 
 
@@ -71,8 +70,7 @@ def _backward_fake(grad_output: Tensor, input: Tensor, output: Tensor) -> Tensor
 def _backward_kernel(grad_output: Tensor, input: Tensor, output: Tensor) -> Tensor:
     grad_input = _backward_fake(grad_output, input, output)
     pixels = (t.contiguous().view(*t.shape, 1, 1) for t in (output, grad_output))
-    memory_format = suggest_memory_format(input)
-    run_kernel("global_amax_backward", _core.amax_backward, (input, *pixels), (grad_input,), memory_format)
+    run_kernel("global_amax_backward", _core.amax_backward, (input, *pixels), (grad_input,))
     return grad_input
 
 
@@ -96,8 +94,7 @@ def _setup(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad_output: Tensor) -> Tensor:
-    run = _apply_backward if backward_needs_function(grad_output) else _forward_of_backward
-    return run(*ctx.saved_tensors, grad_output)
+    return _differentiable_backward(*ctx.saved_tensors, grad_output)
 
 
 def _jvp(ctx: Any, tangent: Tensor) -> Tensor:
@@ -115,7 +112,8 @@ def _forward_of_backward(input: Tensor, output: Tensor, grad_output: Tensor) -> 
 
 
 def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(args[0], args[1])
+    ctx.save_for_backward(*args[:2])
+    ctx.save_for_forward(*args[:2])
 
 
 def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -126,14 +124,17 @@ def _forward(input: Tensor) -> Tensor:
     return _operator(input)
 
 
+def _jvp_of_backward(ctx: Any, *tangents: Any) -> Tensor:
+    return _differentiable_backward(*ctx.saved_tensors, tangents[-1])
+
+
 def _vmap_function(info: Any, in_dims: Any, input: Tensor) -> Any:
     return split_batch(info, _differentiable(batch_together(info, input, in_dims[0]))), 0
 
 
 def _vmap_of_backward(info: Any, in_dims: Any, *tensors: Tensor) -> Any:
-    joined = [batch_together(info, t, dim) for t, dim in zip(tensors, in_dims, strict=True)]
-    run = _apply_backward if needs_function(joined[2]) else _forward_of_backward
-    return split_batch(info, run(*joined)), 0
+    joined = (batch_together(info, t, dim) for t, dim in zip(tensors, in_dims, strict=True))
+    return split_batch(info, _differentiable_backward(*joined)), 0
 
 
 _apply = make_apply("GlobalAmax", _forward, _setup, _backward, _jvp, _vmap_function)
@@ -142,8 +143,13 @@ _apply_backward = make_apply(
     _forward_of_backward,
     _setup_of_backward,
     _backward_of_backward,
-    vmap=_vmap_of_backward,
+    _jvp_of_backward,
+    _vmap_of_backward,
 )
+
+
+def _differentiable_backward(*args: Any) -> Tensor:
+    return (_apply_backward if backward_needs_function(args[-1]) else _forward_of_backward)(*args)
 
 
 def _differentiable(input: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ from ._arguments import (
     autocast_to_float32,
     check_dtype,
     check_input,
-    check_output,
     make_window,
+    pooled_size,
     require_bool,
 )
 from ._call import (
@@ -96,16 +96,10 @@ def _reference_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Ten
     return output, dense_copy(offsets, suggest_memory_format(input))
 
 
-def _output_size(input: Tensor, window: Window, channel_step: int) -> tuple[int, ...]:
-    check_dtype("max_pool", input, _DTYPES)
-    check_output("max_pool", input, window)
-    channels = (input.shape[1] + channel_step - 1) // channel_step
-    return (input.shape[0], channels, *window.output_size(input.shape[2:]))
-
-
 def _fake(input: Tensor, *arguments: Any) -> Tensor:
-    window, channel_step = Window(*arguments[:-1]), arguments[-1]
-    return empty(input, _output_size(input, window, channel_step), suggest_memory_format(input))
+    check_dtype("max_pool", input, _DTYPES)
+    size = pooled_size("max_pool", input, Window(*arguments[:-1]), arguments[-1])
+    return empty(input, size, suggest_memory_format(input))
 
 
 def _fake_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -116,8 +110,7 @@ def _fake_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
 def _run(input: Tensor, output: Tensor, offsets: Tensor | None, arguments: Sequence[Any]) -> None:
     kernel, stride, padding, dilation, _, channel_step = arguments
     geometry = (tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), channel_step)
-    memory_format = suggest_memory_format(input)
-    run_kernel("max_pool", _core.max_pool, (input,), (output, offsets, *geometry), memory_format)
+    run_kernel("max_pool", _core.max_pool, (input,), (output, offsets, *geometry))
 
 
 def _kernel(input: Tensor, *arguments: Any) -> Tensor:
@@ -201,7 +194,7 @@ def _backward_kernel(
     grad_input = empty(grad_output, input_size, memory_format)
     arguments = (grad_input, *(tuple(values) for values in geometry), channel_step)
     inputs = (grad_output, offsets)
-    run_kernel("max_pool_backward", _core.max_pool_backward, inputs, arguments, memory_format)
+    run_kernel("max_pool_backward", _core.max_pool_backward, inputs, arguments)
     return grad_input
 
 
@@ -236,8 +229,7 @@ def _indices_fake(offsets: Tensor, plane_size: Sequence[int], *geometry: Any) ->
 def _indices_kernel(offsets: Tensor, plane_size: Sequence[int], *geometry: Any) -> Tensor:
     indices = _indices_fake(offsets, plane_size, *geometry)
     arguments = (indices, tuple(plane_size), *(tuple(values) for values in geometry))
-    memory_format = suggest_memory_format(offsets)
-    run_kernel("max_pool_indices", _core.max_pool_indices, (offsets,), arguments, memory_format)
+    run_kernel("max_pool_indices", _core.max_pool_indices, (offsets,), arguments)
     return indices
 
 
@@ -269,9 +261,8 @@ def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, grad_output: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     (offsets,) = ctx.saved_tensors
-    arguments = (ctx.window, ctx.channel_step, ctx.input_size, ctx.memory_format, offsets, grad_output)
-    run = _apply_backward if backward_needs_function(grad_output) else _forward_of_backward
-    return None, None, run(*arguments)
+    arguments = (ctx.window, ctx.channel_step, ctx.input_size, ctx.memory_format, offsets)
+    return None, None, _differentiable_backward(*arguments, grad_output)
 
 
 def _jvp(ctx: Any, _window: Any, _step: Any, tangent: Tensor) -> tuple[Tensor, None]:
@@ -291,7 +282,7 @@ def _forward_of_backward(
 
 
 def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.window, ctx.channel_step, _, _, offsets, _ = args
+    ctx.window, ctx.channel_step, ctx.input_size, ctx.memory_format, offsets, _ = args
     ctx.save_for_backward(offsets)
     ctx.save_for_forward(offsets)
 
@@ -300,6 +291,12 @@ def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     (offsets,) = ctx.saved_tensors
     taken = gather_at_offsets(grad, offsets, Window(*ctx.window), ctx.channel_step)
     return None, None, None, None, None, taken
+
+
+def _jvp_of_backward(ctx: Any, *tangents: Any) -> Tensor:
+    (offsets,) = ctx.saved_tensors
+    arguments = (ctx.window, ctx.channel_step, ctx.input_size, ctx.memory_format, offsets)
+    return _differentiable_backward(*arguments, tangents[-1])
 
 
 def _vmap_function(info: Any, in_dims: Any, window: Any, channel_step: int, input: Tensor) -> Any:
@@ -312,8 +309,8 @@ def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
     grad = batch_together(info, grad_output, in_dims[5])
     size = (grad.shape[0], *input_size[1:])
     offsets = batch_together(info, offsets, in_dims[4])
-    run = _apply_backward if needs_function(grad) else _forward_of_backward
-    return split_batch(info, run(window, channel_step, size, memory_format, offsets, grad)), 0
+    result = _differentiable_backward(window, channel_step, size, memory_format, offsets, grad)
+    return split_batch(info, result), 0
 
 
 _apply = make_apply("MaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
@@ -322,8 +319,13 @@ _apply_backward = make_apply(
     _forward_of_backward,
     _setup_of_backward,
     _backward_of_backward,
-    vmap=_vmap_of_backward,
+    _jvp_of_backward,
+    _vmap_of_backward,
 )
+
+
+def _differentiable_backward(*args: Any) -> Tensor:
+    return (_apply_backward if backward_needs_function(args[-1]) else _forward_of_backward)(*args)
 
 
 def _with_offsets(window: tuple[Any, ...], channel_step: int, input: Tensor) -> tuple[Tensor, Tensor]:
@@ -376,8 +378,6 @@ def max_pool2d(
     window = make_window("max_pool2d", 2, kernel_size, stride, padding, dilation, ceil_mode)
     if plain_torch(input, "max_pool"):
         return torch_functional.max_pool2d(input, *window, return_indices=return_indices)
-    check_dtype("max_pool2d", input, _DTYPES)
-    check_output("max_pool2d", input, window)
     if input.dim() == 4:
         output, indices = _pool(input, window, 1, return_indices)
     else:
@@ -440,10 +440,8 @@ def max_pool3d(
     window = make_window("max_pool3d", 3, kernel_size, stride, padding, dilation, ceil_mode)
     if not return_indices:
         input = autocast_to_float32(input)
-    check_output("max_pool3d", input, window)
     if plain_torch(input, "max_pool"):
         return _plain_max_pool3d(input, window, return_indices)
-    check_dtype("max_pool3d", input, _DTYPES)
     if input.dim() == 5:
         output, indices = _pool(input, window, 1, return_indices)
     elif window.kernel_size[0] == 1:
