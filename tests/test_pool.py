@@ -17,6 +17,7 @@ from pool_cases import FLOATS, INTEGERS, Case, alike, gradient, random_case, tie
 
 OURS = {2: F.max_pool2d, 3: F.max_pool3d}
 TORCH = {2: T.max_pool2d, 3: T.max_pool3d}
+OPERATORS = torch.ops.opswap
 LPRNET = (
     ((1, 3, 3), (1, 1, 1), (2, 64, 9, 14)),
     ((1, 3, 3), (2, 1, 2), (2, 35, 9, 20)),
@@ -197,6 +198,15 @@ def test_windows_without_a_tap_in_the_input() -> None:
         assert torch.equal(output, want) and torch.equal(indices, want_indices)
         (grad,) = torch.autograd.grad(output.nan_to_num().sum(), leaf, create_graph=True)
         assert not grad.any()
+    geometry = ([2, 1], [1, 1], [1, 0], [2, 1])
+    output, offsets = OPERATORS.max_pool_with_offsets(x, *geometry, False, 1)
+    backward = (torch.ones_like(output), offsets, x.shape, *geometry, 1, torch.contiguous_format)
+    with opswap.force_reference():
+        assert torch.equal(OPERATORS.max_pool_with_offsets(x, *geometry, False, 1)[1], offsets)
+        assert not OPERATORS.max_pool_backward(*backward).any()
+    tangent = torch.ones_like(x)
+    _, derivative = torch.func.jvp(lambda t: F.max_pool2d(t, *arguments), (x,), (tangent,))
+    assert not derivative.any()
     low = F.max_pool2d(x.int(), *arguments)
     assert torch.equal(low, T.max_pool2d(x.int(), *arguments))
 
@@ -297,7 +307,6 @@ def test_reference_equals_torch(spatial: int, return_indices: bool) -> None:
 
 @pytest.mark.parametrize("spatial", [2, 3])
 def test_reference_operators_equal_the_kernels(spatial: int) -> None:
-    operators = torch.ops.opswap
     for _ in range(20):
         case = random_case(spatial, batch=2)
         x = ties(case.size, torch.float32)
@@ -305,16 +314,16 @@ def test_reference_operators_equal_the_kernels(spatial: int) -> None:
             x = x.contiguous(memory_format=torch.channels_last)
         step = 1 + int(torch.randint(3, ()))
         try:
-            output, offsets = operators.max_pool_with_offsets(x, *case.window, step)
+            output, offsets = OPERATORS.max_pool_with_offsets(x, *case.window, step)
         except RuntimeError:
             continue
         geometry = case.window[:4]
         backward = (torch.randn_like(output), offsets, x.shape, *geometry, step, suggested(x))
-        grad = operators.max_pool_backward(*backward)
-        indices = operators.max_pool_indices(offsets, x.shape[2:], *geometry)
+        grad = OPERATORS.max_pool_backward(*backward)
+        indices = OPERATORS.max_pool_indices(offsets, x.shape[2:], *geometry)
         with opswap.force_reference():
-            reference = operators.max_pool_with_offsets(x, *case.window, step)
+            reference = OPERATORS.max_pool_with_offsets(x, *case.window, step)
             assert alike(output, reference[0]) and torch.equal(offsets, reference[1]), case
-            assert alike(operators.max_pool(x, *case.window, step), output), case
-            assert same_bits(operators.max_pool_backward(*backward), grad), case
-            assert torch.equal(operators.max_pool_indices(offsets, x.shape[2:], *geometry), indices), case
+            assert alike(OPERATORS.max_pool(x, *case.window, step), output), case
+            assert same_bits(OPERATORS.max_pool_backward(*backward), grad), case
+            assert torch.equal(OPERATORS.max_pool_indices(offsets, x.shape[2:], *geometry), indices), case

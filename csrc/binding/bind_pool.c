@@ -149,6 +149,14 @@ static bool same_sizes(const osw_tensor *a, const osw_tensor *b)
     return a->ndim == b->ndim && memcmp(a->size, b->size, (size_t)a->ndim * sizeof *a->size) == 0;
 }
 
+/* Wide blocks are read faster; narrow ones give every thread work where there are few images. */
+static int64_t block_size(const osw_pool *pool)
+{
+    if (pool->images >= 2 * osw_parallel_threads())
+        return OSW_POOL_MAX_BLOCK;
+    return OSW_POOL_MIN_BLOCK;
+}
+
 static int check_sizes(osw_pool_call *call)
 {
     const osw_tensor *large = &call->tensors[call->large], *small = &call->tensors[call->small];
@@ -180,6 +188,7 @@ static int check_sizes(osw_pool_call *call)
     call->pool.images = large->size[0];
     call->pool.channels = small->size[1];
     call->pool.input_channels = large->size[1];
+    call->pool.block = block_size(&call->pool);
     return 0;
 }
 
@@ -287,7 +296,7 @@ static int64_t unit_count(const osw_pool_call *call, osw_form form)
     const osw_pool *p = &call->pool;
     const bool backward = call->large == GRAD_INPUT;
     if (!call->has_window)
-        return p->images * (form == FORM_pixels ? osw_blocks(p->channels) : p->channels);
+        return p->images * (form == FORM_pixels ? osw_blocks(p) : p->channels);
     const int64_t rows = backward ? p->dims[DEPTH].input * p->dims[HEIGHT].input
                                   : p->dims[DEPTH].output * p->dims[HEIGHT].output;
     const int64_t planes = backward ? p->input_channels : p->channels;

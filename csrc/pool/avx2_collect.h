@@ -171,12 +171,8 @@ OSW_INLINE void LOCAL(gradient_rows)(osw_margin *margin, osw_terms *terms, const
     }
 }
 
-static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+static void LOCAL(gradient_units)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_margin(pool)) {
-        fallback[OSW_POOL_ID_OF(max_backward_planes)](pool, begin, end);
-        return;
-    }
     osw_margin margin;
     osw_terms terms;
     margin.column = -1;
@@ -189,4 +185,12 @@ static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int
         (&margin, &terms, pool, osw_input_row(pool, pool->input_channels, unit), count);
         unit += count;
     }
+}
+
+static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    if (fits_margin(pool))
+        LOCAL(scatter_rows)(pool, begin, end, LOCAL(gradient_units));
+    else
+        fallback[OSW_POOL_ID_OF(max_backward_planes)](pool, begin, end);
 }

@@ -8,7 +8,7 @@
 
 /* The gradients of columns i to i + 8 of one remainder. */
 OSW_INLINE __m256 LOCAL(direct_sum)(const osw_terms *terms, const osw_term_columns *columns,
-                                    int64_t i, const int rows, const int taps, const int stride,
+                                    const __m256i *codes, int64_t i, const int rows, const int taps,
                                     const bool edge)
 {
     __m256 total = _mm256_setzero_ps();
@@ -16,31 +16,31 @@ OSW_INLINE __m256 LOCAL(direct_sum)(const osw_terms *terms, const osw_term_colum
     for (int r = 0; r < rows; r++) {
         const uint8_t *offsets = terms->row[r].offsets + at;
         const ELEMENT *gradients = (const ELEMENT *)terms->row[r].gradient + at;
-        const int32_t tap = terms->row[r].tap + columns->tap;
         for (int k = 0; k < taps; k++) {
-            __m256i hit =
-                _mm256_cmpeq_epi32(load_taps(offsets + k), _mm256_set1_epi32(tap - k * stride));
+            __m256i hit = _mm256_cmpeq_epi32(load_taps(offsets + k), codes[r * taps + k]);
             if (edge)
                 hit = _mm256_and_si256(hit, columns_within(at + k, terms->width));
-            const __m256 gradient = LOAD8(gradients + k);
-            total = ROUND8(_mm256_add_ps(total, _mm256_and_ps(gradient, _mm256_castsi256_ps(hit))));
+            const __m256 chosen = _mm256_and_ps(LOAD8(gradients + k), _mm256_castsi256_ps(hit));
+            total = _mm256_add_ps(total, chosen);
+            if (r + k > 0)
+                total = ROUND8(total);
         }
     }
     return total;
 }
 
 /* Eight columns of every remainder. */
-OSW_INLINE void LOCAL(direct_block)(const osw_terms *terms, ELEMENT *to, int64_t i, const int rows,
-                                    const int even, const int odd, const int stride,
-                                    const bool edge)
+OSW_INLINE void LOCAL(direct_block)(const osw_terms *terms, const __m256i *codes, ELEMENT *to,
+                                    int64_t i, const int rows, const int even, const int odd,
+                                    const int stride, const bool edge)
 {
     const osw_term_columns *columns = terms->columns;
-    const __m256 a = LOCAL(direct_sum)(terms, &columns[0], i, rows, even, stride, edge);
+    const __m256 a = LOCAL(direct_sum)(terms, &columns[0], codes, i, rows, even, edge);
     if (stride == 1) {
         STORE8(to, a);
         return;
     }
-    const __m256 b = LOCAL(direct_sum)(terms, &columns[1], i, rows, odd, stride, edge);
+    const __m256 b = LOCAL(direct_sum)(terms, &columns[1], codes + rows * even, i, rows, odd, edge);
     __m256 low, high;
     zip(a, b, &low, &high);
     STORE8(to, low);
@@ -48,29 +48,30 @@ OSW_INLINE void LOCAL(direct_block)(const osw_terms *terms, ELEMENT *to, int64_t
 }
 
 /* One row of `width` columns; all but these are constants in the calls that matter. */
-OSW_INLINE void LOCAL(direct_blocks)(const osw_terms *shared, ELEMENT *to, int64_t width,
+OSW_INLINE void LOCAL(direct_blocks)(const osw_terms *terms, ELEMENT *to, int64_t width,
                                      const int rows, const int even, const int odd,
                                      const int stride)
 {
     const int64_t block = LANES * stride;
-    const osw_terms terms = *shared;
+    __m256i codes[2 * MAX_SOURCES];
+    spread_codes(terms, codes, rows, even, odd);
     int64_t c = 0;
     for (; c + block <= width; c += block) {
         const int64_t i = c / stride;
-        if (i >= terms.inner_first && i < terms.inner_end)
-            LOCAL(direct_block)(&terms, to + c, i, rows, even, odd, stride, false);
+        if (i >= terms->inner_first && i < terms->inner_end)
+            LOCAL(direct_block)(terms, codes, to + c, i, rows, even, odd, stride, false);
         else
-            LOCAL(direct_block)(&terms, to + c, i, rows, even, odd, stride, true);
+            LOCAL(direct_block)(terms, codes, to + c, i, rows, even, odd, stride, true);
     }
     if (c == width)
         return;
     if (width >= block && width % stride == 0) {
         c = width - block;
-        LOCAL(direct_block)(&terms, to + c, c / stride, rows, even, odd, stride, true);
+        LOCAL(direct_block)(terms, codes, to + c, c / stride, rows, even, odd, stride, true);
         return;
     }
     ELEMENT last[2 * LANES];
-    LOCAL(direct_block)(&terms, last, c / stride, rows, even, odd, stride, true);
+    LOCAL(direct_block)(terms, codes, last, c / stride, rows, even, odd, stride, true);
     for (int64_t j = c; j < width; j++)
         to[j] = last[j - c];
 }

@@ -67,6 +67,20 @@ static inline bool fits_terms(const osw_pool *pool)
            dims[DEPTH].dilation == 1;
 }
 
+/* The taps of a row's terms, in all lanes: those of the first remainder, then of the second. */
+OSW_INLINE void spread_codes(const osw_terms *terms, __m256i *codes, const int rows, const int even,
+                             const int odd)
+{
+    for (int r = 0; r < rows; r++) {
+        for (int k = 0; k < even; k++)
+            codes[r * even + k] =
+                _mm256_set1_epi32(terms->row[r].tap + terms->columns[0].tap - k * terms->stride);
+        for (int k = 0; k < odd; k++)
+            codes[rows * even + r * odd + k] =
+                _mm256_set1_epi32(terms->row[r].tap + terms->columns[1].tap - k * terms->stride);
+    }
+}
+
 static void set_terms(osw_terms *terms, const osw_pool *pool)
 {
     const osw_pool_dim *dim = &pool->dims[WIDTH];

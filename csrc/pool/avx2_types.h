@@ -7,13 +7,17 @@
 #define LOCAL(name)          JOIN(name, _, SUFFIX)
 #define KERNEL(name)         JOIN(JOIN(osw_, name, _), SUFFIX, __avx2)
 #define OSW_POOL_ID_OF(name) JOIN(OSW_POOL_##name, _, SUFFIX)
+#define VALUE                float
 #define LOAD8                LOCAL(load)
 #define STORE8               LOCAL(store)
 #define ROUND8               LOCAL(round)
 
+#include "pool/scatter.h"
+
 #include "pool/avx2_direct.h"
 
 #include "pool/avx2_collect.h"
+#include "pool/avx2_global.h"
 #include "pool/avx2_pixels.h"
 #include "pool/avx2_planes.h"
 
@@ -22,6 +26,7 @@
 #undef LOCAL
 #undef KERNEL
 #undef OSW_POOL_ID_OF
+#undef VALUE
 #undef LOAD8
 #undef STORE8
 #undef ROUND8

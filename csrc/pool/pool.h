@@ -25,7 +25,7 @@
  *     max, avg               planes: rows of the output, counted through image, channel, depth,
  * height pixels: rows of the output, counted through image, depth, height their backward the same
  * with rows of grad_input all others             planes: planes, counted through image, channel
- *                            pixels: blocks of OSW_POOL_BLOCK channels, counted through image,
+ *                            pixels: blocks of `block` channels, counted through image,
  * block
  *
  * Every element of output and grad_input that belongs to a unit is written. There is no avx512
@@ -39,7 +39,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { OSW_POOL_DIMS = 3, OSW_POOL_BLOCK = 64 };
+/* OSW_POOL_LANES: results that the scalar kernels work on together. */
+enum { OSW_POOL_DIMS = 3, OSW_POOL_LANES = 64, OSW_POOL_MIN_BLOCK = 64, OSW_POOL_MAX_BLOCK = 1024 };
 
 /* Image n, channel c, position p lies at base + n * image_step + c * channel_step + p * pixel_step
  * (elements). What is read is never written: tensors of one call do not overlap. */
@@ -66,6 +67,7 @@ typedef struct osw_pool {
     int64_t channels; /* of the output */
     int64_t input_channels;
     int64_t channel_step;
+    int64_t block;               /* OSW_POOL_MIN_BLOCK to OSW_POOL_MAX_BLOCK */
     osw_pool_tensor input;       /* max, avg, adaptive_max, amax_backward */
     osw_pool_tensor output;      /* written by the forward ones; read by amax_backward */
     osw_pool_tensor offsets;     /* uint8, or int32 if wide; base NULL: not wanted */

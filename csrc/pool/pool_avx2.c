@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "core/target.h"
 #include "pool/half.h"
+#include "pool/indices.h"
 #include "pool/pool.h"
 #include "pool/window.h"
 
@@ -21,6 +22,7 @@ OSW_TARGET_BEGIN_AVX2
 
 #    include "pool/avx2_margin.h"
 
+#    include "pool/avx2_reduce.h"
 #    include "pool/avx2_terms.h"
 #    include "pool/avx2_window.h"
 
@@ -38,8 +40,8 @@ OSW_TARGET_BEGIN_AVX2
 
 #    define SUFFIX   f16
 #    define ELEMENT  uint16_t
-#    define LOAD(x)  osw_float_of_f16(x)
-#    define STORE(x) osw_f16_of_float(x)
+#    define LOAD(x)  _cvtsh_ss(x)
+#    define STORE(x) _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)
 #    include "pool/avx2_types.h"
 
 OSW_TARGET_END
@@ -50,9 +52,14 @@ OSW_TARGET_END
 
 #    define FILL_DTYPE(dtype)                                                                      \
         FILL(max_planes, dtype)                                                                    \
-        FILL(max_backward_planes, dtype)                                                           \
         FILL(max_pixels, dtype)                                                                    \
-        FILL(max_backward_pixels, dtype)
+        FILL(max_backward_planes, dtype)                                                           \
+        FILL(max_backward_pixels, dtype)                                                           \
+        FILL(adaptive_max_planes, dtype)                                                           \
+        FILL(adaptive_max_pixels, dtype)                                                           \
+        FILL(adaptive_max_backward_pixels, dtype)                                                  \
+        FILL(amax_backward_planes, dtype)                                                          \
+        FILL(amax_backward_pixels, dtype)
 
 void osw_pool_fill__avx2(osw_pool_fn **table)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "pool/half.h"
+#include "pool/indices.h"
 #include "pool/pool.h"
 #include "pool/window.h"
 

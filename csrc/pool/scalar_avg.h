@@ -39,7 +39,7 @@ static inline void LOCAL(avg_strip)(const osw_pool *pool, const ELEMENT *plane,
 
 static void KERNEL(avg_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    VALUE sum[OSW_POOL_BLOCK];
+    VALUE sum[OSW_POOL_LANES];
     const int64_t width = pool->dims[WIDTH].output;
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_output_row(pool, pool->channels, unit);
@@ -51,8 +51,8 @@ static void KERNEL(avg_planes)(const osw_pool *pool, int64_t begin, int64_t end)
         ELEMENT *y = (ELEMENT *)pool->output.base +
                      osw_place(&pool->output, row.image, row.channel,
                                osw_output_position(pool, row.depth, row.height, 0));
-        for (int64_t from = 0; from < width; from += OSW_POOL_BLOCK) {
-            const int64_t to = osw_min(from + OSW_POOL_BLOCK, width);
+        for (int64_t from = 0; from < width; from += OSW_POOL_LANES) {
+            const int64_t to = osw_min(from + OSW_POOL_LANES, width);
             memset(sum, 0, sizeof sum);
             LOCAL(avg_strip)(pool, plane, taps, from, to, sum);
             for (int64_t w = from; w < to; w++)
@@ -78,7 +78,7 @@ static inline void LOCAL(avg_position)(const osw_pool *pool, const ELEMENT *imag
 
 static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    VALUE sum[OSW_POOL_BLOCK];
+    VALUE sum[OSW_POOL_LANES];
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_output_row(pool, 1, unit);
         osw_span taps[OSW_POOL_DIMS] = {osw_taps(&pool->dims[DEPTH], row.depth),
@@ -91,8 +91,8 @@ static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
             ELEMENT *y = (ELEMENT *)pool->output.base +
                          osw_place(&pool->output, row.image, 0,
                                    osw_output_position(pool, row.depth, row.height, w));
-            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_BLOCK) {
-                const int64_t count = osw_min(OSW_POOL_BLOCK, pool->channels - c);
+            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_LANES) {
+                const int64_t count = osw_min(OSW_POOL_LANES, pool->channels - c);
                 memset(sum, 0, sizeof sum);
                 LOCAL(avg_position)(pool, image, taps, c, count, sum);
                 for (int64_t i = 0; i < count; i++)
@@ -130,7 +130,7 @@ static inline void LOCAL(share_strip)(const osw_pool *pool, const osw_row *row, 
 
 static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    VALUE sum[OSW_POOL_BLOCK];
+    VALUE sum[OSW_POOL_LANES];
     const int64_t width = pool->dims[WIDTH].input;
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_input_row(pool, pool->input_channels, unit);
@@ -138,8 +138,8 @@ static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int
                           osw_place(&pool->grad_input, row.image, row.channel,
                                     osw_input_position(pool, row.depth, row.height, 0));
         const bool skipped = row.channel % pool->channel_step != 0;
-        for (int64_t from = 0; from < width; from += OSW_POOL_BLOCK) {
-            const int64_t to = osw_min(from + OSW_POOL_BLOCK, width);
+        for (int64_t from = 0; from < width; from += OSW_POOL_LANES) {
+            const int64_t to = osw_min(from + OSW_POOL_LANES, width);
             memset(sum, 0, sizeof sum);
             if (!skipped)
                 LOCAL(share_strip)(pool, &row, from, to, sum);
@@ -175,7 +175,7 @@ static inline void LOCAL(share_position)(const osw_pool *pool, const osw_row *ro
 
 static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    VALUE sum[OSW_POOL_BLOCK];
+    VALUE sum[OSW_POOL_LANES];
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_input_row(pool, 1, unit);
         for (int64_t w = 0; w < pool->dims[WIDTH].input; w++) {
@@ -184,8 +184,8 @@ static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int
                                         osw_input_position(pool, row.depth, row.height, w));
             if (pool->channel_step > 1)
                 memset(target, 0, (size_t)pool->input_channels * sizeof(ELEMENT));
-            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_BLOCK) {
-                const int64_t count = osw_min(OSW_POOL_BLOCK, pool->channels - c);
+            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_LANES) {
+                const int64_t count = osw_min(OSW_POOL_LANES, pool->channels - c);
                 memset(sum, 0, sizeof sum);
                 LOCAL(share_position)(pool, &row, w, c, count, sum);
                 for (int64_t i = 0; i < count; i++)

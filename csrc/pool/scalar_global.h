@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* adaptive_max, its backward and amax_backward of one floating-point dtype; included like
- * scalar_max.h, after it. A unit is a plane, or OSW_POOL_BLOCK channels of an image. */
+ * scalar_max.h, after it. A unit is a plane, or a block of channels of an image. */
 
-/* What one unit covers: `count` channels of one image, from `channel` on. */
+/* One window of `count` channels of one image, from `channel` on. */
 static inline void LOCAL(adaptive_window)(const osw_pool *pool, int64_t image, int64_t channel,
                                           int64_t count, const int64_t *o, LOCAL(lanes) * lanes)
 {
@@ -48,8 +48,11 @@ static inline void LOCAL(adaptive_backward_unit)(const osw_pool *pool, int64_t i
         (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, image, channel, 0);
     const int64_t step = pool->grad_input.pixel_step;
     const int64_t plane = osw_input_plane(pool);
-    for (int64_t p = 0; p < plane; p++)
-        memset(target + p * step, 0, (size_t)count * sizeof(ELEMENT));
+    if (count == 1 && step == 1)
+        memset(target, 0, (size_t)plane * sizeof(ELEMENT));
+    else
+        for (int64_t p = 0; p < plane; p++)
+            memset(target + p * step, 0, (size_t)count * sizeof(ELEMENT));
     for (int64_t p = 0; p < osw_output_plane(pool); p++) {
         const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base +
                                   osw_place(&pool->grad_output, image, channel, p);
@@ -66,9 +69,9 @@ static inline void LOCAL(adaptive_backward_unit)(const osw_pool *pool, int64_t i
 
 /* What a position gets that is the maximum, and what one that is not (0, or NaN). */
 typedef struct LOCAL(share) {
-    VALUE best[OSW_POOL_BLOCK];
-    VALUE hit[OSW_POOL_BLOCK];
-    VALUE miss[OSW_POOL_BLOCK];
+    VALUE best[OSW_POOL_LANES];
+    VALUE hit[OSW_POOL_LANES];
+    VALUE miss[OSW_POOL_LANES];
 } LOCAL(share);
 
 static inline void LOCAL(share_out)(const osw_pool *pool, int64_t image, int64_t channel,
@@ -80,7 +83,7 @@ static inline void LOCAL(share_out)(const osw_pool *pool, int64_t image, int64_t
         (const ELEMENT *)pool->input.base + osw_place(&pool->input, image, channel, 0);
     const ELEMENT *gradient =
         (const ELEMENT *)pool->grad_output.base + osw_place(&pool->grad_output, image, channel, 0);
-    int32_t ties[OSW_POOL_BLOCK] = {0};
+    int32_t ties[OSW_POOL_LANES] = {0};
     for (int64_t i = 0; i < count; i++)
         share->best[i] = LOAD(y[i]);
     for (int64_t p = 0; p < osw_input_plane(pool); p++)
@@ -119,11 +122,10 @@ static inline void LOCAL(amax_unit)(const osw_pool *pool, int64_t image, int64_t
                                                                                                    \
     static void JOIN_KERNEL(operation, _pixels)(const osw_pool *pool, int64_t begin, int64_t end)  \
     {                                                                                              \
-        const int64_t blocks = osw_blocks(pool->channels);                                         \
         for (int64_t unit = begin; unit < end; unit++) {                                           \
-            const int64_t channel = unit % blocks * OSW_POOL_BLOCK;                                \
-            unit_function(pool, unit / blocks, channel,                                            \
-                          osw_min(OSW_POOL_BLOCK, pool->channels - channel));                      \
+            const osw_block block = osw_block_of(pool, unit);                                      \
+            for (int64_t c = block.first; c < block.end; c += OSW_POOL_LANES)                      \
+                unit_function(pool, block.image, c, osw_min(OSW_POOL_LANES, block.end - c));       \
         }                                                                                          \
     }
 

@@ -49,9 +49,9 @@ static inline void LOCAL(gradient_strip)(const osw_pool *pool, const osw_row *ro
     }
 }
 
-static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+static void LOCAL(collect_rows)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    VALUE sum[OSW_POOL_BLOCK];
+    VALUE sum[OSW_POOL_LANES];
     const int64_t width = pool->dims[WIDTH].input;
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_input_row(pool, pool->input_channels, unit);
@@ -59,8 +59,8 @@ static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int
         ELEMENT *target = (ELEMENT *)pool->grad_input.base +
                           osw_place(&pool->grad_input, row.image, row.channel, position);
         const bool skipped = row.channel % pool->channel_step != 0;
-        for (int64_t from = 0; from < width; from += OSW_POOL_BLOCK) {
-            const int64_t to = osw_min(from + OSW_POOL_BLOCK, width);
+        for (int64_t from = 0; from < width; from += OSW_POOL_LANES) {
+            const int64_t to = osw_min(from + OSW_POOL_LANES, width);
             memset(sum, 0, sizeof sum);
             if (!skipped)
                 LOCAL(gradient_strip)(pool, &row, from, to, sum);
@@ -68,6 +68,11 @@ static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int
                 target[i] = STORE(sum[i - from]);
         }
     }
+}
+
+static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    LOCAL(scatter_rows)(pool, begin, end, LOCAL(collect_rows));
 }
 
 /* `count` channels of the output, from channel c on, at input position (depth, height, w). */
@@ -93,7 +98,7 @@ static inline void LOCAL(gradient_position)(const osw_pool *pool, const osw_row 
 
 static void KERNEL(max_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    VALUE sum[OSW_POOL_BLOCK];
+    VALUE sum[OSW_POOL_LANES];
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_input_row(pool, 1, unit);
         for (int64_t w = 0; w < pool->dims[WIDTH].input; w++) {
@@ -102,8 +107,8 @@ static void KERNEL(max_backward_pixels)(const osw_pool *pool, int64_t begin, int
                               osw_place(&pool->grad_input, row.image, 0, position);
             if (pool->channel_step > 1)
                 memset(target, 0, (size_t)pool->input_channels * sizeof(ELEMENT));
-            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_BLOCK) {
-                const int64_t count = osw_min(OSW_POOL_BLOCK, pool->channels - c);
+            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_LANES) {
+                const int64_t count = osw_min(OSW_POOL_LANES, pool->channels - c);
                 memset(sum, 0, sizeof sum);
                 LOCAL(gradient_position)(pool, &row, w, c, count, sum);
                 for (int64_t i = 0; i < count; i++)

@@ -6,8 +6,8 @@
  * pixels. One tap after another is applied to all lanes. */
 
 typedef struct LOCAL(lanes) {
-    VALUE best[OSW_POOL_BLOCK];
-    int32_t tap[OSW_POOL_BLOCK];
+    VALUE best[OSW_POOL_LANES];
+    int32_t tap[OSW_POOL_LANES];
 } LOCAL(lanes);
 
 static inline void LOCAL(apply)(LOCAL(lanes) *restrict lanes, int64_t first, int64_t end,
@@ -79,8 +79,8 @@ static void KERNEL(max_planes)(const osw_pool *pool, int64_t begin, int64_t end)
             osw_place(&pool->input, row.image, row.channel * pool->channel_step, 0);
         const int64_t width = pool->dims[WIDTH].output;
         const int64_t position = osw_output_position(pool, row.depth, row.height, 0);
-        for (int64_t w = 0; w < width; w += OSW_POOL_BLOCK) {
-            const int64_t to = osw_min(w + OSW_POOL_BLOCK, width);
+        for (int64_t w = 0; w < width; w += OSW_POOL_LANES) {
+            const int64_t to = osw_min(w + OSW_POOL_LANES, width);
             LOCAL(max_strip)(pool, plane, depth, height, w, to, &lanes);
             LOCAL(put)
             (pool, &lanes, to - w, osw_place(&pool->output, row.image, row.channel, position + w),
@@ -127,8 +127,8 @@ static void KERNEL(max_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
         for (int64_t w = 0; w < pool->dims[WIDTH].output; w++) {
             taps[WIDTH] = osw_taps(&pool->dims[WIDTH], w);
             const int64_t position = osw_output_position(pool, row.depth, row.height, w);
-            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_BLOCK) {
-                const int64_t count = osw_min(OSW_POOL_BLOCK, pool->channels - c);
+            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_LANES) {
+                const int64_t count = osw_min(OSW_POOL_LANES, pool->channels - c);
                 LOCAL(max_position)(pool, image, taps, c, count, &lanes);
                 LOCAL(put)
                 (pool, &lanes, count, osw_place(&pool->output, row.image, c, position),

@@ -13,6 +13,8 @@
 #include "pool/scalar_max.h"
 #if FLOATING
 #    include "pool/scalar_global.h"
+#    include "pool/scatter.h"
+
 #    include "pool/scalar_gradient.h"
 #endif
 #if FLOATING || AVERAGED

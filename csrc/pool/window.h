@@ -8,6 +8,9 @@
 
 enum { DEPTH, HEIGHT, WIDTH };
 
+/* Planes up to this size are scattered to: they stay in the L2 cache. */
+enum { SCATTER_BYTES = 1 << 18 };
+
 static inline int64_t osw_min(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -155,10 +158,24 @@ static inline int32_t osw_tap(const osw_pool *pool, int64_t d, int64_t h, int64_
     return (int32_t)((d * pool->dims[HEIGHT].kernel + h) * pool->dims[WIDTH].kernel + w);
 }
 
-/* Blocks of OSW_POOL_BLOCK channels. */
-static inline int64_t osw_blocks(int64_t channels)
+/* Blocks of pool->block channels in an image. */
+static inline int64_t osw_blocks(const osw_pool *pool)
 {
-    return osw_ceil_div(channels, OSW_POOL_BLOCK);
+    return osw_ceil_div(pool->channels, pool->block);
+}
+
+/* Channels [first, end) of one image. */
+typedef struct osw_block {
+    int64_t image;
+    int64_t first;
+    int64_t end;
+} osw_block;
+
+static inline osw_block osw_block_of(const osw_pool *pool, int64_t unit)
+{
+    const int64_t first = unit % osw_blocks(pool) * pool->block;
+    return (osw_block){unit / osw_blocks(pool), first,
+                       osw_min(first + pool->block, pool->channels)};
 }
 
 #endif

@@ -67,8 +67,8 @@ class Capture:
     """The forward of `root` as a graph.
 
     Every node's meta has "owner", the path below root of the module whose forward made it, and "source", the
-    "file:line" that did. `opened` are the modules whose calls are inlined; `arguments` are the captured
-    parameters of the forward, the others kept their defaults.
+    "file:line" that did, or that module's class where it is one of torch's own. `opened` are the modules whose
+    calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults.
     """
 
     root: nn.Module
@@ -176,7 +176,7 @@ class _Tracer(fx.Tracer):
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self.modes:
             raise self.refuse("forward changes the gradient or autocast mode")
-        source = self._inspect_frames()
+        source = self._inspect_frames() or _class_name(self.root.get_submodule(self.owners[-1]))
         node = super().create_node(kind, target, *args, **kwargs)
         # A leaf's call belongs to the module whose forward makes it.
         node.meta["owner"] = self.owners[-2] if kind == "call_module" else self.owners[-1]
@@ -205,6 +205,10 @@ class _Tracer(fx.Tracer):
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         raise self.refuse(f"a tensor or its size is iterated over at {self._inspect_frames()}")
+
+
+def _class_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _modes() -> tuple[bool, ...]:

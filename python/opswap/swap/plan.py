@@ -71,6 +71,7 @@ def _stock_classes(model: nn.Module) -> Iterator[None]:
 class _Planner:
     def __init__(self, model: nn.Module, rules: Sequence[Rule], inputs: ModelInputs | None) -> None:
         self.model, self.rules, self.inputs = model, rules, inputs
+        self.searched = {cls for rule in rules for cls in rule.modules}
         self.known: dict[nn.Module, _Module] = {}
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in model.named_modules()}
@@ -79,7 +80,7 @@ class _Planner:
         paths = self.paths
         compiled = {d for m in paths if _compiled(m) for d in m.modules() if d is not m}
         for module in reversed(paths):
-            if module not in compiled and not _is_library(module):
+            if module not in compiled and (type(module) in self.searched or not _is_library(module)):
                 self._look_at(module, paths[module])
         chosen = [m for m in self.known.values() if any(self._is_new(m, c) for c in m.changes)]
         inlined = {o for m in chosen for o in m.capture.opened}
@@ -116,6 +117,8 @@ class _Planner:
         for child in module.children():
             if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
                 yield from self._openable(child)
+                continue
+            if type(child) in self.searched:
                 continue
             known = self.known.get(child)
             shuffles = type(child) is nn.ChannelShuffle
@@ -182,7 +185,7 @@ def _is_sequential(module: nn.Module) -> bool:
 
 
 def _is_library(module: nn.Module) -> bool:
-    """True for the modules of torch and of opswap, whose forwards hold nothing to find."""
+    """True for the modules of torch and of opswap, in whose forwards no rule looks unasked."""
     name = type(module).__module__
     return name.startswith(("torch.", "opswap.nn")) and not _is_sequential(module) and not _compiled(module)
 

@@ -16,7 +16,8 @@ class Site:
 
     path: the module whose forward holds it, "" for the model itself.
     rule: the rule's name, "" where no rule got to see the code.
-    source: "file:line". exact: the replacement is bit-equal. reason: why it was kept, "" where swapped.
+    source: "file:line", or the module's class where it is one of torch's own.
+    exact: the replacement is bit-equal. reason: why it was kept, "" where swapped.
     """
 
     path: str

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["Record", "covers", "holds", "hooked", "observe"]
+__all__ = ["Record", "covers", "holds", "hooked", "observe", "poolable"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _INTERNAL = frozenset(vars(nn.Module()))
 
 
@@ -127,3 +128,12 @@ def covers(
     if total % groups or (channels is not None and total not in channels):
         return False
     return spatial is None or tuple(first.shape[2:]) in spatial
+
+
+def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
+    """True for a tensor that opswap's pools know: dense, floating point, of one of these dimensions."""
+    if not isinstance(input, Tensor) or (ndims is not None and input.dim() not in ndims):
+        return False
+    if type(input) is not Tensor and is_traceable_wrapper_subclass(input):
+        return False
+    return input.dtype in _FLOATS and input.layout is torch.strided and not input.is_nested

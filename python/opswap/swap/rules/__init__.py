@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The rules that `swap` applies, one file a family; a rule that comes first takes a piece of code first."""
 
-from . import channels
+from . import channels, pool
 from .rule import Replacement, Rule
 
 __all__ = ["DEFAULT", "Replacement", "Rule"]
 
-DEFAULT: tuple[Rule, ...] = channels.RULES
+DEFAULT: tuple[Rule, ...] = channels.RULES + pool.RULES

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
 from torch.fx import Graph, Node
 
 from ..match import Region
@@ -38,9 +39,11 @@ class Rule:
     prove: returns the replacement of one, or raises `prove.Refusal`; it also gets the sizes of the graph's
         tensors where a run has shown them.
     exact: the replacement's outputs and gradients are bit-equal to the region's.
+    modules: classes of torch whose own forward is looked at too, on instances of exactly these classes.
     """
 
     name: str
     exact: bool
     find: Callable[[Graph], Iterable[Region]]
     prove: Callable[[Region, Shapes], Replacement]
+    modules: tuple[type[nn.Module], ...] = ()
