@@ -208,6 +208,23 @@ def test_hessian(name: str) -> None:
     assert torch.allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["global", "adaptive2d", "max2d"])
+def test_second_order_and_forward_mode_keep_the_rule_for_ties(name: str) -> None:
+    x = torch.randint(0, 3, IMAGES).double()
+    tangent = torch.randn_like(x)
+    results = []
+    for pool in POOLS[name][:2]:
+        leaf = x.clone().requires_grad_()
+        output = pool(leaf)
+        grad = torch.ones_like(output).requires_grad_()
+        (first,) = torch.autograd.grad(output, leaf, grad, create_graph=True)
+        results.append(
+            (torch.autograd.grad(first, grad, tangent)[0], torch.func.jvp(pool, (x,), (tangent,))[1])
+        )
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.allclose(ours, theirs)
+
+
 def test_vmap_with_indices() -> None:
     x = torch.randn(3, *IMAGES)
     for ours, theirs in ((F.max_pool2d, T.max_pool2d), (F.adaptive_max_pool2d, T.adaptive_max_pool2d)):

@@ -5,8 +5,12 @@ from collections.abc import Callable, Iterator
 
 from case import Case
 
-from . import channels, models
+from . import channels, models, pool
 
 __all__ = ["FAMILIES"]
 
-FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {"channels": channels.cases, "models": models.cases}
+FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
+    "channels": channels.cases,
+    "pool": pool.cases,
+    "models": models.cases,
+}

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-__all__ = ["make_apply", "needs_graph", "transforms_active"]
+__all__ = ["make_apply", "needs_graph", "plain_cpu", "transforms_active"]
+
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def transforms_active() -> bool:
@@ -26,6 +28,24 @@ def transforms_active() -> bool:
 def needs_graph(tensors: Iterable[Tensor]) -> bool:
     """True where autograd must record an operator on these tensors."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def plain_cpu(tensors: Iterable[Tensor]) -> bool:
+    """True where a kernel may read these tensors without asking the dispatcher.
+
+    That is: ordinary CPU tensors, and nothing at work that only the dispatcher knows how to serve, such as a
+    dispatch mode, a transform, a trace, or a conjugate or negative view that is not yet carried out.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not transforms_active()
+        and torch._C._get_tracing_state() is None
+        and all(
+            type(t) in _PLAIN_TYPES and t.is_cpu and not (t.is_conj() or t.is_neg() or t._is_zerotensor())
+            for t in tensors
+        )
+    )
 
 
 def make_apply(

@@ -15,7 +15,6 @@ from .._library import library
 from .._stats import count_kernel, count_reference, reference_forced
 
 __all__ = [
-    "backward_needs_function",
     "batch_together",
     "dense_copy",
     "empty",
@@ -71,11 +70,6 @@ def plain_torch(input: Tensor, name: str) -> bool:
 def needs_function(tensor: Tensor) -> bool:
     """True where a call needs the autograd Function; else the operator alone does, and saves nothing."""
     return needs_graph((tensor,)) or (not torch.compiler.is_compiling() and transforms_active())
-
-
-def backward_needs_function(grad: Tensor) -> bool:
-    """The same within a backward: a compiled one is never differentiated again, and holds no Function."""
-    return not torch.compiler.is_compiling() and needs_function(grad)
 
 
 def register(

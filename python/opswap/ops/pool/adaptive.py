@@ -20,7 +20,6 @@ from .._function import make_apply
 from .._layout import suggest_memory_format
 from ._arguments import FLOATS, autocast_to_float32, check_dtype, check_input, require_bool, require_int
 from ._call import (
-    backward_needs_function,
     batch_together,
     dense_copy,
     empty,
@@ -218,7 +217,7 @@ _apply_backward = make_apply(
 
 
 def _differentiable_backward(*args: Any) -> Tensor:
-    return (_apply_backward if backward_needs_function(args[-1]) else _forward_of_backward)(*args)
+    return (_apply_backward if needs_function(args[-1]) else _forward_of_backward)(*args)
 
 
 def _with_index(output_size: tuple[int, ...], input: Tensor) -> tuple[Tensor, Tensor]:

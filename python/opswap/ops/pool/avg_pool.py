@@ -27,7 +27,6 @@ from ._arguments import (
     require_int,
 )
 from ._call import (
-    backward_needs_function,
     batch_together,
     dense_copy,
     empty,
@@ -218,7 +217,7 @@ _apply_backward = make_apply(
 
 
 def _differentiable_backward(*args: Any) -> Tensor:
-    return (_apply_backward if backward_needs_function(args[-1]) else _forward_of_backward)(*args)
+    return (_apply_backward if needs_function(args[-1]) else _forward_of_backward)(*args)
 
 
 def _differentiable(arguments: tuple[Any, ...], input: Tensor) -> Tensor:

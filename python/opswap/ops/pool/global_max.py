@@ -14,7 +14,6 @@ from .._function import make_apply
 from .._layout import suggest_memory_format
 from ._arguments import FLOATS, require_bool
 from ._call import (
-    backward_needs_function,
     batch_together,
     empty,
     needs_function,
@@ -149,7 +148,7 @@ _apply_backward = make_apply(
 
 
 def _differentiable_backward(*args: Any) -> Tensor:
-    return (_apply_backward if backward_needs_function(args[-1]) else _forward_of_backward)(*args)
+    return (_apply_backward if needs_function(args[-1]) else _forward_of_backward)(*args)
 
 
 def _differentiable(input: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ from ._arguments import (
     require_bool,
 )
 from ._call import (
-    backward_needs_function,
     batch_together,
     dense_copy,
     empty,
@@ -325,7 +324,7 @@ _apply_backward = make_apply(
 
 
 def _differentiable_backward(*args: Any) -> Tensor:
-    return (_apply_backward if backward_needs_function(args[-1]) else _forward_of_backward)(*args)
+    return (_apply_backward if needs_function(args[-1]) else _forward_of_backward)(*args)
 
 
 def _with_offsets(window: tuple[Any, ...], channel_step: int, input: Tensor) -> tuple[Tensor, Tensor]:
