@@ -136,4 +136,4 @@ def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
         return False
     if type(input) is not Tensor and is_traceable_wrapper_subclass(input):
         return False
-    return input.dtype in _FLOATS and input.layout is torch.strided and not input.is_nested
+    return input.dtype in _FLOATS and input.layout is torch.strided

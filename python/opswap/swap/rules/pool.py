@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""Pools: the functions, and torch's own modules, whose forwards call them.
+
+A graph holds torch's operator itself, so that no run has to show what the call computes: ours has the same
+signature. adaptive_max_pool2d differs on purpose in half precision, where torch sends the gradients of
+contiguous planes of more than 256 pixels (bf16; 2048 for fp16) to wrong pixels.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import nn
+from torch.fx import Graph, Node
+
+from opswap import functional as F
+
+from ..match import Region
+from ..prove import Refusal
+from ..runtime import poolable
+from .rule import Replacement, Rule, Shapes
+
+__all__ = ["RULES"]
+
+_PLANE = ({2, 3}, {-2, -1})
+
+
+def _calls(graph: Graph, op: str, targets: Collection[Any]) -> Iterator[Region]:
+    for node in graph.nodes:
+        if node.op == op and node.target in targets:
+            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+
+
+def _arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of the call by the names that they have in `function`."""
+    try:
+        arguments = inspect.signature(function).bind(*node.args, **node.kwargs).arguments
+    except TypeError as error:
+        raise Refusal(f"its arguments are not replaced: {error}") from error
+    if not isinstance(arguments["input"], Node):
+        raise Refusal("its input is a constant")
+    return arguments
+
+
+def _text(value: Any, names: Mapping[Node, str]) -> str:
+    """An argument as Python source."""
+    if isinstance(value, Node):
+        return names[value]
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(_text(v, names) for v in value)}{',' if len(value) == 1 else ''})"
+    if value is None or isinstance(value, (bool, int)):
+        return repr(value)
+    raise Refusal(f"it has an argument of type {type(value).__name__}")
+
+
+def _names(region: Region) -> dict[Node, str]:
+    return {node: f"x{i}" for i, node in enumerate(region.inputs)}
+
+
+def _find_pool(targets: Collection[Any], graph: Graph) -> Iterator[Region]:
+    return _calls(graph, "call_function", targets)
+
+
+def _prove_pool(
+    ours: Callable[..., Any], targets: Mapping[Any, bool], region: Region, shapes: Shapes
+) -> Replacement:
+    node = region.mixing
+    arguments = _arguments(node, ours)
+    if targets[node.target]:
+        arguments["return_indices"] = True
+    names = _names(region)
+    input = names[arguments.pop("input")]
+    defaults = {p.name: repr(p.default) for p in inspect.signature(ours).parameters.values()}
+    given = {name: _text(value, names) for name, value in arguments.items()}
+    options = [f"{name}={text}" for name, text in given.items() if text != defaults[name]]
+    result = f"{ours.__name__}({', '.join([input, *options])})"
+    return Replacement(f"poolable({input})", result, {ours.__name__: ours, "poolable": poolable})
+
+
+def _prove_global_pool(targets: Mapping[Any, bool], region: Region, shapes: Shapes) -> Replacement:
+    """Only the pool of whole planes is faster than torch's."""
+    size = _arguments(region.mixing, F.adaptive_max_pool2d)["output_size"]
+    if size != 1 and not (isinstance(size, (tuple, list)) and list(size) == [1, 1]):
+        raise Refusal(f"its output has size {size}: only a maximum over whole planes is replaced")
+    return _prove_pool(F.adaptive_max_pool2d, targets, region, shapes)
+
+
+def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> None:
+    """The signature of torch.amax without `out`."""
+
+
+def _find_amax(graph: Graph) -> Iterator[Region]:
+    yield from _calls(graph, "call_function", {torch.amax})
+    yield from _calls(graph, "call_method", {"amax"})
+
+
+def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
+    arguments = _arguments(region.mixing, _amax)
+    dims = arguments.get("dim", ())
+    over_planes = isinstance(dims, (tuple, list)) and all(isinstance(d, int) for d in dims)
+    if not over_planes or len(dims) != 2 or set(dims) not in _PLANE:
+        raise Refusal("it is no maximum over planes", told=False)
+    names = _names(region)
+    input = names[arguments["input"]]
+    keepdim = _text(arguments.get("keepdim", False), names)
+    return Replacement(
+        f"poolable({input}, ndims=(4,))",
+        f"global_max_pool2d({input}, ties='split', keepdim={keepdim})",
+        {"global_max_pool2d": F.global_max_pool2d, "poolable": poolable},
+    )
+
+
+# torch's names of each pool; True for those that return indices whatever their arguments say.
+_MAX_2D = {
+    torch_functional.max_pool2d: False,
+    torch_functional.max_pool2d_with_indices: True,
+    torch.max_pool2d: False,
+}
+_MAX_3D = {
+    torch_functional.max_pool3d: False,
+    torch_functional.max_pool3d_with_indices: True,
+    torch.max_pool3d: False,
+}
+_AVG_3D = {torch_functional.avg_pool3d: False}
+_ADAPTIVE_2D = {
+    torch_functional.adaptive_max_pool2d: False,
+    torch_functional.adaptive_max_pool2d_with_indices: True,
+}
+
+
+def _pool(
+    ours: Callable[..., Any], exact: bool, targets: Mapping[Any, bool], module: type[nn.Module]
+) -> Rule:
+    prove = partial(_prove_pool, ours, targets)
+    return Rule(ours.__name__, exact, partial(_find_pool, targets), prove, (module,))
+
+
+RULES = (
+    _pool(F.max_pool2d, True, _MAX_2D, nn.MaxPool2d),
+    _pool(F.max_pool3d, True, _MAX_3D, nn.MaxPool3d),
+    _pool(F.avg_pool3d, True, _AVG_3D, nn.AvgPool3d),
+    Rule(
+        "adaptive_max_pool2d",
+        True,
+        partial(_find_pool, _ADAPTIVE_2D),
+        partial(_prove_global_pool, _ADAPTIVE_2D),
+        (nn.AdaptiveMaxPool2d,),
+    ),
+    Rule("amax", True, _find_amax, _prove_amax),
+)

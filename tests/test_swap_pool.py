@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: MIT
+"""swap on pools: torch's modules, the functions in a forward, and LPRNet, which trains in both formats after it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import opswap
+from opswap.models import lprnet
+from step import assert_equal, outputs_and_gradients
+
+VOLUME, IMAGE = (3, 8, 9, 10), (2, 6, 9, 10)
+
+MODULES = [
+    (nn.MaxPool2d(3, 2, 1), "max_pool2d", IMAGE),
+    (nn.MaxPool2d((2, 3), dilation=(1, 2), ceil_mode=True), "max_pool2d", IMAGE[1:]),
+    (nn.MaxPool3d((1, 3, 3), (2, 1, 2)), "max_pool3d", VOLUME),
+    (nn.MaxPool3d(2, padding=1), "max_pool3d", (2, *VOLUME)),
+    (nn.AvgPool3d((1, 3, 3), (2, 1, 2)), "avg_pool3d", VOLUME),
+    (nn.AvgPool3d(2, 1, 1, count_include_pad=False), "avg_pool3d", (2, *VOLUME)),
+    (nn.AdaptiveMaxPool2d(1), "adaptive_max_pool2d", IMAGE),
+    (nn.AdaptiveMaxPool2d((1, 1)), "adaptive_max_pool2d", IMAGE[1:]),
+]
+
+FUNCTIONS: list[tuple[str, Callable[[Tensor], Tensor], str]] = [
+    ("max_pool2d", lambda x: F.max_pool2d(x, 3, stride=2, padding=1), "max_pool2d"),
+    ("max_pool2d of torch", lambda x: torch.max_pool2d(x, [2, 3], [1, 2]), "max_pool2d"),
+    ("max_pool2d by size", lambda x: F.max_pool2d(x, kernel_size=x.size()[2:]), "max_pool2d"),
+    ("max_pool2d by sizes", lambda x: F.max_pool2d(x, (x.shape[2], 2)), "max_pool2d"),
+    ("max_pool2d with indices", lambda x: F.max_pool2d(x, 2, return_indices=True)[0], "max_pool2d"),
+    ("max_pool2d_with_indices", lambda x: F.max_pool2d_with_indices(x, 2)[0], "max_pool2d"),
+    ("max_pool3d", lambda x: F.max_pool3d(x, (1, 3, 3), (2, 1, 2)), "max_pool3d"),
+    ("max_pool3d of torch", lambda x: torch.max_pool3d(x, (1, 3, 3), (2, 1, 2)), "max_pool3d"),
+    ("avg_pool3d", lambda x: F.avg_pool3d(x, (1, 3, 3), (2, 1, 2), divisor_override=5), "avg_pool3d"),
+    ("adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, 1), "adaptive_max_pool2d"),
+    (
+        "adaptive_max_pool2d with indices",
+        lambda x: F.adaptive_max_pool2d(x, (1, 1), return_indices=True)[0],
+        "adaptive_max_pool2d",
+    ),
+    ("torch.amax", lambda x: torch.amax(x, (2, 3)), "amax"),
+    ("amax", lambda x: x.amax((-1, -2), keepdim=True), "amax"),
+    ("amax by names", lambda x: x.amax(dim=[3, 2], keepdim=False), "amax"),
+]
+
+KEPT: list[tuple[str, Callable[[Tensor], Tensor], str]] = [
+    ("adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, (3, 1)), "output has size (3, 1)"),
+    ("max_pool2d of float", lambda x: F.max_pool2d(x, 2.0), "argument of type float"),
+    ("amax into a tensor", lambda x: torch.amax(x, (2, 3), out=x), "arguments are not replaced"),
+    ("amax of rows", lambda x: x.amax(3), ""),
+    ("amax of channels", lambda x: x.amax((1, 2)), ""),
+    ("amax of everything", lambda x: x.amax(), ""),
+    ("max", lambda x: x.max(3)[0].max(2)[0], ""),
+    ("avg_pool2d", lambda x: F.avg_pool2d(x, 2), ""),
+]
+
+
+class Only(nn.Module):
+    def __init__(self, body: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+class PublishedBlock(nn.Module):
+    def __init__(self, ch_in: int, ch_out: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            nn.Conv2d(ch_in, ch_out // 4, kernel_size=1),
+            nn.ReLU(),
+            nn.Conv2d(ch_out // 4, ch_out // 4, kernel_size=(3, 1), padding=(1, 0)),
+            nn.ReLU(),
+            nn.Conv2d(ch_out // 4, ch_out // 4, kernel_size=(1, 3), padding=(0, 1)),
+            nn.ReLU(),
+            nn.Conv2d(ch_out // 4, ch_out, kernel_size=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x)
+
+
+class PublishedLPRNet(nn.Module):
+    """LPRNet as it is spelled in the wild: its forward makes modules, so that it has no graph."""
+
+    def __init__(self, class_num: int) -> None:
+        super().__init__()
+        self.class_num = class_num
+        self.backbone = nn.Sequential(
+            nn.Conv2d(in_channels=3, out_channels=64, kernel_size=3, stride=1),
+            nn.BatchNorm2d(num_features=64),
+            nn.ReLU(),
+            nn.MaxPool3d(kernel_size=(1, 3, 3), stride=(1, 1, 1)),
+            PublishedBlock(ch_in=64, ch_out=128),
+            nn.BatchNorm2d(num_features=128),
+            nn.ReLU(),
+            nn.MaxPool3d(kernel_size=(1, 3, 3), stride=(2, 1, 2)),
+            PublishedBlock(ch_in=64, ch_out=256),
+            nn.BatchNorm2d(num_features=256),
+            nn.ReLU(),
+            PublishedBlock(ch_in=256, ch_out=256),
+            nn.BatchNorm2d(num_features=256),
+            nn.ReLU(),
+            nn.MaxPool3d(kernel_size=(1, 3, 3), stride=(4, 1, 2)),
+            nn.Dropout(0.0),
+            nn.Conv2d(in_channels=64, out_channels=256, kernel_size=(1, 4), stride=1),
+            nn.BatchNorm2d(num_features=256),
+            nn.ReLU(),
+            nn.Dropout(0.0),
+            nn.Conv2d(in_channels=256, out_channels=class_num, kernel_size=(13, 1), stride=1),
+            nn.BatchNorm2d(num_features=class_num),
+            nn.ReLU(),
+        )
+        self.container = nn.Sequential(nn.Conv2d(448 + class_num, class_num, kernel_size=(1, 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep_features = []
+        for i, layer in enumerate(self.backbone.children()):
+            x = layer(x)
+            if i in [2, 6, 13, 22]:
+                keep_features.append(x)
+        global_context = []
+        for i, f in enumerate(keep_features):
+            if i in [0, 1]:
+                f = nn.AvgPool2d(kernel_size=5, stride=5)(f)
+            if i in [2]:
+                f = nn.AvgPool2d(kernel_size=(4, 10), stride=(4, 2))(f)
+            f_pow = torch.pow(f, 2)
+            f_mean = torch.mean(f_pow)
+            f = torch.div(f, f_mean)
+            global_context.append(f)
+        x = torch.cat(global_context, 1)
+        x = self.container(x)
+        return torch.mean(x, dim=2)
+
+
+LPRNETS = [lambda: lprnet(11, dropout=0.0), lambda: PublishedLPRNet(11)]
+
+
+def kernels() -> int:
+    return sum(opswap.stats()["kernel"].values())
+
+
+def rules_of(report: opswap.Report) -> list[str]:
+    return [s.rule for s in report.swapped]
+
+
+@pytest.mark.parametrize(("module", "rule", "shape"), MODULES, ids=[f"{m}" for m, _, _ in MODULES])
+class TestModules:
+    def test_bit_equal(self, module: nn.Module, rule: str, shape: tuple[int, ...]) -> None:
+        stock = nn.Sequential(copy.deepcopy(module))
+        model = opswap.swap(copy.deepcopy(stock), strict=True, exact=True)
+        (site,) = opswap.report(model).swapped
+        name = f"torch.nn.modules.pooling.{type(module).__name__}"
+        assert (site.path, site.rule, site.source, site.exact) == ("0", rule, name, True)
+        x = torch.randint(-3, 4, shape).float()
+        for training in (True, False):
+            opswap.reset_stats()
+            ours = outputs_and_gradients(model.train(training), x)
+            assert kernels() == 2 and not opswap.stats()["reference"]
+            assert_equal(ours, outputs_and_gradients(stock.train(training), x))
+
+    def test_instance_alone_changes_and_comes_back(
+        self, module: nn.Module, rule: str, shape: tuple[int, ...]
+    ) -> None:
+        model = nn.Sequential(copy.deepcopy(module))
+        pool, text, attributes = model[0], repr(model), list(vars(model[0]))
+        members = dict(vars(type(module)))
+        opswap.swap(model)
+        assert model[0] is pool and isinstance(pool, type(module)) and repr(model) == text
+        assert dict(vars(type(module))) == members and not model.state_dict()
+        assert opswap.unswap(model)[0] is pool
+        assert type(pool) is type(module) and list(vars(pool)) == attributes
+        opswap.reset_stats()
+        model(torch.randn(shape))
+        assert not kernels() and not opswap.report(model).swapped
+
+    def test_copies(self, module: nn.Module, rule: str, shape: tuple[int, ...]) -> None:
+        model = opswap.swap(nn.Sequential(copy.deepcopy(module)))
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        x = torch.randn(shape)
+        loaded = torch.load(file, weights_only=False)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+            assert opswap.report(twin) == opswap.report(model)
+            opswap.reset_stats()
+            assert torch.equal(twin(x), model(x)) and kernels() == 2
+            assert type(opswap.unswap(twin)[0]) is type(module)
+
+    def test_compile_and_export(self, module: nn.Module, rule: str, shape: tuple[int, ...]) -> None:
+        stock = nn.Sequential(copy.deepcopy(module))
+        model = opswap.swap(copy.deepcopy(stock))
+        x = torch.randn(shape)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        opswap.reset_stats()
+        assert_equal(outputs_and_gradients(compiled, x), outputs_and_gradients(stock, x))
+        assert kernels() == 2
+        program = torch.export.export(model.eval(), (x,))
+        assert "opswap" in str(program.graph) and torch.equal(program.module()(x), stock(x))
+
+
+@pytest.mark.parametrize("cls", [nn.MaxPool2d, nn.MaxPool3d])
+def test_indices(cls: type[nn.Module]) -> None:
+    stock = cls(2, return_indices=True)
+    model = opswap.swap(copy.deepcopy(stock), strict=True)
+    x = torch.randn(3, 4, 6, 8)
+    opswap.reset_stats()
+    output, indices = model(x)
+    assert kernels() > 0
+    assert_equal([output, indices], list(stock(x)))
+
+
+@pytest.mark.parametrize(("body", "rule"), [f[1:] for f in FUNCTIONS], ids=[f[0] for f in FUNCTIONS])
+def test_functions(body: Callable[[Tensor], Tensor], rule: str) -> None:
+    stock = Only(body)
+    model = copy.deepcopy(stock)
+    scanned = opswap.scan(model)
+    assert rules_of(scanned) == [rule], str(scanned)
+    opswap.swap(model, strict=True, exact=True)
+    assert opswap.report(model).swapped == scanned.swapped
+    assert "test_swap_pool.py:" in scanned.swapped[0].source
+    x = torch.randint(-3, 4, IMAGE).float()
+    for training in (True, False):
+        opswap.reset_stats()
+        ours = outputs_and_gradients(model.train(training), x)
+        assert kernels() >= 2 and not opswap.stats()["reference"]
+        assert_equal(ours, outputs_and_gradients(stock.train(training), x))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_equal(outputs_and_gradients(compiled, x), outputs_and_gradients(stock, x))
+
+
+@pytest.mark.parametrize(("body", "reason"), [k[1:] for k in KEPT], ids=[k[0] for k in KEPT])
+def test_kept(body: Callable[[Tensor], Tensor], reason: str) -> None:
+    report = opswap.scan(Only(body))
+    assert not report.swapped
+    assert any(reason in s.reason for s in report.kept) if reason else not report.kept, str(report)
+
+
+class TestTakesTheOriginalCode:
+    """What a pool of ours does not know."""
+
+    def check(self, body: Callable[[Tensor], Tensor], x: Tensor) -> None:
+        stock = Only(body)
+        model = opswap.swap(Only(body), strict=True)
+        opswap.reset_stats()
+        assert torch.equal(model(x), stock(x)) and model(x).dtype == stock(x).dtype
+        assert not kernels() and not opswap.stats()["reference"]
+
+    def test_integers(self) -> None:
+        self.check(lambda x: F.max_pool2d(x, 2), torch.randint(9, IMAGE))
+        self.check(lambda x: x.amax((2, 3)), torch.randint(2, IMAGE).bool())
+
+    @pytest.mark.parametrize("size", [(5, 6, 7), (2, 3, 4, 5, 6)])
+    def test_amax_of_other_tensors(self, size: tuple[int, ...]) -> None:
+        self.check(lambda x: x.amax((-2, -1)), torch.randn(size))
+
+    def test_quantized(self) -> None:
+        x = torch.quantize_per_tensor(torch.randn(IMAGE), 0.1, 10, torch.quint8)
+        self.check(lambda x: F.max_pool2d(x, 2), x)
+
+    def test_wrapper_of_other_tensors(self) -> None:
+        x = TwoTensor(torch.randn(IMAGE), torch.randn(IMAGE))
+        self.check(lambda x: F.max_pool2d(x, 2).b, x)
+
+    def test_mkldnn(self) -> None:
+        if not torch.backends.mkldnn.is_available():
+            pytest.skip("this torch has no oneDNN")
+        self.check(lambda x: F.max_pool2d(x, 2).to_dense(), torch.randn(IMAGE).to_mkldnn())
+
+
+class TestWhichModules:
+    def test_that_other_sizes_stay(self) -> None:
+        report = opswap.scan(nn.Sequential(nn.AdaptiveMaxPool2d(7), nn.AvgPool2d(2)))
+        assert not report.swapped
+        assert [(s.path, s.rule) for s in report.kept] == [("0", "adaptive_max_pool2d")]
+
+    def test_scripted(self) -> None:
+        model = nn.Sequential(torch.jit.script(nn.MaxPool2d(2)))
+        assert not opswap.scan(model).swapped
+        assert torch.equal(opswap.swap(model)(x := torch.randn(IMAGE)), F.max_pool2d(x, 2))
+
+    def test_subclass_keeps_its_own_forward(self) -> None:
+        class Doubled(nn.MaxPool2d):
+            def forward(self, input: Tensor) -> Tensor:
+                return 2 * super().forward(input)
+
+        stock = Doubled(2)
+        x = torch.randn(IMAGE)
+        assert_equal(outputs_and_gradients(opswap.swap(Doubled(2)), x), outputs_and_gradients(stock, x))
+
+    def test_shared(self) -> None:
+        pool = nn.MaxPool2d(2, 1)
+        stock = nn.Sequential(pool, nn.Sequential(nn.ReLU(), pool))
+        model = opswap.swap(copy.deepcopy(stock))
+        assert model[0] is model[1][1] and rules_of(opswap.report(model)) == ["max_pool2d"]
+        x = torch.randn(IMAGE)
+        opswap.reset_stats()
+        assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+        assert kernels() == 4
+        assert type(opswap.unswap(model)[0]) is nn.MaxPool2d
+
+    def test_hooks_stay(self) -> None:
+        seen: list[str] = []
+        model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+        model[1].register_forward_hook(lambda *_: seen.append("forward"))
+        model[1].register_full_backward_hook(lambda *_: seen.append("backward"))
+        report = opswap.report(opswap.swap(model, strict=True))
+        assert rules_of(report) == ["max_pool2d"] and not report.kept
+        opswap.reset_stats()
+        outputs_and_gradients(model, torch.randn(IMAGE))
+        assert seen == ["forward", "backward"] and kernels() == 2
+
+    def test_setting_changed_after_the_swap(self) -> None:
+        model = opswap.swap(nn.MaxPool2d(2))
+        model.kernel_size = 3
+        x = torch.randn(IMAGE)
+        assert torch.equal(model(x), F.max_pool2d(x, 3, 2))
+        opswap.swap(model)
+        opswap.reset_stats()
+        assert torch.equal(model(x), F.max_pool2d(x, 3, 2)) and kernels() == 1
+
+    def test_rules_can_be_chosen(self) -> None:
+        from opswap.swap.rules import DEFAULT
+
+        model = nn.Sequential(nn.MaxPool3d(2), nn.MaxPool2d(2))
+        volumes = [r for r in DEFAULT if r.name == "max_pool3d"]
+        report = opswap.scan(model, rules=volumes)
+        assert [s.path for s in report.swapped] == ["0"] and not report.kept
+
+    def test_second_swap_changes_nothing(self) -> None:
+        model = opswap.swap(lprnet(11))
+        classes, report = [type(m) for m in model.modules()], opswap.report(model)
+        opswap.swap(model)
+        assert [type(m) for m in model.modules()] == classes
+        assert opswap.report(model) == report == opswap.scan(model)
+
+
+@pytest.mark.parametrize("make", LPRNETS, ids=["opswap.models", "published"])
+class TestLPRNet:
+    def test_bit_equal_in_contiguous_layout(self, make: Callable[[], nn.Module]) -> None:
+        stock = make()
+        model = opswap.swap(copy.deepcopy(stock), strict=True, exact=True)
+        swapped = opswap.report(model).swapped
+        assert [(s.path, s.rule) for s in swapped] == [(f"backbone.{i}", "max_pool3d") for i in (3, 7, 14)]
+        assert list(model.state_dict()) == list(stock.state_dict())
+        x = torch.randn(2, 3, 24, 94)
+        opswap.reset_stats()
+        ours = outputs_and_gradients(model, x)
+        assert kernels() == 6 and not opswap.stats()["reference"]
+        assert_equal(ours, outputs_and_gradients(stock, x))
+
+    def test_trains_in_channels_last(self, make: Callable[[], nn.Module]) -> None:
+        stock = make()
+        twin = copy.deepcopy(stock)
+        model = opswap.swap(copy.deepcopy(stock), memory_format=torch.channels_last)
+        plain = torch.randn(2, 3, 24, 94)
+        x = plain.contiguous(memory_format=torch.channels_last)
+        with pytest.raises(RuntimeError, match="Unsupported memory format"):
+            twin.to(memory_format=torch.channels_last)(x)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        y = model(x)
+        torch.testing.assert_close(y, stock(plain), rtol=1e-3, atol=1e-4)
+        y.square().mean().backward()
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.step()
+        assert all(p.grad is not None for p in model.parameters())
+        assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
