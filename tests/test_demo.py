@@ -64,7 +64,7 @@ def test_demo_trains_both_models_and_draws_a_png(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["demo", *_SMALL]) == 0
     printed = capsys.readouterr().out
-    assert "16 swapped" in printed
+    assert "17 swapped" in printed
     assert "all 3 losses, all 338 parameters and buffers" in printed
     assert (tmp_path / "opswap-demo.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 

@@ -7,6 +7,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,12 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import opswap
 from opswap.models import lprnet
+from opswap.swap.rules import DEFAULT, OPTIONAL
 from step import assert_equal, outputs_and_gradients
+
+# Every rule, the optional ones too.
+swap = partial(opswap.swap, rules=DEFAULT + OPTIONAL)
+scan = partial(opswap.scan, rules=DEFAULT + OPTIONAL)
 
 VOLUME, IMAGE = (3, 8, 9, 10), (2, 6, 9, 10)
 
@@ -159,7 +165,7 @@ def rules_of(report: opswap.Report) -> list[str]:
 class TestModules:
     def test_bit_equal(self, module: nn.Module, rule: str, shape: tuple[int, ...]) -> None:
         stock = nn.Sequential(copy.deepcopy(module))
-        model = opswap.swap(copy.deepcopy(stock), strict=True, exact=True)
+        model = swap(copy.deepcopy(stock), strict=True, exact=True)
         (site,) = opswap.report(model).swapped
         name = f"torch.nn.modules.pooling.{type(module).__name__}"
         assert (site.path, site.rule, site.source, site.exact) == ("0", rule, name, True)
@@ -176,7 +182,7 @@ class TestModules:
         model = nn.Sequential(copy.deepcopy(module))
         pool, text, attributes = model[0], repr(model), list(vars(model[0]))
         members = dict(vars(type(module)))
-        opswap.swap(model)
+        swap(model)
         assert model[0] is pool and isinstance(pool, type(module)) and repr(model) == text
         assert dict(vars(type(module))) == members and not model.state_dict()
         assert opswap.unswap(model)[0] is pool
@@ -186,7 +192,7 @@ class TestModules:
         assert not kernels() and not opswap.report(model).swapped
 
     def test_copies(self, module: nn.Module, rule: str, shape: tuple[int, ...]) -> None:
-        model = opswap.swap(nn.Sequential(copy.deepcopy(module)))
+        model = swap(nn.Sequential(copy.deepcopy(module)))
         file = io.BytesIO()
         torch.save(model, file)
         file.seek(0)
@@ -200,7 +206,7 @@ class TestModules:
 
     def test_compile_and_export(self, module: nn.Module, rule: str, shape: tuple[int, ...]) -> None:
         stock = nn.Sequential(copy.deepcopy(module))
-        model = opswap.swap(copy.deepcopy(stock))
+        model = swap(copy.deepcopy(stock))
         x = torch.randn(shape)
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         opswap.reset_stats()
@@ -213,7 +219,7 @@ class TestModules:
 @pytest.mark.parametrize("cls", [nn.MaxPool2d, nn.MaxPool3d])
 def test_indices(cls: type[nn.Module]) -> None:
     stock = cls(2, return_indices=True)
-    model = opswap.swap(copy.deepcopy(stock), strict=True)
+    model = swap(copy.deepcopy(stock), strict=True)
     x = torch.randn(3, 4, 6, 8)
     opswap.reset_stats()
     output, indices = model(x)
@@ -225,9 +231,9 @@ def test_indices(cls: type[nn.Module]) -> None:
 def test_functions(body: Callable[[Tensor], Tensor], rule: str) -> None:
     stock = Only(body)
     model = copy.deepcopy(stock)
-    scanned = opswap.scan(model)
+    scanned = scan(model)
     assert rules_of(scanned) == [rule], str(scanned)
-    opswap.swap(model, strict=True, exact=True)
+    swap(model, strict=True, exact=True)
     assert opswap.report(model).swapped == scanned.swapped
     assert "test_swap_pool.py:" in scanned.swapped[0].source
     x = torch.randint(-3, 4, IMAGE).float()
@@ -242,7 +248,7 @@ def test_functions(body: Callable[[Tensor], Tensor], rule: str) -> None:
 
 @pytest.mark.parametrize(("body", "reason"), [k[1:] for k in KEPT], ids=[k[0] for k in KEPT])
 def test_kept(body: Callable[[Tensor], Tensor], reason: str) -> None:
-    report = opswap.scan(Only(body))
+    report = scan(Only(body))
     assert not report.swapped
     assert any(reason in s.reason for s in report.kept) if reason else not report.kept, str(report)
 
@@ -252,7 +258,7 @@ class TestTakesTheOriginalCode:
 
     def check(self, body: Callable[[Tensor], Tensor], x: Tensor) -> None:
         stock = Only(body)
-        model = opswap.swap(Only(body), strict=True)
+        model = swap(Only(body), strict=True)
         opswap.reset_stats()
         assert torch.equal(model(x), stock(x)) and model(x).dtype == stock(x).dtype
         assert not kernels() and not opswap.stats()["reference"]
@@ -281,14 +287,14 @@ class TestTakesTheOriginalCode:
 
 class TestWhichModules:
     def test_that_other_sizes_stay(self) -> None:
-        report = opswap.scan(nn.Sequential(nn.AdaptiveMaxPool2d(7), nn.AvgPool2d(2)))
+        report = scan(nn.Sequential(nn.AdaptiveMaxPool2d(7), nn.AvgPool2d(2)))
         assert not report.swapped
         assert [(s.path, s.rule) for s in report.kept] == [("0", "adaptive_max_pool2d")]
 
     def test_scripted(self) -> None:
         model = nn.Sequential(torch.jit.script(nn.MaxPool2d(2)))
-        assert not opswap.scan(model).swapped
-        assert torch.equal(opswap.swap(model)(x := torch.randn(IMAGE)), F.max_pool2d(x, 2))
+        assert not scan(model).swapped
+        assert torch.equal(swap(model)(x := torch.randn(IMAGE)), F.max_pool2d(x, 2))
 
     def test_subclass_keeps_its_own_forward(self) -> None:
         class Doubled(nn.MaxPool2d):
@@ -297,12 +303,12 @@ class TestWhichModules:
 
         stock = Doubled(2)
         x = torch.randn(IMAGE)
-        assert_equal(outputs_and_gradients(opswap.swap(Doubled(2)), x), outputs_and_gradients(stock, x))
+        assert_equal(outputs_and_gradients(swap(Doubled(2)), x), outputs_and_gradients(stock, x))
 
     def test_shared(self) -> None:
         pool = nn.MaxPool2d(2, 1)
         stock = nn.Sequential(pool, nn.Sequential(nn.ReLU(), pool))
-        model = opswap.swap(copy.deepcopy(stock))
+        model = swap(copy.deepcopy(stock))
         assert model[0] is model[1][1] and rules_of(opswap.report(model)) == ["max_pool2d"]
         x = torch.randn(IMAGE)
         opswap.reset_stats()
@@ -315,18 +321,18 @@ class TestWhichModules:
         model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
         model[1].register_forward_hook(lambda *_: seen.append("forward"))
         model[1].register_full_backward_hook(lambda *_: seen.append("backward"))
-        report = opswap.report(opswap.swap(model, strict=True))
+        report = opswap.report(swap(model, strict=True))
         assert rules_of(report) == ["max_pool2d"] and not report.kept
         opswap.reset_stats()
         outputs_and_gradients(model, torch.randn(IMAGE))
         assert seen == ["forward", "backward"] and kernels() == 2
 
     def test_setting_changed_after_the_swap(self) -> None:
-        model = opswap.swap(nn.MaxPool2d(2))
+        model = swap(nn.MaxPool2d(2))
         model.kernel_size = 3
         x = torch.randn(IMAGE)
         assert torch.equal(model(x), F.max_pool2d(x, 3, 2))
-        opswap.swap(model)
+        swap(model)
         opswap.reset_stats()
         assert torch.equal(model(x), F.max_pool2d(x, 3, 2)) and kernels() == 1
 
@@ -335,22 +341,22 @@ class TestWhichModules:
 
         model = nn.Sequential(nn.MaxPool3d(2), nn.MaxPool2d(2))
         volumes = [r for r in DEFAULT if r.name == "max_pool3d"]
-        report = opswap.scan(model, rules=volumes)
+        report = scan(model, rules=volumes)
         assert [s.path for s in report.swapped] == ["0"] and not report.kept
 
     def test_second_swap_changes_nothing(self) -> None:
-        model = opswap.swap(lprnet(11))
+        model = swap(lprnet(11))
         classes, report = [type(m) for m in model.modules()], opswap.report(model)
-        opswap.swap(model)
+        swap(model)
         assert [type(m) for m in model.modules()] == classes
-        assert opswap.report(model) == report == opswap.scan(model)
+        assert opswap.report(model) == report == scan(model)
 
 
 @pytest.mark.parametrize("make", LPRNETS, ids=["opswap.models", "published"])
 class TestLPRNet:
     def test_bit_equal_in_contiguous_layout(self, make: Callable[[], nn.Module]) -> None:
         stock = make()
-        model = opswap.swap(copy.deepcopy(stock), strict=True, exact=True)
+        model = swap(copy.deepcopy(stock), strict=True, exact=True)
         swapped = opswap.report(model).swapped
         assert [(s.path, s.rule) for s in swapped] == [(f"backbone.{i}", "max_pool3d") for i in (3, 7, 14)]
         assert list(model.state_dict()) == list(stock.state_dict())
@@ -363,7 +369,7 @@ class TestLPRNet:
     def test_trains_in_channels_last(self, make: Callable[[], nn.Module]) -> None:
         stock = make()
         twin = copy.deepcopy(stock)
-        model = opswap.swap(copy.deepcopy(stock), memory_format=torch.channels_last)
+        model = swap(copy.deepcopy(stock), memory_format=torch.channels_last)
         plain = torch.randn(2, 3, 24, 94)
         x = plain.contiguous(memory_format=torch.channels_last)
         with pytest.raises(RuntimeError, match="Unsupported memory format"):
@@ -376,3 +382,9 @@ class TestLPRNet:
         optimizer.step()
         assert all(p.grad is not None for p in model.parameters())
         assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_rules_that_lose_somewhere_wait_to_be_asked_for() -> None:
+    model = nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.AvgPool3d((1, 2, 2)))
+    assert not opswap.scan(model).swapped
+    assert {site.rule for site in scan(model).swapped} == {"adaptive_max_pool2d", "avg_pool3d"}

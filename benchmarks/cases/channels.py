@@ -29,17 +29,19 @@ Operator = Callable[..., tuple[Tensor, ...]]
 
 
 def cases(batch: int) -> Iterator[Case]:
-    """cat + shuffle + chunk, cat + shuffle, shuffle alone; forward and backward in both layouts."""
+    """cat + shuffle + chunk, cat + shuffle in both layouts; shuffle alone, which is torch's own in NCHW, in NHWC."""
     for name, operators in (("cat_shuffle_chunk", _CHUNK), ("cat_shuffle", _FULL)):
         for channels, size in _SIZES:
             dtypes = _COMMON + (_RARE if (channels, size) == _SIZES[0] else ())
             build = partial(_pair, batch, channels, size)
-            yield from _each(name, operators, f"{batch},{channels},{size},{size}", dtypes, build, 2)
+            shape = f"{batch},{channels},{size},{size}"
+            yield from _each(name, operators, shape, dtypes, build, 2, LAYOUTS)
     for groups, channels in _GROUPS:
         dtypes = _COMMON + (_RARE if groups == 2 else ())
         build = partial(_single, batch, channels, 28)
         shuffles = {key: partial(operator, groups=groups) for key, operator in _SHUFFLE.items()}
-        yield from _each(f"shuffle g={groups}", shuffles, f"{batch},{channels},28,28", dtypes, build, 1)
+        last = {"NHWC": LAYOUTS["NHWC"]}
+        yield from _each(f"shuffle g={groups}", shuffles, f"{batch},{channels},28,28", dtypes, build, 1, last)
 
 
 def _each(
@@ -49,11 +51,12 @@ def _each(
     dtypes: tuple[torch.dtype, ...],
     inputs: Callable[[torch.dtype, torch.memory_format], tuple[Tensor, ...]],
     operands: int,
+    layouts: Mapping[str, torch.memory_format],
 ) -> Iterator[Case]:
     sizes = [int(s) for s in shape.split(",")]
     for dtype in dtypes:
         payload = operands * torch.Size(sizes).numel() * dtype.itemsize
-        for layout, memory_format in LAYOUTS.items():
+        for layout, memory_format in layouts.items():
             for direction in ("forward", "backward") if dtype.is_floating_point else ("forward",):
                 build = partial(_build, operators, inputs, dtype, memory_format, direction)
                 short = str(dtype).removeprefix("torch.")

@@ -2,48 +2,26 @@
 /* max and max_backward over pixels for one dtype; included by avx2_types.h. A vector holds eight
  * channels of a position; the taps of a window are read where they lie. */
 
-/* Channels c to c + 8 of the output at a position of the input, `step` channels apart. With steps
- * of 2 and 4 the lanes are out of order until `restore`. */
-OSW_INLINE __m256 LOCAL(load_step)(const ELEMENT *x, int64_t c, const int step)
-{
-    const ELEMENT *p = x + c * step;
-    if (step == 1)
-        return LOAD8(p);
-    const __m256 even = _mm256_shuffle_ps(LOAD8(p), LOAD8(p + 8), 0x88);
-    if (step == 2)
-        return even;
-    return _mm256_shuffle_ps(even, _mm256_shuffle_ps(LOAD8(p + 16), LOAD8(p + 24), 0x88), 0x88);
-}
-
-/* The same where whole vectors would read past the last channel. */
-OSW_INLINE __m256 LOCAL(load_last)(const ELEMENT *x, int64_t c, int64_t step)
-{
-    float lanes[LANES];
-    for (int i = 0; i < LANES; i++)
-        lanes[i] = LOAD(x[(c + i) * step]);
-    return _mm256_loadu_ps(lanes);
-}
-
 /* One vector of channels; count is a constant in the calls that matter. */
 OSW_INLINE osw_best LOCAL(window_max)(const osw_window *window, int64_t c, const int count,
                                       const int step, const bool with_taps)
 {
-    osw_best best = {LOCAL(load_step)((const ELEMENT *)window->at[0], c, step),
-                     _mm256_set1_epi32(window->tap[0])};
+    osw_best best = {LOCAL(load_step)((const ELEMENT *)window->taps[0].at, c, step),
+                     _mm256_set1_epi32(window->taps[0].tap)};
     for (int k = 1; k < count; k++)
-        take(&best, LOCAL(load_step)((const ELEMENT *)window->at[k], c, step),
-             _mm256_set1_epi32(window->tap[k]), with_taps);
+        take(&best, LOCAL(load_step)((const ELEMENT *)window->taps[k].at, c, step),
+             _mm256_set1_epi32(window->taps[k].tap), with_taps);
     restore(&best, step);
     return best;
 }
 
 OSW_INLINE osw_best LOCAL(window_last)(const osw_window *window, int64_t c, int64_t step)
 {
-    osw_best best = {LOCAL(load_last)((const ELEMENT *)window->at[0], c, step),
-                     _mm256_set1_epi32(window->tap[0])};
+    osw_best best = {LOCAL(load_last)((const ELEMENT *)window->taps[0].at, c, step),
+                     _mm256_set1_epi32(window->taps[0].tap)};
     for (int k = 1; k < window->count; k++)
-        take(&best, LOCAL(load_last)((const ELEMENT *)window->at[k], c, step),
-             _mm256_set1_epi32(window->tap[k]), true);
+        take(&best, LOCAL(load_last)((const ELEMENT *)window->taps[k].at, c, step),
+             _mm256_set1_epi32(window->taps[k].tap), true);
     return best;
 }
 
@@ -83,11 +61,10 @@ OSW_INLINE void LOCAL(window_steps)(const osw_pool *pool, const osw_window *wind
 
 OSW_INLINE void LOCAL(window_row)(const osw_pool *pool, const osw_row *row)
 {
-    const osw_span depth = osw_taps(&pool->dims[DEPTH], row->depth);
-    const osw_span height = osw_taps(&pool->dims[HEIGHT], row->height);
-    const char *image = (const char *)((const ELEMENT *)pool->input.base +
-                                       osw_place(&pool->input, row->image, 0, 0));
+    osw_rows rows;
     osw_window window;
+    const int64_t step = pool->input.pixel_step * (int64_t)sizeof(ELEMENT);
+    set_input_rows(&rows, pool, row, sizeof(ELEMENT));
     for (int64_t w = 0; w < pool->dims[WIDTH].output; w++) {
         const int64_t position = osw_output_position(pool, row->depth, row->height, w);
         ELEMENT *y =
@@ -96,7 +73,7 @@ OSW_INLINE void LOCAL(window_row)(const osw_pool *pool, const osw_row *row)
         if (pool->offsets.base)
             taps =
                 (uint8_t *)pool->offsets.base + osw_place(&pool->offsets, row->image, 0, position);
-        set_window(&window, pool, depth, height, w, image, sizeof(ELEMENT));
+        set_window(&window, &pool->dims[WIDTH], &rows, w, step);
         if (window.count == 9)
             LOCAL(window_steps)(pool, &window, y, taps, 9);
         else if (window.count == 4)
@@ -112,6 +89,10 @@ static void KERNEL(max_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
         fallback[OSW_POOL_ID_OF(max_pixels)](pool, begin, end);
         return;
     }
+    if (fits_compact(pool)) {
+        LOCAL(compact_units)(pool, begin, end);
+        return;
+    }
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_output_row(pool, 1, unit);
         LOCAL(window_row)(pool, &row);
@@ -123,10 +104,12 @@ OSW_INLINE __m256 LOCAL(sum_sources)(const osw_sources *sources, int64_t c, cons
 {
     __m256 total = _mm256_setzero_ps();
     for (int k = 0; k < count; k++) {
-        const __m256i hit =
-            _mm256_cmpeq_epi32(load_taps(sources->taps[k] + c), _mm256_set1_epi32(sources->tap[k]));
-        const __m256 gradient = LOAD8((const ELEMENT *)sources->gradient[k] + c);
-        total = ROUND8(_mm256_add_ps(total, _mm256_and_ps(gradient, _mm256_castsi256_ps(hit))));
+        const __m256i hit = _mm256_cmpeq_epi32(load_taps(sources->source[k].offsets + c),
+                                               _mm256_set1_epi32(sources->source[k].tap));
+        const __m256 gradient = LOAD8((const ELEMENT *)sources->source[k].gradient + c);
+        total = _mm256_add_ps(total, _mm256_and_ps(gradient, _mm256_castsi256_ps(hit)));
+        if (k > 0)
+            total = ROUND8(total);
     }
     return total;
 }
@@ -218,13 +201,16 @@ static void KERNEL(max_backward_pixels)(const osw_pool *pool, int64_t begin, int
         return;
     }
     osw_sources sources;
+    osw_rows rows;
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_input_row(pool, 1, unit);
+        osw_range range = {0, 0};
+        set_output_rows(&rows, pool, &row, sizeof(ELEMENT));
         for (int64_t w = 0; w < pool->dims[WIDTH].input; w++) {
             const int64_t position = osw_input_position(pool, row.depth, row.height, w);
             ELEMENT *to = (ELEMENT *)pool->grad_input.base +
                           osw_place(&pool->grad_input, row.image, 0, position);
-            set_sources(&sources, pool, &row, w, sizeof(ELEMENT));
+            set_sources(&sources, pool, &rows, w, &range, sizeof(ELEMENT));
             LOCAL(collect_count)(pool, &sources, to);
         }
     }

@@ -128,7 +128,7 @@ OSW_INLINE void LOCAL(strip_row)(osw_strip *strip, const osw_pool *pool, const E
         LOCAL(reduce_rows)(strip, rows, y, taps, count, with_taps);
 }
 
-/* Rows [begin, end) of one plane; `begin` as a row. */
+/* `count` rows of the output of one plane, from `row` on. */
 OSW_INLINE void LOCAL(plane_rows)(osw_strip *strip, const osw_pool *pool, osw_row row,
                                   int64_t count, const bool with_taps)
 {

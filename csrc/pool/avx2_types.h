@@ -18,6 +18,9 @@
 
 #include "pool/avx2_collect.h"
 #include "pool/avx2_global.h"
+
+#include "pool/avx2_compact.h"
+
 #include "pool/avx2_pixels.h"
 #include "pool/avx2_planes.h"
 

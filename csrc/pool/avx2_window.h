@@ -2,21 +2,25 @@
 /* What max over pixels needs whatever the dtype; included by pool_avx2.c inside its target region.
  */
 
-enum { MAX_TAPS = 64 };
+enum { MAX_TAPS = 64, COMPACT_FLOATS = 1 << 15 };
 
 /* The valid taps of one window: where channel 0 of each lies. */
 typedef struct osw_window {
     int count;
-    const void *at[MAX_TAPS];
-    int32_t tap[MAX_TAPS];
+    struct {
+        const void *at;
+        int32_t tap;
+    } taps[MAX_TAPS];
 } osw_window;
 
 /* The windows that one position of the input belongs to, in the order of the output. */
 typedef struct osw_sources {
     int count;
-    const void *gradient[MAX_TAPS];
-    const uint8_t *taps[MAX_TAPS];
-    int32_t tap[MAX_TAPS];
+    struct {
+        const void *gradient;
+        const uint8_t *offsets;
+        int32_t tap;
+    } source[MAX_TAPS];
 } osw_sources;
 
 /* Dilated windows may have no valid tap. */
@@ -31,49 +35,90 @@ static inline bool fits_window(const osw_pool *pool)
            (step == 1 || step == 2 || step == 4) && pool->channels >= LANES && !pool->wide;
 }
 
-static inline void set_window(osw_window *window, const osw_pool *pool, osw_span depth,
-                              osw_span height, int64_t w, const char *image, int64_t element)
+/* Rows of the input that the windows of an output row read, or rows of the output that an input row
+ * is read by; in the order of the taps, or of the output. */
+typedef struct osw_rows {
+    int count;
+    const char *at[MAX_TAPS];
+    int64_t number[MAX_TAPS]; /* of a row of the input, counted in its image */
+    const uint8_t *taps[MAX_TAPS];
+    int32_t tap[MAX_TAPS]; /* the first of the row */
+} osw_rows;
+
+static inline void set_input_rows(osw_rows *rows, const osw_pool *pool, const osw_row *row,
+                                  int64_t element)
 {
-    const osw_span width = osw_taps(&pool->dims[WIDTH], w);
-    const int64_t step = pool->input.pixel_step * element;
-    int count = 0;
+    const osw_span depth = osw_taps(&pool->dims[DEPTH], row->depth);
+    const osw_span height = osw_taps(&pool->dims[HEIGHT], row->height);
+    rows->count = 0;
     for (int64_t d = depth.first; d < depth.end; d++) {
         for (int64_t h = height.first; h < height.end; h++) {
-            const char *row =
-                image +
-                osw_input_position(pool, depth.start + d, height.start + h, width.start) * step;
-            const int32_t tap = osw_tap(pool, d, h, 0);
-            for (int64_t k = width.first; k < width.end; k++) {
-                window->at[count] = row + k * step;
-                window->tap[count++] = tap + (int32_t)k;
-            }
+            const int64_t position = osw_input_position(pool, depth.start + d, height.start + h, 0);
+            rows->at[rows->count] = (const char *)pool->input.base +
+                                    osw_place(&pool->input, row->image, 0, position) * element;
+            rows->number[rows->count] =
+                (depth.start + d) * pool->dims[HEIGHT].input + height.start + h;
+            rows->tap[rows->count++] = osw_tap(pool, d, h, 0);
+        }
+    }
+}
+
+/* The window of output column w; a column is `step` bytes. */
+static inline void set_window(osw_window *window, const osw_pool_dim *dim, const osw_rows *rows,
+                              int64_t w, int64_t step)
+{
+    const int64_t start = w * dim->stride - dim->padding;
+    const int64_t first = osw_max(0, -start), end = osw_min(dim->kernel, dim->input - start);
+    int count = 0;
+    for (int r = 0; r < rows->count; r++) {
+        const char *at = rows->at[r] + start * step;
+        for (int64_t k = first; k < end; k++) {
+            window->taps[count].at = at + k * step;
+            window->taps[count++].tap = rows->tap[r] + (int32_t)k;
         }
     }
     window->count = count;
 }
 
-static inline void set_sources(osw_sources *sources, const osw_pool *pool, const osw_row *row,
-                               int64_t w, int64_t element)
+static inline void set_output_rows(osw_rows *rows, const osw_pool *pool, const osw_row *row,
+                                   int64_t element)
 {
     const osw_pool_dim *dims = pool->dims;
-    const osw_range range = {
-        osw_ceil_div(w + dims[WIDTH].padding - dims[WIDTH].kernel + 1, dims[WIDTH].stride),
-        osw_min(dims[WIDTH].output, (w + dims[WIDTH].padding) / dims[WIDTH].stride + 1)};
+    const osw_range depth = outputs_of(&dims[DEPTH], row->depth);
+    const osw_range height = outputs_of(&dims[HEIGHT], row->height);
+    rows->count = 0;
+    for (int64_t d = depth.first; d < depth.end; d++) {
+        for (int64_t h = height.first; h < height.end; h++) {
+            const int64_t position = osw_output_position(pool, d, h, 0);
+            rows->at[rows->count] =
+                (const char *)pool->grad_output.base +
+                osw_place(&pool->grad_output, row->image, 0, position) * element;
+            rows->taps[rows->count] = (const uint8_t *)pool->offsets.base +
+                                      osw_place(&pool->offsets, row->image, 0, position);
+            rows->tap[rows->count++] =
+                osw_tap(pool, row->depth + dims[DEPTH].padding - d * dims[DEPTH].stride,
+                        row->height + dims[HEIGHT].padding - h * dims[HEIGHT].stride, 0);
+        }
+    }
+}
+
+/* The outputs that input column w belongs to; `range` is that of column w - 1, or of zeros. */
+static inline void set_sources(osw_sources *sources, const osw_pool *pool, const osw_rows *rows,
+                               int64_t w, osw_range *range, int64_t element)
+{
+    const osw_pool_dim *dim = &pool->dims[WIDTH];
+    const int64_t column = w + dim->padding;
+    while (range->first * dim->stride + dim->kernel <= column)
+        range->first++;
+    while (range->end < dim->output && range->end * dim->stride <= column)
+        range->end++;
     int count = 0;
-    for (int64_t d = dims[DEPTH].kernel - 1; d >= 0; d--) {
-        const int64_t od = osw_output_of(&dims[DEPTH], row->depth, d);
-        for (int64_t h = dims[HEIGHT].kernel - 1; od >= 0 && h >= 0; h--) {
-            const int64_t oh = osw_output_of(&dims[HEIGHT], row->height, h);
-            for (int64_t ow = range.first; oh >= 0 && ow < range.end; ow++) {
-                const int64_t position = osw_output_position(pool, od, oh, ow);
-                const int64_t k = w + dims[WIDTH].padding - ow * dims[WIDTH].stride;
-                sources->gradient[count] =
-                    (const char *)pool->grad_output.base +
-                    osw_place(&pool->grad_output, row->image, 0, position) * element;
-                sources->taps[count] = (const uint8_t *)pool->offsets.base +
-                                       osw_place(&pool->offsets, row->image, 0, position);
-                sources->tap[count++] = osw_tap(pool, d, h, k);
-            }
+    for (int r = 0; r < rows->count; r++) {
+        for (int64_t o = range->first; o < range->end; o++) {
+            sources->source[count].gradient =
+                rows->at[r] + o * pool->grad_output.pixel_step * element;
+            sources->source[count].offsets = rows->taps[r] + o * pool->offsets.pixel_step;
+            sources->source[count++].tap = rows->tap[r] + (int32_t)(column - o * dim->stride);
         }
     }
     sources->count = count;
@@ -88,4 +133,53 @@ OSW_INLINE void restore(osw_best *best, const int step)
                                     : _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     best->value = _mm256_permutevar8x32_ps(best->value, order);
     best->tap = _mm256_permutevar8x32_epi32(best->tap, order);
+}
+
+/* Rows of the input that have been copied with the channels of a block side by side. */
+typedef struct osw_compact {
+    int64_t first, channels;
+    int64_t slots;
+    int64_t room; /* floats of a row */
+    int64_t tag[MAX_TAPS];
+    float floats[COMPACT_FLOATS];
+} osw_compact;
+
+/* Rows of one image that stay: any kernel[HEIGHT] neighbours of kernel[DEPTH] neighbouring slices
+ * have slots of their own only if there is one slice. */
+static inline bool fits_compact(const osw_pool *pool)
+{
+    const osw_pool_dim *dims = pool->dims;
+    return dims[DEPTH].kernel == 1 && pool->channel_step > 1 &&
+           LANES * dims[WIDTH].input * dims[HEIGHT].kernel <= COMPACT_FLOATS;
+}
+
+/* Blocks of channels of one size, whole vectors unless there is one block only. */
+static inline void set_compact(osw_compact *compact, const osw_pool *pool)
+{
+    const osw_pool_dim *dims = pool->dims;
+    const int64_t most = COMPACT_FLOATS / (dims[WIDTH].input * dims[HEIGHT].kernel);
+    const int64_t blocks = osw_ceil_div(pool->channels, most / LANES * LANES);
+    const int64_t vectors = osw_ceil_div(osw_ceil_div(pool->channels, blocks), LANES);
+    compact->channels = blocks == 1 ? pool->channels : vectors * LANES;
+    compact->slots = dims[HEIGHT].kernel;
+    compact->room = dims[WIDTH].input * compact->channels;
+}
+
+/* Begin with an image; the last block overlaps the one before. */
+static inline void begin_compact(osw_compact *compact, const osw_pool *pool, int64_t first)
+{
+    compact->first = osw_min(first, pool->channels - compact->channels);
+    for (int64_t i = 0; i < compact->slots; i++)
+        compact->tag[i] = -1;
+}
+
+/* Eight channels of a window over copied rows; count is a constant in the calls that matter. */
+OSW_INLINE osw_best window_max_floats(const osw_window *window, int64_t c, const int count)
+{
+    osw_best best = {_mm256_loadu_ps((const float *)window->taps[0].at + c),
+                     _mm256_set1_epi32(window->taps[0].tap)};
+    for (int k = 1; k < count; k++)
+        take(&best, _mm256_loadu_ps((const float *)window->taps[k].at + c),
+             _mm256_set1_epi32(window->taps[k].tap), true);
+    return best;
 }

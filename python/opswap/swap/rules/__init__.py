@@ -4,6 +4,7 @@
 from . import channels, pool
 from .rule import Replacement, Rule
 
-__all__ = ["DEFAULT", "Replacement", "Rule"]
+__all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
 
 DEFAULT: tuple[Rule, ...] = channels.RULES + pool.RULES
+OPTIONAL: tuple[Rule, ...] = pool.OPTIONAL
