@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["Record", "covers", "holds", "hooked", "observe", "poolable"]
+__all__ = ["Record", "covers", "holds", "hooked", "observe", "poolable", "trains"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -137,3 +137,8 @@ def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
     if type(input) is not Tensor and is_traceable_wrapper_subclass(input):
         return False
     return input.dtype in _FLOATS and input.layout is torch.strided
+
+
+def trains(input: Tensor) -> bool:
+    """True where a gradient of what is computed from `input` will be asked for."""
+    return torch.is_grad_enabled() and input.requires_grad

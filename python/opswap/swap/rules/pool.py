@@ -22,7 +22,7 @@ from opswap import functional as F
 
 from ..match import Region
 from ..prove import Refusal
-from ..runtime import poolable
+from ..runtime import poolable, trains
 from .rule import Replacement, Rule, Shapes
 
 __all__ = ["OPTIONAL", "RULES"]
@@ -100,6 +100,7 @@ def _find_amax(graph: Graph) -> Iterator[Region]:
 
 
 def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
+    """The gain is in the gradient; without one torch.amax reads at the speed of memory."""
     arguments = _arguments(region.mixing, _amax)
     dims = arguments.get("dim", ())
     over_planes = isinstance(dims, (tuple, list)) and all(isinstance(d, int) for d in dims)
@@ -109,9 +110,9 @@ def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     input = names[arguments["input"]]
     keepdim = _text(arguments.get("keepdim", False), names)
     return Replacement(
-        f"poolable({input}, ndims=(4,))",
+        f"poolable({input}, ndims=(4,)) and trains({input})",
         f"global_max_pool2d({input}, ties='split', keepdim={keepdim})",
-        {"global_max_pool2d": F.global_max_pool2d, "poolable": poolable},
+        {"global_max_pool2d": F.global_max_pool2d, "poolable": poolable, "trains": trains},
     )
 
 
