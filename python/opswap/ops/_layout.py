@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["cat_memory_format", "dense_strides", "suggest_memory_format"]
+__all__ = ["cat_memory_format", "dense_copy", "dense_strides", "empty", "suggest_memory_format"]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
@@ -55,3 +55,17 @@ def dense_strides(size: Sequence[int], memory_format: torch.memory_format) -> tu
         strides[dim] = step
         step *= max(size[dim], 1)
     return tuple(strides)
+
+
+def empty(
+    like: Tensor, size: Sequence[int], memory_format: torch.memory_format, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A dense tensor of this size in this memory format, not initialised."""
+    if memory_format is torch.contiguous_format:
+        return like.new_empty(tuple(size), dtype=dtype)
+    return like.new_empty_strided(tuple(size), dense_strides(size, memory_format), dtype=dtype)
+
+
+def dense_copy(input: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """A copy with exactly the strides of this memory format, where several would mean the same."""
+    return empty(input, input.shape, memory_format).copy_(input)

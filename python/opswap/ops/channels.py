@@ -20,7 +20,7 @@ from torch import Tensor
 from opswap import _core
 
 from ._function import make_apply, needs_graph, plain_cpu, transforms_active
-from ._layout import cat_memory_format, dense_strides
+from ._layout import cat_memory_format, dense_copy, empty
 from ._library import library
 from ._stats import count_kernel, count_reference, reference_forced
 
@@ -57,13 +57,8 @@ def reference(
     shuffled = row.index_select(1, _index(row.shape[1], groups, row.device))
     parts = shuffled.split(list(sections), 1)
     kept = [p for i, p in enumerate(parts) if output_mask is None or output_mask[i]]
-    return [_dense_copy(p, memory_format) for p in kept]
-
-
-def _dense_copy(part: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A dense tensor of its own: an operator may return neither a view of its input nor two views of one storage."""
-    dense = part.new_empty_strided(part.shape, dense_strides(part.shape, memory_format))
-    return dense.copy_(part)
+    # Copies, since an operator may return neither a view of its input nor two views of one storage.
+    return [dense_copy(p, memory_format) for p in kept]
 
 
 def _empty_outputs(
@@ -82,7 +77,7 @@ def _empty_outputs(
             outputs.append(torch.empty_like(twin))
         else:
             size = (like.shape[0], channels, *like.shape[2:])
-            twin = like.new_empty_strided(size, dense_strides(size, memory_format))
+            twin = empty(like, size, memory_format)
             outputs.append(twin)
     return tuple(outputs)
 
@@ -127,11 +122,11 @@ def _kernel(
     memory_format: torch.memory_format | None = None,
     output_mask: Sequence[bool] | None = None,
 ) -> list[Tensor]:
-    _check(tensors, groups, sections)
     if reference_forced():
         return _counted_reference(
             tensors, groups, sections, memory_format=memory_format, output_mask=output_mask
         )
+    _check(tensors, groups, sections)
     if memory_format is None:
         memory_format = cat_memory_format(tensors)
     return _run(tensors, groups, sections, memory_format, output_mask)

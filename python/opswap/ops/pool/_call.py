@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._function import needs_graph, transforms_active
-from .._layout import dense_strides, suggest_memory_format
+from .._layout import dense_copy, empty, suggest_memory_format
 from .._library import library
 from .._stats import count_kernel, count_reference, reference_forced
 
@@ -24,20 +24,6 @@ __all__ = [
     "run_kernel",
     "split_batch",
 ]
-
-
-def empty(
-    like: Tensor, size: Sequence[int], memory_format: torch.memory_format, dtype: torch.dtype | None = None
-) -> Tensor:
-    """A dense tensor of this size in this memory format, not initialised."""
-    if memory_format is torch.contiguous_format:
-        return like.new_empty(tuple(size), dtype=dtype)
-    return like.new_empty_strided(tuple(size), dense_strides(size, memory_format), dtype=dtype)
-
-
-def dense_copy(input: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A copy with exactly the strides of this memory format, where several would mean the same."""
-    return empty(input, input.shape, memory_format).copy_(input)
 
 
 def run_kernel(
