@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* shuffle_channels(inputs, outputs, groups): cat, shuffle and split into tensors that the caller
- * made. channels_variants(): the kernels and how often each was called. */
+ * made. new_shuffled(inputs, groups, sections, wanted, channels_last): the same into new tensors.
+ * channels_variants(): the kernels and how often each was called. */
 #include "binding/binding.h"
 #include "binding/tensor_arg.h"
+#include "binding/tensor_new.h"
 #include "channels/channels.h"
 #include "channels/plan.h"
 #include "core/parallel.h"
@@ -20,6 +22,7 @@ typedef struct osw_call {
     osw_tensor *inputs;
     osw_tensor *outputs; /* data NULL and size[1] set for an output that is None */
     osw_segment *segments;
+    bool *readable; /* an input's memory suits the form at hand */
     Py_ssize_t input_count;
     Py_ssize_t output_count;
     int64_t groups;
@@ -89,18 +92,35 @@ static int parse_inputs(PyObject *tuple, osw_call *call)
     return 0;
 }
 
+/* An output that is not wanted, of `channels` channels. -1 if that is no number. */
+static int leave_out(const osw_call *call, PyObject *channels, osw_tensor *t)
+{
+    *t = *call->model;
+    t->data = NULL;
+    t->size[1] = PyLong_AsLongLong(channels);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int check_channels(const osw_call *call)
+{
+    int64_t channels = 0;
+    for (Py_ssize_t i = 0; i < call->output_count; i++)
+        channels += call->outputs[i].size[1];
+    if (channels == call->channels)
+        return 0;
+    PyErr_Format(PyExc_RuntimeError, "%s: inputs have %lld channels, outputs %lld", NAME,
+                 (long long)call->channels, (long long)channels);
+    return -1;
+}
+
 /* Parse the outputs: tensors, or the number of channels of an output that is not wanted. */
 static int parse_outputs(PyObject *tuple, osw_call *call)
 {
-    int64_t channels = 0;
     for (Py_ssize_t i = 0; i < call->output_count; i++) {
         PyObject *item = PyTuple_GetItem(tuple, i);
         osw_tensor *t = &call->outputs[i];
         if (PyLong_Check(item)) {
-            *t = *call->model;
-            t->data = NULL;
-            t->size[1] = PyLong_AsLongLong(item);
-            if (PyErr_Occurred())
+            if (leave_out(call, item, t) != 0)
                 return -1;
         } else if (osw_tensor_arg(item, NAME, t) != 0) {
             return -1;
@@ -110,14 +130,8 @@ static int parse_outputs(PyObject *tuple, osw_call *call)
             PyErr_Format(PyExc_RuntimeError, "%s: output %zd overlaps itself", NAME, i);
             return -1;
         }
-        channels += t->size[1];
     }
-    if (channels != call->channels) {
-        PyErr_Format(PyExc_RuntimeError, "%s: inputs have %lld channels, outputs %lld", NAME,
-                     (long long)call->channels, (long long)channels);
-        return -1;
-    }
-    return 0;
+    return check_channels(call);
 }
 
 static int check_groups(const osw_call *call)
@@ -165,23 +179,23 @@ static bool fill_outputs(const osw_call *call, osw_form form)
     return true;
 }
 
-static Py_ssize_t fill_inputs(const osw_call *call, osw_form form, bool *readable)
+static Py_ssize_t fill_inputs(const osw_call *call, osw_form form)
 {
     Py_ssize_t unreadable = 0;
     for (Py_ssize_t i = 0; i < call->input_count; i++) {
         const osw_tensor *t = &call->inputs[i];
         call->segments[i] = (osw_segment){.channels = t->size[1]};
-        readable[i] = !t->data || fill_segment(t, form, &call->segments[i]);
-        unreadable += !readable[i];
+        call->readable[i] = !t->data || fill_segment(t, form, &call->segments[i]);
+        unreadable += !call->readable[i];
     }
     return unreadable;
 }
 
-static PyObject *unreadable_indices(const bool *readable, Py_ssize_t inputs, Py_ssize_t unreadable)
+static PyObject *unreadable_indices(const osw_call *call, Py_ssize_t unreadable)
 {
     PyObject *indices = PyTuple_New(unreadable);
-    for (Py_ssize_t i = 0, n = 0; indices && i < inputs; i++)
-        if (!readable[i])
+    for (Py_ssize_t i = 0, n = 0; indices && i < call->input_count; i++)
+        if (!call->readable[i])
             PyTuple_SetItem(indices, n++, PyLong_FromSsize_t(i));
     return indices;
 }
@@ -223,19 +237,19 @@ static PyObject *execute(const osw_call *call, osw_form form)
 
 /* Pixels first: where both forms fit, whole pixels are the longer pieces. Inputs that fit neither
  * form of the outputs are named for the caller to copy. */
-static PyObject *choose_form(const osw_call *call, bool *readable)
+static PyObject *choose_form(const osw_call *call)
 {
     PyObject *indices = NULL;
     for (osw_form form = FORM_PIXELS; form < FORM_COUNT; form++) {
         if (!fill_outputs(call, form))
             continue;
-        const Py_ssize_t unreadable = fill_inputs(call, form, readable);
+        const Py_ssize_t unreadable = fill_inputs(call, form);
         if (unreadable == 0) {
             Py_XDECREF(indices);
             return execute(call, form);
         }
         Py_XDECREF(indices);
-        indices = unreadable_indices(readable, call->input_count, unreadable);
+        indices = unreadable_indices(call, unreadable);
         if (!indices)
             return NULL;
     }
@@ -244,14 +258,37 @@ static PyObject *choose_form(const osw_call *call, bool *readable)
     return indices;
 }
 
-static PyObject *shuffle_parsed(PyObject *inputs, PyObject *outputs, osw_call *call, bool *readable)
+/* Memory for what the call knows of its tensors, freed by the caller. NULL with an exception. */
+static void *start_call(osw_call *call, PyObject *inputs, PyObject *outputs, PyObject *groups)
+{
+    *call = (osw_call){.input_count = PyTuple_Size(inputs), .output_count = PyTuple_Size(outputs)};
+    call->groups = PyLong_AsLongLong(groups);
+    if (PyErr_Occurred())
+        return NULL;
+    const size_t tensors = (size_t)(call->input_count + call->output_count);
+    char *memory = PyMem_Calloc(tensors, sizeof(osw_tensor) + sizeof(osw_segment) + sizeof(bool));
+    if (!memory)
+        return PyErr_NoMemory();
+    call->inputs = call->model = (osw_tensor *)memory;
+    call->outputs = call->inputs + call->input_count;
+    call->segments = (osw_segment *)(call->inputs + tensors);
+    call->readable = (bool *)(call->segments + tensors);
+    return memory;
+}
+
+static bool nothing_to_move(const osw_call *call)
+{
+    return call->channels == 0 || call->model->size[0] == 0 || plane_size(call->model) == 0;
+}
+
+static PyObject *shuffle_parsed(PyObject *inputs, PyObject *outputs, osw_call *call)
 {
     if (parse_inputs(inputs, call) != 0 || parse_outputs(outputs, call) != 0 ||
         check_groups(call) != 0)
         return NULL;
-    if (call->channels == 0 || call->model->size[0] == 0 || plane_size(call->model) == 0)
+    if (nothing_to_move(call))
         Py_RETURN_NONE;
-    return choose_form(call, readable);
+    return choose_form(call);
 }
 
 static PyObject *shuffle_channels(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -262,18 +299,83 @@ static PyObject *shuffle_channels(PyObject *module, PyObject *const *args, Py_ss
         PyErr_Format(PyExc_TypeError, "%s: expected (inputs, outputs, groups)", NAME);
         return NULL;
     }
-    osw_call call = {.input_count = PyTuple_Size(args[0]), .output_count = PyTuple_Size(args[1])};
-    call.groups = PyLong_AsLongLong(args[2]);
-    if (PyErr_Occurred())
+    osw_call call;
+    void *memory = start_call(&call, args[0], args[1], args[2]);
+    PyObject *result = memory ? shuffle_parsed(args[0], args[1], &call) : NULL;
+    PyMem_Free(memory);
+    return result;
+}
+
+/* The sections, as outputs without memory. */
+static int parse_sections(PyObject *sections, osw_call *call)
+{
+    for (Py_ssize_t i = 0; i < call->output_count; i++) {
+        osw_tensor *t = &call->outputs[i];
+        if (leave_out(call, PyTuple_GetItem(sections, i), t) != 0)
+            return -1;
+        if (t->size[1] < 0) {
+            PyErr_Format(PyExc_RuntimeError, "%s: section %zd has %lld channels", NAME, i,
+                         (long long)t->size[1]);
+            return -1;
+        }
+    }
+    return check_channels(call);
+}
+
+/* A tuple of new tensors, one for every section that is wanted (NULL: all). */
+static PyObject *make_outputs(PyObject *like, PyObject *wanted, bool channels_last, osw_call *call)
+{
+    PyObject *made = PyList_New(0);
+    for (Py_ssize_t i = 0; made && i < call->output_count; i++) {
+        osw_tensor *t = &call->outputs[i];
+        if (wanted && !PyObject_IsTrue(PyTuple_GetItem(wanted, i)))
+            continue;
+        PyObject *tensor = osw_tensor_new(like, NAME, t->ndim, t->size, channels_last, t);
+        if (!tensor || PyList_Append(made, tensor) != 0)
+            Py_CLEAR(made);
+        Py_XDECREF(tensor);
+    }
+    PyObject *outputs = made ? PyList_AsTuple(made) : NULL;
+    Py_XDECREF(made);
+    return outputs;
+}
+
+static PyObject *shuffle_into_new(PyObject *const *args, osw_call *call)
+{
+    PyObject *wanted = args[3] == Py_None ? NULL : args[3];
+    const bool channels_last = PyObject_IsTrue(args[4]);
+    if (parse_inputs(args[0], call) != 0 || parse_sections(args[2], call) != 0 ||
+        check_groups(call) != 0)
         return NULL;
-    const size_t tensors = (size_t)(call.input_count + call.output_count);
-    char *memory = PyMem_Calloc(tensors, sizeof(osw_tensor) + sizeof(osw_segment) + sizeof(bool));
-    if (!memory)
-        return PyErr_NoMemory();
-    call.inputs = call.model = (osw_tensor *)memory;
-    call.outputs = call.inputs + call.input_count;
-    call.segments = (osw_segment *)(call.inputs + tensors);
-    PyObject *result = shuffle_parsed(args[0], args[1], &call, (bool *)(call.segments + tensors));
+    PyObject *outputs = make_outputs(PyTuple_GetItem(args[0], 0), wanted, channels_last, call);
+    if (!outputs || nothing_to_move(call))
+        return outputs;
+    PyObject *unreadable = choose_form(call);
+    if (unreadable == Py_None) {
+        Py_DECREF(unreadable);
+        return outputs;
+    }
+    Py_DECREF(outputs);
+    if (!unreadable)
+        return NULL;
+    Py_DECREF(unreadable);
+    Py_RETURN_NONE;
+}
+
+static PyObject *new_shuffled(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 5 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[2]) ||
+        PyTuple_Size(args[0]) == 0 ||
+        (args[3] != Py_None &&
+         (!PyTuple_Check(args[3]) || PyTuple_Size(args[3]) != PyTuple_Size(args[2])))) {
+        PyErr_SetString(PyExc_TypeError,
+                        "new_shuffled: expected (inputs, groups, sections, wanted, channels_last)");
+        return NULL;
+    }
+    osw_call call;
+    void *memory = start_call(&call, args[0], args[2], args[1]);
+    PyObject *result = memory ? shuffle_into_new(args, &call) : NULL;
     PyMem_Free(memory);
     return result;
 }
@@ -298,6 +400,9 @@ PyMethodDef osw_channels_methods[] = {
     {"shuffle_channels", OSW_METHOD(shuffle_channels), METH_FASTCALL,
      "shuffle_channels(inputs, outputs, groups) -> None, or the indices of inputs that must be "
      "dense first"},
+    {"new_shuffled", OSW_METHOD(new_shuffled), METH_FASTCALL,
+     "new_shuffled(inputs, groups, sections, wanted, channels_last) -> tuple of new tensors, or "
+     "None where an input must be dense first"},
     {"channels_variants", channels_variants, METH_NOARGS, "Calls of every kernel, by name."},
     {NULL, NULL, 0, NULL},
 };

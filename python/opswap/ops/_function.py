@@ -37,7 +37,7 @@ def plain_cpu(tensors: Iterable[Tensor]) -> bool:
     dispatch mode, a transform, a trace, or a conjugate or negative view that is not yet carried out.
     """
     return (
-        not torch.compiler.is_compiling()
+        not torch.compiler.is_dynamo_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not transforms_active()
         and torch._C._get_tracing_state() is None

@@ -61,27 +61,6 @@ def reference(
     return [dense_copy(p, memory_format) for p in kept]
 
 
-def _empty_outputs(
-    like: Tensor,
-    sections: Sequence[int],
-    memory_format: torch.memory_format,
-    output_mask: Sequence[bool] | None,
-) -> tuple[Tensor | int, ...]:
-    """A dense tensor for every section; its number of channels where the mask leaves it out."""
-    outputs: list[Tensor | int] = []
-    twin = None
-    for i, channels in enumerate(sections):
-        if output_mask is not None and not output_mask[i]:
-            outputs.append(channels)
-        elif twin is not None and twin.shape[1] == channels:  # three times faster than from sizes
-            outputs.append(torch.empty_like(twin))
-        else:
-            size = (like.shape[0], channels, *like.shape[2:])
-            twin = empty(like, size, memory_format)
-            outputs.append(twin)
-    return tuple(outputs)
-
-
 def _check(tensors: Sequence[Tensor], groups: int, sections: Sequence[int]) -> None:
     """Raise torch's kind of error, with the values, for arguments that describe no shuffle."""
     if not tensors:
@@ -129,7 +108,7 @@ def _kernel(
     _check(tensors, groups, sections)
     if memory_format is None:
         memory_format = cat_memory_format(tensors)
-    return _run(tensors, groups, sections, memory_format, output_mask)
+    return list(_run(tensors, groups, sections, memory_format, output_mask))
 
 
 def _run(
@@ -138,17 +117,16 @@ def _run(
     sections: Sequence[int],
     memory_format: torch.memory_format,
     output_mask: Sequence[bool] | None,
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     """The kernel itself; the extension raises RuntimeError for all that does not fit."""
-    outputs = _empty_outputs(tensors[0], sections, memory_format, output_mask)
-    unreadable = _core.shuffle_channels(tuple(tensors), outputs, groups)
-    if unreadable:
-        dense = list(tensors)
-        for i in unreadable:
-            dense[i] = dense[i].contiguous(memory_format=memory_format)
-        _core.shuffle_channels(tuple(dense), outputs, groups)
+    wanted = None if output_mask is None else tuple(output_mask)
+    channels_last = memory_format is not torch.contiguous_format
+    outputs = _core.new_shuffled(tuple(tensors), groups, tuple(sections), wanted, channels_last)
+    if outputs is None:
+        dense = tuple(t.contiguous(memory_format=memory_format) for t in tensors)
+        outputs = _core.new_shuffled(dense, groups, tuple(sections), wanted, channels_last)
     count_kernel(_NAME)
-    return [t for t in outputs if isinstance(t, Tensor)]
+    return outputs
 
 
 def _counted_reference(
@@ -170,8 +148,13 @@ def _fake(
     _check(tensors, groups, sections)
     if memory_format is None:
         memory_format = cat_memory_format(tensors)
-    outputs = _empty_outputs(tensors[0], sections, memory_format, output_mask)
-    return [t for t in outputs if isinstance(t, Tensor)]
+    like = tensors[0]
+    sizes = [(like.shape[0], channels, *like.shape[2:]) for channels in sections]
+    return [
+        empty(like, size, memory_format)
+        for i, size in enumerate(sizes)
+        if output_mask is None or output_mask[i]
+    ]
 
 
 def _fold(tensors: Sequence[Tensor], dims: Sequence[int | None], mapped: int) -> list[Tensor]:
@@ -240,27 +223,26 @@ def _forward(
     if plain_cpu(tensors) and not reference_forced():
         # The dispatcher finds memory that the extension does not, and the operator words the errors.
         with contextlib.suppress(RuntimeError):
-            return tuple(_run(tensors, groups, sections, memory_format, output_mask))
+            return _run(tensors, groups, sections, memory_format, output_mask)
     return tuple(
         _operator(list(tensors), groups, sections, memory_format=memory_format, output_mask=output_mask)
     )
 
 
 def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
-    groups, sections, memory_format, output_mask, *tensors = args
-    ctx.groups, ctx.sections, ctx.output_mask = groups, sections, output_mask
-    ctx.channels = tuple(t.shape[1] for t in tensors)
-    ctx.memory_format = memory_format
+    ctx.call = args[:4]
+    ctx.channels = tuple([t.shape[1] for t in args[4:]])
 
 
 def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    full = _fill_masked(grads, ctx.sections, ctx.output_mask)
+    groups, sections, memory_format, output_mask = ctx.call
+    full = _fill_masked(grads, sections, output_mask)
     needed = tuple(ctx.needs_input_grad[4:])
     mask = None if all(needed) else needed
-    inverse = max(sum(ctx.channels) // ctx.groups, 1)
+    inverse = max(sum(ctx.channels) // groups, 1)
     # A compiled backward is never differentiated again, and Dynamo cannot trace a Function inside a backward.
     run = _forward if torch.compiler.is_compiling() else _differentiable
-    results = iter(run(inverse, ctx.channels, ctx.memory_format, mask, *full))
+    results = iter(run(inverse, ctx.channels, memory_format, mask, *full))
     return (None, None, None, None, *(next(results) if n else None for n in needed))
 
 
@@ -280,7 +262,7 @@ def _fill_masked(
 
 def _jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
     """The operator is linear: its derivative is itself."""
-    return _forward(ctx.groups, ctx.sections, ctx.memory_format, ctx.output_mask, *tangents[4:])
+    return _forward(*ctx.call, *tangents[4:])
 
 
 def _vmap_function(info: Any, in_dims: Any, *args: Any) -> Any:
