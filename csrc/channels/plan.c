@@ -179,13 +179,12 @@ void osw_plan_pixels(osw_plan *plan, const osw_shuffle *s, int64_t images, int64
 void osw_plan_planes(osw_plan *plan, const osw_shuffle *s, int64_t images, int64_t plane_bytes,
                      void *scratch)
 {
-    const int64_t size = s->channels / s->groups;
+    const osw_matrix m = matrix_of(s);
     *plan = (osw_plan){.images = images, .plane_bytes = plane_bytes, .moves = scratch};
     plan->move_id = OSW_copy_PLANES_x8;
-    for (int64_t j = 0; j < size; j++)
-        for (int64_t i = 0; i < s->groups; i++)
-            add_move(plan, stream_at(find(s->inputs, i * size + j)),
-                     stream_at(find(s->outputs, j * s->groups + i)));
+    /* In the order of the wide side: one stream there, `rows` streams on the other. */
+    for (int64_t j = 0; j < m.columns; j++)
+        add_column(plan, &m, j);
 }
 
 static void planes_body(int64_t begin, int64_t end, void *context)
