@@ -16,6 +16,7 @@ import opswap
 from inputs import COLUMNS, DTYPES, LAYOUTS, channels_last_of, same_bits, values
 from opswap import _core
 from opswap import functional as F
+from opswap.ops._layout import cat_memory_format
 
 WIDTH_DTYPES = {
     8: torch.uint8,
@@ -38,6 +39,50 @@ def oracle(tensors: Sequence[Tensor], groups: int, sizes: Sequence[int] | None =
 
 def pair(channels: int = 6, **options: object) -> tuple[Tensor, Tensor]:
     return torch.randn(2, channels, 3, 4, **options), torch.randn(2, channels, 3, 4, **options)
+
+
+# --- the way around torch's dispatcher ---------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_described_calls_are_what_python_works_out(data: st.DataObject) -> None:
+    """Sizes and memory format that the extension tells of any strided tensors are torch's own."""
+    ndim = data.draw(st.integers(2, 6), "ndim")
+    size = data.draw(st.lists(st.integers(1, 3), min_size=ndim, max_size=ndim), "size")
+    tensors = []
+    for _ in range(data.draw(st.integers(1, 2), "tensors")):
+        order = data.draw(st.permutations(range(ndim)), "order")
+        wide = torch.zeros([size[i] * data.draw(st.sampled_from((1, 2)), "gap") for i in order])
+        tensors.append(wide.permute([order.index(i) for i in range(ndim)])[tuple(slice(0, n) for n in size)])
+    channels = len(tensors) * size[1]
+    chunks = data.draw(st.integers(1, channels + 1), "chunks")
+    described = _core.describe_shuffle(tuple(tensors), channels, chunks, True)
+    want = tuple(t.shape[1] for t in torch.zeros(1, channels).chunk(chunks, 1))
+    assert described == (1, want, cat_memory_format(tensors))
+    assert _core.describe_shuffle(tuple(tensors), channels, list(want), False)[1] == want
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        (torch.zeros(1, 2, 2, 2, dtype=torch.complex64).conj(),),
+        (torch.zeros(1, 2, 2, 2, dtype=torch.complex64).conj().imag,),
+        (torch.zeros(1, 2, 2, 2, device="meta"),),
+        (torch.zeros(1, 2).to_sparse(),),
+        (torch._efficientzerotensor((1, 2)),),
+        (torch.zeros(1, 2).as_subclass(type("Sub", (Tensor,), {})),),
+        (torch.zeros(1, 2), torch.zeros(1, 2).double()),
+        (torch.zeros(1, 2), torch.zeros(2, 2)),
+        (torch.zeros(2),),
+        (None,),
+        (),
+    ],
+)
+def test_what_only_the_dispatcher_can_serve_is_left_to_it(tensors: tuple[Tensor, ...]) -> None:
+    assert _core.describe_shuffle(tensors, 2, 1, False) is None
+    if len(tensors) == 1 and (tensors[0] is None or tensors[0].dim() > 1):
+        assert _core.plain_tensors(tensors) is False
 
 
 # --- kernels -----------------------------------------------------------------------------------------------------

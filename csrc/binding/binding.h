@@ -13,6 +13,8 @@
 /* Method tables of the bind files, each ended by an empty entry. */
 extern PyMethodDef osw_isa_methods[];
 extern PyMethodDef osw_channels_methods[];
+extern PyMethodDef osw_shuffle_methods[];
+extern PyMethodDef osw_tensor_methods[];
 extern PyMethodDef osw_pool_methods[];
 
 /* Register every family's table with the tier that the environment allows. -1 with an exception set

@@ -8,16 +8,24 @@ without one; torch.compile, torch.export, torch.func and forward-mode AD need a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-__all__ = ["make_apply", "needs_graph", "plain_cpu", "transforms_active"]
+from opswap import _core
 
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+from ._stats import reference_forced
+
+__all__ = ["make_apply", "make_eager_apply", "needs_graph", "plain_cpu", "plain_eager", "transforms_active"]
+
+# Looked up once: after a convolution the dictionaries on the way are no longer in the cache.
+_transforms = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_tracing_state = torch._C._get_tracing_state
 
 
 def transforms_active() -> bool:
@@ -30,22 +38,43 @@ def needs_graph(tensors: Iterable[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
-def plain_cpu(tensors: Iterable[Tensor]) -> bool:
+def plain_eager() -> bool:
+    """True where nothing but autograd watches over operators: no mode, transform or trace, no forced reference."""
+    return not (
+        torch.compiler.is_dynamo_compiling()
+        or _transforms()
+        or forward_ad._current_level >= 0
+        or _dispatch_modes()
+        or _function_modes()
+        or _tracing_state() is not None
+        or reference_forced()
+    )
+
+
+def plain_cpu(tensors: Sequence[Tensor]) -> bool:
     """True where a kernel may read these tensors without asking the dispatcher.
 
-    That is: ordinary CPU tensors, and nothing at work that only the dispatcher knows how to serve, such as a
-    dispatch mode, a transform, a trace, or a conjugate or negative view that is not yet carried out.
+    That is: `plain_eager`, and every tensor is an ordinary one on the CPU, no subclass, with memory, and no
+    conjugate or negative view that is not yet carried out.
     """
-    return (
-        not torch.compiler.is_dynamo_compiling()
-        and not torch._C._len_torch_dispatch_stack()
-        and not transforms_active()
-        and torch._C._get_tracing_state() is None
-        and all(
-            type(t) in _PLAIN_TYPES and t.is_cpu and not (t.is_conj() or t.is_neg() or t._is_zerotensor())
-            for t in tensors
-        )
-    )
+    return plain_eager() and _core.plain_tensors(tensors)
+
+
+def make_eager_apply(
+    name: str,
+    forward: Callable[..., Any],
+    setup: Callable[[Any, tuple[Any, ...], Any], None],
+    backward: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Return `apply(*args)`, differentiable in eager mode only: where `plain_eager` holds. Args: as `make_apply`."""
+
+    def eager_forward(ctx: Any, *args: Any) -> Any:
+        outputs = forward(*args)
+        setup(ctx, args, outputs)
+        return outputs
+
+    members = {"forward": staticmethod(eager_forward), "backward": staticmethod(backward)}
+    return type(name, (Function,), members).apply
 
 
 def make_apply(
@@ -69,16 +98,7 @@ def make_apply(
             backward applies a Function of its own.
     """
 
-    def eager_forward(ctx: Any, *args: Any) -> Any:
-        outputs = forward(*args)
-        setup(ctx, args, outputs)
-        return outputs
-
-    eager = type(
-        name,
-        (Function,),
-        {"forward": staticmethod(eager_forward), "backward": staticmethod(backward)},
-    )
+    eager_apply = make_eager_apply(name, forward, setup, backward)
     members: dict[str, Any] = {
         "forward": staticmethod(forward),
         "setup_context": staticmethod(setup),
@@ -94,6 +114,6 @@ def make_apply(
     def apply(*args: Any) -> Any:
         if torch.compiler.is_compiling():
             return compiled.apply(*args)
-        return transformed.apply(*args) if transforms_active() else eager.apply(*args)
+        return transformed.apply(*args) if transforms_active() else eager_apply(*args)
 
     return apply

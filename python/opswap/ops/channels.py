@@ -19,7 +19,7 @@ from torch import Tensor
 
 from opswap import _core
 
-from ._function import make_apply, needs_graph, plain_cpu, transforms_active
+from ._function import make_apply, make_eager_apply, needs_graph, plain_cpu, plain_eager, transforms_active
 from ._layout import cat_memory_format, dense_copy, empty
 from ._library import library
 from ._stats import count_kernel, count_reference, reference_forced
@@ -108,23 +108,23 @@ def _kernel(
     _check(tensors, groups, sections)
     if memory_format is None:
         memory_format = cat_memory_format(tensors)
-    return list(_run(tensors, groups, sections, memory_format, output_mask))
+    mask = None if output_mask is None else tuple(output_mask)
+    return list(_run(groups, tuple(sections), memory_format, mask, *tensors))
 
 
 def _run(
-    tensors: Sequence[Tensor],
     groups: int,
-    sections: Sequence[int],
+    sections: tuple[int, ...],
     memory_format: torch.memory_format,
-    output_mask: Sequence[bool] | None,
+    output_mask: tuple[bool, ...] | None,
+    *tensors: Tensor,
 ) -> tuple[Tensor, ...]:
     """The kernel itself; the extension raises RuntimeError for all that does not fit."""
-    wanted = None if output_mask is None else tuple(output_mask)
     channels_last = memory_format is not torch.contiguous_format
-    outputs = _core.new_shuffled(tuple(tensors), groups, tuple(sections), wanted, channels_last)
+    outputs = _core.new_shuffled(tensors, groups, sections, output_mask, channels_last)
     if outputs is None:
         dense = tuple(t.contiguous(memory_format=memory_format) for t in tensors)
-        outputs = _core.new_shuffled(dense, groups, tuple(sections), wanted, channels_last)
+        outputs = _core.new_shuffled(dense, groups, sections, output_mask, channels_last)
     count_kernel(_NAME)
     return outputs
 
@@ -220,10 +220,10 @@ def _forward(
     output_mask: tuple[bool, ...] | None,
     *tensors: Tensor,
 ) -> tuple[Tensor, ...]:
-    if plain_cpu(tensors) and not reference_forced():
+    if plain_cpu(tensors):
         # The dispatcher finds memory that the extension does not, and the operator words the errors.
         with contextlib.suppress(RuntimeError):
-            return _run(tensors, groups, sections, memory_format, output_mask)
+            return _run(groups, sections, memory_format, output_mask, *tensors)
     return tuple(
         _operator(list(tensors), groups, sections, memory_format=memory_format, output_mask=output_mask)
     )
@@ -272,6 +272,7 @@ def _vmap_function(info: Any, in_dims: Any, *args: Any) -> Any:
 
 
 _apply = make_apply("CatChannelShuffleSplit", _forward, _setup, _backward, _jvp, _vmap_function)
+_apply_plain = make_eager_apply("CatChannelShuffleSplit", _run, _setup, _backward)
 
 
 def _differentiable(
@@ -328,6 +329,11 @@ def _chunk_sizes(channels: int, sections: int | Sequence[int]) -> tuple[int, ...
 def _shuffle(
     tensors: tuple[Tensor, ...], groups: int, sections: int | Sequence[int] | None, inverse: bool
 ) -> tuple[Tensor, ...]:
+    if plain_eager():
+        described = _core.describe_shuffle(tensors, groups, 1 if sections is None else sections, inverse)
+        if described is not None:
+            run = _apply_plain if needs_graph(tensors) else _run
+            return run(*described, None, *tensors)
     _require_int("groups", groups)
     tensors = _autocast(tensors)
     if groups <= 0 or any(t.dim() < 2 for t in tensors):

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: MIT */
+/* describe_shuffle(tensors, groups, sections, inverse): what the public functions of the family
+ * would work out in Python, for ordinary calls, in one step. */
+#include "binding/binding.h"
+#include "binding/tensor_plain.h"
+
+/* What all tensors of a call have in common. */
+typedef struct osw_row {
+    osw_tensor first;
+    int64_t channels;
+    bool channels_last;
+} osw_row;
+
+static bool same_but_for_channels(const osw_tensor *a, const osw_tensor *b)
+{
+    bool same = a->ndim == b->ndim && osw_same_dtype(a, b) && a->size[0] == b->size[0];
+    for (int i = 2; same && i < a->ndim; i++)
+        same = a->size[i] == b->size[i];
+    return same;
+}
+
+static bool read_row(PyObject *tensors, osw_row *row)
+{
+    const Py_ssize_t count = PyTuple_Size(tensors);
+    row->channels = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        osw_tensor other, *t = i ? &other : &row->first;
+        if (!osw_tensor_plain(PyTuple_GetItem(tensors, i), t) || t->ndim < 2 ||
+            !same_but_for_channels(&row->first, t))
+            return false;
+        row->channels += t->size[1];
+        row->channels_last = osw_suggests_channels_last(t) && (i == 0 || row->channels_last);
+    }
+    return count > 0 && row->channels > 0;
+}
+
+/* Channels of every output as torch.chunk sizes them. */
+static PyObject *chunk_sizes(int64_t channels, int64_t chunks)
+{
+    const int64_t size = (channels + chunks - 1) / chunks;
+    const int64_t count = (channels + size - 1) / size;
+    PyObject *sizes = PyTuple_New(count);
+    for (int64_t i = 0; sizes && i < count; i++) {
+        const int64_t rest = channels - i * size;
+        PyObject *value = PyLong_FromLongLong(rest < size ? rest : size);
+        if (!value || PyTuple_SetItem(sizes, i, value) != 0)
+            Py_CLEAR(sizes);
+    }
+    return sizes;
+}
+
+/* A positive int; 0 for all else. */
+static int64_t positive(PyObject *number)
+{
+    const int64_t value = PyLong_CheckExact(number) ? PyLong_AsLongLong(number) : 0;
+    PyErr_Clear();
+    return value > 0 ? value : 0;
+}
+
+/* The channels of every output, from a number of chunks or a sequence of sizes. NULL without an
+ * exception for what is neither, or does not add up. */
+static PyObject *output_sizes(PyObject *sections, int64_t channels)
+{
+    const int64_t chunks = positive(sections);
+    if (chunks)
+        return chunk_sizes(channels, chunks);
+    if (!PyTuple_CheckExact(sections) && !PyList_CheckExact(sections))
+        return NULL;
+    PyObject *sizes = PySequence_Tuple(sections);
+    for (Py_ssize_t i = 0; sizes && i < PyTuple_Size(sizes); i++) {
+        const int64_t size = positive(PyTuple_GetItem(sizes, i));
+        channels -= size;
+        if (!size || channels < 0)
+            Py_CLEAR(sizes);
+    }
+    if (channels)
+        Py_CLEAR(sizes);
+    return sizes;
+}
+
+/* Torch's object for a memory format, kept for good once it is found. */
+static PyObject *memory_format(int ndim, bool channels_last)
+{
+    static PyObject *formats[3];
+    static const char *const names[] = {"contiguous_format", "channels_last", "channels_last_3d"};
+    const int which = channels_last ? ndim - 3 : 0;
+    if (!formats[which])
+        formats[which] = osw_attribute_of("torch", names[which]);
+    return formats[which];
+}
+
+static PyObject *describe_shuffle(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 4) {
+        PyErr_SetString(PyExc_TypeError, "describe_shuffle: expected (tensors, groups, sections, "
+                                         "inverse)");
+        return NULL;
+    }
+    osw_row row;
+    int64_t groups = positive(args[1]);
+    if (!PyTuple_CheckExact(args[0]) || !groups || !read_row(args[0], &row) ||
+        row.channels % groups)
+        Py_RETURN_NONE;
+    if (args[3] == Py_True)
+        groups = row.channels / groups;
+    PyObject *format = memory_format(row.first.ndim, row.channels_last);
+    if (!format)
+        return NULL;
+    PyObject *sizes = output_sizes(args[2], row.channels);
+    if (!sizes && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return sizes ? Py_BuildValue("(LNO)", (long long)groups, sizes, format) : NULL;
+}
+
+PyMethodDef osw_shuffle_methods[] = {
+    {"describe_shuffle", OSW_METHOD(describe_shuffle), METH_FASTCALL,
+     "describe_shuffle(tensors, groups, sections, inverse) -> (groups of the permutation, channels "
+     "of every output, memory format), or None where the call is not an ordinary one"},
+    {NULL, NULL, 0, NULL},
+};

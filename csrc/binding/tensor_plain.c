@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT */
+#include "binding/tensor_plain.h"
+
+enum { DL_COMPLEX = 5 };
+
+/* torch.Tensor and torch.nn.Parameter, kept for good once they are found. Guarded by the GIL. */
+static PyObject *plain_types[2];
+
+PyObject *osw_attribute_of(const char *module_name, const char *name)
+{
+    PyObject *module = PyImport_ImportModule(module_name);
+    PyObject *value = module ? PyObject_GetAttrString(module, name) : NULL;
+    Py_XDECREF(module);
+    return value;
+}
+
+static bool has_plain_type(PyObject *object)
+{
+    if (!plain_types[1]) {
+        plain_types[0] = osw_attribute_of("torch", "Tensor");
+        plain_types[1] = osw_attribute_of("torch.nn", "Parameter");
+    }
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    return type && (type == plain_types[0] || type == plain_types[1]);
+}
+
+/* What a method without arguments answers; true also for an error, so that the caller keeps off. */
+static bool answers_true(PyObject *object, const char *method)
+{
+    PyObject *answer = PyObject_CallMethod(object, method, NULL);
+    const bool is_false = answer == Py_False;
+    Py_XDECREF(answer);
+    return !is_false;
+}
+
+bool osw_tensor_plain(PyObject *object, osw_tensor *out)
+{
+    const bool plain = has_plain_type(object) && osw_tensor_arg(object, "tensor", out) == 0 &&
+                       !answers_true(object, "is_neg") &&
+                       (out->dtype.code != DL_COMPLEX || !answers_true(object, "is_conj"));
+    PyErr_Clear();
+    return plain;
+}
+
+bool osw_suggests_channels_last(const osw_tensor *t)
+{
+    if (t->ndim < 4 || t->ndim > 5 || t->stride[1] == 0)
+        return false;
+    int64_t smallest = 0;
+    /* Channels, then space from the last dimension, then the batch. */
+    for (int n = 0; n < t->ndim; n++) {
+        const int i = n == 0 ? 1 : n == t->ndim - 1 ? 0 : t->ndim - n;
+        if (t->size[i] == 0 || t->stride[i] < smallest)
+            return false;
+        if (i == 0 && smallest == t->stride[1])
+            return false;
+        smallest = t->stride[i] * (t->size[i] > 1 ? t->size[i] : 1);
+    }
+    return true;
+}
+
+static PyObject *plain_tensors(PyObject *module, PyObject *tensors)
+{
+    (void)module;
+    if (!PyTuple_Check(tensors) && !PyList_Check(tensors)) {
+        PyErr_SetString(PyExc_TypeError, "plain_tensors: expected a tuple or list of tensors");
+        return NULL;
+    }
+    const bool is_tuple = PyTuple_Check(tensors);
+    const Py_ssize_t count = is_tuple ? PyTuple_Size(tensors) : PyList_Size(tensors);
+    bool plain = true;
+    for (Py_ssize_t i = 0; plain && i < count; i++) {
+        osw_tensor ignored;
+        plain = osw_tensor_plain(
+            is_tuple ? PyTuple_GetItem(tensors, i) : PyList_GetItem(tensors, i), &ignored);
+    }
+    return PyBool_FromLong(plain);
+}
+
+PyMethodDef osw_tensor_methods[] = {
+    {"plain_tensors", plain_tensors, METH_O,
+     "Whether kernels may read every tensor of this tuple or list without torch's dispatcher."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT */
+/* Tensors that a kernel may read without asking torch's dispatcher. */
+#ifndef OSW_BINDING_TENSOR_PLAIN_H
+#define OSW_BINDING_TENSOR_PLAIN_H
+
+#include "binding/tensor_arg.h"
+
+/* Fill `out` and return true if `object` is a torch.Tensor or Parameter, no subclass, on the CPU,
+ * with memory, and no conjugate or negative view that is not yet carried out. False, without an
+ * exception, for all else. */
+bool osw_tensor_plain(PyObject *object, osw_tensor *out);
+
+/* A new reference to an attribute of a module that is imported if need be; NULL with an exception.
+ */
+PyObject *osw_attribute_of(const char *module_name, const char *name);
+
+/* torch's own choice for what is made from `t` (c10/core/MemoryFormat.h): channels last, in 4 or 5
+ * dimensions. */
+bool osw_suggests_channels_last(const osw_tensor *t);
+
+#endif
