@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
+#include "core/half.h"
 #include "core/target.h"
-#include "pool/half.h"
 #include "pool/indices.h"
 #include "pool/pool.h"
 #include "pool/window.h"

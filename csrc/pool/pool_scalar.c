@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "pool/half.h"
+#include "core/half.h"
 #include "pool/indices.h"
 #include "pool/pool.h"
 #include "pool/window.h"

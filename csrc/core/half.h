@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* bfloat16 and float16 as their bits, to float and back (to nearest, ties to even). */
-#ifndef OSW_POOL_HALF_H
-#define OSW_POOL_HALF_H
+#ifndef OSW_CORE_HALF_H
+#define OSW_CORE_HALF_H
 
 #include <stdint.h>
 #include <string.h>
