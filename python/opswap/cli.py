@@ -96,25 +96,38 @@ def _parser() -> argparse.ArgumentParser:
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     demo = commands.add_parser(
         "demo",
-        help="train a ShuffleNetV2 on handwritten digits, stock and swapped side by side",
-        description="Train a stock ShuffleNetV2 x0.5 and its swapped copy on the same batches of handwritten "
-        "digits. Their losses must be equal at every step. Prints accuracy and step times, draws a plot.",
+        help="train ShuffleNetV2 and LPRNet on handwritten digits, stock and swapped side by side",
+        description="Train stock and swapped copies of two networks on the same batches: ShuffleNetV2 x0.5, "
+        "which tells handwritten digits apart, and LPRNet, which reads strips of seven of them. Their losses "
+        "must be equal at every step. Prints accuracies and step times, draws a plot.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    demo.add_argument("--epochs", type=_positive_int, default=8, help="passes over the training images")
+    demo.add_argument("--only", choices=("shufflenet", "lprnet"), help="one network, None for both")
     demo.add_argument("--batch-size", type=_batch_size, default=32, help="images in a training step")
-    demo.add_argument(
-        "--image-size", type=_image_size, default=48, help="side of a scaled-up image, in pixels"
-    )
     demo.add_argument("--seed", type=_seed, default=0, help="of the weights, the split and the batches")
     demo.add_argument("--threads", type=_positive_int, help="threads of torch, None for torch's own choice")
     demo.add_argument(
         "--rounds", type=_natural, default=8, help="timed steps of each memory format, 0 for no such timing"
     )
-    demo.add_argument(
+    demo.add_argument("--output", type=_writable_file, default="opswap-demo.png", help="the plot, a PNG file")
+    shufflenet = demo.add_argument_group("ShuffleNetV2")
+    shufflenet.add_argument("--epochs", type=_positive_int, default=8, help="passes over the training images")
+    shufflenet.add_argument(
+        "--image-size", type=_image_size, default=48, help="side of a scaled-up image, in pixels"
+    )
+    shufflenet.add_argument(
         "--min-accuracy", type=_percent, default=95.0, help="fail below this held-out accuracy, in percent"
     )
-    demo.add_argument("--output", type=_writable_file, default="opswap-demo.png", help="the plot, a PNG file")
+    lprnet = demo.add_argument_group("LPRNet")
+    lprnet.add_argument(
+        "--full",
+        action="store_true",
+        help="train longer, fail where fewer than 90 %% of held-out strips are read",
+    )
+    lprnet.add_argument("--steps", type=_positive_int, help="training steps, None for those of the demo")
+    lprnet.add_argument(
+        "--compared-steps", type=_positive_int, default=8, help="how many of them stock takes as well"
+    )
     demo.set_defaults(run=_run_demo)
 
 
@@ -146,6 +159,8 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         if missing.name is None or missing.name.partition(".")[0] not in ("rich", "matplotlib", "sklearn"):
             raise
         return _fail(f"the demo needs {missing.name}, which is not installed: pip install 'opswap[demo]'")
+    if arguments.full and arguments.only == "shufflenet":
+        return _fail("--full trains LPRNet longer, --only 'shufflenet' leaves it out")
     settings = {key: value for key, value in vars(arguments).items() if key != "run"}
     try:
         demo.run(demo.Settings(**settings))

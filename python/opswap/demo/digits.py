@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The 1,797 handwritten digits of 8x8 pixels that scikit-learn ships, scaled up."""
+"""The 1,797 handwritten digits of 8x8 pixels that scikit-learn ships."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["CLASSES", "Digits", "batches", "batches_per_epoch", "load"]
+__all__ = ["CLASSES", "Digits", "batches", "batches_per_epoch", "load", "standardised"]
 
 CLASSES = 10
 _HELD_OUT = 360
+_BRIGHTEST = 16.0
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Images (N, 3, size, size) float32, standardised; labels (N,) int64. The two sets share no image."""
+    """Images (N, channels, height, width) float32 and labels (N,) int64. The two sets share no image."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -28,21 +29,29 @@ class Digits:
     held_out_labels: Tensor
 
 
-def load(image_size: int, seed: int) -> Digits:
-    """Scale the images up and hold 360 of them out, each digit as often as in the whole.
+def load(size: tuple[int, int], seed: int) -> Digits:
+    """Scale the grey images, 0 to 1, to (height, width) and hold 360 out, each digit as often as in the whole.
 
     Source: E. Alpaydin and C. Kaynak 1998, Optical Recognition of Handwritten Digits (the test part).
     """
     source = load_digits()
-    grey = torch.from_numpy(source.images).float().unsqueeze(1)
-    images = F.interpolate(grey, size=(image_size, image_size), mode="bilinear").expand(-1, 3, -1, -1)
+    grey = torch.from_numpy(source.images).float().unsqueeze(1) / _BRIGHTEST
+    images = F.interpolate(grey, size=size, mode="bilinear")
     labels = torch.from_numpy(source.target).long()
     train, held_out = train_test_split(
         range(len(labels)), test_size=_HELD_OUT, random_state=seed, stratify=source.target
     )
-    mean, deviation = images[train].mean(), images[train].std()
-    images = (images - mean) / deviation
     return Digits(images[train], labels[train], images[held_out], labels[held_out])
+
+
+def standardised(digits: Digits) -> Digits:
+    """The same in three equal channels, of mean 0 and variance 1 over the training images."""
+    mean, deviation = digits.train_images.mean(), digits.train_images.std()
+    train, held_out = (
+        ((images - mean) / deviation).expand(-1, 3, -1, -1)
+        for images in (digits.train_images, digits.held_out_images)
+    )
+    return Digits(train, digits.train_labels, held_out, digits.held_out_labels)
 
 
 def batches(digits: Digits, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from .training import Batch, Learner, Spread, in_turn, swap_exactly
+from .training import Batch, Criterion, Learner, Spread, in_turn, swap_exactly
 
 __all__ = ["FormatTiming"]
 
@@ -22,13 +21,23 @@ _LAYOUTS = (("contiguous", torch.contiguous_format), ("channels_last", torch.cha
 
 
 class FormatTiming:
-    """Four copies of a classifier that step in turn on one batch, `rounds` times or fewer on a slow machine.
+    """Four copies of a model that step in turn on one batch, `rounds` times or fewer on a slow machine.
 
-    Only their times are of interest. In channels_last, convolutions of stock and swapped round differently,
-    since a stock shuffle hands its result on in the contiguous format.
+    Three where `stock_in_channels_last` is False, for a stock model that refuses that format. Only their times are of
+    interest: in channels_last, convolutions of stock and swapped may round differently, since a stock shuffle
+    hands its result on in the contiguous format.
     """
 
-    def __init__(self, title: str, model: nn.Module, batch: Batch, rounds: int) -> None:
+    def __init__(
+        self,
+        title: str,
+        model: nn.Module,
+        criterion: Criterion,
+        batch: Batch,
+        rounds: int,
+        *,
+        stock_in_channels_last: bool = True,
+    ) -> None:
         self.title = title
         self.steps = _WARM_UP + rounds
         self._batch = batch
@@ -36,13 +45,14 @@ class FormatTiming:
             Learner(
                 f"{name} {layout}",
                 prepare(copy.deepcopy(model)),
-                F.cross_entropy,
+                criterion,
                 steps=self.steps,
                 learning_rate=1e-3,
                 memory_format=memory_format,
             )
             for name, prepare in (("stock", lambda same: same), ("swapped", swap_exactly))
             for layout, memory_format in _LAYOUTS
+            if stock_in_channels_last or (name, layout) != ("stock", "channels_last")
         ]
 
     def run(self) -> Iterator[int]:

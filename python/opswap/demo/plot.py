@@ -9,54 +9,79 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
+from .task import Task
 from .training import Learner, Spread
 
 __all__ = ["draw"]
 
-_COLOURS = {"stock": "tab:gray", "swapped": "tab:red"}
+_COLOURS = {"stock": "tab:gray", "swapped": "tab:red", "swapped channels_last": "tab:blue"}
+_LINES = {"stock": ("-", 4.0), "swapped": ("--", 1.2), "swapped channels_last": ("-", 1.2)}
+_TRAINING_HEIGHT, _TIMING_HEIGHT = 4.0, 2.8
 
 
 def draw(
-    path: Path, title: str, learners: Sequence[Learner], timings: Mapping[str, Mapping[str, Spread]]
+    path: Path, machine: str, tasks: Sequence[Task], timings: Mapping[str, Mapping[str, Spread]]
 ) -> None:
     """Write a PNG, whatever the suffix of `path`.
 
     Args:
-        learners: stock, then swapped, after training.
-        timings: by workload, then by copy of the model, as `FormatTiming.spreads`.
+        tasks: after their last stage; a row of panels each.
+        timings: by workload, then by copy of the model, as `FormatTiming.spreads`; the last row.
     """
-    figure = Figure(figsize=(11.0, 4.2 + 3.2 * bool(timings)), layout="constrained")
-    figure.suptitle(title)
-    panels = figure.subfigures(2, 1, height_ratios=(4.2, 3.2)) if timings else [figure]
-    losses, times = panels[0].subplots(1, 2)
-    _draw_losses(losses, learners)
-    _draw_times(times, learners)
+    heights = [_TRAINING_HEIGHT] * len(tasks) + [_TIMING_HEIGHT] * bool(timings)
+    figure = Figure(figsize=(12.0, sum(heights) + 0.4), layout="constrained")
+    figure.suptitle(f"opswap on {machine}", fontsize="medium")
+    rows = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights, hspace=0.03)[:, 0]
+    for row, task in zip(rows, tasks, strict=False):
+        _draw_training(row, task)
     if timings:
-        for axes, (name, spreads) in zip(
-            panels[1].subplots(1, len(timings), squeeze=False)[0], timings.items(), strict=True
-        ):
-            _draw_formats(axes, name, spreads)
+        panels = rows[-1].subplots(1, len(timings), squeeze=False)[0]
+        for axes, (title, spreads) in zip(panels, timings.items(), strict=True):
+            _draw_formats(axes, title, spreads)
     FigureCanvasAgg(figure).print_png(path)
 
 
+def _draw_training(row: SubFigure, task: Task) -> None:
+    row.suptitle(f"{task.network} on {task.subject}", fontweight="bold")
+    losses, times = row.subplots(1, 2)
+    _draw_losses(losses, task.learners)
+    _draw_times(times, task.learners)
+
+
+def _colour(name: str) -> str:
+    return _COLOURS.get(name, _COLOURS[name.partition(" ")[0]])
+
+
+def _steps(learner: Learner) -> np.ndarray:
+    return np.arange(len(learner.losses)) + learner.first_step
+
+
 def _draw_losses(axes: Axes, learners: Sequence[Learner]) -> None:
-    for learner, width, style in zip(learners, (4.0, 1.2), ("-", "--"), strict=True):
-        colour = _COLOURS[learner.name]
-        axes.plot(learner.losses, style, linewidth=width, color=colour, label=learner.name)
-    axes.set(xlabel="step", ylabel="loss", yscale="log", title="Loss: the curves lie on each other")
+    for learner in learners:
+        style, width = _LINES[learner.name]
+        axes.plot(
+            _steps(learner),
+            learner.losses,
+            style,
+            linewidth=width,
+            color=_colour(learner.name),
+            label=learner.name,
+        )
+    axes.set(xlabel="step", ylabel="loss", yscale="log", title="Loss: stock and swapped lie on each other")
     axes.legend()
 
 
 def _draw_times(axes: Axes, learners: Sequence[Learner]) -> None:
-    for learner in learners:
-        milliseconds = np.array(learner.seconds) * 1e3
-        colour = _COLOURS[learner.name]
-        axes.plot(milliseconds, ".", markersize=2.5, alpha=0.5, color=colour)
-        median = float(np.median(milliseconds))
-        axes.axhline(median, color=colour, label=f"{learner.name}, median {median:.1f} ms")
-    ceiling = max(np.percentile(np.array(learner.seconds) * 1e3, 98) for learner in learners)
+    milliseconds = [np.array(learner.seconds) * 1e3 for learner in learners]
+    for learner, times in zip(learners, milliseconds, strict=True):
+        steps, median, colour = _steps(learner), float(np.median(times)), _colour(learner.name)
+        axes.plot(steps, times, ".", markersize=3.0, alpha=0.5, color=colour)
+        axes.hlines(
+            median, steps[0], steps[-1], color=colour, label=f"{learner.name}, median {median:.1f} ms"
+        )
+    ceiling = max(np.percentile(times, 98) for times in milliseconds)
     axes.set(xlabel="step", ylabel="ms", ylim=(0, 1.2 * ceiling), title="Time of a training step")
     axes.legend()
 
@@ -65,7 +90,9 @@ def _draw_formats(axes: Axes, title: str, spreads: Mapping[str, Spread]) -> None
     names = list(spreads)
     medians = np.array([s.median for s in spreads.values()])
     whiskers = np.array([(s.median - s.low, s.high - s.median) for s in spreads.values()]).T
-    colours = [_COLOURS[name.partition(" ")[0]] for name in names]
-    axes.barh(names, medians, xerr=whiskers, color=colours, ecolor="black", capsize=3)
+    axes.barh(
+        names, medians, xerr=whiskers, color=[_colour(name) for name in names], ecolor="black", capsize=3
+    )
     axes.invert_yaxis()
-    axes.set(xlabel="ms a step, median and quartiles", title=title)
+    axes.set_xlabel("ms a step, median and quartiles")
+    axes.set_title(title, fontsize="medium")

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -14,40 +15,48 @@ import opswap
 
 from .. import isa
 from ..doctor import cpu_model
+from .lprnet import LPRNetTask
 from .plot import draw
 from .settings import DemoError, Settings
 from .shufflenet import ShuffleNetTask
+from .task import Outcome, Task
 from .training import Spread
 
 __all__ = ["run"]
 
+_TASKS: dict[str, type[Task]] = {"shufflenet": ShuffleNetTask, "lprnet": LPRNetTask}
+
 
 def run(settings: Settings) -> None:
-    """Train, compare, time, print and plot.
+    """Train, compare, time and print one network after another, and plot them together.
 
-    Raises: DemoError where losses or parameters differ, or where the accuracy is below settings.min_accuracy.
+    Raises: DemoError where losses or parameters differ, or where an accuracy is below what is asked for.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     console = Console()
-    machine = f"{cpu_model()}, {isa.current()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    machine = (
+        f"{cpu_model()}, {isa.current()}, torch {torch.__version__}, {threads} thread{'s' * (threads != 1)}"
+    )
     console.print(f"opswap {opswap.__version__} on {machine}", highlight=False)
-    task = ShuffleNetTask(settings)
-    console.print(str(task.report), markup=False, highlight=False, soft_wrap=True)
-    with _progress(console) as progress:
-        _follow(progress, "training stock and swapped", task.train(), task.steps)
-        accuracies = {learner.name: task.accuracy(learner) for learner in (task.stock, task.swapped)}
-        timings = _time_formats(progress, task) if settings.rounds else {}
-    compared = task.compared_tensors()
-    console.print(_training_table(task, accuracies))
-    console.print(f"Equal bit for bit: all {task.steps} losses, all {compared} parameters and buffers.")
-    for title, spreads in timings.items():
-        console.print(_timing_table(title, spreads))
+    tasks = [make(settings) for name, make in _TASKS.items() if settings.only in (None, name)]
+    outcomes, timings = [], {}
+    for task in tasks:
+        console.print(f"\n{task.network} on {task.subject}", style="bold", highlight=False)
+        console.print(str(task.report), markup=False, highlight=False, soft_wrap=True)
+        with _progress(console) as progress:
+            outcome = _train(progress, task)
+            spreads = _time_formats(progress, task) if settings.rounds else {}
+        _print_results(console, task, outcome, spreads)
+        outcomes.append(outcome)
+        timings |= spreads
+    console.print()
     console.print("Only what lies between the convolutions is replaced: their own time stays in every row.")
-    learners = (task.stock, task.swapped)
-    draw(settings.output, f"ShuffleNetV2 on handwritten digits; {machine}", learners, timings)
+    draw(settings.output, machine, tasks, timings)
     console.print(f"Plot: {settings.output}", soft_wrap=True)
-    _check_accuracy(accuracies, settings.min_accuracy)
+    for task, outcome in zip(tasks, outcomes, strict=True):
+        _check_accuracy(task, outcome)
 
 
 def _progress(console: Console) -> Progress:
@@ -68,7 +77,13 @@ def _follow(progress: Progress, title: str, done: Iterable[int], total: int) -> 
     progress.update(bar, total=count)
 
 
-def _time_formats(progress: Progress, task: ShuffleNetTask) -> dict[str, dict[str, Spread]]:
+def _train(progress: Progress, task: Task) -> Outcome:
+    for stage in task.stages():
+        _follow(progress, stage.title, stage.done, stage.steps)
+    return task.outcome()
+
+
+def _time_formats(progress: Progress, task: Task) -> dict[str, dict[str, Spread]]:
     spreads = {}
     for timing in task.format_timings():
         _follow(progress, f"timing {timing.title}", timing.run(), timing.steps)
@@ -76,41 +91,69 @@ def _time_formats(progress: Progress, task: ShuffleNetTask) -> dict[str, dict[st
     return spreads
 
 
-def _milliseconds(spread: Spread) -> tuple[str, str]:
-    return f"{spread.median:.1f}", f"{spread.low:.1f} - {spread.high:.1f}"
+def _print_results(
+    console: Console, task: Task, outcome: Outcome, timings: dict[str, dict[str, Spread]]
+) -> None:
+    console.print()
+    console.print(_training_table(task, outcome))
+    for note in outcome.notes:
+        console.print(note, highlight=False)
+    for title, spreads in timings.items():
+        console.print()
+        console.print(_timing_table(title, spreads))
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100.0 else f"{value:.1f}"
+
+
+def _time_cells(spread: Spread, base: Spread) -> tuple[str, str, str]:
+    quartiles = f"{_number(spread.low)}-{_number(spread.high)}"
+    return _number(spread.median), quartiles, f"{base.median / spread.median:.2f}x"
 
 
 def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    """A table of the given columns and those of `_time_cells`; no wider than 80 characters."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column(headings[0], no_wrap=True)
-    for heading in headings[1:]:
+    for heading in (*headings[1:], "ms", "quartiles", "speed"):
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
-def _training_table(task: ShuffleNetTask, accuracies: Mapping[str, float]) -> Table:
-    title = f"Training ShuffleNetV2 x0.5, {task.steps} steps each, in turn on the same batches"
-    table = _table(title, "copy", "loss", "held out", "ms a step", "quartiles", "speed")
-    base = task.stock.spread(skip=1).median
-    for learner in (task.stock, task.swapped):
-        spread = learner.spread(skip=1)
-        losses = f"{learner.losses[0]:.4f} to {learner.losses[-1]:.4f}"
-        accuracy = f"{accuracies[learner.name]:.1f} %"
-        table.add_row(learner.name, losses, accuracy, *_milliseconds(spread), f"{base / spread.median:.2f}x")
+def _training_table(task: Task, outcome: Outcome) -> Table:
+    table = _table(f"Training {task.network}, time of a step", "copy", "steps", "loss", "held out")
+    base = task.learners[0].spread(skip=1)
+    for learner in task.learners:
+        accuracy = outcome.accuracies.get(learner.name)
+        table.add_row(
+            learner.name,
+            f"{learner.first_step}-{learner.first_step + len(learner.losses) - 1}",
+            f"{learner.losses[0]:.3f} to {learner.losses[-1]:.3f}",
+            "" if accuracy is None else f"{accuracy:.1f} %",
+            *_time_cells(learner.spread(skip=1), base),
+        )
     return table
 
 
-def _timing_table(title: str, spreads: Mapping[str, Spread]) -> Table:
-    table = _table(f"Training step, ShuffleNetV2 {title}, in turn", "copy", "ms a step", "quartiles", "speed")
-    base = spreads["stock contiguous"].median
+def _timing_table(title: str, spreads: dict[str, Spread]) -> Table:
+    table = _table(f"{title}, time of a step in turn", "copy")
     for name, spread in spreads.items():
-        table.add_row(name, *_milliseconds(spread), f"{base / spread.median:.2f}x")
+        table.add_row(name, *_time_cells(spread, spreads["stock contiguous"]))
     return table
 
 
-def _check_accuracy(accuracies: Mapping[str, float], least: float) -> None:
-    for name, percent in accuracies.items():
-        if percent < least:
+def _check_accuracy(task: Task, outcome: Outcome) -> None:
+    for name, percent in outcome.accuracies.items():
+        if percent < task.min_accuracy:
             raise DemoError(
-                f"the {name} model's held-out accuracy is {percent:.2f} %, expected at least {least:g} %"
+                f"{task.network}, {name}: held-out accuracy {percent:.2f} % on {task.subject}, "
+                f"expected at least {task.min_accuracy:g} %"
             )

@@ -16,18 +16,26 @@ class DemoError(Exception):
 @dataclass(frozen=True)
 class Settings:
     """
-    epochs, batch_size, seed, threads: of the training; threads None leaves torch's own number.
-    image_size: side of a training image in pixels.
+    only: "shufflenet" or "lprnet"; None for both.
+    batch_size, seed, threads: of every training; threads None leaves torch's own number.
     rounds: timed steps of every memory format; 0 for none.
-    min_accuracy: percent of the held-out images that both models must get right.
     output: file of the plot.
+    epochs, image_size: ShuffleNetV2's passes over the images and their side in pixels.
+    min_accuracy: percent of the held-out images that ShuffleNetV2, stock and swapped, must get right.
+    steps: LPRNet's training steps; None for as many as the demo, or the full demo, is meant to have.
+    compared_steps: how many of them, fewer than all, the stock LPRNet takes as well.
+    full: train LPRNet longer, and fail unless it reads nine in ten held-out strips.
     """
 
-    epochs: int
+    only: str | None
     batch_size: int
-    image_size: int
     seed: int
     threads: int | None
     rounds: int
-    min_accuracy: float
     output: Path
+    epochs: int
+    image_size: int
+    min_accuracy: float
+    steps: int | None
+    compared_steps: int
+    full: bool

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,14 +12,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import opswap
 
 from .settings import DemoError
 
-__all__ = ["Learner", "Spread", "check_equal_parameters", "in_turn", "swap_exactly", "train_equal"]
+__all__ = [
+    "Batch",
+    "Criterion",
+    "Learner",
+    "Spread",
+    "check_equal_parameters",
+    "in_turn",
+    "nesterov",
+    "swap_exactly",
+    "train",
+    "train_equal",
+]
 
 Batch = tuple[Tensor, Tensor]
+Criterion = Callable[[Tensor, Tensor], Tensor]
+MakeOptimizer = Callable[[Iterable[nn.Parameter], float], Optimizer]
 
 
 @dataclass(frozen=True)
@@ -30,28 +45,33 @@ class Spread:
     high: float
 
 
+def nesterov(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
+    """SGD with momentum and a little weight decay, for a classifier."""
+    return torch.optim.SGD(parameters, learning_rate, momentum=0.9, weight_decay=1e-4, nesterov=True)
+
+
 class Learner:
-    """A model with SGD and a one-cycle schedule; keeps the loss and the time of every step."""
+    """A model with an optimizer and a one-cycle schedule; keeps the loss and the time of every step."""
 
     def __init__(
         self,
         name: str,
         model: nn.Module,
-        criterion: Callable[[Tensor, Tensor], Tensor],
+        criterion: Criterion,
         *,
         steps: int,
         learning_rate: float,
+        optimizer: MakeOptimizer = nesterov,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self.name = name
         self.model = model.to(memory_format=memory_format).train()
         self.memory_format = memory_format
+        self.first_step = 1
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self._criterion = criterion
-        self._optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=learning_rate, momentum=0.9, weight_decay=1e-4, nesterov=True
-        )
+        self._optimizer = optimizer(self.model.parameters(), learning_rate)
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
             self._optimizer, max_lr=learning_rate, total_steps=steps
         )
@@ -67,6 +87,23 @@ class Learner:
         self._schedule.step()
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(loss.item())
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """The model's outputs in inference mode."""
+        self.model.eval()
+        with torch.inference_mode():
+            outputs = self.model(inputs.contiguous(memory_format=self.memory_format))
+        self.model.train()
+        return outputs
+
+    def going_on(self, name: str, memory_format: torch.memory_format) -> Learner:
+        """The same model, optimizer and schedule in another memory format, with an empty record of steps."""
+        other = copy.copy(self)
+        other.name, other.memory_format = name, memory_format
+        other.model.to(memory_format=memory_format)
+        other.first_step = self.first_step + len(self.losses)
+        other.losses, other.seconds = [], []
+        return other
 
     def spread(self, skip: int) -> Spread:
         """Of the step times, without the first `skip` steps, in which caches are filled."""
@@ -85,6 +122,11 @@ def in_turn(learners: Sequence[Learner], batches: Iterable[Batch]) -> Iterator[i
         for learner in generator.sample(learners, len(learners)):
             learner.step(inputs, targets)
         yield done
+
+
+def train(learner: Learner, batches: Iterable[Batch]) -> Iterator[int]:
+    """Train one alone; yields the number of batches done."""
+    return in_turn([learner], batches)
 
 
 def train_equal(stock: Learner, swapped: Learner, batches: Iterable[Batch]) -> Iterator[int]:

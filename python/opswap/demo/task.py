@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""What a run asks of a network and its data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import opswap
+
+from .formats import FormatTiming
+from .training import Learner
+
+__all__ = ["Outcome", "Stage", "Task"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of work: `done` yields how many of the `steps` are done."""
+
+    title: str
+    steps: int
+    done: Iterator[int]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Percent of what was held out that is right, by learner; what is to be said beside the table."""
+
+    accuracies: dict[str, float]
+    notes: list[str]
+
+
+class Task(ABC):
+    """Stock and swapped copies of one network with equal weights, and what both are to learn.
+
+    Attributes:
+        network: name of the network; subject: what it learns from.
+        steps: training steps.
+        min_accuracy: percent; what is less is a failure of the demo.
+        learners: stock first.
+        report: of the swap.
+    """
+
+    network: str
+    subject: str
+    steps: int
+    min_accuracy: float
+    learners: list[Learner]
+    report: opswap.Report
+
+    @abstractmethod
+    def stages(self) -> Iterator[Stage]:
+        """The training, each stage to be worked through before the next one is asked for.
+
+        Raises: DemoError where stock and swapped differ.
+        """
+
+    @abstractmethod
+    def outcome(self) -> Outcome:
+        """After the last stage. Raises: DemoError where stock and swapped differ."""
+
+    @abstractmethod
+    def format_timings(self) -> list[FormatTiming]:
+        """What to time in both memory formats."""
