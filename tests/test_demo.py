@@ -17,79 +17,127 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
 from opswap import cli
-from opswap.demo import DemoError, Settings, digits, run
+from opswap.demo import DemoError, Settings, digits, lprnet, run
+from opswap.demo.lprnet import LPRNetTask
 from opswap.demo.shufflenet import ShuffleNetTask
-from opswap.demo.training import Learner, check_equal_parameters, in_turn, swap_exactly
+from opswap.demo.training import Learner, check_equal_parameters, in_turn, swap_exactly, train
 
-_SMALL = [
-    "--threads",
-    "1",
-    "--rounds",
-    "0",
-    "--epochs",
-    "1",
-    "--batch-size",
-    "479",
-    "--image-size",
-    "32",
-    "--min-accuracy",
-    "0",
-]
+_QUICK = ["--threads", "1", "--rounds", "0", "--epochs", "1", "--image-size", "32", "--min-accuracy", "0"]
+_QUICK += ["--compared-steps", "1"]
+_SHUFFLENET = [*_QUICK, "--only", "shufflenet", "--batch-size", "479"]
+_LPRNET = [*_QUICK, "--only", "lprnet", "--batch-size", "2", "--steps", "3"]
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture(autouse=True)
-def _restore_threads() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def _few_held_out_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lprnet, "_HELD_OUT", 8)
+
+
 def _settings(tmp_path: Path, **changed: object) -> Settings:
     small = Settings(
-        epochs=1,
+        only=None,
         batch_size=479,
-        image_size=32,
         seed=0,
         threads=1,
         rounds=0,
-        min_accuracy=0.0,
         output=tmp_path / "plot",
+        epochs=1,
+        image_size=32,
+        min_accuracy=0.0,
+        steps=3,
+        compared_steps=1,
+        full=False,
     )
     return dataclasses.replace(small, **changed)
 
 
-def test_demo_trains_both_models_and_draws_a_png(
+def test_demo_trains_both_copies_of_both_networks_and_draws_one_png(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["demo", *_SMALL]) == 0
+    assert cli.main(["demo", *_QUICK, "--batch-size", "32", "--steps", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "17 swapped" in printed
-    assert "all 3 losses, all 338 parameters and buffers" in printed
-    assert (tmp_path / "opswap-demo.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert "17 swapped" in printed and "3 swapped" in printed
+    assert "all 44 losses, all 338 parameters and buffers" in printed
+    assert "the losses of the first 1 steps, then all 62 parameters" in printed
+    assert "Held-out strips read: 0.0 % of 8" in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["opswap-demo.png"]
+    assert (tmp_path / "opswap-demo.png").read_bytes().startswith(_PNG)
 
 
-def test_demo_fails_below_the_accuracy_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said", "unsaid"),
+    [(_SHUFFLENET, "ShuffleNetV2 x0.5 on", "LPRNet"), (_LPRNET, "LPRNet on", "ShuffleNet")],
+)
+def test_only_one_network(
+    arguments: list[str], said: str, unsaid: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["demo", *arguments, "--output", str(tmp_path / "plot.png")]) == 0
+    printed = capsys.readouterr().out
+    assert said in printed and unsaid not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "least"),
+    [
+        ([*_SHUFFLENET, "--min-accuracy", "100", "--batch-size", "720"], "at least 100 %"),
+        (
+            [*_LPRNET, "--full"],
+            "held-out accuracy 0.00 % on strips of seven handwritten digits, expected at least 90 %",
+        ),
+    ],
+)
+def test_demo_fails_below_the_accuracy_asked_for(
+    arguments: list[str], least: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "plot.dat"
-    arguments = [*_SMALL, "--min-accuracy", "100", "--batch-size", "720", "--output", str(output)]
-    assert cli.main(["demo", *arguments]) == 1
-    assert "expected at least 100 %" in capsys.readouterr().err
-    assert output.read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["demo", *arguments, "--output", str(output)]) == 1
+    assert least in capsys.readouterr().err
+    assert output.read_bytes().startswith(_PNG)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "quoted"),
+    [
+        (["--only", "resnet"], "'resnet'"),
+        (["--steps", "0"], "'0'"),
+        (["--compared-steps", "few"], "'few'"),
+        (["--full", "--only", "shufflenet"], "'shufflenet'"),
+        (["--steps", "8", "--compared-steps", "8"], "8 of 8 steps"),
+    ],
+)
+def test_bad_arguments_exit_with_2_and_quote_the_value(
+    arguments: list[str], quoted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["demo", *arguments])
+    assert stop.value.code == 2
+    assert quoted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("only", ["shufflenet", "lprnet"])
 def test_a_loss_that_differs_in_one_bit_stops_the_demo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nearly(model: nn.Module, *, exact: bool) -> nn.Module:
         opswap_swap(model, exact=exact)
         with torch.no_grad():
-            model.fc.bias[0] += 1e-6
+            list(model.parameters())[-1][0] += 1e-4
         return model
 
     opswap_swap = opswap.swap
     monkeypatch.setattr(opswap, "swap", nearly)
     with pytest.raises(DemoError, match="losses of step 1 differ: stock "):
-        run(_settings(tmp_path))
+        run(_settings(tmp_path, only=only, batch_size=8))
 
 
 def test_a_model_without_anything_to_swap_is_refused() -> None:
@@ -116,6 +164,45 @@ def test_memory_formats_are_timed_for_every_copy(tmp_path: Path) -> None:
     assert all(0 < s.low <= s.median <= s.high for s in spreads.values())
 
 
+def test_lprnet_is_timed_without_the_format_that_stock_refuses(tmp_path: Path) -> None:
+    (timing,) = LPRNetTask(_settings(tmp_path, rounds=1, batch_size=2)).format_timings()
+    assert list(timing.run()) == [1, 2, 3]
+    assert list(timing.spreads()) == ["stock contiguous", "swapped contiguous", "swapped channels_last"]
+
+
+def test_the_swapped_lprnet_goes_on_in_channels_last(tmp_path: Path) -> None:
+    task = LPRNetTask(_settings(tmp_path, batch_size=2, steps=4, compared_steps=2))
+    assert [(stage.steps, list(stage.done)) for stage in task.stages()] == [(2, [1, 2]), (2, [1, 2])]
+    stock, swapped, alone = task.learners
+    assert stock.losses == swapped.losses and len(stock.losses) == len(alone.losses) == 2
+    assert (stock.first_step, alone.first_step) == (1, 3)
+    assert alone.model is swapped.model
+    weight = alone.model.backbone[0].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    assert list(task.outcome().accuracies) == ["swapped channels_last"]
+
+
+def test_full_trains_longer_and_asks_for_nine_in_ten(tmp_path: Path) -> None:
+    usual = LPRNetTask(_settings(tmp_path, steps=None))
+    full = LPRNetTask(_settings(tmp_path, steps=None, full=True))
+    assert full.steps > usual.steps
+    assert (usual.min_accuracy, full.min_accuracy) == (0.0, 90.0)
+
+
+def test_going_on_keeps_the_optimizer_and_the_schedule() -> None:
+    batches = [(torch.randn(4, 2), torch.tensor([0, 1, 0, 1])) for _ in range(5)]
+    whole, start = (
+        Learner("whole", copy.deepcopy(model), nn.functional.cross_entropy, steps=5, learning_rate=0.1)
+        for model in [nn.Linear(2, 2)] * 2
+    )
+    assert list(train(whole, batches)) == [1, 2, 3, 4, 5]
+    list(train(start, batches[:2]))
+    rest = start.going_on("rest", torch.contiguous_format)
+    list(train(rest, batches[2:]))
+    assert (len(start.losses), len(rest.losses), rest.first_step) == (2, 3, 3)
+    assert start.losses + rest.losses == whole.losses
+
+
 def test_every_learner_sees_every_batch_once() -> None:
     model = nn.Linear(2, 2)
     learners = [
@@ -129,9 +216,10 @@ def test_every_learner_sees_every_batch_once() -> None:
 
 
 def test_digits_are_split_without_overlap_and_by_seed() -> None:
-    data, again, other = digits.load(16, seed=3), digits.load(16, seed=3), digits.load(16, seed=4)
+    data, again, other = (digits.load((16, 12), seed) for seed in (3, 3, 4))
     assert len(data.train_labels) == 1437 and len(data.held_out_labels) == 360
-    assert data.train_images.shape[1:] == (3, 16, 16)
+    assert data.train_images.shape[1:] == (1, 16, 12)
+    assert data.train_images.min() == 0.0 and data.train_images.max() == 1.0
     held_out = {t.numpy().tobytes() for t in data.held_out_images}
     assert not held_out & {t.numpy().tobytes() for t in data.train_images}
     assert torch.equal(data.train_images, again.train_images)
@@ -140,9 +228,16 @@ def test_digits_are_split_without_overlap_and_by_seed() -> None:
     assert counts.min() >= 34 and counts.max() <= 38
 
 
+def test_standardised_images_have_three_equal_channels_of_unit_variance() -> None:
+    data = digits.standardised(digits.load((8, 8), seed=0))
+    assert data.train_images.shape == (1437, 3, 8, 8) and data.held_out_images.shape == (360, 3, 8, 8)
+    assert torch.equal(data.train_images[:, 0], data.train_images[:, 2])
+    assert data.train_images.mean().abs() < 1e-5 and abs(data.train_images.std() - 1.0) < 1e-3
+
+
 @pytest.mark.parametrize(("batch_size", "expected"), [(479, 3), (500, 2), (5000, 1)])
 def test_batches_are_full_and_as_many_as_announced(batch_size: int, expected: int) -> None:
-    data = digits.load(16, seed=0)
+    data = digits.load((16, 16), seed=0)
     sizes = [len(labels) for _, labels in digits.batches(data, batch_size, 2, seed=0)]
     assert sizes == [min(batch_size, 1437)] * (2 * expected)
     assert digits.batches_per_epoch(data, batch_size) == expected

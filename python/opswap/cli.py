@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import sys
@@ -128,7 +129,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     lprnet.add_argument(
         "--compared-steps", type=_positive_int, default=8, help="how many of them stock takes as well"
     )
-    demo.set_defaults(run=_run_demo)
+    demo.set_defaults(run=functools.partial(_run_demo, demo))
 
 
 def _add_scan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -152,18 +153,19 @@ def _fail(message: str) -> int:
     return 1
 
 
-def _run_demo(arguments: argparse.Namespace) -> int:
+def _run_demo(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     try:
         from . import demo
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] not in ("rich", "matplotlib", "sklearn"):
             raise
         return _fail(f"the demo needs {missing.name}, which is not installed: pip install 'opswap[demo]'")
-    if arguments.full and arguments.only == "shufflenet":
-        return _fail("--full trains LPRNet longer, --only 'shufflenet' leaves it out")
-    settings = {key: value for key, value in vars(arguments).items() if key != "run"}
     try:
-        demo.run(demo.Settings(**settings))
+        settings = demo.Settings(**{key: value for key, value in vars(arguments).items() if key != "run"})
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        demo.run(settings)
     except demo.DemoError as error:
         return _fail(str(error))
     return 0

@@ -15,14 +15,13 @@ import opswap
 
 from . import digits, strips
 from .formats import FormatTiming
-from .settings import DemoError, Settings
+from .settings import Settings
 from .task import Outcome, Stage, Task
 from .training import Learner, check_equal_parameters, swap_exactly, train, train_equal
 
 __all__ = ["LPRNetTask"]
 
 _LEARNING_RATE = 3e-3
-_STEPS, _FULL_STEPS = 200, 800
 _FULL_ACCURACY = 90.0
 _HELD_OUT = 400
 
@@ -36,12 +35,7 @@ class LPRNetTask(Task):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.min_accuracy = _FULL_ACCURACY if settings.full else 0.0
-        self.steps = settings.steps or (_FULL_STEPS if settings.full else _STEPS)
-        if self.steps <= settings.compared_steps:
-            raise DemoError(
-                f"of {self.steps} training steps, {settings.compared_steps} compared with the stock LPRNet "
-                "leave none for the swapped one alone"
-            )
+        self.steps = settings.lprnet_steps
         self.data = strips.source(settings.seed)
         torch.manual_seed(settings.seed)
         self.initial = opswap.models.lprnet(digits.CLASSES + 1, dropout=0.0)

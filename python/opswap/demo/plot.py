@@ -79,7 +79,7 @@ def _draw_times(axes: Axes, learners: Sequence[Learner]) -> None:
         steps, median, colour = _steps(learner), float(np.median(times)), _colour(learner.name)
         axes.plot(steps, times, ".", markersize=3.0, alpha=0.5, color=colour)
         axes.hlines(
-            median, steps[0], steps[-1], color=colour, label=f"{learner.name}, median {median:.1f} ms"
+            median, steps[0], steps[-1], color=colour, label=f"{learner.name}, median {median:.0f} ms"
         )
     ceiling = max(np.percentile(times, 98) for times in milliseconds)
     axes.set(xlabel="step", ylabel="ms", ylim=(0, 1.2 * ceiling), title="Time of a training step")
@@ -87,12 +87,12 @@ def _draw_times(axes: Axes, learners: Sequence[Learner]) -> None:
 
 
 def _draw_formats(axes: Axes, title: str, spreads: Mapping[str, Spread]) -> None:
-    names = list(spreads)
+    names = [name.replace(" ", "\n") for name in spreads]
     medians = np.array([s.median for s in spreads.values()])
     whiskers = np.array([(s.median - s.low, s.high - s.median) for s in spreads.values()]).T
     axes.barh(
-        names, medians, xerr=whiskers, color=[_colour(name) for name in names], ecolor="black", capsize=3
+        names, medians, xerr=whiskers, color=[_colour(name) for name in spreads], ecolor="black", capsize=3
     )
     axes.invert_yaxis()
-    axes.set_xlabel("ms a step, median and quartiles")
+    axes.set_xlabel("ms, median and quartiles")
     axes.set_title(title, fontsize="medium")

@@ -123,20 +123,20 @@ def _table(title: str, *headings: str) -> Table:
         padding=(0, 1, 0, 0),
     )
     table.add_column(headings[0], no_wrap=True)
-    for heading in (*headings[1:], "ms", "quartiles", "speed"):
+    for heading in (*headings[1:], "ms/step", "quartiles", "speed"):
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
 def _training_table(task: Task, outcome: Outcome) -> Table:
-    table = _table(f"Training {task.network}, time of a step", "copy", "steps", "loss", "held out")
+    table = _table(f"{task.network}, in turn on the same batches", "copy", "steps", "loss", "held out")
     base = task.learners[0].spread(skip=1)
     for learner in task.learners:
         accuracy = outcome.accuracies.get(learner.name)
         table.add_row(
             learner.name,
             f"{learner.first_step}-{learner.first_step + len(learner.losses) - 1}",
-            f"{learner.losses[0]:.3f} to {learner.losses[-1]:.3f}",
+            f"{learner.losses[0]:.2f} to {learner.losses[-1]:.2f}",
             "" if accuracy is None else f"{accuracy:.1f} %",
             *_time_cells(learner.spread(skip=1), base),
         )
@@ -144,7 +144,7 @@ def _training_table(task: Task, outcome: Outcome) -> Table:
 
 
 def _timing_table(title: str, spreads: dict[str, Spread]) -> Table:
-    table = _table(f"{title}, time of a step in turn", "copy")
+    table = _table(f"{title}, in turn", "copy")
     for name, spread in spreads.items():
         table.add_row(name, *_time_cells(spread, spreads["stock contiguous"]))
     return table

@@ -9,6 +9,9 @@ from pathlib import Path
 __all__ = ["DemoError", "Settings"]
 
 
+_STEPS, _FULL_STEPS = 200, 600
+
+
 class DemoError(Exception):
     """The demo could not show what it promises; the text says what and with which values."""
 
@@ -25,6 +28,8 @@ class Settings:
     steps: LPRNet's training steps; None for as many as the demo, or the full demo, is meant to have.
     compared_steps: how many of them, fewer than all, the stock LPRNet takes as well.
     full: train LPRNet longer, and fail unless it reads nine in ten held-out strips.
+
+    Raises: ValueError where two of them contradict each other.
     """
 
     only: str | None
@@ -39,3 +44,17 @@ class Settings:
     steps: int | None
     compared_steps: int
     full: bool
+
+    def __post_init__(self) -> None:
+        if self.full and self.only == "shufflenet":
+            raise ValueError("full trains LPRNet longer, but only 'shufflenet' was asked for")
+        if self.compared_steps >= self.lprnet_steps:
+            raise ValueError(
+                f"stock and swapped LPRNet are compared in {self.compared_steps} of {self.lprnet_steps} steps, "
+                "which leaves none for the swapped one alone"
+            )
+
+    @property
+    def lprnet_steps(self) -> int:
+        """`steps`, or what the demo is meant to have."""
+        return self.steps or (_FULL_STEPS if self.full else _STEPS)
