@@ -22,7 +22,7 @@ def _generator(seed: int) -> torch.Generator:
 def _even_digits() -> tuple[Tensor, Tensor]:
     """Ten images, each of one brightness, which grows with the label."""
     labels = torch.arange(10)
-    return ((labels + 1) / 10).view(10, 1, 1, 1).expand(10, 1, 18, 12), labels
+    return ((labels + 1) / 10).view(10, 1, 1, 1).expand(10, 1, 8, 8), labels
 
 
 def test_every_strip_has_its_digits_in_order_and_none_over_another() -> None:
@@ -30,6 +30,7 @@ def test_every_strip_has_its_digits_in_order_and_none_over_another() -> None:
     assert plates.shape == (50, 3, 24, 94) and plates.dtype == torch.float32
     assert labels.shape == (50, 7) and labels.unique().tolist() == list(range(10))
     for plate, written in zip(plates[:, 0], labels, strict=True):
+        plate = plate.mul(100).round()
         inked = plate > plate.min()
         assert inked.sum() == 7 * _DIGIT_PIXELS
         assert inked.any(0).sum() == 7 * 12
@@ -46,6 +47,30 @@ def test_plates_differ_in_place_and_colour() -> None:
     assert inked[:, 0].any() and inked[:, -1].any()
 
 
+def test_distortion_changes_the_digits_and_nothing_else() -> None:
+    data = strips.source(seed=0)
+    digits = data.train_images, data.train_labels
+    (plain, labels), (distorted, same_labels) = (
+        strips.compose(*digits, 20, _generator(3), d) for d in (0.0, 0.1)
+    )
+    assert torch.equal(labels, same_labels)
+    assert not torch.equal(plain, distorted)
+    torch.testing.assert_close(plain.amin((2, 3)), distorted.amin((2, 3)), rtol=0.0, atol=1e-6)
+    assert (plain - distorted).abs().mean() < 0.3
+    even = [strips.compose(*_even_digits(), 20, _generator(3), d)[0] for d in (0.0, 0.1)]
+    torch.testing.assert_close(*even, rtol=0.0, atol=1e-5)
+
+
+def test_only_training_strips_are_distorted() -> None:
+    one = torch.rand(1, 1, 8, 8, generator=_generator(0)).expand(4, 1, 8, 8)
+    data = Digits(one, torch.zeros(4).long(), one, torch.zeros(4).long())
+    kinds = []
+    for plates in (next(strips.batches(data, 1, 1, seed=0))[0], strips.held_out(data, 1, seed=0)[0]):
+        ink = plates[0, 0] - plates[0, 0].min()
+        kinds.append(len({round(v, 4) for v in ink.flatten().tolist()}))
+    assert kinds[0] > 2 * kinds[1]
+
+
 def test_strips_depend_on_nothing_but_the_seed() -> None:
     data = strips.source(seed=5)
     batches, again, other = (list(strips.batches(data, 4, 3, seed)) for seed in (1, 1, 2))
@@ -59,7 +84,7 @@ def test_strips_depend_on_nothing_but_the_seed() -> None:
 
 def test_training_and_held_out_strips_share_no_digit() -> None:
     data = strips.source(seed=0)
-    assert data.train_images.shape == (1437, 1, 18, 12)
+    assert data.train_images.shape == (1437, 1, 8, 8)
     held_out = {image.numpy().tobytes() for image in data.held_out_images}
     assert not held_out & {image.numpy().tobytes() for image in data.train_images}
     images, _labels = _even_digits()

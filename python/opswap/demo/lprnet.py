@@ -92,4 +92,4 @@ class LPRNetTask(Task):
 
 
 def _adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
-    return torch.optim.AdamW(parameters, learning_rate, weight_decay=1e-4)
+    return torch.optim.AdamW(parameters, learning_rate, weight_decay=1e-2)

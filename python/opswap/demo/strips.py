@@ -28,30 +28,45 @@ LENGTH = 7
 BLANK = CLASSES
 _HEIGHT, _WIDTH = 24, 94
 _DIGIT_HEIGHT, _DIGIT_WIDTH = 18, 12
+_DISTORTION = 0.1
 # Maps brightness 0 to 1 to about mean 0 and variance 1.
 _MEAN, _DEVIATION = 0.4, 0.3
 
 
 def source(seed: int) -> Digits:
-    """The digits that strips are made of: (N, 1, 18, 12), brightness 0 to 1."""
-    return load((_DIGIT_HEIGHT, _DIGIT_WIDTH), seed)
+    """The digits that strips are made of: (N, 1, 8, 8), brightness 0 to 1."""
+    return load((8, 8), seed)
 
 
-def compose(images: Tensor, labels: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def compose(
+    images: Tensor, labels: Tensor, count: int, generator: torch.Generator, distortion: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Put seven random digits side by side, none over another, on each of `count` plates.
 
     Gaps and heights are random, and each plate has its own dark ground and bright ink.
 
-    Args: images: (N, 1, 18, 12), 0 to 1; labels: (N,).
+    Args:
+        images: (N, 1, H, W), 0 to 1; scaled to 18 x 12 pixels.
+        labels: (N,).
+        distortion: standard deviation of every entry of the linear map that is applied to a digit, about 1 or 0.
     Returns: strips (count, 3, 24, 94), standardised; labels (count, 7), left to right.
     """
     picked = torch.randint(len(labels), (count, LENGTH), generator=generator)
+    digits = _distorted(images[picked.flatten()], distortion, generator)
     ink = torch.zeros(count, _HEIGHT * _WIDTH)
-    ink.scatter_(1, _positions(count, generator), images[picked].flatten(1))
+    ink.scatter_(1, _positions(count, generator), digits.view(count, -1))
     ground = 0.3 * torch.rand(count, 3, 1, 1, generator=generator)
     colour = 0.7 + 0.3 * torch.rand(count, 3, 1, 1, generator=generator)
     plates = torch.lerp(ground, colour, ink.view(count, 1, _HEIGHT, _WIDTH))
     return (plates - _MEAN) / _DEVIATION, labels[picked]
+
+
+def _distorted(images: Tensor, distortion: float, generator: torch.Generator) -> Tensor:
+    """(N, 1, 18, 12): each image scaled, and turned, sheared and stretched about its centre at random."""
+    count = len(images)
+    maps = torch.eye(2, 3) + distortion * F.pad(torch.randn(count, 2, 2, generator=generator), (0, 1))
+    grid = F.affine_grid(maps, [count, 1, _DIGIT_HEIGHT, _DIGIT_WIDTH], align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
 def _positions(count: int, generator: torch.Generator) -> Tensor:
@@ -66,10 +81,10 @@ def _positions(count: int, generator: torch.Generator) -> Tensor:
 
 
 def batches(digits: Digits, batch_size: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Strips of training digits, new ones in every batch."""
+    """Strips of training digits, new ones, newly distorted, in every batch."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        yield compose(digits.train_images, digits.train_labels, batch_size, generator)
+        yield compose(digits.train_images, digits.train_labels, batch_size, generator, _DISTORTION)
 
 
 def held_out(digits: Digits, count: int, seed: int) -> tuple[Tensor, Tensor]:
