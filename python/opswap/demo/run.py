@@ -129,7 +129,7 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _training_table(task: Task, outcome: Outcome) -> Table:
-    table = _table(f"{task.network}, in turn on the same batches", "copy", "steps", "loss", "held out")
+    table = _table(f"{task.network}, stock and swapped in turn", "copy", "steps", "loss", "held out")
     base = task.learners[0].spread(skip=1)
     for learner in task.learners:
         accuracy = outcome.accuracies.get(learner.name)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 __all__ = ["DemoError", "Settings"]
 
-
-_STEPS, _FULL_STEPS = 200, 600
+_STEPS, _FULL_STEPS = 200, 800
 
 
 class DemoError(Exception):
