@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from .task import Task
 from .training import Learner, Spread
@@ -70,6 +71,9 @@ def _draw_losses(axes: Axes, learners: Sequence[Learner]) -> None:
             label=learner.name,
         )
     axes.set(xlabel="step", ylabel="loss", yscale="log", title="Loss: stock and swapped lie on each other")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend()
 
 
