@@ -43,6 +43,7 @@ class LPRNetTask(Task):
         self.swapped = self._learner("swapped", swap_exactly(copy.deepcopy(self.initial)))
         self.learners = [self.stock, self.swapped]
         self.report = opswap.report(self.swapped.model)
+        self._equal_tensors = 0
 
     def _learner(self, name: str, model: nn.Module) -> Learner:
         return Learner(
