@@ -2,6 +2,7 @@
 """The operators as functions: names and signatures are torch's where torch has the operator."""
 
 from .ops.channels import cat_channel_shuffle, cat_channel_shuffle_split, channel_shuffle
+from .ops.norm import batch_norm, batch_norm_act, batch_norm_relu
 from .ops.pool import (
     adaptive_max_pool1d,
     adaptive_max_pool2d,
@@ -19,6 +20,9 @@ __all__ = [
     "adaptive_max_pool3d",
     "avg_pool2d",
     "avg_pool3d",
+    "batch_norm",
+    "batch_norm_act",
+    "batch_norm_relu",
     "cat_channel_shuffle",
     "cat_channel_shuffle_split",
     "channel_shuffle",

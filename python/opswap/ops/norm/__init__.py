@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: MIT
+"""Batch normalisation fused with the activation that follows it."""
+
+from ._reference import reference
+from .batch_norm import batch_norm, batch_norm_act, batch_norm_relu, infer
+
+__all__ = ["batch_norm", "batch_norm_act", "batch_norm_relu", "infer", "reference"]

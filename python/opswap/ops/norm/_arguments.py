@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""What the arguments of a batch normalisation must be, with torch's kinds of error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["ACTIVATIONS", "check", "check_kinds", "count_values"]
+
+ACTIVATIONS = ("relu", "relu6", "hardswish")
+
+_FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+_REDUCED = frozenset({torch.bfloat16, torch.float16})
+_NAMES = ("running_mean", "running_var", "weight", "bias")
+
+Vector = Tensor | None
+
+
+def check_kinds(
+    input: Any, vectors: Sequence[Any], training: Any, momentum: Any, eps: Any, activation: Any
+) -> None:
+    """Raise TypeError for what is no tensor, bool or number, ValueError for an activation that is unknown."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"batch_norm(): argument 'input' must be Tensor, not {type(input).__name__}")
+    for name, vector in zip(_NAMES, vectors, strict=True):
+        if vector is not None and not isinstance(vector, Tensor):
+            raise TypeError(f"batch_norm(): argument {name!r} must be Tensor, not {type(vector).__name__}")
+    if not isinstance(training, bool):
+        raise TypeError(f"batch_norm(): argument 'training' must be bool, not {type(training).__name__}")
+    for name, value in (("momentum", momentum), ("eps", eps)):
+        if not isinstance(value, (float, int, torch.SymFloat, torch.SymInt)):
+            raise TypeError(f"batch_norm(): argument {name!r} must be float, not {type(value).__name__}")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(
+            f"batch_norm_act: activation must be None or one of {ACTIVATIONS}, got {activation!r}"
+        )
+
+
+def count_values(input: Tensor) -> int:
+    """Values of one channel of (N, C, *)."""
+    count = input.shape[0]
+    for size in input.shape[2:]:
+        count *= size
+    return count
+
+
+def check(
+    input: Tensor,
+    running_mean: Vector,
+    running_var: Vector,
+    weight: Vector,
+    bias: Vector,
+    training: bool,
+    eps: float,
+) -> None:
+    """Raise what torch.nn.functional.batch_norm raises for values, sizes and dtypes that do not fit."""
+    if input.dtype not in _FLOATS:
+        raise NotImplementedError(f'"batch_norm" not implemented for {input.dtype}')
+    if input.dim() < 2:
+        raise RuntimeError(f"batch_norm: expected at least 2 dimensions (N, C, *), got {tuple(input.shape)}")
+    if training and count_values(input) == 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {input.shape}"
+        )
+    if training and eps <= 0:
+        raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
+    vectors = (running_mean, running_var, weight, bias)
+    if not training:
+        for name, vector in zip(_NAMES[:2], vectors, strict=False):
+            if vector is None:
+                raise RuntimeError(f"{name} must be defined in evaluation mode")
+    elif (running_mean is None) != (running_var is None):
+        raise ValueError("running_mean and running_var must either both be None or neither be None")
+    _check_vectors(input, vectors)
+
+
+def _check_vectors(input: Tensor, vectors: Sequence[Vector]) -> None:
+    given = [(name, v) for name, v in zip(_NAMES, vectors, strict=True) if v is not None]
+    channels = input.shape[1]
+    for name, vector in given:
+        if vector.numel() != channels or (vector.dim() != 1 and name.startswith("running")):
+            raise RuntimeError(
+                f"{name} should contain {channels} elements not {vector.numel()}, got size {tuple(vector.shape)}"
+            )
+        if vector.device != input.device:
+            raise RuntimeError(f"batch_norm: {name} is on {vector.device}, input on {input.device}")
+        if name.startswith("running") and vector.requires_grad:
+            raise RuntimeError(f"batch_norm is not differentiable with respect to argument {name!r}")
+    allowed = {input.dtype, torch.float32} if input.dtype in _REDUCED else {input.dtype}
+    dtypes = {vector.dtype for _, vector in given}
+    if len(dtypes) > 1 or not dtypes <= allowed:
+        found = ", ".join(f"{name} {vector.dtype}" for name, vector in given)
+        raise RuntimeError(
+            f"batch_norm: mixed dtype (CPU): an input of {input.dtype} takes parameters all of one of "
+            f"{sorted(map(str, allowed))}, got {found}"
+        )
