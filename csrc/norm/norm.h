@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT */
+/* Batch normalisation and an activation: what every kernel of the family does.
+ *
+ * A tensor is seen as images of channels of positions. Per channel, with n = images * positions,
+ *
+ *     z = (x - center) * scale + shift          y = f(z)
+ *     d = dy * f'(z)                            dx = d * slope + (x - center) * tilt + offset
+ *
+ * where f is the identity or
+ *
+ *     relu        f = max(z, 0)                         f' = z <= 0 ? 0 : 1
+ *     relu6       f = min(max(z, 0), 6)                 f' = z <= 0 or z >= 6 ? 0 : 1
+ *     hardswish   f = z * min(max(z + 3, 0), 6) / 6     f' = z <= -3 ? 0 : z < 3 ? z / 3 + 1/2 : 1
+ *
+ * A NaN passes through f, and f' of it is 1. Rewriting z from x, the backward needs neither y nor a
+ * mask. `center` is the mean as the dtype can hold it, what the mean has beyond that is in `shift`:
+ * x - center is exact where x is close to a mean that is large.
+ *
+ *     sample     center = mean of a few values of the channel that lie far from each other
+ *     moments    first += sum of x - center, second += sum of (x - center)^2
+ *     apply      y
+ *     reduce     first += sum of d, second += sum of d * (x - center)
+ *     gradient   dx; where tilt is NULL, dx = d * slope
+ *
+ * Two forms. planes: the positions of a channel are neighbours and channels follow each other
+ * (channel c of an image starts at c * positions). pixels: the channels of a position are
+ * neighbours, and positions and images follow each other without a gap, as rows of one matrix.
+ *
+ * Sums are exact to about double precision: fp32 kernels add at most OSW_NORM_FLUSH values in
+ * float before they go on in double. Arithmetic of f32, bf16 and f16 is float, of f64 double.
+ */
+#ifndef OSW_NORM_NORM_H
+#define OSW_NORM_NORM_H
+
+#include "core/isa.h"
+
+#include <stdint.h>
+
+/* OSW_NORM_ROWS: parts of pixels begin at a multiple of it. */
+enum { OSW_NORM_FLUSH = 2048, OSW_NORM_MAX_BLOCK = 16, OSW_NORM_ROWS = 64 };
+
+typedef enum osw_activation {
+    OSW_IDENTITY,
+    OSW_RELU,
+    OSW_RELU6,
+    OSW_HARDSWISH,
+    OSW_ACTIVATION_COUNT
+} osw_activation;
+
+/* image_step in elements. y may be x; nothing else overlaps. */
+typedef struct osw_norm_tensor {
+    void *base;
+    int64_t image_step;
+} osw_norm_tensor;
+
+/* The arrays hold one value a channel. */
+typedef struct osw_norm {
+    int64_t images;
+    int64_t channels;
+    int64_t positions;
+    osw_norm_tensor x, y, dy, dx;
+    osw_activation activation;
+    double *center, *scale, *shift;
+    double *slope, *tilt, *offset; /* gradient only */
+} osw_norm;
+
+/* What one call works on. planes: channels [channel_begin, channel_end) of images [begin, end), at
+ * most OSW_NORM_MAX_BLOCK channels for moments and reduce. pixels: all channels of rows
+ * [begin, end). sample looks at all images. */
+typedef struct osw_norm_part {
+    int64_t channel_begin;
+    int64_t channel_end;
+    int64_t begin;
+    int64_t end;
+    double *first, *second; /* moments and reduce: one value for each channel of the tensor */
+} osw_norm_part;
+
+typedef void osw_norm_fn(const osw_norm *norm, const osw_norm_part *part);
+
+/* The list of variants. X(operation, form, dtype) makes the numbers, the table and the list that
+ * tests and benchmarks walk. */
+#define OSW_NORM_DTYPES(X, operation, form)                                                        \
+    X(operation, form, f32)                                                                        \
+    X(operation, form, f64)                                                                        \
+    X(operation, form, bf16)                                                                       \
+    X(operation, form, f16)
+
+#define OSW_NORM_OPERATION(X, operation)                                                           \
+    OSW_NORM_DTYPES(X, operation, planes)                                                          \
+    OSW_NORM_DTYPES(X, operation, pixels)
+
+#define OSW_NORM_VARIANTS(X)                                                                       \
+    OSW_NORM_OPERATION(X, sample)                                                                  \
+    OSW_NORM_OPERATION(X, moments)                                                                 \
+    OSW_NORM_OPERATION(X, apply)                                                                   \
+    OSW_NORM_OPERATION(X, reduce)                                                                  \
+    OSW_NORM_OPERATION(X, gradient)
+
+#define OSW_NORM_ID(operation, form, dtype) OSW_NORM_##operation##_##form##_##dtype,
+typedef enum osw_norm_id { OSW_NORM_VARIANTS(OSW_NORM_ID) OSW_NORM_COUNT } osw_norm_id;
+
+/* Kernels in use, by osw_norm_id; filled by osw_norm_select. */
+extern osw_norm_fn *osw_norm_table[OSW_NORM_COUNT];
+
+/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
+ * improves. */
+void osw_norm_select(osw_isa isa);
+
+void osw_norm_fill__scalar(osw_norm_fn **table);
+void osw_norm_fill__avx2(osw_norm_fn **table);
+
+#endif

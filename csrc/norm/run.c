@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: MIT */
+#include "norm/run.h"
+
+#include "core/parallel.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    CHUNK_VALUES = 65536, /* a chunk is large against the cost of its partial sums */
+    MAX_CHUNKS = 64,
+    CACHED_BYTES = 400 * 1024, /* of a block of planes between its two passes; half of an L2 */
+    FACTORS = 6,
+};
+
+typedef enum osw_pass { SAMPLE, MOMENTS, APPLY, REDUCE, GRADIENT, PASS_COUNT } osw_pass;
+
+#define PASS_ROW(operation)                                                                        \
+    {OSW_NORM_##operation##_planes_f32, OSW_NORM_##operation##_planes_f64,                         \
+     OSW_NORM_##operation##_planes_bf16, OSW_NORM_##operation##_planes_f16},                       \
+    {                                                                                              \
+        OSW_NORM_##operation##_pixels_f32, OSW_NORM_##operation##_pixels_f64,                      \
+            OSW_NORM_##operation##_pixels_bf16, OSW_NORM_##operation##_pixels_f16                  \
+    }
+
+static const osw_norm_id ids[PASS_COUNT][2][OSW_NORM_DTYPES_COUNT] = {
+    {PASS_ROW(sample)}, {PASS_ROW(moments)},  {PASS_ROW(apply)},
+    {PASS_ROW(reduce)}, {PASS_ROW(gradient)},
+};
+
+/* A run is: sums over the input (or none), `between` once a channel, then a pass that writes (or
+ * none). */
+typedef struct osw_run {
+    osw_norm_job *job;
+    osw_norm_fn *sample, *sums, *write;
+    void (*between)(const osw_norm_job *job, int64_t c, double first, double second);
+} osw_run;
+
+static osw_norm_fn *kernel(osw_norm_job *job, osw_pass pass)
+{
+    const osw_norm_id id = ids[pass][job->form][job->dtype];
+    job->calls[id]++;
+    return osw_norm_table[id];
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static int64_t max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Images, or rows, that chunks divide among themselves. */
+static int64_t extent(const osw_norm_job *job)
+{
+    const osw_norm *n = &job->norm;
+    return job->form == OSW_NORM_PLANES ? n->images : n->images * n->positions;
+}
+
+static int64_t values_per_channel(const osw_norm_job *job)
+{
+    return job->norm.images * job->norm.positions;
+}
+
+static int64_t itemsize(const osw_norm_job *job)
+{
+    return job->dtype == OSW_NORM_F64 ? 8 : job->dtype == OSW_NORM_F32 ? 4 : 2;
+}
+
+int64_t osw_norm_prepare(osw_norm_job *job)
+{
+    const osw_norm *n = &job->norm;
+    const int64_t length = extent(job);
+    const int64_t values = job->form == OSW_NORM_PLANES ? n->positions : n->channels;
+    job->chunk = max(ceil_div(CHUNK_VALUES, values), ceil_div(length, MAX_CHUNKS));
+    if (job->form == OSW_NORM_PIXELS)
+        job->chunk = ceil_div(job->chunk, OSW_NORM_ROWS) * OSW_NORM_ROWS;
+    job->chunks = ceil_div(length, job->chunk);
+    return (FACTORS + 2 * job->chunks) * n->channels;
+}
+
+static void place_scratch(osw_norm_job *job, double *scratch)
+{
+    osw_norm *n = &job->norm;
+    double **const places[FACTORS] = {&n->center, &n->scale, &n->shift,
+                                      &n->slope,  &n->tilt,  &n->offset};
+    for (int i = 0; i < FACTORS; i++)
+        *places[i] = scratch + i * n->channels;
+    job->partial = scratch + FACTORS * n->channels;
+}
+
+static double invstd(const osw_norm_job *job, int64_t c)
+{
+    return 1 / sqrt(job->var[c] + job->eps);
+}
+
+static double weight(const osw_norm_job *job, int64_t c)
+{
+    return job->weight ? job->weight[c] : 1;
+}
+
+/* center, scale and shift from mean and var: the same doubles in forward and backward, so that both
+ * see the same z. */
+static void fold(const osw_norm_job *job, int64_t c)
+{
+    const osw_norm *n = &job->norm;
+    n->center[c] = job->dtype == OSW_NORM_F64 ? job->mean[c] : (double)(float)job->mean[c];
+    n->scale[c] = weight(job, c) * invstd(job, c);
+    n->shift[c] = (n->center[c] - job->mean[c]) * n->scale[c] + (job->bias ? job->bias[c] : 0);
+}
+
+static void finish_moments(const osw_norm_job *job, int64_t c, double first, double second)
+{
+    const double count = (double)values_per_channel(job);
+    const double shift = first / count, var = second / count - shift * shift;
+    job->mean[c] = job->norm.center[c] + shift;
+    job->var[c] = var < 0 ? 0 : var;
+    fold(job, c);
+}
+
+/* Source: Ioffe and Szegedy 2015, section 3; with h = (x - mean) * invstd and sums over the batch,
+ * dx = weight * invstd * (d - sum(d) / n - h * sum(d * h) / n). */
+static void finish_gradient(const osw_norm_job *job, int64_t c, double first, double second)
+{
+    const osw_norm *n = &job->norm;
+    const double beyond = n->center[c] - job->mean[c], s = invstd(job, c);
+    const double dot = (second + beyond * first) * s;
+    if (job->grad_weight) {
+        job->grad_weight[c] = dot;
+        job->grad_bias[c] = first;
+    }
+    if (!n->tilt)
+        return;
+    const double count = (double)values_per_channel(job);
+    n->slope[c] = weight(job, c) * s;
+    n->tilt[c] = -n->slope[c] * s * dot / count;
+    n->offset[c] = -n->slope[c] * first / count + beyond * n->tilt[c];
+}
+
+/* Sums of one chunk, for some channels. */
+static void sum_chunk(const osw_run *run, int64_t chunk, int64_t channel_begin, int64_t channel_end)
+{
+    const osw_norm_job *job = run->job;
+    const int64_t begin = chunk * job->chunk, length = extent(job);
+    double *first = job->partial + 2 * chunk * job->norm.channels;
+    const osw_norm_part part = {
+        .channel_begin = channel_begin,
+        .channel_end = channel_end,
+        .begin = begin,
+        .end = begin + job->chunk < length ? begin + job->chunk : length,
+        .first = first,
+        .second = first + job->norm.channels,
+    };
+    const size_t bytes = (size_t)(channel_end - channel_begin) * sizeof *first;
+    memset(part.first + channel_begin, 0, bytes);
+    memset(part.second + channel_begin, 0, bytes);
+    run->sums(&job->norm, &part);
+}
+
+/* Add the chunks up, in order, and make of the sums what the writing pass takes. */
+static void merge(const osw_run *run, int64_t channel_begin, int64_t channel_end)
+{
+    const osw_norm_job *job = run->job;
+    const int64_t channels = job->norm.channels;
+    double *total = job->partial;
+    for (int64_t chunk = 1; chunk < job->chunks; chunk++) {
+        const double *one = job->partial + 2 * chunk * channels;
+        for (int64_t c = channel_begin; c < channel_end; c++) {
+            total[c] += one[c];
+            total[channels + c] += one[channels + c];
+        }
+    }
+    for (int64_t c = channel_begin; c < channel_end; c++)
+        run->between(job, c, total[c], total[channels + c]);
+}
+
+/* Channels of planes that stay in the cache between the two passes. */
+static int64_t block_channels(const osw_norm_job *job)
+{
+    const int64_t tensors = job->norm.dy.base ? 2 : 1;
+    const int64_t bytes = values_per_channel(job) * itemsize(job) * tensors;
+    const int64_t fit = CACHED_BYTES / max(bytes, 1);
+    return fit < 1 ? 1 : fit < OSW_NORM_MAX_BLOCK ? fit : OSW_NORM_MAX_BLOCK;
+}
+
+/* Everything, for some channels: both passes over one block of planes before the next. */
+static void run_planes(int64_t begin, int64_t end, void *context)
+{
+    const osw_run *run = context;
+    const osw_norm_job *job = run->job;
+    const int64_t block = block_channels(job);
+    for (int64_t c = begin; c < end; c += block) {
+        const osw_norm_part part = {.channel_begin = c,
+                                    .channel_end = c + block < end ? c + block : end,
+                                    .end = job->norm.images};
+        if (run->sample)
+            run->sample(&job->norm, &part);
+        for (int64_t chunk = 0; run->sums && chunk < job->chunks; chunk++)
+            sum_chunk(run, chunk, c, part.channel_end);
+        if (run->sums)
+            merge(run, c, part.channel_end);
+        if (run->write)
+            run->write(&job->norm, &part);
+    }
+}
+
+static int64_t blocks(const osw_norm_job *job)
+{
+    return job->form == OSW_NORM_PIXELS ? 1 : ceil_div(job->norm.channels, OSW_NORM_MAX_BLOCK);
+}
+
+/* Units: chunks of blocks of channels. */
+static void sum_units(int64_t begin, int64_t end, void *context)
+{
+    const osw_run *run = context;
+    const int64_t channels = run->job->norm.channels, count = blocks(run->job);
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t c = count == 1 ? 0 : unit % count * OSW_NORM_MAX_BLOCK;
+        const int64_t next = count == 1 ? channels : c + OSW_NORM_MAX_BLOCK;
+        sum_chunk(run, unit / count, c, next < channels ? next : channels);
+    }
+}
+
+/* Units: images, or groups of rows. */
+static void write_units(int64_t begin, int64_t end, void *context)
+{
+    const osw_run *run = context;
+    const osw_norm_job *job = run->job;
+    const int64_t rows = job->form == OSW_NORM_PIXELS ? OSW_NORM_ROWS : 1, length = extent(job);
+    const osw_norm_part part = {.channel_end = job->norm.channels,
+                                .begin = begin * rows,
+                                .end = end * rows < length ? end * rows : length};
+    run->write(&job->norm, &part);
+}
+
+/* Both passes one after the other, each over the whole tensor. */
+static void run_passes(const osw_run *run)
+{
+    const osw_norm_job *job = run->job;
+    const int64_t channels = job->norm.channels;
+    const int64_t tensors = job->norm.dy.base ? 2 : 1;
+    const int64_t bytes = values_per_channel(job) * channels * itemsize(job) * tensors;
+    if (run->sample)
+        run->sample(&job->norm, &(osw_norm_part){.channel_end = channels});
+    if (run->sums) {
+        const int64_t units = job->chunks * blocks(job);
+        osw_parallel_for(units, osw_grain(bytes / units), sum_units, (void *)run);
+        merge(run, 0, channels);
+    }
+    if (run->write) {
+        const int64_t rows = job->form == OSW_NORM_PIXELS ? OSW_NORM_ROWS : 1;
+        const int64_t units = ceil_div(extent(job), rows);
+        osw_parallel_for(units, osw_grain(bytes / units), write_units, (void *)run);
+    }
+}
+
+/* Planes channel by channel where that gives every thread work. */
+static void execute(const osw_run *run)
+{
+    const osw_norm_job *job = run->job;
+    const int64_t channels = job->norm.channels;
+    const bool enough = channels >= 2 * osw_parallel_threads() || osw_parallel_threads() == 1;
+    if (job->form == OSW_NORM_PLANES && enough) {
+        const int64_t tensors = job->norm.dy.base ? 2 : 1;
+        const int64_t bytes = values_per_channel(job) * itemsize(job) * tensors;
+        osw_parallel_for(channels, osw_grain(bytes), run_planes, (void *)run);
+    } else {
+        run_passes(run);
+    }
+}
+
+void osw_norm_forward(osw_norm_job *job, double *scratch)
+{
+    place_scratch(job, scratch);
+    osw_run run = {.job = job, .write = kernel(job, APPLY), .between = finish_moments};
+    if (job->training) {
+        run.sample = kernel(job, SAMPLE);
+        run.sums = kernel(job, MOMENTS);
+    } else {
+        for (int64_t c = 0; c < job->norm.channels; c++)
+            fold(job, c);
+    }
+    execute(&run);
+}
+
+void osw_norm_backward(osw_norm_job *job, double *scratch)
+{
+    place_scratch(job, scratch);
+    osw_norm *n = &job->norm;
+    osw_run run = {.job = job, .between = finish_gradient};
+    for (int64_t c = 0; c < n->channels; c++)
+        fold(job, c);
+    if (n->dx.base)
+        run.write = kernel(job, GRADIENT);
+    if (job->grad_weight || (job->training && n->dx.base))
+        run.sums = kernel(job, REDUCE);
+    if (!job->training) {
+        n->tilt = NULL;
+        memcpy(n->slope, n->scale, (size_t)n->channels * sizeof *n->slope);
+    }
+    execute(&run);
+}

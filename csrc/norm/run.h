@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+/* A whole normalisation, forward or backward: which kernel runs on which part, in which order, on
+ * how many threads. Results are the same for any number of threads: partial sums belong to chunks
+ * that depend on the sizes only, and are added in the order of the chunks. */
+#ifndef OSW_NORM_RUN_H
+#define OSW_NORM_RUN_H
+
+#include "norm/norm.h"
+
+#include <stdbool.h>
+
+typedef enum osw_norm_form { OSW_NORM_PLANES, OSW_NORM_PIXELS } osw_norm_form;
+typedef enum osw_norm_dtype {
+    OSW_NORM_F32,
+    OSW_NORM_F64,
+    OSW_NORM_BF16,
+    OSW_NORM_F16,
+    OSW_NORM_DTYPES_COUNT
+} osw_norm_dtype;
+
+/* One call. All arrays hold one value a channel; those that may be NULL say so. */
+typedef struct osw_norm_job {
+    osw_norm norm; /* sizes, tensors and activation; the factors are set by the run */
+    osw_norm_form form;
+    osw_norm_dtype dtype;
+    bool training; /* statistics of the batch, not given ones */
+    double eps;
+    double *mean, *var;          /* biased; written by a forward in training, else read */
+    const double *weight, *bias; /* NULL: 1, 0 */
+    double *grad_weight, *grad_bias; /* backward, both or none: NULL where neither is wanted */
+    uint64_t *calls;                 /* by osw_norm_id */
+    /* Set by osw_norm_prepare. */
+    int64_t chunks, chunk; /* number, and images or rows in each */
+    double *partial;       /* [chunk][first, second][channel] */
+} osw_norm_job;
+
+/* Decide the chunks. Returns how many doubles of scratch the run needs. */
+int64_t osw_norm_prepare(osw_norm_job *job);
+
+/* y, and in training mean and var. */
+void osw_norm_forward(osw_norm_job *job, double *scratch);
+
+/* dx unless norm.dx.base is NULL, grad_weight, grad_bias. */
+void osw_norm_backward(osw_norm_job *job, double *scratch);
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT */
+/* All plain-C kernels of one dtype; included once a dtype by norm_scalar.c with SUFFIX, ELEMENT,
+ * VALUE, LOAD and STORE defined. */
+
+#define JOIN_(a, b, c) a##b##c
+#define JOIN(a, b, c)  JOIN_(a, b, c)
+#define LOCAL(name)    JOIN(name, _, SUFFIX)
+#define KERNEL(name)   JOIN(JOIN(osw_, name, _), SUFFIX, __scalar)
+
+#include "norm/scalar_activation.h"
+
+/* What z and dx of one channel take. */
+typedef struct LOCAL(factors) {
+    VALUE center, scale, shift, slope, tilt, offset;
+} LOCAL(factors);
+
+static inline LOCAL(factors) LOCAL(factors_of)(const osw_norm *norm, int64_t c, bool gradient)
+{
+    LOCAL(factors)
+    f = {(VALUE)norm->center[c], (VALUE)norm->scale[c], (VALUE)norm->shift[c], 0, 0, 0};
+    if (gradient) {
+        f.slope = (VALUE)norm->slope[c];
+        f.tilt = norm->tilt ? (VALUE)norm->tilt[c] : 0;
+        f.offset = norm->tilt ? (VALUE)norm->offset[c] : 0;
+    }
+    return f;
+}
+
+static inline ELEMENT LOCAL(forward)(ELEMENT x, LOCAL(factors) f, osw_activation activation)
+{
+    const VALUE z = (LOAD(x) - f.center) * f.scale + f.shift;
+    return STORE(LOCAL(activate)(z, activation));
+}
+
+/* d, the gradient of z. */
+static inline VALUE LOCAL(gated)(VALUE x, VALUE dy, LOCAL(factors) f, osw_activation activation)
+{
+    return LOCAL(gate)(dy, (x - f.center) * f.scale + f.shift, activation);
+}
+
+static inline ELEMENT LOCAL(backward)(ELEMENT x, ELEMENT dy, LOCAL(factors) f,
+                                      osw_activation activation, bool centered)
+{
+    const VALUE d = LOCAL(gated)(LOAD(x), LOAD(dy), f, activation);
+    if (!centered)
+        return STORE(d * f.slope);
+    return STORE(d * f.slope + ((LOAD(x) - f.center) * f.tilt + f.offset));
+}
+
+#include "norm/scalar_pixels.h"
+#include "norm/scalar_planes.h"
+
+#undef JOIN_
+#undef JOIN
+#undef LOCAL
+#undef KERNEL
+#undef SUFFIX
+#undef ELEMENT
+#undef VALUE
+#undef LOAD
+#undef STORE
