@@ -34,7 +34,7 @@ setup(
             define_macros=[("Py_LIMITED_API", "0x030A0000"), ("_POSIX_C_SOURCE", "200809L")],
             extra_compile_args=compile_args,
             extra_link_args=link_args,
-            libraries=["dl"] if os.name == "posix" else [],
+            libraries=["dl", "m"] if os.name == "posix" else [],
             py_limited_api=True,
         )
     ],

@@ -5,6 +5,7 @@
 #include "core/isa.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"
+#include "norm/norm.h"
 #include "pool/pool.h"
 
 #include <stdlib.h>
@@ -29,6 +30,7 @@ int osw_isa_start(void)
     }
     osw_prefetch_detect();
     osw_isa_register(osw_channels_select);
+    osw_isa_register(osw_norm_select);
     osw_isa_register(osw_pool_select);
     return 0;
 }

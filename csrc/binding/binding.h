@@ -15,6 +15,7 @@ extern PyMethodDef osw_isa_methods[];
 extern PyMethodDef osw_channels_methods[];
 extern PyMethodDef osw_shuffle_methods[];
 extern PyMethodDef osw_tensor_methods[];
+extern PyMethodDef osw_norm_methods[];
 extern PyMethodDef osw_pool_methods[];
 
 /* Register every family's table with the tier that the environment allows. -1 with an exception set

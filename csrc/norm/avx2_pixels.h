@@ -10,7 +10,8 @@
 static int64_t LOCAL(pattern_rows)(int64_t channels)
 {
     int64_t rows = 1;
-    while (rows * channels % LANES != 0 || (rows * channels < SHORT_PATTERN && rows < OSW_NORM_ROWS))
+    while (rows * channels % LANES != 0 ||
+           (rows * channels < SHORT_PATTERN && rows < OSW_NORM_ROWS))
         rows *= 2;
     return rows;
 }

@@ -132,7 +132,8 @@ OSW_INLINE void LOCAL(sum_planes)(const osw_norm *norm, const osw_norm_part *par
         }
 }
 
-/* The last vector overlaps the one before; it is read before that is written, as `to` may be `x`. */
+/* The last vector overlaps the one before; it is read before that is written, as `to` may be `x`.
+ */
 OSW_INLINE void LOCAL(write_plane)(ELEMENT *to, const ELEMENT *x, const ELEMENT *dy, int64_t count,
                                    const osw_factors *f, const osw_mode mode,
                                    const osw_activation activation)
@@ -158,8 +159,7 @@ OSW_INLINE void LOCAL(write_plane)(ELEMENT *to, const ELEMENT *x, const ELEMENT 
         }
     }
     for (; i + LANES <= count; i += LANES)
-        STORE8(to + i,
-               written(LOAD8(x + i), reads_dy ? LOAD8(dy + i) : none, f, mode, activation));
+        STORE8(to + i, written(LOAD8(x + i), reads_dy ? LOAD8(dy + i) : none, f, mode, activation));
     if (i < count)
         STORE8(to + end, last);
 }

@@ -31,9 +31,8 @@ OSW_INLINE void store_bf16(uint16_t *p, __m256 v)
     const __m256 chosen =
         _mm256_blendv_ps(_mm256_castsi256_ps(sum), _mm256_castsi256_ps(quiet), nan);
     const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(chosen), 16);
-    _mm_storeu_si128(
-        (__m128i *)p,
-        _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi32(_mm256_castsi256_si128(high),
+                                                    _mm256_extracti128_si256(high, 1)));
 }
 
 OSW_INLINE __m256 load_f16(const uint16_t *p)

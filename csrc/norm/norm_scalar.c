@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-#include "norm/norm.h"
 #include "core/half.h"
+#include "norm/norm.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 
 enum {
-    LANES = 8,        /* sums of a plane side by side, so that no addition waits for the one before */
-    SAMPLES = 16,     /* images sampled at most, and positions of each */
+    LANES = 8,    /* sums of a plane side by side, so that no addition waits for the one before */
+    SAMPLES = 16, /* images sampled at most, and positions of each */
     SAMPLE_ROWS = 32, /* rows sampled at most */
 };
 

@@ -25,8 +25,8 @@ typedef struct osw_norm_job {
     osw_norm_dtype dtype;
     bool training; /* statistics of the batch, not given ones */
     double eps;
-    double *mean, *var;          /* biased; written by a forward in training, else read */
-    const double *weight, *bias; /* NULL: 1, 0 */
+    double *mean, *var;              /* biased; written by a forward in training, else read */
+    const double *weight, *bias;     /* NULL: 1, 0 */
     double *grad_weight, *grad_bias; /* backward, both or none: NULL where neither is wanted */
     uint64_t *calls;                 /* by osw_norm_id */
     /* Set by osw_norm_prepare. */

@@ -11,8 +11,7 @@ static void KERNEL(sample_planes)(const osw_norm *norm, const osw_norm_part *par
 {
     const ELEMENT *x = norm->x.base;
     const int64_t images = norm->images < SAMPLES ? norm->images : SAMPLES;
-    const int64_t positions =
-        norm->positions < SAMPLES ? norm->positions : SAMPLES;
+    const int64_t positions = norm->positions < SAMPLES ? norm->positions : SAMPLES;
     for (int64_t c = part->channel_begin; c < part->channel_end; c++) {
         double sum = 0;
         for (int64_t i = 0; i < images; i++) {

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: MIT
+"""The registered operators of batch normalisation, and the kernels without the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opswap import _core
+
+from .._layout import dense_copy, empty, suggest_memory_format
+from .._library import library
+from .._stats import count_kernel, count_reference, reference_forced
+from ._arguments import ACTIVATIONS, check
+from ._reference import normalize, normalize_backward
+
+__all__ = ["backward_operator", "operator", "run", "run_backward"]
+
+_NAME, _BACKWARD = "batch_norm_act", "batch_norm_act_backward"
+_CODES = {None: 0, **{name: code for code, name in enumerate(ACTIVATIONS, 1)}}
+
+
+def run(
+    input: Tensor,
+    output: Tensor,
+    statistics: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    eps: float,
+    activation: str | None,
+    momentum: float | None,
+) -> bool:
+    """The kernel itself: fill output and, where given, statistics; in training, move the running statistics.
+
+    momentum: None leaves the running statistics alone.
+    Returns: False, and has done nothing, where a tensor cannot be read or written in place.
+    Raises: RuntimeError, and has done nothing, for all that does not fit.
+    """
+    code = _CODES[activation]
+    vectors = (running_mean, running_var, weight, bias)
+    if _core.batch_norm(input, output, statistics, *vectors, training, eps, code, momentum) is NotImplemented:
+        return False
+    count_kernel(_NAME)
+    return True
+
+
+def run_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    statistics: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    eps: float,
+    activation: str | None,
+    output_mask: Sequence[bool],
+) -> list[Tensor]:
+    """The kernel of the backward: the gradients that output_mask asks for, of input, weight and bias."""
+    memory_format = suggest_memory_format(input)
+    outputs = _empty_gradients(input, weight, bias, memory_format, output_mask)
+    options = (statistics, weight, bias, *outputs[1:], training, eps, _CODES[activation])
+    if _core.batch_norm_backward(grad_output, input, outputs[0], *options) is NotImplemented:
+        grad_output, input = (dense_copy(t, memory_format) for t in (grad_output, input))
+        _core.batch_norm_backward(grad_output, input, outputs[0], *options)
+    count_kernel(_BACKWARD)
+    return [t for t in outputs if t is not None]
+
+
+def _empty_gradients(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    memory_format: torch.memory_format,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    return (
+        empty(input, input.shape, memory_format) if output_mask[0] else None,
+        torch.empty_like(weight, memory_format=torch.contiguous_format) if output_mask[1] else None,
+        torch.empty_like(bias, memory_format=torch.contiguous_format) if output_mask[2] else None,
+    )
+
+
+def _fake(
+    input: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: str | None,
+) -> tuple[Tensor, Tensor]:
+    check(input, mean, var, weight, bias, mean is None, eps)
+    output = empty(input, input.shape, suggest_memory_format(input))
+    return output, input.new_empty((2, input.shape[1]), dtype=torch.float64)
+
+
+def _kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    if reference_forced():
+        return _counted_reference(input, *arguments)
+    output, statistics = _fake(input, *arguments)
+    mean, _, _, _, eps, activation = *arguments[:4], *arguments[4:]
+    options = (*arguments[:4], mean is None, eps, activation, None)
+    if not run(input, output, statistics, *options):
+        run(dense_copy(input, suggest_memory_format(input)), output, statistics, *options)
+    return output, statistics
+
+
+def _counted_reference(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    check(input, *arguments[:4], arguments[0] is None, arguments[4])
+    count_reference(_NAME)
+    return normalize(input, *arguments)
+
+
+def _check_backward(grad_output: Tensor, input: Tensor) -> None:
+    if grad_output.shape != input.shape or grad_output.dtype != input.dtype:
+        raise RuntimeError(
+            f"batch_norm_act_backward: grad_output {grad_output.dtype} of size {tuple(grad_output.shape)} does not "
+            f"fit input {input.dtype} of size {tuple(input.shape)}"
+        )
+
+
+def _backward_fake(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
+    _check_backward(grad_output, input)
+    _, weight, bias, *_, output_mask = arguments
+    outputs = _empty_gradients(input, weight, bias, suggest_memory_format(input), output_mask)
+    return [t for t in outputs if t is not None]
+
+
+def _backward_kernel(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
+    if reference_forced():
+        return _counted_backward(grad_output, input, *arguments)
+    _check_backward(grad_output, input)
+    return run_backward(grad_output, input, *arguments)
+
+
+def _counted_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    statistics: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    eps: float,
+    activation: str | None,
+    output_mask: Sequence[bool],
+) -> list[Tensor]:
+    _check_backward(grad_output, input)
+    count_reference(_BACKWARD)
+    given = None if training else statistics
+    grads = normalize_backward(grad_output, input, given, weight, bias, eps, activation)
+    kinds = (input, weight, bias)
+    results = [
+        g.to(k.dtype) for g, k, n in zip(grads, kinds, output_mask, strict=True) if n and k is not None
+    ]
+    if output_mask[0]:
+        results[0] = dense_copy(results[0], suggest_memory_format(input))
+    return results
+
+
+def fold(info: Any, tensor: Tensor | None, dim: int | None, channel: int) -> Tensor | None:
+    """Under vmap: the mapped dimension joins the channels, which are dimension `channel` of one example."""
+    if tensor is None:
+        return None
+    mapped = (
+        tensor.unsqueeze(channel).expand(*tensor.shape[:channel], info.batch_size, *tensor.shape[channel:])
+        if dim is None
+        else tensor.movedim(dim, channel)
+    )
+    return mapped.flatten(channel, channel + 1)
+
+
+def unfold(info: Any, tensor: Tensor, channel: int) -> Tensor:
+    """The inverse of `fold`; the mapped dimension stays at `channel`."""
+    return tensor.unflatten(channel, (info.batch_size, tensor.shape[channel] // info.batch_size))
+
+
+def _vmap(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
+    x = fold(info, input, in_dims[0], 1)
+    vectors = (fold(info, v, d, 0) for v, d in zip(arguments[:4], in_dims[1:5], strict=True))
+    output, statistics = operator(x, *vectors, *arguments[4:])
+    return (unfold(info, output, 1), unfold(info, statistics, 1)), (1, 1)
+
+
+def _backward_vmap(info: Any, in_dims: Any, grad_output: Tensor, input: Tensor, *arguments: Any) -> Any:
+    grad, x = fold(info, grad_output, in_dims[0], 1), fold(info, input, in_dims[1], 1)
+    statistics = fold(info, arguments[0], in_dims[2], 1)
+    vectors = (fold(info, v, d, 0) for v, d in zip(arguments[1:3], in_dims[3:5], strict=True))
+    results = backward_operator(grad, x, statistics, *vectors, *arguments[3:])
+    dims = [1 if r.dim() > 1 else 0 for r in results]
+    return [unfold(info, r, d) for r, d in zip(results, dims, strict=True)], dims
+
+
+def _define() -> tuple[Any, Any]:
+    """Register the operators.
+
+    input: (N, C, *); mean, var: (C) statistics to normalise with, None for those of the batch; statistics: (2, C)
+    float64, the means and biased variances used. The output and the gradient of input are dense in the memory format
+    of input; gradients where output_mask is False are neither computed nor returned.
+    """
+    library.define(
+        f"{_NAME}(Tensor input, Tensor? mean, Tensor? var, Tensor? weight, Tensor? bias, float eps, "
+        "str? activation) -> (Tensor, Tensor)"
+    )
+    library.define(
+        f"{_BACKWARD}(Tensor grad_output, Tensor input, Tensor statistics, Tensor? weight, Tensor? bias, "
+        "bool training, float eps, str? activation, bool[3] output_mask) -> Tensor[]"
+    )
+    implementations = {
+        _NAME: (_kernel, _counted_reference, _fake, _vmap),
+        _BACKWARD: (_backward_kernel, _counted_backward, _backward_fake, _backward_vmap),
+    }
+    for name, (kernel, reference, fake, vmap) in implementations.items():
+        library.impl(name, kernel, "CPU")
+        library.impl(name, reference, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"opswap::{name}", fake, lib=library)
+        torch.library.register_vmap(f"opswap::{name}", vmap, lib=library)
+    return torch.ops.opswap.batch_norm_act.default, torch.ops.opswap.batch_norm_act_backward.default
+
+
+operator, backward_operator = _define()
