@@ -16,57 +16,41 @@ static int64_t LOCAL(pattern_rows)(int64_t channels)
     return rows;
 }
 
-typedef struct LOCAL(strip) {
-    float center[STRIP], scale[STRIP], shift[STRIP];
-    float slope[STRIP], tilt[STRIP], offset[STRIP];
-} LOCAL(strip);
-
-/* One factor of every value of a strip that starts at `column` of the pattern. */
+/* One factor of every value of a strip that starts at `column` of the pattern, into every
+ * FACTORS-th vector: what one vector of values takes lies together. */
 OSW_INLINE void LOCAL(spread)(float *to, const double *from, int64_t column, int64_t width,
                               int64_t channels)
 {
     int64_t c = column % channels;
-    for (int64_t i = 0; i < width; i++) {
-        to[i] = (float)from[c];
-        c = c + 1 == channels ? 0 : c + 1;
-    }
+    for (int64_t i = 0; i < width; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) {
+            to[i * FACTORS + lane] = (float)from[c];
+            c = c + 1 == channels ? 0 : c + 1;
+        }
 }
 
-OSW_INLINE void LOCAL(fill_strip)(LOCAL(strip) * strip, const osw_norm *norm, int64_t column,
-                                  int64_t width, const osw_mode mode)
+OSW_INLINE void LOCAL(fill_strip)(float *strip, const osw_norm *norm, int64_t column, int64_t width,
+                                  const osw_mode mode)
 {
-    const int64_t channels = norm->channels;
-    LOCAL(spread)(strip->center, norm->center, column, width, channels);
-    if (mode != MOMENTS) {
-        LOCAL(spread)(strip->scale, norm->scale, column, width, channels);
-        LOCAL(spread)(strip->shift, norm->shift, column, width, channels);
-    }
-    if (mode == GRADIENT || mode == SCALED_GRADIENT)
-        LOCAL(spread)(strip->slope, norm->slope, column, width, channels);
-    if (mode == GRADIENT) {
-        LOCAL(spread)(strip->tilt, norm->tilt, column, width, channels);
-        LOCAL(spread)(strip->offset, norm->offset, column, width, channels);
-    }
+    const double *const factors[FACTORS] = {norm->center, norm->scale, norm->shift,
+                                            norm->slope,  norm->tilt,  norm->offset};
+    const int count = factor_count(mode);
+    for (int i = 0; i < count; i++)
+        LOCAL(spread)(strip + i * LANES, factors[i], column, width, norm->channels);
 }
 
-OSW_INLINE osw_factors LOCAL(factors_at)(const LOCAL(strip) * strip, int64_t i, const osw_mode mode)
+OSW_INLINE osw_factors LOCAL(factors_at)(const float *strip, int64_t i, const osw_mode mode)
 {
-    osw_factors f = {.center = _mm256_loadu_ps(strip->center + i)};
-    if (mode != MOMENTS) {
-        f.scale = _mm256_loadu_ps(strip->scale + i);
-        f.shift = _mm256_loadu_ps(strip->shift + i);
-    }
-    if (mode == GRADIENT || mode == SCALED_GRADIENT)
-        f.slope = _mm256_loadu_ps(strip->slope + i);
-    if (mode == GRADIENT) {
-        f.tilt = _mm256_loadu_ps(strip->tilt + i);
-        f.offset = _mm256_loadu_ps(strip->offset + i);
-    }
+    osw_factors f;
+    __m256 *const places[FACTORS] = {&f.center, &f.scale, &f.shift, &f.slope, &f.tilt, &f.offset};
+    const int count = factor_count(mode);
+    for (int n = 0; n < count; n++)
+        *places[n] = _mm256_loadu_ps(strip + i * FACTORS + n * LANES);
     return f;
 }
 
 /* Add `count` patterns of a strip, `step` values from one to the next. */
-OSW_INLINE void LOCAL(add_patterns)(float *first, float *second, const LOCAL(strip) * strip,
+OSW_INLINE void LOCAL(add_patterns)(float *first, float *second, const float *strip,
                                     const ELEMENT *x, const ELEMENT *dy, int64_t step,
                                     int64_t width, const int count, const osw_mode mode,
                                     const osw_activation activation)
@@ -112,20 +96,20 @@ OSW_INLINE void LOCAL(sum_strip)(const osw_norm *norm, const osw_norm_part *part
                                  int64_t width, int64_t pattern, int64_t patterns,
                                  const osw_mode mode, const osw_activation activation)
 {
-    LOCAL(strip) strip;
+    float strip[FACTORS * STRIP];
     float first[STRIP] = {0}, second[STRIP] = {0};
-    LOCAL(fill_strip)(&strip, norm, column, width, mode);
+    LOCAL(fill_strip)(strip, norm, column, width, mode);
     const int64_t start = part->begin * norm->channels + column;
     const ELEMENT *x = (const ELEMENT *)norm->x.base + start;
     const ELEMENT *dy = mode == REDUCE ? (const ELEMENT *)norm->dy.base + start : NULL;
     for (int64_t p = 0; p < patterns;) {
         const int64_t stop = p + FLUSH_PATTERNS < patterns ? p + FLUSH_PATTERNS : patterns;
-        for (; p + 4 <= stop; p += 4)
-            LOCAL(add_patterns)(first, second, &strip, x + p * pattern,
-                                mode == REDUCE ? dy + p * pattern : NULL, pattern, width, 4, mode,
+        for (; p + 2 <= stop; p += 2)
+            LOCAL(add_patterns)(first, second, strip, x + p * pattern,
+                                mode == REDUCE ? dy + p * pattern : NULL, pattern, width, 2, mode,
                                 activation);
         for (; p < stop; p++)
-            LOCAL(add_patterns)(first, second, &strip, x + p * pattern,
+            LOCAL(add_patterns)(first, second, strip, x + p * pattern,
                                 mode == REDUCE ? dy + p * pattern : NULL, pattern, width, 1, mode,
                                 activation);
         LOCAL(flush_strip)(part->first, first, column, width, norm->channels);
@@ -154,8 +138,8 @@ OSW_INLINE void LOCAL(write_strip)(const osw_norm *norm, const osw_norm_part *pa
                                    int64_t width, int64_t pattern, int64_t patterns,
                                    const osw_mode mode, const osw_activation activation)
 {
-    LOCAL(strip) strip;
-    LOCAL(fill_strip)(&strip, norm, column, width, mode);
+    float strip[FACTORS * STRIP];
+    LOCAL(fill_strip)(strip, norm, column, width, mode);
     const int64_t start = part->begin * norm->channels + column;
     const ELEMENT *x = (const ELEMENT *)norm->x.base + start;
     const ELEMENT *dy = mode == APPLY ? NULL : (const ELEMENT *)norm->dy.base + start;
@@ -169,7 +153,7 @@ OSW_INLINE void LOCAL(write_strip)(const osw_norm *norm, const osw_norm_part *pa
                 if (mode != APPLY)
                     prefetch(dy + skip + i);
             }
-            const osw_factors f = LOCAL(factors_at)(&strip, i, mode);
+            const osw_factors f = LOCAL(factors_at)(strip, i, mode);
             const __m256 given = mode == APPLY ? _mm256_setzero_ps() : LOAD8(dy + skip + i);
             STORE8(to + skip + i, written(LOAD8(x + skip + i), given, &f, mode, activation));
         }

@@ -2,7 +2,7 @@
 /* Vectors of eight floats: load and store of f32, bf16 and f16, activations, and what z and dx of
  * eight values take; included by norm_avx2.c inside its target region. */
 
-enum { LANES = 8 };
+enum { LANES = 8, FACTORS = 6 };
 
 OSW_INLINE __m256 load_f32(const float *p)
 {
@@ -67,6 +67,14 @@ typedef struct osw_factors {
 
 /* What a kernel adds up, or writes. */
 typedef enum osw_mode { MOMENTS, REDUCE, APPLY, GRADIENT, SCALED_GRADIENT } osw_mode;
+
+/* How many of the factors a mode takes: the first ones. */
+OSW_INLINE int factor_count(const osw_mode mode)
+{
+    static const int counts[] = {
+        [MOMENTS] = 1, [REDUCE] = 3, [APPLY] = 3, [SCALED_GRADIENT] = 4, [GRADIENT] = FACTORS};
+    return counts[mode];
+}
 
 /* max and min return their second operand where one is NaN, and max that of -0.0 and 0.0. */
 OSW_INLINE __m256 clamp_low(__m256 z)

@@ -37,7 +37,7 @@
 #include <stdint.h>
 
 /* OSW_NORM_ROWS: parts of pixels begin at a multiple of it. */
-enum { OSW_NORM_FLUSH = 2048, OSW_NORM_MAX_BLOCK = 16, OSW_NORM_ROWS = 64 };
+enum { OSW_NORM_FLUSH = 2048, OSW_NORM_MAX_BLOCK = 64, OSW_NORM_ROWS = 64 };
 
 typedef enum osw_activation {
     OSW_IDENTITY,

@@ -6,8 +6,8 @@
 #include <stddef.h>
 
 enum {
-    LANES = 8,    /* sums of a plane side by side, so that no addition waits for the one before */
-    SAMPLES = 16, /* images sampled at most, and positions of each */
+    LANES = 8,   /* sums of a plane side by side, so that no addition waits for the one before */
+    SAMPLES = 8, /* images sampled at most, and positions of each */
     SAMPLE_ROWS = 32, /* rows sampled at most */
 };
 

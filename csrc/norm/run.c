@@ -257,13 +257,13 @@ static void run_passes(const osw_run *run)
     }
 }
 
-/* Planes channel by channel where that gives every thread work. */
+/* Where planes are read twice, a few channels after the other if that gives every thread work. */
 static void execute(const osw_run *run)
 {
     const osw_norm_job *job = run->job;
     const int64_t channels = job->norm.channels;
     const bool enough = channels >= 2 * osw_parallel_threads() || osw_parallel_threads() == 1;
-    if (job->form == OSW_NORM_PLANES && enough) {
+    if (job->form == OSW_NORM_PLANES && enough && run->sums && run->write) {
         const int64_t tensors = job->norm.dy.base ? 2 : 1;
         const int64_t bytes = values_per_channel(job) * itemsize(job) * tensors;
         osw_parallel_for(channels, osw_grain(bytes), run_planes, (void *)run);

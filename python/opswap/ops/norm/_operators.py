@@ -104,8 +104,8 @@ def _kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     if reference_forced():
         return _counted_reference(input, *arguments)
     output, statistics = _fake(input, *arguments)
-    mean, _, _, _, eps, activation = *arguments[:4], *arguments[4:]
-    options = (*arguments[:4], mean is None, eps, activation, None)
+    *vectors, eps, activation = arguments
+    options = (*vectors, vectors[0] is None, eps, activation, None)
     if not run(input, output, statistics, *options):
         run(dense_copy(input, suggest_memory_format(input)), output, statistics, *options)
     return output, statistics
@@ -154,10 +154,7 @@ def _counted_backward(
     count_reference(_BACKWARD)
     given = None if training else statistics
     grads = normalize_backward(grad_output, input, given, weight, bias, eps, activation)
-    kinds = (input, weight, bias)
-    results = [
-        g.to(k.dtype) for g, k, n in zip(grads, kinds, output_mask, strict=True) if n and k is not None
-    ]
+    results = _wanted(grads, (input, weight, bias), output_mask)
     if output_mask[0]:
         results[0] = dense_copy(results[0], suggest_memory_format(input))
     return results
@@ -196,6 +193,31 @@ def _backward_vmap(info: Any, in_dims: Any, grad_output: Tensor, input: Tensor, 
     return [unfold(info, r, d) for r, d in zip(results, dims, strict=True)], dims
 
 
+def _batched_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    statistics: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    eps: float,
+    activation: str | None,
+    output_mask: Sequence[bool],
+) -> list[Tensor]:
+    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap takes no rule."""
+    given = None if training else statistics
+    grads = normalize_backward(grad_output, input, given, weight, bias, eps, activation)
+    return _wanted(grads, (input, weight, bias), output_mask)
+
+
+def _wanted(
+    grads: Sequence[Tensor], kinds: Sequence[Tensor | None], output_mask: Sequence[bool]
+) -> list[Tensor]:
+    """Those gradients that are asked for, each in the dtype of what it is the gradient of."""
+    triples = zip(grads, kinds, output_mask, strict=True)
+    return [g.to(k.dtype) for g, k, wanted in triples if wanted and k is not None]
+
+
 def _define() -> tuple[Any, Any]:
     """Register the operators.
 
@@ -220,6 +242,7 @@ def _define() -> tuple[Any, Any]:
         library.impl(name, reference, "CompositeExplicitAutograd")
         torch.library.register_fake(f"opswap::{name}", fake, lib=library)
         torch.library.register_vmap(f"opswap::{name}", vmap, lib=library)
+    library.impl(_BACKWARD, _batched_backward, "Batched")
     return torch.ops.opswap.batch_norm_act.default, torch.ops.opswap.batch_norm_act_backward.default
 
 

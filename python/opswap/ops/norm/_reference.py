@@ -88,10 +88,8 @@ def normalize(
 ) -> tuple[Tensor, Tensor]:
     """The output, dense in the memory format of input, and the statistics used: those given or the batch's."""
     x = input.double()
-    if mean is None or var is None:
-        statistics = _batch_statistics(x)
-    else:
-        statistics = torch.stack((mean.double(), var.double()))
+    given = mean is not None and var is not None
+    statistics = torch.stack((mean.double(), var.double())) if given else _batch_statistics(x)
     _, scale, normalised = _parts(x, statistics, weight, bias, eps)
     output = activate(_affine(normalised, scale, bias), activation)
     return dense_copy(output.to(input.dtype), suggest_memory_format(input)), statistics

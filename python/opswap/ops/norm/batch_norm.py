@@ -68,7 +68,18 @@ def _move(
     statistics: Tensor, running_mean: _Vector, running_var: _Vector, momentum: float, input: Tensor
 ) -> None:
     count = count_values(input)
-    if count and running_mean is not None and running_var is not None:
+    if not count or running_mean is None or running_var is None:
+        return
+    if torch.compiler.is_compiling() or not transforms_active():
+        update_running(statistics, running_mean, running_var, momentum, count)
+        return
+    # A tensor from outside torch.func.grad may be written outside only; statistics have no gradient to lose.
+    while torch._C._functorch.is_gradtrackingtensor(statistics):
+        statistics = torch._C._functorch.get_unwrapped(statistics)
+    wrapped = any(
+        map(torch._C._functorch.is_functorch_wrapped_tensor, (statistics, running_mean, running_var))
+    )
+    with contextlib.nullcontext() if wrapped else torch._C._DisableFuncTorch():
         update_running(statistics, running_mean, running_var, momentum, count)
 
 
