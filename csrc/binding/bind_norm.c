@@ -118,7 +118,7 @@ static int check_vectors(const osw_norm_call *call)
         first = t;
     }
     const osw_tensor *s = &call->tensors[STATISTICS];
-    if (call->given[STATISTICS] &&
+    if (call->given[STATISTICS] && x->size[1] > 0 &&
         (dtype_of(s) != OSW_NORM_F64 || s->ndim != 2 || s->size[0] != 2 ||
          s->size[1] != x->size[1] || s->stride[1] != 1 || s->stride[0] != s->size[1]))
         return fail(call, STATISTICS, "must be a dense float64 tensor (2, C)", s->numel);

@@ -109,7 +109,10 @@ static void fold(const osw_norm_job *job, int64_t c)
     const osw_norm *n = &job->norm;
     n->center[c] = job->dtype == OSW_NORM_F64 ? job->mean[c] : (double)(float)job->mean[c];
     n->scale[c] = weight(job, c) * invstd(job, c);
-    n->shift[c] = (n->center[c] - job->mean[c]) * n->scale[c] + (job->bias ? job->bias[c] : 0);
+    n->shift[c] = job->bias ? job->bias[c] : 0;
+    const double beyond = n->center[c] - job->mean[c];
+    if (beyond != 0) /* else a bias of -0.0 stays one */
+        n->shift[c] += beyond * n->scale[c];
 }
 
 static void finish_moments(const osw_norm_job *job, int64_t c, double first, double second)

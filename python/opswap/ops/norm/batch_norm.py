@@ -57,6 +57,7 @@ def _forward(
                 return output, statistics
             run(dense_copy(input, suggest_memory_format(input)), output, statistics, *options)
             return output, statistics
+    check(input, *vectors, training, eps)
     given = (None, None) if training else (running_mean, running_var)
     output, statistics = operator(input, *given, weight, bias, eps, activation)
     if training and momentum is not None:
@@ -237,6 +238,13 @@ def _differentiable_backward(*args: Any) -> tuple[Tensor, ...]:
 # --- public functions ------------------------------------------------------------------------------------------------
 
 
+def _kernel_would_miss(input: Tensor, running_mean: _Vector, running_var: _Vector, eps: float) -> bool:
+    """True where something may be wrong that the extension does not look at."""
+    if eps <= 0 or running_mean is None or running_var is None or input.dim() < 2:
+        return True
+    return running_mean.requires_grad or running_var.requires_grad
+
+
 def infer(
     input: Tensor,
     running_mean: _Vector,
@@ -258,6 +266,8 @@ def infer(
     """
     vectors = (running_mean, running_var, weight, bias)
     tensors = _given(input, *vectors)
+    if _kernel_would_miss(input, running_mean, running_var, eps):
+        check(input, *vectors, training, eps)
     if inplace and not reference_forced() and not needs_graph(tensors) and plain_cpu(tensors):
         result = _infer_plain(input, input, vectors, training, momentum, eps, activation)
         if result is not None:
@@ -308,14 +318,14 @@ def batch_norm_act(
         return reference(input, *vectors, training, momentum, eps, activation)
     if torch.compiler.is_compiling() or transforms_active():
         return _traced(input, *vectors, training, momentum, eps, activation)
+    if _kernel_would_miss(input, running_mean, running_var, eps):
+        check(input, *vectors, training, eps)
     tensors = _given(input, *vectors)
     if not needs_graph(tensors) and plain_cpu(tensors):
         output = empty(input, input.shape, suggest_memory_format(input))
         result = _infer_plain(input, output, vectors, training, momentum, eps, activation)
         if result is not None:
             return result
-    if training:
-        check(input, *vectors, training, eps)
     return _differentiable(training, momentum, eps, activation, input, *vectors)[0]
 
 

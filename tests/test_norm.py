@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: MIT
+"""Batch normalisation against float64 and against torch: values, statistics, layouts, gradients, memory kept."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as T
+from torch import Tensor
+
+import opswap
+from inputs import LAYOUTS, channels_last_of, same_bits
+from opswap import _core
+from opswap import functional as F
+from opswap.ops.norm import infer, reference
+
+ACTIVATIONS = (None, "relu", "relu6", "hardswish")
+# The largest relative error of a sum or a value, for random input and gradients.
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+# Planes and rows around the widths of vectors, channels that divide no vector, wide patterns, odd leftovers.
+SIZES = (
+    (9, 8),
+    (3, 4, 7),
+    (4, 58, 7, 7),
+    (3, 2, 3, 3),
+    (2, 1, 9, 9),
+    (3, 17, 5, 1),
+    (2, 3, 50, 47),
+    (2, 1027, 2, 3),
+    (2, 3, 4, 5, 6),
+)
+
+
+def parameters(channels: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """running_mean, running_var, weight, bias."""
+    kinds = (
+        torch.randn(channels),
+        torch.rand(channels) + 0.5,
+        torch.rand(channels) + 0.5,
+        torch.randn(channels),
+    )
+    return tuple(t.to(dtype) for t in kinds)
+
+
+def away_from_kinks(x: Tensor, training: bool, vectors: tuple[Tensor, ...], eps: float = 1e-5) -> Tensor:
+    """x, moved where the activation's derivative jumps, so that rounding does not decide on which side it is."""
+    for _ in range(3):
+        z = reference(x.double(), *(v.double() for v in vectors), training, 0.0, eps)
+        near = sum(((z - kink).abs() < 0.05) for kink in (-3, 0, 3, 6))
+        x = torch.where(near > 0, x + 0.2, x.double()).to(x.dtype)
+    return x
+
+
+def outputs_and_gradients(
+    function: object,
+    x: Tensor,
+    grad: Tensor,
+    vectors: tuple[Tensor, ...],
+    training: bool,
+    activation: str | None,
+) -> list[Tensor]:
+    """Output, gradients of input, weight and bias, running statistics afterwards."""
+    mean, var, *affine = (v.clone() for v in vectors)
+    leaves = [t.detach().requires_grad_() for t in (x, *affine)]
+    y = function(leaves[0], mean, var, *leaves[1:], training, 0.3, 1e-5, activation)
+    return [y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype)), mean, var]
+
+
+def assert_close(got: Tensor, want: Tensor, tolerance: float) -> None:
+    assert got.shape == want.shape
+    scale = want.double().abs().max().item() + 1 if want.numel() else 1
+    assert (got.double() - want.double()).abs().max().item() <= tolerance * scale
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_equals_float64(size: tuple[int, ...], dtype: torch.dtype, tier: str) -> None:
+    vector_dtype = dtype if dtype == torch.float64 else torch.float32
+    formats = {torch.contiguous_format, channels_last_of(len(size))}
+    for memory_format, activation, training in itertools.product(formats, ACTIVATIONS, (True, False)):
+        vectors = parameters(size[1], vector_dtype)
+        x = away_from_kinks((torch.randn(size) * 2 + 1).to(dtype), training, vectors)
+        x = x.contiguous(memory_format=memory_format)
+        grad = torch.randn(size).to(dtype)
+        got = outputs_and_gradients(F.batch_norm_act, x, grad, vectors, training, activation)
+        exact = tuple(v.double() for v in vectors)
+        want = outputs_and_gradients(reference, x.double(), grad.double(), exact, training, activation)
+        for i, (g, w) in enumerate(zip(got, want, strict=True)):
+            noise = 30 if 0 < i < 4 and dtype in (torch.bfloat16, torch.float16) else 3
+            assert_close(g, w, TOLERANCE[dtype] * noise if i < 4 else 1e-5)
+        assert [g.dtype for g in got] == [dtype, dtype, *(vector_dtype for _ in range(4))]
+
+
+@pytest.mark.parametrize("name", sorted(_core.norm_variants()))
+def test_every_variant_runs(name: str, tier: str) -> None:
+    _, form, dtype = name.split("_")
+    dtype = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    x = torch.randn(2, 3, 4, 5).to(dtype)
+    if form == "pixels":
+        x = x.contiguous(memory_format=torch.channels_last)
+    before = _core.norm_variants()[name]
+    F.batch_norm_relu(x.requires_grad_(), None, None, training=True).sum().backward()
+    assert _core.norm_variants()[name] == before + 1
+
+
+# --- statistics ------------------------------------------------------------------------------------------------------
+
+
+def statistics_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased variance as the running statistics receive them in float64's place."""
+    output, statistics = torch.ops.opswap.batch_norm_act(x, None, None, None, None, 1e-5, None)
+    assert output.shape == x.shape
+    return statistics[0], statistics[1]
+
+
+def hard_inputs() -> Iterator[tuple[str, Tensor]]:
+    yield "normal", torch.randn(8, 24, 40, 40)
+    yield "large mean", torch.randn(8, 24, 30, 30) * 0.01 + 1000
+    yield "first value far off", torch.randn(8, 24, 17, 17).index_fill_(0, torch.tensor([0]), 30.0)
+    yield "sparse", torch.randn(8, 24, 25, 25).sub(2).relu()
+    yield "constant", torch.full((4, 24, 9, 9), 0.1)
+    outlier = torch.randn(8, 24, 25, 25)
+    outlier[0, :, 0, 0] = 1e5
+    yield "outlier among the samples", outlier
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_statistics_are_good_to_1e_6(memory_format: torch.memory_format, tier: str) -> None:
+    for name, x in hard_inputs():
+        x = x.contiguous(memory_format=memory_format)
+        mean, var = statistics_of(x)
+        exact = x.double()
+        want_mean, want_var = exact.mean((0, 2, 3)), exact.var((0, 2, 3), correction=0)
+        invstd, want_invstd = (v.add(1e-5).rsqrt() for v in (var, want_var))
+        std = want_var.sqrt()
+        assert (mean - want_mean).abs().le(1e-6 * std + 1e-12).all(), name
+        assert (invstd / want_invstd - 1).abs().max() <= 1e-6, name
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_sums_of_the_backward_are_good_to_1e_6(memory_format: torch.memory_format, tier: str) -> None:
+    x = (torch.randn(8, 24, 40, 40) * 0.01 + 1000).contiguous(memory_format=memory_format)
+    grad = torch.randn(x.shape)
+    _, statistics = torch.ops.opswap.batch_norm_act(x, None, None, None, None, 1e-5, None)
+    weight = torch.ones(24)
+    options = (weight, weight, True, 1e-5, None, [False, True, True])
+    got = torch.ops.opswap.batch_norm_act_backward(grad, x, statistics, *options)
+    normalised = reference(x.double(), None, None, training=True)
+    for g, w in zip(got, ((grad * normalised).sum((0, 2, 3)), grad.double().sum((0, 2, 3))), strict=True):
+        assert (g - w).abs().max() <= 1e-6 * x[:, 0].numel() ** 0.5
+
+
+def test_values_at_a_large_mean_are_exact(tier: str) -> None:
+    """float32 cannot hold the mean to what the values are apart: what it lacks is not lost."""
+    x = torch.randn(4, 6, 20, 20) * 0.01 + 1000
+    want = reference(x.double(), None, None, training=True, eps=1e-8)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        dense = x.contiguous(memory_format=memory_format)
+        got = F.batch_norm(dense, None, None, training=True, eps=1e-8)
+        assert (got - want).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_bits_do_not_depend_on_threads(memory_format: torch.memory_format, tier: str) -> None:
+    before = torch.get_num_threads()
+    try:
+        for size in ((16, 3, 80, 80), (9, 70, 15, 15), (40, 24, 31, 29)):
+            x = torch.randn(size).contiguous(memory_format=memory_format)
+            grad, vectors = torch.randn(size), parameters(size[1], torch.float32)
+            results = []
+            for threads in (1, 2, 3, 5):
+                torch.set_num_threads(threads)
+                results.append(outputs_and_gradients(F.batch_norm_act, x, grad, vectors, True, "relu"))
+            for other in results[1:]:
+                assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- activations -----------------------------------------------------------------------------------------------------
+
+EDGES = (
+    float("nan"),
+    -0.0,
+    0.0,
+    float("inf"),
+    -float("inf"),
+    -3.0,
+    3.0,
+    6.0,
+    -3.0000002,
+    2.9999998,
+    5.9999995,
+    7.0,
+    -7.0,
+)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_edges_of_activations_are_torchs(activation: str | None, dtype: torch.dtype, tier: str) -> None:
+    """Statistics that change nothing, so that the activation sees the edges themselves."""
+    row = torch.tensor(EDGES * 3).to(dtype)
+    vectors = (torch.zeros(2), torch.ones(2), torch.ones(2), torch.full((2,), -0.0))
+    vectors = tuple(v.to(dtype) for v in vectors)
+    for size in ((3, 2, 13), (39, 2)):
+        x = row.view(3, 1, 13).expand(3, 2, 13) if len(size) == 3 else row.view(39, 1).expand(39, 2)
+        got, want = [], []
+        for function, results in ((F.batch_norm_act, got), (reference, want)):
+            leaf = x.contiguous().requires_grad_()
+            y = function(leaf, *vectors, False, 0.1, 0.0, activation)
+            (gradient,) = torch.autograd.grad(y, leaf, torch.full_like(y, 2.0))
+            results += [y.detach(), gradient]
+        for g, w in zip(got, want, strict=True):
+            assert torch.equal(g.isnan(), w.isnan())
+            assert torch.allclose(
+                g.nan_to_num(9.0), w.nan_to_num(9.0), rtol=1e-6 if dtype.itemsize > 2 else 1e-2
+            )
+            assert torch.equal(g.signbit()[~g.isnan()], w.signbit()[~w.isnan()])
+
+
+def test_a_gradient_that_is_not_finite_stays_behind_the_activation(tier: str) -> None:
+    x = torch.tensor([[-1.0, 2.0], [-2.0, 3.0]] * 8).requires_grad_()
+    grad = torch.full_like(x, 1.0)
+    grad[:, 0] = float("nan")
+    y = F.batch_norm_relu(x, torch.zeros(2), torch.ones(2))
+    assert torch.autograd.grad(y, x, grad)[0][:, 0].eq(0).all()
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [(4, 6), (4, 6, 10), (4, 6, 5, 7), (2, 3, 2, 5, 3)], ids=str)
+def test_every_layout(size: tuple[int, ...], layout: str) -> None:
+    x = LAYOUTS[layout](torch.randn(size))
+    vectors, grad = parameters(size[1], torch.float32), LAYOUTS[layout](torch.randn(size))
+    before = x.clone()
+    got = outputs_and_gradients(F.batch_norm_act, x, grad, vectors, True, "hardswish")
+    want = outputs_and_gradients(reference, x, grad, vectors, True, "hardswish")
+    assert torch.equal(x, before)
+    for g, w in zip(got, want, strict=True):
+        assert torch.allclose(g, w, rtol=1e-3, atol=1e-4)
+    assert got[0].stride() == want[0].stride() or 1 in size
+
+
+def test_a_chunk_of_channels_is_read_in_place() -> None:
+    x = torch.randn(3, 8, 5, 5).chunk(2, 1)[1]
+    output = torch.empty(3, 4, 5, 5)
+    vectors = parameters(4, torch.float32)
+    assert _core.batch_norm(x, output, None, *vectors, False, 1e-5, 1, None) is None
+    assert torch.allclose(output, reference(x, *vectors, activation="relu"), atol=1e-5)
+
+
+def test_expanded_gradients_and_parameters_with_strides() -> None:
+    x = torch.randn(4, 6, 5, 5)
+    wide = torch.rand(4, 12).add(0.5)
+    vectors = tuple(row[::2] for row in wide)
+    leaf = x.clone().requires_grad_()
+    F.batch_norm_relu(leaf, *vectors, training=True).mean().backward()
+    other = x.clone().requires_grad_()
+    reference(other, *(v.clone() for v in vectors), training=True, activation="relu").mean().backward()
+    assert torch.allclose(leaf.grad, other.grad, atol=1e-6)
+
+
+def test_empty_batches_and_no_channels() -> None:
+    for size in ((0, 3, 4, 4), (2, 3, 0, 4), (2, 0, 4, 4)):
+        mean, var = torch.zeros(size[1]), torch.ones(size[1])
+        leaf = torch.randn(size).requires_grad_()
+        y = F.batch_norm_relu(leaf, mean, var, training=True)
+        y.sum().backward()
+        assert y.shape == leaf.grad.shape == size
+        assert mean.eq(0).all() and var.eq(1).all()
+
+
+# --- modes -----------------------------------------------------------------------------------------------------------
+
+
+def test_running_statistics_move_as_torchs() -> None:
+    x = torch.randn(4, 3, 5, 5) * 3 + 2
+    for dtype in (torch.float32, torch.bfloat16):
+        for momentum in (0.0, 0.1, 0.75, 1.0):
+            ours, theirs = ([torch.zeros(3, dtype=dtype), torch.ones(3, dtype=dtype)] for _ in range(2))
+            for _ in range(3):
+                F.batch_norm(x.to(dtype), *ours, training=True, momentum=momentum)
+                T.batch_norm(x.to(dtype), *theirs, training=True, momentum=momentum)
+            for a, b in zip(ours, theirs, strict=True):
+                assert torch.allclose(a, b, rtol=1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_only_the_gradients_needed_are_computed() -> None:
+    x, grad = torch.randn(3, 4, 5, 5), torch.randn(3, 4, 5, 5)
+    mean, var, weight, bias = parameters(4, torch.float32)
+    for needed in itertools.product((True, False), repeat=3):
+        if not any(needed):
+            continue
+        for training in (True, False):
+            full = [t.clone().requires_grad_() for t in (x, weight, bias)]
+            some = [t.clone().requires_grad_(n) for t, n in zip((x, weight, bias), needed, strict=True)]
+            results = []
+            for a, w, b in (full, some):
+                y = F.batch_norm_relu(a, mean.clone(), var.clone(), w, b, training)
+                leaves = [t for t in (a, w, b) if t.requires_grad]
+                results.append(torch.autograd.grad(y, leaves, grad))
+            wanted = [g for g, n in zip(results[0], needed, strict=True) if n]
+            assert all(same_bits(a, b) for a, b in zip(wanted, results[1], strict=True))
+    before = _core.norm_variants()["reduce_planes_f32"]
+    leaf = x.clone().requires_grad_()
+    F.batch_norm_relu(leaf, mean, var, weight, bias).backward(grad)
+    assert _core.norm_variants()["reduce_planes_f32"] == before
+
+
+def test_neither_output_nor_mask_is_kept() -> None:
+    x = torch.randn(4, 6, 8, 8, requires_grad=True)
+    weight = torch.ones(6, requires_grad=True)
+    kept: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        kept[t.data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        F.batch_norm_act(x, None, None, weight, weight, True, activation="hardswish")
+    assert sum(kept.values()) <= x.untyped_storage().nbytes() + 6 * (4 + 2 * 8)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "chunk", "offset"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_in_place(dtype: torch.dtype, layout: str, tier: str) -> None:
+    vectors = tuple(v.to(dtype) for v in parameters(13, torch.float32))
+    for training in (False, True):
+        x = LAYOUTS[layout](torch.randn(3, 13, 5, 11).to(dtype))
+        want = F.batch_norm_act(x, *(v.clone() for v in vectors), training, activation="relu6")
+        version = x._version
+        got = infer(x, *vectors, training, activation="relu6", inplace=True)
+        assert got is x and x._version > version and same_bits(x, want)
+
+
+def test_in_place_gives_way() -> None:
+    vectors = parameters(4, torch.float32)
+    x = torch.randn(3, 4, 5, 5)
+    for other in (x.clone().requires_grad_(), x.permute(2, 1, 0, 3), x[:1].expand(3, 4, 5, 5)):
+        before = other.detach().clone()
+        got = infer(other, *vectors, activation="relu", inplace=True)
+        assert got is not other and torch.equal(other, before)
+        assert torch.allclose(got, reference(before, *vectors, activation="relu"), atol=1e-5)
+    with opswap.force_reference():
+        assert infer(x, *vectors, inplace=True) is not x
+
+
+def test_the_form_for_other_devices_is_torchs() -> None:
+    x, vectors, grad = torch.randn(4, 3, 5, 5), parameters(3, torch.float32), torch.randn(4, 3, 5, 5)
+    want = outputs_and_gradients(reference, x, grad, vectors, True, "relu6")
+    opswap.reset_stats()
+    with opswap.force_reference():
+        got = outputs_and_gradients(F.batch_norm_act, x, grad, vectors, True, "relu6")
+    assert opswap.stats()["reference"] == {"batch_norm_act": 1} and not opswap.stats()["kernel"]
+    assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+    meta = F.batch_norm_relu(x.to("meta"), None, None, training=True)
+    assert meta.is_meta and meta.shape == x.shape
+
+
+def test_the_operators_on_plain_code() -> None:
+    """What the operators do on a device without kernels agrees with the kernels."""
+    for training, activation in itertools.product((True, False), ACTIVATIONS):
+        x, grad = torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
+        mean, var, weight, bias = parameters(3, torch.float32)
+        given = (None, None) if training else (mean, var)
+        results = []
+        for forced in (False, True):
+            with opswap.force_reference() if forced else torch.no_grad():
+                y, s = torch.ops.opswap.batch_norm_act(x, *given, weight, bias, 1e-5, activation)
+                options = (weight, bias, training, 1e-5, activation, [True, True, True])
+                results.append([y, s, *torch.ops.opswap.batch_norm_act_backward(grad, x, s, *options)])
+        for a, b in zip(*results, strict=True):
+            assert a.dtype == b.dtype and a.stride() == b.stride() and torch.allclose(a, b, 1e-3, 1e-4)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""Bad input to batch normalisation: torch's kinds of error, the values in the text, and nothing written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as T
+from torch import Tensor
+
+from opswap import _core
+from opswap import functional as F
+
+
+def call(function: Any, x: Any, **changes: Any) -> Tensor:
+    arguments: dict[str, Any] = {"running_mean": torch.zeros(3), "running_var": torch.ones(3)}
+    return function(x, **(arguments | changes))
+
+
+X = torch.randn(4, 3, 5, 5)
+
+# input, changed arguments, what the text must say
+BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "one value": (torch.randn(1, 3, 1, 1), {"training": True}, r"more than 1 value .*\[1, 3, 1, 1\]"),
+    "one value 2d": (torch.randn(1, 3), {"training": True}, r"more than 1 value .*\[1, 3\]"),
+    "no mean": (X, {"running_mean": None}, "running_mean must be defined"),
+    "no var": (X, {"running_var": None}, "running_var must be defined"),
+    "nothing": (X, {"running_mean": None, "running_var": None}, "running_mean must be defined"),
+    "half": (X, {"running_var": None, "training": True}, "both be None"),
+    "mean size": (X, {"running_mean": torch.zeros(4)}, "running_mean should contain 3 elements not 4"),
+    "var size": (
+        X,
+        {"running_var": torch.zeros(2), "training": True},
+        "running_var should contain 3 .* not 2",
+    ),
+    "weight size": (X, {"weight": torch.ones(4)}, "weight should contain 3 elements not 4"),
+    "bias size": (X, {"bias": torch.ones(5), "training": True}, "bias should contain 3 elements not 5"),
+    "weight dtype": (X, {"weight": torch.ones(3).double()}, "weight torch.float64"),
+    "double with float": (X.double(), {"weight": torch.ones(3)}, "torch.float32"),
+    "half running": (X, {"running_mean": torch.zeros(3).half()}, "torch.float16"),
+    "bf16 with f16": (X.bfloat16(), {"weight": torch.ones(3).half()}, "torch.float16"),
+    "mixed mixed": (X.bfloat16(), {"weight": torch.ones(3).bfloat16()}, "torch.bfloat16"),
+    "int": (X.int(), {}, "not implemented for .*[iI]nt"),
+    "bool": (X.bool(), {}, "not implemented for .*[bB]ool"),
+    "complex": (X.cfloat(), {}, "not implemented for .*[cC]omplex"),
+    "1d": (torch.randn(3), {}, r"\(3,\)|running_mean"),
+    "eps": (X, {"training": True, "eps": 0.0}, "eps must be positive.* 0"),
+    "negative eps": (X, {"training": True, "eps": -1.0}, "eps must be positive.* -1"),
+    "momentum": (X, {"training": True, "momentum": None}, "'momentum'.* float, not NoneType"),
+    "eps kind": (X, {"eps": "a"}, "str"),
+    "training kind": (X, {"training": "yes"}, "'training'.* bool, not str"),
+    "no tensor": ([1.0], {}, "'input'.* Tensor, not list"),
+    "weight list": (X, {"weight": [1.0]}, "'weight'.* Tensor, not list"),
+    "gradient of running": (X, {"running_mean": torch.zeros(3, requires_grad=True)}, "running_mean"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("graph", [False, True])
+def test_errors_are_torchs(name: str, graph: bool) -> None:
+    x, changes, text = BAD[name]
+    if graph:
+        changes = {"weight": torch.ones(3, requires_grad=True)} | changes
+    with pytest.raises(Exception) as theirs:
+        call(T.batch_norm, x, **changes)
+    running = torch.zeros(3), torch.ones(3)
+    with pytest.raises(type(theirs.value), match=text) as ours:
+        call(F.batch_norm_relu, x, **({"running_mean": running[0], "running_var": running[1]} | changes))
+    assert type(ours.value) is type(theirs.value)
+    assert running[0].eq(0).all() and running[1].eq(1).all()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "RELU", 3, ["relu"]])
+def test_unknown_activations(activation: Any) -> None:
+    with pytest.raises(ValueError, match=r"one of .*relu6.* got"):
+        call(F.batch_norm_act, X, activation=activation)
+
+
+def test_the_extension_checks_by_itself() -> None:
+    y, mean, var = torch.empty_like(X), torch.zeros(3), torch.ones(3)
+
+    def forward(*tensors: Any, training: Any = False, code: Any = 1) -> Any:
+        return _core.batch_norm(*tensors, training, 1e-5, code, None)
+
+    good = (X, y, None, mean, var, None, None)
+    assert forward(*good) is None
+    for error, change in (
+        (TypeError, {0: None}),
+        (TypeError, {1: 3}),
+        (RuntimeError, {1: torch.empty(4, 3, 5, 4)}),
+        (RuntimeError, {1: y.double()}),
+        (RuntimeError, {1: y[:1].expand(4, 3, 5, 5)}),
+        (RuntimeError, {2: torch.empty(2, 3)}),
+        (RuntimeError, {2: torch.empty(2, 4).double()}),
+        (RuntimeError, {3: torch.zeros(1).expand(3)}),
+        (RuntimeError, {3: None}),
+        (RuntimeError, {5: torch.zeros(3, 2)}),
+        (NotImplementedError, {0: X.int()}),
+    ):
+        tensors = [change.get(i, t) for i, t in enumerate(good)]
+        with pytest.raises(error):
+            forward(*tensors)
+    for code in (-1, 4):
+        with pytest.raises(ValueError, match=str(code)):
+            forward(*good, code=code)
+    with pytest.raises(TypeError, match="11 arguments, got 2"):
+        _core.batch_norm(X, y)
+    with pytest.raises(TypeError, match="11 arguments, got 1"):
+        _core.batch_norm_backward(X)
+
+
+def test_a_gradient_of_another_size() -> None:
+    statistics = torch.ones(2, 3).double()
+    options = (statistics, None, None, True, 1e-5, None, [True, False, False])
+    with pytest.raises(RuntimeError, match=r"\(4, 3, 5, 4\).*\(4, 3, 5, 5\)"):
+        torch.ops.opswap.batch_norm_act_backward(torch.randn(4, 3, 5, 4), X, *options)
