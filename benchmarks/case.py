@@ -30,6 +30,7 @@ class Case:
     ours: the functions that run opswap, by name, with the memory layout each is for; one row for each.
     payload: bytes that an operator reads, and writes again; 0 for a whole model, which has no roof.
     tolerance: relative difference allowed between the results; 0 asks for equal bits and strides.
+    keeps: whether the rows say how many bytes a call keeps for its backward.
     """
 
     case: str
@@ -40,6 +41,7 @@ class Case:
     ours: Mapping[str, str]
     payload: int = 0
     tolerance: float = 0.0
+    keeps: bool = False
 
     @property
     def label(self) -> str:
@@ -56,6 +58,7 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
     torch.manual_seed(0)
     functions = case.build()
     _check_results(case, functions)
+    kept = {name: _kept_bytes(function) for name, function in functions.items()} if case.keeps else None
     opswap.reset_stats()
     times = time_in_turn(functions, seconds)
     _refuse_fallback(case)
@@ -64,6 +67,7 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
     for name, layout in case.ours.items():
         row = {"case": case.case, "shape": case.shape, "dtype": case.dtype, "layout": layout}
         row |= {"direction": case.direction, "threads": threads, "allocation": allocation}
+        row |= {"kept_bytes": kept}
         yield row | _comparison(times[name], stock) | _roof(case, times[name], copy_time) | _machine()
 
 
@@ -92,6 +96,19 @@ def _roof(case: Case, ours: Spread, copy_time: Spread | None) -> dict[str, float
         "copy_gbps": moved / copy_time.median,
         "roof_share": copy_time.median / ours.median,
     }
+
+
+def _kept_bytes(function: Function) -> int:
+    """Of all memory that autograd saves during a call, the input's own included."""
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        function()
+    return sum(storages.values())
 
 
 def _machine() -> dict[str, str]:

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 
 from case import Case
 
-from . import channels, models, pool
+from . import channels, models, norm, pool
 
 __all__ = ["FAMILIES"]
 
 FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "channels": channels.cases,
     "pool": pool.cases,
+    "norm": norm.cases,
     "models": models.cases,
 }

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""BatchNorm and ReLU in one, against torch's batch_norm followed by relu_, at shapes of ShuffleNetV2 and LPRNet.
+
+Parameters are float32. A forward is that of training (its graph is recorded), the backward gives the gradients of
+input, weight and bias; "inference" has the running statistics and no graph. A payload is what a kernel that reads its
+input as often as the arithmetic asks must move: 3 tensors forward, 5 backward, 2 in inference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as T
+from torch import Tensor
+
+from case import LAYOUTS, Case
+from opswap import functional as F
+
+__all__ = ["cases"]
+
+Step = Callable[[], tuple[Tensor, ...]]
+
+# Channels, height and width; LPRNet's with two images for each of the batch.
+_SHUFFLENET = ((24, 112, 112), (58, 56, 56), (58, 28, 28), (116, 14, 14), (232, 7, 7))
+_LPRNET = ((128, 20, 90),)
+_MOVED = {"forward": 3, "backward": 5, "inference": 2}
+# Relative to the largest value: torch's channels_last statistics let a value near zero be cut or not.
+_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
+
+
+def cases(batch: int) -> Iterator[Case]:
+    """batch_norm_relu at six shapes, in both layouts, in float32 and mixed with bfloat16."""
+    sizes = [(batch, *size) for size in _SHUFFLENET] + [(2 * batch, *size) for size in _LPRNET]
+    for size in sizes:
+        for dtype, tolerance in _TOLERANCE.items():
+            for layout, memory_format in LAYOUTS.items():
+                for direction, moved in _MOVED.items():
+                    build = partial(_build, size, dtype, memory_format, direction)
+                    payload = torch.Size(size).numel() * dtype.itemsize * moved // 2
+                    shape, short = ",".join(map(str, size)), str(dtype).removeprefix("torch.")
+                    ours, keeps = {"opswap": layout}, direction == "forward"
+                    yield Case(
+                        "batch_norm_relu", shape, short, direction, build, ours, payload, tolerance, keeps
+                    )
+
+
+def _stock(x: Tensor, *arguments: object) -> Tensor:
+    return T.relu_(T.batch_norm(x, *arguments))
+
+
+def _build(
+    size: tuple[int, ...], dtype: torch.dtype, memory_format: torch.memory_format, direction: str
+) -> dict[str, Step]:
+    x = torch.randn(size).to(dtype).contiguous(memory_format=memory_format).requires_grad_()
+    weight, bias = (torch.rand(size[1]).add(0.5).requires_grad_() for _ in range(2))
+    functions = {"torch": _stock, "opswap": F.batch_norm_relu}
+    run = {"forward": _forward, "inference": _inference, "backward": _backward}[direction]
+    return {name: run(f, x, weight, bias) for name, f in functions.items()}
+
+
+def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.zeros(x.shape[1]), torch.ones(x.shape[1])
+
+
+def _forward(function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor) -> Step:
+    statistics = _statistics(x)
+    return lambda: (function(x, *statistics, weight, bias, True).detach(),)
+
+
+def _inference(function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor) -> Step:
+    tensors = (x.detach(), *_statistics(x), weight.detach(), bias.detach())
+    return lambda: (function(*tensors),)
+
+
+def _backward(function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor) -> Step:
+    output = function(x, *_statistics(x), weight, bias, True)
+    torch.manual_seed(0)
+    gradient = torch.empty_like(output, requires_grad=False).normal_()
+    return lambda: torch.autograd.grad(output, (x, weight, bias), gradient, retain_graph=True)
