@@ -42,18 +42,26 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)]
 
 
+def _kept(row: Row) -> str:
+    """MB that every form keeps for the backward; empty where that is not measured."""
+    return ", ".join(f"{name} {size / 1e6:.1f}" for name, size in (row.get("kept_bytes") or {}).items())
+
+
 def _operator_table(rows: list[Row]) -> list[str]:
     """A line an operator, shape, dtype, layout and direction: times of the first setting, ratios of all."""
     settings = _settings(rows)
     head = [*_OPERATOR, f"stock, ms ({_heading(settings[0])})", "opswap, ms", "share of copy"]
     head += [f"x, {_heading(setting)}" for setting in settings]
+    keeps = any(_kept(row) for row in rows)
+    head += ["kept for backward, MB"] if keeps else []
     lines = []
     for key, group in _groups(rows, _OPERATOR).items():
         found = {(row["threads"], row["allocation"]): row for row in group}
         first = group[0]
         stock = ", ".join(f"{name} {spread['median']:.2f}" for name, spread in first["stock"].items())
         cells = [*key, stock, f"{first['opswap_ms']:.2f}", f"{first['roof_share']:.0%}"]
-        lines.append(cells + [_ratio(found[s]) if s in found else "" for s in settings])
+        cells += [_ratio(found[s]) if s in found else "" for s in settings]
+        lines.append([*cells, _kept(first)] if keeps else cells)
     return _table(head, lines)
 
 
