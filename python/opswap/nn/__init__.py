@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The operators as modules. None has parameters or buffers, so none adds a key to the state_dict."""
+"""The operators as modules. None adds a key to the state_dict of what it replaces."""
 
 from .channels import CatChannelShuffle, ChannelShuffle, IndexSelectFull, IndexSelectHalf
+from .norm import BatchNormAct1d, BatchNormAct2d, BatchNormAct3d
 from .pool import AvgPool3dAsPool2d, GlobalMaxPool2d, Pool3dAsPool2d
 
 __all__ = [
     "AvgPool3dAsPool2d",
+    "BatchNormAct1d",
+    "BatchNormAct2d",
+    "BatchNormAct3d",
     "CatChannelShuffle",
     "ChannelShuffle",
     "GlobalMaxPool2d",

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Batch normalisation and the activation that follows it, as one module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from opswap import functional as F
+from opswap.ops.norm import infer
+
+__all__ = ["ACTIVATIONS", "BatchNormAct1d", "BatchNormAct2d", "BatchNormAct3d", "apply_norm"]
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "relu6": nn.ReLU6, "hardswish": nn.Hardswish}
+
+
+def apply_norm(
+    norm: nn.modules.batchnorm._BatchNorm, input: Tensor, activation: str | None, *, inplace: bool = False
+) -> Tensor:
+    """The forward of torch's BatchNorm on `norm`, then the activation; counts the batch as torch's does.
+
+    Args: inplace: the result may lie where `input` lay, which nobody else reads any more.
+    """
+    norm._check_input_dim(input)
+    momentum = 0.0 if norm.momentum is None else norm.momentum
+    if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if norm.momentum is None:
+            momentum = 1.0 / float(norm.num_batches_tracked)
+    of_batch = norm.training or (norm.running_mean is None and norm.running_var is None)
+    running = not norm.training or norm.track_running_stats
+    mean, var = (norm.running_mean, norm.running_var) if running else (None, None)
+    if inplace:
+        return infer(
+            input, mean, var, norm.weight, norm.bias, of_batch, momentum, norm.eps, activation, inplace=True
+        )
+    return F.batch_norm_act(
+        input, mean, var, norm.weight, norm.bias, of_batch, momentum, norm.eps, activation
+    )
+
+
+class _BatchNormAct(nn.modules.batchnorm._BatchNorm):
+    """What the three classes share: the activation, by name and as the child `act`.
+
+    The forward does not call the child. torch.nn.SyncBatchNorm.convert_sync_batchnorm puts a SyncBatchNorm in
+    the place of every BatchNorm and hands on its children; see `_keep_activation`.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        activation: str | None = "relu",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if activation is not None and activation not in ACTIVATIONS:
+            raise ValueError(
+                f"{type(self).__name__}: activation must be None or one of {tuple(ACTIVATIONS)}, "
+                f"got {activation!r}"
+            )
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self.activation = activation
+        if activation is not None:
+            self.act = ACTIVATIONS[activation]()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, activation={self.activation!r}"
+
+    def forward(self, input: Tensor) -> Tensor:
+        return apply_norm(self, input, self.activation)
+
+
+class BatchNormAct1d(_BatchNormAct, nn.BatchNorm1d):
+    """torch.nn.BatchNorm1d and an activation in one pass, with the state_dict of torch.nn.BatchNorm1d.
+
+    Args: as torch.nn.BatchNorm1d: num_features, eps, momentum, affine, track_running_stats, device, dtype.
+        activation: "relu", "relu6", "hardswish" or None.
+    Shape: (N, C) or (N, C, L) -> the same, memory format kept.
+    Raises: ValueError for another activation; in the call as `opswap.functional.batch_norm_act`.
+    """
+
+
+class BatchNormAct2d(_BatchNormAct, nn.BatchNorm2d):
+    """torch.nn.BatchNorm2d and an activation in one pass, in the manner of `BatchNormAct1d`.
+
+    Shape: (N, C, H, W) -> the same, memory format kept.
+    """
+
+
+class BatchNormAct3d(_BatchNormAct, nn.BatchNorm3d):
+    """torch.nn.BatchNorm3d and an activation in one pass, in the manner of `BatchNormAct1d`.
+
+    Shape: (N, C, D, H, W) -> the same, memory format kept.
+    """
+
+
+def _apply_child(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    return module.act(output)
+
+
+def _keep_activation(module: nn.Module, name: str, child: nn.Module | None) -> None:
+    """A SyncBatchNorm that is given the activation of a BatchNormAct calls it from then on."""
+    if name == "act" and isinstance(module, nn.SyncBatchNorm) and type(child) in ACTIVATIONS.values():
+        module.register_forward_hook(_apply_child)
+
+
+# torch's conversion reaches no method of the module that it converts, and no class of torch is patched here.
+register_module_module_registration_hook(_keep_activation)
