@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .plan import make_plan
-from .report import Report
-from .rewrite import Rewritten, install, is_rewritten, make_record, restore, write
+from .plan import Plan, in_order, make_plan
+from .report import Report, Site
+from .rewrite import Recipe, Rewritten, install, is_rewritten, make_record, restore, write, write_whole
 from .rules import DEFAULT, Rule
-from .runtime import holds
+from .runtime import Record, holds, observe
 
 __all__ = ["report", "scan", "swap", "unswap"]
 
@@ -45,18 +45,7 @@ def swap(
     plan = make_plan(_module(model), _select(rules, exact), example_inputs)
     if strict and not plan.report.swapped:
         raise RuntimeError(f"swap: nothing to replace was found in {type(model).__name__}\n{plan.report}")
-    work = [m for m in plan.modules if not _is_current(m.capture.root)]
-    for m in work:
-        if is_rewritten(m.capture.root):
-            restore(m.capture.root)
-    pending = []
-    for m in work:
-        record = make_record(m.capture, [c.site for c in m.changes])
-        recipe = write(m.capture, [(c.region, c.replacement) for c in m.changes])
-        recipe.make_class()
-        pending.append((m.capture.root, recipe, record))
-    for module, recipe, record in pending:
-        install(module, recipe, record)
+    _carry_out(plan)
     if memory_format is not None:
         model.to(memory_format=memory_format)
     return model
@@ -75,13 +64,14 @@ def scan(
 
 def report(model: nn.Module) -> Report:
     """What `swap` did to a model, and what it would leave alone in it."""
-    rewritten = {m: path for path, m in _module(model).named_modules() if "_opswap_record" in vars(m)}
+    paths = {m: path for path, m in _module(model).named_modules()}
+    rewritten = {m: path for m, path in paths.items() if "_opswap_record" in vars(m)}
     inlined = {block for m in rewritten for block, _ in m._opswap_record.opened}
     swapped = [
         s.below(path) for m, path in rewritten.items() if m not in inlined for s in m._opswap_record.sites
     ]
     places = {(s.path, s.source) for s in swapped}
-    return Report(swapped, [s for s in scan(model).kept if (s.path, s.source) not in places])
+    return Report(in_order(swapped, paths), [s for s in scan(model).kept if (s.path, s.source) not in places])
 
 
 def unswap(model: nn.Module) -> nn.Module:
@@ -100,8 +90,31 @@ def unswap(model: nn.Module) -> nn.Module:
     return model
 
 
-def _is_current(module: nn.Module) -> bool:
-    return is_rewritten(module) and holds(module)
+def _carry_out(plan: Plan) -> None:
+    """Write everything before the first class is changed, so that an error leaves the model as it was."""
+    work = [m for m in plan.modules if not _is_current(m.capture.root, tuple(c.site for c in m.changes))]
+    wholes = [w for w in plan.wholes if not _is_current(w.module, w.sites)]
+    for module in [*(m.capture.root for m in work), *(w.module for w in wholes)]:
+        if is_rewritten(module):
+            restore(module)
+    pending: list[tuple[nn.Module, Recipe, Record]] = []
+    for m in work:
+        record = make_record(m.capture, [c.site for c in m.changes])
+        recipe = write(m.capture, [(c.region, c.replacement) for c in m.changes])
+        recipe.make_class()
+        pending.append((m.capture.root, recipe, record))
+    recipes: dict[type[nn.Module], Recipe] = {}
+    for w in wholes:
+        cls = type(w.module)
+        if cls not in recipes:
+            recipes[cls] = write_whole(cls, w.rule.whole)
+        pending.append((w.module, recipes[cls], Record(observe(w.module), (), (), w.sites)))
+    for module, recipe, record in pending:
+        install(module, recipe, record)
+
+
+def _is_current(module: nn.Module, sites: tuple[Site, ...]) -> bool:
+    return is_rewritten(module) and holds(module) and module._opswap_record.sites == sites
 
 
 def _module(model: Any) -> nn.Module:

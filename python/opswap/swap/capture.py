@@ -26,7 +26,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-__all__ = ["Capture", "CaptureError", "capture"]
+from .runtime import hooked
+
+__all__ = ["Capture", "CaptureError", "capture", "class_name"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
@@ -67,8 +69,9 @@ class Capture:
     """The forward of `root` as a graph.
 
     Every node's meta has "owner", the path below root of the module whose forward made it, and "source", the
-    "file:line" that did, or that module's class where it is one of torch's own. `opened` are the modules whose
-    calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults.
+    "file:line" that did, or that module's class where it is one of torch's own; that of a module's call also
+    has "module". `opened` are the modules whose calls are inlined; `arguments` are the captured parameters of
+    the forward, the others kept their defaults.
     """
 
     root: nn.Module
@@ -90,11 +93,12 @@ def _capture_in_both_modes(root: nn.Module, opened: Sequence[nn.Module]) -> Capt
     modules = (root, *opened)
     flags = [m.training for m in modules]
     captures = []
+    made: list[nn.Module] = []
     try:
         for training in (True, False):
             for m in modules:
                 m.__dict__["training"] = training
-            captures.append(_capture_once(root, opened))
+            captures.append(_capture_once(root, opened, made))
     finally:
         for m, training in zip(modules, flags, strict=True):
             m.__dict__["training"] = training
@@ -108,8 +112,8 @@ def _fingerprint(graph: fx.Graph) -> list[tuple[Any, ...]]:
     return [(n.op, n.target, str(n.args), str(n.kwargs)) for n in graph.nodes]
 
 
-def _capture_once(root: nn.Module, opened: Sequence[nn.Module]) -> Capture:
-    tracer = _Tracer(opened)
+def _capture_once(root: nn.Module, opened: Sequence[nn.Module], made: list[nn.Module]) -> Capture:
+    tracer = _Tracer(opened, made)
     try:
         with torch.set_grad_enabled(torch.is_grad_enabled()), _undone((root, *opened)):
             graph = tracer.trace(root)
@@ -126,8 +130,10 @@ def _capture_once(root: nn.Module, opened: Sequence[nn.Module]) -> Capture:
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
-    def __init__(self, opened: Sequence[nn.Module]) -> None:
+    def __init__(self, opened: Sequence[nn.Module], made: list[nn.Module]) -> None:
         super().__init__()
+        self.foreign = tuple(made)  # what an earlier trace met was not made in this one
+        self.made = made
         self.opened = {id(m) for m in opened}
         self.owners = [""]
         self.arguments: tuple[str, ...] = ()
@@ -143,10 +149,20 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return id(m) not in self.opened
 
+    def is_passing(self, m: nn.Module) -> bool:
+        """True for a module of torch without state that the forward makes for itself, as a function of sorts."""
+        if any(m is other for other in self.foreign) or any(m is own for own in self.root.modules()):
+            return False
+        state = (*m.parameters(), *m.buffers(), *m.children())
+        if state or hooked(m) or not type(m).__module__.startswith("torch.nn."):
+            return False
+        self.made.append(m)
+        return True
+
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if threading.get_ident() != self.thread:
+        if threading.get_ident() != self.thread or self.is_passing(m):
             return forward(*args, **kwargs)
         self.owners.append(self.path_of_module(m))
         try:
@@ -176,11 +192,13 @@ class _Tracer(fx.Tracer):
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self.modes:
             raise self.refuse("forward changes the gradient or autocast mode")
-        source = self._inspect_frames() or _class_name(self.root.get_submodule(self.owners[-1]))
+        source = self._inspect_frames() or class_name(self.root.get_submodule(self.owners[-1]))
         node = super().create_node(kind, target, *args, **kwargs)
         # A leaf's call belongs to the module whose forward makes it.
         node.meta["owner"] = self.owners[-2] if kind == "call_module" else self.owners[-1]
         node.meta["source"] = source
+        if kind == "call_module":
+            node.meta["module"] = self.root.get_submodule(target)
         return node
 
     def _inspect_frames(self) -> str:
@@ -207,7 +225,8 @@ class _Tracer(fx.Tracer):
         raise self.refuse(f"a tensor or its size is iterated over at {self._inspect_frames()}")
 
 
-def _class_name(module: nn.Module) -> str:
+def class_name(module: nn.Module) -> str:
+    """The module's class by its full name."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 

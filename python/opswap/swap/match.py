@@ -60,6 +60,7 @@ class Region:
     anchor: the first of them that yields a tensor, where the replacement is called.
     mixing: the node that changes the order of elements.
     problem: why the region may not be replaced even if the proof succeeds, or "".
+    modules: calls of modules, those among `nodes` first; the replacement gets the modules after the inputs.
     """
 
     inputs: tuple[Node, ...]
@@ -69,6 +70,7 @@ class Region:
     anchor: Node
     mixing: Node
     problem: str
+    modules: tuple[Node, ...] = ()
 
     @property
     def source(self) -> Node:

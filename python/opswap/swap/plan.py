@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .capture import Capture, CaptureError, capture
+from .capture import Capture, CaptureError, capture, class_name
 from .match import Region, drop_unused_sizes, graph_kinds
 from .prove import Refusal
 from .report import Report, Site
-from .rewrite import Rewritten, install, is_rewritten, restore
+from .rewrite import Rewritten, install, is_rewritten, passed_by, restore
 from .rules import Replacement, Rule
 from .runtime import hooked
 from .shapes import ModelInputs
 
-__all__ = ["Change", "Plan", "make_plan"]
+__all__ = ["Change", "Plan", "Whole", "in_order", "make_plan"]
 
 
 @dataclass
@@ -44,10 +44,21 @@ class _Module:
 
 
 @dataclass
+class Whole:
+    """A module whose whole forward is replaced; `sites` is empty where the report names it elsewhere."""
+
+    path: str
+    module: nn.Module
+    rule: Rule
+    sites: tuple[Site, ...] = ()
+
+
+@dataclass
 class Plan:
     """Modules to rewrite, children before parents, and what the report will say."""
 
     modules: list[_Module]
+    wholes: list[Whole]
     report: Report
 
 
@@ -68,10 +79,18 @@ def _stock_classes(model: nn.Module) -> Iterator[None]:
             install(module, recipe, record)
 
 
+def in_order(sites: Iterable[Site], paths: Mapping[nn.Module, str]) -> list[Site]:
+    """The sites in the order of their modules."""
+    order = {path: i for i, path in enumerate(paths.values())}
+    return sorted(sites, key=lambda s: order.get(s.path, 0))
+
+
 class _Planner:
     def __init__(self, model: nn.Module, rules: Sequence[Rule], inputs: ModelInputs | None) -> None:
         self.model, self.rules, self.inputs = model, rules, inputs
-        self.searched = {cls for rule in rules for cls in rule.modules}
+        self.wholes = {cls: rule for rule in reversed(rules) if rule.whole for cls in rule.modules}
+        self.searched = {cls for rule in rules for cls in rule.modules} - set(self.wholes)
+        self.called = {cls for rule in rules for cls in rule.calls}
         self.known: dict[nn.Module, _Module] = {}
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in model.named_modules()}
@@ -82,22 +101,46 @@ class _Planner:
         for module in reversed(paths):
             if module not in compiled and (type(module) in self.searched or not _is_library(module)):
                 self._look_at(module, paths[module])
-        chosen = [m for m in self.known.values() if any(self._is_new(m, c) for c in m.changes)]
+        chosen = self._choose()
         inlined = {o for m in chosen for o in m.capture.opened}
         top = [m for m in reversed(chosen) if m.capture.root not in inlined]
+        wholes = list(self._wholes(top, compiled))
         swapped = [c.site.below(m.path) for m in top for c in m.changes]
+        swapped += [s.below(w.path) for w in wholes for s in w.sites]
         kept = [s.below(m.path) for m in reversed(self.known.values()) for s in m.refused]
         places = {(s.path, s.source) for s in swapped}
         kept = [s for s in dict.fromkeys([*self.kept, *kept]) if (s.path, s.source) not in places]
-        order = {path: i for i, path in enumerate(paths.values())}
-        swapped.sort(key=lambda s: order.get(s.path, 0))
-        kept.sort(key=lambda s: order.get(s.path, 0))
-        return Plan(chosen, Report(swapped, kept))
+        return Plan(chosen, wholes, Report(in_order(swapped, paths), in_order(kept, paths)))
+
+    def _choose(self) -> list[_Module]:
+        """Modules with a change that no smaller one has; none whose children are called without it."""
+        chosen = [m for m in self.known.values() if any(self._is_new(m, c) for c in m.changes)]
+        passed = {p for m in chosen for p in passed_by(m.capture)}
+        return [m for m in chosen if m.capture.root not in passed]
+
+    def _wholes(self, top: Sequence[_Module], compiled: Collection[nn.Module]) -> Iterator[Whole]:
+        merged = {
+            n.meta["module"]
+            for m in top
+            for c in m.changes
+            for n in c.region.nodes
+            if n.op == "call_module"
+        }
+        for module, path in self.paths.items():
+            rule = self.wholes.get(type(module))
+            if rule is None or module in compiled:
+                continue
+            site = Site("", rule.name, class_name(module), rule.exact, _unsupported(module))
+            if site.reason:
+                self.kept.append(site.below(path))
+            else:
+                yield Whole(path, module, rule, () if module in merged else (site,))
 
     def _look_at(self, module: nn.Module, path: str) -> None:
         reason = _unsupported(module)
         opened = () if reason else tuple(self._openable(module))
-        if not reason and _is_sequential(module) and not opened:
+        calls = any(type(child) in self.called for child in module.children())
+        if not reason and _is_sequential(module) and not opened and not calls:
             return
         if not reason:
             try:
@@ -124,7 +167,7 @@ class _Planner:
             shuffles = type(child) is nn.ChannelShuffle
             if known is not None:
                 moves = all(n.op != "call_module" for n in known.capture.graph.nodes)
-                joins = _is_sequential(module) and (known.changes or known.continues)
+                joins = _is_sequential(module) and (known.continues or any(map(_moves, known.changes)))
                 shuffles = bool(known.changes and moves) or bool(joins)
             if shuffles and hooked(child):
                 reason = "has hooks: its call is not merged with what is around it"
@@ -148,7 +191,8 @@ class _Planner:
                 if not taken.isdisjoint(region.nodes):
                     continue
                 meta = region.mixing.meta
-                site = Site(meta["owner"], rule.name, meta["source"], rule.exact)
+                path = region.anchor.target if region.anchor.op == "call_module" else meta["owner"]
+                site = Site(path, rule.name, meta["source"], rule.exact)
                 try:
                     replacement = rule.prove(region, shapes)
                     if region.problem:
@@ -161,6 +205,11 @@ class _Planner:
         found.refused = [
             _told(tries) for node, tries in refused.items() if node not in taken and _told(tries)
         ]
+
+
+def _moves(change: Change) -> bool:
+    """True for a change that holds no call of a module."""
+    return all(n.op != "call_module" for n in change.region.nodes)
 
 
 def _common_path(paths: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import linecache
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from .match import Region
 from .rules.rule import Replacement
 from .runtime import Record, holds, observe
 
-__all__ = ["Recipe", "Rewritten", "install", "is_rewritten", "make_record", "restore", "write"]
+__all__ = ["Recipe", "Rewritten", "install", "is_rewritten", "make_record", "passed_by", "restore", "write", "write_whole"]
 
 _serial = itertools.count()
 _SERIAL = "SERIAL"
@@ -167,13 +167,17 @@ def _site_text(region: Region, replacement: Replacement, scope: dict[str, Any]) 
     values: dict[Node, Node] = {}
     for j, node in enumerate(region.inputs):
         values[node] = graph.placeholder(f"x{j}")
+    modules = {node: graph.placeholder(f"m{j}") for j, node in enumerate(region.modules)}
     for node in region.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-        values[node] = graph.create_node(node.op, node.target, args, kwargs)
+        if node.op == "call_module":
+            values[node] = graph.call_method("__call__", (modules[node], *args), kwargs)
+        else:
+            values[node] = graph.create_node(node.op, node.target, args, kwargs)
     results = tuple(values[n] for n in region.outputs)
     graph.output(results if len(results) > 1 else results[0])
     scope.update(replacement.names)
-    names = ", ".join(f"x{j}" for j in range(len(region.inputs)))
+    names = ", ".join(n.target for n in graph.nodes if n.op == "placeholder")
     return (
         f"# {region.mixing.meta['source']}\n"
         + _function_text(graph, f"stock_{_SERIAL}", scope)
@@ -208,7 +212,8 @@ def _replace(graph: Graph, region: Region, function: FunctionType, replaced: dic
     """Call function in place of the region; `replaced` maps old outputs to the nodes that took over."""
     inputs = tuple(replaced.get(n, n) for n in region.inputs)
     with graph.inserting_before(region.anchor):
-        outputs = [graph.call_function(function, inputs)]
+        modules = tuple(graph.create_node("get_attr", n.target) for n in region.modules)
+        outputs = [graph.call_function(function, inputs + modules)]
         if len(region.outputs) > 1:
             result = outputs[0]
             outputs = [graph.call_function(operator.getitem, (result, j)) for j in range(len(region.outputs))]
@@ -255,4 +260,31 @@ def _forward_text(forward: Any, captured: Sequence[str]) -> str:
 
 def make_record(capture: Capture, sites: Sequence[Any]) -> Record:
     """What `holds` compares with later; taken while every class is the original one."""
-    return Record(observe(capture.root), tuple((m, observe(m)) for m in capture.opened), tuple(sites))
+    states = [tuple((m, observe(m)) for m in modules) for modules in (capture.opened, passed_by(capture))]
+    return Record(observe(capture.root), *states, tuple(sites))
+
+
+def passed_by(capture: Capture) -> Iterator[nn.Module]:
+    """Modules between the root and those it calls, which are not called themselves."""
+    found = {capture.root, *capture.opened}
+    for node in capture.graph.nodes:
+        if node.op != "call_module":
+            continue
+        module = capture.root
+        for name in node.target.split(".")[:-1]:
+            module = module.get_submodule(name)
+            if module not in found:
+                found.add(module)
+                yield module
+
+
+def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
+    """The recipe of a class of one input whose whole forward is replaced."""
+    code = (
+        "def forward(self, input):\n"
+        "    m0, x0 = self, input\n"
+        f"    if {replacement.condition}:\n"
+        f"        return {replacement.result}\n"
+        "    return opswap_stock(m0, x0)\n"
+    )
+    return Recipe(original, code, {}, dict(replacement.names))

@@ -14,10 +14,29 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["Record", "covers", "holds", "hooked", "observe", "poolable", "trains"]
+from opswap.ops._function import plain_cpu
+
+__all__ = [
+    "CONVOLUTIONS",
+    "NORMS",
+    "Record",
+    "activation_of",
+    "covers",
+    "holds",
+    "hooked",
+    "normable",
+    "observe",
+    "owned",
+    "poolable",
+    "trains",
+    "unhooked",
+]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ACTIVATIONS = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Hardswish: "hardswish"}
 _INTERNAL = frozenset(vars(nn.Module()))
 
 
@@ -35,18 +54,21 @@ class _State:
 class Record:
     """What was done to one module: kept on the instance, copied and pickled with it.
 
-    `root` and `opened` are the states at the time of the capture; `sites` are relative to the module.
+    `root` and `opened` are the states at the time of the capture, `passed` those of containers whose children
+    are called but not they themselves; `sites` are relative to the module.
     """
 
     root: _State
     opened: tuple[tuple[nn.Module, _State], ...]
+    passed: tuple[tuple[nn.Module, _State], ...]
     sites: tuple[Any, ...]
 
 
 def _stock_class(module: nn.Module) -> type:
     """The module's class as its author wrote it."""
-    recipe = getattr(type(module), "_opswap_recipe", None)
-    return type(module) if recipe is None else recipe.original
+    cls = type(module)
+    recipe = getattr(cls, "_opswap_recipe", None)
+    return cls if recipe is None or recipe.make_class() is not cls else recipe.original
 
 
 def observe(module: nn.Module) -> _State:
@@ -99,6 +121,9 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
     for child, state in record.opened:
         if hooked(child) or _stock_class(child) is not state.cls or not _unchanged(child, state):
             return False
+    for child, state in record.passed:
+        if not _unchanged(child, state):
+            return False
     return True
 
 
@@ -142,3 +167,32 @@ def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
 def trains(input: Tensor) -> bool:
     """True where a gradient of what is computed from `input` will be asked for."""
     return torch.is_grad_enabled() and input.requires_grad
+
+
+def unhooked(*modules: nn.Module) -> bool:
+    """True where calling these modules does no more than their forwards."""
+    if _module._has_any_global_hook():
+        return False
+    for module in modules:
+        if hooked(module):
+            return False
+    return True
+
+
+def normable(norm: nn.Module, input: Any) -> bool:
+    """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation knows."""
+    return _stock_class(norm) in NORMS and poolable(input)
+
+
+def activation_of(module: nn.Module) -> str | None:
+    """The name of the activation that this module is, as `opswap.functional.batch_norm_act` calls it."""
+    cls = _stock_class(module)
+    if cls is nn.Hardtanh:
+        return "relu6" if module.min_val == 0 and module.max_val == 6 else None
+    return _ACTIVATIONS.get(cls)
+
+
+def owned(output: Tensor, convolution: nn.Module) -> bool:
+    """True where nobody but the caller holds this convolution's output, not even for a gradient."""
+    fresh = _stock_class(convolution) in CONVOLUTIONS and unhooked(convolution)
+    return fresh and not trains(output) and plain_cpu((output,))

@@ -19,7 +19,7 @@ Shapes = Mapping[Node, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Replacement:
-    """A call in place of a region, as Python text over the inputs' names x0, x1, ...
+    """A call in place of a region, as Python text over its inputs x0, x1, ... and its modules m0, m1, ...
 
     condition: true where the proof holds; elsewhere the region's own code runs.
     result: one value for a region with one output, a sequence for more.
@@ -31,6 +31,10 @@ class Replacement:
     names: Mapping[str, Any]
 
 
+def _find_nothing(graph: Graph) -> Iterable[Region]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Rule:
     """One kind of rewrite.
@@ -40,10 +44,15 @@ class Rule:
         tensors where a run has shown them.
     exact: the replacement's outputs and gradients are bit-equal to the region's.
     modules: classes of torch whose own forward is looked at too, on instances of exactly these classes.
+    calls: classes of torch whose calls `find` looks for; a Sequential that holds one is looked at too.
+    whole: in place of the whole forward of instances of exactly `modules`, which has no graph; x0 is its
+        input and m0 the module.
     """
 
     name: str
     exact: bool
-    find: Callable[[Graph], Iterable[Region]]
-    prove: Callable[[Region, Shapes], Replacement]
+    find: Callable[[Graph], Iterable[Region]] = _find_nothing
+    prove: Callable[[Region, Shapes], Replacement] | None = None
     modules: tuple[type[nn.Module], ...] = ()
+    calls: tuple[type[nn.Module], ...] = ()
+    whole: Replacement | None = None

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""torch's BatchNorm, alone or with the activation behind it.
+
+Only calls of torch's own modules are taken, whose parameters and flags are read on every call. clamp(min=0) is
+no relu: where an element is exactly at the bound, it lets the gradient through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch.fx import Graph, Node
+
+from opswap.nn.norm import apply_norm
+
+from ..match import Region
+from ..runtime import CONVOLUTIONS, NORMS, activation_of, hooked, normable, owned, unhooked
+from .rule import Replacement, Rule, Shapes
+
+__all__ = ["RULES"]
+
+_FUNCTIONS = {
+    torch.relu: "relu",
+    torch.relu_: "relu",
+    torch_functional.relu: "relu",
+    torch_functional.relu6: "relu6",
+    torch_functional.hardswish: "hardswish",
+}
+_HARDTANH = (torch_functional.hardtanh, torch_functional.hardtanh_)
+_METHODS = {"relu": "relu", "relu_": "relu"}
+
+
+def _bounds(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> tuple[Any, Any]:
+    """The signature of torch.nn.functional.hardtanh."""
+    return min_val, max_val
+
+
+def _activation(node: Node) -> str | None:
+    """The name of the activation that a node computes of its only input."""
+    if len(node.all_input_nodes) != 1 or "out" in node.kwargs:
+        return None
+    if node.op == "call_module":
+        return activation_of(node.meta["module"])
+    if node.op == "call_method":
+        return _METHODS.get(node.target)
+    if node.op == "call_function" and node.target in _HARDTANH:
+        return "relu6" if _bounds(*node.args, **node.kwargs) == (0, 6) else None
+    return _FUNCTIONS.get(node.target) if node.op == "call_function" else None
+
+
+def _find_act(graph: Graph) -> Iterator[Region]:
+    for node in graph.nodes:
+        if node.op != "call_module" or type(node.meta["module"]) not in NORMS:
+            continue
+        users = [u for u in node.users if _activation(u)]
+        if not users or len(node.all_input_nodes) != 1:
+            continue
+        pair = (node, users[0])
+        calls = tuple(n for n in pair if n.op == "call_module")
+        inputs = tuple(node.all_input_nodes)
+        yield Region(inputs, None, pair, pair[1:], node, pair[1], _problem(pair), calls + _producer(inputs[0]))
+
+
+def _problem(pair: tuple[Node, Node]) -> str:
+    if len(pair[0].users) > 1:
+        return "an intermediate result is used elsewhere"
+    for node in pair:
+        if node.op == "call_module" and hooked(node.meta["module"]):
+            return f"{node.target} has hooks: its call is not merged with what is around it"
+    return ""
+
+
+def _producer(node: Node) -> tuple[Node, ...]:
+    """The call of a convolution whose output nothing but the normalisation reads."""
+    convolution = node.op == "call_module" and type(node.meta["module"]) in CONVOLUTIONS
+    return (node,) if convolution and len(node.users) == 1 else ()
+
+
+def _prove_act(region: Region, shapes: Shapes) -> Replacement:
+    """The graph holds torch's own modules, so that no run has to show what they compute."""
+    act = region.nodes[1]
+    activation = _activation(act)
+    calls = [f"m{i}" for i, n in enumerate(region.nodes) if n.op == "call_module"]
+    condition = f"unhooked({', '.join(calls)}) and normable(m0, x0)"
+    names: dict[str, Any] = {"unhooked": unhooked, "normable": normable, "apply_norm": apply_norm}
+    if act.op == "call_module":
+        condition += f" and activation_of(m1) == {activation!r}"
+        names["activation_of"] = activation_of
+    inplace = ""
+    if len(region.modules) > len(calls):
+        inplace = f", inplace=owned(x0, m{len(calls)})"
+        names["owned"] = owned
+    return Replacement(condition, f"apply_norm(m0, x0, {activation!r}{inplace})", names)
+
+
+_ALONE = Replacement(
+    "normable(m0, x0)", "apply_norm(m0, x0, None)", {"normable": normable, "apply_norm": apply_norm}
+)
+
+RULES = (
+    Rule("batch_norm_act", False, _find_act, _prove_act, calls=NORMS),
+    Rule("batch_norm", False, modules=NORMS, whole=_ALONE),
+)
