@@ -42,7 +42,7 @@ def stock() -> nn.Module:
 
 @pytest.fixture
 def model(stock: nn.Module) -> nn.Module:
-    return opswap.swap(copy.deepcopy(stock), strict=True)
+    return opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def blocks_input() -> Tensor:
 class TestShuffleNet:
     def test_sites(self) -> None:
         model = shufflenet_v2_x1_0()
-        report = opswap.scan(model)
+        report = opswap.scan(model, exact=True)
         counts = Counter(s.rule for s in report.swapped)
         assert counts == {"cat_channel_shuffle_split": 13, "cat_channel_shuffle": 3, "max_pool2d": 1}
         ends = [s.path for s in report.swapped if s.rule == "cat_channel_shuffle"]
@@ -87,12 +87,12 @@ class TestShuffleNet:
         assert len({s.path for s in report.swapped}) == 17 and not report.kept
         shuffles = [s for s in report.swapped if s.rule != "max_pool2d"]
         assert all("shufflenetv2.py:" in s.source and s.exact for s in shuffles)
-        assert opswap.report(opswap.swap(model)) == report
+        assert opswap.report(opswap.swap(model, exact=True)) == report
 
     @pytest.mark.parametrize("training", [True, False])
     def test_bit_equal_in_contiguous_layout(self, x: Tensor, training: bool) -> None:
         stock = shufflenet_v2_x0_5(10)
-        model = opswap.swap(copy.deepcopy(stock)).train(training)
+        model = opswap.swap(copy.deepcopy(stock), exact=True).train(training)
         opswap.reset_stats()
         ours = outputs_and_gradients(model, x)
         assert kernels() == 34 and not opswap.stats()["reference"]
@@ -172,9 +172,9 @@ class TestNothingElseChanges:
     def test_second_swap_changes_nothing(self, model: nn.Module) -> None:
         before = [type(m) for m in model.modules()]
         report = opswap.report(model)
-        opswap.swap(model)
+        opswap.swap(model, exact=True)
         assert [type(m) for m in model.modules()] == before
-        assert opswap.report(model) == report == opswap.scan(model)
+        assert opswap.report(model) == report == opswap.scan(model, exact=True)
 
     def test_unswap_brings_the_classes_back(self, stock: nn.Module, model: nn.Module, x: Tensor) -> None:
         objects = list(model.modules())
@@ -183,7 +183,7 @@ class TestNothingElseChanges:
         assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
         assert [list(vars(m)) for m in model.modules()] == [list(vars(m)) for m in stock.modules()]
         assert not opswap.report(model).swapped and fused_calls(model, x) == 0
-        assert fused_calls(opswap.swap(model), x) == SITES
+        assert fused_calls(opswap.swap(model, exact=True), x) == SITES
 
 
 class TestCopies:
