@@ -35,7 +35,9 @@ def close(ours: list[Tensor | None], theirs: list[Tensor | None]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def pair(cls: type, torch_cls: type, activation: str | None, **options: object) -> tuple[nn.Module, nn.Module]:
+def pair(
+    cls: type, torch_cls: type, activation: str | None, **options: object
+) -> tuple[nn.Module, nn.Module]:
     """One of ours, and torch's BatchNorm with the activation behind it, with equal random parameters."""
     ours, norm = cls(6, activation=activation, **options), torch_cls(6, **options)
     for p in ours.parameters():
@@ -112,7 +114,11 @@ class TestCopies:
         file = io.BytesIO()
         torch.save(ours, file)
         file.seek(0)
-        for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), torch.load(file, weights_only=False)):
+        for twin in (
+            copy.deepcopy(ours),
+            pickle.loads(pickle.dumps(ours)),
+            torch.load(file, weights_only=False),
+        ):
             assert twin.activation == activation and torch.equal(twin.eval()(x), ours.eval()(x))
 
     def test_compile_and_export(self) -> None:

@@ -417,6 +417,7 @@ class TestReport:
         assert lines[3].split()[:3] == ["stage2.0", "cat_channel_shuffle_split", "exact"]
         parsed = json.loads(report.to_json())
         assert len(parsed["swapped"]) == SITES and parsed["kept"] == []
+        assert parsed["memory_format"] == "" and parsed["denormals"] == {}
         assert set(parsed["swapped"][0]) == {"path", "rule", "source", "exact", "reason"}
 
     def test_of_a_part(self, model: nn.Module) -> None:

@@ -12,9 +12,10 @@
 
 /* Method tables of the bind files, each ended by an empty entry. */
 extern PyMethodDef osw_isa_methods[];
+extern PyMethodDef osw_tensor_methods[];
+extern PyMethodDef osw_memory_methods[];
 extern PyMethodDef osw_channels_methods[];
 extern PyMethodDef osw_shuffle_methods[];
-extern PyMethodDef osw_tensor_methods[];
 extern PyMethodDef osw_norm_methods[];
 extern PyMethodDef osw_pool_methods[];
 

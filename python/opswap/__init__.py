@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Fast, verified replacements for the slow operators of small convolutional networks in PyTorch."""
 
-from . import functional, isa, models, nn
+from . import functional, isa, memory, models, nn
 from .nn import ChannelShuffle, IndexSelectFull, IndexSelectHalf, Pool3dAsPool2d
 from .ops import force_reference, reset_stats, stats
 from .swap import Report, report, scan, swap, unswap
@@ -17,6 +17,7 @@ __all__ = [
     "force_reference",
     "functional",
     "isa",
+    "memory",
     "models",
     "nn",
     "report",

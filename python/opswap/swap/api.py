@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from opswap.memory import denormal_parameters
+
+from .door import check_memory_format, close_doors, memory_format_of, open_door
 from .plan import Plan, in_order, make_plan
 from .report import Report, Site
 from .rewrite import Recipe, Rewritten, install, is_rewritten, make_record, restore, write, write_whole
@@ -36,18 +40,21 @@ def swap(
         rules: the rules to use, in order of precedence; None is all of them.
         example_inputs: a tuple of positional inputs, with which a copy of the model is run once; lets code
             with constant sizes be proven.
-        memory_format: also calls model.to(memory_format=memory_format).
+        memory_format: torch.channels_last, for one, converts the 4-D parameters and buffers, and on every call
+            of the model its 4-D arguments; `unswap` takes both back. channels_last_3d does so for 5-D.
         strict: raise where nothing was found.
     Returns: model itself.
-    Raises: TypeError for what is no module; ValueError where example_inputs do not run; RuntimeError where
-        strict and nothing was found.
+    Raises: TypeError for what is no module or no memory format; ValueError where example_inputs do not run;
+        RuntimeError where strict and nothing was found.
     """
+    if memory_format is not None:
+        check_memory_format(memory_format)
     plan = make_plan(_module(model), _select(rules, exact), example_inputs)
     if strict and not plan.report.swapped:
         raise RuntimeError(f"swap: nothing to replace was found in {type(model).__name__}\n{plan.report}")
     _carry_out(plan)
     if memory_format is not None:
-        model.to(memory_format=memory_format)
+        open_door(model, memory_format)
     return model
 
 
@@ -59,7 +66,8 @@ def scan(
     example_inputs: tuple[Any, ...] | None = None,
 ) -> Report:
     """What `swap` would do with the same arguments; changes nothing."""
-    return make_plan(_module(model), _select(rules, exact), example_inputs).report
+    found = make_plan(_module(model), _select(rules, exact), example_inputs).report
+    return replace(found, memory_format=memory_format_of(model), denormals=denormal_parameters(model))
 
 
 def report(model: nn.Module) -> Report:
@@ -71,11 +79,13 @@ def report(model: nn.Module) -> Report:
         s.below(path) for m, path in rewritten.items() if m not in inlined for s in m._opswap_record.sites
     ]
     places = {(s.path, s.source) for s in swapped}
-    return Report(in_order(swapped, paths), [s for s in scan(model).kept if (s.path, s.source) not in places])
+    found = scan(model)
+    kept = [s for s in found.kept if (s.path, s.source) not in places]
+    return replace(found, swapped=in_order(swapped, paths), kept=kept)
 
 
 def unswap(model: nn.Module) -> nn.Module:
-    """Take every rewrite back: the same module objects with their own classes.
+    """Take every rewrite back, and the memory format: the same module objects with their own classes.
 
     Raises: TypeError for what is no module; RuntimeError where somebody derived a class from a rewritten one.
     """
@@ -87,6 +97,7 @@ def unswap(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if is_rewritten(module):
             restore(module)
+    close_doors(model)
     return model
 
 

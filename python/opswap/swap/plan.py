@@ -120,11 +120,7 @@ class _Planner:
 
     def _wholes(self, top: Sequence[_Module], compiled: Collection[nn.Module]) -> Iterator[Whole]:
         merged = {
-            n.meta["module"]
-            for m in top
-            for c in m.changes
-            for n in c.region.nodes
-            if n.op == "call_module"
+            n.meta["module"] for m in top for c in m.changes for n in c.region.nodes if n.op == "call_module"
         }
         for module, path in self.paths.items():
             rule = self.wholes.get(type(module))

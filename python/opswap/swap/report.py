@@ -33,13 +33,19 @@ class Site:
 
 @dataclass(frozen=True)
 class Report:
-    """The decisions about one model, in the order of its modules; prints as a table."""
+    """The decisions about one model, in the order of its modules; prints as a table.
+
+    memory_format: what `swap` brings parameters and inputs to, as "channels_last"; "" where nothing is brought.
+    denormals: parameters with denormal numbers, by name: how many; they slow a CPU down, see `opswap.memory`.
+    """
 
     swapped: list[Site] = field(default_factory=list)
     kept: list[Site] = field(default_factory=list)
+    memory_format: str = ""
+    denormals: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """{"swapped": [...], "kept": [...]}, one object with the fields of `Site` a site."""
+        """One object with the fields above, the sites as objects with the fields of `Site`."""
         return json.dumps(asdict(self), indent=2)
 
     def __str__(self) -> str:
@@ -50,6 +56,15 @@ class Report:
             rows = [(s.path, s.rule or "-", s.reason, s.source) for s in self.kept]
             lines += ["", f"{len(self.kept)} kept as they are"]
             lines += _table(("module", "rule", "reason", "source"), rows)
+        if self.memory_format:
+            lines += ["", f"parameters and inputs are brought to {self.memory_format}"]
+        if self.denormals:
+            rows = [(name, str(count)) for name, count in self.denormals.items()]
+            lines += [
+                "",
+                f"{sum(self.denormals.values())} denormal numbers: see opswap.memory.flush_denormals",
+            ]
+            lines += _table(("parameter", "denormals"), rows)
         return "\n".join(lines)
 
 

@@ -26,7 +26,17 @@ from .match import Region
 from .rules.rule import Replacement
 from .runtime import Record, holds, observe
 
-__all__ = ["Recipe", "Rewritten", "install", "is_rewritten", "make_record", "passed_by", "restore", "write", "write_whole"]
+__all__ = [
+    "Recipe",
+    "Rewritten",
+    "install",
+    "is_rewritten",
+    "make_record",
+    "passed_by",
+    "restore",
+    "write",
+    "write_whole",
+]
 
 _serial = itertools.count()
 _SERIAL = "SERIAL"

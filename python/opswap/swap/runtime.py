@@ -121,7 +121,7 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
     for child, state in record.opened:
         if hooked(child) or _stock_class(child) is not state.cls or not _unchanged(child, state):
             return False
-    for child, state in record.passed:
+    for child, state in record.passed:  # noqa: SIM110 (a generator is not traceable)
         if not _unchanged(child, state):
             return False
     return True
@@ -173,7 +173,7 @@ def unhooked(*modules: nn.Module) -> bool:
     """True where calling these modules does no more than their forwards."""
     if _module._has_any_global_hook():
         return False
-    for module in modules:
+    for module in modules:  # noqa: SIM110
         if hooked(module):
             return False
     return True

@@ -33,7 +33,9 @@ _HARDTANH = (torch_functional.hardtanh, torch_functional.hardtanh_)
 _METHODS = {"relu": "relu", "relu_": "relu"}
 
 
-def _bounds(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> tuple[Any, Any]:
+def _bounds(
+    input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> tuple[Any, Any]:
     """The signature of torch.nn.functional.hardtanh."""
     return min_val, max_val
 
@@ -61,7 +63,9 @@ def _find_act(graph: Graph) -> Iterator[Region]:
         pair = (node, users[0])
         calls = tuple(n for n in pair if n.op == "call_module")
         inputs = tuple(node.all_input_nodes)
-        yield Region(inputs, None, pair, pair[1:], node, pair[1], _problem(pair), calls + _producer(inputs[0]))
+        yield Region(
+            inputs, None, pair, pair[1:], node, pair[1], _problem(pair), calls + _producer(inputs[0])
+        )
 
 
 def _problem(pair: tuple[Node, Node]) -> str:

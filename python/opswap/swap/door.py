@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""Run a model in one memory format: convert its parameters, and its inputs at the door; and take both back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opswap.ops._layout import dense_strides
+
+__all__ = ["check_memory_format", "close_doors", "memory_format_of", "open_door"]
+
+_NDIMS = {
+    torch.contiguous_format: (4, 5),
+    torch.channels_last: (4,),
+    torch.channels_last_3d: (5,),
+}
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(eq=False)
+class _Door:
+    """A forward pre-hook that brings the tensors among the arguments to `memory_format`.
+
+    before: sizes and strides that parameters and buffers had, by name.
+    """
+
+    memory_format: torch.memory_format
+    before: dict[str, _Layout] = field(default_factory=dict)
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(self._bring(a) for a in args), {k: self._bring(v) for k, v in kwargs.items()}
+
+    def _bring(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() in _NDIMS[self.memory_format]:
+            return value.contiguous(memory_format=self.memory_format)
+        return value
+
+
+def check_memory_format(memory_format: Any) -> None:
+    """Raise TypeError or ValueError for what is no memory format, or none that a model can be run in."""
+    if not isinstance(memory_format, torch.memory_format):
+        raise TypeError(f"swap: memory_format must be a torch.memory_format, got {memory_format!r}")
+    if memory_format not in _NDIMS:
+        raise ValueError(f"swap: memory_format must be one of {tuple(_NDIMS)}, got {memory_format}")
+
+
+def open_door(model: nn.Module, memory_format: torch.memory_format) -> None:
+    """Convert parameters and buffers of as many dimensions as the format has, and from now on such inputs."""
+    before: dict[str, _Layout] = {}
+    for name, tensor in _tensors(model):
+        if tensor.dim() not in _NDIMS[memory_format]:
+            continue
+        stride = dense_strides(tensor.shape, memory_format)
+        if tensor.stride() != stride:
+            before[name] = tuple(tensor.shape), tensor.stride()
+            _convert(tensor, stride)
+    before |= _close(model)
+    model.register_forward_pre_hook(_Door(memory_format, before), with_kwargs=True)
+
+
+def close_doors(model: nn.Module) -> None:
+    """Take back what `open_door` did to the model or to a part of it."""
+    for module in model.modules():
+        before = _close(module)
+        for name, tensor in _tensors(module):
+            size, stride = before.get(name, (None, None))
+            if tuple(tensor.shape) == size and tensor.stride() != stride:
+                _convert(tensor, stride)
+
+
+def memory_format_of(model: nn.Module) -> str:
+    """The name of the memory format that the model's inputs are brought to, or ""."""
+    door = next((h for _, h in _doors(model)), None)
+    return "" if door is None else str(door.memory_format).removeprefix("torch.")
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _convert(tensor: Tensor, stride: tuple[int, ...]) -> None:
+    """Give the tensor and its gradient these strides; they stay the same objects."""
+    for t in (tensor, tensor.grad):
+        if t is not None and t.shape == tensor.shape:
+            t.data = torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t.data)
+
+
+def _doors(module: nn.Module) -> list[tuple[int, _Door]]:
+    return [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _Door)]
+
+
+def _close(module: nn.Module) -> Mapping[str, _Layout]:
+    """Remove the hook; returns what it remembers."""
+    before: Mapping[str, _Layout] = {}
+    for key, door in _doors(module):
+        before = door.before
+        del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
+    return before
