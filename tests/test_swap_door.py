@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""swap(model, memory_format=...): one line for the faster layout, and the way back."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from opswap.models import lprnet
+from step import outputs_and_gradients
+
+LAST = torch.channels_last
+
+
+class Net(nn.Module):
+    """Notes the layout of what arrives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.narrow = nn.Conv2d(8, 8, 1)
+        self.norm = nn.BatchNorm2d(8)
+        self.register_buffer("scale", torch.ones(1, 8, 2, 2))
+        self.volume = nn.Conv3d(1, 1, (2, 1, 3))
+
+    def forward(self, x: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        y = torch.relu(self.norm(self.narrow(self.conv(x))))
+        return y if bias is None else y + bias
+
+
+def layouts(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {k: v.stride() for k, v in [*model.named_parameters(), *model.named_buffers()]}
+
+
+def swapped() -> nn.Module:
+    return opswap.swap(Net(), memory_format=LAST)
+
+
+def is_last(t: Tensor) -> bool:
+    return t.is_contiguous(memory_format=LAST) and not t.is_contiguous()
+
+
+def test_parameters_and_inputs() -> None:
+    stock = Net()
+    model = copy.deepcopy(stock)
+    objects = [*model.parameters(), *model.buffers()]
+    assert opswap.swap(model, memory_format=LAST) is model
+    assert all(a is b for a, b in zip(objects, [*model.parameters(), *model.buffers()], strict=True))
+    expected = copy.deepcopy(stock)
+    expected.conv.to(memory_format=LAST), expected.narrow.to(memory_format=LAST)
+    expected.scale = expected.scale.to(memory_format=LAST)
+    assert layouts(model) == layouts(expected) != layouts(stock)
+    for a, b in zip(model.state_dict().values(), stock.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    x = torch.randn(2, 3, 6, 5)
+    y = model(x)
+    assert is_last(y) and x.is_contiguous()
+    torch.testing.assert_close(y, stock(x), rtol=1e-4, atol=1e-5)
+    for a, b in zip(outputs_and_gradients(model, x), outputs_and_gradients(stock, x), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_other_arguments_pass() -> None:
+    seen: list[object] = []
+
+    class Any(nn.Module):
+        def forward(self, *args: object, **kwargs: object) -> None:
+            seen.extend([*args, kwargs])
+
+    model = opswap.swap(Any(), memory_format=LAST)
+    image, row, volume = torch.randn(2, 3, 4, 5), torch.randn(2, 3), torch.randn(1, 2, 3, 4, 5)
+    model(image, row, volume, 7, [image], mask=image.int(), name="x")
+    assert is_last(seen[0]) and seen[1] is row and seen[2] is volume and seen[3] == 7
+    assert seen[4][0] is image and is_last(seen[5]["mask"]) and seen[5]["name"] == "x"
+
+
+def test_volumes() -> None:
+    model = opswap.swap(Net(), memory_format=torch.channels_last_3d)
+    assert layouts(model) == layouts(Net())  # one channel lies the same in both
+    wide = opswap.swap(nn.Conv3d(4, 4, 2), memory_format=torch.channels_last_3d)
+    assert wide.weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert wide(torch.randn(1, 4, 5, 5, 5)).is_contiguous(memory_format=torch.channels_last_3d)
+    assert opswap.unswap(wide).weight.is_contiguous()
+
+
+def test_unswap() -> None:
+    stock, model = Net(), swapped()
+    model(torch.randn(2, 3, 6, 5)).sum().backward()
+    opswap.unswap(model)
+    assert layouts(model) == layouts(stock)
+    assert model.conv.weight.grad.stride() == stock.conv.weight.stride()
+    assert not model._forward_pre_hooks and not model._forward_pre_hooks_with_kwargs
+    assert model(torch.randn(2, 3, 6, 5)).is_contiguous()
+
+
+def test_unswap_of_a_model_that_changed() -> None:
+    model = swapped()
+    model.conv = nn.Conv2d(3, 8, 5).to(memory_format=LAST)
+    model.scale = None
+    opswap.unswap(model)
+    assert is_last(model.conv.weight) and model.narrow.weight.stride() == (8, 1, 1, 1)
+
+
+def test_second_swap() -> None:
+    model = swapped()
+    before = layouts(model)
+    opswap.swap(model, memory_format=LAST)
+    assert layouts(model) == before and len(model._forward_pre_hooks) == 1
+    opswap.swap(model)
+    assert is_last(model(torch.randn(2, 3, 6, 5)))
+    opswap.swap(model, memory_format=torch.contiguous_format)
+    assert model(torch.randn(2, 3, 6, 5).contiguous(memory_format=LAST)).is_contiguous()
+    opswap.unswap(model)
+    assert layouts(model) == layouts(Net())
+
+
+def test_hooks_of_others_stay() -> None:
+    model = Net()
+    seen: list[Tensor] = []
+    model.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    opswap.unswap(opswap.swap(model, memory_format=LAST))
+    model(torch.randn(2, 3, 6, 5))
+    assert len(seen) == 1
+
+
+def test_report() -> None:
+    model = swapped()
+    for report in (opswap.report(model), opswap.scan(model)):
+        assert report.memory_format == "channels_last" and "brought to channels_last" in str(report)
+        assert '"memory_format": "channels_last"' in report.to_json()
+    assert opswap.report(opswap.unswap(model)).memory_format == ""
+
+
+def test_copies() -> None:
+    model = swapped().eval()
+    x = torch.randn(2, 3, 6, 5)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+        assert is_last(twin(x)) and torch.equal(twin(x), model(x))
+        assert opswap.report(twin) == opswap.report(model)
+        assert layouts(opswap.unswap(twin)) == layouts(Net())
+    assert is_last(model(x))
+
+
+def test_compile_and_export() -> None:
+    model = swapped().eval()
+    x, bias = torch.randn(2, 3, 6, 5), torch.randn(2, 8, 4, 3)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for kwargs in ({}, {"bias": bias}):
+        assert is_last(compiled(x, **kwargs))
+        torch.testing.assert_close(compiled(x, **kwargs), model(x, **kwargs))
+    for strict in (False, True):
+        program = torch.export.export(model, (x,), strict=strict)
+        assert is_last(program.module()(x)) and torch.equal(program.module()(x), model(x))
+
+
+def test_lprnet_in_one_line() -> None:
+    stock = lprnet(11, 0.0)
+    model = opswap.swap(copy.deepcopy(stock), memory_format=LAST)
+    x = torch.randn(2, 3, 24, 94)
+    torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
+
+
+class TestBadArguments:
+    @pytest.mark.parametrize("bad", ["channels_last", 1, torch.float32])
+    def test_kind(self, bad: object) -> None:
+        with pytest.raises(TypeError, match=r"must be a torch\.memory_format"):
+            opswap.swap(Net(), memory_format=bad)
+
+    def test_value(self) -> None:
+        model = Net()
+        with pytest.raises(ValueError, match="preserve_format"):
+            opswap.swap(model, memory_format=torch.preserve_format)
+        assert not opswap.report(model).swapped

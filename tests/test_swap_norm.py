@@ -1,0 +1,498 @@
+# SPDX-License-Identifier: MIT
+"""swap on BatchNorm, alone and with an activation behind it: where it is found, and that models train as before."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import opswap
+from opswap.models import LPRNet, ShuffleNetV2, shufflenet_v2_x1_0
+from step import outputs_and_gradients
+from test_swap_pool import PublishedLPRNet
+
+SIZE = (4, 6, 5, 7)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Pair(nn.Module):
+    """A normalisation, and what `body` makes of it."""
+
+    def __init__(self, body: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(6)
+        self.act = nn.ReLU(inplace=True)
+        self.conv = nn.Conv2d(6, 6, 1)
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, x)
+
+
+FOUND: list[tuple[str, Callable[[nn.Module, Tensor], Tensor]]] = [
+    ("module", lambda m, x: m.act(m.norm(x))),
+    ("F.relu", lambda m, x: F.relu(m.norm(x))),
+    ("F.relu in place", lambda m, x: F.relu(m.norm(input=x), inplace=True)),
+    ("torch.relu", lambda m, x: torch.relu(m.norm(x))),
+    ("relu", lambda m, x: m.norm(x).relu()),
+    ("relu_", lambda m, x: m.norm(x).relu_() * 2),
+    ("torch.relu_", lambda m, x: torch.relu_(m.norm(x))),
+    ("relu6", lambda m, x: F.relu6(m.norm(3 * x))),
+    ("hardtanh", lambda m, x: F.hardtanh(m.norm(3 * x), 0, 6)),
+    ("hardtanh by name", lambda m, x: F.hardtanh(m.norm(3 * x), max_val=6.0, min_val=0.0, inplace=True)),
+    ("hardswish", lambda m, x: F.hardswish(m.norm(3 * x))),
+    ("convolution before it", lambda m, x: F.relu(m.norm(m.conv(x))) + m.conv.weight.sum()),
+    ("input used again", lambda m, x: (lambda y: F.relu(m.norm(y)) + y)(m.conv(x))),
+]
+KEPT: list[tuple[str, Callable[[nn.Module, Tensor], Tensor], str]] = [
+    ("used twice", lambda m, x: (lambda y: F.relu(y) + y)(m.norm(x)), "used elsewhere"),
+    ("in place, then used", lambda m, x: (lambda y: (F.relu_(y), y)[1] * 1)(m.norm(x)), "used elsewhere"),
+    ("two activations", lambda m, x: (lambda y: F.relu(y) + F.relu6(y))(m.norm(x)), "used elsewhere"),
+    ("clamp", lambda m, x: m.norm(x).clamp(min=0), ""),
+    ("hardtanh", lambda m, x: F.hardtanh(m.norm(x)), ""),
+    ("leaky", lambda m, x: F.leaky_relu(m.norm(x)), ""),
+    ("no activation", lambda m, x: m.norm(x) + 1, ""),
+]
+MODULES = [
+    (nn.BatchNorm2d, nn.ReLU(), SIZE),
+    (nn.BatchNorm2d, nn.ReLU(inplace=True), SIZE),
+    (nn.BatchNorm2d, nn.ReLU6(), SIZE),
+    (nn.BatchNorm2d, nn.Hardtanh(0, 6), SIZE),
+    (nn.BatchNorm2d, nn.Hardswish(), SIZE),
+    (nn.BatchNorm1d, nn.ReLU(), SIZE[:2]),
+    (nn.BatchNorm1d, nn.ReLU(), SIZE[:3]),
+    (nn.BatchNorm3d, nn.ReLU(), (*SIZE, 2)),
+]
+
+
+def shufflenet() -> nn.Module:
+    return ShuffleNetV2((1, 2, 1), (24, 48, 96, 192, 128), 10)
+
+
+def lprnet() -> nn.Module:
+    return LPRNet(11, dropout=0.0)
+
+
+NETWORKS = {"shufflenet": (shufflenet, (4, 3, 64, 64)), "lprnet": (lprnet, (3, 3, 24, 94))}
+
+
+def norms(model: nn.Module, x: Tensor) -> int:
+    """Normalisations of one forward that our kernel computes."""
+    opswap.reset_stats()
+    with torch.no_grad():
+        copy.deepcopy(model)(x)
+    assert not opswap.stats()["reference"]
+    return opswap.stats()["kernel"].get("batch_norm_act", 0)
+
+
+def sites(model: nn.Module) -> Counter[str]:
+    return Counter(s.rule for s in opswap.report(model).swapped if s.rule.startswith("batch_norm"))
+
+
+def close(ours: list[Tensor | None], theirs: list[Tensor | None], scale: float = 1.0) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4 * scale, atol=1e-4 * scale)
+
+
+def check(model: nn.Module, stock: nn.Module, x: Tensor) -> None:
+    """Both modes: outputs, gradients, buffers."""
+    for training in (True, False):
+        ours = outputs_and_gradients(model.train(training), x)
+        close(ours, outputs_and_gradients(stock.train(training), x))
+        with torch.no_grad():
+            close([model(x)], [stock(x)])
+    close(list(model.buffers()), list(stock.buffers()))
+
+
+@pytest.mark.parametrize("body", [f[1] for f in FOUND], ids=[f[0] for f in FOUND])
+def test_found(body: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    stock = Pair(body)
+    model = opswap.swap(copy.deepcopy(stock))
+    (site,) = (s for s in opswap.report(model).swapped)
+    assert (site.path, site.rule, site.exact) == ("norm", "batch_norm_act", False)
+    assert "test_swap_norm.py:" in site.source
+    x = torch.randn(SIZE)
+    assert norms(model, x) == 1
+    check(model, stock, x)
+
+
+@pytest.mark.parametrize(("body", "reason"), [k[1:] for k in KEPT], ids=[k[0] for k in KEPT])
+def test_kept(body: Callable[[nn.Module, Tensor], Tensor], reason: str) -> None:
+    stock = Pair(body)
+    model = opswap.swap(copy.deepcopy(stock))
+    report = opswap.report(model)
+    assert sites(model) == {"batch_norm": 1}
+    assert [reason in s.reason for s in report.kept] == ([True] if reason else []), str(report)
+    check(model, stock, torch.randn(SIZE))
+
+
+@pytest.mark.parametrize(("norm", "act", "size"), MODULES, ids=lambda v: str(v).replace("\n", ""))
+def test_neighbours_in_a_sequential(norm: type, act: nn.Module, size: tuple[int, ...]) -> None:
+    stock = nn.Sequential(norm(6), copy.deepcopy(act))
+    model = opswap.swap(copy.deepcopy(stock), strict=True)
+    assert [(s.path, s.rule) for s in opswap.report(model).swapped] == [("0", "batch_norm_act")]
+    x = 3 * torch.randn(size)
+    assert norms(model, x) == 1
+    check(model, stock, x)
+    assert opswap.unswap(model) is model
+    assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
+
+
+class TestNetworks:
+    @pytest.fixture(params=NETWORKS)
+    def network(self, request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
+        make, size = NETWORKS[request.param]
+        return make(), torch.randn(size)
+
+    def test_sites(self) -> None:
+        report = opswap.scan(shufflenet_v2_x1_0())
+        assert Counter(s.rule for s in report.swapped if not s.exact) == {
+            "batch_norm_act": 37,
+            "batch_norm": 19,
+        }
+        assert not report.kept
+        report = opswap.scan(lprnet())
+        found = [(s.path, s.rule) for s in report.swapped if not s.exact]
+        assert found == [(f"backbone.{i}", "batch_norm_act") for i in (1, 5, 9, 12, 17, 21)]
+        assert not [s for s in opswap.scan(lprnet(), exact=True).swapped if s.rule.startswith("batch_norm")]
+
+    def test_modules_that_a_forward_makes(self) -> None:
+        """The most used LPRNet makes its average pools on every call."""
+        stock = PublishedLPRNet(11)
+        model = opswap.swap(copy.deepcopy(stock))
+        assert sites(model) == {"batch_norm_act": 6} and not opswap.report(model).kept
+        x = torch.randn(2, 3, 24, 94)
+        assert norms(model, x) == 6
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+    def test_as_near_to_float64_as_stock(
+        self, network: tuple[nn.Module, Tensor], memory_format: torch.memory_format
+    ) -> None:
+        stock, x = network
+        truth = outputs_and_gradients(copy.deepcopy(stock).double(), x.double())
+        model = opswap.swap(copy.deepcopy(stock), memory_format=memory_format)
+        ours, theirs = outputs_and_gradients(model, x), outputs_and_gradients(stock, x)
+        errors = [distance(ours, truth), distance(theirs, truth)]
+        assert errors[0] <= 2 * errors[1] + 1e-5, errors
+
+    def test_loss_of_several_steps(self, network: tuple[nn.Module, Tensor]) -> None:
+        """Within 1e-3 of the loss in float64, as stock is."""
+        stock, x = network
+        exact = losses(copy.deepcopy(stock).double(), x.double())
+        for model in (stock, opswap.swap(copy.deepcopy(stock))):
+            for a, b in zip(losses(model, x), exact, strict=True):
+                assert abs(a - b) <= 1e-3 * b
+
+    def test_keys_order_and_unswap(self, network: tuple[nn.Module, Tensor]) -> None:
+        stock, x = network
+        model = opswap.swap(copy.deepcopy(stock))
+        assert list(model.state_dict()) == list(stock.state_dict()) and repr(model) == repr(stock)
+        report, classes = opswap.report(model), [type(m) for m in model.modules()]
+        assert report == opswap.scan(stock) == opswap.scan(model)
+        assert opswap.report(opswap.swap(model)) == report and [type(m) for m in model.modules()] == classes
+        opswap.unswap(model)
+        assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
+        assert [list(vars(m)) for m in model.modules()] == [list(vars(m)) for m in stock.modules()]
+        assert norms(model, x) == 0
+
+    def test_copies(self, network: tuple[nn.Module, Tensor]) -> None:
+        stock, x = network
+        model = opswap.swap(copy.deepcopy(stock))
+        count = norms(model, x)
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        model.eval()
+        for twin in (
+            copy.deepcopy(model),
+            pickle.loads(pickle.dumps(model)),
+            torch.load(file, weights_only=False),
+        ):
+            assert opswap.report(twin) == opswap.report(model) and norms(twin, x) == count
+            assert torch.equal(twin.eval()(x), model(x))
+
+    def test_compile_and_export(self, network: tuple[nn.Module, Tensor]) -> None:
+        stock, x = network
+        model = opswap.swap(copy.deepcopy(stock))
+        count = norms(model, x)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        opswap.reset_stats()
+        close(outputs_and_gradients(compiled, x), outputs_and_gradients(copy.deepcopy(model), x), 10)
+        assert opswap.stats()["kernel"]["batch_norm_act"] == 2 * count
+        program = torch.export.export(model.eval(), (x,))
+        torch.testing.assert_close(program.module()(x), model(x))
+
+    def test_bf16_autocast(self, network: tuple[nn.Module, Tensor]) -> None:
+        stock, x = network
+        model = opswap.swap(copy.deepcopy(stock))
+        results = []
+        for m in (stock, model):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = m(x)
+            y.float().square().mean().backward()
+            results.append(y.float())
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+        exact = copy.deepcopy(stock).double()(x.double())
+        assert distance([results[1]], [exact]) <= 2 * distance([results[0]], [exact])
+
+    def test_evaluation_after_training(self, network: tuple[nn.Module, Tensor]) -> None:
+        stock, x = network
+        model = opswap.swap(copy.deepcopy(stock))
+        for m in (stock, model):
+            m(x)
+            m.eval()
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
+        with torch.no_grad():
+            for m in (stock, model):
+                for b in m.buffers():
+                    b.mul_(2)
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
+
+
+def distance(results: list[Tensor | None], truth: list[Tensor | None]) -> float:
+    """Of all tensors together, relative to the truth."""
+    pairs = [(a.double(), b.double()) for a, b in zip(results, truth, strict=True)]
+    error = sum((a - b).square().sum() for a, b in pairs)
+    return float((error / sum(b.square().sum() for _, b in pairs)).sqrt())
+
+
+def losses(model: nn.Module, x: Tensor) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.5)
+    found = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+class TestOnlyTorchsOwn:
+    def test_subclass(self) -> None:
+        class Shifted(nn.BatchNorm2d):
+            def forward(self, input: Tensor) -> Tensor:
+                return super().forward(input) + 1
+
+        model = nn.Sequential(Shifted(6), nn.ReLU())
+        assert not opswap.scan(model).swapped
+        check(opswap.swap(copy.deepcopy(model)), model, torch.randn(SIZE))
+
+    def test_parametrization(self) -> None:
+        class Doubled(nn.Module):
+            def forward(self, weight: Tensor) -> Tensor:
+                return 2 * weight
+
+        stock = nn.Sequential(nn.BatchNorm2d(6), nn.ReLU())
+        model = opswap.swap(copy.deepcopy(stock))
+        for m in (stock, model):
+            parametrize.register_parametrization(m[0], "weight", Doubled())
+        assert not opswap.scan(stock).swapped
+        check(model, stock, torch.randn(SIZE))
+
+    def test_shared(self) -> None:
+        norm, act = nn.BatchNorm2d(6), nn.ReLU()
+        stock = nn.Sequential(norm, act, nn.Conv2d(6, 6, 1), nn.Sequential(norm, act), norm)
+        model = opswap.swap(copy.deepcopy(stock))
+        assert model[0] is model[3][0] is model[4]
+        assert norms(model, x := torch.randn(SIZE)) == 3
+        check(model, stock, x)
+
+
+class TestHooks:
+    @pytest.mark.parametrize("which", [0, 1])
+    @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+    def test_before_and_after_the_swap(self, which: int, kind: str) -> None:
+        stock = nn.Sequential(nn.BatchNorm2d(6), nn.ReLU())
+        late = opswap.swap(copy.deepcopy(stock))
+        early = copy.deepcopy(stock)
+        for m in (early, late, stock):
+            m.calls = []
+            getattr(m[which], f"register_{kind}_hook")(lambda *_, calls=m.calls: calls.append(kind))
+        opswap.swap(early)
+        (kept,) = opswap.report(early).kept
+        assert (kept.path, kept.rule) == ("0", "batch_norm_act") and f"{which} has hooks" in kept.reason
+        for model in (early, late):
+            check(model, stock, torch.randn(SIZE))
+            stock.load_state_dict(late.state_dict())
+        assert early.calls == late.calls and len(early.calls) >= 2
+
+    def test_global(self) -> None:
+        model = opswap.swap(nn.Sequential(nn.BatchNorm2d(6), nn.ReLU()))
+        seen: list[nn.Module] = []
+        handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(m))
+        try:
+            model(torch.randn(SIZE))
+        finally:
+            handle.remove()
+        assert seen == [*model, model]
+
+
+class TestChangesAfterTheSwap:
+    def pair(self) -> tuple[nn.Module, nn.Module]:
+        stock = nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.BatchNorm2d(6))
+        return stock, opswap.swap(copy.deepcopy(stock))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda m: m[1].eval(),
+            lambda m: m[1].requires_grad_(False),
+            lambda m: m.requires_grad_(False),
+            lambda m: setattr(m[1], "momentum", None),
+            lambda m: setattr(m[3], "eps", 0.5),
+            lambda m: setattr(m[1], "track_running_stats", False),
+            lambda m: m.double(),
+            lambda m: m[1].register_parameter("weight", None),
+            lambda m: m[3].reset_running_stats(),
+        ],
+        ids=range(9),
+    )
+    def test_settings(self, change: Callable[[nn.Module], object]) -> None:
+        stock, model = self.pair()
+        for m in (stock, model):
+            change(m)
+        x = torch.randn(SIZE, dtype=stock[0].weight.dtype)
+        for _ in range(2):
+            ours, theirs = outputs_and_gradients(model, x), outputs_and_gradients(stock, x)
+            close(ours, theirs)
+        assert norms(model, x) == 2
+        close(list(model.buffers()), list(stock.buffers()))
+
+    @pytest.mark.parametrize("index", [1, 2])
+    def test_replaced_modules(self, index: int) -> None:
+        stock, model = self.pair()
+        for m in (stock, model):
+            m[index] = nn.Tanh()
+        check(model, stock, torch.randn(SIZE))
+
+    def test_container_that_a_forward_walks_through(self) -> None:
+        stock = lprnet()
+        model = opswap.swap(copy.deepcopy(stock))
+        for m in (stock, model):
+            m.backbone[2] = nn.LeakyReLU()
+            m.backbone.append(nn.Tanh())
+        x = torch.randn(2, 3, 24, 94)
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
+
+    def test_hardtanh_bounds(self) -> None:
+        stock = nn.Sequential(nn.BatchNorm2d(6), nn.Hardtanh(0, 6))
+        model = opswap.swap(copy.deepcopy(stock))
+        for m in (stock, model):
+            m[1].max_val = 1
+        check(model, stock, 3 * torch.randn(SIZE))
+
+    @pytest.mark.parametrize("bad", [torch.randint(9, SIZE), torch.randn(6, 5), torch.randn(4, 7, 5, 5)])
+    def test_errors_are_torchs(self, bad: Tensor) -> None:
+        stock = nn.Sequential(nn.BatchNorm2d(6), nn.ReLU())
+        with pytest.raises(Exception) as expected:
+            stock(bad)
+        with pytest.raises(expected.type):
+            opswap.swap(stock)(bad)
+
+    def test_sync_batch_norm(self) -> None:
+        for make, size in NETWORKS.values():
+            stock = make().eval()
+            x = torch.randn(size)
+            converted = nn.SyncBatchNorm.convert_sync_batchnorm(opswap.swap(copy.deepcopy(stock)))
+            assert sum(type(m) is nn.SyncBatchNorm for m in converted.modules()) > 5
+            torch.testing.assert_close(converted(x), stock(x), rtol=1e-4, atol=1e-5)
+
+
+class TestInPlace:
+    """Inference writes over the convolution's output where nobody else can hold it."""
+
+    def storage(self, model: nn.Module, x: Tensor) -> bool:
+        """True where the result lies where the convolution's output lay."""
+        outputs: list[int] = []
+        plain = type(model[0])._conv_forward
+
+        def remember(self: nn.Conv2d, *args: Tensor) -> Tensor:
+            y = plain(self, *args)
+            outputs.append(y.data_ptr())
+            return y
+
+        type(model[0])._conv_forward = remember
+        try:
+            return model(x).data_ptr() == outputs[0]
+        finally:
+            type(model[0])._conv_forward = plain
+
+    def model(self) -> nn.Module:
+        return opswap.swap(nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.ReLU())).eval()
+
+    def test_where_nothing_needs_a_gradient(self) -> None:
+        model, x = self.model(), torch.randn(SIZE)
+        with torch.no_grad():
+            assert self.storage(model, x)
+        with torch.inference_mode():
+            assert self.storage(model, x)
+        assert not self.storage(model, x)
+
+    def test_not_with_a_hook_that_sees_the_output(self) -> None:
+        model, x = self.model(), torch.randn(SIZE)
+        kept: list[Tensor] = []
+        model[0].register_forward_hook(lambda m, args, y: kept.append(y))
+        with torch.no_grad():
+            model(x)
+            assert torch.equal(kept[0], F.conv2d(x, model[0].weight, model[0].bias))
+
+    def test_not_where_the_output_is_used_again(self) -> None:
+        stock = Pair(lambda m, x: (lambda y: F.relu(m.norm(y)) + y)(m.conv(x)))
+        model = opswap.swap(copy.deepcopy(stock))
+        assert "inplace=owned" not in model.opswap_code
+        check(model, stock, torch.randn(SIZE))
+
+    def test_input_of_the_model_is_left_alone(self) -> None:
+        model = opswap.swap(nn.Sequential(nn.BatchNorm2d(6), nn.ReLU())).eval()
+        x = torch.randn(SIZE)
+        before = x.clone()
+        with torch.no_grad():
+            model(x)
+        assert torch.equal(x, before)
+
+
+def _train(rank: int, rendezvous: str, path: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    states = []
+    for swapped in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3))
+        model = nn.parallel.DistributedDataParallel(opswap.swap(model) if swapped else model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        torch.manual_seed(1 + rank)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+        states.append(model.module.state_dict())
+    if rank == 0:
+        torch.save(states, path)
+    torch.distributed.destroy_process_group()
+
+
+def test_distributed_training(tmp_path: Path) -> None:
+    path = str(tmp_path / "states.pt")
+    torch.multiprocessing.spawn(_train, (str(tmp_path / "rendezvous"), path), nprocs=2)
+    stock, swapped = torch.load(path)
+    assert list(swapped) == list(stock)
+    close(list(swapped.values()), list(stock.values()))
