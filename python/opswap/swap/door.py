@@ -24,12 +24,13 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(eq=False)
 class _Door:
-    """A forward pre-hook that brings the tensors among the arguments to `memory_format`.
+    """A forward pre-hook that brings the tensors among the arguments to a memory format.
 
-    before: sizes and strides that parameters and buffers had, by name.
+    name: of the format, which torch.save cannot write. before: sizes and strides that parameters and buffers
+    had, by name.
     """
 
-    memory_format: torch.memory_format
+    name: str
     before: dict[str, _Layout] = field(default_factory=dict)
 
     def __call__(
@@ -38,8 +39,9 @@ class _Door:
         return tuple(self._bring(a) for a in args), {k: self._bring(v) for k, v in kwargs.items()}
 
     def _bring(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dim() in _NDIMS[self.memory_format]:
-            return value.contiguous(memory_format=self.memory_format)
+        memory_format = getattr(torch, self.name)
+        if isinstance(value, Tensor) and value.dim() in _NDIMS[memory_format]:
+            return value.contiguous(memory_format=memory_format)
         return value
 
 
@@ -62,7 +64,8 @@ def open_door(model: nn.Module, memory_format: torch.memory_format) -> None:
             before[name] = tuple(tensor.shape), tensor.stride()
             _convert(tensor, stride)
     before |= _close(model)
-    model.register_forward_pre_hook(_Door(memory_format, before), with_kwargs=True)
+    name = str(memory_format).removeprefix("torch.")
+    model.register_forward_pre_hook(_Door(name, before), with_kwargs=True)
 
 
 def close_doors(model: nn.Module) -> None:
@@ -77,8 +80,7 @@ def close_doors(model: nn.Module) -> None:
 
 def memory_format_of(model: nn.Module) -> str:
     """The name of the memory format that the model's inputs are brought to, or ""."""
-    door = next((h for _, h in _doors(model)), None)
-    return "" if door is None else str(door.memory_format).removeprefix("torch.")
+    return next((door.name for _, door in _doors(model)), "")
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
