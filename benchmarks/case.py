@@ -13,6 +13,7 @@ from torch import Tensor
 
 import opswap
 from opswap.doctor import cpu_model
+from profile_shares import shares
 from timing import Spread, time_in_turn
 
 __all__ = ["LAYOUTS", "Case", "measure"]
@@ -31,6 +32,7 @@ class Case:
     payload: bytes that an operator reads, and writes again; 0 for a whole model, which has no roof.
     tolerance: relative difference allowed between the results; 0 asks for equal bits and strides.
     keeps: whether the rows say how many bytes a call keeps for its backward.
+    profile: also say where the time of opswap's functions goes, by kinds of operators.
     """
 
     case: str
@@ -42,6 +44,7 @@ class Case:
     payload: int = 0
     tolerance: float = 0.0
     keeps: bool = False
+    profile: bool = False
 
     @property
     def label(self) -> str:
@@ -56,7 +59,7 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
     """
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    functions = case.build()
+    functions, refused = _usable(case, case.build())
     _check_results(case, functions)
     kept = {name: _kept_bytes(function) for name, function in functions.items()} if case.keeps else None
     opswap.reset_stats()
@@ -65,10 +68,30 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
     copy_time = _time_copy(case.payload, seconds / len(functions)) if case.payload else None
     stock = {name: spread for name, spread in times.items() if name not in case.ours}
     for name, layout in case.ours.items():
+        if name in refused:
+            continue
         row = {"case": case.case, "shape": case.shape, "dtype": case.dtype, "layout": layout}
         row |= {"direction": case.direction, "threads": threads, "allocation": allocation}
         row |= {"kept_bytes": kept}
+        row |= {"form": name, "refused": refused}
+        row |= {"shares": shares(functions[name]) if case.profile else {}}
         yield row | _comparison(times[name], stock) | _roof(case, times[name], copy_time) | _machine()
+
+
+def _usable(case: Case, functions: Mapping[str, Function]) -> tuple[dict[str, Function], dict[str, str]]:
+    """The functions that run, and why stock forms among the others do not."""
+    usable: dict[str, Function] = {}
+    refused: dict[str, str] = {}
+    for name, function in functions.items():
+        try:
+            function()
+        except Exception as error:
+            if name in case.ours and "compiled" not in name:
+                raise
+            refused[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        else:
+            usable[name] = function
+    return usable, refused
 
 
 def _comparison(ours: Spread, stock: Mapping[str, Spread]) -> dict[str, Any]:

@@ -96,15 +96,16 @@ def _print_row(row: dict[str, Any]) -> None:
     label = f"{row['case']:<18} {row['shape']:<14} {row['dtype']:<9} {row['layout']} {row['direction']:<9}"
     setting = f"{row['threads']} thr {row['allocation']:<5}"
     quartiles = f"[{row['opswap']['low']:.3f}-{row['opswap']['high']:.3f}]"
-    times = (
-        f"{row['best_stock']:>10} {row['stock_ms']:8.3f} opswap {row['opswap_ms']:8.3f} ms {quartiles:<17}"
-    )
+    times = f"{row['best_stock']:>10} {row['stock_ms']:8.3f} {row['form']} {row['opswap_ms']:8.3f} ms {quartiles:<17}"
     others = "".join(
         f", {name} {spread['median']:.3f}"
         for name, spread in row["stock"].items()
         if name != row["best_stock"]
     )
     roof = f" {row['gbps']:5.1f} GB/s {row['roof_share']:4.0%} of copy" if row["gbps"] else ""
+    shares = "".join(f" {kind} {share:.0%}" for kind, share in row["shares"].items() if share >= 0.01)
+    others += f"; shares:{shares}" if shares else ""
+    others += "".join(f"; {name} does not run: {reason[:70]}" for name, reason in row["refused"].items())
     mark = "" if row["ratio"] >= 1.0 else "  SLOWER"
     print(f"{label} {setting} {times} {row['ratio']:5.2f}x{roof}{others}{mark}", flush=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One module an operator family, and one for whole models; each has `cases(batch)`."""
+"""One module an operator family, and one for whole models; each has `cases(batch)`; "compiled" takes minutes."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,4 +14,5 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "pool": pool.cases,
     "norm": norm.cases,
     "models": models.cases,
+    "compiled": models.compiled_cases,
 }

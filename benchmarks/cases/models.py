@@ -1,63 +1,173 @@
 # SPDX-License-Identifier: MIT
-"""Training step and inference of ShuffleNetV2 on 224x224 images, stock and swapped, in both layouts."""
+"""Training step and inference of whole networks, stock and swapped, in both layouts."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
 from case import LAYOUTS, Case
 
-__all__ = ["cases"]
+__all__ = ["cases", "compiled_cases"]
 
-_MODELS: Mapping[str, Callable[[], nn.Module]] = {
-    "ShuffleNetV2 x0.5": opswap.models.shufflenet_v2_x0_5,
-    "ShuffleNetV2 x1.0": opswap.models.shufflenet_v2_x1_0,
-}
-_SIZE = 224
-_OURS = {"swapped NCHW": "NCHW", "swapped NHWC": "NHWC"}
+Function = Callable[[], Tensor]
+Forms = Mapping[str, tuple[nn.Module, Tensor]]
+
+_OURS = {"exact NCHW": "NCHW", "exact NHWC": "NHWC", "swapped NCHW": "NCHW", "swapped NHWC": "NHWC"}
+_OURS_COMPILED = {"swapped NHWC": "NHWC", "swapped NHWC compiled": "NHWC"}
+_OURS_FLUSHED = {"swapped NHWC flushed": "NHWC"}
 # Relative difference of loss or logits: convolutions round differently in the two layouts.
 _TOLERANCE = 1e-3
 
 
+@dataclass(frozen=True)
+class _Network:
+    """loss(output, labels); `labels` are what classes makes them, `steps` characters an image."""
+
+    make: Callable[[], nn.Module]
+    size: tuple[int, int]
+    batches: int
+    loss: Callable[[Tensor, Tensor], Tensor]
+    labels: tuple[int, tuple[int, ...]]
+
+
+def _ctc(logits: Tensor, labels: Tensor) -> Tensor:
+    """Of (N, C, T) logits and (N, characters) labels, class 0 being the blank."""
+    times, images = logits.shape[2], logits.shape[0]
+    scores = logits.permute(2, 0, 1).log_softmax(2)
+    return F.ctc_loss(scores, labels + 1, [times] * images, [labels.shape[1]] * images)
+
+
+_NETWORKS: Mapping[str, _Network] = {
+    "ShuffleNetV2 x0.5": _Network(
+        opswap.models.shufflenet_v2_x0_5, (224, 224), 1, F.cross_entropy, (1000, ())
+    ),
+    "ShuffleNetV2 x1.0": _Network(
+        opswap.models.shufflenet_v2_x1_0, (224, 224), 1, F.cross_entropy, (1000, ())
+    ),
+    "LPRNet": _Network(partial(opswap.models.lprnet, 68, 0.0), (24, 94), 2, _ctc, (67, (7,))),
+}
+
+
 def cases(batch: int) -> Iterator[Case]:
-    """A step is zero_grad, forward, cross entropy, backward and plain SGD."""
-    shape = f"{batch},3,{_SIZE},{_SIZE}"
-    for name, make in _MODELS.items():
-        for direction, build in (("step", _steps), ("inference", _inferences)):
-            run = partial(build, make, batch)
-            yield Case(name, shape, "float32", direction, run, _OURS, tolerance=_TOLERANCE)
+    """A step is zero_grad, forward, loss, backward and plain SGD; LPRNet takes two batches of images at once."""
+    for name, network in _NETWORKS.items():
+        yield from _pair(name, network, batch, _forms, _OURS)
+    yield from _pair("LPRNet, denormals", _NETWORKS["LPRNet"], batch, _flushed_forms, _OURS_FLUSHED)
 
 
-def _copies(make: Callable[[], nn.Module], batch: int) -> Iterator[tuple[str, nn.Module, Tensor]]:
+def compiled_cases(batch: int) -> Iterator[Case]:
+    """The same with torch.compile, which takes minutes to compile."""
+    for name, network in _NETWORKS.items():
+        yield from _pair(name, network, batch, _compiled_forms, _OURS_COMPILED)
+
+
+def _pair(
+    name: str,
+    network: _Network,
+    batch: int,
+    forms: Callable[[_Network, int], Forms],
+    ours: Mapping[str, str],
+) -> Iterator[Case]:
+    images = batch * network.batches
+    shape = ",".join(map(str, (images, 3, *network.size)))
+    for direction, build in (("step", _steps), ("inference", _inferences)):
+        run = partial(build, network, images, forms)
+        yield Case(
+            name, shape, "float32", direction, run, ours, tolerance=_TOLERANCE, profile=direction == "step"
+        )
+
+
+def _forms(network: _Network, images: int) -> Forms:
     """Equal weights and images in stock and swapped models of both layouts."""
-    model = make()
-    images = torch.randn(batch, 3, _SIZE, _SIZE)
-    for kind in ("stock", "swapped"):
-        for layout, memory_format in LAYOUTS.items():
-            variant = copy.deepcopy(model)
-            if kind == "swapped":
-                variant = opswap.swap(variant, exact=True, strict=True)
-            variant = variant.to(memory_format=memory_format)
-            yield f"{kind} {layout}", variant, images.contiguous(memory_format=memory_format)
+    model, x = network.make(), torch.randn(images, 3, *network.size)
+    found = {}
+    for layout, memory_format in LAYOUTS.items():
+        y = x.contiguous(memory_format=memory_format)
+        found[f"stock {layout}"] = copy.deepcopy(model).to(memory_format=memory_format), y
+        for kind, exact in (("exact", True), ("swapped", False)):
+            twin = opswap.swap(copy.deepcopy(model), exact=exact, memory_format=memory_format, strict=True)
+            found[f"{kind} {layout}"] = twin, y
+    return found
 
 
-def _steps(make: Callable[[], nn.Module], batch: int) -> dict[str, Callable[[], Tensor]]:
-    labels = torch.randint(1000, (batch,))
-    return {name: _step(model, images, labels) for name, model, images in _copies(make, batch)}
+def _compiled_forms(network: _Network, images: int) -> Forms:
+    forms = {name: form for name, form in _forms(network, images).items() if not name.startswith("exact")}
+    del forms["swapped NCHW"]
+    compiled = {}
+    for name, (model, x) in forms.items():
+        compiled[f"{name} compiled"] = torch.compile(copy.deepcopy(model)), x
+    return {**forms, **compiled}
 
 
-def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
+class _Flushed(nn.Module):
+    """A model that runs with denormals flushed to zero."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+def _decay(weight: Tensor) -> None:
+    """What weight decay makes of the weights of dead channels: all but the first sixth become denormal."""
+    dead = weight.detach()[len(weight) // 6 :]
+    while dead.abs().max() > torch.finfo(weight.dtype).tiny / 8:
+        dead.mul_(0.9)
+
+
+def _flushed_forms(network: _Network, images: int) -> Forms:
+    """LPRNet with a layer of denormals, as in its published weights, as they are and flushed."""
+    model, x = network.make(), torch.randn(images, 3, *network.size)
+    _decay(model.backbone[8].block[6].weight)
+    last = x.contiguous(memory_format=torch.channels_last)
+    swapped = opswap.swap(copy.deepcopy(model), memory_format=torch.channels_last)
+    return {
+        "stock NCHW": (model, x),
+        "stock NCHW flushed": (_Flushed(copy.deepcopy(model)), x),
+        "swapped NHWC flushed": (_Flushed(swapped), last),
+    }
+
+
+def _flushing(model: nn.Module, make: Callable[[nn.Module], Function]) -> Function:
+    """The function that `make` makes of the model, between two turns of the switch where the form asks for it."""
+    if not isinstance(model, _Flushed):
+        return make(model)
+    function = make(model.model)
+
+    def run() -> Tensor:
+        opswap.memory.flush_denormals(True)
+        try:
+            return function()
+        finally:
+            opswap.memory.flush_denormals(False)
+
+    return run
+
+
+def _steps(network: _Network, images: int, forms: Callable[[_Network, int], Forms]) -> dict[str, Function]:
+    classes, characters = network.labels
+    labels = torch.randint(classes, (images, *characters))
+    return {
+        name: _flushing(model, partial(_step, x=x, labels=labels, loss_of=network.loss))
+        for name, (model, x) in forms(network, images).items()
+    }
+
+
+def _step(
+    model: nn.Module, x: Tensor, labels: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor]
+) -> Function:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def run() -> Tensor:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss = loss_of(model(x), labels)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -65,8 +175,10 @@ def _step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tens
     return run
 
 
-def _inferences(make: Callable[[], nn.Module], batch: int) -> dict[str, Callable[[], Tensor]]:
+def _inferences(
+    network: _Network, images: int, forms: Callable[[_Network, int], Forms]
+) -> dict[str, Function]:
     return {
-        name: torch.inference_mode()(partial(model.eval(), images))
-        for name, model, images in _copies(make, batch)
+        name: _flushing(model.eval(), lambda m, x=x: torch.no_grad()(partial(m, x)))
+        for name, (model, x) in forms(network, images).items()
     }
