@@ -182,6 +182,15 @@ class TestNetworks:
         assert norms(model, x) == 6
         torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
 
+    def test_modules_from_elsewhere(self) -> None:
+        """Somebody else may change them between two calls."""
+        drop = nn.Dropout(0.5)
+        stock = Pair(lambda m, x: drop(F.relu(m.norm(x))))
+        model = opswap.swap(copy.deepcopy(stock))
+        assert sites(model) == {"batch_norm": 1} and "submodule" in opswap.report(model).kept[0].reason
+        drop.eval()
+        check(model, stock, torch.randn(SIZE))
+
     @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
     def test_as_near_to_float64_as_stock(
         self, network: tuple[nn.Module, Tensor], memory_format: torch.memory_format
