@@ -73,7 +73,7 @@ def _model_table(rows: list[Row]) -> list[str]:
         best = max(group, key=lambda row: row["ratio"])
         swapped = [f"{row['opswap_ms']:.0f}" for row in group]
         lines.append([*key[:3], _heading((key[3], key[4])), *stock, *swapped, _ratio(best)])
-    forms = dict.fromkeys(row["form"] for row in rows)
+    forms = dict.fromkeys(row.get("form", f"swapped {row['layout']}") for row in rows)
     head = [*_MODEL, "setting", *rows[0]["stock"], *forms]
     return _table([*head, "best stock / best swapped"], lines)
 

@@ -143,6 +143,12 @@ def test_kept(body: Callable[[nn.Module, Tensor], Tensor], reason: str) -> None:
     check(model, stock, torch.randn(SIZE))
 
 
+def test_alone_in_training_only() -> None:
+    """With given statistics torch is as fast."""
+    model = opswap.swap(nn.Sequential(nn.BatchNorm2d(6)))
+    assert norms(model, torch.randn(SIZE)) == 1 and norms(model.eval(), torch.randn(SIZE)) == 0
+
+
 @pytest.mark.parametrize(("norm", "act", "size"), MODULES, ids=lambda v: str(v).replace("\n", ""))
 def test_neighbours_in_a_sequential(norm: type, act: nn.Module, size: tuple[int, ...]) -> None:
     stock = nn.Sequential(norm(6), copy.deepcopy(act))
@@ -235,7 +241,7 @@ class TestNetworks:
             pickle.loads(pickle.dumps(model)),
             torch.load(file, weights_only=False),
         ):
-            assert opswap.report(twin) == opswap.report(model) and norms(twin, x) == count
+            assert opswap.report(twin) == opswap.report(model) and norms(twin.train(), x) == count
             assert torch.equal(twin.eval()(x), model(x))
 
     def test_compile_and_export(self, network: tuple[nn.Module, Tensor]) -> None:
