@@ -18,6 +18,7 @@ extern PyMethodDef osw_channels_methods[];
 extern PyMethodDef osw_shuffle_methods[];
 extern PyMethodDef osw_norm_methods[];
 extern PyMethodDef osw_pool_methods[];
+extern PyMethodDef osw_linear_methods[];
 
 /* Register every family's table with the tier that the environment allows. -1 with an exception set
  * on a bad OPSWAP_ISA. */

@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: MIT */
+/* grouped_linear(input, weight, bias, sections, output) -> output and grouped_linear_backward(
+ * grad_output, input, weight, sections, grad_input, grad_weight, grad_bias) -> the three. What is
+ * written is a tensor of the caller, or True for a new one; a gradient that is None is not wanted.
+ * sections: outputs of every group, or None where all have as many. Both return NotImplemented
+ * where the memory of a tensor that is read does not fit: the caller makes it contiguous and calls
+ * again. linear_variants(): the kernels and how often each was called. */
+#include "binding/binding.h"
+#include "binding/tensor_arg.h"
+#include "binding/tensor_new.h"
+#include "core/parallel.h"
+#include "linear/linear.h"
+
+#include <string.h>
+
+/* MIN_COST: multiplications that one thread should do at least before a second one is woken.
+ * MOVE_COST: multiplications that take as long as moving an element. */
+enum { MIN_COST = 1 << 17, MOVE_COST = 8, CODE_FLOAT = 2 };
+
+static uint64_t calls[OSW_LINEAR_COUNT];
+
+typedef enum osw_role {
+    INPUT,
+    WEIGHT,
+    BIAS,
+    OUTPUT,
+    GRAD_OUTPUT,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    GRAD_BIAS,
+    ROLE_COUNT
+} osw_role;
+
+static const char *const role_names[] = {"input",       "weight",     "bias",        "output",
+                                         "grad_output", "grad_input", "grad_weight", "grad_bias"};
+
+typedef struct osw_linear_call {
+    const char *name;
+    PyObject *objects[ROLE_COUNT]; /* new references, or NULL: not given */
+    osw_tensor tensors[ROLE_COUNT];
+    bool is_double;
+    osw_linear linear;
+} osw_linear_call;
+
+static bool is_written(osw_role role)
+{
+    return role == OUTPUT || role > GRAD_OUTPUT;
+}
+
+static bool is_new(const osw_linear_call *call, osw_role role)
+{
+    return call->objects[role] == Py_True;
+}
+
+/* A tensor; None where the role may be left out, True where it is to be made. */
+static int parse(osw_linear_call *call, osw_role role, PyObject *object)
+{
+    if (object == Py_None && (role == BIAS || role > GRAD_OUTPUT))
+        return 0;
+    Py_INCREF(object);
+    call->objects[role] = object;
+    if (is_written(role) && object == Py_True)
+        return 0;
+    return osw_tensor_arg(object, call->name, &call->tensors[role]);
+}
+
+static int fail(const osw_linear_call *call, osw_role role, const char *problem, long long got,
+                long long wanted)
+{
+    PyErr_Format(PyExc_RuntimeError, "%s: %s %s, got %lld, expected %lld", call->name,
+                 role_names[role], problem, got, wanted);
+    return -1;
+}
+
+static int check_dtypes(osw_linear_call *call)
+{
+    const osw_dl_dtype *dtype = &call->tensors[WEIGHT].dtype;
+    if (dtype->code != CODE_FLOAT || dtype->lanes != 1 || (dtype->bits != 32 && dtype->bits != 64))
+        return fail(call, WEIGHT, "must be float32 or float64", dtype->bits, 32);
+    for (int i = 0; i < ROLE_COUNT; i++)
+        if (call->objects[i] && !is_new(call, (osw_role)i) &&
+            !osw_same_dtype(&call->tensors[i], &call->tensors[WEIGHT]))
+            return fail(call, (osw_role)i, "has another dtype than weight",
+                        call->tensors[i].dtype.bits, dtype->bits);
+    call->is_double = dtype->bits == 64;
+    return 0;
+}
+
+/* first[g + 1] = first[g] + outputs of group g, by the sections, or in equal shares of `total`. */
+static int fill_first(const osw_linear_call *call, PyObject *sections, int64_t total,
+                      int64_t *first)
+{
+    const int64_t groups = call->linear.groups;
+    if (sections == Py_None) {
+        for (int64_t g = 0; g <= groups; g++)
+            first[g] = g * (total / groups);
+        return 0;
+    }
+    first[0] = 0;
+    for (int64_t g = 0; g < groups; g++) {
+        const int64_t outputs = PyLong_AsLongLong(PyTuple_GetItem(sections, (Py_ssize_t)g));
+        if (outputs == -1 && PyErr_Occurred())
+            return -1;
+        if (outputs < 0 || outputs > total - first[g])
+            return fail(call, WEIGHT, "has too few rows for the sections", total,
+                        first[g] + outputs);
+        first[g + 1] = first[g] + outputs;
+    }
+    return first[groups] == total
+               ? 0
+               : fail(call, WEIGHT, "has more rows than the sections", total, first[groups]);
+}
+
+/* t is (N, *rows), or rows where N is negative; `rows` are the weight's sizes without the last. */
+static bool fits_weight(const osw_tensor *t, const osw_tensor *weight, int64_t rows)
+{
+    const int lead = rows >= 0;
+    bool fits = t->ndim == weight->ndim - 1 + lead && (!lead || t->size[0] == rows);
+    for (int i = 0; fits && i < weight->ndim - 1; i++)
+        fits = t->size[lead + i] == weight->size[i];
+    return fits;
+}
+
+static bool fits(const osw_linear_call *call, osw_role role)
+{
+    const osw_tensor *t = &call->tensors[role], *x = &call->tensors[INPUT];
+    const osw_tensor *w = &call->tensors[WEIGHT];
+    switch (role) {
+    case INPUT:
+    case GRAD_INPUT:
+        return t->ndim == 3 && memcmp(t->size, x->size, 3 * sizeof *t->size) == 0;
+    case BIAS:
+    case GRAD_BIAS:
+        return fits_weight(t, w, -1);
+    case OUTPUT:
+    case GRAD_OUTPUT:
+        return fits_weight(t, w, x->size[0]);
+    default:
+        return t->ndim == w->ndim && t->numel == w->numel &&
+               t->size[t->ndim - 1] == call->linear.in_features;
+    }
+}
+
+/* Everything against the input and the weight, which is (G, out, in), or (T, in) with sections. */
+static int check_sizes(const osw_linear_call *call, bool listed)
+{
+    const osw_tensor *w = &call->tensors[WEIGHT];
+    if (listed ? w->ndim != 2 : w->ndim != 3 || w->size[0] != call->linear.groups)
+        return fail(call, WEIGHT, "does not fit the groups", w->size[0], call->linear.groups);
+    for (int i = 0; i < ROLE_COUNT; i++)
+        if (call->objects[i] && !is_new(call, (osw_role)i) && !fits(call, (osw_role)i))
+            return fail(call, (osw_role)i, "does not fit input and weight, in elements",
+                        call->tensors[i].numel, w->numel);
+    return 0;
+}
+
+static bool is_dense(const osw_tensor *t)
+{
+    int64_t count, step;
+    return osw_flatten(t, 0, &count, &step) && (count <= 1 || step == 1);
+}
+
+/* Elements of one row are neighbours from dimension `inner` on. */
+static bool has_rows(const osw_tensor *t, int inner)
+{
+    int64_t count, step;
+    return osw_flatten(t, inner, &count, &step) && (count <= 1 || step == 1);
+}
+
+/* Every tensor that is read can be read in place. */
+static bool is_readable(const osw_linear_call *call)
+{
+    const osw_tensor *t = call->tensors;
+    return has_rows(&t[INPUT], 2) && is_dense(&t[WEIGHT]) &&
+           (!call->objects[BIAS] || is_dense(&t[BIAS])) &&
+           (!call->objects[GRAD_OUTPUT] || has_rows(&t[GRAD_OUTPUT], 1));
+}
+
+/* Make what is to be made: gradients with the sizes of what they belong to, the output and the
+ * gradient of the bias after the weight without its last dimension. */
+static int make_outputs(osw_linear_call *call)
+{
+    const osw_tensor *weight = &call->tensors[WEIGHT], *input = &call->tensors[INPUT];
+    for (int i = 0; i < ROLE_COUNT; i++) {
+        if (!is_new(call, (osw_role)i))
+            continue;
+        const osw_tensor *like = i == GRAD_INPUT ? input : weight;
+        int64_t size[OSW_MAX_DIMS + 1];
+        int ndim = 0;
+        if (i == OUTPUT)
+            size[ndim++] = input->size[0];
+        for (int d = 0; d < like->ndim - (i == OUTPUT || i == GRAD_BIAS); d++)
+            size[ndim++] = like->size[d];
+        PyObject *made =
+            osw_tensor_new(call->objects[INPUT], call->name, ndim, size, false, &call->tensors[i]);
+        if (!made)
+            return -1;
+        Py_DECREF(call->objects[i]);
+        call->objects[i] = made;
+    }
+    return 0;
+}
+
+/* Where all tensors lie. */
+static void describe(osw_linear_call *call)
+{
+    const osw_tensor *t = call->tensors;
+    osw_linear *l = &call->linear;
+    l->input = (osw_linear_rows){t[INPUT].data, t[INPUT].stride[0], t[INPUT].stride[1]};
+    l->weight = t[WEIGHT].data;
+    l->bias = t[BIAS].data;
+    l->output = (osw_linear_rows){t[OUTPUT].data, l->first[l->groups], 0};
+    l->grad_output = (osw_linear_rows){t[GRAD_OUTPUT].data, t[GRAD_OUTPUT].stride[0], 0};
+    l->grad_input =
+        (osw_linear_rows){t[GRAD_INPUT].data, l->groups * l->in_features, l->in_features};
+    l->grad_weight = t[GRAD_WEIGHT].data;
+    l->grad_bias = t[GRAD_BIAS].data;
+}
+
+/* The blocks of up to two kernels, walked side by side: of `blocks` steps, step i takes the i-th
+ * share of each kernel's. */
+typedef struct osw_linear_work {
+    const osw_linear *linear;
+    osw_linear_fn *kernels[2];
+    osw_linear_grid grids[2];
+    int64_t totals[2];
+    int count;
+    int64_t blocks;
+} osw_linear_work;
+
+static void add_kernel(osw_linear_work *work, const osw_linear_call *call, osw_linear_id id,
+                       osw_linear_grid grid, int64_t total)
+{
+    id = (osw_linear_id)(id + call->is_double);
+    calls[id]++;
+    work->kernels[work->count] = osw_linear_table[id];
+    work->grids[work->count] = grid;
+    work->totals[work->count++] = total;
+    const int64_t blocks = osw_linear_blocks(&grid);
+    work->blocks = blocks > work->blocks ? blocks : work->blocks;
+}
+
+static void run_blocks(int64_t begin, int64_t end, void *context)
+{
+    const osw_linear_work *work = context;
+    for (int64_t i = begin; i < end; i++) {
+        for (int k = 0; k < work->count; k++) {
+            const int64_t blocks = osw_linear_blocks(&work->grids[k]);
+            const int64_t last = (i + 1) * blocks / work->blocks;
+            for (int64_t b = i * blocks / work->blocks; b < last; b++) {
+                const osw_linear_block block =
+                    osw_linear_block_at(work->linear, &work->grids[k], b, work->totals[k]);
+                work->kernels[k](work->linear, &block);
+            }
+        }
+    }
+}
+
+static void run(osw_linear_work *work)
+{
+    const osw_linear *l = work->linear;
+    const int64_t total = l->first[l->groups];
+    const int64_t cost = l->rows * total * l->in_features +
+                         MOVE_COST * (l->rows * l->groups + total) * l->in_features;
+    PyThreadState *state = cost > MIN_COST ? PyEval_SaveThread() : NULL;
+    osw_parallel_for(work->blocks, MIN_COST / (cost / work->blocks + 1) + 1, run_blocks, work);
+    if (state)
+        PyEval_RestoreThread(state);
+}
+
+static void execute(osw_linear_call *call)
+{
+    osw_linear *l = &call->linear;
+    osw_linear_work work = {.linear = l};
+    if (l->output.base)
+        add_kernel(&work, call, OSW_LINEAR_forward_f32, osw_linear_row_grid(l), l->rows);
+    if (l->grad_input.base)
+        add_kernel(&work, call, OSW_LINEAR_grad_input_f32, osw_linear_row_grid(l), l->rows);
+    if (l->grad_weight || l->grad_bias)
+        add_kernel(&work, call, OSW_LINEAR_grad_weight_f32, osw_linear_feature_grid(l),
+                   l->in_features);
+    if (work.count)
+        run(&work);
+}
+
+/* What was written: the output, or the three gradients. */
+static PyObject *results(const osw_linear_call *call)
+{
+    if (call->objects[OUTPUT]) {
+        Py_INCREF(call->objects[OUTPUT]);
+        return call->objects[OUTPUT];
+    }
+    PyObject *tuple = PyTuple_New(3);
+    for (int i = 0; tuple && i < 3; i++) {
+        PyObject *object = call->objects[GRAD_INPUT + i];
+        object = object ? object : Py_None;
+        Py_INCREF(object);
+        PyTuple_SetItem(tuple, i, object);
+    }
+    return tuple;
+}
+
+static PyObject *execute_checked(osw_linear_call *call)
+{
+    if (!is_readable(call))
+        Py_RETURN_NOTIMPLEMENTED;
+    if (make_outputs(call) != 0)
+        return NULL;
+    describe(call);
+    execute(call);
+    return results(call);
+}
+
+/* Sizes from input and weight, then everything against them. */
+static PyObject *prepare(osw_linear_call *call, PyObject *sections)
+{
+    const osw_tensor *x = &call->tensors[INPUT], *w = &call->tensors[WEIGHT];
+    osw_linear *l = &call->linear;
+    if (x->ndim != 3 || x->numel == 0 || w->numel == 0) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%s: expected an input (N, groups, in_features) and a weight with elements",
+                     call->name);
+        return NULL;
+    }
+    l->rows = x->size[0], l->groups = x->size[1], l->in_features = x->size[2];
+    const bool listed = sections != Py_None;
+    if (listed && (!PyTuple_Check(sections) || PyTuple_Size(sections) != l->groups)) {
+        PyErr_Format(PyExc_TypeError, "%s: sections must be None or a tuple of %lld ints, got %R",
+                     call->name, (long long)l->groups, sections);
+        return NULL;
+    }
+    const int64_t total = w->numel / l->in_features;
+    int64_t *first = PyMem_Malloc((size_t)(l->groups + 1) * sizeof *first);
+    if (!first)
+        return PyErr_NoMemory();
+    l->first = first;
+    PyObject *result = NULL;
+    if (check_dtypes(call) == 0 && check_sizes(call, listed) == 0 &&
+        fill_first(call, sections, total, first) == 0)
+        result = execute_checked(call);
+    PyMem_Free(first);
+    return result;
+}
+
+static int parse_all(osw_linear_call *call, const osw_role *roles, Py_ssize_t count,
+                     PyObject *const *args, PyObject **sections)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (roles[i] == ROLE_COUNT)
+            *sections = args[i];
+        else if (parse(call, roles[i], args[i]) != 0)
+            return -1;
+    }
+    for (int i = 0; i < ROLE_COUNT; i++) {
+        const bool given = call->objects[i] && !is_new(call, (osw_role)i);
+        if (is_written((osw_role)i) && given && !is_dense(&call->tensors[i])) {
+            PyErr_Format(PyExc_RuntimeError, "%s: %s must be contiguous", call->name,
+                         role_names[i]);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* roles: of the arguments; ROLE_COUNT stands for the sections. */
+static PyObject *run_call(const char *name, const osw_role *roles, Py_ssize_t count,
+                          PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != count) {
+        PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, count, nargs);
+        return NULL;
+    }
+    osw_linear_call call = {.name = name};
+    PyObject *sections = NULL, *result = NULL;
+    if (parse_all(&call, roles, count, args, &sections) == 0)
+        result = prepare(&call, sections);
+    for (int i = 0; i < ROLE_COUNT; i++)
+        Py_XDECREF(call.objects[i]);
+    return result;
+}
+
+static PyObject *grouped_linear(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const osw_role roles[] = {INPUT, WEIGHT, BIAS, ROLE_COUNT, OUTPUT};
+    (void)module;
+    return run_call("grouped_linear", roles, sizeof roles / sizeof *roles, args, nargs);
+}
+
+static PyObject *grouped_linear_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const osw_role roles[] = {GRAD_OUTPUT, INPUT,       WEIGHT,   ROLE_COUNT,
+                                     GRAD_INPUT,  GRAD_WEIGHT, GRAD_BIAS};
+    (void)module;
+    return run_call("grouped_linear_backward", roles, sizeof roles / sizeof *roles, args, nargs);
+}
+
+#define NAME(operation, dtype) #operation "_" #dtype,
+
+static PyObject *linear_variants(PyObject *module, PyObject *unused)
+{
+    static const char *const names[] = {OSW_LINEAR_VARIANTS(NAME)};
+    (void)module, (void)unused;
+    PyObject *counts = PyDict_New();
+    for (int i = 0; counts && i < OSW_LINEAR_COUNT; i++) {
+        PyObject *count = PyLong_FromUnsignedLongLong(calls[i]);
+        if (!count || PyDict_SetItemString(counts, names[i], count) != 0)
+            Py_CLEAR(counts);
+        Py_XDECREF(count);
+    }
+    return counts;
+}
+
+PyMethodDef osw_linear_methods[] = {
+    {"grouped_linear", OSW_METHOD(grouped_linear), METH_FASTCALL,
+     "grouped_linear(input, weight, bias, sections, output)"},
+    {"grouped_linear_backward", OSW_METHOD(grouped_linear_backward), METH_FASTCALL,
+     "grouped_linear_backward(grad_output, input, weight, sections, grad_input, grad_weight, "
+     "grad_bias)"},
+    {"linear_variants", linear_variants, METH_NOARGS, "Calls of every kernel, by name."},
+    {NULL, NULL, 0, NULL},
+};

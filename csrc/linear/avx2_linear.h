@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: MIT */
+/* The AVX2 kernels of one dtype; included once a dtype by linear_avx2.c with SUFFIX, ELEMENT,
+ * VECTOR, LANES and V defined. */
+
+#define JOIN_(a, b, c) a##b##c
+#define JOIN(a, b, c)  JOIN_(a, b, c)
+#define LOCAL(name)    JOIN(name, _, SUFFIX)
+#define KERNEL(name)   JOIN(JOIN(osw_linear_, name, _), SUFFIX, __avx2)
+
+#include "linear/avx2_combine.h"
+
+#include "linear/avx2_dot.h"
+
+#include "linear/avx2_product.h"
+#include "linear/bias.h"
+
+/* Packing costs by the weight, the sums over the lanes of dot products by the output: the first is
+ * the lower price where there are at least half as many rows as input features. */
+static bool LOCAL(pays_packing)(const osw_linear *l, int64_t outputs)
+{
+    return outputs >= LANES && 2 * l->rows >= l->in_features;
+}
+
+static void KERNEL(forward)(const osw_linear *l, const osw_linear_block *block)
+{
+    for (int64_t g = block->group_begin; g < block->group_end; g++) {
+        const int64_t o = l->first[g], outputs = l->first[g + 1] - o;
+        if (!LOCAL(pays_packing)(l, outputs)) {
+            LOCAL(dot_forward)(l, g, block->begin, block->end);
+            continue;
+        }
+        const int64_t x_step = l->input.row_step, y_step = l->output.row_step;
+        LOCAL(multiply)
+        (&(LOCAL(product)){
+            .rows = block->end - block->begin,
+            .columns = outputs,
+            .terms = l->in_features,
+            .a = (const ELEMENT *)l->input.base + block->begin * x_step + g * l->input.group_step,
+            .a_row = x_step,
+            .a_term = 1,
+            .b = (const ELEMENT *)l->weight + o * l->in_features,
+            .b_term = l->in_features,
+            .start = l->bias ? (const ELEMENT *)l->bias + o : NULL,
+            .c = (ELEMENT *)l->output.base + block->begin * y_step + o,
+            .c_row = y_step,
+            .transposed = true,
+        });
+    }
+}
+
+/* Outputs of a group up to which its gradients are plain sums of rows. */
+enum { LOCAL(FEW) = 2 };
+
+static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *block)
+{
+    const int64_t dy_step = l->grad_output.row_step, dx_step = l->grad_input.row_step;
+    for (int64_t g = block->group_begin; g < block->group_end; g++) {
+        const int64_t o = l->first[g], outputs = l->first[g + 1] - o,
+                      rows = block->end - block->begin;
+        const ELEMENT *weight = (const ELEMENT *)l->weight + o * l->in_features;
+        const ELEMENT *dy = (const ELEMENT *)l->grad_output.base + block->begin * dy_step + o;
+        ELEMENT *dx =
+            (ELEMENT *)l->grad_input.base + block->begin * dx_step + g * l->grad_input.group_step;
+        if (outputs > 0 && outputs <= LOCAL(FEW)) {
+            for (int64_t n = 0; n < rows; n++)
+                LOCAL(combine)(outputs, false, l->in_features, dy + n * dy_step, 1, weight,
+                               l->in_features, dx + n * dx_step);
+            continue;
+        }
+        LOCAL(multiply)
+        (&(LOCAL(product)){
+            .rows = rows,
+            .columns = l->in_features,
+            .terms = outputs,
+            .a = dy,
+            .a_row = dy_step,
+            .a_term = 1,
+            .b = weight,
+            .b_term = l->in_features,
+            .c = dx,
+            .c_row = dx_step,
+        });
+    }
+}
+
+/* Features [begin, begin + count) of the weights of group g, the input read once in the order of
+ * memory. */
+static void LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, int64_t begin, int64_t count)
+{
+    const int64_t dy_step = l->grad_output.row_step, x_step = l->input.row_step;
+    const ELEMENT *dy = l->grad_output.base;
+    const ELEMENT *x = (const ELEMENT *)l->input.base + g * l->input.group_step + begin;
+    for (int64_t n = 0; n < l->rows; n += LOCAL(MOST_TERMS)) {
+        const int64_t terms = l->rows - n < LOCAL(MOST_TERMS) ? l->rows - n : LOCAL(MOST_TERMS);
+        for (int64_t o = l->first[g]; o < l->first[g + 1]; o++)
+            LOCAL(combine)(terms, n > 0, count, dy + n * dy_step + o, dy_step, x + n * x_step,
+                           x_step, (ELEMENT *)l->grad_weight + o * l->in_features + begin);
+    }
+}
+
+static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *block)
+{
+    for (int64_t g = block->group_begin; g < block->group_end; g++) {
+        const int64_t o = l->first[g], outputs = l->first[g + 1] - o;
+        if (block->begin == 0 && l->grad_bias)
+            LOCAL(sum_rows)(l, g);
+        if (!l->grad_weight)
+            continue;
+        if (outputs <= LOCAL(FEW)) {
+            LOCAL(few_grad_weights)(l, g, block->begin, block->end - block->begin);
+            continue;
+        }
+        LOCAL(multiply)
+        (&(LOCAL(product)){
+            .rows = outputs,
+            .columns = block->end - block->begin,
+            .terms = l->rows,
+            .a = (const ELEMENT *)l->grad_output.base + o,
+            .a_row = 1,
+            .a_term = l->grad_output.row_step,
+            .b = (const ELEMENT *)l->input.base + g * l->input.group_step + block->begin,
+            .b_term = l->input.row_step,
+            .c = (ELEMENT *)l->grad_weight + o * l->in_features + block->begin,
+            .c_row = l->in_features,
+        });
+    }
+}
+
+#undef JOIN_
+#undef JOIN
+#undef LOCAL
+#undef KERNEL
+#undef SUFFIX
+#undef ELEMENT
+#undef VECTOR
+#undef LANES
+#undef V

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: MIT */
+/* Grouped linear maps: what every kernel of the family does.
+ *
+ * A row holds `groups` groups of in_features elements. Group g has the outputs first[g] to
+ * first[g + 1] - 1, each with a row of the weight:
+ *
+ *     forward      output[n][o] = bias[o] + sum of input[n][g][i] * weight[o][i] over i
+ *     grad_input   grad_input[n][g][i] = sum of grad_output[n][o] * weight[o][i] over o of g
+ *     grad_weight  grad_weight[o][i] = sum of grad_output[n][o] * input[n][g][i] over n
+ *                  grad_bias[o] = sum of grad_output[n][o] over n
+ *
+ * Sums are taken in the dtype. The order of their terms depends on the sizes and the tier alone,
+ * never on the block that an element belongs to or on the number of threads.
+ *
+ * There is no avx512 file: where 512-bit vectors would help there is arithmetic enough for the
+ * library's own, which opswap.ops.linear calls there.
+ */
+#ifndef OSW_LINEAR_LINEAR_H
+#define OSW_LINEAR_LINEAR_H
+
+#include "core/isa.h"
+
+#include <stdint.h>
+
+/* Element i of group g of row n lies at base + n * row_step + g * group_step + i (elements). */
+typedef struct osw_linear_rows {
+    void *base;
+    int64_t row_step;
+    int64_t group_step; /* output and grad_output: unused, o counts through all groups */
+} osw_linear_rows;
+
+/* Tensors that are read are not written, and do not overlap those that are. */
+typedef struct osw_linear {
+    int64_t rows;
+    int64_t groups;
+    int64_t in_features;
+    const int64_t *first;        /* [groups + 1], rising from 0 */
+    osw_linear_rows input;       /* forward, grad_weight */
+    osw_linear_rows output;      /* written by forward */
+    osw_linear_rows grad_output; /* the other two */
+    osw_linear_rows grad_input;  /* written */
+    const void *weight;          /* [first[groups]][in_features] */
+    const void *bias;            /* [first[groups]], or NULL: none */
+    void *grad_weight;           /* as weight; NULL: not wanted */
+    void *grad_bias;             /* as bias; NULL: not wanted */
+} osw_linear;
+
+/* A part of the work: groups [group_begin, group_end) and, of each, `begin` to `end` - 1 of the
+ * rows (forward, grad_input) or of the input features (grad_weight; the block that begins with
+ * feature 0 also writes grad_bias). */
+typedef struct osw_linear_block {
+    int64_t group_begin;
+    int64_t group_end;
+    int64_t begin;
+    int64_t end;
+} osw_linear_block;
+
+typedef void osw_linear_fn(const osw_linear *linear, const osw_linear_block *block);
+
+/* The list of variants. X(operation, dtype) makes the numbers, the table and the list that tests
+ * walk. */
+#define OSW_LINEAR_VARIANTS(X)                                                                     \
+    X(forward, f32)                                                                                \
+    X(forward, f64)                                                                                \
+    X(grad_input, f32)                                                                             \
+    X(grad_input, f64)                                                                             \
+    X(grad_weight, f32)                                                                            \
+    X(grad_weight, f64)
+
+#define OSW_LINEAR_ID(operation, dtype) OSW_LINEAR_##operation##_##dtype,
+typedef enum osw_linear_id { OSW_LINEAR_VARIANTS(OSW_LINEAR_ID) OSW_LINEAR_COUNT } osw_linear_id;
+
+/* Kernels in use, by osw_linear_id; filled by osw_linear_select. */
+extern osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];
+
+/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
+ * improves. */
+void osw_linear_select(osw_isa isa);
+
+void osw_linear_fill__scalar(osw_linear_fn **table);
+void osw_linear_fill__avx2(osw_linear_fn **table);
+
+/* How the work of one kernel is cut into blocks. */
+typedef struct osw_linear_grid {
+    int64_t groups;      /* of a block */
+    int64_t length;      /* rows or features of a block */
+    int64_t group_parts; /* blocks side by side */
+    int64_t parts;
+} osw_linear_grid;
+
+/* Blocks of rows (forward, grad_input) or of features (grad_weight), by the sizes alone. */
+osw_linear_grid osw_linear_row_grid(const osw_linear *linear);
+osw_linear_grid osw_linear_feature_grid(const osw_linear *linear);
+
+static inline int64_t osw_linear_blocks(const osw_linear_grid *grid)
+{
+    return grid->group_parts * grid->parts;
+}
+
+/* Block i of the grid; `total` rows or features are cut into its parts. */
+osw_linear_block osw_linear_block_at(const osw_linear *linear, const osw_linear_grid *grid,
+                                     int64_t i, int64_t total);
+
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT */
+#include "core/target.h"
+#include "linear/linear.h"
+
+#if defined(__x86_64__)
+
+#    include <immintrin.h>
+#    include <stdalign.h>
+#    include <stdbool.h>
+#    include <string.h>
+
+OSW_TARGET_BEGIN_AVX2
+
+#    include "linear/avx2_vector.h"
+
+#    define SUFFIX  f32
+#    define ELEMENT float
+#    define VECTOR  __m256
+#    define LANES   8
+#    define V(name) _mm256_##name##_ps
+#    include "linear/avx2_linear.h"
+
+#    define SUFFIX  f64
+#    define ELEMENT double
+#    define VECTOR  __m256d
+#    define LANES   4
+#    define V(name) _mm256_##name##_pd
+#    include "linear/avx2_linear.h"
+
+OSW_TARGET_END
+
+#    define FILL(operation, dtype)                                                                 \
+        table[OSW_LINEAR_##operation##_##dtype] = osw_linear_##operation##_##dtype##__avx2;
+
+void osw_linear_fill__avx2(osw_linear_fn **table)
+{
+    OSW_LINEAR_VARIANTS(FILL)
+}
+
+#endif
