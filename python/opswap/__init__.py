@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Fast, verified replacements for the slow operators of small convolutional networks in PyTorch."""
 
-from . import functional, isa, memory, models, nn
-from .nn import ChannelShuffle, IndexSelectFull, IndexSelectHalf, Pool3dAsPool2d
+from . import functional, isa, memory, merge, models, nn
+from .nn import ChannelShuffle, GroupedLinear, IndexSelectFull, IndexSelectHalf, Pool3dAsPool2d
 from .ops import force_reference, reset_stats, stats
 from .swap import Report, report, scan, swap, unswap
 
@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ChannelShuffle",
+    "GroupedLinear",
     "IndexSelectFull",
     "IndexSelectHalf",
     "Pool3dAsPool2d",
@@ -18,6 +19,7 @@ __all__ = [
     "functional",
     "isa",
     "memory",
+    "merge",
     "models",
     "nn",
     "report",

@@ -2,6 +2,7 @@
 """The operators as modules. None adds a key to the state_dict of what it replaces."""
 
 from .channels import CatChannelShuffle, ChannelShuffle, IndexSelectFull, IndexSelectHalf
+from .linear import GroupedLinear, GroupFC
 from .norm import BatchNormAct1d, BatchNormAct2d, BatchNormAct3d
 from .pool import AvgPool3dAsPool2d, GlobalMaxPool2d, Pool3dAsPool2d
 
@@ -13,6 +14,8 @@ __all__ = [
     "CatChannelShuffle",
     "ChannelShuffle",
     "GlobalMaxPool2d",
+    "GroupFC",
+    "GroupedLinear",
     "IndexSelectFull",
     "IndexSelectHalf",
     "Pool3dAsPool2d",

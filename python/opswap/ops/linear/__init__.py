@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: MIT
+"""One linear map a group, all groups in one call."""
+
+from ._run import reference
+from .grouped_linear import grouped_linear
+
+__all__ = ["grouped_linear", "reference"]

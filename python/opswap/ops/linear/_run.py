@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""The operator and its backward as torch's own products, and by the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor
+
+from opswap import _core
+
+from .._stats import count_kernel
+
+__all__ = ["FLOATS", "NAME", "Sections", "kernel", "kernel_backward", "reference", "reference_backward"]
+
+NAME = "grouped_linear"
+_HALVES = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.float64, *_HALVES)
+
+Sections = Sequence[int] | None
+
+
+def reference(input: Tensor, weight: Tensor, bias: Tensor | None = None, sections: Sections = None) -> Tensor:
+    """The operator in plain torch: one batched product, or one product a group where sections differ.
+
+    Args and returns: as `opswap::grouped_linear`, see `_define`.
+    """
+    if sections is None:
+        rows, columns = input.transpose(0, 1), weight.transpose(1, 2)
+        output = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, columns)
+        return output.transpose(0, 1).contiguous()
+    weights = weight.split(list(sections))
+    biases: Sequence[Tensor | None] = (None,) * len(weights) if bias is None else bias.split(list(sections))
+    parts = zip(input.unbind(1), weights, biases, strict=True)
+    return torch.cat([torch_functional.linear(x, w, b) for x, w, b in parts], 1)
+
+
+def reference_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, sections: Sections, mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of input, weight and bias that mask asks for, in plain torch."""
+    if sections is None:
+        rows = grad_output.transpose(0, 1)
+        grad_input = torch.bmm(rows, weight).transpose(0, 1).contiguous() if mask[0] else None
+        grad_weight = torch.bmm(rows.transpose(1, 2), input.transpose(0, 1)) if mask[1] else None
+    else:
+        columns = grad_output.split(list(sections), 1)
+        pairs = zip(columns, weight.split(list(sections)), strict=True)
+        grad_input = torch.stack([dy @ w for dy, w in pairs], 1) if mask[0] else None
+        pairs = zip(columns, input.unbind(1), strict=True)
+        grad_weight = torch.cat([dy.t() @ x for dy, x in pairs]) if mask[1] else None
+    return grad_input, grad_weight, grad_output.sum(0) if mask[2] else None
+
+
+@cache
+def _matrix_units(dtype: torch.dtype) -> bool:
+    """True where torch's own products take this half precision without converting it."""
+    if dtype is torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.ops.mkldnn._is_mkldnn_fp16_supported()
+
+
+# Multiplications a group from which on a library call is worth its price, and the least of each side.
+_LIBRARY_WORK, _LIBRARY_SIDE = 32**3, 8
+
+
+def _library_wins(input: Tensor, weight: Tensor) -> bool:
+    """True where torch's batched product is faster than the kernels.
+
+    The kernels use 256-bit vectors. With these they are level with the library on large groups and ahead of it on
+    small ones; a library with wider vectors, or kernels without vectors, leave them the small ones only.
+    """
+    if input.dtype in _HALVES:
+        if not _matrix_units(input.dtype):
+            return False
+    elif _core.isa_current() == "avx2":
+        return False
+    rows, groups, in_features = input.shape
+    outputs = weight.numel() // (groups * in_features)
+    work = rows * outputs * in_features
+    return work >= _LIBRARY_WORK and min(rows, outputs, in_features) >= _LIBRARY_SIDE
+
+
+def _by_library(input: Tensor, weight: Tensor) -> bool:
+    """True where torch's own products serve a call: nothing to compute, or faster than the kernels."""
+    return not input.numel() or not weight.numel() or _library_wins(input, weight)
+
+
+def kernel(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """On the CPU: the kernel, or the library where it is faster."""
+    if _by_library(input, weight):
+        output = reference(input, weight, bias, sections)
+    elif input.dtype in _HALVES:
+        wide = [None if t is None else t.float() for t in (input, weight, bias)]
+        output = _run(sections, *wide).to(input.dtype)
+    else:
+        output = _run(sections, input, weight, bias)
+    count_kernel(NAME)
+    return output
+
+
+def _run(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    output = _core.grouped_linear(input, weight, bias, sections, True)
+    if output is NotImplemented:
+        bias = None if bias is None else bias.contiguous()
+        output = _core.grouped_linear(input.contiguous(), weight.contiguous(), bias, sections, True)
+    return output
+
+
+def kernel_backward(
+    sections: Sections, mask: Sequence[bool], grad_output: Tensor, input: Tensor, weight: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of input, weight and bias that mask asks for; None for the others."""
+    tensors = (grad_output, input, weight)
+    if _by_library(input, weight):
+        gradients = reference_backward(*tensors, sections, mask)
+    elif input.dtype in _HALVES:
+        wide = _run_backward(sections, mask, *(t.float() for t in tensors))
+        gradients = tuple([None if t is None else t.to(input.dtype) for t in wide])
+    else:
+        gradients = _run_backward(sections, mask, *tensors)
+    count_kernel(f"{NAME}_backward")
+    return gradients
+
+
+def _run_backward(sections: Sections, mask: Sequence[bool], *tensors: Tensor) -> tuple[Tensor | None, ...]:
+    make = [wanted or None for wanted in mask]
+    gradients = _core.grouped_linear_backward(*tensors, sections, *make)
+    if gradients is NotImplemented:
+        dense = [t.contiguous() for t in tensors]
+        gradients = _core.grouped_linear_backward(*dense, sections, *make)
+    return gradients

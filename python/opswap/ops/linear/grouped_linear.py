@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: MIT
+"""One linear map a group, all groups in one call.
+
+The weights of all groups lie one after another, in the order of torch.nn.Linear: (groups, out, in) where every group
+has as many outputs, else (total outputs, in) with the outputs of every group as `sections`. Inside this package the
+input is always (N, groups, in).
+
+Output and gradients are linear in each argument, so that the backward of the backward is made of the same two
+operators again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from .._function import make_apply, make_eager_apply, needs_graph, plain_cpu, transforms_active
+from .._stats import count_reference, reference_forced
+from ._operators import as_tuple, backward_operator, batch, batch_backward, operator
+from ._run import FLOATS, NAME, Sections, kernel, kernel_backward, reference
+
+__all__ = ["grouped_linear"]
+
+
+def _given(*tensors: Tensor | None) -> list[Tensor]:
+    return [t for t in tensors if t is not None]
+
+
+def _forward(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if plain_cpu(_given(input, weight, bias)):
+        return kernel(sections, input, weight, bias)
+    return operator(input, weight, bias, sections)
+
+
+def _forward_of_backward(
+    sections: Sections, mask: tuple[bool, ...], grad_output: Tensor, input: Tensor, weight: Tensor
+) -> tuple[Tensor, ...]:
+    """The gradients that mask asks for, and no others."""
+    tensors = (grad_output, input, weight)
+    if plain_cpu(tensors):
+        gradients = kernel_backward(sections, mask, *tensors)
+    else:
+        gradients = backward_operator(*tensors, sections, mask)
+    return tuple(t for t, wanted in zip(gradients, mask, strict=True) if wanted)
+
+
+def _setup(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
+    ctx.sections, input, weight, bias = args
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(input, weight)
+    ctx.save_for_forward(input, weight)
+
+
+def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    mask = tuple(ctx.needs_input_grad[1:])
+    # A compiled backward is never differentiated again, and Dynamo cannot trace a Function inside a backward.
+    run = _forward_of_backward if torch.compiler.is_compiling() else _differentiable_backward
+    gradients = iter(run(ctx.sections, mask, grad_output, *ctx.saved_tensors))
+    return (None, *(next(gradients) if wanted else None for wanted in mask))
+
+
+def _add(*terms: Tensor | None) -> Tensor | None:
+    given = _given(*terms)
+    return sum(given[1:], given[0]) if given else None
+
+
+def _jvp(ctx: Any, _: Any, t_input: Tensor | None, t_weight: Tensor | None, t_bias: Tensor | None) -> Any:
+    input, weight = ctx.saved_tensors
+    of_input = None if t_input is None else _differentiable(ctx.sections, t_input, weight, None)
+    of_weight = None if t_weight is None else _differentiable(ctx.sections, input, t_weight, None)
+    of_bias = None if t_bias is None else t_bias.expand(input.shape[0], *t_bias.shape)
+    return _add(of_input, of_weight, of_bias)
+
+
+def _setup_of_backward(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+    ctx.sections, ctx.mask, *tensors = args
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _by_mask(mask: Sequence[bool], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    given = iter(tensors)
+    return [next(given) if wanted else None for wanted in mask]
+
+
+def _backward_of_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    grad_output, input, weight = ctx.saved_tensors
+    of_input, of_weight, of_bias = _by_mask(ctx.mask, gradients)
+    needed = ctx.needs_input_grad[2:]
+    first = second = third = None
+    if needed[0]:
+        by_input = None if of_input is None else _differentiable(ctx.sections, of_input, weight, None)
+        if of_weight is not None:
+            second_term = _differentiable(ctx.sections, input, of_weight, of_bias)
+        else:
+            second_term = None if of_bias is None else of_bias.expand_as(grad_output)
+        first = _add(by_input, second_term)
+    if needed[1] and of_weight is not None:
+        (second,) = _differentiable_backward(
+            ctx.sections, (True, False, False), grad_output, input, of_weight
+        )
+    if needed[2] and of_input is not None:
+        (third,) = _differentiable_backward(ctx.sections, (False, True, False), grad_output, of_input, weight)
+    return None, None, first, second, third
+
+
+def _jvp_of_backward(
+    ctx: Any, _: Any, __: Any, t_output: Tensor | None, t_input: Tensor | None, t_weight: Tensor | None
+) -> tuple[Tensor, ...]:
+    grad_output, input, weight = ctx.saved_tensors
+    t_output = torch.zeros_like(grad_output) if t_output is None else t_output
+    t_input = torch.zeros_like(input) if t_input is None else t_input
+    t_weight = torch.zeros_like(weight) if t_weight is None else t_weight
+    first = _differentiable_backward(ctx.sections, ctx.mask, t_output, input, weight)
+    mask = (*ctx.mask[:2], False)
+    second = _differentiable_backward(ctx.sections, mask, grad_output, t_input, t_weight)
+    pairs = zip(_by_mask(ctx.mask, first), _by_mask(mask, second), strict=True)
+    return tuple(t for t in (_add(a, b) for a, b in pairs) if t is not None)
+
+
+def _vmap_function(info: Any, in_dims: Any, sections: Sections, *tensors: Any) -> Any:
+    def run(input: Tensor, weight: Tensor, bias: Tensor | None, sections: Sections) -> Tensor:
+        return _differentiable(sections, input, weight, bias)
+
+    return batch(info, in_dims[1:], run, *tensors, sections)
+
+
+def _vmap_of_backward(info: Any, in_dims: Any, sections: Sections, mask: Any, *tensors: Tensor) -> Any:
+    def run(*args: Any) -> list[Tensor | None]:
+        return _by_mask(mask, _differentiable_backward(args[3], mask, *args[:3]))
+
+    outputs, places = batch_backward(info, in_dims[2:], run, tensors, sections, mask)
+    wanted = [(t, p) for t, p, m in zip(outputs, places, mask, strict=True) if m]
+    return tuple(t for t, _ in wanted), tuple(p for _, p in wanted)
+
+
+_apply = make_apply("GroupedLinear", _forward, _setup, _backward, _jvp, _vmap_function)
+_apply_plain = make_eager_apply("GroupedLinear", kernel, _setup, _backward)
+_apply_backward = make_apply(
+    "GroupedLinearBackward",
+    _forward_of_backward,
+    _setup_of_backward,
+    _backward_of_backward,
+    _jvp_of_backward,
+    _vmap_of_backward,
+)
+
+
+def _recorded(*tensors: Tensor | None) -> bool:
+    return needs_graph(_given(*tensors)) or (not torch.compiler.is_compiling() and transforms_active())
+
+
+def _differentiable(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    run = _apply if _recorded(input, weight, bias) else _forward
+    return run(sections, input, weight, bias)
+
+
+def _differentiable_backward(
+    sections: Sections, mask: Sequence[bool], grad_output: Tensor, input: Tensor, weight: Tensor
+) -> tuple[Tensor, ...]:
+    run = _apply_backward if _recorded(grad_output, input, weight) else _forward_of_backward
+    return run(sections, tuple(mask), grad_output, input, weight)
+
+
+def _require_tensors(input: Any, weight: Any, bias: Any) -> None:
+    for name, value in (("input", input), ("weight", weight), ("bias", bias)):
+        if not isinstance(value, Tensor) and not (name == "bias" and value is None):
+            raise TypeError(f"{NAME}(): {name} must be a tensor, got {type(value).__name__}")
+
+
+def _check_sections(weight: Tensor, out_features: Any) -> tuple[int, ...]:
+    if not isinstance(out_features, Sequence) or isinstance(out_features, str):
+        raise TypeError(f"{NAME}(): out_features must be a list of ints, got {out_features!r}")
+    for n in out_features:
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"{NAME}(): out_features must be a list of ints, got {list(out_features)}")
+    if min(out_features, default=-1) < 0 or sum(out_features) != weight.shape[0]:
+        raise RuntimeError(
+            f"{NAME}: out_features {list(out_features)} must be non-negative and sum to the {weight.shape[0]} rows "
+            f"of the weight"
+        )
+    return tuple(out_features)
+
+
+def _check(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and (t.dtype != input.dtype or t.device != input.device):
+            raise RuntimeError(
+                f"{NAME}: {name} is {t.dtype} on {t.device}, input is {input.dtype} on {input.device}"
+            )
+    if bias is not None and bias.shape != weight.shape[:-1]:
+        raise RuntimeError(
+            f"{NAME}: bias of size {tuple(bias.shape)} does not fit the weight of size {tuple(weight.shape)}"
+        )
+    if not _is_stacked(input, groups, weight.shape[-1]) and (
+        input.dim() < 1 or input.shape[-1] != groups * weight.shape[-1]
+    ):
+        raise RuntimeError(
+            f"{NAME}: input of size {tuple(input.shape)} must end in ({groups}, {weight.shape[-1]}) or "
+            f"({groups * weight.shape[-1]},) for {groups} groups of {weight.shape[-1]} features"
+        )
+
+
+def _is_stacked(input: Tensor, groups: int, in_features: int) -> bool:
+    return input.dim() > 1 and input.shape[-1] == in_features and input.shape[-2] == groups
+
+
+def _autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Under autocast: in its dtype, as torch.nn.functional.linear."""
+    device = tensors[0].device.type
+    dtype = torch.get_autocast_dtype(device)
+    return [
+        t if t is None or t.dtype not in FLOATS or t.dtype is torch.float64 else t.to(dtype) for t in tensors
+    ]
+
+
+def _plain(input: Tensor) -> bool:
+    """True, and counted, where the public function runs as torch's own code: other devices, other dtypes, or forced."""
+    if input.is_cpu and input.dtype in FLOATS and not reference_forced():
+        return False
+    if not torch.compiler.is_compiling():
+        count_reference(NAME)
+    return True
+
+
+def grouped_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, out_features: Sequence[int] | None = None
+) -> Tensor:
+    """One linear map a group: output[..., g, :] = input[..., g, :] @ weight[g].T + bias[g].
+
+    Args:
+        input: (*, G, in), or (*, G * in), with any leading dimensions; strided input is read in place. An input that
+            ends in (G, in) is read as the former.
+        weight: (G, out, in); with out_features (sum(out_features), in), the rows of group after group.
+        bias: (G, out) or (sum(out_features),), or None.
+        out_features: outputs of every group, where these differ; None where all have as many.
+    Returns: (*, G, out), or (*, G * out) for a flat input; with out_features (*, sum(out_features)); contiguous.
+    float32 and float64 are computed as they are, bfloat16 and float16 with sums in float32; other dtypes as torch does.
+    Raises: RuntimeError for sizes, dtypes or devices that do not fit; TypeError for what is no tensor or list.
+    Source: Ridnik et al. 2021, ML-Decoder, section 3.
+    """
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    if plain_cpu(tensors) and not torch.is_autocast_enabled("cpu") and input.dtype in FLOATS:
+        run = _apply_plain if needs_graph(tensors) else kernel
+        with contextlib.suppress(
+            RuntimeError, TypeError
+        ):  # what the extension refuses is worded, or reshaped, below
+            return run(as_tuple(out_features), input, weight, bias)
+    if has_torch_function(tensors):
+        return handle_torch_function(grouped_linear, tensors, input, weight, bias, out_features)
+    _require_tensors(input, weight, bias)
+    if weight.dim() != (3 if out_features is None else 2):
+        raise RuntimeError(
+            f"{NAME}: weight must be (groups, out, in), or (sum(out_features), in) with out_features, "
+            f"got {tuple(weight.shape)}"
+        )
+    sections = None if out_features is None else _check_sections(weight, out_features)
+    device = input.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        input, weight, bias = _autocast(input, weight, bias)
+    groups = weight.shape[0] if sections is None else len(sections)
+    _check(input, weight, bias, groups)
+    in_features = weight.shape[-1]
+    stacked = _is_stacked(input, groups, in_features)
+    if stacked and input.dim() == 3:
+        return _linear(input, weight, bias, sections)
+    lead = input.shape[: -2 if stacked else -1]
+    output = _linear(input.reshape(-1, groups, in_features), weight, bias, sections)
+    if stacked:
+        return output.reshape(*lead, *output.shape[1:])
+    return output.reshape(*lead, weight.shape[:-1].numel())
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, sections: Sections) -> Tensor:
+    if _plain(input):
+        return reference(input, weight, bias, sections)
+    return _differentiable(sections, input, weight, bias)
