@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from .capture import Capture, CaptureError, capture, class_name
+from .hints import group_loop_hint
 from .match import Region, drop_unused_sizes, graph_kinds
 from .prove import Refusal
 from .report import Report, Site
@@ -91,6 +92,7 @@ class _Planner:
         self.wholes = {cls: rule for rule in reversed(rules) if rule.whole for cls in rule.modules}
         self.searched = {cls for rule in rules for cls in rule.modules} - set(self.wholes)
         self.called = {cls for rule in rules for cls in rule.calls}
+        self.opened = {cls for rule in rules for cls in rule.opens}
         self.known: dict[nn.Module, _Module] = {}
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in model.named_modules()}
@@ -145,7 +147,7 @@ class _Planner:
             except CaptureError as error:
                 reason = str(error)
         if reason:
-            self.kept.append(Site(path, "", _source(module), False, reason))
+            self.kept.append(Site(path, "", _source(module), False, reason + group_loop_hint(module)))
             return
         self.known[module] = found
         found.continues = _cuts_its_input(found.capture.graph)
@@ -156,6 +158,7 @@ class _Planner:
         for child in module.children():
             if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
                 yield from self._openable(child)
+                yield from self._list_of_one_kind(child)
                 continue
             if type(child) in self.searched:
                 continue
@@ -171,6 +174,14 @@ class _Planner:
             elif shuffles:
                 yield child
                 yield from known.capture.opened if known is not None else ()
+
+    def _list_of_one_kind(self, modules: nn.Module) -> Iterator[nn.Module]:
+        """The list and its members, where these are to be looked at as part of the forward that calls them."""
+        members = list(modules.children())
+        kinds = {type(m) for m in members}
+        several = isinstance(modules, nn.ModuleList) and len(members) > 1
+        if several and len(kinds) == 1 and kinds <= self.opened and not any(map(hooked, members)):
+            yield from (modules, *members)
 
     def _is_new(self, found: _Module, change: Change) -> bool:
         """True where no smaller module holds the whole of it and was rewritten for it."""

@@ -24,8 +24,11 @@ __all__ = [
     "covers",
     "holds",
     "hooked",
+    "joins",
+    "narrow_weight",
     "normable",
     "observe",
+    "one_weight_a_group",
     "owned",
     "poolable",
     "trains",
@@ -162,6 +165,52 @@ def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
     if type(input) is not Tensor and is_traceable_wrapper_subclass(input):
         return False
     return input.dtype in _FLOATS and input.layout is torch.strided
+
+
+def _plain_floats(*tensors: Any) -> bool:
+    """True for tensors that opswap's linear maps know, of one dtype and device."""
+    first = tensors[0]
+    return all(poolable(t) and t.dtype == first.dtype and t.device == first.device for t in tensors)
+
+
+def one_weight_a_group(input: Any, weight: Any, bias: Any = None) -> bool:
+    """True for input (N, G, d), weight (1, G, d) and bias (1, G), of which (weight * input).sum(-1) is (N, G)."""
+    if not _plain_floats(input, weight) or input.dim() != 3 or weight.dim() != 3 or weight.shape[0] != 1:
+        return False
+    if input.shape[1:] != weight.shape[1:]:
+        return False
+    return bias is None or (_plain_floats(input, bias) and bias.shape == weight.shape[:2])
+
+
+# Outputs of a group up to which a grouped linear map is faster than einsum though it has to copy the weight first,
+# and the rows from which it is.
+_NARROW, _MANY = 10, 8
+
+
+def narrow_weight(input: Any, weight: Any) -> bool:
+    """True for input (N, G, in) and weight (G, out, in), which lies in that order or has few outputs."""
+    if not _plain_floats(input, weight) or input.dim() != 3 or weight.dim() != 3:
+        return False
+    if input.shape[1] != weight.shape[0] or input.shape[2] != weight.shape[2]:
+        return False
+    return weight.is_contiguous() or (weight.shape[1] <= _NARROW and input.shape[0] >= _MANY)
+
+
+# Elements of a Linear up to which one call is faster than one for each though all weights are copied first.
+_SMALL = 32768
+
+
+def joins(input: Any, weights: tuple[Any, ...], biases: tuple[Any, ...], flat: bool) -> bool:
+    """True where Linears of these parameters, one a group, are faster as one call.
+
+    Args: input: (N, G, in), or (N, G * in) where flat.
+    """
+    if not _plain_floats(input, *weights, *biases) or input.dim() != (2 if flat else 3):
+        return False
+    features = weights[0].shape[1]
+    if tuple(input.shape[1:]) != ((len(weights) * features,) if flat else (len(weights), features)):
+        return False
+    return all(w.dim() == 2 and w.shape[1] == features and w.numel() <= _SMALL for w in weights)
 
 
 def trains(input: Tensor) -> bool:

@@ -45,6 +45,8 @@ class Rule:
     exact: the replacement's outputs and gradients are bit-equal to the region's.
     modules: classes of torch whose own forward is looked at too, on instances of exactly these classes.
     calls: classes of torch whose calls `find` looks for; a Sequential that holds one is looked at too.
+    opens: classes of torch whose calls, where a torch.nn.ModuleList holds several, are looked at as part of the
+        forward that makes them.
     whole: in place of the whole forward of instances of exactly `modules`, which has no graph; x0 is its
         input and m0 the module.
     """
@@ -55,4 +57,5 @@ class Rule:
     prove: Callable[[Region, Shapes], Replacement] | None = None
     modules: tuple[type[nn.Module], ...] = ()
     calls: tuple[type[nn.Module], ...] = ()
+    opens: tuple[type[nn.Module], ...] = ()
     whole: Replacement | None = None
