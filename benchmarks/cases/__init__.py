@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from case import Case
 
-from . import channels, models, norm, pool
+from . import channels, linear, models, norm, pool
 
 __all__ = ["FAMILIES"]
 
@@ -13,6 +13,7 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "channels": channels.cases,
     "pool": pool.cases,
     "norm": norm.cases,
+    "linear": linear.cases,
     "models": models.cases,
     "compiled": models.compiled_cases,
 }
