@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* max over pixels with a channel step of 2 or 4, for one dtype; included by avx2_types.h before
+/* max over pixels with a channel step of 2 or 4, for one dtype; included by avx2_max.h before
  * avx2_pixels.h. The channels that count are copied side by side as floats, a row of the input at a
  * time, and kept for the windows that share it: each is picked out of its neighbours once. */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* adaptive_max and its backward with one output a channel, and amax_backward, for one dtype;
- * included by avx2_types.h. Planes are read in vectors along the plane; pixels in groups of vectors
+ * included by avx2_max.h. Planes are read in vectors along the plane; pixels in groups of vectors
  * of channels, position by position. What is shorter than a vector goes to the scalar kernels. */
 
 /* The maximum of one plane of `count` >= 8 elements: its index. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* max over planes for one dtype; included by avx2_types.h.
+/* max over planes for one dtype; included by avx2_max.h.
  *
  * Every row of the input is copied as floats into a buffer with its padding, the columns that have
  * the same remainder modulo the stride side by side (phases), so that every tap of a window row is

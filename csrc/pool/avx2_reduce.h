@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the global reductions need whatever the dtype; included by pool_avx2.c inside its target
+/* What the global reductions need whatever the dtype; included by pool_avx2_max.c inside its target
  * region. */
 
 /* The maximum of every channel of a block so far. */

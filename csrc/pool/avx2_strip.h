@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What max over planes needs whatever the dtype: the buffers of a strip and the reduction along the
- * width; included by pool_avx2.c inside its target region. */
+ * width; included by pool_avx2_max.c inside its target region. */
 
 enum { BUFFER = 2048, MAX_SLOTS = 64, MAX_KERNEL = 16 };
 
@@ -27,11 +27,6 @@ typedef struct osw_reduced {
     const int32_t *taps;
     int32_t base; /* tap of the first column */
 } osw_reduced;
-
-OSW_INLINE __m256i load_ints(const int32_t *p)
-{
-    return _mm256_loadu_si256((const __m256i *)p);
-}
 
 static inline int64_t slots_of(const osw_pool *pool)
 {

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Vectors of eight: load, store and round for f32, bf16 and f16; included by pool_avx2.c inside its
+/* Vectors of eight: load, store and round for f32, bf16 and f16; included inside a
  * target region. All arithmetic is done on floats. */
 
 #define LANES 8
+
+/* GCC moves a chain of sums down to where the last one is used, and spills all of their terms. */
+#define KEEP_IN_PLACE(sum) __asm__("" : "+x"(sum))
 
 OSW_INLINE __m256 load_f32(const float *p)
 {
@@ -15,6 +18,12 @@ OSW_INLINE void store_f32(float *p, __m256 v)
 }
 
 OSW_INLINE __m256 round_f32(__m256 v)
+{
+    return v;
+}
+
+/* Round a sum of two values of the dtype. */
+OSW_INLINE __m256 round_sum_f32(__m256 v)
 {
     return v;
 }
@@ -51,6 +60,15 @@ OSW_INLINE __m256 round_bf16(__m256 v)
     return _mm256_and_ps(chosen, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000)));
 }
 
+/* A NaN that comes of such a sum has nothing in the bits that go, so that it stays one. */
+OSW_INLINE __m256 round_sum_bf16(__m256 v)
+{
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    return _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32((int)0xffff0000)));
+}
+
 OSW_INLINE __m256 load_f16(const uint16_t *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
@@ -64,6 +82,11 @@ OSW_INLINE void store_f16(uint16_t *p, __m256 v)
 OSW_INLINE __m256 round_f16(__m256 v)
 {
     return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+OSW_INLINE __m256 round_sum_f16(__m256 v)
+{
+    return round_f16(v);
 }
 
 /* The running maximum of eight lanes, and its tap. */
@@ -93,6 +116,11 @@ OSW_INLINE void store_taps(uint8_t *p, __m256i tap)
 OSW_INLINE __m256i load_taps(const uint8_t *p)
 {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
+
+OSW_INLINE __m256i load_ints(const int32_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
 }
 
 /* x0 x2 ... y0 y2 ... and x1 x3 ... y1 y3 ... */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* What max over pixels needs whatever the dtype; included by pool_avx2.c inside its target region.
- */
+/* What max over pixels needs whatever the dtype; included by pool_avx2_max.c inside its target
+ * region, after avx2_rows.h. */
 
-enum { MAX_TAPS = 64, COMPACT_FLOATS = 1 << 15 };
+enum { COMPACT_FLOATS = 1 << 15 };
 
 /* The valid taps of one window: where channel 0 of each lies. */
 typedef struct osw_window {
@@ -12,38 +12,6 @@ typedef struct osw_window {
         int32_t tap;
     } taps[MAX_TAPS];
 } osw_window;
-
-/* The windows that one position of the input belongs to, in the order of the output. */
-typedef struct osw_sources {
-    int count;
-    struct {
-        const void *gradient;
-        const uint8_t *offsets;
-        int32_t tap;
-    } source[MAX_TAPS];
-} osw_sources;
-
-/* Dilated windows may have no valid tap. */
-static inline bool fits_window(const osw_pool *pool)
-{
-    const osw_pool_dim *dims = pool->dims;
-    for (int i = 0; i < OSW_POOL_DIMS; i++)
-        if (dims[i].dilation != 1 || dims[i].kernel > MAX_TAPS)
-            return false;
-    const int64_t step = pool->channel_step;
-    return dims[DEPTH].kernel * dims[HEIGHT].kernel * dims[WIDTH].kernel <= MAX_TAPS &&
-           (step == 1 || step == 2 || step == 4) && pool->channels >= LANES && !pool->wide;
-}
-
-/* Rows of the input that the windows of an output row read, or rows of the output that an input row
- * is read by; in the order of the taps, or of the output. */
-typedef struct osw_rows {
-    int count;
-    const char *at[MAX_TAPS];
-    int64_t number[MAX_TAPS]; /* of a row of the input, counted in its image */
-    const uint8_t *taps[MAX_TAPS];
-    int32_t tap[MAX_TAPS]; /* the first of the row */
-} osw_rows;
 
 static inline void set_input_rows(osw_rows *rows, const osw_pool *pool, const osw_row *row,
                                   int64_t element)
@@ -78,50 +46,6 @@ static inline void set_window(osw_window *window, const osw_pool_dim *dim, const
         }
     }
     window->count = count;
-}
-
-static inline void set_output_rows(osw_rows *rows, const osw_pool *pool, const osw_row *row,
-                                   int64_t element)
-{
-    const osw_pool_dim *dims = pool->dims;
-    const osw_range depth = outputs_of(&dims[DEPTH], row->depth);
-    const osw_range height = outputs_of(&dims[HEIGHT], row->height);
-    rows->count = 0;
-    for (int64_t d = depth.first; d < depth.end; d++) {
-        for (int64_t h = height.first; h < height.end; h++) {
-            const int64_t position = osw_output_position(pool, d, h, 0);
-            rows->at[rows->count] =
-                (const char *)pool->grad_output.base +
-                osw_place(&pool->grad_output, row->image, 0, position) * element;
-            rows->taps[rows->count] = (const uint8_t *)pool->offsets.base +
-                                      osw_place(&pool->offsets, row->image, 0, position);
-            rows->tap[rows->count++] =
-                osw_tap(pool, row->depth + dims[DEPTH].padding - d * dims[DEPTH].stride,
-                        row->height + dims[HEIGHT].padding - h * dims[HEIGHT].stride, 0);
-        }
-    }
-}
-
-/* The outputs that input column w belongs to; `range` is that of column w - 1, or of zeros. */
-static inline void set_sources(osw_sources *sources, const osw_pool *pool, const osw_rows *rows,
-                               int64_t w, osw_range *range, int64_t element)
-{
-    const osw_pool_dim *dim = &pool->dims[WIDTH];
-    const int64_t column = w + dim->padding;
-    while (range->first * dim->stride + dim->kernel <= column)
-        range->first++;
-    while (range->end < dim->output && range->end * dim->stride <= column)
-        range->end++;
-    int count = 0;
-    for (int r = 0; r < rows->count; r++) {
-        for (int64_t o = range->first; o < range->end; o++) {
-            sources->source[count].gradient =
-                rows->at[r] + o * pool->grad_output.pixel_step * element;
-            sources->source[count].offsets = rows->taps[r] + o * pool->offsets.pixel_step;
-            sources->source[count++].tap = rows->tap[r] + (int32_t)(column - o * dim->stride);
-        }
-    }
-    sources->count = count;
 }
 
 /* Lanes back in order after loads with a step. */

@@ -122,6 +122,5 @@ extern osw_pool_fn *osw_pool_table[OSW_POOL_COUNT];
 void osw_pool_select(osw_isa isa);
 
 void osw_pool_fill__scalar(osw_pool_fn **table);
-void osw_pool_fill__avx2(osw_pool_fn **table);
 
 #endif

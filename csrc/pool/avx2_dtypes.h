@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/* Includes OSW_POOL_KERNELS, a header of AVX2 kernels, once a dtype, with SUFFIX, ELEMENT (in
+ * memory), LOAD, STORE and the names of vectors of that dtype defined. No include guard. */
+
+#define JOIN_(a, b, c)       a##b##c
+#define JOIN(a, b, c)        JOIN_(a, b, c)
+#define LOCAL(name)          JOIN(name, _, SUFFIX)
+#define KERNEL(name)         JOIN(JOIN(osw_, name, _), SUFFIX, __avx2)
+#define OSW_POOL_ID_OF(name) JOIN(OSW_POOL_##name, _, SUFFIX)
+#define VALUE                float
+#define LOAD8                LOCAL(load)
+#define STORE8               LOCAL(store)
+#define ROUND8               LOCAL(round)
+#define ROUND_SUM8           LOCAL(round_sum)
+
+#define SUFFIX   f32
+#define ELEMENT  float
+#define LOAD(x)  (x)
+#define STORE(x) (x)
+#include OSW_POOL_KERNELS
+#undef SUFFIX
+#undef ELEMENT
+#undef LOAD
+#undef STORE
+
+#define SUFFIX   bf16
+#define ELEMENT  uint16_t
+#define LOAD(x)  osw_float_of_bf16(x)
+#define STORE(x) osw_bf16_of_float(x)
+#include OSW_POOL_KERNELS
+#undef SUFFIX
+#undef LOAD
+#undef STORE
+
+#define SUFFIX   f16
+#define LOAD(x)  _cvtsh_ss(x)
+#define STORE(x) _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)
+#include OSW_POOL_KERNELS
+#undef SUFFIX
+#undef ELEMENT
+#undef LOAD
+#undef STORE
+
+#undef JOIN_
+#undef JOIN
+#undef LOCAL
+#undef KERNEL
+#undef OSW_POOL_ID_OF
+#undef VALUE
+#undef LOAD8
+#undef STORE8
+#undef ROUND8
+#undef ROUND_SUM8
+#undef OSW_POOL_KERNELS

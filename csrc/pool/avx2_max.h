@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: MIT */
+/* The kernels of pool_avx2.c; included once a dtype by avx2_dtypes.h. */
+#include "pool/avx2_global.h"
+
+#include "pool/avx2_compact.h"
+
+#include "pool/avx2_pixels.h"
+#include "pool/avx2_planes.h"

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT */
+#include "core/half.h"
+#include "core/target.h"
+#include "pool/avx2_fill.h"
+#include "pool/indices.h"
+#include "pool/pool.h"
+#include "pool/window.h"
+
+#if defined(__x86_64__)
+
+#    include <immintrin.h>
+#    include <string.h>
+
+/* The scalar kernels, for the calls that a kernel here does not cover. */
+static osw_pool_fn *fallback[OSW_POOL_COUNT];
+
+OSW_TARGET_BEGIN_AVX2
+
+#    include "pool/avx2_vector.h"
+
+#    include "pool/avx2_margin.h"
+#    include "pool/avx2_rows.h"
+
+#    include "pool/avx2_sources.h"
+
+#    define OSW_POOL_KERNELS "pool/avx2_backward.h"
+#    include "pool/avx2_dtypes.h"
+
+OSW_TARGET_END
+
+void osw_pool_fill_backward__avx2(osw_pool_fn **table)
+{
+    OSW_POOL_FILL(max_backward_planes)
+    OSW_POOL_FILL(max_backward_pixels)
+}
+
+#endif

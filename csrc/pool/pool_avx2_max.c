@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+#include "core/half.h"
+#include "core/target.h"
+#include "pool/avx2_fill.h"
+#include "pool/pool.h"
+#include "pool/window.h"
+
+#if defined(__x86_64__)
+
+#    include <immintrin.h>
+#    include <math.h>
+#    include <string.h>
+
+/* The scalar kernels, for the calls that a kernel here does not cover. */
+static osw_pool_fn *fallback[OSW_POOL_COUNT];
+
+OSW_TARGET_BEGIN_AVX2
+
+#    include "pool/avx2_vector.h"
+
+#    include "pool/avx2_reduce.h"
+#    include "pool/avx2_rows.h"
+#    include "pool/avx2_strip.h"
+
+#    include "pool/avx2_window.h"
+
+#    define OSW_POOL_KERNELS "pool/avx2_max.h"
+#    include "pool/avx2_dtypes.h"
+
+OSW_TARGET_END
+
+void osw_pool_fill_max__avx2(osw_pool_fn **table)
+{
+    OSW_POOL_FILL(max_planes)
+    OSW_POOL_FILL(max_pixels)
+    OSW_POOL_FILL(adaptive_max_planes)
+    OSW_POOL_FILL(adaptive_max_pixels)
+    OSW_POOL_FILL(adaptive_max_backward_pixels)
+    OSW_POOL_FILL(amax_backward_planes)
+    OSW_POOL_FILL(amax_backward_pixels)
+}
+
+#endif
