@@ -7,7 +7,7 @@ enum {
     MARGIN_ROOM = 264,
     AHEAD = 2,   /* rows */
     NARROW = 32, /* columns of the output */
-    MAX_STRIDE = 4,
+    MAX_STRIDE = 8,
     MAX_KERNEL = 16,
     MAX_CODES = 64,
     NO_TAP = 255
@@ -161,6 +161,24 @@ static inline void advance(osw_range *range, const osw_pool_dim *dim, int64_t i)
         range->first++;
     while (range->end < dim->output && range->end * dim->stride <= reach)
         range->end++;
+}
+
+/* To the outputs that `row` meets; dilation 1. Returns whether the row before it met the same. */
+static inline bool meet_outputs(osw_margin *margin, const osw_pool *pool, const osw_row *row)
+{
+    const osw_range depth = margin->depth, height = margin->height;
+    advance(&margin->depth, &pool->dims[DEPTH], row->depth);
+    if (row->height == 0)
+        margin->height = (osw_range){0, 0};
+    advance(&margin->height, &pool->dims[HEIGHT], row->height);
+    return depth.first == margin->depth.first && depth.end == margin->depth.end &&
+           height.first == margin->height.first && height.end == margin->height.end;
+}
+
+static inline int64_t margin_slot(const osw_margin *margin, int64_t d, int64_t h)
+{
+    return (d & (margin->slots_depth - 1)) * margin->slots_height +
+           (h & (margin->slots_height - 1));
 }
 
 static inline bool is_dilated(const osw_pool *pool)

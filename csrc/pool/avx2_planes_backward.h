@@ -24,8 +24,7 @@ OSW_INLINE const osw_margin_row *LOCAL(margin_row)(osw_margin *margin, const osw
                                                    const osw_row *row, int64_t d, int64_t h)
 {
     const int64_t number = d * pool->dims[HEIGHT].output + h;
-    const int64_t slot =
-        (d & (margin->slots_depth - 1)) * margin->slots_height + (h & (margin->slots_height - 1));
+    const int64_t slot = margin_slot(margin, d, h);
     osw_margin_row *to = &margin->rows[slot];
     if (margin->tag[slot] == number)
         return to;
@@ -45,10 +44,7 @@ OSW_INLINE void LOCAL(meet)(osw_met *met, osw_margin *margin, const osw_pool *po
                             const osw_row *row)
 {
     const osw_pool_dim *dims = pool->dims;
-    advance(&margin->depth, &dims[DEPTH], row->depth);
-    if (row->height == 0)
-        margin->height = (osw_range){0, 0};
-    advance(&margin->height, &dims[HEIGHT], row->height);
+    meet_outputs(margin, pool, row);
     met->count = 0;
     for (int64_t d = margin->depth.first; d < margin->depth.end; d++)
         for (int64_t h = margin->height.first; h < margin->height.end; h++) {
@@ -107,6 +103,17 @@ static void LOCAL(sum_columns)(const osw_met *met, const osw_remainder *remainde
     }
 }
 
+/* The sums of all remainders, a column after the other. */
+OSW_INLINE void LOCAL(merge)(const osw_margin *margin, ELEMENT *to)
+{
+    const int64_t stride = margin->stride;
+    for (int64_t s = 0; s < stride; s++) {
+        const float *sums = margin->sums + s * margin->room;
+        for (int64_t i = s; i < margin->columns; i += stride)
+            to[i] = STORE(*sums++);
+    }
+}
+
 static void LOCAL(any_line)(osw_margin *margin, const osw_met *met, ELEMENT *to)
 {
     const int64_t stride = margin->stride;
@@ -114,8 +121,7 @@ static void LOCAL(any_line)(osw_margin *margin, const osw_met *met, ELEMENT *to)
         LOCAL(sum_columns)
     (met, &margin->remainders[s], margin->sums + s * margin->room,
      osw_ceil_div(margin->columns, stride));
-    for (int64_t i = 0; i < margin->columns; i++)
-        to[i] = STORE(margin->sums[i % stride * margin->room + i / stride]);
+    LOCAL(merge)(margin, to);
 }
 
 /* Eight columns of one remainder, of one line of the input or of two that are neighbours; of two,

@@ -81,7 +81,7 @@ static inline bool set_block_rows(osw_block_rows *block, const osw_pool *pool)
     const int64_t before = (dim->kernel - 1) / dim->stride, step = 2 / dim->stride;
     const int64_t first = osw_max(before, osw_ceil_div(dim->padding, dim->stride));
     const int64_t last = osw_min(dim->output - step, (dim->input - 2 + dim->padding) / dim->stride);
-    if (last < first)
+    if (dim->input + dim->padding < 2 || last < first)
         return false;
     block->count = (last - first) / step + 1;
     block->columns.first = first * dim->stride - dim->padding;

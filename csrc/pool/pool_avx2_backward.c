@@ -23,6 +23,8 @@ OSW_TARGET_BEGIN_AVX2
 
 #    include "pool/avx2_sources.h"
 
+#    include "pool/avx2_shares.h"
+
 #    define OSW_POOL_KERNELS "pool/avx2_backward.h"
 #    include "pool/avx2_dtypes.h"
 
@@ -32,6 +34,9 @@ void osw_pool_fill_backward__avx2(osw_pool_fn **table)
 {
     OSW_POOL_FILL(max_backward_planes)
     OSW_POOL_FILL(max_backward_pixels)
+    OSW_POOL_FILL(avg_pixels)
+    OSW_POOL_FILL(avg_backward_planes)
+    OSW_POOL_FILL(avg_backward_pixels)
 }
 
 #endif

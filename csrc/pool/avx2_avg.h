@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT */
+/* avg over pixels and avg_backward for one dtype; included by avx2_backward.h. Neighbouring
+ * positions of the input that the same windows read have the same gradient, which is computed once
+ * and copied. */
+
+/* Sums of `vectors` vectors of channels from c on, one tap after another, over the divisor. */
+OSW_INLINE void LOCAL(avg_channels)(const osw_taps_at *taps, int64_t c, float divisor, ELEMENT *y,
+                                    const int vectors)
+{
+    __m256 sums[4];
+    for (int v = 0; v < vectors; v++)
+        sums[v] = _mm256_setzero_ps();
+    for (int k = 0; k < taps->count; k++)
+        for (int v = 0; v < vectors; v++)
+            sums[v] = _mm256_add_ps(sums[v], LOAD8((const ELEMENT *)taps->at[k] + c + v * LANES));
+    for (int v = 0; v < vectors; v++)
+        STORE8(y + c + v * LANES, ROUND8(_mm256_div_ps(sums[v], _mm256_set1_ps(divisor))));
+}
+
+OSW_INLINE void LOCAL(avg_position)(const osw_pool *pool, const osw_taps_at *taps, float divisor,
+                                    ELEMENT *y)
+{
+    int64_t c = 0;
+    for (; c + 4 * LANES <= pool->channels; c += 4 * LANES)
+        LOCAL(avg_channels)(taps, c, divisor, y, 4);
+    for (; c < pool->channels; c += LANES)
+        LOCAL(avg_channels)(taps, osw_min(c, pool->channels - LANES), divisor, y, 1);
+}
+
+static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    if (!fits_window(pool) || pool->channel_step != 1) {
+        fallback[OSW_POOL_ID_OF(avg_pixels)](pool, begin, end);
+        return;
+    }
+    osw_taps_at taps;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_row row = osw_output_row(pool, 1, unit);
+        ELEMENT *y = (ELEMENT *)pool->output.base +
+                     osw_place(&pool->output, row.image, 0,
+                               osw_output_position(pool, row.depth, row.height, 0));
+        for (int64_t w = 0; w < pool->dims[WIDTH].output; w++, y += pool->output.pixel_step) {
+            set_taps_at(&taps, pool, &row, w, sizeof(ELEMENT));
+            const float divisor = (float)osw_avg_divisor(pool, row.depth, row.height, w);
+            LOCAL(avg_position)(pool, &taps, divisor, y);
+        }
+    }
+}
+
+/* What output w of row (d, h) gives to each of its taps. */
+OSW_INLINE float LOCAL(share)(const osw_pool *pool, ELEMENT gradient, int64_t d, int64_t h,
+                              int64_t w)
+{
+    const float divisor = (float)osw_avg_divisor(pool, d, h, w);
+    return LOAD(STORE(LOAD(gradient) / LOAD(STORE(divisor))));
+}
+
+/* Output row (d, h) of the channel over its divisors, in its slot, filled if it is not yet there.
+ */
+OSW_INLINE const osw_margin_row *LOCAL(share_row)(osw_margin *margin, const osw_pool *pool,
+                                                  const osw_row *row, int64_t d, int64_t h)
+{
+    const int64_t number = d * pool->dims[HEIGHT].output + h, slot = margin_slot(margin, d, h);
+    osw_margin_row *to = &margin->rows[slot];
+    if (margin->tag[slot] == number)
+        return to;
+    margin->tag[slot] = number;
+    const osw_range even = even_outputs(pool, margin->from, margin->to);
+    const ELEMENT *gradient =
+        (const ELEMENT *)pool->grad_output.base +
+        osw_place(&pool->grad_output, row->image, row->channel, osw_output_position(pool, d, h, 0));
+    float *share = to->gradient - margin->first;
+    int64_t w = margin->from;
+    for (; w < even.first; w++)
+        share[w] = LOCAL(share)(pool, gradient[w], d, h, w);
+    if (w + LANES <= even.end) {
+        const float count = LOAD(STORE((float)osw_avg_divisor(pool, d, h, w)));
+        for (; w + LANES <= even.end; w += LANES)
+            _mm256_storeu_ps(share + w,
+                             ROUND8(_mm256_div_ps(LOAD8(gradient + w), _mm256_set1_ps(count))));
+    }
+    for (; w < margin->to; w++)
+        share[w] = LOCAL(share)(pool, gradient[w], d, h, w);
+    return to;
+}
+
+/* sums[i] of the columns of one remainder. */
+static void LOCAL(add_columns)(const osw_met *met, const osw_remainder *remainder, float *sums,
+                               int64_t columns)
+{
+    for (int64_t i = 0; i < columns; i += LANES) {
+        __m256 total = _mm256_setzero_ps();
+        for (int r = 0; r < met->count; r++)
+            for (int k = remainder->count - 1; k >= 0; k--) {
+                const float *share = met->row[r]->gradient + remainder->at[k] + i;
+                total = ROUND_SUM8(_mm256_add_ps(total, _mm256_loadu_ps(share)));
+            }
+        _mm256_storeu_ps(sums + i, total);
+    }
+}
+
+/* One row of the strip that meets the outputs of the margin's ranges. */
+static void LOCAL(share_line)(osw_margin *margin, const osw_pool *pool, const osw_row *row,
+                              ELEMENT *to)
+{
+    osw_met met = {.count = 0};
+    for (int64_t d = margin->depth.first; d < margin->depth.end; d++)
+        for (int64_t h = margin->height.first; h < margin->height.end; h++)
+            met.row[met.count++] = LOCAL(share_row)(margin, pool, row, d, h);
+    for (int64_t s = 0; s < margin->stride; s++)
+        LOCAL(add_columns)
+    (&met, &margin->remainders[s], margin->sums + s * margin->room,
+     osw_ceil_div(margin->columns, margin->stride));
+    LOCAL(merge)(margin, to);
+}
+
+/* `count` rows of one plane, from `row` on. */
+static void LOCAL(share_rows)(osw_margin *margin, const osw_pool *pool, osw_row row, int64_t count)
+{
+    const int64_t width = pool->dims[WIDTH].input, height = pool->dims[HEIGHT].input;
+    const int64_t first = row.depth * height + row.height;
+    ELEMENT *plane = (ELEMENT *)pool->grad_input.base +
+                     osw_place(&pool->grad_input, row.image, row.channel, first * width);
+    if (row.channel % pool->channel_step != 0) {
+        memset(plane, 0, (size_t)(count * width) * sizeof(ELEMENT));
+        return;
+    }
+    row.channel /= pool->channel_step;
+    for (int64_t column = 0; column < width; column += margin->columns) {
+        begin_margin(margin, pool, column);
+        for (int64_t i = 0; i < count; i++) {
+            ELEMENT *to = plane + i * width + column;
+            row.depth = (first + i) / height;
+            row.height = (first + i) % height;
+            if (meet_outputs(margin, pool, &row) && i > 0)
+                memcpy(to, to - width, (size_t)margin->columns * sizeof(ELEMENT));
+            else
+                LOCAL(share_line)(margin, pool, &row, to);
+        }
+    }
+}
+
+static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    if (!fits_margin(pool)) {
+        fallback[OSW_POOL_ID_OF(avg_backward_planes)](pool, begin, end);
+        return;
+    }
+    osw_margin margin;
+    margin.column = -1;
+    const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
+    for (int64_t unit = begin; unit < end;) {
+        const int64_t count = osw_min(end - unit, rows - unit % rows);
+        LOCAL(share_rows)
+        (&margin, pool, osw_input_row(pool, pool->input_channels, unit), count);
+        unit += count;
+    }
+}
+
+/* All channels of one position of the input. */
+static void LOCAL(share_position)(const osw_pool *pool, const osw_shares *shares, ELEMENT *to)
+{
+    for (int64_t i = 0; i < pool->channels; i += LANES) {
+        const int64_t c = osw_min(i, pool->channels - LANES);
+        __m256 total = _mm256_setzero_ps();
+        for (int k = 0; k < shares->count; k++) {
+            const __m256 gradient = LOAD8((const ELEMENT *)shares->at[k] + c);
+            const __m256 divisor = _mm256_set1_ps(LOAD(STORE(shares->divisor[k])));
+            total = ROUND_SUM8(_mm256_add_ps(total, ROUND8(_mm256_div_ps(gradient, divisor))));
+        }
+        STORE8(to + c, total);
+    }
+}
+
+static void LOCAL(share_pixels)(const osw_pool *pool, const osw_row *row, ELEMENT *to)
+{
+    const osw_pool_dim *dim = &pool->dims[WIDTH];
+    const int64_t step = pool->grad_input.pixel_step;
+    osw_shares shares;
+    osw_range before = {-1, -1};
+    for (int64_t w = 0; w < dim->input; w++, to += step) {
+        const osw_range range = outputs_of(dim, w);
+        if (same_range(range, before)) {
+            memcpy(to, to - step, (size_t)pool->channels * sizeof(ELEMENT));
+            continue;
+        }
+        before = range;
+        set_shares(&shares, pool, row, &range, sizeof(ELEMENT));
+        LOCAL(share_position)(pool, &shares, to);
+    }
+}
+
+static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    if (!fits_window(pool) || pool->channel_step != 1 ||
+        pool->grad_input.pixel_step != pool->channels) {
+        fallback[OSW_POOL_ID_OF(avg_backward_pixels)](pool, begin, end);
+        return;
+    }
+    const int64_t length = pool->dims[WIDTH].input * pool->channels;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_row row = osw_input_row(pool, 1, unit);
+        ELEMENT *to = (ELEMENT *)pool->grad_input.base +
+                      osw_place(&pool->grad_input, row.image, 0,
+                                osw_input_position(pool, row.depth, row.height, 0));
+        if (unit > begin && as_row_before(pool, &row))
+            memcpy(to, to - length, (size_t)length * sizeof(ELEMENT));
+        else
+            LOCAL(share_pixels)(pool, &row, to);
+    }
+}
