@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* adaptive_max and its backward with one output a channel, and amax_backward, for one dtype;
+/* adaptive_max with one output a channel, and amax_backward, for one dtype;
  * included by avx2_max.h. Planes are read in vectors along the plane; pixels in groups of vectors
  * of channels, position by position. What is shorter than a vector goes to the scalar kernels. */
 
@@ -16,6 +16,23 @@ OSW_INLINE int32_t LOCAL(plane_argmax)(const ELEMENT *x, int64_t count)
     return best_lane(&a, &b);
 }
 
+/* The maximum alone, in half the steps. False where it is a zero, whose sign depends on the order,
+ * or a NaN. */
+OSW_INLINE bool LOCAL(plane_max)(const ELEMENT *x, int64_t count, ELEMENT *y)
+{
+    __m256 a = LOAD8(x), b = a, nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
+    for (int64_t i = LANES; i < count; i += 2 * LANES) {
+        const __m256 first = LOAD8(x + osw_min(i, count - LANES));
+        const __m256 second = LOAD8(x + osw_min(i + LANES, count - LANES));
+        nan = _mm256_or_ps(nan, _mm256_cmp_ps(first, second, _CMP_UNORD_Q));
+        a = _mm256_max_ps(a, first);
+        b = _mm256_max_ps(b, second);
+    }
+    const float best = _mm256_cvtss_f32(max_lanes(_mm256_max_ps(a, b)));
+    *y = STORE(best);
+    return best != 0 && !_mm256_movemask_ps(nan);
+}
+
 static void KERNEL(adaptive_max_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
     const int64_t count = osw_input_plane(pool);
@@ -26,8 +43,11 @@ static void KERNEL(adaptive_max_planes)(const osw_pool *pool, int64_t begin, int
     for (int64_t unit = begin; unit < end; unit++) {
         const int64_t n = unit / pool->channels, c = unit % pool->channels;
         const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, c, 0);
+        ELEMENT *y = (ELEMENT *)pool->output.base + osw_place(&pool->output, n, c, 0);
+        if (!pool->offsets.base && LOCAL(plane_max)(x, count, y))
+            continue;
         const int32_t index = LOCAL(plane_argmax)(x, count);
-        ((ELEMENT *)pool->output.base)[osw_place(&pool->output, n, c, 0)] = x[index];
+        *y = x[index];
         if (pool->offsets.base)
             ((int32_t *)pool->offsets.base)[osw_place(&pool->offsets, n, c, 0)] = index;
     }
@@ -65,22 +85,57 @@ static void LOCAL(pixel_argmax)(const osw_pool *pool, int64_t n, int64_t first, 
                (size_t)channels * sizeof(int32_t));
 }
 
-static void LOCAL(pixel_scatter)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
+/* `vectors` vectors of channels from c on, over the positions of one window, of
+ * which nothing changes when one is taken twice. */
+OSW_INLINE void LOCAL(adaptive_channels)(const osw_pool *pool, const ELEMENT *x,
+                                         const osw_range *window, int64_t c, ELEMENT *y,
+                                         int32_t *index, const int vectors)
 {
-    const ELEMENT *gradient =
-        (const ELEMENT *)pool->grad_output.base + osw_place(&pool->grad_output, n, first, 0);
-    const int32_t *index =
-        (const int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, first, 0);
-    ELEMENT *to = (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, n, first, 0);
-    const int64_t channels = last - first, count = osw_input_plane(pool);
-    for (int64_t p = 0; p < count; p++, to += pool->grad_input.pixel_step) {
-        const __m256i position = _mm256_set1_epi32((int)p);
-        for (int64_t c = 0; c < channels; c += LANES) {
-            c = osw_min(c, channels - LANES);
-            const __m256i hit = _mm256_cmpeq_epi32(load_ints(index + c), position);
-            const __m256 chosen = _mm256_and_ps(LOAD8(gradient + c), _mm256_castsi256_ps(hit));
-            STORE8(to + c, _mm256_add_ps(chosen, _mm256_setzero_ps()));
-        }
+    osw_best best[4];
+    const int64_t start =
+        osw_input_position(pool, window[DEPTH].first, window[HEIGHT].first, window[WIDTH].first);
+    for (int v = 0; v < vectors; v++) {
+        best[v].value = LOAD8(x + start * pool->input.pixel_step + c + v * LANES);
+        best[v].tap = _mm256_set1_epi32((int32_t)start);
+    }
+    for (int64_t d = window[DEPTH].first; d < window[DEPTH].end; d++)
+        for (int64_t h = window[HEIGHT].first; h < window[HEIGHT].end; h++)
+            for (int64_t w = window[WIDTH].first; w < window[WIDTH].end; w++) {
+                const int64_t position = osw_input_position(pool, d, h, w);
+                const ELEMENT *at = x + position * pool->input.pixel_step + c;
+                const __m256i tap = _mm256_set1_epi32((int32_t)position);
+                for (int v = 0; v < vectors; v++)
+                    take(&best[v], LOAD8(at + v * LANES), tap, true);
+            }
+    for (int v = 0; v < vectors; v++) {
+        STORE8(y + c + v * LANES, best[v].value);
+        if (index)
+            _mm256_storeu_si256((__m256i *)(index + c + v * LANES), best[v].tap);
+    }
+}
+
+/* Channels [first, last) of image n, at least eight, for outputs of any size. */
+static void LOCAL(adaptive_block)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
+{
+    const osw_pool_dim *dims = pool->dims;
+    const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, first, 0);
+    const int64_t channels = last - first;
+    for (int64_t p = 0; p < osw_output_plane(pool); p++) {
+        const osw_row row =
+            osw_row_of(p / dims[WIDTH].output, 1, dims[DEPTH].output, dims[HEIGHT].output);
+        const osw_range window[] = {osw_adaptive(&dims[DEPTH], row.depth),
+                                    osw_adaptive(&dims[HEIGHT], row.height),
+                                    osw_adaptive(&dims[WIDTH], p % dims[WIDTH].output)};
+        ELEMENT *y = (ELEMENT *)pool->output.base + osw_place(&pool->output, n, first, p);
+        int32_t *index = NULL;
+        if (pool->offsets.base)
+            index = (int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, first, p);
+        int64_t c = 0;
+        for (; c + 4 * LANES <= channels; c += 4 * LANES)
+            LOCAL(adaptive_channels)(pool, x, window, c, y, index, 4);
+        for (; c < channels; c += LANES)
+            LOCAL(adaptive_channels)
+        (pool, x, window, osw_min(c, channels - LANES), y, index, 1);
     }
 }
 
@@ -145,21 +200,28 @@ static void LOCAL(pixel_ties)(const osw_pool *pool, int64_t n, int64_t first, in
 }
 
 /* A unit is a block of channels; blocks shorter than a vector go to the scalar kernel. */
-#define PIXEL_UNITS(operation, block_function, covered)                                            \
+#define PIXEL_UNITS(operation, block_function)                                                     \
     static void KERNEL(operation)(const osw_pool *pool, int64_t begin, int64_t end)                \
     {                                                                                              \
         for (int64_t unit = begin; unit < end; unit++) {                                           \
             const osw_block block = osw_block_of(pool, unit);                                      \
-            if (covered && block.end - block.first >= LANES)                                       \
+            if (block.end - block.first >= LANES)                                                  \
                 block_function(pool, block.image, block.first, block.end);                         \
             else                                                                                   \
                 fallback[OSW_POOL_ID_OF(operation)](pool, unit, unit + 1);                         \
         }                                                                                          \
     }
 
-PIXEL_UNITS(adaptive_max_pixels, LOCAL(pixel_argmax), is_global(pool))
-PIXEL_UNITS(adaptive_max_backward_pixels, LOCAL(pixel_scatter), is_global(pool))
-PIXEL_UNITS(amax_backward_pixels, LOCAL(pixel_ties), true)
+static void LOCAL(adaptive_any)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
+{
+    if (is_global(pool))
+        LOCAL(pixel_argmax)(pool, n, first, last);
+    else
+        LOCAL(adaptive_block)(pool, n, first, last);
+}
+
+PIXEL_UNITS(adaptive_max_pixels, LOCAL(adaptive_any))
+PIXEL_UNITS(amax_backward_pixels, LOCAL(pixel_ties))
 
 #undef PIXEL_UNITS
 

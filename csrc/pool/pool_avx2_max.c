@@ -35,7 +35,6 @@ void osw_pool_fill_max__avx2(osw_pool_fn **table)
     OSW_POOL_FILL(max_pixels)
     OSW_POOL_FILL(adaptive_max_planes)
     OSW_POOL_FILL(adaptive_max_pixels)
-    OSW_POOL_FILL(adaptive_max_backward_pixels)
     OSW_POOL_FILL(amax_backward_planes)
     OSW_POOL_FILL(amax_backward_pixels)
 }

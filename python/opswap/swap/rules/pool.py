@@ -82,12 +82,14 @@ def _prove_pool(
     return Replacement(f"poolable({input})", result, {ours.__name__: ours, "poolable": poolable})
 
 
-def _prove_global_pool(targets: Mapping[Any, bool], region: Region, shapes: Shapes) -> Replacement:
-    """Only the pool of whole planes is faster than torch's."""
-    size = _arguments(region.mixing, F.adaptive_max_pool2d)["output_size"]
-    if size != 1 and not (isinstance(size, (tuple, list)) and list(size) == [1, 1]):
-        raise Refusal(f"its output has size {size}: only a maximum over whole planes is replaced")
-    return _prove_pool(F.adaptive_max_pool2d, targets, region, shapes)
+def _prove_global_pool(
+    ours: Callable[..., Any], targets: Mapping[Any, bool], region: Region, shapes: Shapes
+) -> Replacement:
+    """Only where it is the maximum of everything is the pool faster in every layout and dtype."""
+    size = _arguments(region.mixing, ours)["output_size"]
+    if size != 1 and not (isinstance(size, (tuple, list)) and set(size) == {1}):
+        raise Refusal(f"its output has size {size}: only a maximum over all positions is replaced")
+    return _prove_pool(ours, targets, region, shapes)
 
 
 def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> None:
@@ -127,34 +129,47 @@ _MAX_3D = {
     torch_functional.max_pool3d_with_indices: True,
     torch.max_pool3d: False,
 }
+_AVG_2D = {torch_functional.avg_pool2d: False}
 _AVG_3D = {torch_functional.avg_pool3d: False}
+_ADAPTIVE_1D = {
+    torch_functional.adaptive_max_pool1d: False,
+    torch_functional.adaptive_max_pool1d_with_indices: True,
+}
 _ADAPTIVE_2D = {
     torch_functional.adaptive_max_pool2d: False,
     torch_functional.adaptive_max_pool2d_with_indices: True,
 }
+_ADAPTIVE_3D = {
+    torch_functional.adaptive_max_pool3d: False,
+    torch_functional.adaptive_max_pool3d_with_indices: True,
+}
 
 
 def _pool(
-    ours: Callable[..., Any], exact: bool, targets: Mapping[Any, bool], module: type[nn.Module]
+    ours: Callable[..., Any],
+    targets: Mapping[Any, bool],
+    module: type[nn.Module],
+    prove: Callable[..., Replacement] = _prove_pool,
 ) -> Rule:
-    prove = partial(_prove_pool, ours, targets)
-    return Rule(ours.__name__, exact, partial(_find_pool, targets), prove, (module,))
+    return Rule(
+        ours.__name__, True, partial(_find_pool, targets), partial(prove, ours, targets), (module,)
+    )
 
 
 RULES = (
-    _pool(F.max_pool2d, True, _MAX_2D, nn.MaxPool2d),
-    _pool(F.max_pool3d, True, _MAX_3D, nn.MaxPool3d),
+    _pool(F.max_pool2d, _MAX_2D, nn.MaxPool2d),
+    _pool(F.max_pool3d, _MAX_3D, nn.MaxPool3d),
+    _pool(F.avg_pool3d, _AVG_3D, nn.AvgPool3d),
+    _pool(F.adaptive_max_pool1d, _ADAPTIVE_1D, nn.AdaptiveMaxPool1d, _prove_global_pool),
+    _pool(F.adaptive_max_pool2d, _ADAPTIVE_2D, nn.AdaptiveMaxPool2d, _prove_global_pool),
+    _pool(F.adaptive_max_pool3d, _ADAPTIVE_3D, nn.AdaptiveMaxPool3d, _prove_global_pool),
     Rule("amax", True, _find_amax, _prove_amax),
 )
 
-# Measured slower than torch in a layout or a direction, so `swap` takes them only where `rules` names them.
+# Measured slower than torch in a layout or a dtype, so `swap` takes them only where `rules` names them.
 OPTIONAL = (
-    _pool(F.avg_pool3d, True, _AVG_3D, nn.AvgPool3d),
-    Rule(
-        "adaptive_max_pool2d",
-        True,
-        partial(_find_pool, _ADAPTIVE_2D),
-        partial(_prove_global_pool, _ADAPTIVE_2D),
-        (nn.AdaptiveMaxPool2d,),
-    ),
+    _pool(F.avg_pool2d, _AVG_2D, nn.AvgPool2d),
+    _pool(F.adaptive_max_pool1d, _ADAPTIVE_1D, nn.AdaptiveMaxPool1d),
+    _pool(F.adaptive_max_pool2d, _ADAPTIVE_2D, nn.AdaptiveMaxPool2d),
+    _pool(F.adaptive_max_pool3d, _ADAPTIVE_3D, nn.AdaptiveMaxPool3d),
 )
