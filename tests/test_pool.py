@@ -165,6 +165,28 @@ def test_memory_format_is_torchs(shape: tuple[int, ...], layout: str) -> None:
     assert strides[0] == strides[1]
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "window",
+    [((1, 3, 3), 1), ((1, 3, 3), (1, 2, 2), (0, 1, 1)), ((1, 3, 3), (2, 1, 2)), ((1, 2, 2), 2), (3, 2, 1)]
+    + [((1, 3, 2), 1), ((1, 4, 5), (4, 1, 3)), ((1, 2, 2), 2, 0, 1, True)],
+    ids=str,
+)
+def test_gradients_of_every_width(window: tuple[object, ...], dtype: torch.dtype, tier: str) -> None:
+    """Whole vectors, what is left of a row after them, and rows that are cut into strips."""
+    for width in (1, 2, 7, 8, 33, 46, 70, 92, 270, 541):
+        dense = ties((2, 9, 4, 7, width) if window[0] == 3 else (2, 9, 7, width), dtype)
+        try:
+            want = T.max_pool3d(dense, *window)
+        except RuntimeError:
+            continue
+        grad = torch.randn(want.shape).to(dtype)
+        want = gradient(T.max_pool3d, dense, grad, *window)
+        memory_format = torch.channels_last_3d if dense.dim() == 5 else torch.channels_last
+        for x in (dense, dense.contiguous(memory_format=memory_format)):
+            assert same_bits(gradient(F.max_pool3d, x, grad, *window), want), (width, x.stride())
+
+
 def test_last_nan_wins_and_first_maximum_else(tier: str) -> None:
     nan = float("nan")
     plane = torch.tensor(

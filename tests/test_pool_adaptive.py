@@ -54,6 +54,18 @@ def test_output_sizes(size: object) -> None:
         assert same_bits(got, want) and torch.equal(indices, want_indices) and got.stride() == want.stride()
 
 
+def test_volumes_keep_channels_last_3d(tier: str) -> None:
+    dense = ties((2, 17, 5, 6, 7), torch.float32)
+    x = dense.contiguous(memory_format=torch.channels_last_3d).requires_grad_()
+    for size in (1, (2, 3, 4)):
+        output, indices = F.adaptive_max_pool3d(x, size, return_indices=True)
+        want, want_indices = T.adaptive_max_pool3d(dense, size, return_indices=True)
+        assert alike(output, want) and torch.equal(indices, want_indices)
+        assert output.is_contiguous(memory_format=torch.channels_last_3d)
+        (grad,) = torch.autograd.grad(output.nan_to_num().sum(), x)
+        assert grad.is_contiguous(memory_format=torch.channels_last_3d)
+
+
 def test_empty_batch_has_an_empty_gradient() -> None:
     x = torch.randn(0, 3, 4, 5, requires_grad=True)
     F.adaptive_max_pool2d(x, 2).sum().backward()

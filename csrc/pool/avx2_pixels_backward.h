@@ -103,7 +103,7 @@ OSW_INLINE void LOCAL(collect_blocks)(const osw_pool *pool, osw_block_rows *bloc
 {
     const int64_t whole = pool->input_channels / pool->channel_step;
     const int64_t pitch = pool->grad_input.pixel_step, last = pool->channels - LANES;
-    __m256i codes[9];
+    __m256i codes[12];
     __m256 totals[2];
     for (int r = 0; r < count; r++)
         for (int k = 0; k < kernel; k++)
@@ -134,8 +134,10 @@ OSW_INLINE void LOCAL(collect_rows)(const osw_pool *pool, osw_block_rows *block,
         LOCAL(collect_blocks)(pool, block, rows, to, 1, kernel, stride);
     else if (rows->count == 2)
         LOCAL(collect_blocks)(pool, block, rows, to, 2, kernel, stride);
-    else
+    else if (rows->count == 3)
         LOCAL(collect_blocks)(pool, block, rows, to, 3, kernel, stride);
+    else
+        LOCAL(collect_blocks)(pool, block, rows, to, 4, kernel, stride);
 }
 
 /* The columns of a row that lie in whole blocks. Returns which these are. */
@@ -143,7 +145,7 @@ OSW_INLINE osw_range LOCAL(row_blocks)(const osw_pool *pool, const osw_rows *row
 {
     const osw_pool_dim *dim = &pool->dims[WIDTH];
     osw_block_rows block;
-    if (rows->count < 1 || rows->count > 3 || !set_block_rows(&block, pool))
+    if (rows->count < 1 || rows->count > 4 || !set_block_rows(&block, pool))
         return (osw_range){0, 0};
     ELEMENT *to = row + block.columns.first * pool->grad_input.pixel_step;
     if (dim->kernel == 2)

@@ -19,7 +19,16 @@ from opswap import _core
 
 from ._stats import reference_forced
 
-__all__ = ["make_apply", "make_eager_apply", "needs_graph", "plain_cpu", "plain_eager", "transforms_active"]
+__all__ = [
+    "batch_together",
+    "make_apply",
+    "make_eager_apply",
+    "needs_graph",
+    "plain_cpu",
+    "plain_eager",
+    "split_batch",
+    "transforms_active",
+]
 
 # Looked up once: after a convolution the dictionaries on the way are no longer in the cache.
 _transforms = torch._C._are_functorch_transforms_active
@@ -117,3 +126,16 @@ def make_apply(
         return transformed.apply(*args) if transforms_active() else eager_apply(*args)
 
     return apply
+
+
+def batch_together(info: Any, tensor: Tensor, dim: int | None) -> Tensor:
+    """Under vmap: the mapped dimension joins the batch, which comes first."""
+    mapped = (
+        tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    )
+    return mapped.flatten(0, 1)
+
+
+def split_batch(info: Any, tensor: Tensor) -> Tensor:
+    """The inverse of `batch_together`, the mapped dimension first."""
+    return tensor.unflatten(0, (info.batch_size, tensor.shape[0] // info.batch_size))

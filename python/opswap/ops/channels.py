@@ -19,7 +19,16 @@ from torch import Tensor
 
 from opswap import _core
 
-from ._function import make_apply, make_eager_apply, needs_graph, plain_cpu, plain_eager, transforms_active
+from ._function import (
+    batch_together,
+    make_apply,
+    make_eager_apply,
+    needs_graph,
+    plain_cpu,
+    plain_eager,
+    split_batch,
+    transforms_active,
+)
 from ._layout import cat_memory_format, dense_copy, empty
 from ._library import library
 from ._stats import count_kernel, count_reference, reference_forced
@@ -157,22 +166,17 @@ def _fake(
     ]
 
 
-def _fold(tensors: Sequence[Tensor], dims: Sequence[int | None], mapped: int) -> list[Tensor]:
-    """The mapped dimension joins the batch."""
-    folded = []
-    for t, dim in zip(tensors, dims, strict=True):
-        t = t.unsqueeze(0).expand(mapped, *t.shape) if dim is None else t.movedim(dim, 0)
-        folded.append(t.flatten(0, 1))
-    return folded
+def _fold(info: Any, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
+    return [batch_together(info, t, dim) for t, dim in zip(tensors, dims, strict=True)]
 
 
-def _unfold(outputs: Sequence[Tensor], mapped: int) -> tuple[list[Tensor], list[int]]:
-    return [t.unflatten(0, (mapped, t.shape[0] // mapped)) for t in outputs], [0] * len(outputs)
+def _unfold(info: Any, outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+    return [split_batch(info, t) for t in outputs], [0] * len(outputs)
 
 
 def _vmap(info: Any, in_dims: Any, tensors: Any, groups: int, sections: Any, **options: Any) -> Any:
-    outputs = _operator(_fold(tensors, in_dims[0], info.batch_size), groups, sections, **options)
-    return _unfold(outputs, info.batch_size)
+    outputs = _operator(_fold(info, tensors, in_dims[0]), groups, sections, **options)
+    return _unfold(info, outputs)
 
 
 def _batched(
@@ -266,8 +270,8 @@ def _jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
 
 
 def _vmap_function(info: Any, in_dims: Any, *args: Any) -> Any:
-    outputs = _differentiable(*args[:4], *_fold(args[4:], in_dims[4:], info.batch_size))
-    unfolded, dims = _unfold(outputs, info.batch_size)
+    outputs = _differentiable(*args[:4], *_fold(info, args[4:], in_dims[4:]))
+    unfolded, dims = _unfold(info, outputs)
     return tuple(unfolded), tuple(dims)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._function import needs_graph, plain_cpu, transforms_active
+from .._function import batch_together, needs_graph, plain_cpu, split_batch, transforms_active
 from .._layout import dense_copy, empty, suggest_memory_format
 from .._library import library
 from .._stats import count_kernel, count_reference, reference_forced
@@ -95,16 +95,3 @@ def register(
         return operator(*args)
 
     return call
-
-
-def batch_together(info: Any, tensor: Tensor, dim: int | None) -> Tensor:
-    """Under vmap: the mapped dimension joins the batch, which comes first."""
-    mapped = (
-        tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    )
-    return mapped.flatten(0, 1)
-
-
-def split_batch(info: Any, tensor: Tensor) -> Tensor:
-    """The inverse of `batch_together`, the mapped dimension first."""
-    return tensor.unflatten(0, (info.batch_size, tensor.shape[0] // info.batch_size))

@@ -151,9 +151,7 @@ def _pool(
     module: type[nn.Module],
     prove: Callable[..., Replacement] = _prove_pool,
 ) -> Rule:
-    return Rule(
-        ours.__name__, True, partial(_find_pool, targets), partial(prove, ours, targets), (module,)
-    )
+    return Rule(ours.__name__, True, partial(_find_pool, targets), partial(prove, ours, targets), (module,))
 
 
 RULES = (
