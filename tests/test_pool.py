@@ -168,8 +168,10 @@ def test_memory_format_is_torchs(shape: tuple[int, ...], layout: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     "window",
-    [((1, 3, 3), 1), ((1, 3, 3), (1, 2, 2), (0, 1, 1)), ((1, 3, 3), (2, 1, 2)), ((1, 2, 2), 2), (3, 2, 1)]
-    + [((1, 3, 2), 1), ((1, 4, 5), (4, 1, 3)), ((1, 2, 2), 2, 0, 1, True)],
+    [
+        *(((1, 3, 3), 1), ((1, 3, 3), (1, 2, 2), (0, 1, 1)), ((1, 3, 3), (2, 1, 2)), ((1, 2, 2), 2)),
+        *((3, 2, 1), ((1, 3, 2), 1), ((1, 4, 5), (4, 1, 3)), ((1, 2, 2), 2, 0, 1, True)),
+    ],
     ids=str,
 )
 def test_gradients_of_every_width(window: tuple[object, ...], dtype: torch.dtype, tier: str) -> None:

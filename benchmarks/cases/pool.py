@@ -36,7 +36,7 @@ _TOLERANCE = 2e-2
 
 
 def cases(batch: int) -> Iterator[Case]:
-    """MaxPool3d on images, max_pool2d, avg_pool2d, the two global maxima, in both layouts."""
+    """MaxPool3d on images, max_pool2d, avg_pool2d and 3d, adaptive and global maxima, in both layouts."""
     for stride, size in _LPRNET:
         name = "max_pool3d s" + "".join(map(str, stride))
         yield from _each(name, (2 * batch, *size), partial(_volume_pools, stride))
@@ -47,6 +47,10 @@ def cases(batch: int) -> Iterator[Case]:
     for window, size in _AVERAGES:
         ours, stock = (partial(_call, f, window) for f in (F.avg_pool2d, T.avg_pool2d))
         yield from _each("avg_pool2d", (2 * batch, *size), _same_pools(ours, stock), _TOLERANCE)
+    ours, stock = (partial(_call, f, (_KERNEL, (2, 1, 2))) for f in (F.avg_pool3d, _avg_volume))
+    yield from _each("avg_pool3d s212", (2 * batch, 64, 20, 44), _same_pools(ours, stock), _TOLERANCE)
+    ours, stock = (partial(_call, f, (4,)) for f in (F.adaptive_max_pool2d, T.adaptive_max_pool2d))
+    yield from _each("adaptive_max 4", (batch, 256, 18, 44), _same_pools(ours, stock))
     for size in _PLANES:
         first = _same_pools(F.global_max_pool2d, partial(_call, T.adaptive_max_pool2d, (1,)))
         split = _same_pools(partial(F.global_max_pool2d, ties="split", keepdim=False), _amax)
@@ -56,6 +60,13 @@ def cases(batch: int) -> Iterator[Case]:
 
 def _call(function: Callable[..., Tensor], arguments: tuple[object, ...], x: Tensor) -> Tensor:
     return function(x, *arguments)
+
+
+def _avg_volume(x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    """torch's own, which is contiguous and has no half precision, as a user would go on with it."""
+    memory_format = LAYOUTS["NCHW"] if x.is_contiguous() else LAYOUTS["NHWC"]
+    wide = x.float() if x.dtype == torch.bfloat16 else x
+    return T.avg_pool3d(wide, kernel_size, stride).to(x.dtype).contiguous(memory_format=memory_format)
 
 
 def _amax(x: Tensor) -> Tensor:
@@ -97,7 +108,8 @@ def _each(
                 payload = _payload(pools(memory_format)["opswap"], size, dtype)
                 short = str(dtype).removeprefix("torch.")
                 ours = {"opswap": layout}
-                yield Case(name, shape, short, direction, build, ours, payload, tolerance)
+                keeps = direction == "forward"
+                yield Case(name, shape, short, direction, build, ours, payload, tolerance, keeps)
 
 
 def _payload(pool: Pool, size: tuple[int, ...], dtype: torch.dtype) -> int:
