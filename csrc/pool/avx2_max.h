@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The kernels of pool_avx2.c; included once a dtype by avx2_dtypes.h. */
+/* The kernels of pool_avx2_max.c; included once a dtype by avx2_dtypes.h. */
 #include "pool/avx2_global.h"
 
 #include "pool/avx2_compact.h"

@@ -69,17 +69,11 @@ OSW_INLINE void LOCAL(meet_ahead)(osw_margin *margin, const osw_pool *pool, cons
 static void LOCAL(meet_dilated)(osw_met *met, osw_margin *margin, const osw_pool *pool,
                                 const osw_row *row)
 {
-    const osw_pool_dim *dims = pool->dims;
+    osw_walk walk = osw_walk_begin(pool, row);
     met->count = 0;
-    for (int64_t d = dims[DEPTH].kernel - 1; d >= 0; d--) {
-        const int64_t od = osw_output_of(&dims[DEPTH], row->depth, d);
-        for (int64_t h = dims[HEIGHT].kernel - 1; od >= 0 && h >= 0; h--) {
-            const int64_t oh = osw_output_of(&dims[HEIGHT], row->height, h);
-            if (oh < 0)
-                continue;
-            met->row[met->count] = LOCAL(margin_row)(margin, pool, row, od, oh);
-            met->tap[met->count++] = osw_tap(pool, d, h, 0);
-        }
+    while (osw_walk_next(&walk)) {
+        met->row[met->count] = LOCAL(margin_row)(margin, pool, row, walk.od, walk.oh);
+        met->tap[met->count++] = osw_tap(pool, walk.kd, walk.kh, 0);
     }
 }
 

@@ -106,23 +106,20 @@ static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 static inline void LOCAL(share_strip)(const osw_pool *pool, const osw_row *row, int64_t from,
                                       int64_t to, VALUE *sum)
 {
-    const osw_pool_dim *dims = pool->dims;
+    const osw_pool_dim *dim = &pool->dims[WIDTH];
     const osw_pool_tensor *t = &pool->grad_output;
     const int64_t channel = row->channel / pool->channel_step;
-    for (int64_t d = dims[DEPTH].kernel - 1; d >= 0; d--) {
-        const int64_t od = osw_output_of(&dims[DEPTH], row->depth, d);
-        for (int64_t h = dims[HEIGHT].kernel - 1; od >= 0 && h >= 0; h--) {
-            const int64_t oh = osw_output_of(&dims[HEIGHT], row->height, h);
-            for (int64_t w = dims[WIDTH].kernel - 1; oh >= 0 && w >= 0; w--) {
-                const osw_range range = osw_outputs(&dims[WIDTH], w, from, to);
-                const ELEMENT *gradient =
-                    (const ELEMENT *)t->base +
-                    osw_place(t, row->image, channel, osw_output_position(pool, od, oh, 0));
-                for (int64_t ow = range.first; ow < range.end; ow++) {
-                    VALUE *s = sum + ow * dims[WIDTH].stride - dims[WIDTH].padding + w - from;
-                    const VALUE divisor = ROUND((VALUE)osw_avg_divisor(pool, od, oh, ow));
-                    *s = ROUND(*s + ROUND(LOAD(gradient[ow]) / divisor));
-                }
+    osw_walk walk = osw_walk_begin(pool, row);
+    while (osw_walk_next(&walk)) {
+        const ELEMENT *gradient =
+            (const ELEMENT *)t->base +
+            osw_place(t, row->image, channel, osw_output_position(pool, walk.od, walk.oh, 0));
+        for (int64_t w = dim->kernel - 1; w >= 0; w--) {
+            const osw_range range = osw_outputs(dim, w, from, to);
+            for (int64_t ow = range.first; ow < range.end; ow++) {
+                VALUE *s = sum + ow * dim->stride - dim->padding + w - from;
+                const VALUE divisor = ROUND((VALUE)osw_avg_divisor(pool, walk.od, walk.oh, ow));
+                *s = ROUND(*s + ROUND(LOAD(gradient[ow]) / divisor));
             }
         }
     }
@@ -152,23 +149,19 @@ static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int
 static inline void LOCAL(share_position)(const osw_pool *pool, const osw_row *row, int64_t w,
                                          int64_t c, int64_t count, VALUE *sum)
 {
-    const osw_pool_dim *dims = pool->dims;
     const osw_pool_tensor *t = &pool->grad_output;
-    for (int64_t kd = dims[DEPTH].kernel - 1; kd >= 0; kd--) {
-        const int64_t od = osw_output_of(&dims[DEPTH], row->depth, kd);
-        for (int64_t kh = dims[HEIGHT].kernel - 1; od >= 0 && kh >= 0; kh--) {
-            const int64_t oh = osw_output_of(&dims[HEIGHT], row->height, kh);
-            for (int64_t kw = dims[WIDTH].kernel - 1; oh >= 0 && kw >= 0; kw--) {
-                const int64_t ow = osw_output_of(&dims[WIDTH], w, kw);
-                if (ow < 0)
-                    continue;
-                const VALUE divisor = ROUND((VALUE)osw_avg_divisor(pool, od, oh, ow));
-                const ELEMENT *gradient =
-                    (const ELEMENT *)t->base +
-                    osw_place(t, row->image, c, osw_output_position(pool, od, oh, ow));
-                for (int64_t i = 0; i < count; i++)
-                    sum[i] = ROUND(sum[i] + ROUND(LOAD(gradient[i]) / divisor));
-            }
+    osw_walk walk = osw_walk_begin(pool, row);
+    while (osw_walk_next(&walk)) {
+        for (int64_t kw = pool->dims[WIDTH].kernel - 1; kw >= 0; kw--) {
+            const int64_t ow = osw_output_of(&pool->dims[WIDTH], w, kw);
+            if (ow < 0)
+                continue;
+            const VALUE divisor = ROUND((VALUE)osw_avg_divisor(pool, walk.od, walk.oh, ow));
+            const ELEMENT *gradient =
+                (const ELEMENT *)t->base +
+                osw_place(t, row->image, c, osw_output_position(pool, walk.od, walk.oh, ow));
+            for (int64_t i = 0; i < count; i++)
+                sum[i] = ROUND(sum[i] + ROUND(LOAD(gradient[i]) / divisor));
         }
     }
 }

@@ -28,23 +28,20 @@ static inline void LOCAL(collect)(const osw_pool *pool, VALUE *restrict sum, int
 static inline void LOCAL(gradient_strip)(const osw_pool *pool, const osw_row *row, int64_t from,
                                          int64_t to, VALUE *sum)
 {
-    const osw_pool_dim *dims = pool->dims;
+    const osw_pool_dim *dim = &pool->dims[WIDTH];
     const int64_t channel = row->channel / pool->channel_step;
-    for (int64_t d = dims[DEPTH].kernel - 1; d >= 0; d--) {
-        const int64_t od = osw_output_of(&dims[DEPTH], row->depth, d);
-        for (int64_t h = dims[HEIGHT].kernel - 1; od >= 0 && h >= 0; h--) {
-            const int64_t oh = osw_output_of(&dims[HEIGHT], row->height, h);
-            for (int64_t w = dims[WIDTH].kernel - 1; oh >= 0 && w >= 0; w--) {
-                const osw_range range = osw_outputs(&dims[WIDTH], w, from, to);
-                const int64_t position = osw_output_position(pool, od, oh, range.first);
-                const int64_t column = range.first * dims[WIDTH].stride - dims[WIDTH].padding +
-                                       w * dims[WIDTH].dilation;
-                if (range.first < range.end)
-                    LOCAL(collect)
-                (pool, sum + column - from, dims[WIDTH].stride, range.end - range.first,
-                 osw_place(&pool->grad_output, row->image, channel, position),
-                 osw_place(&pool->offsets, row->image, channel, position), osw_tap(pool, d, h, w));
-            }
+    osw_walk walk = osw_walk_begin(pool, row);
+    while (osw_walk_next(&walk)) {
+        for (int64_t w = dim->kernel - 1; w >= 0; w--) {
+            const osw_range range = osw_outputs(dim, w, from, to);
+            const int64_t position = osw_output_position(pool, walk.od, walk.oh, range.first);
+            const int64_t column = range.first * dim->stride - dim->padding + w * dim->dilation;
+            if (range.first < range.end)
+                LOCAL(collect)
+            (pool, sum + column - from, dim->stride, range.end - range.first,
+             osw_place(&pool->grad_output, row->image, channel, position),
+             osw_place(&pool->offsets, row->image, channel, position),
+             osw_tap(pool, walk.kd, walk.kh, w));
         }
     }
 }
@@ -79,19 +76,16 @@ static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int
 static inline void LOCAL(gradient_position)(const osw_pool *pool, const osw_row *row, int64_t w,
                                             int64_t c, int64_t count, VALUE *sum)
 {
-    const osw_pool_dim *dims = pool->dims;
-    for (int64_t kd = dims[DEPTH].kernel - 1; kd >= 0; kd--) {
-        const int64_t od = osw_output_of(&dims[DEPTH], row->depth, kd);
-        for (int64_t kh = dims[HEIGHT].kernel - 1; od >= 0 && kh >= 0; kh--) {
-            const int64_t oh = osw_output_of(&dims[HEIGHT], row->height, kh);
-            for (int64_t kw = dims[WIDTH].kernel - 1; oh >= 0 && kw >= 0; kw--) {
-                const int64_t ow = osw_output_of(&dims[WIDTH], w, kw);
-                const int64_t position = osw_output_position(pool, od, oh, ow);
-                if (ow >= 0)
-                    LOCAL(collect)
-                (pool, sum, 1, count, osw_place(&pool->grad_output, row->image, c, position),
-                 osw_place(&pool->offsets, row->image, c, position), osw_tap(pool, kd, kh, kw));
-            }
+    osw_walk walk = osw_walk_begin(pool, row);
+    while (osw_walk_next(&walk)) {
+        for (int64_t kw = pool->dims[WIDTH].kernel - 1; kw >= 0; kw--) {
+            const int64_t ow = osw_output_of(&pool->dims[WIDTH], w, kw);
+            const int64_t position = osw_output_position(pool, walk.od, walk.oh, ow);
+            if (ow >= 0)
+                LOCAL(collect)
+            (pool, sum, 1, count, osw_place(&pool->grad_output, row->image, c, position),
+             osw_place(&pool->offsets, row->image, c, position),
+             osw_tap(pool, walk.kd, walk.kh, kw));
         }
     }
 }

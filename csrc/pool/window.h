@@ -127,6 +127,41 @@ static inline osw_row osw_input_row(const osw_pool *pool, int64_t channels, int6
     return osw_row_of(unit, channels, pool->dims[DEPTH].input, pool->dims[HEIGHT].input);
 }
 
+/* The rows of the output that a row of the input meets, in their order, and with which taps: these
+ * run backwards. */
+typedef struct osw_walk {
+    const osw_pool_dim *dims;
+    int64_t depth, height; /* of the input */
+    int64_t kd, kh;        /* the tap */
+    int64_t od, oh;        /* the output */
+} osw_walk;
+
+static inline osw_walk osw_walk_begin(const osw_pool *pool, const osw_row *row)
+{
+    return (osw_walk){.dims = pool->dims,
+                      .depth = row->depth,
+                      .height = row->height,
+                      .kd = pool->dims[DEPTH].kernel};
+}
+
+/* To the next row; false if there is none. */
+static inline bool osw_walk_next(osw_walk *walk)
+{
+    for (;;) {
+        while (walk->kh > 0) {
+            walk->oh = osw_output_of(&walk->dims[HEIGHT], walk->height, --walk->kh);
+            if (walk->oh >= 0)
+                return true;
+        }
+        do {
+            if (walk->kd == 0)
+                return false;
+            walk->od = osw_output_of(&walk->dims[DEPTH], walk->depth, --walk->kd);
+        } while (walk->od < 0);
+        walk->kh = walk->dims[HEIGHT].kernel;
+    }
+}
+
 /* Elements from the base to image n, channel c, position p. */
 static inline int64_t osw_place(const osw_pool_tensor *t, int64_t n, int64_t c, int64_t p)
 {
