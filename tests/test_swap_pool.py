@@ -394,6 +394,16 @@ class TestLPRNet:
         assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
+def test_global_pools_stay_torchs_in_channels_last() -> None:
+    stock = nn.AdaptiveMaxPool2d(1)
+    model = opswap.swap(copy.deepcopy(stock), strict=True)
+    x = torch.randn(IMAGE)
+    for memory_format, calls in ((torch.contiguous_format, 1), (torch.channels_last, 0)):
+        opswap.reset_stats()
+        y = x.contiguous(memory_format=memory_format)
+        assert torch.equal(model(y), stock(y)) and kernels() == calls
+
+
 def test_rules_that_lose_somewhere_wait_to_be_asked_for() -> None:
     model = nn.Sequential(nn.AdaptiveMaxPool2d(2), nn.AvgPool2d(2))
     assert not opswap.scan(model).swapped

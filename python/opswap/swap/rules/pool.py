@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -85,11 +86,14 @@ def _prove_pool(
 def _prove_global_pool(
     ours: Callable[..., Any], targets: Mapping[Any, bool], region: Region, shapes: Shapes
 ) -> Replacement:
-    """Only where it is the maximum of everything is the pool faster in every layout and dtype."""
-    size = _arguments(region.mixing, ours)["output_size"]
+    """The maximum of contiguous planes; in channels_last torch's own pool is as fast."""
+    arguments = _arguments(region.mixing, ours)
+    size = arguments["output_size"]
     if size != 1 and not (isinstance(size, (tuple, list)) and set(size) == {1}):
         raise Refusal(f"its output has size {size}: only a maximum over all positions is replaced")
-    return _prove_pool(ours, targets, region, shapes)
+    replacement = _prove_pool(ours, targets, region, shapes)
+    input = _names(region)[arguments["input"]]
+    return replace(replacement, condition=f"{replacement.condition} and {input}.is_contiguous()")
 
 
 def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> None:
