@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .branches import MergedBranches
+
 __all__ = ["move_optimizer_state", "move_parameters"]
 
 _NAME = "move_optimizer_state"
@@ -24,12 +26,18 @@ def move_optimizer_state(optimizer: Optimizer, source: Modules, target: Modules)
     Args:
         optimizer: any of torch.optim whose state is elementwise (SGD, Adam, AdamW, RMSprop, ...); changed in place.
         source: a module or a list of modules, such as Linears; parameters of one name belong together.
-        target: as source, with the same parameter names, such as GroupedLinear.from_linears(source); for every
+        target: as source, or what `branches` made of the source's modules, or the other way round; else with the same parameter names, such as GroupedLinear.from_linears(source); for every
             name, its parameters one after another have the elements of the source's, in the same order.
     The target takes the source's place in the parameter group; what the optimizer knows of every element (momentum,
     averages) moves with it, and counts, such as Adam's step, are kept.
     Raises: as `move_parameters`; ValueError also where the parameter names differ.
     """
+    if isinstance(target, MergedBranches) and not isinstance(source, nn.Module):
+        move_parameters(optimizer, target.parameter_moves(source))
+        return
+    if isinstance(source, MergedBranches) and not isinstance(target, nn.Module):
+        move_parameters(optimizer, [(new, old) for old, new in source.parameter_moves(target)])
+        return
     old, new = _by_name(source), _by_name(target)
     if list(old) != list(new):
         raise ValueError(f"{_NAME}: source has the parameters {list(old)}, target has {list(new)}")

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: MIT
+"""N equal branches as one module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .build import Plan, build
+from .carry import fill_branches, fill_merged, grow, links, skeleton
+from .examples import guess_example
+from .forms import Form
+from .measure import Timing, pick_plans
+from .program import Program
+from .prove import prove
+from .report import MergeReport, describe
+from .structure import check_structure
+from .trace import Trace, trace
+
+__all__ = ["MergedBranches", "branches"]
+
+_NAME = "branches"
+_BATCHES = (2, 3)
+
+
+def branches(
+    modules: Sequence[nn.Module],
+    *,
+    shared_input: bool | Sequence[bool] = True,
+    example_input: Tensor | tuple[Tensor, ...] | None = None,
+) -> MergedBranches:
+    """One module for N structurally equal ones, with copies of their trained tensors and gradients.
+
+    Args:
+        modules: the branches; they stay as they are. They may differ in the values of their tensors, and in the
+            out_features of Linears whose results are only returned (ragged heads).
+        shared_input: the branches read one and the same input, which is never repeated; False where each has its
+            own. For forwards with several inputs, one bool an input.
+        example_input: what one branch is called with; its sizes and dtype are used for the proof. Where it is left
+            out, sizes are guessed from the first layer and nothing is measured; where it is given, `measure` runs.
+    Returns: a module whose state_dict has the keys of one branch, each tensor with those of all branches.
+        In a branch's own output (B, *) becomes (B, N, *), ragged ones (B, *, sum of out_features).
+    Raises: TypeError and ValueError that name the first difference between the branches, or what cannot be merged.
+    The merged module is compared with the loop on random inputs, forward and backward, before it is returned.
+    Dropout draws a mask a branch, but from another stream of random numbers than the loop does.
+    """
+    modules = check_structure(modules)
+    given = example_input is not None
+    example = (example_input,) if isinstance(example_input, Tensor) else example_input
+    example = guess_example(modules[0]) if example is None else tuple(example)
+    shared = (shared_input,) * len(example) if isinstance(shared_input, bool) else tuple(shared_input)
+    if len(shared) != len(example):
+        raise ValueError(f"{_NAME}: {len(example)} inputs, but shared_input has {len(shared)}: {list(shared)}")
+    merged = MergedBranches(modules, shared, example)
+    if given:
+        inputs = [x if s else [x] * len(modules) for x, s in zip(example, shared, strict=True)]
+        merged.measure(*inputs)
+    return merged
+
+
+@dataclass
+class _State:
+    """What a merged module knows beside its tensors.
+
+    wrapped: the branches are single layers, put into a Sequential each. example: empty tensors of a branch's input
+    sizes. programs: by "training" and "inference", pairs of the input's elements and the program measured for them.
+    """
+
+    skeletons: tuple[nn.Module, ...]
+    wrapped: bool
+    shared: tuple[bool, ...]
+    example: tuple[Tensor, ...]
+    separate: dict[str, str]
+    programs: dict[str, list[tuple[int, Program]]] = field(default_factory=dict)
+    timings: list[Timing] = field(default_factory=list)
+
+
+class MergedBranches(nn.Module):
+    """N branches as one; made by `branches`.
+
+    Shape: shared input (B, *), or own inputs as (B, N, *) or a list of N; output (B, N, *), ragged (B, *, total).
+    The layers have the paths that they have in a branch.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], shared: tuple[bool, ...], example: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        wrapped = _is_single_layer(modules[0])
+        if wrapped:
+            modules = [_in_sequential(m) for m in modules]
+        traced = _trace(modules, example)
+        empty = tuple(torch.empty_like(x, device="meta") for x in example)
+        skeletons = tuple(skeleton(m) for m in modules)
+        self._merge = _State(skeletons, wrapped, shared, empty, traced.separate)
+        grow(self, modules, traced.separate)
+        fill_merged(self, modules)
+        program = self._proven(traced, modules, Plan())
+        self._merge.programs = {"training": [(0, program)], "inference": [(0, program)]}
+
+    def _proven(self, traced: Trace, modules: Sequence[nn.Module], plan: Plan) -> Program:
+        state = self._merge
+        program = build(traced, self, state.shared, len(modules), plan)
+        prove(self, program, modules, state.example, state.shared)
+        return program
+
+    def forward(self, *inputs: Any) -> Any:
+        state = self._merge
+        if len(inputs) != len(state.shared):
+            raise TypeError(f"{_NAME}: expected {len(state.shared)} inputs, got {len(inputs)}")
+        mode = "training" if torch.is_grad_enabled() else "inference"
+        program = _nearest(state.programs[mode], _elements(inputs[0]))
+        return program.run(self, _enter_all(program, inputs))
+
+    def split_back(self) -> list[nn.Module]:
+        """N plain modules of the branches' classes, with copies of tensors, gradients and training flags."""
+        modules = self._branches()
+        return [m[0] for m in modules] if self._merge.wrapped else modules
+
+    def _branches(self) -> list[nn.Module]:
+        modules = [copy.deepcopy(m) for m in self._merge.skeletons]
+        fill_branches(self, modules)
+        return modules
+
+    def separate(self, output: Tensor) -> list[Tensor]:
+        """An output of this module as the loop has it: one tensor a branch."""
+        n = len(self._merge.skeletons)
+        sections = self._ragged_sections()
+        if sections is not None and output.shape[-1] == sum(sections):
+            return list(output.split(sections, -1))
+        if output.dim() < 2 or output.shape[1] != n:
+            raise ValueError(f"{_NAME}: expected an output (B, {n}, *), got one of size {tuple(output.shape)}")
+        return list(output.unbind(1))
+
+    def _ragged_sections(self) -> Sequence[int] | None:
+        found = [m.sections for m in self.modules() if getattr(m, "ragged", False)]
+        return found[-1] if found else None
+
+    def reset_parameters(self) -> None:
+        """Initialise every branch anew as its own layers do."""
+        modules = self._branches()
+        for branch in modules:
+            for m in branch.modules():
+                if hasattr(m, "reset_parameters"):
+                    m.reset_parameters()
+        fill_merged(self, modules)
+
+    def parameter_moves(self, modules: Sequence[nn.Module]) -> list[tuple[list[nn.Parameter], list[nn.Parameter]]]:
+        """For every parameter those of the branches and the merged one, as `move_parameters` takes them."""
+        modules = [_in_sequential(m) for m in modules] if self._merge.wrapped else list(modules)
+        if len(modules) != len(self._merge.skeletons):
+            raise ValueError(f"{_NAME}: expected {len(self._merge.skeletons)} branches, got {len(modules)}")
+        found = [link for link in links(self, modules) if isinstance(link.whole, nn.Parameter)]
+        return [(link.parts, [link.whole]) for link in found]
+
+    def measure(self, *inputs: Any, seconds: float = 1.0) -> MergeReport:
+        """Time the ways to run this module on inputs of these sizes, and take the fastest for them.
+
+        Args:
+            inputs: as in a call. seconds: for each of training (forward and backward) and inference.
+        Every convolution is timed grouped, one branch after another, and as a dense one with zeros between the
+        branches where it is small; then whole programs are. Calls with other sizes take what was measured for
+        the nearest number of elements. Tensors, gradients and random generators are left as they were.
+        """
+        state = self._merge
+        modules = self._branches()
+        traced = _trace(modules, state.example)
+        elements = _elements(inputs[0])
+
+        def make(plan: Plan) -> Program:
+            return build(traced, self, state.shared, len(modules), plan)
+
+        for mode, plan, rows in pick_plans(self, traced, inputs, _enter_all, make, seconds):
+            program = self._proven(traced, modules, plan)
+            others = [(n, p) for n, p in state.programs[mode] if n not in (0, elements)]
+            state.programs[mode] = [*others, (elements, program)]
+            state.timings = [t for t in state.timings if (t.mode, t.elements) != (mode, elements)]
+            state.timings += [Timing(mode, elements, *row) for row in rows]
+        return self.merge_report()
+
+    def merge_report(self) -> MergeReport:
+        """What became of every layer, what was not merged and why, and what was measured."""
+        state = self._merge
+        return describe(self, state.skeletons, state.separate, state.programs, state.timings)
+
+
+def _is_single_layer(module: nn.Module) -> bool:
+    return not module._modules and type(module).__module__.startswith("torch.nn.")
+
+
+def _in_sequential(module: nn.Module) -> nn.Sequential:
+    return nn.Sequential(module).train(module.training)
+
+
+def _trace(modules: Sequence[nn.Module], example: Sequence[Tensor]) -> Trace:
+    first = next((t for t in modules[0].parameters()), torch.empty(0))
+    runs = [tuple(_sample(x, batch, first.device) for x in example) for batch in _BATCHES]
+    return trace(modules, runs)
+
+
+def _sample(x: Tensor, batch: int, device: torch.device) -> Tensor:
+    if x.is_floating_point():
+        return torch.ones(batch, *x.shape[1:], dtype=x.dtype, device=device)
+    return torch.zeros(batch, *x.shape[1:], dtype=x.dtype, device=device)
+
+
+def _elements(x: Any) -> int:
+    return x.numel() if isinstance(x, Tensor) else sum(t.numel() for t in x)
+
+
+def _nearest(programs: Sequence[tuple[int, Program]], elements: int) -> Program:
+    best, found = None, programs[0][1]
+    for measured, program in programs:
+        distance = max(measured, 1) / max(elements, 1)
+        distance = distance if distance >= 1 else 1 / distance
+        if best is None or distance < best:
+            best, found = distance, program
+    return found
+
+
+def _enter_all(program: Program, inputs: Sequence[Any]) -> list[Any]:
+    forms = zip(inputs, program.inputs, strict=True)
+    return [_enter(x, form, program.branches) for x, form in forms]
+
+
+def _enter(x: Any, form: Form, branches: int) -> Any:
+    """An input in the form that a program wants."""
+    if form is Form.SHARED:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{_NAME}: expected one shared tensor, got a {type(x).__name__}")
+        return x
+    if isinstance(x, Tensor):
+        if x.dim() < 2 or x.shape[1] != branches:
+            raise ValueError(f"{_NAME}: expected an input (B, {branches}, *), got one of size {tuple(x.shape)}")
+        return x.unbind(1) if form is Form.LISTED else x
+    if len(x) != branches:
+        raise ValueError(f"{_NAME}: expected {branches} inputs in the list, got {len(x)}")
+    return list(x) if form is Form.LISTED else torch.stack(list(x), 1)

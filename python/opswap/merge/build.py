@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: MIT
+"""Turn the graph of one branch into a program for all of them.
+
+Every value has the form in which it was made, its own; another form is made by a step of its own where it is asked
+for. Whatever has no rule runs with the branches folded into the batch, or, where it meets parameters or a shared value,
+under torch.vmap.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.node import map_arg
+
+from . import calls
+from .forms import Form, branch_sizes, change_form
+from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, Layer, Separate
+from .program import Method, Program, Ref, Slot, Step, run_batched
+from .trace import Trace
+
+__all__ = ["Plan", "build"]
+
+_NAME = "branches"
+_SIZES = ("size", "shape", "dim", "ndim", "ndimension")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How nodes run, by their names: `loop` one branch after another, `dense` as a block-diagonal convolution.
+
+    follow: what stands behind such a loop and needs no other form goes on in it.
+    """
+
+    loop: frozenset[str] = frozenset()
+    dense: frozenset[str] = frozenset()
+    follow: bool = False
+    label: str = field(default="wide", compare=False)
+
+
+def build(trace: Trace, root: nn.Module, shared: Sequence[bool], branches: int, plan: Plan) -> Program:
+    """The program of a plan.
+
+    Args:
+        root: has the merged layers under the paths of a branch's own.
+        shared: for each input, whether it is one for all branches.
+    Raises: ValueError, naming the place, for what cannot be merged.
+    """
+    return _Builder(trace, root, branches, plan).build(shared)
+
+
+class _Builder:
+    def __init__(self, trace: Trace, root: nn.Module, branches: int, plan: Plan) -> None:
+        self.sizes, self.graph, self.root = trace.values, trace.graph, root
+        self.branches, self.plan = branches, plan
+        self.order = {node: i for i, node in enumerate(trace.graph.nodes)}
+        self.inputs: list[Form] = []
+        self.steps: list[Step] = []
+        self.own: dict[fx.Node, Form] = {}
+        self.made: dict[tuple[fx.Node, Form], Ref] = {}
+        self.ragged: set[fx.Node] = set()
+
+    def build(self, shared: Sequence[bool]) -> Program:
+        entries = [n for n in self.graph.nodes if n.op == "placeholder"]
+        for node, is_shared in zip(entries, shared, strict=True):
+            self._enter(node, is_shared)
+        result: Any = None
+        for node in self.graph.nodes:
+            if node.op == "get_attr":
+                self._parameter(node)
+            elif node.op == "call_module":
+                self._module(node)
+            elif node.op == "output":
+                result = _plain(map_arg(node.args[0], self._result))
+            elif node.op != "placeholder" and not self._is_plain(node):
+                self._call(node)
+        steps = _with_frees(self.steps, len(self.inputs), result)
+        return Program(self.branches, tuple(self.inputs), steps, result)
+
+    def _refuse(self, node: fx.Node, reason: str) -> ValueError:
+        place = node.meta.get("owner", "") or "the branch"
+        return ValueError(f"{_NAME}: {node.name} in {place} ({node.meta.get('source', '')}) {reason}")
+
+    # Values and their forms
+
+    def _enter(self, node: fx.Node, shared: bool) -> None:
+        looped = any(n.name in self.plan.loop for n in node.users)
+        form = Form.SHARED if shared else Form.LISTED if looped else Form.STACKED
+        self.inputs.append(form)
+        self._define(node, form, Ref(len(self.inputs) - 1))
+
+    def _define(self, node: fx.Node, form: Form, ref: Ref) -> None:
+        self.own[node] = form
+        self.made[node, form] = ref
+
+    def _emit(self, node: fx.Node, function: Callable[..., Any] | None, args: Any, **options: Any) -> Ref:
+        layer = tuple(str(node.target).split(".")) if function is None else ()
+        kwargs = _plain(dict(options.pop("kwargs", {})))
+        self.steps.append(Step(function, layer, _plain(tuple(args)), kwargs, node.name, **options))
+        return Ref(len(self.inputs) + len(self.steps) - 1)
+
+    def _as(self, node: fx.Node, form: Form) -> Ref:
+        """The value of a node in a form, made where it is not there yet."""
+        if (node, form) not in self.made:
+            if self._is_plain(node):
+                self.made[node, form] = self._plain_value(node, form)
+            elif isinstance(self.sizes[node], list):
+                raise self._refuse(node, "gives several tensors, which are used together")
+            else:
+                own = self.own[node]
+                self.made[node, form] = self._emit(node, change_form, (self.made[node, own], own, form, self.branches))
+        return self.made[node, form]
+
+    def _is_plain(self, node: fx.Node) -> bool:
+        return self.sizes[node] is None
+
+    def _rank(self, node: fx.Node) -> int:
+        sizes = self.sizes[node]
+        return len(sizes) if isinstance(sizes, tuple) else -1
+
+    def _tensors(self, node: fx.Node) -> list[fx.Node]:
+        return [n for n in node.all_input_nodes if not self._is_plain(n)]
+
+    def _result(self, node: fx.Node) -> Ref:
+        if self._is_plain(node):
+            return self._as(node, Form.LOCAL)
+        return self._as(node, Form.RAGGED if node in self.ragged else Form.STACKED)
+
+    def _plain_value(self, node: fx.Node, form: Form) -> Ref:
+        """Sizes and numbers, LOCAL or GLOBAL."""
+        name = node.args[1] if node.target is getattr else node.target
+        tensors = self._tensors(node)
+        if tensors and name in _SIZES:
+            own = self.own[tensors[0]]
+            ref = self._emit(node, branch_sizes, (self.made[tensors[0], own], own, self.branches, form))
+            if name in ("size", "shape"):
+                index = calls.argument(node, 1, "dim") if name == "size" else None
+                return ref if index is None else self._emit(node, operator.getitem, (ref, index))
+            return self._emit(node, len, (ref,))
+        if tensors and name in ("device", "dtype"):
+            own = self.own[tensors[0]]
+            ref = self.made[tensors[0], own]
+            ref = self._emit(node, operator.getitem, (ref, 0)) if own is Form.LISTED else ref
+            return self._emit(node, getattr, (ref, name))
+        if tensors or node.op == "call_module":
+            raise self._refuse(node, "reads a number off a tensor, which may differ from branch to branch")
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._as(n, form))
+        return self._emit(node, calls.callee(node), args, kwargs=kwargs)
+
+    def _parameter(self, node: fx.Node) -> None:
+        path, _, name = str(node.target).rpartition(".")
+        layer = tuple(path.split(".")) if path else ()
+        ref = self._emit(node, getattr, ())
+        self.steps[-1] = replace(self.steps[-1], function=None, layer=layer, attribute=name)
+        self._define(node, Form.WEIGHT, ref)
+
+    # Ways to run a node
+
+    def _run(self, node: fx.Node, form: Form, function: Callable[..., Any] | None, plain: Form = Form.LOCAL) -> None:
+        """Once for all branches, on tensors of this form."""
+
+        def value(n: fx.Node) -> Ref:
+            return self._as(n, plain if self._is_plain(n) else form)
+
+        args, kwargs = map_arg((node.args, node.kwargs), value)
+        self._define(node, form, self._emit(node, function, args, kwargs=kwargs))
+
+    def _run_each(self, node: fx.Node, function: Callable[..., Any] | None, separate: bool = False) -> None:
+        """One branch after another."""
+
+        def value(n: fx.Node) -> Ref:
+            if self._is_plain(n):
+                return self._as(n, Form.LOCAL)
+            if self.own[n] is Form.SHARED:
+                return self._as(n, Form.SHARED)
+            return replace(self._as(n, Form.LISTED), listed=True)
+
+        args, kwargs = map_arg((node.args, node.kwargs), value)
+        ref = self._emit(node, function, args, kwargs=kwargs, loop=True, separate=separate)
+        self._define(node, Form.LISTED, ref)
+
+    def _run_batched(self, node: fx.Node) -> None:
+        """Under torch.vmap."""
+        if calls.writes(node):
+            raise self._refuse(node, "writes to a tensor, which torch.vmap cannot follow")
+        tensors = self._tensors(node)
+        forms = [self.own[n] if self.own[n] in (Form.SHARED, Form.WEIGHT) else Form.STACKED for n in tensors]
+        dims = [{Form.SHARED: None, Form.WEIGHT: 0, Form.STACKED: 1}[f] for f in forms]
+        refs = tuple(self._as(n, f) for n, f in zip(tensors, forms, strict=True))
+
+        def value(n: fx.Node) -> Ref | Slot:
+            return self._as(n, Form.LOCAL) if self._is_plain(n) else Slot(tensors.index(n))
+
+        args, kwargs = map_arg((node.args, node.kwargs), value)
+        weights_only = all(f is Form.WEIGHT for f in forms)
+        out = 0 if weights_only else 1
+        call = (calls.callee(node), refs, tuple(dims), out, args, kwargs)
+        self._define(node, Form.WEIGHT if weights_only else Form.STACKED, self._emit(node, run_batched, call))
+
+    def _loops(self, node: fx.Node) -> bool:
+        """True where the plan has the node run one branch after another."""
+        own = [self.own[n] for n in self._tensors(node)]
+        if Form.LISTED in own and (
+            self.plan.follow or any(isinstance(self.sizes[n], list) for n in self._tensors(node))
+        ):
+            return all(f in (Form.LISTED, Form.SHARED, Form.WEIGHT) for f in own)
+        return node.name in self.plan.loop
+
+    # Modules
+
+    def _module(self, node: fx.Node) -> None:
+        module = self.root.get_submodule(str(node.target))
+        if any(n in self.ragged for n in node.all_input_nodes) and type(module) not in ELEMENTWISE:
+            raise self._refuse(node, "follows Linears of different out_features, where only single elements may change")
+        if isinstance(module, Separate):
+            self._run_each(node, None, separate=True)
+        elif isinstance(module, Layer):
+            self._layer(node, module)
+        elif type(module) in ELEMENTWISE:
+            self._elementwise(node, None, type(module) in RANDOM, bool(getattr(module, "inplace", False)))
+        elif type(module) in CHANNELWISE:
+            self._channelwise(node, None, type(module) in RANDOM, _dimensions(type(module).__name__))
+        else:
+            self._whatever(node, None)
+
+    def _layer(self, node: fx.Node, layer: Layer) -> None:
+        if len(node.args) + len(node.kwargs) != 1 or len(self._tensors(node)) != 1:
+            raise self._refuse(node, "is called with more than one tensor")
+        subject = self._tensors(node)[0]
+        wanted = layer.input_dims
+        if wanted is not None and self._rank(subject) != wanted:
+            raise self._refuse(node, f"reads a tensor of {self._rank(subject)} dimensions, not of {wanted}")
+        shared = self.own[subject] is Form.SHARED
+        if self._loops(node) or (shared and not layer.wide_shared):
+            form, mode = Form.LISTED, "loop"
+            ref = self._emit(node, None, (self._as(subject, Form.LISTED), mode))
+        else:
+            mode = "shared" if shared else "dense" if node.name in self.plan.dense else "wide"
+            form = layer.gives
+            ref = self._emit(node, None, (self._as(subject, Form.SHARED if shared else layer.takes), mode))
+        self._define(node, form, ref)
+        if layer.ragged:
+            self.ragged.add(node)
+
+    # Functions and methods
+
+    def _call(self, node: fx.Node) -> None:
+        name = calls.call_name(node)
+        tensors = self._tensors(node)
+        forms = {self.own[n] for n in tensors}
+        if any(n in self.ragged for n in tensors) and not (name in calls.ELEMENTWISE_CALLS and len(tensors) == 1):
+            raise self._refuse(node, "follows Linears of different out_features, where only single elements may change")
+        if not tensors:
+            raise self._refuse(node, "makes a tensor of its own")
+        if name in calls.ELEMENTWISE_CALLS and len(tensors) == 1:
+            self._elementwise(node, calls.callee(node), "dropout" in name, calls.writes(node))
+        elif forms == {Form.SHARED} and "dropout" not in name:
+            self._shared(node, calls.callee(node), calls.writes(node))
+        elif isinstance(self.sizes[tensors[0]], list) and node.target is operator.getitem:
+            self._item(node, tensors[0])
+        elif Form.WEIGHT in forms and not self._loops(node):
+            self._run_batched(node)
+        elif name in calls.BINARY:
+            self._binary(node, tensors)
+        elif calls.writes(node):
+            raise self._refuse(node, "writes to a tensor")
+        elif name in calls.CHANNELWISE_CALLS:
+            self._channelwise(node, calls.callee(node), "dropout" in name, _dimensions(name))
+        elif self._loops(node):
+            self._run_each(node, calls.callee(node))
+        elif name in calls.REDUCTIONS and self._is_spatial(node):
+            self._run(node, Form.WIDE, calls.callee(node))
+        elif not self._along_channels(node, name):
+            self._whatever(node, calls.callee(node))
+
+    def _shared(self, node: fx.Node, function: Callable[..., Any] | None, writing: bool) -> None:
+        """Once, for all branches have the same; a copy is made where the original would write to the input."""
+        if not writing:
+            self._run(node, Form.SHARED, function)
+            return
+        subject = self._tensors(node)[0]
+        copy = self._emit(node, torch.clone, (self._as(subject, Form.SHARED),))
+
+        def value(n: fx.Node) -> Ref:
+            return copy if n is subject else self._as(n, Form.LOCAL if self._is_plain(n) else Form.SHARED)
+
+        args, kwargs = map_arg((node.args, node.kwargs), value)
+        self._define(node, Form.SHARED, self._emit(node, function, args, kwargs=kwargs))
+
+    def _item(self, node: fx.Node, source: fx.Node) -> None:
+        own = self.own[source]
+        if own is Form.LISTED:
+            self._run_each(node, operator.getitem)
+        else:
+            self._define(node, own, self._emit(node, operator.getitem, (self.made[source, own], node.args[1])))
+
+    def _elementwise(self, node: fx.Node, function: Callable[..., Any] | None, random: bool, writing: bool) -> None:
+        """In the form that the value has."""
+        subject = self._tensors(node)[0]
+        own = self.own[subject]
+        if own is Form.SHARED and random:
+            self._run(node, Form.STACKED, function)
+        elif own is Form.SHARED:
+            self._shared(node, function, writing)
+        elif own is Form.LISTED:
+            self._run_each(node, function)
+        elif own is Form.WEIGHT and function is not None:
+            self._run_batched(node)
+        else:
+            self._run(node, own, function)
+        if subject in self.ragged:
+            self.ragged.add(node)
+
+    def _channelwise(
+        self, node: fx.Node, function: Callable[..., Any] | None, random: bool, dimensions: int | None
+    ) -> None:
+        subject = self._tensors(node)[0]
+        rank = self._rank(subject)
+        if self.own[subject] is Form.SHARED and not random:
+            self._shared(node, function, False)
+        elif self._loops(node):
+            self._run_each(node, function)
+        elif rank >= 3 and dimensions in (None, rank - 2):
+            self._run(node, Form.WIDE, function)
+        else:
+            self._run(node, Form.BATCHED, function, plain=Form.GLOBAL)
+
+    def _binary(self, node: fx.Node, tensors: Sequence[fx.Node]) -> None:
+        """Two tensors of the branches, or one and a number, or one and a shared tensor."""
+        function, form = calls.callee(node), self._common_form(tensors)
+        subject = node.args[0]
+        if self._loops(node):
+            form = Form.LISTED
+        if calls.writes(node) and (subject not in tensors or form is not self.own[subject]):
+            function = calls.out_of_place(node)
+            read_later = isinstance(subject, fx.Node) and any(self.order[n] > self.order[node] for n in subject.users)
+            if function is None or read_later or self.own.get(subject) is Form.SHARED:
+                raise self._refuse(node, "writes to a tensor that is read again")
+        if form is Form.LISTED:
+            self._run_each(node, function)
+        elif form is None:
+            self._run_batched(node)
+        else:
+            self._run(node, form, function)
+
+    def _common_form(self, tensors: Sequence[fx.Node]) -> Form | None:
+        """A form in which elements that belong together meet; None where there is none."""
+        own = {self.own[n] for n in tensors}
+        if len(tensors) == 1:
+            return own.pop()
+        if len({self._rank(n) for n in tensors}) > 1:
+            return None
+        if own == {Form.BATCHED}:
+            return Form.BATCHED
+        wide = Form.SHARED not in own and self._rank(tensors[0]) > 2 and len({self.sizes[n][1] for n in tensors}) == 1
+        return Form.WIDE if wide else Form.STACKED
+
+    def _is_spatial(self, node: fx.Node) -> bool:
+        """True for a reduction over dimensions behind the channels alone."""
+        rank = self._rank(self._tensors(node)[0])
+        dims = calls.argument(node, 1, "dim")
+        dims = [dims] if isinstance(dims, int) else dims
+        if not isinstance(dims, (tuple, list)) or not all(isinstance(d, int) for d in dims) or not dims:
+            return False
+        return all(d % rank >= 2 for d in dims)
+
+    def _along_channels(self, node: fx.Node, name: str) -> bool:
+        """Calls that join, cut or flatten dimensions behind the batch; stacked, these are one further back."""
+        first, dim = node.args[0] if node.args else None, calls.argument(node, 1, "dim", 0)
+        function = calls.callee(node)
+        if name in ("cat", "concat", "concatenate") and isinstance(dim, int) and isinstance(first, (tuple, list)):
+            rank = self._rank(first[0])
+            if dim % rank:
+                refs = [self._as(n, Form.STACKED) for n in first]
+                self._define(node, Form.STACKED, self._emit(node, torch.cat, (refs, dim % rank + 1)))
+                return True
+        elif name in ("chunk", "split") and isinstance(first, fx.Node):
+            dim, sections = calls.argument(node, 2, "dim", 0), calls.argument(node, 1, "chunks")
+            if isinstance(dim, int) and dim % self._rank(first) and _is_number(sections):
+                args = self._as(first, Form.STACKED), sections, dim % self._rank(first) + 1
+                self._define(node, Form.STACKED, self._emit(node, Method(name), args))
+                return True
+        elif name == "flatten" and isinstance(first, fx.Node):
+            start, end = calls.argument(node, 1, "start_dim", 0), calls.argument(node, 2, "end_dim", -1)
+            rank = self._rank(first)
+            if _is_number(start) and _is_number(end) and start % rank:
+                args = self._as(first, Form.STACKED), start % rank + 1, end % rank + 1
+                self._define(node, Form.STACKED, self._emit(node, function, args))
+                return True
+        return False
+
+    def _whatever(self, node: fx.Node, function: Callable[..., Any] | None) -> None:
+        """With the branches folded into the batch, which no layer looks at."""
+        own = {self.own[n] for n in self._tensors(node)}
+        if own == {Form.SHARED}:
+            self._shared(node, function, False)
+        elif self._loops(node):
+            self._run_each(node, function)
+        elif Form.SHARED in own and function is not None:
+            self._run_batched(node)
+        else:
+            self._run(node, Form.BATCHED, function, plain=Form.GLOBAL)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) or (
+        isinstance(value, (tuple, list)) and bool(value) and all(isinstance(v, int) for v in value)
+    )
+
+
+def _dimensions(name: str) -> int | None:
+    """2 for MaxPool2d and max_pool2d; None for names that tell no dimensions."""
+    return int(name[-2]) if name[-1:] == "d" and name[-2:-1].isdigit() else None
+
+
+def _plain(value: Any) -> Any:
+    """Arguments of a graph as ordinary lists, tuples and dicts."""
+    if isinstance(value, (Ref, Slot)):
+        return value
+    if isinstance(value, torch.Size):
+        return value
+    if isinstance(value, tuple):
+        return tuple(_plain(v) for v in value)
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_plain(v) for v in (value.start, value.stop, value.step)))
+    return value
+
+
+def _refs(value: Any) -> Iterator[Ref]:
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for v in value:
+            yield from _refs(v)
+    elif isinstance(value, dict):
+        yield from _refs(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from _refs((value.start, value.stop, value.step))
+
+
+def _with_frees(steps: Sequence[Step], inputs: int, result: Any) -> tuple[Step, ...]:
+    """The steps, each with the values that it is the last to read."""
+    kept = {r.index for r in _refs(result)}
+    freed: list[Step] = []
+    for i in range(len(steps) - 1, -1, -1):
+        read = {r.index for r in _refs((steps[i].args, steps[i].kwargs))}
+        unread = set() if inputs + i in kept else {inputs + i}
+        freed.append(replace(steps[i], frees=tuple(sorted((read | unread) - kept))))
+        kept |= read | unread
+    return tuple(reversed(freed))

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""What is known of torch's functions and methods: on which form of the branches' values they may run as they are."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from .program import Method
+
+__all__ = [
+    "BINARY",
+    "CHANNELWISE_CALLS",
+    "ELEMENTWISE_CALLS",
+    "REDUCTIONS",
+    "argument",
+    "call_name",
+    "callee",
+    "out_of_place",
+    "writes",
+]
+
+ELEMENTWISE_CALLS = frozenset(
+    "abs alpha_dropout celu clamp clamp_max clamp_min clip contiguous clone cos detach dropout elu erf exp expm1 "
+    "float gelu half hardshrink hardsigmoid hardswish hardtanh leaky_relu log log1p logsigmoid mish neg reciprocal "
+    "relu relu6 rsqrt selu sigmoid silu sin softplus softshrink softsign sqrt square tanh tanhshrink threshold".split()
+)
+BINARY = frozenset("add div iadd imul isub itruediv maximum minimum mul pow sub truediv".split())
+CHANNELWISE_CALLS = frozenset(
+    {
+        "dropout2d": None,
+        "dropout3d": None,
+        "interpolate": None,
+        **{f"{kind}_pool{n}d": n for kind in ("max", "avg", "lp") for n in (1, 2, 3)},
+        **{f"adaptive_{kind}_pool{n}d": n for kind in ("max", "avg") for n in (1, 2, 3)},
+    }
+)
+REDUCTIONS = frozenset("amax amin mean std sum var".split())
+_OUT_OF_PLACE = {"iadd": operator.add, "imul": operator.mul, "isub": operator.sub, "itruediv": operator.truediv}
+
+
+def call_name(node: fx.Node) -> str:
+    """The plain name of a function or method: relu for torch.relu_, F.relu and x.relu()."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name if name.startswith("_") else name.rstrip("_")
+
+
+def callee(node: fx.Node) -> Callable[..., Any]:
+    """What the node calls, to be called with its arguments."""
+    return Method(node.target) if node.op == "call_method" else node.target
+
+
+def writes(node: fx.Node) -> bool:
+    """True where the call writes to its first argument."""
+    raw = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = raw.endswith("_") and not raw.endswith("__")
+    return in_place or call_name(node) in _OUT_OF_PLACE or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+
+
+def out_of_place(node: fx.Node) -> Callable[..., Any] | None:
+    """The function that gives the same result without writing, where there is one."""
+    name = call_name(node)
+    if name in _OUT_OF_PLACE:
+        return _OUT_OF_PLACE[name]
+    return Method(name) if node.op == "call_method" else None
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)

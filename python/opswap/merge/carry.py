@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""Bring the tensors of N branches into one merged tree of layers, and back into N modules."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .layers import LAYERS, Layer, Separate
+from .structure import owned_tensors
+
+__all__ = ["Link", "fill_branches", "fill_merged", "grow", "links", "skeleton"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One tensor of the merged tree and the tensors of the branches that it stands for, each an owner and a name."""
+
+    name: str
+    merged: nn.Module
+    branches: tuple[nn.Module, ...]
+
+    @property
+    def whole(self) -> Tensor:
+        return getattr(self.merged, self.name)
+
+    @property
+    def parts(self) -> list[Tensor]:
+        return [getattr(m, self.name) for m in self.branches]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """One value a branch, as one value of the merged tensor's sizes."""
+        return torch.cat([p.detach().reshape(-1) for p in parts]).view(self.whole.shape)
+
+    def cut(self, whole: Tensor) -> list[Tensor]:
+        """The inverse of `join`, as new tensors that keep the memory format."""
+        whole = whole.detach()
+        if len(self.branches) == 1 and not isinstance(self.merged, Layer) and whole.shape == self.parts[0].shape:
+            pieces: Sequence[Tensor] = (whole,)
+        else:
+            pieces = self.merged.pieces(whole) if isinstance(self.merged, Layer) else whole.unbind(0)
+        return [p.reshape(part.shape).clone() for p, part in zip(pieces, self.parts, strict=True)]
+
+
+def grow(root: nn.Module, modules: Sequence[nn.Module], separate: Iterable[str]) -> None:
+    """Give `root` the children of a branch under the same names: layers merged, functions copied, others as folders."""
+    separate = set(separate)
+    for path, first in modules[0].named_modules():
+        if any(path.startswith(f"{outer}.") for outer in separate):
+            continue
+        own = [m.get_submodule(path) for m in modules]
+        if not path:
+            root.training = first.training
+            _stack_tensors(root, own)
+            continue
+        parent, _, name = path.rpartition(".")
+        root.get_submodule(parent).add_module(name, Separate(own) if path in separate else _child(own))
+
+
+def _child(own: Sequence[nn.Module]) -> nn.Module:
+    first = own[0]
+    if type(first) in LAYERS:
+        return LAYERS[type(first)](own)
+    if type(first).__module__.startswith("torch.nn.") and not first._modules:
+        return copy.deepcopy(first)
+    folder = nn.Module()
+    folder.training = first.training
+    _stack_tensors(folder, own)
+    return folder
+
+
+def _stack_tensors(folder: nn.Module, own: Sequence[nn.Module]) -> None:
+    """Parameters and buffers that a forward uses by itself, as (N, *)."""
+    first = own[0]
+    for name, tensor in owned_tensors(first):
+        whole = None if tensor is None else torch.stack([getattr(m, name).detach() for m in own])
+        if name in first._parameters:
+            parameter = None if whole is None else nn.Parameter(whole, tensor.requires_grad)
+            folder.register_parameter(name, parameter)
+        else:
+            folder.register_buffer(name, whole, persistent=name not in first._non_persistent_buffers_set)
+
+
+def links(root: nn.Module, modules: Sequence[nn.Module]) -> Iterator[Link]:
+    """Every tensor of the merged tree, in the order of a branch's."""
+    outer = "\n"
+    for path, first in modules[0].named_modules():
+        if path.startswith(outer):
+            continue
+        merged = root.get_submodule(path)
+        if isinstance(merged, Separate):
+            outer = f"{path}."
+            for twin, m in zip(merged, modules, strict=True):
+                part = m.get_submodule(path)
+                for below, owner in part.named_modules():
+                    names = [name for name, t in owned_tensors(owner) if t is not None]
+                    yield from (Link(name, twin.get_submodule(below), (owner,)) for name in names)
+            continue
+        own = tuple(m.get_submodule(path) for m in modules)
+        yield from (Link(name, merged, own) for name, t in owned_tensors(first) if t is not None)
+
+
+@torch.no_grad()
+def fill_merged(root: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Copy the values of all tensors, and the gradients, into the merged tree."""
+    for link in links(root, modules):
+        whole, parts = link.whole, link.parts
+        whole.copy_(link.join(parts))
+        if isinstance(whole, nn.Parameter):
+            gradients = [p.grad for p in parts]
+            whole.grad = None if any(g is None for g in gradients) else link.join(gradients)
+
+
+@torch.no_grad()
+def fill_branches(root: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Give the modules tensors of their own with the values of the merged tree's, training flags and gradients."""
+    for link in links(root, modules):
+        whole = link.whole
+        values = link.cut(whole)
+        gradients = link.cut(whole.grad) if whole.grad is not None else [None] * len(values)
+        for owner, value, gradient in zip(link.branches, values, gradients, strict=True):
+            if isinstance(whole, nn.Parameter):
+                value = nn.Parameter(value, whole.requires_grad)
+                value.grad = gradient
+            setattr(owner, link.name, value)
+    for i, m in enumerate(modules):
+        for path, own in m.named_modules():
+            own.training = _training(root, path, i)
+
+
+def _training(root: nn.Module, path: str, branch: int) -> bool:
+    module = root
+    names = path.split(".") if path else []
+    while names:
+        module = getattr(module, names.pop(0))
+        if isinstance(module, Separate):
+            module = module[branch]
+    return module.training
+
+
+def skeleton(module: nn.Module) -> nn.Module:
+    """A copy of a module whose tensors have sizes and no memory."""
+    memo: dict[int, Tensor] = {}
+    for m in module.modules():
+        for _, tensor in owned_tensors(m):
+            if tensor is not None:
+                empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+                parameter = isinstance(tensor, nn.Parameter)
+                memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if parameter else empty
+    return copy.deepcopy(module, memo)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""What a merged layer is: the tensors of N equal layers one after another, and how to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..forms import Form
+
+__all__ = ["Layer", "joined"]
+
+
+class Layer(nn.Module):
+    """N equal layers as one; its tensors have the names of theirs, one branch after another.
+
+    takes: the form of the input that `wide` reads; gives: the form of its result.
+    wide_shared: a shared input is read as it is by `wide`, without N copies of it.
+    input_dims: dimensions of a branch's input, None for any. ragged: branches differ in their numbers of features.
+    """
+
+    takes = Form.WIDE
+    gives = Form.WIDE
+    wide_shared = False
+    input_dims: int | None = None
+    ragged = False
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.branches = len(modules)
+        self.training = modules[0].training
+
+    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
+        """All branches at once; x in the form `takes`, or SHARED where shared is set."""
+        raise NotImplementedError
+
+    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """One branch after another."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor | Sequence[Tensor], mode: str = "wide") -> Tensor | list[Tensor]:
+        """mode: "wide", "shared", "dense" or "loop"; for the last, x is one tensor a branch."""
+        if mode == "loop":
+            return self.each(x)
+        return self.wide(x, shared=mode == "shared", dense=mode == "dense")
+
+    def pieces(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
+        """A joined tensor cut into those of the branches."""
+        return (None,) * self.branches if tensor is None else tensor.chunk(self.branches)
+
+    def join(self, modules: Sequence[nn.Module], *names: str) -> None:
+        """Register the joined parameters or buffers of these names."""
+        for name in names:
+            first = getattr(modules[0], name)
+            whole = None if first is None else joined([getattr(m, name) for m in modules])
+            if isinstance(first, nn.Parameter) or name in modules[0]._parameters:
+                self.register_parameter(name, whole if whole is None else nn.Parameter(whole, first.requires_grad))
+            else:
+                persistent = name not in modules[0]._non_persistent_buffers_set
+                self.register_buffer(name, whole, persistent=persistent)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The tensors one after another along the first dimension; scalars become a vector."""
+    parts = [p.detach() for p in parts]
+    return torch.cat(parts) if parts[0].dim() else torch.stack(parts)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""Time the ways to run a merged module, and pick the fastest."""
+
+from __future__ import annotations
+
+import copy
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from .build import Plan
+from .layers.conv import BranchConv
+from .program import Program, Step
+from .trace import Trace
+
+__all__ = ["MODES", "Timing", "pick_plans"]
+
+MODES = ("training", "inference")
+# A block-diagonal weight of more elements is never faster: its zeros are multiplied too.
+_LARGEST_DENSE = 1 << 16
+# What another way must gain over the merged one before it is taken: timings differ by as much by themselves.
+_GAIN = 0.97
+_FEWEST_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median milliseconds of every way to run one convolution, or the whole module where path is ""."""
+
+    mode: str
+    elements: int
+    path: str
+    ms: Mapping[str, float]
+    chosen: str
+
+
+def pick_plans(
+    root: nn.Module,
+    traced: Trace,
+    inputs: Sequence[Any],
+    enter: Callable[[Program, Sequence[Any]], list[Any]],
+    make: Callable[[Plan], Program],
+    seconds: float,
+) -> Iterator[tuple[str, Plan, list[tuple[str, Mapping[str, float], str]]]]:
+    """For training and inference the fastest plan, and (path, milliseconds, chosen) of everything timed.
+
+    Args: enter: brings inputs into the forms of a program. make: builds the program of a plan.
+    """
+    wide = make(Plan())
+    twin = copy.deepcopy(root)
+    twin.zero_grad()
+    for mode in MODES:
+        with _mode(mode):
+            rows, loop, dense = _time_convolutions(twin, wide, enter(wide, inputs), mode, seconds / 2)
+            programs = {plan: make(plan) for plan in _plans(traced, loop, dense)}
+            calls = {
+                plan.label: _call(twin, program, enter(program, inputs), mode)
+                for plan, program in programs.items()
+            }
+            ms = _time_in_turn(calls, seconds / 2)
+            chosen = _fastest(ms)
+            plan = next(p for p in programs if p.label == chosen)
+            yield mode, plan, [*rows, ("", ms, chosen)]
+
+
+@contextmanager
+def _mode(mode: str) -> Iterator[None]:
+    """Gradients on or off; the random generators are left as they were."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(mode == "training"):
+        yield
+    random.setstate(state)
+
+
+def _plans(traced: Trace, loop: frozenset[str], dense: frozenset[str]) -> list[Plan]:
+    """Everything merged; convolutions as measured, alone or with what follows; the loop over images; all a loop."""
+    calls = {n: traced.values[n] for n in traced.graph.nodes if n.op.startswith("call")}
+    images = frozenset(n.name for n, sizes in calls.items() if isinstance(sizes, tuple) and len(sizes) > 3)
+    everything = frozenset(n.name for n in calls)
+    plans = [
+        Plan(label="wide"),
+        Plan(loop, dense, label="fastest convolutions"),
+        Plan(loop, dense, follow=True, label="fastest convolutions, loops joined"),
+        Plan(images, label="loop over images"),
+        Plan(everything, follow=True, label="loop"),
+    ]
+    return list({plan: plan for plan in reversed(plans)}.values())[::-1]
+
+
+def _call(root: nn.Module, program: Program, values: list[Any], mode: str) -> Callable[[], Any]:
+    if mode == "inference":
+        return lambda: program.run(root, values)
+
+    def step() -> None:
+        total = [y for y in tree_leaves(program.run(root, values)) if y.requires_grad]
+        if total:
+            torch.autograd.backward(total, [torch.ones_like(y) for y in total])
+            root.zero_grad()
+
+    return step
+
+
+def _time_convolutions(
+    root: nn.Module, program: Program, values: list[Any], mode: str, seconds: float
+) -> tuple[list[tuple[str, Mapping[str, float], str]], frozenset[str], frozenset[str]]:
+    """Rows, and the names of the convolutions that are faster in a loop or dense."""
+    seen: list[tuple[Step, Tensor]] = []
+
+    def watch(step: Step, args: tuple[Any, ...]) -> None:
+        if step.layer and len(args) == 2 and args[1] == "wide":
+            layer = root.get_submodule(".".join(step.layer))
+            if isinstance(layer, BranchConv):
+                seen.append((step, args[0].detach().clone()))
+
+    program.run(root, values, watch)
+    rows, chosen = [], {}
+    for step, x in seen:
+        layer = root.get_submodule(".".join(step.layer))
+        ms = _time_in_turn(_ways(layer, x, mode), seconds / len(seen))
+        chosen[step.node] = _fastest(ms, "grouped")
+        rows.append((".".join(step.layer), ms, chosen[step.node]))
+    loop, dense = (frozenset(n for n, way in chosen.items() if way == w) for w in ("loop", "dense"))
+    return rows, loop, dense
+
+
+def _ways(layer: Any, x: Tensor, mode: str) -> dict[str, Callable[[], Any]]:
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "grouped": lambda x: layer(x, "wide"),
+        "loop": lambda x: torch.cat(layer(x.chunk(layer.branches, 1), "loop"), 1),
+    }
+    if 0 < layer.dense_elements <= _LARGEST_DENSE:
+        ways["dense"] = lambda x: layer(x, "dense")
+    if mode == "inference":
+        return {name: lambda way=way: way(x) for name, way in ways.items()}
+    x = x.requires_grad_()
+    leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    gradient = torch.ones_like(layer(x, "wide"))
+    return {name: lambda way=way: torch.autograd.grad(way(x), leaves, gradient) for name, way in ways.items()}
+
+
+def _fastest(ms: Mapping[str, float], first: str = "wide") -> str:
+    best = min(ms, key=lambda way: ms[way])
+    return best if ms[best] < _GAIN * ms[first] else first
+
+
+def _time_in_turn(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Median milliseconds of each, one call after another in rounds."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline or len(next(iter(samples.values()))) < _FEWEST_ROUNDS:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            samples[name].append((time.perf_counter() - start) * 1e3)
+    return {name: statistics.median(values) for name, values in samples.items()}

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""What became of the layers of the branches, as data and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from torch import nn
+
+from .layers import Layer, Separate
+from .measure import Timing
+from .program import Program, run_batched
+
+__all__ = ["MergeReport", "MergedSite", "describe"]
+
+
+@dataclass(frozen=True)
+class MergedSite:
+    """One layer or call. path: of the layer, or the name of a call. layer: in a branch. became: in the merged one."""
+
+    path: str
+    layer: str
+    became: str
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """Layers that were merged, modules that were kept one a branch with the reason, and what was measured."""
+
+    branches: int
+    merged: list[MergedSite] = field(default_factory=list)
+    kept: list[MergedSite] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """One object with the fields of this class."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        lines = [f"{self.branches} branches, {len(self.merged)} layers merged"]
+        lines += [f"  {s.path:<28} {s.layer} -> {s.became}" for s in self.merged]
+        if self.kept:
+            lines += [f"{len(self.kept)} kept one a branch"]
+            lines += [f"  {s.path:<28} {s.layer}: {s.became}" for s in self.kept]
+        for t in self.timings:
+            times = ", ".join(f"{way} {ms:.3f}" for way, ms in t.ms.items())
+            first = next(iter(t.ms.values()))
+            gain = first / t.ms[t.chosen]
+            lines.append(f"{t.mode}, {t.elements} elements, {t.path or 'whole'}: {t.chosen} ({times} ms; {gain:.2f}x)")
+        if not self.timings:
+            lines.append("not measured: everything runs merged")
+        return "\n".join(lines)
+
+
+def describe(
+    root: nn.Module,
+    skeletons: Sequence[nn.Module],
+    separate: Mapping[str, str],
+    programs: Mapping[str, Sequence[tuple[int, Program]]],
+    timings: Sequence[Timing],
+) -> MergeReport:
+    """The report of a merged module."""
+    merged, kept = [], []
+    for path, module in root.named_modules():
+        if isinstance(module, Layer):
+            kind = type(skeletons[0].get_submodule(path)).__name__
+            merged.append(MergedSite(path, f"{len(skeletons)} x {kind}", type(module).__name__))
+        elif isinstance(module, Separate):
+            kind = type(skeletons[0].get_submodule(path)).__name__
+            kept.append(MergedSite(path, f"{len(skeletons)} x {kind}", separate[path]))
+    for step in programs["training"][0][1].steps:
+        if step.function is run_batched:
+            merged.append(MergedSite(step.node, "call on parameters or the shared input", "torch.vmap"))
+    return MergeReport(len(skeletons), merged, kept, list(timings))

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""Write the forward of the branches as one graph, and look at the sizes of its values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..swap.capture import CaptureError, capture
+from .layers import LAYERS
+from .structure import owned_tensors
+
+__all__ = ["Trace", "trace"]
+
+_NAME = "branches"
+_OPENED = (nn.Sequential,)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The graph that all branches have.
+
+    separate: paths of the modules that are not merged, with the reason.
+    values: for every node the sizes of its tensor at the first example, or None where it is not a tensor; a tuple
+        of tensors has a list of sizes.
+    """
+
+    graph: fx.Graph
+    separate: dict[str, str]
+    values: dict[fx.Node, Any]
+
+
+def trace(modules: Sequence[nn.Module], examples: Sequence[tuple[Tensor, ...]]) -> Trace:
+    """Capture every branch and compare the graphs; run the first on examples of different batch sizes.
+
+    Raises: ValueError where the branches cannot be captured, differ in what they compute, do not run on the examples,
+        or do not keep the batch in the first dimension.
+    """
+    separate = _not_merged(modules[0])
+    graphs = [_graph(m, separate, i) for i, m in enumerate(modules)]
+    texts = [_text(g) for g in graphs]
+    for i, text in enumerate(texts):
+        for mine, first in zip(text, texts[0], strict=False):
+            if mine != first:
+                raise ValueError(f"{_NAME}: branches[{i}] computes {mine}, branches[0] computes {first}")
+        if len(text) != len(texts[0]):
+            raise ValueError(f"{_NAME}: branches[{i}] has {len(text)} steps, branches[0] has {len(texts[0])}")
+    runs = [_observe(graphs[0], modules[0], inputs) for inputs in examples]
+    _check_batch(runs, [inputs[0].shape[0] for inputs in examples])
+    return Trace(graphs[0], separate, runs[0])
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    """True for layers that have a rule, and for those of torch that have no tensors and need none."""
+    if type(module) in LAYERS:
+        return True
+    of_torch = type(module).__module__.startswith("torch.nn.")
+    return of_torch and type(module) not in _OPENED and not _has_tensors(module)
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    return any(True for m in module.modules() for _, t in owned_tensors(m) if t is not None)
+
+
+def _not_merged(branch: nn.Module) -> dict[str, str]:
+    """The outermost modules below the branch that have no rule and cannot be opened."""
+    separate: dict[str, str] = {}
+    for path, m in branch.named_modules():
+        if any(path.startswith(f"{outer}.") for outer in separate) or _is_leaf(m):
+            continue
+        reason = _why_closed(m)
+        if reason and not path:
+            raise ValueError(f"{_NAME}: the forward of {type(m).__name__} cannot be captured: {reason}")
+        if reason:
+            separate[path] = reason
+    return separate
+
+
+def _why_closed(module: nn.Module) -> str:
+    kind = type(module)
+    if kind.__module__.startswith("torch.nn.") and kind not in (*_OPENED, nn.ModuleList, nn.ModuleDict):
+        return f"there is no rule for torch.nn.{kind.__name__}"
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and kind.__module__.startswith("torch.nn."):
+        return ""
+    try:
+        capture(module)
+    except CaptureError as error:
+        return str(error)
+    return ""
+
+
+def _graph(branch: nn.Module, separate: dict[str, str], index: int) -> fx.Graph:
+    opened = [
+        m
+        for path, m in branch.named_modules()
+        if path and not _is_leaf(m) and not any(path == s or path.startswith(f"{s}.") for s in separate)
+    ]
+    try:
+        return capture(branch, opened).graph
+    except CaptureError as error:
+        raise ValueError(f"{_NAME}: branches[{index}] cannot be captured: {error}") from error
+
+
+def _text(graph: fx.Graph) -> list[str]:
+    return [n.format_node() or f"return {n.args}" for n in graph.nodes]
+
+
+class _Observer(fx.Interpreter):
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(module, graph=graph)
+        self.seen: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.seen[n] = _sizes(value)
+        return value
+
+
+def _sizes(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value):
+        return [_sizes(v) for v in value]
+    return None
+
+
+def _observe(graph: fx.Graph, branch: nn.Module, inputs: tuple[Tensor, ...]) -> dict[fx.Node, Any]:
+    observer = _Observer(copy.deepcopy(branch).eval(), graph)
+    try:
+        with torch.no_grad():
+            observer.run(*(x.clone() for x in inputs))
+    except Exception as error:
+        sizes = [tuple(x.shape) for x in inputs]
+        raise ValueError(f"{_NAME}: a branch does not run on inputs of size {sizes}: {error}") from error
+    return observer.seen
+
+
+def _check_batch(runs: Sequence[dict[fx.Node, Any]], batches: Sequence[int]) -> None:
+    """Every value but a parameter must have the batch as its first dimension."""
+    constant: set[fx.Node] = set()
+    for node in runs[0]:
+        if node.op == "get_attr" or (
+            node.op.startswith("call")
+            and node.op != "call_module"
+            and all(n in constant or runs[0][n] is None for n in node.all_input_nodes)
+        ):
+            constant.add(node)
+            continue
+        if node.op == "output":
+            continue
+        for run, batch in zip(runs, batches, strict=True):
+            found = run[node]
+            for sizes in found if isinstance(found, list) else [found]:
+                if sizes is not None and (not sizes or sizes[0] != batch):
+                    raise ValueError(
+                        f"{_NAME}: {node.name} at {node.meta.get('source', '')} has sizes {sizes} in a batch of "
+                        f"{batch}; every value must keep the batch in its first dimension"
+                    )
