@@ -55,7 +55,9 @@ def branches(
     example = guess_example(modules[0]) if example is None else tuple(example)
     shared = (shared_input,) * len(example) if isinstance(shared_input, bool) else tuple(shared_input)
     if len(shared) != len(example):
-        raise ValueError(f"{_NAME}: {len(example)} inputs, but shared_input has {len(shared)}: {list(shared)}")
+        raise ValueError(
+            f"{_NAME}: {len(example)} inputs, but shared_input has {len(shared)}: {list(shared)}"
+        )
     merged = MergedBranches(modules, shared, example)
     if given:
         inputs = [x if s else [x] * len(modules) for x, s in zip(example, shared, strict=True)]
@@ -87,7 +89,9 @@ class MergedBranches(nn.Module):
     The layers have the paths that they have in a branch.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], shared: tuple[bool, ...], example: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], shared: tuple[bool, ...], example: tuple[Tensor, ...]
+    ) -> None:
         super().__init__()
         wrapped = _is_single_layer(modules[0])
         if wrapped:
@@ -132,7 +136,9 @@ class MergedBranches(nn.Module):
         if sections is not None and output.shape[-1] == sum(sections):
             return list(output.split(sections, -1))
         if output.dim() < 2 or output.shape[1] != n:
-            raise ValueError(f"{_NAME}: expected an output (B, {n}, *), got one of size {tuple(output.shape)}")
+            raise ValueError(
+                f"{_NAME}: expected an output (B, {n}, *), got one of size {tuple(output.shape)}"
+            )
         return list(output.unbind(1))
 
     def _ragged_sections(self) -> Sequence[int] | None:
@@ -148,7 +154,9 @@ class MergedBranches(nn.Module):
                     m.reset_parameters()
         fill_merged(self, modules)
 
-    def parameter_moves(self, modules: Sequence[nn.Module]) -> list[tuple[list[nn.Parameter], list[nn.Parameter]]]:
+    def parameter_moves(
+        self, modules: Sequence[nn.Module]
+    ) -> list[tuple[list[nn.Parameter], list[nn.Parameter]]]:
         """For every parameter those of the branches and the merged one, as `move_parameters` takes them."""
         modules = [_in_sequential(m) for m in modules] if self._merge.wrapped else list(modules)
         if len(modules) != len(self._merge.skeletons):
@@ -234,7 +242,9 @@ def _enter(x: Any, form: Form, branches: int) -> Any:
         return x
     if isinstance(x, Tensor):
         if x.dim() < 2 or x.shape[1] != branches:
-            raise ValueError(f"{_NAME}: expected an input (B, {branches}, *), got one of size {tuple(x.shape)}")
+            raise ValueError(
+                f"{_NAME}: expected an input (B, {branches}, *), got one of size {tuple(x.shape)}"
+            )
         return x.unbind(1) if form is Form.LISTED else x
     if len(x) != branches:
         raise ValueError(f"{_NAME}: expected {branches} inputs in the list, got {len(x)}")

@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.fx.node import map_arg
 
 from . import calls
-from .forms import Form, branch_sizes, change_form
+from .forms import Form, align_weight, branch_sizes, change_form
 from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, Layer, Separate
 from .program import Method, Program, Ref, Slot, Step, run_batched
 from .trace import Trace
@@ -112,7 +112,9 @@ class _Builder:
                 raise self._refuse(node, "gives several tensors, which are used together")
             else:
                 own = self.own[node]
-                self.made[node, form] = self._emit(node, change_form, (self.made[node, own], own, form, self.branches))
+                self.made[node, form] = self._emit(
+                    node, change_form, (self.made[node, own], own, form, self.branches)
+                )
         return self.made[node, form]
 
     def _is_plain(self, node: fx.Node) -> bool:
@@ -160,7 +162,9 @@ class _Builder:
 
     # Ways to run a node
 
-    def _run(self, node: fx.Node, form: Form, function: Callable[..., Any] | None, plain: Form = Form.LOCAL) -> None:
+    def _run(
+        self, node: fx.Node, form: Form, function: Callable[..., Any] | None, plain: Form = Form.LOCAL
+    ) -> None:
         """Once for all branches, on tensors of this form."""
 
         def value(n: fx.Node) -> Ref:
@@ -215,7 +219,9 @@ class _Builder:
     def _module(self, node: fx.Node) -> None:
         module = self.root.get_submodule(str(node.target))
         if any(n in self.ragged for n in node.all_input_nodes) and type(module) not in ELEMENTWISE:
-            raise self._refuse(node, "follows Linears of different out_features, where only single elements may change")
+            raise self._refuse(
+                node, "follows Linears of different out_features, where only single elements may change"
+            )
         if isinstance(module, Separate):
             self._run_each(node, None, separate=True)
         elif isinstance(module, Layer):
@@ -239,7 +245,13 @@ class _Builder:
             form, mode = Form.LISTED, "loop"
             ref = self._emit(node, None, (self._as(subject, Form.LISTED), mode))
         else:
-            mode = "shared" if shared else "dense" if node.name in self.plan.dense else "wide"
+            mode = (
+                "shared"
+                if shared
+                else "dense"
+                if layer.dense_elements and node.name in self.plan.dense
+                else "wide"
+            )
             form = layer.gives
             ref = self._emit(node, None, (self._as(subject, Form.SHARED if shared else layer.takes), mode))
         self._define(node, form, ref)
@@ -252,8 +264,12 @@ class _Builder:
         name = calls.call_name(node)
         tensors = self._tensors(node)
         forms = {self.own[n] for n in tensors}
-        if any(n in self.ragged for n in tensors) and not (name in calls.ELEMENTWISE_CALLS and len(tensors) == 1):
-            raise self._refuse(node, "follows Linears of different out_features, where only single elements may change")
+        if any(n in self.ragged for n in tensors) and not (
+            name in calls.ELEMENTWISE_CALLS and len(tensors) == 1
+        ):
+            raise self._refuse(
+                node, "follows Linears of different out_features, where only single elements may change"
+            )
         if not tensors:
             raise self._refuse(node, "makes a tensor of its own")
         if name in calls.ELEMENTWISE_CALLS and len(tensors) == 1:
@@ -262,6 +278,8 @@ class _Builder:
             self._shared(node, calls.callee(node), calls.writes(node))
         elif isinstance(self.sizes[tensors[0]], list) and node.target is operator.getitem:
             self._item(node, tensors[0])
+        elif name in calls.BINARY and self._meets_weight(node, tensors):
+            self._with_weight(node, tensors)
         elif Form.WEIGHT in forms and not self._loops(node):
             self._run_batched(node)
         elif name in calls.BINARY:
@@ -296,9 +314,13 @@ class _Builder:
         if own is Form.LISTED:
             self._run_each(node, operator.getitem)
         else:
-            self._define(node, own, self._emit(node, operator.getitem, (self.made[source, own], node.args[1])))
+            self._define(
+                node, own, self._emit(node, operator.getitem, (self.made[source, own], node.args[1]))
+            )
 
-    def _elementwise(self, node: fx.Node, function: Callable[..., Any] | None, random: bool, writing: bool) -> None:
+    def _elementwise(
+        self, node: fx.Node, function: Callable[..., Any] | None, random: bool, writing: bool
+    ) -> None:
         """In the form that the value has."""
         subject = self._tensors(node)[0]
         own = self.own[subject]
@@ -337,7 +359,9 @@ class _Builder:
             form = Form.LISTED
         if calls.writes(node) and (subject not in tensors or form is not self.own[subject]):
             function = calls.out_of_place(node)
-            read_later = isinstance(subject, fx.Node) and any(self.order[n] > self.order[node] for n in subject.users)
+            read_later = isinstance(subject, fx.Node) and any(
+                self.order[n] > self.order[node] for n in subject.users
+            )
             if function is None or read_later or self.own.get(subject) is Form.SHARED:
                 raise self._refuse(node, "writes to a tensor that is read again")
         if form is Form.LISTED:
@@ -346,6 +370,27 @@ class _Builder:
             self._run_batched(node)
         else:
             self._run(node, form, function)
+
+    def _meets_weight(self, node: fx.Node, tensors: Sequence[fx.Node]) -> bool:
+        """True for a value and one parameter that has, or is broadcast along, the value's batch."""
+        weights = [n for n in tensors if self.own[n] is Form.WEIGHT]
+        if len(weights) != 1 or len(tensors) != 2 or calls.writes(node) or self._loops(node):
+            return False
+        sizes, other = self.sizes[weights[0]], next(n for n in tensors if n is not weights[0])
+        return len(sizes) < self._rank(other) or (len(sizes) == self._rank(other) and sizes[0] == 1)
+
+    def _with_weight(self, node: fx.Node, tensors: Sequence[fx.Node]) -> None:
+        rank = max(self._rank(n) for n in tensors)
+
+        def value(n: fx.Node) -> Ref:
+            if self._is_plain(n):
+                return self._as(n, Form.LOCAL)
+            if self.own[n] is Form.WEIGHT:
+                return self._emit(node, align_weight, (self._as(n, Form.WEIGHT), rank))
+            return self._as(n, Form.STACKED)
+
+        args, kwargs = map_arg((node.args, node.kwargs), value)
+        self._define(node, Form.STACKED, self._emit(node, calls.callee(node), args, kwargs=kwargs))
 
     def _common_form(self, tensors: Sequence[fx.Node]) -> Form | None:
         """A form in which elements that belong together meet; None where there is none."""
@@ -356,7 +401,11 @@ class _Builder:
             return None
         if own == {Form.BATCHED}:
             return Form.BATCHED
-        wide = Form.SHARED not in own and self._rank(tensors[0]) > 2 and len({self.sizes[n][1] for n in tensors}) == 1
+        wide = (
+            Form.SHARED not in own
+            and self._rank(tensors[0]) > 2
+            and len({self.sizes[n][1] for n in tensors}) == 1
+        )
         return Form.WIDE if wide else Form.STACKED
 
     def _is_spatial(self, node: fx.Node) -> bool:
@@ -372,7 +421,11 @@ class _Builder:
         """Calls that join, cut or flatten dimensions behind the batch; stacked, these are one further back."""
         first, dim = node.args[0] if node.args else None, calls.argument(node, 1, "dim", 0)
         function = calls.callee(node)
-        if name in ("cat", "concat", "concatenate") and isinstance(dim, int) and isinstance(first, (tuple, list)):
+        if (
+            name in ("cat", "concat", "concatenate")
+            and isinstance(dim, int)
+            and isinstance(first, (tuple, list))
+        ):
             rank = self._rank(first[0])
             if dim % rank:
                 refs = [self._as(n, Form.STACKED) for n in first]

@@ -24,11 +24,57 @@ __all__ = [
 ]
 
 ELEMENTWISE_CALLS = frozenset(
-    "abs alpha_dropout celu clamp clamp_max clamp_min clip contiguous clone cos detach dropout elu erf exp expm1 "
-    "float gelu half hardshrink hardsigmoid hardswish hardtanh leaky_relu log log1p logsigmoid mish neg reciprocal "
-    "relu relu6 rsqrt selu sigmoid silu sin softplus softshrink softsign sqrt square tanh tanhshrink threshold".split()
+    [
+        "abs",
+        "alpha_dropout",
+        "celu",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "clip",
+        "contiguous",
+        "clone",
+        "cos",
+        "detach",
+        "dropout",
+        "elu",
+        "erf",
+        "exp",
+        "expm1",
+        "float",
+        "gelu",
+        "half",
+        "hardshrink",
+        "hardsigmoid",
+        "hardswish",
+        "hardtanh",
+        "leaky_relu",
+        "log",
+        "log1p",
+        "logsigmoid",
+        "mish",
+        "neg",
+        "reciprocal",
+        "relu",
+        "relu6",
+        "rsqrt",
+        "selu",
+        "sigmoid",
+        "silu",
+        "sin",
+        "softplus",
+        "softshrink",
+        "softsign",
+        "sqrt",
+        "square",
+        "tanh",
+        "tanhshrink",
+        "threshold",
+    ]
 )
-BINARY = frozenset("add div iadd imul isub itruediv maximum minimum mul pow sub truediv".split())
+BINARY = frozenset(
+    ["add", "div", "iadd", "imul", "isub", "itruediv", "maximum", "minimum", "mul", "pow", "sub", "truediv"]
+)
 CHANNELWISE_CALLS = frozenset(
     {
         "dropout2d": None,
@@ -38,8 +84,13 @@ CHANNELWISE_CALLS = frozenset(
         **{f"adaptive_{kind}_pool{n}d": n for kind in ("max", "avg") for n in (1, 2, 3)},
     }
 )
-REDUCTIONS = frozenset("amax amin mean std sum var".split())
-_OUT_OF_PLACE = {"iadd": operator.add, "imul": operator.mul, "isub": operator.sub, "itruediv": operator.truediv}
+REDUCTIONS = frozenset(["amax", "amin", "mean", "std", "sum", "var"])
+_OUT_OF_PLACE = {
+    "iadd": operator.add,
+    "imul": operator.mul,
+    "isub": operator.sub,
+    "itruediv": operator.truediv,
+}
 
 
 def call_name(node: fx.Node) -> str:
@@ -57,7 +108,12 @@ def writes(node: fx.Node) -> bool:
     """True where the call writes to its first argument."""
     raw = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = raw.endswith("_") and not raw.endswith("__")
-    return in_place or call_name(node) in _OUT_OF_PLACE or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+    return (
+        in_place
+        or call_name(node) in _OUT_OF_PLACE
+        or bool(node.kwargs.get("inplace"))
+        or "out" in node.kwargs
+    )
 
 
 def out_of_place(node: fx.Node) -> Callable[..., Any] | None:

@@ -39,7 +39,11 @@ class Link:
     def cut(self, whole: Tensor) -> list[Tensor]:
         """The inverse of `join`, as new tensors that keep the memory format."""
         whole = whole.detach()
-        if len(self.branches) == 1 and not isinstance(self.merged, Layer) and whole.shape == self.parts[0].shape:
+        if (
+            len(self.branches) == 1
+            and not isinstance(self.merged, Layer)
+            and whole.shape == self.parts[0].shape
+        ):
             pieces: Sequence[Tensor] = (whole,)
         else:
             pieces = self.merged.pieces(whole) if isinstance(self.merged, Layer) else whole.unbind(0)

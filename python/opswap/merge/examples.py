@@ -15,7 +15,7 @@ from .layers import LAYERS
 __all__ = ["guess_example"]
 
 _BATCH = 2
-_SIDES = (8, 7, 16, 32, 64, 96, 224)
+_SIDES = (8, 7, 14, 16, 32, 64)
 _LENGTHS = (5, 16, 49)
 
 
@@ -50,15 +50,18 @@ def _guesses(branch: nn.Module) -> Iterator[tuple[int, ...]]:
     if isinstance(first, nn.LayerNorm):
         yield first.normalized_shape
         yield from ((n, *first.normalized_shape) for n in _LENGTHS)
-    channels = _channels(first) or next((m.in_channels for m in layers if hasattr(m, "in_channels")), 16)
     name = type(first).__name__ if first is not None else "Conv2d"
-    for dimensions in [int(name[-2])] if name[-1] == "d" else [2, 1, 3]:
-        yield from ((channels, *(side,) * dimensions) for side in _SIDES)
-    yield (channels,)
+    widths = [c for c in map(_channels, layers) if c is not None] or [16]
+    # A block may give its first layer a half of its channels.
+    candidates = dict.fromkeys((widths[0], 2 * widths[0], *widths))
+    for channels in candidates:
+        for dimensions in [int(name[-2])] if name[-1] == "d" else [2, 1, 3]:
+            yield from ((channels, *(side,) * dimensions) for side in _SIDES)
+        yield (channels,)
 
 
-def _channels(first: Any) -> int | None:
+def _channels(layer: Any) -> int | None:
     for name in ("in_channels", "num_features", "num_channels", "in_features"):
-        if hasattr(first, name):
-            return getattr(first, name)
+        if hasattr(layer, name):
+            return getattr(layer, name)
     return None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Form", "branch_sizes", "change_form"]
+__all__ = ["Form", "align_weight", "branch_sizes", "change_form"]
 
 
 class Form(Enum):
@@ -97,3 +97,9 @@ def branch_sizes(x: Tensor | Sequence[Tensor], form: Form, branches: int, target
     if target is Form.GLOBAL:
         sizes[0] *= branches
     return torch.Size(sizes)
+
+
+def align_weight(weight: Tensor, rank: int) -> Tensor:
+    """(N, *sizes) as (1, N, 1, ..., *sizes), to meet a stacked value of branches with `rank` dimensions."""
+    missing = rank - (weight.dim() - 1)
+    return weight.view(weight.shape[0], *(1,) * missing, *weight.shape[1:]).movedim(0, 1)

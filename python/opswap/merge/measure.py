@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ _FEWEST_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Timing:
-    """Median milliseconds of every way to run one convolution, or the whole module where path is ""."""
+    """Least milliseconds of every way to run one convolution, or the whole module where path is ""."""
 
     mode: str
     elements: int
@@ -152,14 +151,16 @@ def _fastest(ms: Mapping[str, float], first: str = "wide") -> str:
 
 
 def _time_in_turn(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Median milliseconds of each, one call after another in rounds."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    """Least milliseconds of each, one call after another in rounds; other work on the machine only ever adds."""
+    least = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
         call()
     deadline = time.perf_counter() + seconds
-    while time.perf_counter() < deadline or len(next(iter(samples.values()))) < _FEWEST_ROUNDS:
+    rounds = 0
+    while time.perf_counter() < deadline or rounds < _FEWEST_ROUNDS:
         for name, call in calls.items():
             start = time.perf_counter()
             call()
-            samples[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(values) for name, values in samples.items()}
+            least[name] = min(least[name], (time.perf_counter() - start) * 1e3)
+        rounds += 1
+    return least

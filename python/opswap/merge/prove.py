@@ -51,7 +51,10 @@ def prove(
             _randomise(loop, generator)
             fill_merged(whole, loop)
             inputs = [
-                [_example(x, batch, channels_last, generator) for _ in range(1 if is_shared else len(modules))]
+                [
+                    _example(x, batch, channels_last, generator)
+                    for _ in range(1 if is_shared else len(modules))
+                ]
                 for x, is_shared in zip(examples, shared, strict=True)
             ]
             what = f"in {'training' if training else 'evaluation'}"
@@ -72,7 +75,9 @@ def _randomise(modules: Sequence[nn.Module], generator: torch.Generator) -> None
         for module in modules:
             for p in module.parameters():
                 fan_in = math.prod(p.shape[1:]) if p.dim() > 1 else 1
-                p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) / max(fan_in, 1) ** 0.5)
+                p.copy_(
+                    torch.randn(p.shape, generator=generator, dtype=torch.float64) / max(fan_in, 1) ** 0.5
+                )
             for b in module.buffers():
                 if b.is_floating_point():
                     b.copy_(torch.rand(b.shape, generator=generator, dtype=torch.float64) + 0.5)
@@ -88,7 +93,11 @@ def _example(x: Tensor, batch: int, channels_last: bool, generator: torch.Genera
 
 
 def _compare(
-    whole: nn.Module, program: Program, loop: Sequence[nn.Module], inputs: Sequence[Sequence[Tensor]], what: str
+    whole: nn.Module,
+    program: Program,
+    loop: Sequence[nn.Module],
+    inputs: Sequence[Sequence[Tensor]],
+    what: str,
 ) -> None:
     outputs, loop_grads = _run_loop(loop, inputs)
     results, grads = _run_merged(whole, program, inputs)
@@ -114,7 +123,9 @@ def _run_merged(
     values: list[Any] = []
     for own, form in zip(inputs, program.inputs, strict=True):
         copies = [x.clone() for x in own]
-        values.append(copies[0] if form is Form.SHARED else copies if form is Form.LISTED else torch.stack(copies, 1))
+        values.append(
+            copies[0] if form is Form.SHARED else copies if form is Form.LISTED else torch.stack(copies, 1)
+        )
     results = tree_leaves(program.run(whole, values))
     return results, _gradients(results, inputs)
 
@@ -136,7 +147,9 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack(parts, 1) if len({p.shape for p in parts}) == 1 else torch.cat(parts, -1)
 
 
-def _tensors_after(whole: nn.Module, loop: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
+def _tensors_after(
+    whole: nn.Module, loop: Sequence[nn.Module]
+) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
     for link in links(whole, loop):
         if isinstance(link.whole, nn.Parameter):
             parts = [p.grad for p in link.parts]
@@ -163,4 +176,6 @@ def _check(actual: Tensor | None, wanted: Tensor | None, what: str) -> None:
     difference = (actual.double() - wanted.double()).abs().max().item()
     scale = max(wanted.double().abs().max().item(), 1e-30)
     if not difference <= _TOLERANCE * max(scale, 1e-6):
-        raise ValueError(f"{_NAME}: {what} differ by {difference:.3g} from the loop, whose largest is {scale:.3g}")
+        raise ValueError(
+            f"{_NAME}: {what} differ by {difference:.3g} from the loop, whose largest is {scale:.3g}"
+        )

@@ -48,7 +48,9 @@ class MergeReport:
             times = ", ".join(f"{way} {ms:.3f}" for way, ms in t.ms.items())
             first = next(iter(t.ms.values()))
             gain = first / t.ms[t.chosen]
-            lines.append(f"{t.mode}, {t.elements} elements, {t.path or 'whole'}: {t.chosen} ({times} ms; {gain:.2f}x)")
+            lines.append(
+                f"{t.mode}, {t.elements} elements, {t.path or 'whole'}: {t.chosen} ({times} ms; {gain:.2f}x)"
+            )
         if not self.timings:
             lines.append("not measured: everything runs merged")
         return "\n".join(lines)

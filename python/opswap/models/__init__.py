@@ -2,6 +2,7 @@
 """Plain-torch networks whose checkpoints are interchangeable with the published ones."""
 
 from .lprnet import LPRNet, lprnet
+from .multi_branch import BranchLoop, MultiBranch, multi_branch
 from .shufflenetv2 import (
     ShuffleNetV2,
     shufflenet_v2_x0_5,
@@ -11,9 +12,12 @@ from .shufflenetv2 import (
 )
 
 __all__ = [
+    "BranchLoop",
     "LPRNet",
+    "MultiBranch",
     "ShuffleNetV2",
     "lprnet",
+    "multi_branch",
     "shufflenet_v2_x0_5",
     "shufflenet_v2_x1_0",
     "shufflenet_v2_x1_5",

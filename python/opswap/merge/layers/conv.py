@@ -44,7 +44,6 @@ class BranchConv(Layer):
 
     @property
     def dense_elements(self) -> int:
-        """Elements of the weight with the zeros between the branches."""
         return self.weight.numel() * self.branches if self.groups == 1 else 0
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
@@ -71,9 +70,7 @@ class BranchConv(Layer):
         return whole.reshape(n * self.out_channels, n * self.in_channels, *kernel)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.branches} x ({self.in_channels}, {self.out_channels}), stride={self.stride}, groups={self.groups}"
-        )
+        return f"{self.branches} x ({self.in_channels}, {self.out_channels}), stride={self.stride}, groups={self.groups}"
 
 
 class BranchConvTranspose(Layer):

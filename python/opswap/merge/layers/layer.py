@@ -19,6 +19,7 @@ class Layer(nn.Module):
     takes: the form of the input that `wide` reads; gives: the form of its result.
     wide_shared: a shared input is read as it is by `wide`, without N copies of it.
     input_dims: dimensions of a branch's input, None for any. ragged: branches differ in their numbers of features.
+    dense_elements: elements of the weight with the zeros between the branches, 0 where there is no such form.
     """
 
     takes = Form.WIDE
@@ -26,6 +27,7 @@ class Layer(nn.Module):
     wide_shared = False
     input_dims: int | None = None
     ragged = False
+    dense_elements = 0
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -56,7 +58,9 @@ class Layer(nn.Module):
             first = getattr(modules[0], name)
             whole = None if first is None else joined([getattr(m, name) for m in modules])
             if isinstance(first, nn.Parameter) or name in modules[0]._parameters:
-                self.register_parameter(name, whole if whole is None else nn.Parameter(whole, first.requires_grad))
+                self.register_parameter(
+                    name, whole if whole is None else nn.Parameter(whole, first.requires_grad)
+                )
             else:
                 persistent = name not in modules[0]._non_persistent_buffers_set
                 self.register_buffer(name, whole, persistent=persistent)
