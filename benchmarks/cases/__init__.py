@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from case import Case
 
-from . import channels, linear, models, norm, pool
+from . import channels, linear, merge, models, norm, pool
 
 __all__ = ["FAMILIES"]
 
@@ -14,6 +14,7 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "pool": pool.cases,
     "norm": norm.cases,
     "linear": linear.cases,
+    "merge": merge.cases,
     "models": models.cases,
     "compiled": models.compiled_cases,
 }

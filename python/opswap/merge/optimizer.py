@@ -26,8 +26,9 @@ def move_optimizer_state(optimizer: Optimizer, source: Modules, target: Modules)
     Args:
         optimizer: any of torch.optim whose state is elementwise (SGD, Adam, AdamW, RMSprop, ...); changed in place.
         source: a module or a list of modules, such as Linears; parameters of one name belong together.
-        target: as source, or what `branches` made of the source's modules, or the other way round; else with the same parameter names, such as GroupedLinear.from_linears(source); for every
-            name, its parameters one after another have the elements of the source's, in the same order.
+        target: what `branches` made of the source's modules, or the other way round; or as source, with the same
+            parameter names, such as GroupedLinear.from_linears(source), where for every name its parameters one
+            after another have the elements of the source's, in the same order.
     The target takes the source's place in the parameter group; what the optimizer knows of every element (momentum,
     averages) moves with it, and counts, such as Adam's step, are kept.
     Raises: as `move_parameters`; ValueError also where the parameter names differ.

@@ -122,7 +122,7 @@ def run_batched(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The function under torch.vmap; args and kwargs have a Slot for each of `tensors`, whose branches lie along dims."""
+    """The function under torch.vmap; args and kwargs have a Slot for each of `tensors`; their branches lie along dims."""
 
     def call(*own: Tensor) -> Any:
         return function(*_fill(args, own), **_fill(kwargs, own))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A multi-label net with one small branch a group of classes, run one after another, as such nets are usually written."""
+"""A multi-label net with one small branch a group of classes, run in a loop, as such nets are usually written."""
 
 from __future__ import annotations
 

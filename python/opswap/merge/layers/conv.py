@@ -70,7 +70,8 @@ class BranchConv(Layer):
         return whole.reshape(n * self.out_channels, n * self.in_channels, *kernel)
 
     def extra_repr(self) -> str:
-        return f"{self.branches} x ({self.in_channels}, {self.out_channels}), stride={self.stride}, groups={self.groups}"
+        sizes = f"{self.branches} x ({self.in_channels}, {self.out_channels})"
+        return f"{sizes}, stride={self.stride}, groups={self.groups}"
 
 
 class BranchConvTranspose(Layer):
