@@ -98,6 +98,22 @@ class LayerScale(nn.Module):
         return torch.einsum("oc,bchw->bohw", self.mix, x)
 
 
+class Transformer(nn.Module):
+    """A block of a pre-norm transformer."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.attention = nn.MultiheadAttention(channels, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(channels, 12), nn.GELU(), nn.Linear(12, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        y, _ = self.attention(y, y, y, need_weights=False)
+        x = x + y
+        return x + self.mlp(self.norm(x))
+
+
 class TwoOutputs(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -179,6 +195,7 @@ CASES: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
     "parameters": (lambda i: nn.Sequential(nn.Conv2d(4, 6, 1), LayerScale(6)), (4, 5, 6)),
     "norms": (lambda i: norms(), (8, 7, 7)),
     "functional": (lambda i: FunctionalNet(), (4, 8, 9)),
+    "transformer": (lambda i: Transformer(8), (5, 8)),
     "two_outputs": (lambda i: TwoOutputs(3), (3, 6, 6)),
     "head": (head, (8, 6, 7)),
 }

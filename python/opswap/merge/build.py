@@ -9,7 +9,7 @@ under torch.vmap.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from . import calls
 from .forms import Form, align_weight, branch_sizes, change_form
 from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, Layer, Separate
-from .program import Method, Program, Ref, Slot, Step, run_batched
+from .program import Method, Program, Ref, Slot, Step, plain_arguments, run_batched, with_frees
 from .trace import Trace
 
 __all__ = ["Plan", "build"]
@@ -75,10 +75,10 @@ class _Builder:
             elif node.op == "call_module":
                 self._module(node)
             elif node.op == "output":
-                result = _plain(map_arg(node.args[0], self._result))
+                result = plain_arguments(map_arg(node.args[0], self._result))
             elif node.op != "placeholder" and not self._is_plain(node):
                 self._call(node)
-        steps = _with_frees(self.steps, len(self.inputs), result)
+        steps = with_frees(self.steps, len(self.inputs), result)
         return Program(self.branches, tuple(self.inputs), steps, result)
 
     def _refuse(self, node: fx.Node, reason: str) -> ValueError:
@@ -99,8 +99,8 @@ class _Builder:
 
     def _emit(self, node: fx.Node, function: Callable[..., Any] | None, args: Any, **options: Any) -> Ref:
         layer = tuple(str(node.target).split(".")) if function is None else ()
-        kwargs = _plain(dict(options.pop("kwargs", {})))
-        self.steps.append(Step(function, layer, _plain(tuple(args)), kwargs, node.name, **options))
+        kwargs = plain_arguments(dict(options.pop("kwargs", {})))
+        self.steps.append(Step(function, layer, plain_arguments(tuple(args)), kwargs, node.name, **options))
         return Ref(len(self.inputs) + len(self.steps) - 1)
 
     def _as(self, node: fx.Node, form: Form) -> Ref:
@@ -234,7 +234,9 @@ class _Builder:
             self._whatever(node, None)
 
     def _layer(self, node: fx.Node, layer: Layer) -> None:
-        if len(node.args) + len(node.kwargs) != 1 or len(self._tensors(node)) != 1:
+        if len(self._tensors(node)) != 1 or (
+            len(node.args) + len(node.kwargs) != 1 and not layer.many_arguments
+        ):
             raise self._refuse(node, "is called with more than one tensor")
         subject = self._tensors(node)[0]
         wanted = layer.input_dims
@@ -468,44 +470,3 @@ def _is_number(value: Any) -> bool:
 def _dimensions(name: str) -> int | None:
     """2 for MaxPool2d and max_pool2d; None for names that tell no dimensions."""
     return int(name[-2]) if name[-1:] == "d" and name[-2:-1].isdigit() else None
-
-
-def _plain(value: Any) -> Any:
-    """Arguments of a graph as ordinary lists, tuples and dicts."""
-    if isinstance(value, (Ref, Slot)):
-        return value
-    if isinstance(value, torch.Size):
-        return value
-    if isinstance(value, tuple):
-        return tuple(_plain(v) for v in value)
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, slice):
-        return slice(*(_plain(v) for v in (value.start, value.stop, value.step)))
-    return value
-
-
-def _refs(value: Any) -> Iterator[Ref]:
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for v in value:
-            yield from _refs(v)
-    elif isinstance(value, dict):
-        yield from _refs(tuple(value.values()))
-    elif isinstance(value, slice):
-        yield from _refs((value.start, value.stop, value.step))
-
-
-def _with_frees(steps: Sequence[Step], inputs: int, result: Any) -> tuple[Step, ...]:
-    """The steps, each with the values that it is the last to read."""
-    kept = {r.index for r in _refs(result)}
-    freed: list[Step] = []
-    for i in range(len(steps) - 1, -1, -1):
-        read = {r.index for r in _refs((steps[i].args, steps[i].kwargs))}
-        unread = set() if inputs + i in kept else {inputs + i}
-        freed.append(replace(steps[i], frees=tuple(sorted((read | unread) - kept))))
-        kept |= read | unread
-    return tuple(reversed(freed))

@@ -69,7 +69,8 @@ def _child(own: Sequence[nn.Module]) -> nn.Module:
     first = own[0]
     if type(first) in LAYERS:
         return LAYERS[type(first)](own)
-    if type(first).__module__.startswith("torch.nn.") and not first._modules:
+    plain = not first._modules and not any(True for _ in owned_tensors(first))
+    if type(first).__module__.startswith("torch.nn.") and plain:
         return copy.deepcopy(first)
     folder = nn.Module()
     folder.training = first.training

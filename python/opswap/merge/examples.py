@@ -44,11 +44,12 @@ def _guesses(branch: nn.Module) -> Iterator[tuple[int, ...]]:
     """Sizes behind the batch."""
     layers: list[Any] = [m for m in branch.modules() if type(m) in LAYERS]
     first = layers[0] if layers else None
+    tokens = any(isinstance(m, nn.MultiheadAttention) for m in layers)
     if isinstance(first, nn.Linear):
-        yield (first.in_features,)
+        yield from () if tokens else ((first.in_features,),)
         yield from ((n, first.in_features) for n in _LENGTHS)
     if isinstance(first, nn.LayerNorm):
-        yield first.normalized_shape
+        yield from () if tokens else (first.normalized_shape,)
         yield from ((n, *first.normalized_shape) for n in _LENGTHS)
     name = type(first).__name__ if first is not None else "Conv2d"
     widths = [c for c in map(_channels, layers) if c is not None] or [16]

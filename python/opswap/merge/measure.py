@@ -87,11 +87,11 @@ def _plans(traced: Trace, loop: frozenset[str], dense: frozenset[str]) -> list[P
     plans = [
         Plan(label="wide"),
         Plan(loop, dense, label="fastest convolutions"),
-        Plan(loop, dense, follow=True, label="fastest convolutions, loops joined"),
+        Plan(loop, dense, follow=bool(loop), label="fastest convolutions, loops joined"),
         Plan(images, label="loop over images"),
         Plan(everything, follow=True, label="loop"),
     ]
-    return list({plan: plan for plan in reversed(plans)}.values())[::-1]
+    return [plan for i, plan in enumerate(plans) if plan not in plans[:i]]
 
 
 def _call(root: nn.Module, program: Program, values: list[Any], mode: str) -> Callable[[], Any]:

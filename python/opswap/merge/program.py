@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .forms import Form
 
-__all__ = ["Method", "Program", "Ref", "Slot", "Step", "run_batched"]
+__all__ = ["Method", "Program", "Ref", "Slot", "Step", "plain_arguments", "run_batched", "with_frees"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def run_batched(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The function under torch.vmap; args and kwargs have a Slot for each of `tensors`; their branches lie along dims."""
+    """The function under torch.vmap; args and kwargs have a Slot for each tensor; the branches lie along dims."""
 
     def call(*own: Tensor) -> Any:
         return function(*_fill(args, own), **_fill(kwargs, own))
@@ -140,3 +140,44 @@ def _fill(value: Any, tensors: Sequence[Tensor]) -> Any:
     if kind is dict:
         return {k: _fill(v, tensors) for k, v in value.items()}
     return value
+
+
+def plain_arguments(value: Any) -> Any:
+    """Arguments of a graph as ordinary lists, tuples and dicts."""
+    if isinstance(value, (Ref, Slot)):
+        return value
+    if isinstance(value, torch.Size):
+        return value
+    if isinstance(value, tuple):
+        return tuple(plain_arguments(v) for v in value)
+    if isinstance(value, list):
+        return [plain_arguments(v) for v in value]
+    if isinstance(value, dict):
+        return {k: plain_arguments(v) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(*(plain_arguments(v) for v in (value.start, value.stop, value.step)))
+    return value
+
+
+def _refs(value: Any) -> Iterator[Ref]:
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for v in value:
+            yield from _refs(v)
+    elif isinstance(value, dict):
+        yield from _refs(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from _refs((value.start, value.stop, value.step))
+
+
+def with_frees(steps: Sequence[Step], inputs: int, result: Any) -> tuple[Step, ...]:
+    """The steps, each with the values that it is the last to read."""
+    kept = {r.index for r in _refs(result)}
+    freed: list[Step] = []
+    for i in range(len(steps) - 1, -1, -1):
+        read = {r.index for r in _refs((steps[i].args, steps[i].kwargs))}
+        unread = set() if inputs + i in kept else {inputs + i}
+        freed.append(replace(steps[i], frees=tuple(sorted((read | unread) - kept))))
+        kept |= read | unread
+    return tuple(reversed(freed))

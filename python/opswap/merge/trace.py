@@ -43,6 +43,7 @@ def trace(modules: Sequence[nn.Module], examples: Sequence[tuple[Tensor, ...]]) 
     """
     separate = _not_merged(modules[0])
     graphs = [_graph(m, separate, i) for i, m in enumerate(modules)]
+    separate |= _called_otherwise(modules[0], graphs[0])
     texts = [_text(g) for g in graphs]
     for i, text in enumerate(texts):
         for mine, first in zip(text, texts[0], strict=False):
@@ -55,9 +56,24 @@ def trace(modules: Sequence[nn.Module], examples: Sequence[tuple[Tensor, ...]]) 
     return Trace(graphs[0], separate, runs[0])
 
 
+def _has_rule(module: nn.Module) -> bool:
+    return type(module) in LAYERS and not LAYERS[type(module)].refusal(module)
+
+
+def _called_otherwise(branch: nn.Module, graph: fx.Graph) -> dict[str, str]:
+    """Layers with a rule, but called in a way that it does not know."""
+    found = {}
+    for node in graph.nodes:
+        module = branch.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if type(module) in LAYERS:
+            reason = LAYERS[type(module)].refusal(module, node)
+            found |= {str(node.target): reason} if reason else {}
+    return found
+
+
 def _is_leaf(module: nn.Module) -> bool:
     """True for layers that have a rule, and for those of torch that have no tensors and need none."""
-    if type(module) in LAYERS:
+    if _has_rule(module):
         return True
     of_torch = type(module).__module__.startswith("torch.nn.")
     return of_torch and type(module) not in _OPENED and not _has_tensors(module)
@@ -70,19 +86,26 @@ def _has_tensors(module: nn.Module) -> bool:
 def _not_merged(branch: nn.Module) -> dict[str, str]:
     """The outermost modules below the branch that have no rule and cannot be opened."""
     separate: dict[str, str] = {}
+    closed: list[str] = []
     for path, m in branch.named_modules():
-        if any(path.startswith(f"{outer}.") for outer in separate) or _is_leaf(m):
+        if path.startswith(tuple(closed)):
+            continue
+        if _is_leaf(m):
+            closed.append(f"{path}.")
             continue
         reason = _why_closed(m)
         if reason and not path:
             raise ValueError(f"{_NAME}: the forward of {type(m).__name__} cannot be captured: {reason}")
         if reason:
             separate[path] = reason
+            closed.append(f"{path}.")
     return separate
 
 
 def _why_closed(module: nn.Module) -> str:
     kind = type(module)
+    if kind in LAYERS:
+        return LAYERS[kind].refusal(module)
     if kind.__module__.startswith("torch.nn.") and kind not in (*_OPENED, nn.ModuleList, nn.ModuleDict):
         return f"there is no rule for torch.nn.{kind.__name__}"
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and kind.__module__.startswith("torch.nn."):
@@ -95,11 +118,14 @@ def _why_closed(module: nn.Module) -> str:
 
 
 def _graph(branch: nn.Module, separate: dict[str, str], index: int) -> fx.Graph:
-    opened = [
-        m
-        for path, m in branch.named_modules()
-        if path and not _is_leaf(m) and not any(path == s or path.startswith(f"{s}.") for s in separate)
-    ]
+    closed, opened = [f"{path}." for path in separate], []
+    for path, m in branch.named_modules():
+        if not path or path in separate or path.startswith(tuple(closed)):
+            continue
+        if _is_leaf(m):
+            closed.append(f"{path}.")
+        else:
+            opened.append(m)
     try:
         return capture(branch, opened).graph
     except CaptureError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from .attention import BranchAttention
 from .conv import BranchConv, BranchConvTranspose
 from .layer import Layer
 from .linear import BranchLinear
@@ -26,6 +27,7 @@ LAYERS: dict[type[nn.Module], type[Layer]] = {
     nn.GroupNorm: BranchGroupNorm,
     nn.LayerNorm: BranchLayerNorm,
     nn.Linear: BranchLinear,
+    nn.MultiheadAttention: BranchAttention,
     nn.PReLU: BranchPReLU,
 }
 
@@ -47,6 +49,7 @@ ELEMENTWISE: frozenset[type[nn.Module]] = frozenset(
         nn.Mish,
         nn.ReLU,
         nn.ReLU6,
+        nn.RReLU,
         nn.SELU,
         nn.SiLU,
         nn.Sigmoid,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..forms import Form
 
@@ -19,6 +19,7 @@ class Layer(nn.Module):
     takes: the form of the input that `wide` reads; gives: the form of its result.
     wide_shared: a shared input is read as it is by `wide`, without N copies of it.
     input_dims: dimensions of a branch's input, None for any. ragged: branches differ in their numbers of features.
+    many_arguments: calls have more arguments than the input, which `refusal` looks at.
     dense_elements: elements of the weight with the zeros between the branches, 0 where there is no such form.
     """
 
@@ -26,6 +27,7 @@ class Layer(nn.Module):
     gives = Form.WIDE
     wide_shared = False
     input_dims: int | None = None
+    many_arguments = False
     ragged = False
     dense_elements = 0
 
@@ -33,6 +35,11 @@ class Layer(nn.Module):
         super().__init__()
         self.branches = len(modules)
         self.training = modules[0].training
+
+    @classmethod
+    def refusal(cls, module: nn.Module, call: fx.Node | None = None) -> str:
+        """Why this layer cannot stand for such modules, or for such calls of them; "" where it can."""
+        return ""
 
     def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
         """All branches at once; x in the form `takes`, or SHARED where shared is set."""
