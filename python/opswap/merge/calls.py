@@ -77,11 +77,14 @@ BINARY = frozenset(
 )
 CHANNELWISE_CALLS = frozenset(
     {
-        "dropout2d": None,
-        "dropout3d": None,
-        "interpolate": None,
-        **{f"{kind}_pool{n}d": n for kind in ("max", "avg", "lp") for n in (1, 2, 3)},
-        **{f"adaptive_{kind}_pool{n}d": n for kind in ("max", "avg") for n in (1, 2, 3)},
+        "dropout2d",
+        "dropout3d",
+        "interpolate",
+        *(
+            f"{kind}_pool{n}d"
+            for kind in ("max", "avg", "lp", "adaptive_max", "adaptive_avg")
+            for n in (1, 2, 3)
+        ),
     }
 )
 REDUCTIONS = frozenset(["amax", "amin", "mean", "std", "sum", "var"])
