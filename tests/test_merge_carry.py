@@ -20,6 +20,8 @@ from merge_cases import (
     make,
 )
 from opswap import merge
+from opswap.merge.build import Plan, build
+from opswap.merge.trace import trace
 from opswap.models.multi_branch import Bottleneck
 
 
@@ -235,3 +237,25 @@ def test_a_merged_branch_is_smaller_in_calls() -> None:
         merged(torch.randn(2, 4, 9, 9))
     names = [e.name for e in profile.events()]
     assert names.count("aten::conv2d") == 4 and names.count("aten::batch_norm") == 4
+
+
+def test_each_mode_and_size_runs_its_own_program() -> None:
+    """Programs are told apart by the number of convolutions that they call."""
+    modules = make("conv_bn_relu", 3)
+    merged = merge.branches(modules)
+    traced = trace(modules, [(example("conv_bn_relu", 2),), (example("conv_bn_relu", 3),)])
+    everything = frozenset(n.name for n in traced.graph.nodes if n.op == "call_module")
+    loop_program = build(traced, merged, (True,), 3, Plan(everything, follow=True))
+    wide = merged._merge.programs["training"][0][1]
+    small, large = example("conv_bn_relu", 1), example("conv_bn_relu", 64)
+    merged._merge.programs["inference"] = [(small.numel(), loop_program), (large.numel(), wide)]
+
+    def convolutions(x: Tensor) -> int:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            merged(x)
+        return [e.name for e in profile.events()].count("aten::conv2d")
+
+    assert convolutions(small) == 1
+    with torch.no_grad():
+        assert convolutions(small) == 3 and convolutions(small.repeat(2, 1, 1, 1)) == 3
+        assert convolutions(large) == 1
