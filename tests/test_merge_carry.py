@@ -156,7 +156,9 @@ def test_measure_takes_a_plan_for_each_size(seed: int) -> None:
     merged = merge.branches(modules, example_input=x)
     assert {t.mode for t in merged.merge_report().timings} == {"training", "inference"}
     state = torch.get_rng_state()
-    report = merged.measure(example("bottleneck", 4), seconds=0.05)
+    features = example("bottleneck", 4).requires_grad_() * 1
+    report = merged.measure(features, seconds=0.05)
+    features.sum().backward()  # its own graph was left alone
     assert not torch.equal(torch.get_rng_state(), state)  # by `example` alone
     whole = [t for t in report.timings if not t.path]
     assert len(whole) == 4 and all(t.chosen in t.ms and "loop" in t.ms for t in whole)

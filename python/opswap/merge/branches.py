@@ -177,6 +177,7 @@ class MergedBranches(nn.Module):
         modules = self._branches()
         traced = _trace(modules, state.example)
         elements = _elements(inputs[0])
+        inputs = tuple(_detached(x) for x in inputs)
 
         def make(plan: Plan) -> Program:
             return build(traced, self, state.shared, len(modules), plan)
@@ -213,6 +214,13 @@ def _sample(x: Tensor, batch: int, device: torch.device) -> Tensor:
     if x.is_floating_point():
         return torch.ones(batch, *x.shape[1:], dtype=x.dtype, device=device)
     return torch.zeros(batch, *x.shape[1:], dtype=x.dtype, device=device)
+
+
+def _detached(x: Any) -> Any:
+    """Inputs of their own, which want a gradient where those given do."""
+    if isinstance(x, Tensor):
+        return x.detach().requires_grad_(x.requires_grad)
+    return [_detached(t) for t in x]
 
 
 def _elements(x: Any) -> int:
