@@ -119,6 +119,22 @@ def test_multi_branch_net_trains_as_its_loop(seed: int) -> None:
     assert loop[-1] < loop[0]
 
 
+def test_optimizer_of_the_whole_net_goes_on(seed: int) -> None:
+    """The branches are a ModuleList inside of a net whose other parameters the optimizer has too."""
+    net = models.multi_branch((3, 1), channels=16, width=4)
+    optimizer = SGD(net.parameters(), lr=0.01, momentum=0.9)
+    images = [torch.randn(2, 3, 32, 32) for _ in range(2)]
+    train(net, optimizer, images)
+    loop = net.branches
+    net.branches = merge.branches(loop)
+    merge.move_optimizer_state(optimizer, loop, net.branches)
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in net.parameters()}
+    train(net, optimizer, images)
+    back = nn.ModuleList(net.branches.split_back())
+    merge.move_optimizer_state(optimizer, net.branches, back)
+    assert set(optimizer.state) >= set(back.parameters())
+
+
 def test_multi_branch_net_is_ragged() -> None:
     net = models.multi_branch((3, 1, 4), channels=16, width=4).eval()
     x = torch.randn(2, 3, 64, 64)

@@ -33,10 +33,10 @@ def move_optimizer_state(optimizer: Optimizer, source: Modules, target: Modules)
     averages) moves with it, and counts, such as Adam's step, are kept.
     Raises: as `move_parameters`; ValueError also where the parameter names differ.
     """
-    if isinstance(target, MergedBranches) and not isinstance(source, nn.Module):
+    if isinstance(target, MergedBranches) and _is_list(source):
         move_parameters(optimizer, target.parameter_moves(source))
         return
-    if isinstance(source, MergedBranches) and not isinstance(target, nn.Module):
+    if isinstance(source, MergedBranches) and _is_list(target):
         move_parameters(optimizer, [(new, old) for old, new in source.parameter_moves(target)])
         return
     old, new = _by_name(source), _by_name(target)
@@ -71,6 +71,10 @@ def move_parameters(optimizer: Optimizer, moves: Sequence[tuple[Parameters, Para
         for p, state in zip(new, split, strict=True):
             if state:
                 optimizer.state[p] = state
+
+
+def _is_list(modules: Modules) -> bool:
+    return not isinstance(modules, nn.Module) or isinstance(modules, (nn.ModuleList, nn.Sequential))
 
 
 def _by_name(modules: Modules) -> dict[str, list[nn.Parameter]]:
