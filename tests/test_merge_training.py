@@ -96,27 +96,21 @@ def test_optimizer_state_is_bit_equal(seed: int) -> None:
         assert all(torch.equal(optimizer.state[p][key], value) for key, value in state.items())
 
 
-def test_multi_branch_net_trains_as_its_loop(seed: int) -> None:
-    """The whole net in float32: the error against float64 is no larger than the loop's own, times four."""
-    classes = (3, 1, 4)
-    net = models.multi_branch(classes, channels=32, width=8)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, TOLERANCE), (torch.float32, 2e-2)])
+def test_multi_branch_net_trains_as_its_loop(seed: int, dtype: torch.dtype, tolerance: float) -> None:
+    """The whole net against the loop in float64: equal steps, and in float32 as near as rounding lets them stay."""
+    net = models.multi_branch((3, 1, 4), channels=32, width=8)
     for branch in net.branches:
         nn.init.constant_(branch[1].gamma, 0.5)
-    merged, exact = copy.deepcopy(net), copy.deepcopy(net).double()
+    exact, merged = copy.deepcopy(net).double(), net.to(dtype)
     merged.branches = merge.branches(net.branches)
-    images = [torch.randn(4, 3, 64, 64) for _ in range(STEPS)]
-    histories = [
-        train(
-            model,
-            SGD(model.parameters(), lr=0.01, momentum=0.9),
-            [x.to(model.backbone[0].weight.dtype) for x in images],
-        )
-        for model in (net, merged, exact)
-    ]
-    loop, ours, truth = (torch.tensor(h, dtype=torch.float64) for h in histories)
-    floor = 1e-6 * truth.abs().max()
-    assert (ours - truth).abs().max() <= 4 * (loop - truth).abs().max() + floor
-    assert loop[-1] < loop[0]
+    images = [torch.randn(4, 3, 64, 64, dtype=torch.float64) for _ in range(STEPS)]
+    truth, ours = (
+        train(m, SGD(m.parameters(), lr=0.01, momentum=0.9), [x.to(kind) for x in images])
+        for m, kind in ((exact, torch.float64), (merged, dtype))
+    )
+    torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
+    assert ours[-1] < ours[0]
 
 
 def test_optimizer_of_the_whole_net_goes_on(seed: int) -> None:
