@@ -4,6 +4,7 @@
 from .ops.channels import cat_channel_shuffle, cat_channel_shuffle_split, channel_shuffle
 from .ops.linear import grouped_linear
 from .ops.norm import batch_norm, batch_norm_act, batch_norm_relu
+from .ops.permutation import channel_permutation
 from .ops.pool import (
     adaptive_max_pool1d,
     adaptive_max_pool2d,
@@ -26,6 +27,7 @@ __all__ = [
     "batch_norm_relu",
     "cat_channel_shuffle",
     "cat_channel_shuffle_split",
+    "channel_permutation",
     "channel_shuffle",
     "global_max_pool2d",
     "grouped_linear",

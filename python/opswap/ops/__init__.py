@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """One module an operator family: reference, registered operator, autograd, public function."""
 
-from . import channels, linear, norm, pool
+from . import channels, linear, norm, permutation, pool
 from ._stats import force_reference, reset_stats, stats
 
-__all__ = ["channels", "force_reference", "linear", "norm", "pool", "reset_stats", "stats"]
+__all__ = ["channels", "force_reference", "linear", "norm", "permutation", "pool", "reset_stats", "stats"]
