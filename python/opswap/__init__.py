@@ -4,7 +4,7 @@
 from . import functional, isa, memory, merge, models, nn
 from .nn import ChannelShuffle, GroupedLinear, IndexSelectFull, IndexSelectHalf, Pool3dAsPool2d
 from .ops import force_reference, reset_stats, stats
-from .swap import Report, report, scan, swap, unswap
+from .swap import Report, dynamo_backend, report, scan, swap, tune, unswap, verify
 
 __version__ = "0.1.0"
 
@@ -15,6 +15,7 @@ __all__ = [
     "IndexSelectHalf",
     "Pool3dAsPool2d",
     "Report",
+    "dynamo_backend",
     "force_reference",
     "functional",
     "isa",
@@ -27,5 +28,7 @@ __all__ = [
     "scan",
     "stats",
     "swap",
+    "tune",
     "unswap",
+    "verify",
 ]

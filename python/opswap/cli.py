@@ -79,6 +79,13 @@ def _factory(text: str) -> tuple[str, str]:
     return module, name
 
 
+def _size(text: str) -> tuple[int, ...]:
+    parts = text.split("x")
+    if not all(p.isdecimal() and p.isascii() for p in parts):
+        raise argparse.ArgumentTypeError(f"expected sizes such as 32x3x224x224, got {text!r}")
+    return tuple(map(int, parts))
+
+
 def _parser() -> argparse.ArgumentParser:
     from . import __version__
 
@@ -136,7 +143,8 @@ def _add_scan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     scan = commands.add_parser(
         "scan",
         help="list what swap would replace in a model",
-        description="List what swap would replace in a model. Exit status 1 where it finds nothing.",
+        description="List what swap would replace in a model, how much faster each replacement was measured, and "
+        "why other candidates stay. Exit status 1 where it finds nothing.",
     )
     scan.add_argument(
         "model",
@@ -145,6 +153,17 @@ def _add_scan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="a model, or what returns one when called",
     )
     scan.add_argument("--exact", action="store_true", help="only replacements with bit-equal results")
+    scan.add_argument(
+        "--input",
+        type=_size,
+        action="append",
+        metavar="32x3x224x224",
+        help="run a copy once on an input of this size; again for further inputs",
+    )
+    scan.add_argument("--json", action="store_true", help="print the report as JSON")
+    scan.add_argument(
+        "--strict", action="store_true", help="exit status 1 also where a module could not be analysed"
+    )
     scan.set_defaults(run=_run_scan)
 
 
@@ -172,6 +191,7 @@ def _run_demo(parser: argparse.ArgumentParser, arguments: argparse.Namespace) ->
 
 
 def _run_scan(arguments: argparse.Namespace) -> int:
+    import torch
     from torch import nn
 
     from .swap import scan
@@ -191,9 +211,14 @@ def _run_scan(arguments: argparse.Namespace) -> int:
         model = model()
     if not isinstance(model, nn.Module):
         return _fail(f"{target!r} gave a {type(model).__name__}, not a torch.nn.Module")
-    found = scan(model, exact=arguments.exact)
-    print(found)
-    return 0 if found.swapped else 1
+    inputs = None if arguments.input is None else tuple(map(torch.zeros, arguments.input))
+    try:
+        found = scan(model, exact=arguments.exact, example_inputs=inputs)
+    except ValueError as error:
+        return _fail(str(error))
+    print(found.to_json() if arguments.json else found)
+    unknown = arguments.strict and any(not site.rule for site in found.kept)
+    return 0 if found.swapped and not unknown else 1
 
 
 def _run_doctor(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counts of calls served by the C kernels and by the reference, and the switch that forces the reference."""
+"""Counts of calls served by the kernels, by the reference and by code left as it was; how to force the reference."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
-__all__ = ["count_kernel", "count_reference", "force_reference", "reference_forced", "reset_stats", "stats"]
+__all__ = [
+    "count_kernel",
+    "count_original",
+    "count_reference",
+    "force_reference",
+    "reference_forced",
+    "reset_stats",
+    "stats",
+]
 
 _kernel: Counter[str] = Counter()
 _reference: Counter[str] = Counter()
+_original: Counter[str] = Counter()
 _forced = 0
 
 
@@ -22,6 +31,10 @@ def count_reference(name: str) -> None:
     _reference[name] += 1
 
 
+def count_original(name: str) -> None:
+    _original[name] += 1
+
+
 def reference_forced() -> bool:
     return _forced > 0
 
@@ -29,16 +42,18 @@ def reference_forced() -> bool:
 def stats() -> dict[str, dict[str, int]]:
     """Calls since the last `reset_stats`, by operator.
 
-    Returns: `{"kernel": {operator: calls}, "reference": {operator: calls}}`. "reference" counts the calls that ran
-    as plain torch code: another device, a layout or dtype that no kernel covers, or `force_reference`.
+    Returns: `{"kernel": {operator: calls}, "reference": {operator: calls}, "original": {class: calls}}`.
+    "reference" counts the calls that ran as plain torch code: another device, a layout or dtype that no kernel
+    covers, or `force_reference`; "original" the calls of swapped modules that took their original forward.
     """
-    return {"kernel": dict(_kernel), "reference": dict(_reference)}
+    return {"kernel": dict(_kernel), "reference": dict(_reference), "original": dict(_original)}
 
 
 def reset_stats() -> None:
     """Set every count to zero."""
     _kernel.clear()
     _reference.clear()
+    _original.clear()
 
 
 @contextlib.contextmanager

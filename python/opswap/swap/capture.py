@@ -1,258 +1,354 @@
 # SPDX-License-Identifier: MIT
-"""Turn one module's forward into a graph, its children as leaves, and refuse where the graph would lie.
+"""Turn one module's forward into graphs, its children as leaves, and refuse where a graph would lie.
 
-A symbolic trace runs the forward once and writes down what it does to its inputs. What the forward asks of
-Python itself (the training flag, a type, a random number, the gradient mode) is answered once and baked in.
-Each of those questions is noticed here and refused, so that a capture that succeeds means what the forward
-means.
+A forward may take several paths: by the training flag, by the sizes of its arguments. Each path that is found
+is one graph together with what must hold for it to be the forward's own.
 """
 
 from __future__ import annotations
 
-import dis
-import inspect
 import operator
-import os
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
-from types import CodeType
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from .runtime import hooked
+from . import einops_backend
+from .facts import ancestors, copy_with_inputs, drop_unused_facts, is_entry, without_joins
+from .match import joined_parts
+from .runtime import find_class, hooked, require
+from .tracer import BorrowedModuleError, CaptureError, Decision, Hints, Tracer, raised_by_user
 
-__all__ = ["Capture", "CaptureError", "capture", "class_name"]
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(__file__) + os.sep
-# torch's own code through which a call reaches a proxy unchanged; a trace would drop what the rest of torch
-# adds around a call, such as a checkpoint, a custom gradient or a context.
-_TRANSPARENT = (
-    "_jit_internal.py",
-    "_tensor.py",
-    "functional.py",
-    "fx" + os.sep,
-    "nn" + os.sep,
-    "overrides.py",
-)
-# The frame below the user's own; torch.compile wraps the method once it has been imported.
-_TRACE = inspect.unwrap(fx.Tracer.trace).__code__
-_BAKED = {
-    "callable",
-    "hasattr",
-    "is_autocast_enabled",
-    "is_grad_enabled",
-    "is_inference_mode_enabled",
-    "is_tensor",
-    "isinstance",
-    "issubclass",
-    "type",
-}
-
+__all__ = ["Capture", "CaptureError", "capture"]
 
 _TRACING = threading.RLock()  # a trace patches torch.nn.Module for all threads
-
-
-class CaptureError(Exception):
-    """A forward that cannot be written as a graph; the message says why."""
+_PATHS = 4  # captured of one forward in one mode
+_TRIES = 24  # traces to find the first of them
+_PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
 class Capture:
-    """The forward of `root` as a graph.
+    """One path of the forward of `root` as a graph.
 
     Every node's meta has "owner", the path below root of the module whose forward made it, and "source", the
-    "file:line" that did, or that module's class where it is one of torch's own; that of a module's call also
-    has "module". `opened` are the modules whose calls are inlined; `arguments` are the captured parameters of
-    the forward, the others kept their defaults.
+    "file:line" that did, or that module's class where it is one of torch's own. `opened` are the modules whose
+    calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults.
+
+    The graph is the forward's where each of `guards`, graphs over the same arguments, gives True, and each of
+    `foreseen`, which ask for sizes further down, does so on tensors without data; and where root and all of
+    opened have `training` as their flag, if it is not None.
     """
 
     root: nn.Module
     graph: fx.Graph
     opened: tuple[nn.Module, ...]
     arguments: tuple[str, ...]
+    guards: tuple[fx.Graph, ...] = ()
+    foreseen: tuple[fx.Graph, ...] = ()
+    training: bool | None = None
 
 
-def capture(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capture:
-    """Capture `root.forward`, inlining the calls of `opened`; leaves no trace on any module.
+def capture(
+    root: nn.Module, opened: Sequence[nn.Module] = (), hints: Callable[[], Hints] | None = None
+) -> list[Capture]:
+    """Capture the paths of `root.forward`, inlining the calls of `opened`; leaves no trace on any module.
 
+    Args: hints: makes the hints for one trace, from a run of the module; without, answers are guessed.
+    Returns: the paths, the likeliest first.
     Raises: CaptureError, for whatever reason the forward has no faithful graph.
     """
     with _TRACING:
-        return _capture_in_both_modes(root, opened)
+        einops_backend.register()
+        return _capture_modes(_Explorer(root, tuple(opened), hints))
 
 
-def _capture_in_both_modes(root: nn.Module, opened: Sequence[nn.Module]) -> Capture:
-    modules = (root, *opened)
+def _capture_modes(explorer: _Explorer) -> list[Capture]:
+    modules = (explorer.root, *explorer.opened)
     flags = [m.training for m in modules]
-    captures = []
-    made: list[nn.Module] = []
+    paths: dict[bool, list[Capture]] = {}
+    errors: dict[bool, CaptureError] = {}
     try:
         for training in (True, False):
-            for m in modules:
-                m.__dict__["training"] = training
-            captures.append(_capture_once(root, opened, made))
+            _set_flags(modules, [training] * len(modules))
+            try:
+                paths[training] = explorer.explore()
+            except CaptureError as error:
+                errors[training] = error
+        borrowed = next((e for e in errors.values() if isinstance(e, BorrowedModuleError)), None)
+        if borrowed is not None or not paths:
+            raise borrowed or errors[flags[0]]
+        joined = None if errors else _join_modes(explorer, paths[True], paths[False])
     finally:
-        for m, training in zip(modules, flags, strict=True):
-            m.__dict__["training"] = training
-    first, second = (_fingerprint(c.graph) for c in captures)
-    if first != second:
-        raise CaptureError("forward differs between train() and eval()")
-    return captures[0]
+        _set_flags(modules, flags)
+    if joined is not None:
+        return joined
+    modes = (flags[0], not flags[0])
+    return [replace(c, training=mode) for mode in modes for c in paths.get(mode, ())]
 
 
-def _fingerprint(graph: fx.Graph) -> list[tuple[Any, ...]]:
-    return [(n.op, n.target, str(n.args), str(n.kwargs)) for n in graph.nodes]
+def _set_flags(modules: Sequence[nn.Module], flags: Sequence[bool]) -> None:
+    for module, training in zip(modules, flags, strict=True):
+        module.__dict__["training"] = training
 
 
-def _capture_once(root: nn.Module, opened: Sequence[nn.Module], made: list[nn.Module]) -> Capture:
-    tracer = _Tracer(opened, made)
-    try:
-        with torch.set_grad_enabled(torch.is_grad_enabled()), _undone((root, *opened)):
-            graph = tracer.trace(root)
-    except CaptureError:
-        raise
-    except Exception as error:
+@dataclass
+class _Trace:
+    graph: fx.Graph
+    arguments: tuple[str, ...]
+    decisions: list[Decision]
+    error: BaseException | None
+
+    def script(self, place: int, answer: bool | int) -> list[bool | int]:
+        """The answers up to a decision, and another one there."""
+        return [*(d.answer for d in self.decisions[:place]), answer]
+
+
+class _Explorer:
+    """Finds the paths of one forward under the present training flags."""
+
+    def __init__(
+        self, root: nn.Module, opened: tuple[nn.Module, ...], hints: Callable[[], Hints] | None
+    ) -> None:
+        self.root, self.opened, self.hints = root, opened, hints
+        self.made: list[nn.Module] = []
+
+    def explore(self) -> list[Capture]:
+        first = self._first()
+        scripts = [
+            first.script(place, other)
+            for place, decision in enumerate(first.decisions)
+            if isinstance(decision.answer, bool) and is_entry(decision.node)
+            for other in decision.others
+        ]
+        found = [self._finish(first)]
+        for script in scripts[: _PATHS - 1]:
+            trace = self._trace(script)
+            if trace.error is None:
+                with suppress(CaptureError):
+                    found.append(self._finish(trace))
+        return found
+
+    def _first(self) -> _Trace:
+        """The first path that neither raises nor asks what cannot be answered."""
+        script: list[bool | int] = []
+        error = None
+        for _ in range(_TRIES):
+            trace = self._trace(script)
+            if trace.error is None:
+                return trace
+            error = error or trace.error
+            open_ends = [i for i, d in enumerate(trace.decisions) if d.others]
+            if not open_ends:
+                break
+            script = trace.script(open_ends[-1], trace.decisions[open_ends[-1]].others[0])
+        if isinstance(error, CaptureError):
+            raise error
         lines = str(error).splitlines() or [""]
-        raise tracer.refusal or CaptureError(f"{type(error).__name__}: {lines[0]}") from error
-    if tracer.refusal is not None:
-        raise tracer.refusal
-    return Capture(root, graph, tuple(opened), tracer.arguments)
+        raise CaptureError(f"{type(error).__name__}: {lines[0]}") from error
 
+    def _trace(self, script: Sequence[bool | int]) -> _Trace:
+        tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
+        error: BaseException | None = None
+        try:
+            with torch.set_grad_enabled(torch.is_grad_enabled()), _undone((self.root, *self.opened)):
+                tracer.trace(self.root)
+        except Exception as raised:
+            error = raised
+        return _Trace(tracer.graph, tracer.arguments, tracer.decisions, tracer.refusal or error)
 
-class _Tracer(fx.Tracer):
-    proxy_buffer_attributes = True
+    def _finish(self, trace: _Trace) -> Capture:
+        """Turn every decision into a guard or a check."""
+        guards: dict[str, fx.Graph] = {}
+        foreseen: dict[str, fx.Graph] = {}
+        graph = trace.graph
+        for place, decision in enumerate(trace.decisions):
+            if is_entry(decision.node):
+                guard = _guard(graph, decision)
+                guards.setdefault(str(guard), guard)
+                continue
+            error = None
+            if isinstance(decision.answer, bool):
+                error = self._trace(trace.script(place, not decision.answer)).error
+            if error is not None and raised_by_user(error) and _can_be_made_again(error):
+                _insert_check(graph, decision, error)
+            elif self._can_foresee(graph, decision):
+                guard = _guard(graph, decision)
+                foreseen.setdefault(str(guard), guard)
+            else:
+                raise CaptureError(
+                    f"control flow depends on the size of what a module returns at {decision.where}"
+                )
+        drop_unused_facts(graph)
+        found = tuple(guards.values()), tuple(foreseen.values())
+        return Capture(self.root, graph, self.opened, trace.arguments, *found)
 
-    def __init__(self, opened: Sequence[nn.Module], made: list[nn.Module]) -> None:
-        super().__init__()
-        self.foreign = tuple(made)  # what an earlier trace met was not made in this one
-        self.made = made
-        self.opened = {id(m) for m in opened}
-        self.owners = [""]
-        self.arguments: tuple[str, ...] = ()
-        self.refusal: CaptureError | None = None
-        self.modes = _modes()
-        self.thread = threading.get_ident()
-
-    def refuse(self, reason: str) -> CaptureError:
-        """Remember the first refusal: the forward itself may catch the exception."""
-        self.refusal = self.refusal or CaptureError(reason)
-        return self.refusal
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return id(m) not in self.opened
-
-    def is_passing(self, m: nn.Module) -> bool:
-        """True for a module of torch without state that the forward makes for itself, as a function of sorts."""
-        if any(m is other for other in self.foreign) or any(m is own for own in self.root.modules()):
-            return False
-        state = (*m.parameters(), *m.buffers(), *m.children())
-        if state or hooked(m) or not type(m).__module__.startswith("torch.nn."):
-            return False
-        self.made.append(m)
+    def _can_foresee(self, graph: fx.Graph, decision: Decision) -> bool:
+        """True where the modules before the decision can be called on tensors without data, unnoticed."""
+        for node in ancestors([decision.node]):
+            if node.op == "call_module":
+                for m in self.root.get_submodule(node.target).modules():
+                    if hooked(m) or not type(m).__module__.startswith("torch.nn."):
+                        return False
         return True
 
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if threading.get_ident() != self.thread or self.is_passing(m):
-            return forward(*args, **kwargs)
-        self.owners.append(self.path_of_module(m))
-        try:
-            return super().call_module(m, forward, args, kwargs)
-        finally:
-            self.owners.pop()
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
-        if threading.get_ident() != self.thread:
-            return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def create_args_for_root(
-        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
-    ) -> tuple[Callable[..., Any], list[Any]]:
-        """Proxies for the parameters without a default; the others keep theirs, which the caller guards."""
-        required = []
-        for p in list(inspect.signature(root_fn).parameters.values())[1:]:
-            if p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-                continue
-            if p.kind is p.KEYWORD_ONLY:
-                raise self.refuse(f"forward has the required keyword-only argument {p.name!r}")
-            required.append(p.name)
-        self.arguments = tuple(required)
-        return root_fn, [self.root, *(self.create_proxy("placeholder", n, (), {}) for n in required)]
-
-    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        if _modes() != self.modes:
-            raise self.refuse("forward changes the gradient or autocast mode")
-        source = self._inspect_frames() or class_name(self.root.get_submodule(self.owners[-1]))
-        node = super().create_node(kind, target, *args, **kwargs)
-        # A leaf's call belongs to the module whose forward makes it.
-        node.meta["owner"] = self.owners[-2] if kind == "call_module" else self.owners[-1]
-        node.meta["source"] = source
-        if kind == "call_module":
-            node.meta["module"] = self.root.get_submodule(target)
-        return node
-
-    def _inspect_frames(self) -> str:
-        """The innermost line of user code; refuses code that a trace cannot follow."""
-        source = ""
-        frame = sys._getframe(2)
-        while frame is not None and frame.f_code is not _TRACE:
-            code, name = frame.f_code, frame.f_code.co_filename
-            if name.startswith(_TORCH):
-                if not name[len(_TORCH) :].startswith(_TRANSPARENT):
-                    raise self.refuse(f"forward runs through {os.path.relpath(name, _TORCH + os.pardir)}")
-            elif not name.startswith(_HERE):
-                source = source or f"{name}:{frame.f_lineno}"
-                reason = _unfaithful(code)
-                if reason:
-                    raise self.refuse(reason)
-            frame = frame.f_back
-        return source
-
-    def to_bool(self, obj: fx.Proxy) -> bool:
-        raise self.refuse(f"control flow depends on a tensor or its size at {self._inspect_frames()}")
-
-    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        raise self.refuse(f"a tensor or its size is iterated over at {self._inspect_frames()}")
+def _can_be_made_again(error: BaseException) -> bool:
+    plain = all(isinstance(a, _PLAIN) and "Proxy(" not in str(a) for a in error.args)
+    return plain and find_class(type(error).__module__, type(error).__qualname__) is type(error)
 
 
-def class_name(module: nn.Module) -> str:
-    """The module's class by its full name."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"
+def _guard(graph: fx.Graph, decision: Decision) -> fx.Graph:
+    guard, value = copy_with_inputs(graph, decision.node)
+    if decision.answer is not True:
+        negation = decision.answer is False
+        args = (value,) if negation else (value, decision.answer)
+        value = guard.call_function(operator.not_ if negation else operator.eq, args)
+    guard.output(value)
+    return guard
 
 
-def _modes() -> tuple[bool, ...]:
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
-    )
+def _insert_check(graph: fx.Graph, decision: Decision, error: BaseException) -> None:
+    """Raise what the forward raises where the decision falls the other way."""
+    joins = {n: parts for n in graph.nodes if (parts := joined_parts(n))}
+    fact = without_joins(graph, decision.node, joins)
+    with graph.inserting_after(decision.node):
+        names = type(error).__module__, type(error).__qualname__
+        check = graph.call_function(require, (fact, decision.answer, *names, tuple(error.args)))
+    check.meta.update(decision.node.meta)
 
 
-@lru_cache(maxsize=1024)
-def _unfaithful(code: CodeType) -> str | None:
-    """Why a trace of this code may mean something else than the code."""
-    where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-    asked = sorted(_BAKED.intersection(code.co_names))
-    if asked:
-        return f"{code.co_name} ({where}) asks for {asked[0]}(), which a capture cannot follow"
-    for op in dis.get_instructions(code):
-        if op.opname in ("BEFORE_WITH", "SETUP_WITH") or (op.opname, op.argrepr) == (
-            "LOAD_SPECIAL",
-            "__enter__",
+def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capture]) -> list[Capture] | None:
+    """The paths that serve both modes, which may read the training flag; None where the modes differ in more."""
+    if len(trains) != len(evaluates):
+        return None
+    read = False
+    for a, b in zip(trains, evaluates, strict=True):
+        if (list(map(str, a.guards)), list(map(str, a.foreseen))) != (
+            list(map(str, b.guards)),
+            list(map(str, b.foreseen)),
         ):
-            return f"{code.co_name} ({where}) has a with statement, which a capture does not record"
-    return None
+            return None
+        reads = _read_flags(a.graph, b.graph)
+        if reads is None:
+            return None
+        read = read or reads
+    if read and explorer.opened and not _reads_owners(explorer, trains):
+        return None
+    return trains
+
+
+def _read_flags(graph: fx.Graph, other: fx.Graph) -> bool | None:
+    """Put reads of `training` where the graphs have True and False; None where they differ elsewhere."""
+    if len(graph.nodes) != len(other.nodes):
+        return None
+    twins: dict[fx.Node, fx.Node] = {}
+    edits = []
+    for a, b in zip(graph.nodes, other.nodes, strict=True):
+        twins[b] = a
+        if (a.op, a.target) != (b.op, b.target):
+            return None
+        values = [(a.args, b.args), (a.kwargs, b.kwargs)]
+        differs = False
+        for x, y in values:
+            state = _compare(x, y, twins)
+            if state is None:
+                return None
+            differs = differs or state
+        if differs:
+            edits.append((a, b))
+    for a, b in edits:
+        with graph.inserting_before(a):
+            flag = graph.get_attr(".".join(filter(None, (a.meta["owner"], "training"))))
+            flag.meta.update(a.meta)
+            opposite = graph.call_function(operator.not_, (flag,))
+            opposite.meta.update(a.meta)
+        a.args = _with_flags(a.args, b.args, flag, opposite)
+        a.kwargs = _with_flags(a.kwargs, b.kwargs, flag, opposite)
+        if not opposite.users:
+            graph.erase_node(opposite)
+    return bool(edits)
+
+
+def _compare(x: Any, y: Any, twins: dict[fx.Node, fx.Node]) -> bool | None:
+    """False where equal, True where they differ in booleans only, else None."""
+    if isinstance(x, fx.Node) or isinstance(y, fx.Node):
+        return False if isinstance(y, fx.Node) and twins.get(y) is x else None
+    if type(x) is not type(y):
+        return None
+    if isinstance(x, bool):
+        return x is not y
+    if isinstance(x, dict):
+        if list(x) != list(y):
+            return None
+        x, y = tuple(x.values()), tuple(y.values())
+    if isinstance(x, slice):
+        x, y = (x.start, x.stop, x.step), (y.start, y.stop, y.step)
+    if isinstance(x, (tuple, list)):
+        states = [_compare(a, b, twins) for a, b in zip(x, y, strict=False)]
+        return None if len(x) != len(y) or None in states else any(states)
+    return False if x is y or x == y else None
+
+
+def _with_flags(x: Any, y: Any, flag: fx.Node, opposite: fx.Node) -> Any:
+    if isinstance(x, bool):
+        return x if x is y else flag if x else opposite
+    if isinstance(x, dict):
+        return {k: _with_flags(x[k], y[k], flag, opposite) for k in x}
+    if isinstance(x, (tuple, list)):
+        return type(x)(_with_flags(a, b, flag, opposite) for a, b in zip(x, y, strict=True))
+    return x
+
+
+def _reads_owners(explorer: _Explorer, joined: list[Capture]) -> bool:
+    """True where every flag read is that of the module whose forward reads it, shown by mixed flags."""
+    modules = (explorer.root, *explorer.opened)
+    names = {id(m): path for path, m in explorer.root.named_modules()}
+    for first in (True, False):
+        flags = [first] + [not first] * len(explorer.opened)
+        _set_flags(modules, flags)
+        try:
+            mixed = explorer.explore()
+        except CaptureError:
+            return False
+        known = {names[id(m)]: flag for m, flag in zip(modules, flags, strict=True)}
+        if len(mixed) != len(joined):
+            return False
+        for a, b in zip(joined, mixed, strict=True):
+            if _fingerprint(a.graph, known) != _fingerprint(b.graph, known):
+                return False
+    return True
+
+
+def _fingerprint(graph: fx.Graph, flags: dict[str, bool]) -> list[tuple[Any, ...]]:
+    """The graph with the training flags that it reads replaced by their values."""
+    values: dict[fx.Node, Any] = {}
+    lines = []
+    for node in graph.nodes:
+        if node.op == "get_attr" and (node.target == "training" or node.target.endswith(".training")):
+            values[node] = flags.get(node.target.rpartition(".")[0])
+        elif node.target is operator.not_ and isinstance(values.get(node.args[0]), bool):
+            values[node] = not values[node.args[0]]
+        else:
+            values[node] = f"%{len(lines)}"
+            args = fx.node.map_arg((node.args, node.kwargs), lambda n: _Shown(values[n]))
+            lines.append((node.op, node.target, str(args)))
+    return lines
+
+
+class _Shown:
+    """Prints as a value without quotes."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return str(self.value)
 
 
 @contextmanager

@@ -16,10 +16,21 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-__all__ = ["FOREIGN_SIZES", "Region", "drop_unused_sizes", "graph_kinds", "regions"]
+__all__ = [
+    "FOREIGN_SIZES",
+    "JOIN",
+    "REORDER",
+    "Region",
+    "graph_kinds",
+    "joined_parts",
+    "operation",
+    "regions",
+    "subject",
+    "writes",
+]
 
 # Reorder elements (or join them): a region without one of these is none.
-_REORDER = {
+REORDER = {
     "channel_shuffle",
     "moveaxis",
     "movedim",
@@ -29,7 +40,7 @@ _REORDER = {
     "swapdims",
     "transpose",
 }
-_JOIN = {"cat", "concat", "concatenate", "stack"}
+JOIN = {"cat", "concat", "concatenate", "stack"}
 _RESHAPE = {
     "clone",
     "contiguous",
@@ -44,8 +55,8 @@ _RESHAPE = {
 }
 _TUPLE = {"chunk", "split", "tensor_split", "unbind"}
 _SIZE = {"dim", "ndimension", "numel", "size"}
-_METHODS = _REORDER | _RESHAPE | _TUPLE | _SIZE
-_FUNCTIONS = {getattr(torch, n): n for n in sorted(_METHODS | _JOIN) if hasattr(torch, n)}
+_METHODS = REORDER | _RESHAPE | _TUPLE | _SIZE
+_FUNCTIONS = {getattr(torch, n): n for n in sorted(_METHODS | JOIN) if hasattr(torch, n)}
 _ARITHMETIC = {operator.add, operator.floordiv, operator.mod, operator.mul, operator.neg, operator.sub}
 
 FOREIGN_SIZES = "its sizes come from another tensor"
@@ -105,15 +116,8 @@ def graph_kinds(graph: Graph) -> dict[Node, str]:
     return kinds
 
 
-def drop_unused_sizes(graph: Graph) -> None:
-    """Erase size nodes that nobody reads, such as the unused names of `b, c, h, w = x.size()`."""
-    kinds = graph_kinds(graph)
-    for node in reversed(graph.nodes):
-        if kinds[node] in ("size", "data") and not node.users:
-            graph.erase_node(node)
-
-
-def _subject(node: Node) -> Any:
+def subject(node: Node) -> Any:
+    """What a call is made on: its first argument, by position or by name."""
     if node.args:
         return node.args[0]
     return node.kwargs.get("input", node.kwargs.get("self", node.kwargs.get("tensors")))
@@ -121,22 +125,22 @@ def _subject(node: Node) -> Any:
 
 def _kind(node: Node, kinds: dict[Node, str]) -> str:
     name = operation(node)
-    of = {kinds[n] for n in node.all_input_nodes}
+    given = {kinds[n] for n in node.all_input_nodes}
     if not name:
         return "opaque"
     if name == "arithmetic":
-        return "size" if of == {"size"} else "opaque"
-    if name in _JOIN:
-        parts = _subject(node)
+        return "size" if given == {"size"} else "opaque"
+    if name in JOIN:
+        parts = subject(node)
         static = isinstance(parts, (list, tuple)) and all(isinstance(p, Node) for p in parts)
-        return "tensor" if static and of <= {"tensor", "opaque"} else "opaque"
-    subject = _subject(node)
-    kind = kinds.get(subject, "opaque") if isinstance(subject, Node) else ""
+        return "tensor" if static and given <= {"tensor", "opaque"} else "opaque"
+    of = subject(node)
+    kind = kinds.get(of, "opaque") if isinstance(of, Node) else ""
     if name in _SIZE or name in ("shape", "ndim"):
         return "size" if kind in ("tensor", "opaque", "data") else "opaque"
     if name == "getitem":
         return _getitem_kind(node, kind)
-    sizes_only = all(kinds[n] == "size" for n in node.all_input_nodes if n is not subject)
+    sizes_only = all(kinds[n] == "size" for n in node.all_input_nodes if n is not of)
     if kind not in ("tensor", "opaque") or not sizes_only:
         return "opaque"
     return "data" if name == "data" else "tuple" if name in _TUPLE else "tensor"
@@ -168,7 +172,7 @@ def _mixes(node: Node) -> bool:
     if name == "getitem":
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         return any(isinstance(i, slice) and i.step not in (None, 1) for i in index)
-    return name in _REORDER or name in _JOIN
+    return name in REORDER or name in JOIN
 
 
 def _cone(source: Node, kinds: dict[Node, str], order: list[Node], position: dict[Node, int]) -> list[Node]:
@@ -193,20 +197,23 @@ def _regions_from(
     source: Node, cone: list[Node], kinds: dict[Node, str], position: dict[Node, int]
 ) -> Iterator[Region]:
     inside = set(cone)
-    for last in reversed(cone):
-        if kinds[last] not in ("tensor", "tuple"):
+    for last in (*reversed(cone), source):
+        if kinds[last] not in ("tensor", "tuple") and last is not source:
             continue
-        users = [u for u in last.users if kinds[u] != "size"]
+        users = [u for u in last.users if kinds[u] != "size" and (u in inside or last is not source)]
         cuts = tuple(sorted((u for u in users if operation(u) == "getitem"), key=_cut_order))
         if len(cuts) > 1 and len(cuts) == len(users) and all(u in inside for u in cuts):
             yield from _with_cat(source, cuts, inside, kinds, position)
-        if kinds[last] == "tensor":
+        if kinds[last] == "tensor" and last is not source:
             yield from _with_cat(source, (last,), inside, kinds, position)
 
 
 def _cut_order(node: Node) -> tuple[int, str]:
+    """Cuts in the order of where they begin: by number, or by the start of a slice of the channels."""
     index = node.args[1]
-    return (index, "") if isinstance(index, int) else (0, node.name)
+    if isinstance(index, tuple):
+        index = next((i for i in index[1:2] if isinstance(i, slice)), slice(None)).start or 0
+    return (index if isinstance(index, int) else 0, node.name)
 
 
 def _with_cat(
@@ -235,7 +242,7 @@ def _with_cat(
         problem = FOREIGN_SIZES
     elif leaking - sizes:
         problem = "an intermediate result is used elsewhere"
-    parts = _joined(source)
+    parts = joined_parts(source)
     if parts and set(source.users) <= nodes and not leaking & sizes:
         yield Region(parts, source, (source, *ordered), outputs, source, mixing, problem)
     anchor = next(n for n in ordered if n not in sizes)
@@ -252,12 +259,12 @@ def _sizes_of(source: Node, ordered: tuple[Node, ...], kinds: dict[Node, str]) -
     return sizes
 
 
-def _joined(node: Node) -> tuple[Node, ...]:
+def joined_parts(node: Node) -> tuple[Node, ...]:
     """The tensors that a torch.cat along dimension 1 joins; nothing for any other node."""
     if operation(node) not in ("cat", "concat", "concatenate"):
         return ()
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
-    parts = _subject(node)
+    parts = subject(node)
     if dim != 1 or "out" in node.kwargs or not isinstance(parts, (list, tuple)) or not parts:
         return ()
     return tuple(parts) if all(isinstance(p, Node) for p in parts) else ()
@@ -268,12 +275,13 @@ def _hazard(anchor: Node, ordered: tuple[Node, ...]) -> str:
     node = anchor
     while node is not ordered[-1]:
         node = node.next
-        if node not in ordered and (node.op == "call_module" or _writes(node)):
+        if node not in ordered and (node.op == "call_module" or writes(node)):
             return f"{node.name} may write to the tensor while the region still reads it"
     return ""
 
 
-def _writes(node: Node) -> bool:
+def writes(node: Node) -> bool:
+    """True where the call's name or arguments say that it writes to a tensor."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return (

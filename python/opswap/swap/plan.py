@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,17 +12,20 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .capture import Capture, CaptureError, capture, class_name
+from .capture import Capture, CaptureError, capture
+from .costs import gain
 from .hints import group_loop_hint
-from .match import Region, drop_unused_sizes, graph_kinds
-from .prove import Refusal
+from .match import Region, graph_kinds
+from .prove import UNPROBED, Refusal
 from .report import Report, Site
 from .rewrite import Rewritten, install, is_rewritten, passed_by, restore
 from .rules import Replacement, Rule
+from .rules.rule import Shapes
 from .runtime import hooked
 from .shapes import ModelInputs
+from .tracer import class_name
 
-__all__ = ["Change", "Plan", "Whole", "in_order", "make_plan"]
+__all__ = ["Change", "Plan", "Whole", "apply_rules", "in_order", "make_plan"]
 
 
 @dataclass
@@ -34,14 +38,48 @@ class Change:
 
 
 @dataclass
-class _Module:
-    """What is known of one module: its capture, what can be rewritten in it and what was refused."""
+class Path:
+    """One captured path of a forward: what can be rewritten in it and what was refused."""
 
-    path: str
     capture: Capture
     changes: list[Change] = field(default_factory=list)
     refused: list[Site] = field(default_factory=list)
-    continues: bool = False
+
+
+@dataclass
+class _Module:
+    """What is known of one module."""
+
+    name: str
+    root: nn.Module
+    opened: tuple[nn.Module, ...]
+    paths: list[Path]
+
+    @property
+    def changes(self) -> list[Change]:
+        return [c for p in self.paths for c in p.changes]
+
+    @property
+    def refused(self) -> list[Site]:
+        return [s for p in self.paths for s in p.refused]
+
+    def sites(self) -> list[Site]:
+        """Where it changes; what several paths share counts once."""
+        counts: Counter[Site] = Counter()
+        for path in self.paths:
+            counts |= Counter(c.site for c in path.changes)
+        return list(counts.elements())
+
+    def calls_no_module(self) -> bool:
+        return all(n.op != "call_module" for p in self.paths for n in p.capture.graph.nodes)
+
+    def cuts_its_input(self) -> bool:
+        """True where the forward begins with moving parts of its input about, as a channel split does."""
+        return any(_cuts_its_input(p.capture.graph) for p in self.paths)
+
+    def joins_its_output(self) -> bool:
+        """True where the forward ends with moving parts of its output about."""
+        return any(_joins_its_output(p.capture.graph) for p in self.paths)
 
 
 @dataclass
@@ -104,21 +142,29 @@ class _Planner:
             if module not in compiled and (type(module) in self.searched or not _is_library(module)):
                 self._look_at(module, paths[module])
         chosen = self._choose()
-        inlined = {o for m in chosen for o in m.capture.opened}
-        top = [m for m in reversed(chosen) if m.capture.root not in inlined]
+        inlined = {o for m in chosen for o in m.opened}
+        top = [m for m in reversed(chosen) if m.root not in inlined]
         wholes = list(self._wholes(top, compiled))
-        swapped = [c.site.below(m.path) for m in top for c in m.changes]
+        swapped = [s.below(m.name) for m in top for s in m.sites()]
         swapped += [s.below(w.path) for w in wholes for s in w.sites]
-        kept = [s.below(m.path) for m in reversed(self.known.values()) for s in m.refused]
+        kept = [s.below(m.name) for m in reversed(self.known.values()) for s in m.refused]
         places = {(s.path, s.source) for s in swapped}
+        for m in self.known.values():
+            if m.changes and _copies_itself(m.root):
+                reason = f"class {type(m.root).__name__} controls how it is copied"
+                kept += [replace(s.below(m.name), reason=reason, gain=None) for s in m.sites()]
         kept = [s for s in dict.fromkeys([*self.kept, *kept]) if (s.path, s.source) not in places]
         return Plan(chosen, wholes, Report(in_order(swapped, paths), in_order(kept, paths)))
 
     def _choose(self) -> list[_Module]:
         """Modules with a change that no smaller one has; none whose children are called without it."""
-        chosen = [m for m in self.known.values() if any(self._is_new(m, c) for c in m.changes)]
-        passed = {p for m in chosen for p in passed_by(m.capture)}
-        return [m for m in chosen if m.capture.root not in passed]
+        chosen = [
+            m
+            for m in self.known.values()
+            if not _copies_itself(m.root) and any(self._is_new(m, c) for c in m.changes)
+        ]
+        passed = {q for m in chosen for p in m.paths for q in passed_by(p.capture)}
+        return [m for m in chosen if m.root not in passed]
 
     def _wholes(self, top: Sequence[_Module], compiled: Collection[nn.Module]) -> Iterator[Whole]:
         merged = {
@@ -128,7 +174,7 @@ class _Planner:
             rule = self.wholes.get(type(module))
             if rule is None or module in compiled:
                 continue
-            site = Site("", rule.name, class_name(module), rule.exact, _unsupported(module))
+            site = Site("", rule.name, class_name(module), rule.exact, _unsupported(module), gain(rule.name))
             if site.reason:
                 self.kept.append(site.below(path))
             else:
@@ -136,26 +182,59 @@ class _Planner:
 
     def _look_at(self, module: nn.Module, path: str) -> None:
         reason = _unsupported(module)
-        opened = () if reason else tuple(self._openable(module))
+        opened = () if reason else tuple(dict.fromkeys(self._openable(module)))
         calls = any(type(child) in self.called for child in module.children())
         if not reason and _is_sequential(module) and not opened and not calls:
             return
         if not reason:
             try:
-                found = _Module(path, capture(module, opened))
-                drop_unused_sizes(found.capture.graph)
+                found = self._capture(module, path, opened)
+                self.known[module] = self._with_chains(found)
+                return
             except CaptureError as error:
                 reason = str(error)
-        if reason:
-            self.kept.append(Site(path, "", _source(module), False, reason + group_loop_hint(module)))
-            return
-        self.known[module] = found
-        found.continues = _cuts_its_input(found.capture.graph)
-        self._apply_rules(found)
+                if "example_inputs" not in reason:
+                    reason += '; torch.compile(backend="opswap") may reach it'
+            except Exception as error:
+                reason = f"could not be analysed: {type(error).__name__}: {error}"
+        self.kept.append(Site(path, "", _source(module), False, reason + group_loop_hint(module)))
+
+    def _with_chains(self, found: _Module) -> _Module:
+        """The same module with the blocks opened that its forward calls one after the other, where that helps."""
+        chained = dict.fromkeys((*found.opened, *self._chained(found)))
+        if _is_sequential(found.root) or len(chained) == len(found.opened):
+            return found
+        try:
+            opened = self._capture(found.root, found.name, tuple(chained))
+        except CaptureError:
+            return found
+        return opened if any(self._is_new(opened, c) for c in opened.changes) else found
+
+    def _chained(self, found: _Module) -> Iterator[nn.Module]:
+        """Pairs of children of which the second cuts what the first has put together."""
+        for path in found.paths:
+            for node in path.capture.graph.nodes:
+                before = node.args[0] if node.op == "call_module" and node.args else None
+                if not isinstance(before, fx.Node) or before.op != "call_module":
+                    continue
+                pair = [self.known.get(n.meta["module"]) for n in (before, node)]
+                if None in pair or any(hooked(m.root) for m in pair):
+                    continue
+                if pair[0].joins_its_output() and pair[1].cuts_its_input():
+                    for m in pair:
+                        yield from (m.root, *m.opened)
+
+    def _capture(self, module: nn.Module, path: str, opened: tuple[nn.Module, ...]) -> _Module:
+        hints = self.inputs.hints(module) if self.inputs is not None else None
+        found = _Module(path, module, opened, [Path(c) for c in capture(module, opened, hints)])
+        for p in found.paths:
+            self._apply_rules(p)
+        return found
 
     def _openable(self, module: nn.Module) -> Iterator[nn.Module]:
         """Descendants whose calls are inlined: modules that only move data, and blocks of a Sequential."""
-        for child in module.children():
+        children = list(module.children())
+        for child, after in zip(children, [*children[1:], None], strict=False):
             if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
                 yield from self._openable(child)
                 yield from self._list_of_one_kind(child)
@@ -165,15 +244,17 @@ class _Planner:
             known = self.known.get(child)
             shuffles = type(child) is nn.ChannelShuffle
             if known is not None:
-                moves = all(n.op != "call_module" for n in known.capture.graph.nodes)
-                joins = _is_sequential(module) and (known.continues or any(map(_moves, known.changes)))
-                shuffles = bool(known.changes and moves) or bool(joins)
+                meets = after in self.known and self.known[after].cuts_its_input()
+                joins = known.cuts_its_input() or (meets and known.joins_its_output())
+                joins = joins or any(map(_moves, known.changes))
+                moves = (known.changes or known.refused) and known.calls_no_module()
+                shuffles = bool(moves or (_is_sequential(module) and joins))
             if shuffles and hooked(child):
                 reason = "has hooks: its call is not merged with what is around it"
                 self.kept.append(Site(self.paths[child], "", _source(child), False, reason))
             elif shuffles:
                 yield child
-                yield from known.capture.opened if known is not None else ()
+                yield from known.opened if known is not None else ()
 
     def _list_of_one_kind(self, modules: nn.Module) -> Iterator[nn.Module]:
         """The list and its members, where these are to be looked at as part of the forward that calls them."""
@@ -186,32 +267,47 @@ class _Planner:
     def _is_new(self, found: _Module, change: Change) -> bool:
         """True where no smaller module holds the whole of it and was rewritten for it."""
         common = _common_path([n.meta["owner"] for n in change.region.nodes])
-        holder = self.known.get(found.capture.root.get_submodule(common))
-        return holder is found or holder is None or not holder.changes
+        module = found.root.get_submodule(common)
+        holder = self.known.get(module)
+        if module is found.root or holder is None or not holder.changes:
+            return True
+        return _copies_itself(module)
 
-    def _apply_rules(self, found: _Module) -> None:
+    def _apply_rules(self, found: Path) -> None:
         shapes = self.inputs.shapes(found.capture) if self.inputs is not None else {}
-        taken: set[fx.Node] = set()
-        refused: dict[fx.Node, list[tuple[Refusal, Site]]] = {}
-        for rule in self.rules:
-            for region in rule.find(found.capture.graph):
-                if not taken.isdisjoint(region.nodes):
-                    continue
-                meta = region.mixing.meta
-                path = region.anchor.target if region.anchor.op == "call_module" else meta["owner"]
-                site = Site(path, rule.name, meta["source"], rule.exact)
-                try:
-                    replacement = rule.prove(region, shapes)
-                    if region.problem:
-                        raise Refusal(region.problem)
-                except Refusal as refusal:
-                    refused.setdefault(region.mixing, []).append((refusal, site))
-                    continue
-                taken.update(region.nodes)
-                found.changes.append(Change(region, replacement, site))
-        found.refused = [
-            _told(tries) for node, tries in refused.items() if node not in taken and _told(tries)
-        ]
+        found.changes, refused = apply_rules(self.rules, found.capture.graph, shapes)
+        found.refused = refused if shapes else [_with_advice(s) for s in refused]
+
+
+def apply_rules(rules: Sequence[Rule], graph: fx.Graph, shapes: Shapes) -> tuple[list[Change], list[Site]]:
+    """What the rules, in their order, replace in a graph, and what they looked at and refused."""
+    changes: list[Change] = []
+    taken: set[fx.Node] = set()
+    refused: dict[fx.Node, list[tuple[Refusal, Site]]] = {}
+    for rule in rules:
+        for region in rule.find(graph):
+            if not taken.isdisjoint(region.nodes):
+                continue
+            meta = region.mixing.meta
+            path = region.anchor.target if region.anchor.op == "call_module" else meta["owner"]
+            site = Site(path, rule.name, meta["source"], rule.exact, gain=gain(rule.name))
+            try:
+                replacement = rule.prove(region, shapes)
+                if region.problem:
+                    raise Refusal(region.problem)
+            except Refusal as refusal:
+                refused.setdefault(region.mixing, []).append((refusal, site))
+                continue
+            taken.update(region.nodes)
+            changes.append(Change(region, replacement, site))
+    told = [_told(tries) for node, tries in refused.items() if node not in taken]
+    return changes, [site for site in told if site is not None]
+
+
+def _with_advice(site: Site) -> Site:
+    """Sizes that were not seen are why a region did not run."""
+    unseen = site.reason.startswith(UNPROBED)
+    return replace(site, reason=f"{site.reason}; pass example_inputs") if unseen else site
 
 
 def _moves(change: Change) -> bool:
@@ -233,7 +329,7 @@ def _told(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
     """The refusal worth a line: what the code does; else why the largest region could not be run."""
     shown = [(refusal, site) for refusal, site in tries if refusal.ran and refusal.told]
     refusal, site = (shown or tries)[0]
-    return None if refusal.ran and not refusal.told else replace(site, reason=str(refusal))
+    return None if refusal.ran and not refusal.told else replace(site, reason=str(refusal), gain=None)
 
 
 def _is_sequential(module: nn.Module) -> bool:
@@ -264,6 +360,12 @@ def _unsupported(module: nn.Module) -> str:
     return ""
 
 
+def _copies_itself(module: nn.Module) -> bool:
+    """True where a copy or a pickle would lose what a swap puts on the instance."""
+    names = {k for c in type(module).__mro__[:-1] if c is not nn.Module for k in vars(c)}
+    return not names.isdisjoint(("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__"))
+
+
 def _source(module: nn.Module) -> str:
     code = None if _compiled(module) else getattr(type(module).forward, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
@@ -278,3 +380,8 @@ def _cuts_its_input(graph: fx.Graph) -> bool:
         if node.op == "placeholder"
         for user in node.users
     )
+
+
+def _joins_its_output(graph: fx.Graph) -> bool:
+    (result,) = (n.args[0] for n in graph.nodes if n.op == "output")
+    return isinstance(result, fx.Node) and graph_kinds(graph)[result] == "tensor"

@@ -19,10 +19,12 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from .alias import escape_or_write
 from .match import FOREIGN_SIZES, Region
 
-__all__ = ["Refusal", "Shuffle", "prove_shuffle"]
+__all__ = ["UNPROBED", "Refusal", "Shuffle", "prove_shuffle"]
 
+UNPROBED = "it does not run on probes"
 _BATCHES = (2, 3, 1)
 _TAILS = {
     4: [(5, 7), (7, 5), (1, 1)],
@@ -51,15 +53,18 @@ class Shuffle:
     """A region is channel_shuffle(cat(inputs, 1), groups, inverse) cut into sections.
 
     sections: None for one output, a number as torch.chunk takes it, or the channels of every output.
-    ndims, channels, spatial: the sizes the proof holds for, as `runtime.covers` takes them.
+    ndims, channels, spatial, batches: the sizes the proof holds for, as `runtime.covers` takes them.
+    views: contiguous inputs give views of themselves.
     """
 
-    groups: int
+    groups: int  # 1 where it leaves every channel where it is
     inverse: bool
     sections: int | tuple[int, ...] | None
     ndims: tuple[int, ...]
     channels: tuple[int, ...] | None = None
     spatial: tuple[tuple[int, ...], ...] | None = None
+    batches: tuple[int, ...] | None = None
+    views: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class _Result:
     shape: tuple[int, ...]
     groups: int
     cuts: tuple[int, ...]
+    views: bool
 
 
 def prove_shuffle(region: Region, shapes: Iterable[tuple[int, ...]] = ()) -> Shuffle:
@@ -89,6 +95,9 @@ def prove_shuffle(region: Region, shapes: Iterable[tuple[int, ...]] = ()) -> Shu
         found = _over_shapes(region, shapes, failures)
     if found is None:
         raise failures.best()
+    writer = escape_or_write(region.source, region.outputs) if found.views and found.groups > 1 else ""
+    if writer:
+        raise Refusal(f"it returns views of its input, which {writer} may write to")
     return found
 
 
@@ -141,34 +150,49 @@ def _over_channels(
             results[ndim] = proven
         elif channels and all(f.ran for f in failures[before:]):
             failures.understood = failures.understood or failures[before]
-    everything = list(itertools.chain(*results.values()))
+    everything = _moving(itertools.chain(*results.values()))
+    views = any(r.views for r in everything)
     form = _agree(region, everything)
     if form is None:
         return None
     groups, inverse, sections = form
     seen = sorted({r.shape[1] for r in everything})
     if not any_channels:
-        return Shuffle(groups, inverse, sections, tuple(results), channels=tuple(seen))
+        return Shuffle(groups, inverse, sections, tuple(results), tuple(seen), views=views)
     expected = {c for c in channels if c % groups == 0}
     complete = tuple(n for n, runs in results.items() if {r.shape[1] for r in runs} == expected)
     if len(expected) < 2 or not complete:
         failures.append(Refusal("it is a shuffle at some numbers of channels only"))
         return None
-    return Shuffle(groups, inverse, sections, complete)
+    return Shuffle(groups, inverse, sections, complete, views=views)
 
 
 def _over_shapes(region: Region, shapes: Iterable[tuple[int, ...]], failures: _Failures) -> Shuffle | None:
-    """The proof for sizes that were seen in a run, at any batch size."""
-    proven: list[_Result] = []
-    for shape in sorted(set(shapes)):
-        runs = _probe_all(region, [(n, *shape[1:]) for n in {*_BATCHES, shape[0]}], failures)
-        proven += runs or []
-    form = _agree(region, proven)
-    if form is None:
-        return None
-    ndims = tuple({len(r.shape) for r in proven})
-    channels = tuple(sorted({r.shape[1] for r in proven}))
-    return Shuffle(*form, ndims, channels, tuple(sorted({r.shape[2:] for r in proven})))
+    """The proof for sizes that were seen in a run, at any batch size or at the one that was seen."""
+    shapes = sorted(set(shapes))
+    for any_batch in (True, False):
+        proven: list[_Result] = []
+        for shape in shapes:
+            batches = {*_BATCHES, shape[0]} if any_batch else {shape[0]}
+            proven += _probe_all(region, [(n, *shape[1:]) for n in sorted(batches)], failures) or []
+        proven = _moving(proven)
+        form = _agree(region, proven)
+        if form is not None:
+            return Shuffle(
+                *form,
+                ndims=tuple({len(r.shape) for r in proven}),
+                channels=tuple(sorted({r.shape[1] for r in proven})),
+                spatial=tuple(sorted({r.shape[2:] for r in proven})),
+                batches=None if any_batch else tuple(sorted({r.shape[0] for r in proven})),
+                views=any(r.views for r in proven),
+            )
+    return None
+
+
+def _moving(results: Iterable[_Result]) -> list[_Result]:
+    """Without those that leave every channel where it is, if there are others."""
+    results = list(results)
+    return [r for r in results if r.groups > 1] or results
 
 
 def _probe_all(
@@ -221,7 +245,9 @@ def _probe(region: Region, shape: tuple[int, ...]) -> _Result:
     try:
         outputs = _run(region, x)
     except Exception as error:
-        raise Refusal(f"it does not run on probes: {str(error).splitlines()[0]}", ran=False) from error
+        raise Refusal(
+            f"{UNPROBED}: {(str(error).splitlines() or [type(error).__name__])[0]}", ran=False
+        ) from error
     if not all(isinstance(y, Tensor) and y.dim() == len(shape) for y in outputs):
         raise Refusal("it changes the number of dimensions", told=False)
     if any(y.shape[:1] + y.shape[2:] != x.shape[:1] + x.shape[2:] for y in outputs):
@@ -229,10 +255,12 @@ def _probe(region: Region, shape: tuple[int, ...]) -> _Result:
     whole = torch.cat(outputs, 1)
     if whole.shape != x.shape:
         raise Refusal("it does not keep all channels", told=False)
-    result = _Result(shape, _groups(whole, x), tuple(y.shape[1] for y in outputs))
-    if any(y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for y in outputs):
-        raise Refusal("it returns views of its input, which later code may write to")
-    return result
+    groups = _groups(whole, x)
+    if groups == 1 and len(outputs) > 1:
+        raise Refusal("it leaves every channel where it is")
+    memory = x.untyped_storage().data_ptr()
+    views = any(y.untyped_storage().data_ptr() == memory for y in outputs)
+    return _Result(shape, groups, tuple(y.shape[1] for y in outputs), views)
 
 
 def _groups(y: Tensor, x: Tensor) -> int:
@@ -242,7 +270,7 @@ def _groups(y: Tensor, x: Tensor) -> int:
     order = y[0].reshape(channels, plane)[:, 0] // plane
     per_group = int(order[1])
     if torch.equal(y, x):
-        raise Refusal("it leaves every channel where it is")
+        return 1
     if not 1 < per_group < channels or channels % per_group:
         raise Refusal("it is no channel shuffle")
     groups = channels // per_group

@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 from .capture import Capture
 from .match import Region
 from .rules.rule import Replacement
-from .runtime import Record, holds, observe
+from .runtime import Record, foresees, holds, in_mode, missed, observe
 
 __all__ = [
     "Recipe",
@@ -33,6 +33,7 @@ __all__ = [
     "is_rewritten",
     "make_record",
     "passed_by",
+    "replace_region",
     "restore",
     "write",
     "write_whole",
@@ -81,7 +82,12 @@ class Recipe:
 
     def _execute(self) -> FunctionType:
         stock = self.original.forward
-        scope: dict[str, Any] = {**self.names, "opswap_holds": holds, "opswap_stock": stock}
+        scope: dict[str, Any] = {
+            **self.names,
+            "opswap_holds": holds,
+            "opswap_missed": missed,
+            "opswap_stock": stock,
+        }
         for name, imported in self.modules.items():
             scope[name] = __import__(imported, fromlist=[""])
         for p in _defaulted(stock):
@@ -138,23 +144,56 @@ def restore(module: nn.Module) -> tuple[Recipe, Record | None]:
     return recipe, module.__dict__.pop("_opswap_record", None)
 
 
-def write(capture: Capture, changes: Sequence[tuple[Region, Replacement]]) -> Recipe:
-    """The recipe of the captured module with every region replaced. The capture's graph is used up."""
+def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]]) -> Recipe:
+    """The recipe of the captured module with every region of every path replaced. The graphs are used up."""
     scope: dict[str, Any] = {}
-    texts = [_site_text(region, replacement, scope) for region, replacement in changes]
-    distinct = {text: _stand_in(f"site_{i}") for i, text in enumerate(dict.fromkeys(texts))}
+    texts = [[_site_text(region, replacement, scope) for region, replacement in c] for _, c in paths]
+    unique = dict.fromkeys(text for path in texts for text in path)
+    distinct = {text: _stand_in(f"site_{i}") for i, text in enumerate(unique)}
     parts = [text.replace(_SERIAL, str(i)) for i, text in enumerate(distinct)]
-    replaced: dict[Node, Node] = {}
-    for (region, _), text in zip(changes, texts, strict=True):
-        _replace(capture.graph, region, distinct[text], replaced)
-    parts.append(_function_text(capture.graph, "fused", scope, ("self",)))
-    original = type(capture.root)
-    parts.append(_forward_text(original.forward, capture.arguments))
+    root = paths[0][0].root
+    me = next(iter(inspect.signature(type(root).forward).parameters))
+    conditions = []
+    for i, ((capture, changes), path) in enumerate(zip(paths, texts, strict=True)):
+        conditions.append(_path_text(capture, i, me, scope, parts))
+        replaced: dict[Node, Node] = {}
+        for (region, _), text in zip(changes, path, strict=True):
+            replace_region(capture.graph, region, distinct[text], replaced)
+        parts.append(_function_text(capture.graph, f"fused_{i}", scope, ("self",)))
+    parts.append(_forward_text(type(root).forward, paths[0][0].arguments, conditions))
     code = "\n\n".join(parts)
     used = _names(compile(code, "<opswap>", "exec"))
     scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}
     modules = {k: v.__name__ for k, v in scope.items() if isinstance(v, ModuleType)}
-    return Recipe(original, code, modules, {k: v for k, v in scope.items() if k not in modules})
+    return Recipe(type(root), code, modules, {k: v for k, v in scope.items() if k not in modules})
+
+
+def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], parts: list[str]) -> str:
+    """Add the functions that guard a path to the parts; returns the condition for taking it, "" for none."""
+    inputs = ", ".join(("self", *capture.arguments))
+    asked = []
+    for j, guard in enumerate((*capture.guards, *capture.foreseen)):
+        name = f"guard_{number}_{j}"
+        parts.append(_function_text(guard, name, scope, ("self",)))
+        call = f"opswap_{name}({inputs})"
+        if j >= len(capture.guards):
+            scope["foresees"] = foresees
+            call = f"foresees(opswap_{name}, {inputs})"
+        asked.append(call)
+    conditions = []
+    if capture.training is not None:
+        scope["in_mode"] = in_mode
+        conditions.append(f"in_mode({me}, {capture.training})")
+    if asked:
+        parts.append(
+            f"def opswap_path_{number}({inputs}):\n"
+            f"    try:\n"
+            f"        return {' and '.join(asked)}\n"
+            f"    except Exception:\n"
+            f"        return False\n"
+        )
+        conditions.append(f"opswap_path_{number}({', '.join((me, *capture.arguments))})")
+    return " and ".join(conditions)
 
 
 def _names(code: CodeType) -> set[str]:
@@ -218,7 +257,7 @@ def _function_text(graph: Graph, name: str, scope: dict[str, Any], first: tuple[
     return code.src.strip() + "\n"
 
 
-def _replace(graph: Graph, region: Region, function: FunctionType, replaced: dict[Node, Node]) -> None:
+def replace_region(graph: Graph, region: Region, function: FunctionType, replaced: dict[Node, Node]) -> None:
     """Call function in place of the region; `replaced` maps old outputs to the nodes that took over."""
     inputs = tuple(replaced.get(n, n) for n in region.inputs)
     with graph.inserting_before(region.anchor):
@@ -239,8 +278,11 @@ def _defaulted(forward: Any) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(forward).parameters.values() if p.default is not p.empty]
 
 
-def _forward_text(forward: Any, captured: Sequence[str]) -> str:
-    """A forward with the original's parameters, which calls the original where the capture does not hold."""
+def _forward_text(forward: Any, captured: Sequence[str], paths: Sequence[str]) -> str:
+    """A forward with the original's parameters, which calls the original where no captured path holds.
+
+    paths: the condition of each path, "" for one that always holds.
+    """
     first, *rest = inspect.signature(forward).parameters.values()
     declared, passed, conditions = [first.name], [first.name], []
     starred = False
@@ -260,18 +302,25 @@ def _forward_text(forward: Any, captured: Sequence[str]) -> str:
             declared.append("/")
     inputs = ", ".join((first.name, *captured))
     condition = " and ".join([*conditions, f"opswap_holds({inputs})"])
-    return (
-        f"def forward({', '.join(declared)}):\n"
-        f"    if {condition}:\n"
-        f"        return opswap_fused({inputs})\n"
-        f"    return opswap_stock({', '.join(passed)})\n"
-    )
+    lines = [f"def forward({', '.join(declared)}):", f"    if {condition}:"]
+    for i, path in enumerate(paths):
+        indent = "        "
+        if path:
+            lines.append(f"{indent}if {path}:")
+            indent += "    "
+        lines.append(f"{indent}return opswap_fused_{i}({inputs})")
+        if not path:
+            break
+    lines += [f"    opswap_missed({first.name})", f"    return opswap_stock({', '.join(passed)})"]
+    return "\n".join(lines) + "\n"
 
 
-def make_record(capture: Capture, sites: Sequence[Any]) -> Record:
+def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     """What `holds` compares with later; taken while every class is the original one."""
-    states = [tuple((m, observe(m)) for m in modules) for modules in (capture.opened, passed_by(capture))]
-    return Record(observe(capture.root), *states, tuple(sites))
+    root, opened = captures[0].root, captures[0].opened
+    passed = dict.fromkeys(m for c in captures for m in passed_by(c))
+    states = [tuple((m, observe(m)) for m in modules) for modules in (opened, passed)]
+    return Record(observe(root), *states, tuple(sites))
 
 
 def passed_by(capture: Capture) -> Iterator[nn.Module]:

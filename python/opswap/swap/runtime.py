@@ -6,15 +6,20 @@ All of it runs in every forward, and torch.compile and torch.export trace throug
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from opswap.ops._function import plain_cpu
+from opswap.ops._stats import count_original
 
 __all__ = [
     "CONVOLUTIONS",
@@ -22,17 +27,25 @@ __all__ = [
     "Record",
     "activation_of",
     "covers",
+    "find_class",
+    "foresees",
     "holds",
     "hooked",
+    "in_mode",
     "joins",
+    "missed",
     "narrow_weight",
     "normable",
     "observe",
     "one_weight_a_group",
+    "orders",
     "owned",
+    "plain",
     "poolable",
+    "require",
     "trains",
     "unhooked",
+    "wins",
 ]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
@@ -58,13 +71,14 @@ class Record:
     """What was done to one module: kept on the instance, copied and pickled with it.
 
     `root` and `opened` are the states at the time of the capture, `passed` those of containers whose children
-    are called but not they themselves; `sites` are relative to the module.
+    are called but not they themselves; `sites` are relative to the module; `known` has the answers of `foresees`.
     """
 
     root: _State
     opened: tuple[tuple[nn.Module, _State], ...]
     passed: tuple[tuple[nn.Module, _State], ...]
     sites: tuple[Any, ...]
+    known: dict[Any, bool] = field(default_factory=dict, compare=False)
 
 
 def _stock_class(module: nn.Module) -> type:
@@ -130,12 +144,64 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
     return True
 
 
+def in_mode(module: nn.Module, training: bool) -> bool:
+    """True where the module and everything opened in it have this training flag."""
+    if module.training is not training:
+        return False
+    for child, _ in module._opswap_record.opened:  # noqa: SIM110 (a generator is not traceable)
+        if child.training is not training:
+            return False
+    return True
+
+
+def foresees(guard: Callable[..., bool], module: nn.Module, *inputs: Tensor) -> bool:
+    """Whether the guard, which calls the module's children, holds for inputs of these sizes.
+
+    It is asked once for every size, of a copy on tensors without data, so that no child's state changes. Hooks
+    would notice and may change sizes: with hooks on a child it is never asked.
+    """
+    if torch.compiler.is_compiling() or _module._has_any_global_hook():
+        return False
+    if any(hooked(m) for m in module.modules() if m is not module):
+        return False
+    known = module._opswap_record.known
+    key = (guard.__name__, *((x.shape, x.dtype, x.device) for x in inputs))
+    if key not in known:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with FakeCopyMode(mode):
+            twin, *twins = copy.deepcopy((module, *(x.detach() for x in inputs)))
+        with mode, torch.no_grad():
+            known[key] = bool(guard(twin, *twins))
+    return known[key]
+
+
+def require(fact: Any, answer: bool, module: str, name: str, args: tuple[Any, ...]) -> None:
+    """Raise what the original forward raises, the class `name` of `module`, where a fact is not as captured."""
+    if bool(fact) is not answer:
+        raise find_class(module, name)(*args)
+
+
+def find_class(module: str, name: str) -> Any:
+    """The object of this qualified name, None where there is none."""
+    found = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def missed(module: nn.Module) -> None:
+    """Count a call that takes the original forward."""
+    if not torch.compiler.is_compiling():
+        count_original(type(module).__qualname__)
+
+
 def covers(
     tensors: tuple[Tensor, ...],
     groups: int,
     ndims: tuple[int, ...],
     channels: tuple[int, ...] | None = None,
     spatial: tuple[tuple[int, ...], ...] | None = None,
+    batches: tuple[int, ...] | None = None,
 ) -> bool:
     """True where the proof of a channel permutation reaches these tensors.
 
@@ -143,7 +209,8 @@ def covers(
         tensors: the tensors side by side, (N, C_i, *); they must be of one dtype, which torch.cat would
             otherwise promote, and of a class that opswap's operators know.
         groups: must divide C = sum of the C_i.
-        ndims, channels, spatial: dimensions, values of C and sizes after it that were proven; None is any.
+        ndims, channels, spatial, batches: dimensions, values of C, sizes after it and values of N that were
+            proven; None is any.
     """
     first = tensors[0]
     total = 0
@@ -155,7 +222,21 @@ def covers(
         total += t.shape[1]
     if total % groups or (channels is not None and total not in channels):
         return False
+    if batches is not None and first.shape[0] not in batches:
+        return False
     return spatial is None or tuple(first.shape[2:]) in spatial
+
+
+def orders(index: Tensor, order: tuple[int, ...]) -> bool:
+    """True where the index tensor still has the values that it was seen with."""
+    return (
+        not torch.compiler.is_compiling() and index.shape == (len(order),) and tuple(index.tolist()) == order
+    )
+
+
+def plain(input: Any) -> bool:
+    """True for a tensor that is not a wrapper of others."""
+    return type(input) is Tensor or (isinstance(input, Tensor) and not is_traceable_wrapper_subclass(input))
 
 
 def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
@@ -216,6 +297,14 @@ def joins(input: Any, weights: tuple[Any, ...], biases: tuple[Any, ...], flat: b
 def trains(input: Tensor) -> bool:
     """True where a gradient of what is computed from `input` will be asked for."""
     return torch.is_grad_enabled() and input.requires_grad
+
+
+def wins(input: Tensor, losing: tuple[str, ...]) -> bool:
+    """True where the memory format of the tensor is none of those in which the replacement is slower."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
+    if last is None or input.is_contiguous() or not input.is_contiguous(memory_format=last):
+        return "contiguous" not in losing
+    return "channels_last" not in losing
 
 
 def unhooked(*modules: nn.Module) -> bool:

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Interpreter, Node
+from torch.fx import Graph, Interpreter, Node
+from torch.fx.node import map_arg
 
 from .capture import Capture
+from .facts import ancestors
 
 __all__ = ["ModelInputs"]
 
@@ -49,6 +52,12 @@ class ModelInputs:
 
         return hook
 
+    def hints(self, module: nn.Module) -> Callable[[], _Values] | None:
+        """Makes values of the module's graphs as its first call in the run had them; None where it had none."""
+        if module not in self._seen:
+            return None
+        return lambda: _Values(self._copies[module], self._seen[module])
+
     def shapes(self, capture: Capture) -> dict[Node, tuple[int, ...]]:
         """Sizes of the tensors in the graph; nothing where the module was not called or the run fails."""
         inputs = self._seen.get(capture.root)
@@ -61,6 +70,34 @@ class ModelInputs:
         except Exception:
             return {}
         return recorder.shapes
+
+
+class _Values:
+    """Values of the nodes of one graph, computed where they are asked for."""
+
+    def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._interpreter = Interpreter(module, graph=Graph())
+        self._inputs = inputs
+        self._known: dict[Node, Any] = {}
+
+    def value(self, node: Node) -> Any:
+        """The node's value, None where it cannot be computed."""
+        needed = ancestors([node])
+        try:
+            with torch.no_grad():
+                for n in node.graph.nodes:
+                    if n in needed and n not in self._known:
+                        self._known[n] = self._compute(n)
+        except Exception:
+            return None
+        return self._known[node]
+
+    def _compute(self, node: Node) -> Any:
+        if node.op == "placeholder":
+            place = [n for n in node.graph.nodes if n.op == "placeholder"].index(node)
+            return self._inputs[place]
+        args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
+        return getattr(self._interpreter, node.op)(node.target, args, kwargs)
 
 
 class _Recorder(Interpreter):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from opswap import functional as F
@@ -24,7 +24,7 @@ from opswap import functional as F
 from ..match import Region
 from ..prove import Refusal
 from ..runtime import poolable, trains
-from .rule import Replacement, Rule, Shapes
+from .rule import Example, Replacement, Rule, Shapes
 
 __all__ = ["OPTIONAL", "RULES"]
 
@@ -149,28 +149,45 @@ _ADAPTIVE_3D = {
 }
 
 
+class _Amax(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.amax((2, 3))
+
+
+def _example(
+    module: type[nn.Module], *arguments: Any, size: tuple[int, ...] = (16, 24, 56, 56)
+) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return module(*arguments), (size,)
+
+
 def _pool(
     ours: Callable[..., Any],
     targets: Mapping[Any, bool],
     module: type[nn.Module],
     prove: Callable[..., Replacement] = _prove_pool,
+    example: Example | None = None,
 ) -> Rule:
-    return Rule(ours.__name__, True, partial(_find_pool, targets), partial(prove, ours, targets), (module,))
+    find = partial(_find_pool, targets)
+    return Rule(ours.__name__, True, find, partial(prove, ours, targets), (module,), example=example)
 
+
+_MAX_2D_EXAMPLE = partial(_example, nn.MaxPool2d, 3, 2, 1)
+_MAX_3D_EXAMPLE = partial(_example, nn.MaxPool3d, (1, 3, 3), (2, 1, 2), size=(8, 64, 20, 44))
+_AVG_3D_EXAMPLE = partial(_example, nn.AvgPool3d, (1, 2, 2), size=(4, 8, 8, 28, 28))
 
 RULES = (
-    _pool(F.max_pool2d, _MAX_2D, nn.MaxPool2d),
-    _pool(F.max_pool3d, _MAX_3D, nn.MaxPool3d),
-    _pool(F.avg_pool3d, _AVG_3D, nn.AvgPool3d),
+    _pool(F.max_pool2d, _MAX_2D, nn.MaxPool2d, example=_MAX_2D_EXAMPLE),
+    _pool(F.max_pool3d, _MAX_3D, nn.MaxPool3d, example=_MAX_3D_EXAMPLE),
+    _pool(F.avg_pool3d, _AVG_3D, nn.AvgPool3d, example=_AVG_3D_EXAMPLE),
     _pool(F.adaptive_max_pool1d, _ADAPTIVE_1D, nn.AdaptiveMaxPool1d, _prove_global_pool),
     _pool(F.adaptive_max_pool2d, _ADAPTIVE_2D, nn.AdaptiveMaxPool2d, _prove_global_pool),
     _pool(F.adaptive_max_pool3d, _ADAPTIVE_3D, nn.AdaptiveMaxPool3d, _prove_global_pool),
-    Rule("amax", True, _find_amax, _prove_amax),
+    Rule("amax", True, _find_amax, _prove_amax, example=partial(_example, _Amax)),
 )
 
 # Measured slower than torch in a layout or a dtype, so `swap` takes them only where `rules` names them.
 OPTIONAL = (
-    _pool(F.avg_pool2d, _AVG_2D, nn.AvgPool2d),
+    _pool(F.avg_pool2d, _AVG_2D, nn.AvgPool2d, example=partial(_example, nn.AvgPool2d, 2)),
     _pool(F.adaptive_max_pool1d, _ADAPTIVE_1D, nn.AdaptiveMaxPool1d),
     _pool(F.adaptive_max_pool2d, _ADAPTIVE_2D, nn.AdaptiveMaxPool2d),
     _pool(F.adaptive_max_pool3d, _ADAPTIVE_3D, nn.AdaptiveMaxPool3d),

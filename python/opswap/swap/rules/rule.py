@@ -12,9 +12,10 @@ from torch.fx import Graph, Node
 
 from ..match import Region
 
-__all__ = ["Replacement", "Rule", "Shapes"]
+__all__ = ["Example", "Replacement", "Rule", "Shapes"]
 
 Shapes = Mapping[Node, tuple[int, ...]]
+Example = Callable[[], tuple[nn.Module, tuple[tuple[int, ...], ...]]]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Rule:
     prove: returns the replacement of one, or raises `prove.Refusal`; it also gets the sizes of the graph's
         tensors where a run has shown them.
     exact: the replacement's outputs and gradients are bit-equal to the region's.
+    example: makes a module that the rule changes and the sizes of its inputs, for `opswap.tune` to time.
     modules: classes of torch whose own forward is looked at too, on instances of exactly these classes.
     calls: classes of torch whose calls `find` looks for; a Sequential that holds one is looked at too.
     opens: classes of torch whose calls, where a torch.nn.ModuleList holds several, are looked at as part of the
@@ -56,6 +58,7 @@ class Rule:
     find: Callable[[Graph], Iterable[Region]] = _find_nothing
     prove: Callable[[Region, Shapes], Replacement] | None = None
     modules: tuple[type[nn.Module], ...] = ()
+    example: Example | None = None
     calls: tuple[type[nn.Module], ...] = ()
     opens: tuple[type[nn.Module], ...] = ()
     whole: Replacement | None = None

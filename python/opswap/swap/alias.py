@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""Which code may see that a view of a tensor was replaced by a copy: whatever writes to either later."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import Node
+
+from .facts import joined_shape
+from .match import graph_kinds, operation, writes
+from .runtime import hooked
+
+__all__ = ["asks_for_layout", "escape_or_write", "reads_only", "returns_tensor"]
+
+# They read their input, and what they return is new memory.
+_MODULES = {
+    *(getattr(nn, f"{name}{n}d") for name in ("Conv", "ConvTranspose", "BatchNorm") for n in (1, 2, 3)),
+    *(getattr(nn, f"{name}Pool{n}d") for name in ("Max", "Avg", "AdaptiveMax") for n in (1, 2, 3)),
+    nn.GELU,
+    nn.Hardswish,
+    nn.LeakyReLU,
+    nn.Linear,
+    nn.PReLU,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Tanh,
+}
+_FUNCTIONS = {
+    *(
+        getattr(F, name)
+        for name in ("batch_norm", "conv1d", "conv2d", "conv3d", "gelu", "linear", "relu", "silu")
+    ),
+    *(getattr(torch, name) for name in ("add", "cat", "concat", "mul", "relu", "stack", "sub", "sum")),
+    joined_shape,
+    operator.add,
+    operator.mul,
+    operator.neg,
+    operator.sub,
+    operator.truediv,
+}
+_METHODS = {
+    "abs",
+    "add",
+    "clone",
+    "max",
+    "mean",
+    "min",
+    "mul",
+    "pow",
+    "relu",
+    "sigmoid",
+    "square",
+    "sub",
+    "sum",
+}
+
+
+_LAYOUT = {"as_strided", "data_ptr", "is_contiguous", "storage", "stride", "untyped_storage", "view"}
+
+
+def asks_for_layout(nodes: Iterable[Node]) -> bool:
+    """True where later code, before the next module, may need these tensors to be contiguous."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if any(u.op == "call_method" and u.target in _LAYOUT and not _only_splits(u) for u in node.users):
+            return True
+        stack += [u for u in node.users if u.op in ("call_function", "call_method")]
+    return False
+
+
+def _only_splits(node: Node) -> bool:
+    """True for a view with as many sizes as an image has, which any memory format allows."""
+    sizes = node.args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = tuple(sizes[0])
+    return node.target == "view" and len(sizes) >= 4
+
+
+def reads_only(module: nn.Module) -> bool:
+    """True where calling the module neither writes to its input nor returns a view of it."""
+    if hooked(module) or getattr(module, "inplace", False):
+        return False
+    if type(module) is nn.Sequential:
+        first = next(iter(module), None)
+        return first is not None and reads_only(first)
+    return type(module) in _MODULES
+
+
+def returns_tensor(module: nn.Module) -> bool:
+    """True where the module's call gives one tensor."""
+    return type(module) in _MODULES and not hooked(module) and not getattr(module, "return_indices", False)
+
+
+def escape_or_write(source: Node, outputs: Iterable[Node]) -> str:
+    """The node that may write to the memory of source, or through which outputs leave the graph; or "".
+
+    outputs: views of source, the last of its users that count as such.
+    """
+    outputs = tuple(outputs)
+    kinds = graph_kinds(source.graph)
+    shared = _sharing(source, outputs, kinds)
+    leaving = _sharing_after(outputs, kinds)
+    position = {node: i for i, node in enumerate(source.graph.nodes)}
+    for node in sorted({u for n in shared for u in n.users}, key=position.__getitem__):
+        if node.op == "output":
+            if leaving.intersection(node.all_input_nodes):
+                return "the caller"
+        elif not _reads(node, kinds):
+            return node.name
+    return ""
+
+
+def _reads(node: Node, kinds: dict[Node, str]) -> bool:
+    """True where the node surely writes to none of its inputs."""
+    if writes(node):
+        return False
+    return kinds[node] != "opaque" or _makes_new(node, kinds)
+
+
+def _makes_new(node: Node, kinds: dict[Node, str]) -> bool:
+    """True where what the node returns shares no memory with what it is given."""
+    if node.op == "call_module":
+        return reads_only(node.meta["module"])
+    if kinds[node] == "size" or operation(node) in ("cat", "concat", "concatenate", "stack", "clone"):
+        return True
+    if writes(node):
+        return False
+    return (node.op == "call_method" and node.target in _METHODS) or (
+        node.op == "call_function" and node.target in _FUNCTIONS
+    )
+
+
+def _sharing_after(nodes: Iterable[Node], kinds: dict[Node, str]) -> set[Node]:
+    """The nodes and what may be a view of them."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        stack += [u for u in node.users if u.op != "output" and not _makes_new(u, kinds)]
+    return found
+
+
+def _sharing(source: Node, outputs: tuple[Node, ...], kinds: dict[Node, str]) -> set[Node]:
+    """Everything that may share memory with source; all arguments of the forward count as one memory."""
+    found: set[Node] = set()
+    stack = [source, *outputs]
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if node.op == "placeholder":
+            stack += [n for n in source.graph.nodes if n.op == "placeholder"]
+        elif not _makes_new(node, kinds):
+            stack += node.all_input_nodes
+        stack += [u for u in node.users if u.op != "output" and not _makes_new(u, kinds)]
+    return found

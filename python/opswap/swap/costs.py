@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""How much faster than torch each rule was measured: a table shipped for classes of CPUs, and this machine's own.
+
+By default, tensors in a memory format in which a rule was measured slower take their original code.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import platform
+import random
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from opswap import isa
+from opswap.doctor import cpu_model
+
+from .rules import DEFAULT, OPTIONAL, Rule
+
+__all__ = ["cache_file", "cpu_class", "gain", "losing_formats", "loss", "tune"]
+
+_SHIPPED = Path(__file__).with_name("costs.json")
+_NOISE = 0.95  # a ratio above this is no loss
+_FORMATS = {
+    "contiguous": {},
+    "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d},
+}
+
+Table = Mapping[str, Mapping[str, float]]
+
+
+def cpu_class() -> str:
+    """The class of CPUs that share a table: architecture and instruction set, such as "x86_64-avx2"."""
+    return f"{platform.machine()}-{isa.available()[-1]}"
+
+
+def cache_file() -> Path:
+    """Where `tune` keeps this machine's table: opswap/costs.json in the user's cache folder."""
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "opswap" / "costs.json"
+
+
+def gain(rule: str) -> float | None:
+    """How many times faster than torch a rule's training step is, the mean over memory formats; None if unknown."""
+    ratios = list(_table().get(rule, {}).values())
+    return math.prod(ratios) ** (1 / len(ratios)) if ratios else None
+
+
+def losing_formats(rule: str) -> tuple[str, ...]:
+    """The memory formats in which a rule was measured slower than torch."""
+    return tuple(k for k, ratio in _table().get(rule, {}).items() if ratio < _NOISE)
+
+
+def loss(rule: str) -> str:
+    """Why a rule is not applied on this machine at all, or ""."""
+    ratios = _table().get(rule, {})
+    if not ratios or len(losing_formats(rule)) < len(ratios):
+        return ""
+    return "slower here: " + ", ".join(f"{ratio:.2f}x in {k}" for k, ratio in ratios.items())
+
+
+def tune(rules: Sequence[Rule] | None = None, *, rounds: int = 9) -> dict[str, dict[str, float]]:
+    """Measure every rule that has an example against torch, and keep the result for this machine.
+
+    Args: rules: None is all of them; rounds: timed steps of each form, in random order.
+    Returns: {rule: {memory format: time of torch / time of opswap}}, of forward and backward.
+    Raises: OSError where the cache folder cannot be written.
+    """
+    table: dict[str, dict[str, float]] = {}
+    for rule in DEFAULT + OPTIONAL if rules is None else rules:
+        if rule.example is not None and rule.name not in table:
+            module, shapes = rule.example()
+            ratios = {k: _ratio(rule, module, shapes, k, rounds) for k in _FORMATS}
+            table[rule.name] = {k: ratio for k, ratio in ratios.items() if ratio is not None}
+    file = cache_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps({**_machine(), "gains": table}, indent=2))
+    partial.replace(file)
+    _read.cache_clear()
+    return table
+
+
+def _machine() -> dict[str, str]:
+    return {"cpu": cpu_model(), "class": cpu_class(), "torch": torch.__version__}
+
+
+def _table() -> Table:
+    return _read(cache_file(), cpu_class())
+
+
+@lru_cache(maxsize=8)
+def _read(own: Path, machine_class: str) -> Table:
+    try:
+        found = json.loads(own.read_text())
+        if {k: found[k] for k in ("cpu", "class", "torch")} == _machine():
+            return found["gains"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return json.loads(_SHIPPED.read_text()).get(machine_class, {}).get("gains", {})
+
+
+def _ratio(
+    rule: Rule, module: nn.Module, shapes: Sequence[tuple[int, ...]], layout: str, rounds: int
+) -> float | None:
+    """Time of torch over ours, None where torch does not run in this memory format."""
+    from .api import swap
+
+    stock = module.train()
+    ours = swap(copy.deepcopy(stock), rules=[rule], strict=True)
+    inputs = [_input(shape, layout) for shape in shapes]
+    try:
+        _step(stock, inputs)
+    except RuntimeError:
+        return None
+    best = {stock: math.inf, ours: math.inf}
+    with torch.random.fork_rng([]):
+        for i in range(rounds + 1):
+            order = [stock, ours]
+            random.Random(i).shuffle(order)
+            for m in order:
+                seconds = _step(m, inputs)
+                if i:
+                    best[m] = min(best[m], seconds)
+    return round(best[stock] / best[ours], 3)
+
+
+def _input(shape: tuple[int, ...], layout: str) -> Tensor:
+    memory_format = _FORMATS[layout].get(len(shape), torch.contiguous_format)
+    return torch.randn(shape).contiguous(memory_format=memory_format).requires_grad_()
+
+
+def _step(module: nn.Module, inputs: Sequence[Tensor]) -> float:
+    begin = time.perf_counter()
+    outputs: list[Any] = [y for y in tree_leaves(module(*inputs)) if y.requires_grad]
+    forward = time.perf_counter() - begin
+    grads = [torch.ones_like(y) for y in outputs]
+    begin = time.perf_counter()
+    torch.autograd.grad(outputs, list(inputs), grads)
+    return forward + time.perf_counter() - begin

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: MIT
+"""Facts: what code can ask of a tensor without reading its elements, and what it computes from the answers."""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from .match import subject
+
+__all__ = [
+    "ancestors",
+    "copy_with_inputs",
+    "counts_dimensions",
+    "drop_unused_facts",
+    "is_entry",
+    "is_fact",
+    "is_shape",
+    "joined_shape",
+    "without_joins",
+]
+
+_ATTRIBUTES = {"device", "dtype", "is_cuda", "itemsize", "layout", "ndim", "shape"}
+_METHODS = {
+    "dim",
+    "element_size",
+    "is_complex",
+    "is_contiguous",
+    "is_floating_point",
+    "ndimension",
+    "nelement",
+    "numel",
+    "size",
+}
+_OF_TENSORS = {builtins.len, torch.is_complex, torch.is_floating_point, torch.numel}
+_OF_FACTS = {
+    builtins.getattr,
+    operator.abs,
+    operator.add,
+    operator.and_,
+    operator.eq,
+    operator.floordiv,
+    operator.ge,
+    operator.getitem,
+    operator.gt,
+    operator.invert,
+    operator.le,
+    operator.lshift,
+    operator.lt,
+    operator.mod,
+    operator.mul,
+    operator.ne,
+    operator.neg,
+    operator.or_,
+    operator.pos,
+    operator.pow,
+    operator.rshift,
+    operator.sub,
+    operator.truediv,
+    operator.xor,
+}
+# Views of an argument that a guard may take again before the forward runs: they copy nothing.
+_VIEWS = {"chunk", "data", "getitem", "narrow", "select", "split", "tensor_split", "unbind"}
+
+
+def is_fact(node: Node, known: dict[Node, bool] | None = None) -> bool:
+    """True where the node's value needs the sizes, dtype or device of tensors and nothing else of them."""
+    known = {} if known is None else known
+    if node not in known:
+        known[node] = _is_fact(node, known)
+    return known[node]
+
+
+def _is_fact(node: Node, known: dict[Node, bool]) -> bool:
+    facts = [is_fact(n, known) for n in node.all_input_nodes]
+    if not facts:
+        return False
+    if node.op == "call_method":
+        return (facts[0] and all(facts)) or (node.target in _METHODS and all(facts[1:]))
+    if node.op != "call_function":
+        return False
+    if node.target is getattr and node.args[1] in _ATTRIBUTES:
+        return True
+    return node.target in _OF_TENSORS or (node.target in _OF_FACTS and all(facts))
+
+
+def counts_dimensions(node: Node) -> bool:
+    """True for the number of dimensions of a tensor: x.dim(), x.ndim, len(x.shape), len(x.size())."""
+    if node.op == "call_method":
+        return node.target in ("dim", "ndimension")
+    if node.target is getattr:
+        return node.args[1] == "ndim"
+    return node.target is len and isinstance(node.args[0], Node) and is_shape(node.args[0])
+
+
+def is_shape(node: Node) -> bool:
+    if node.op == "call_method":
+        return node.target == "size" and len(node.args) == 1 and not node.kwargs
+    return node.op == "call_function" and node.target is getattr and node.args[1] == "shape"
+
+
+def is_entry(node: Node, known: dict[Node, bool] | None = None) -> bool:
+    """True where the value can be had from the arguments of the forward before it has run."""
+    known = {} if known is None else known
+    if node not in known:
+        named = getattr(node.target, "__name__", node.target)
+        view = named in _VIEWS or (node.target is getattr and node.args[1] == "data")
+        reads = is_fact(node) or (node.op in ("call_function", "call_method") and view)
+        known[node] = node.op == "placeholder" or (
+            reads and all(is_entry(n, known) for n in node.all_input_nodes)
+        )
+    return known[node]
+
+
+def ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes and everything that they are computed from."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
+
+
+def copy_with_inputs(graph: Graph, wanted: Node) -> tuple[Graph, Node]:
+    """A new graph with the same placeholders that computes one node, without an output yet."""
+    needed = ancestors([wanted])
+    copy = Graph()
+    values: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" or node in needed:
+            values[node] = copy.node_copy(node, values.__getitem__)
+    return copy, values[wanted]
+
+
+def drop_unused_facts(graph: Graph) -> None:
+    """Erase facts that nobody reads: answers that became guards, unused names of `b, c, h, w = x.size()`."""
+    known: dict[Node, bool] = {}
+    for node in reversed(graph.nodes):
+        of_data = node.target is getattr and node.args[1] == "data"
+        if (
+            not node.users
+            and node.op in ("call_function", "call_method")
+            and (of_data or is_fact(node, known))
+        ):
+            graph.erase_node(node)
+
+
+def joined_shape(*tensors: torch.Tensor) -> torch.Size:
+    """The size of torch.cat(tensors, 1), for tensors that can be joined."""
+    first = tensors[0].shape
+    return torch.Size((first[0], sum(t.shape[1] for t in tensors), *first[2:]))
+
+
+def without_joins(graph: Graph, node: Node, join_of: dict[Node, tuple[Node, ...]]) -> Node:
+    """The same fact, asked of the parts of every torch.cat instead of its result.
+
+    Args: join_of: the parts of each node that is a torch.cat along dimension 1.
+    Returns: node itself where no cat is asked; else a new node before it.
+    """
+    done: dict[Node, Node] = {}
+
+    def rebuild(old: Node) -> Node:
+        if old not in done:
+            done[old] = _rebuilt(graph, node, old, join_of, rebuild)
+        return done[old]
+
+    return rebuild(node)
+
+
+def _rebuilt(graph: Graph, before: Node, old: Node, join_of: dict[Node, tuple[Node, ...]], rebuild) -> Node:
+    if not is_fact(old):
+        return old
+    of = subject(old)
+    while isinstance(of, Node) and of.target is getattr and of.args[1] == "data":
+        of = of.args[0]
+    if isinstance(of, Node) and of in join_of and (is_shape(old) or _is_size_of_one(old)):
+        with graph.inserting_before(before):
+            shape = graph.call_function(joined_shape, join_of[of])
+            if is_shape(old):
+                return shape
+            return graph.call_function(operator.getitem, (shape, old.args[1]))
+    args, kwargs = map_arg((old.args, old.kwargs), rebuild)
+    if (args, kwargs) == (old.args, old.kwargs):
+        return old
+    with graph.inserting_before(before):
+        return graph.create_node(old.op, old.target, args, kwargs)
+
+
+def _is_size_of_one(node: Node) -> bool:
+    return node.op == "call_method" and node.target == "size" and len(node.args) == 2

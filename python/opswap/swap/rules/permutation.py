@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""A fixed permutation of the channels by an index: x[:, order], index_select(1, order)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, Node
+
+from opswap import functional as F
+
+from ..match import Region
+from ..prove import Refusal
+from ..runtime import orders, plain
+from .rule import Replacement, Rule, Shapes
+
+__all__ = ["RULES"]
+
+
+def _index(node: Node) -> Any:
+    """What the node picks channels by: a Node, a list of numbers, or None where it is another call."""
+    args = [*node.args, *(node.kwargs[k] for k in ("dim", "index") if k in node.kwargs)]
+    if node.op == "call_function" and node.target is operator.getitem and isinstance(args[1], tuple):
+        all_images, *index = args[1]
+        return index[0] if all_images == slice(None) and len(index) == 1 else None
+    selects = node.op == "call_method" and node.target == "index_select"
+    selects = selects or (node.op == "call_function" and node.target is torch.index_select)
+    return args[2] if selects and len(args) == 3 and args[1] == 1 else None
+
+
+def _find(graph: Graph) -> Iterator[Region]:
+    for node in graph.nodes:
+        index = _index(node)
+        buffer = isinstance(index, Node) and isinstance(index.meta.get("value"), Tensor)
+        if buffer or isinstance(index, list):
+            inputs = (node.args[0], index) if buffer else (node.args[0],)
+            yield Region(inputs, None, (node,), (node,), node, node, "")
+
+
+def _groups(order: list[int]) -> int:
+    """The number of groups with which this order is a channel shuffle, 0 where it is none."""
+    channels = len(order)
+    step = order[1] if channels > 1 else 0
+    if not 1 < step < channels or channels % step:
+        return 0
+    groups = channels // step
+    return groups if order == [i * step + j for j in range(step) for i in range(groups)] else 0
+
+
+def _prove(region: Region, shapes: Shapes) -> Replacement:
+    index = region.inputs[1].meta["value"].tolist() if len(region.inputs) > 1 else _index(region.mixing)
+    numbers = isinstance(index, list) and all(type(i) is int for i in index)
+    if not numbers or sorted(index) != list(range(len(index))):
+        raise Refusal("its index is no permutation of the channels", told=False)
+    order = tuple(index)
+    condition = f"plain(x0) and x0.dim() > 1 and x0.shape[1] == {len(order)}"
+    names: dict[str, Any] = {"plain": plain}
+    if len(region.inputs) > 1:
+        condition += f" and orders(x1, {order})"
+        names["orders"] = orders
+    groups = _groups(index)
+    if groups:
+        result, names["channel_shuffle"] = f"channel_shuffle(x0, {groups})", F.channel_shuffle
+    else:
+        result, names["channel_permutation"] = f"channel_permutation(x0, {order})", F.channel_permutation
+    return Replacement(condition, result, names)
+
+
+class _Reversed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, list(range(115, -1, -1))]
+
+
+def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return _Reversed(), ((16, 116, 28, 28),)
+
+
+RULES = (Rule("channel_permutation", True, _find, _prove, example=_example),)

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: MIT
+"""Run a forward on proxies and write down what it does, answering what it asks of sizes and noting the answers.
+
+What a forward asks of Python itself (a type, a random number, the gradient mode) would be answered once and
+baked in; each of those questions is noticed here and refused. What it asks of the sizes of tensors is answered
+from a hint or a guess, and every answer is kept as a `Decision`, for a guard to check.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+from typing import Any, Protocol
+
+import torch
+from torch import fx, nn
+from torch.fx.proxy import Attribute
+
+from .alias import returns_tensor
+from .facts import counts_dimensions, is_fact, is_shape
+from .match import graph_kinds, operation
+from .runtime import hooked
+
+__all__ = [
+    "BorrowedModuleError",
+    "CaptureError",
+    "Decision",
+    "Hints",
+    "Tracer",
+    "class_name",
+    "raised_by_user",
+]
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(__file__) + os.sep
+_EINOPS = f"{os.sep}einops{os.sep}"
+# torch's own code through which a call reaches a proxy unchanged; a trace would drop what the rest of torch
+# adds around a call, such as a checkpoint, a custom gradient or a context.
+_TRANSPARENT = (
+    "_jit_internal.py",
+    "_tensor.py",
+    "functional.py",
+    "fx" + os.sep,
+    "nn" + os.sep,
+    "overrides.py",
+)
+_ASSERT = torch._assert.__code__  # becomes a node
+# The frame below the user's own; torch.compile wraps the method once it has been imported.
+_TRACE = inspect.unwrap(fx.Tracer.trace).__code__
+_BAKED = {
+    "callable",
+    "hasattr",
+    "is_autocast_enabled",
+    "is_grad_enabled",
+    "is_inference_mode_enabled",
+    "is_tensor",
+    "issubclass",
+    "type",
+}
+# The number of dimensions is tried in this order where no run has shown it.
+_DIMENSIONS = (4, 3, 5, 2)
+
+
+class CaptureError(Exception):
+    """A forward that cannot be written as a graph; the message says why."""
+
+
+class BorrowedModuleError(CaptureError):
+    """A forward that calls a module which is none of its own, and which others may change."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a forward asked of a fact and what it was told.
+
+    node: the fact. answer: its truth value, or the number that it was taken for. others: the answers to try
+    next where this one was a guess. where: "file:line" of the question.
+    """
+
+    node: fx.Node
+    answer: bool | int
+    others: tuple[bool | int, ...]
+    where: str
+
+
+class Hints(Protocol):
+    """Values that a run of the forward would show."""
+
+    def value(self, node: fx.Node) -> Any:
+        """The node's value; None where it is not known."""
+
+
+class _Proxy(fx.Proxy):
+    """A proxy that asks its tracer where Python wants a number, a length or a class at once."""
+
+    tracer: Tracer
+
+    def __getattr__(self, name: str) -> _AttributeProxy:
+        return _AttributeProxy(self, name)
+
+    def __len__(self) -> int:
+        return self.tracer.length(self)
+
+    def __int__(self) -> int:
+        return self.tracer.integer(self)
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        return float(self.tracer.integer(self))
+
+    def __hash__(self) -> int:
+        """Of a number of dimensions, that of the number, by which it is looked up in a dict."""
+        if not isinstance(self, Attribute) or self.attr == "ndim":
+            node = self.node
+            if node.op in ("call_function", "call_method") and counts_dimensions(node):
+                return hash(self.tracer.integer(self))
+        return object.__hash__(self)
+
+    @property
+    def __class__(self) -> type:
+        """What isinstance() sees: this class for torch and opswap, the value's own for the user's code."""
+        name = sys._getframe(1).f_code.co_filename
+        if name.startswith((_TORCH, _HERE)):
+            return type(self)
+        return self.tracer.class_of(self)
+
+
+class _AttributeProxy(_Proxy, Attribute):
+    """An attribute of a proxy, which becomes a node when it is used."""
+
+
+class Tracer(fx.Tracer):
+    """Traces one forward along one path.
+
+    made: modules that traces of this forward made for themselves, which the trace adds to.
+    script: answers for the first decisions; hints: answers for the others, which are guesses without.
+    After `trace`, also where it raises: `decisions`, `arguments` (the parameters that became placeholders) and
+    `refusal`, the first reason for which the graph must not be believed.
+    """
+
+    proxy_buffer_attributes = True
+
+    def __init__(
+        self,
+        opened: Sequence[nn.Module],
+        made: list[nn.Module],
+        script: Sequence[bool | int] = (),
+        hints: Hints | None = None,
+    ) -> None:
+        super().__init__()
+        self.opened = {id(m) for m in opened}
+        self.foreign = tuple(made)  # what an earlier trace met was not made in this one
+        self.made = made
+        self.script, self.hints = script, hints
+        self.owners = [""]
+        self.arguments: tuple[str, ...] = ()
+        self.decisions: list[Decision] = []
+        self.refusal: CaptureError | None = None
+        self.modes = _modes()
+        self.thread = threading.get_ident()
+        self.answered: dict[str, bool | int] = {}
+
+    def refuse(self, reason: str) -> CaptureError:
+        """Remember the first refusal: the forward itself may catch the exception."""
+        self.refusal = self.refusal or CaptureError(reason)
+        return self.refusal
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return id(m) not in self.opened
+
+    def is_passing(self, m: nn.Module) -> bool:
+        """True for a module of torch without state that the forward makes for itself, as a function of sorts."""
+        if any(m is other for other in self.foreign):
+            self.refusal = self.refusal or BorrowedModuleError(
+                f"{class_name(m)} is called, which is no submodule"
+            )
+            raise self.refusal
+        if any(m is own for own in self.root.modules()):
+            return False
+        state = (*m.parameters(), *m.buffers(), *m.children())
+        if state or hooked(m) or not type(m).__module__.startswith("torch.nn."):
+            return False
+        self.made.append(m)
+        return True
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if threading.get_ident() != self.thread or self.is_passing(m):
+            return forward(*args, **kwargs)
+        self.owners.append(self.path_of_module(m))
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        finally:
+            self.owners.pop()
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        if threading.get_ident() != self.thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Proxies for the parameters without a default; the others keep theirs, which the caller guards."""
+        required = []
+        for p in list(inspect.signature(root_fn).parameters.values())[1:]:
+            if p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                continue
+            if p.kind is p.KEYWORD_ONLY:
+                raise self.refuse(f"forward has the required keyword-only argument {p.name!r}")
+            required.append(p.name)
+        self.arguments = tuple(required)
+        return root_fn, [self.root, *(self.create_proxy("placeholder", n, (), {}) for n in required)]
+
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        if _modes() != self.modes:
+            raise self.refuse("forward changes the gradient or autocast mode")
+        source = self.inspect_frames() or class_name(self.root.get_submodule(self.owners[-1]))
+        node = super().create_node(kind, target, *args, **kwargs)
+        # A leaf's call belongs to the module whose forward makes it.
+        node.meta["owner"] = self.owners[-2] if kind == "call_module" else self.owners[-1]
+        if kind == "get_attr":
+            holder, _, name = target.rpartition(".")
+            module = self.root.get_submodule(holder)
+            node.meta["value"] = module._buffers.get(name, module._parameters.get(name))
+        if kind == "call_module":
+            node.meta["module"] = self.root.get_submodule(target)
+        node.meta["source"] = source
+        return node
+
+    def inspect_frames(self) -> str:
+        """The innermost line of user code; refuses code that a trace cannot follow."""
+        source = ""
+        frame = sys._getframe(2)
+        while frame is not None and frame.f_code is not _TRACE:
+            code, name = frame.f_code, frame.f_code.co_filename
+            if name.startswith(_TORCH):
+                if not name[len(_TORCH) :].startswith(_TRANSPARENT) and code is not _ASSERT:
+                    raise self.refuse(f"forward runs through {os.path.relpath(name, _TORCH + os.pardir)}")
+            elif not name.startswith(_HERE) and _EINOPS not in name:
+                source = source or f"{name}:{frame.f_lineno}"
+                reason = _unfaithful(code)
+                if reason:
+                    raise self.refuse(reason)
+            frame = frame.f_back
+        return source
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        if not is_fact(obj.node):
+            raise self.refuse(f"control flow depends on the elements of a tensor at {self.inspect_frames()}")
+        return bool(self._decide(obj.node, bool, (True, False)))
+
+    def integer(self, obj: fx.Proxy) -> int:
+        """The number that a fact is, which the captured path is then bound to."""
+        node = obj.node
+        if not is_fact(node):
+            raise self.refuse(f"an element of a tensor is made a Python number at {self.inspect_frames()}")
+        return self._decide(node, int, _DIMENSIONS if counts_dimensions(node) else ())
+
+    def length(self, obj: fx.Proxy) -> int:
+        """len() of a tensor, of a size, or of what torch.chunk gives."""
+        node = obj.node
+        if operation(node) == "getitem" and is_shape(node.args[0]) and isinstance(node.args[1], slice):
+            return len(range(self.length(fx.Proxy(node.args[0], self)))[node.args[1]])
+        guesses = _DIMENSIONS if is_shape(node) else ()
+        if operation(node) == "chunk":
+            chunks = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
+            guesses = (chunks,) if isinstance(chunks, int) else ()
+        return self._decide(self.create_node("call_function", len, (node,), {}), int, guesses)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        return iter([obj[i] for i in range(self.length(obj))])
+
+    def class_of(self, obj: fx.Proxy) -> type:
+        """The class that isinstance() shall see."""
+        code = sys._getframe(2).f_code
+        if _EINOPS in code.co_filename or "isinstance" not in code.co_names:
+            return type(obj)
+        node = obj.node
+        module = node.meta.get("module")
+        is_tensor = node.op == "placeholder" or (module is not None and returns_tensor(module))
+        if is_tensor or graph_kinds(node.graph)[node] == "tensor":
+            return torch.Tensor
+        raise self.refuse(f"the type of a result is asked for at {self.inspect_frames()}")
+
+    def _decide(self, node: fx.Node, kind: type, guesses: tuple[bool | int, ...]) -> bool | int:
+        key = f"{kind.__name__} {_expression(node)}"
+        if key in self.answered:
+            return self.answered[key]
+        place = len(self.decisions)
+        hint = self.hints.value(node) if self.hints is not None else None
+        if place < len(self.script):
+            answer = self.script[place]
+        elif hint is not None:
+            answer, guesses = kind(hint), ()
+        elif guesses:
+            answer = guesses[0]
+        else:
+            raise self.refuse(
+                f"a size is made a Python number at {self.inspect_frames()}: pass example_inputs"
+            )
+        others = guesses[guesses.index(answer) + 1 :] if answer in guesses else ()
+        self.decisions.append(Decision(node, answer, others, self.inspect_frames()))
+        self.answered[key] = answer
+        return answer
+
+
+def _expression(node: Any) -> str:
+    """A fact in words that are equal where it is the same fact of the same tensors."""
+    if not isinstance(node, fx.Node):
+        return repr(node)
+    if not is_fact(node):
+        return node.name
+    target = getattr(node.target, "__name__", node.target)
+    options = [f"{k}={_expression(v)}" for k, v in node.kwargs.items()]
+    return f"{target}({', '.join([*map(_expression, node.args), *options])})"
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """True where a raise or assert statement outside of torch threw the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+        return False
+    code = trace.tb_frame.f_code
+    return code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def class_name(module: nn.Module) -> str:
+    """The module's class by its full name."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _modes() -> tuple[bool, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _unfaithful(code: CodeType) -> str | None:
+    """Why a trace of this code may mean something else than the code."""
+    where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+    asked = sorted(_BAKED.intersection(code.co_names))
+    if asked:
+        return f"{code.co_name} ({where}) asks for {asked[0]}(), which a capture cannot follow"
+    for op in dis.get_instructions(code):
+        if op.opname in ("BEFORE_WITH", "SETUP_WITH") or (op.opname, op.argrepr) == (
+            "LOAD_SPECIAL",
+            "__enter__",
+        ):
+            return f"{code.co_name} ({where}) has a with statement, which a capture does not record"
+    return None
