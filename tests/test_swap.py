@@ -418,7 +418,7 @@ class TestReport:
         parsed = json.loads(report.to_json())
         assert len(parsed["swapped"]) == SITES and parsed["kept"] == []
         assert parsed["memory_format"] == "" and parsed["denormals"] == {}
-        assert set(parsed["swapped"][0]) == {"path", "rule", "source", "exact", "reason"}
+        assert set(parsed["swapped"][0]) == {"path", "rule", "source", "exact", "reason", "gain"}
 
     def test_of_a_part(self, model: nn.Module) -> None:
         assert [s.path for s in opswap.report(model.stage2).swapped] == ["0", "1"]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""A rule that a user writes: the one that the README shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from step import outputs_and_gradients
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.fixture
+def silu() -> opswap.swap.Rule:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (text,) = [b for b in blocks if "Rule(" in b]
+    scope: dict[str, object] = {}
+    exec(text, scope)
+    return scope["silu"]
+
+
+class Gated(nn.Module):
+    def __init__(self, twice: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.twice = twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        gate = torch.sigmoid(x)
+        return gate * x + gate if self.twice else x * gate
+
+
+def test_it_is_applied(silu: opswap.swap.Rule) -> None:
+    stock = Gated()
+    model = opswap.swap(Gated(), rules=(silu,), strict=True)
+    model.load_state_dict(stock.state_dict())
+    assert "silu(x0)" in model.opswap_code and not opswap.report(model).swapped[0].exact
+    x = torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+    assert all(c.holds for c in opswap.verify(model, (x,)).checks)
+    assert not opswap.scan(Gated(), rules=(silu,), exact=True).swapped
+
+
+def test_it_says_why_not(silu: opswap.swap.Rule) -> None:
+    report = opswap.scan(Gated(twice=True), rules=(silu,))
+    assert not report.swapped and report.kept[0].reason == "the gate is used elsewhere"

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""verify shows that a swapped model computes the same, and catches one that does not."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from opswap.swap import Rule, VerificationError
+from opswap.swap.rules import DEFAULT, Replacement
+from spellings import Joined, Split, Wrapped, by_size
+
+
+def images() -> tuple[Tensor]:
+    return (torch.randn(2, 12, 4, 8),)
+
+
+def wrong(result: str) -> list[Rule]:
+    """The rule for plain shuffles with another result."""
+    (rule,) = [r for r in DEFAULT if r.name == "channel_shuffle" and r.example is not None]
+
+    def prove(region: object, shapes: object) -> Replacement:
+        found = rule.prove(region, shapes)
+        return Replacement(found.condition, result, found.names)
+
+    return [replace(rule, prove=prove)]
+
+
+def test_every_mode_and_format_is_checked() -> None:
+    model = nn.Sequential(Split(), Split())
+    report = opswap.verify(model, images())
+    assert [c.name for c in report.checks] == [
+        "train, contiguous",
+        "eval, contiguous",
+        "train, channels_last",
+        "eval, channels_last",
+    ]
+    assert all(c.holds for c in report.checks) and report.checks[0].detail == "bit-equal"
+    assert len(report.swapped) == 2 and not opswap.report(model).swapped
+    assert [c["name"] for c in json.loads(report.to_json())["checks"]] == [c.name for c in report.checks]
+    assert "train, contiguous" in str(report)
+
+
+def test_a_swapped_model_is_compared_with_what_it_was() -> None:
+    model = opswap.swap(nn.Sequential(Split(), Split()))
+    report = opswap.verify(model, images())
+    assert report.swapped == opswap.report(model).swapped and len(report.checks) == 4
+    assert opswap.report(model).swapped
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "channel_shuffle(x0, 2, inverse=True)",
+        "channel_shuffle(x0, 2) * 1.0001",
+        "channel_shuffle(x0, 2).detach()",
+        "channel_shuffle(x0, 2).double()",
+        "channel_shuffle(x0, 2)[:1]",
+        "channel_shuffle(x0, 2) / 0",
+        "undefined(x0)",
+    ],
+)
+def test_a_wrong_replacement_is_caught(result: str) -> None:
+    with pytest.raises(VerificationError, match="FAILS"):
+        opswap.verify(Wrapped(by_size), images(), rules=wrong(result))
+
+
+def test_an_error_of_rounding_size_holds() -> None:
+    report = opswap.verify(Wrapped(by_size), images(), rules=wrong("channel_shuffle(x0, 2) * (1 + 2e-7)"))
+    first = report.checks[0]
+    assert first.holds and first.error is not None and first.bound is not None and first.error < 1e-5
+
+
+def test_a_failing_check_leaves_the_model_unswapped() -> None:
+    model = Wrapped(by_size)
+    with pytest.raises(VerificationError):
+        opswap.swap(model, rules=wrong("channel_shuffle(x0, 3)"), verify_with=images())
+    assert type(model) is Wrapped and not opswap.report(model).swapped
+    opswap.swap(model, verify_with=images())
+    assert opswap.report(model).swapped
+
+
+def test_nothing_is_changed() -> None:
+    model = nn.Sequential(Joined(by_size), nn.BatchNorm2d(12), nn.Dropout())
+    state = copy.deepcopy(model.state_dict())
+    (x,) = images()
+    before = x.clone()
+    generator = torch.get_rng_state()
+    opswap.verify(model, (x,))
+    assert torch.equal(x, before) and not x.requires_grad and model.training
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), state.values(), strict=True))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_format_that_only_the_swapped_model_runs_in_is_named() -> None:
+    report = opswap.verify(nn.Sequential(nn.MaxPool3d((1, 3, 3), (2, 1, 2))), (torch.randn(2, 4, 9, 9),))
+    assert report.checks[2].holds and "runs, where" in report.checks[2].detail
+
+
+def test_a_model_that_fails_either_way_holds() -> None:
+    report = opswap.verify(nn.Sequential(Wrapped(by_size)), (torch.randn(2, 5, 4, 8),))
+    assert all(c.holds and "both raise" in c.detail for c in report.checks)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(TypeError, match="inputs must be a tuple, got Tensor"):
+        opswap.verify(Wrapped(by_size), *images())
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got int"):
+        opswap.verify(3, images())
