@@ -12,7 +12,8 @@
 enum {
     SHORT_PATTERN = 256,
     STRIP = 1024,         /* values: six factors and two sums take 32 KiB */
-    FLUSH_PATTERNS = 128, /* additions to one float before it goes on in double, four at a time */
+    FLUSH_PATTERNS = 128, /* additions to one float before it goes on in double, two at a time */
+    AHEAD = 2,            /* patterns */
 };
 
 /* The scalar kernels, for what is too small for vectors. */
