@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..swap.capture import CaptureError, capture
+from ..swap.capture import CaptureError, capture_unguarded
 from .layers import LAYERS
 from .structure import owned_tensors
 
@@ -111,7 +111,7 @@ def _why_closed(module: nn.Module) -> str:
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and kind.__module__.startswith("torch.nn."):
         return ""
     try:
-        capture(module)
+        capture_unguarded(module)
     except CaptureError as error:
         return str(error)
     return ""
@@ -127,7 +127,7 @@ def _graph(branch: nn.Module, separate: dict[str, str], index: int) -> fx.Graph:
         else:
             opened.append(m)
     try:
-        return capture(branch, opened).graph
+        return capture_unguarded(branch, opened).graph
     except CaptureError as error:
         raise ValueError(f"{_NAME}: branches[{index}] cannot be captured: {error}") from error
 

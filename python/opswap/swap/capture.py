@@ -24,7 +24,7 @@ from .match import joined_parts
 from .runtime import find_class, hooked, require
 from .tracer import BorrowedModuleError, CaptureError, Decision, Hints, Tracer, raised_by_user
 
-__all__ = ["Capture", "CaptureError", "capture"]
+__all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
 _TRACING = threading.RLock()  # a trace patches torch.nn.Module for all threads
 _PATHS = 4  # captured of one forward in one mode
@@ -66,6 +66,20 @@ def capture(
     with _TRACING:
         einops_backend.register()
         return _capture_modes(_Explorer(root, tuple(opened), hints))
+
+
+def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capture:
+    """The forward of `root` as one graph that holds whatever sizes and mode it is called in; see `capture`.
+
+    Raises: CaptureError also for a forward that asks for sizes or for its mode.
+    """
+    first, *others = capture(root, opened)
+    reads = [n.target.split(".")[-1] for n in first.graph.nodes if n.op == "get_attr"]
+    if first.training is not None or "training" in reads:
+        raise CaptureError("forward differs between train() and eval()")
+    if others or first.guards or first.foreseen or any(n.target is require for n in first.graph.nodes):
+        raise CaptureError("control flow depends on the size of a tensor")
+    return first
 
 
 def _capture_modes(explorer: _Explorer) -> list[Capture]:
