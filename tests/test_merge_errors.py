@@ -150,7 +150,10 @@ class Forward(nn.Module):
 
 
 REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
-    "control_flow": (lambda m, x: m.conv(x) if x.sum() > 0 else x, "control flow depends on the elements of a tensor"),
+    "control_flow": (
+        lambda m, x: m.conv(x) if x.sum() > 0 else x,
+        "control flow depends on the elements of a tensor",
+    ),
     "batch": (lambda m, x: m.conv(x).flatten(0, 1), "must keep the batch in its first dimension"),
     "mean": (lambda m, x: m.conv(x) - m.conv(x).mean(), "must keep the batch in its first dimension"),
     "random": (lambda m, x: nn.functional.dropout(m.conv(x), 0.5), "differ by"),

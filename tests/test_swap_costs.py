@@ -20,6 +20,11 @@ Record = Callable[[dict[str, dict[str, float]]], None]
 
 
 @pytest.fixture(autouse=True)
+def recorded_gains() -> None:
+    """The tables are read here."""
+
+
+@pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     costs._read.cache_clear()
@@ -80,6 +85,17 @@ def test_tensors_in_a_format_that_loses_take_their_own_code(record: Record) -> N
     assert kernels() == 1
     model(x.contiguous(memory_format=torch.channels_last))
     assert kernels() == 2
+
+
+def test_a_whole_module_in_a_format_that_loses_takes_its_own_code(record: Record) -> None:
+    record({"batch_norm": {"contiguous": 2.0, "channels_last": 0.5}})
+    model = opswap.swap(nn.Sequential(nn.BatchNorm2d(12)), strict=True)
+    x = torch.randn(2, 12, 4, 8)
+    opswap.reset_stats()
+    model(x)
+    assert kernels() == 1
+    model(x.contiguous(memory_format=torch.channels_last))
+    assert kernels() == 1
 
 
 def test_the_table_of_another_machine_is_not_read(record: Record) -> None:

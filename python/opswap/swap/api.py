@@ -184,12 +184,17 @@ def select_rules(rules: Sequence[Rule] | None, exact: bool) -> list[Rule]:
 
 def _unless_slower(rule: Rule) -> Rule:
     reason, losing = loss(rule.name), losing_formats(rule.name)
+    if not losing:
+        return rule
+
+    def guarded(found: Replacement) -> Replacement:
+        condition = f"{found.condition} and wins(x0, {losing})"
+        return Replacement(condition, found.result, {**found.names, "wins": wins})
 
     def prove(region: Region, shapes: Shapes) -> Replacement:
         found = rule.prove(region, shapes)
         if reason:
             raise Refusal(reason)
-        condition = f"{found.condition} and wins(x0, {losing})"
-        return Replacement(condition, found.result, {**found.names, "wins": wins})
+        return guarded(found)
 
-    return replace(rule, prove=prove) if losing else rule
+    return replace(rule, prove=prove, whole=rule.whole and guarded(rule.whole))

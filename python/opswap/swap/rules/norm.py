@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
+from torch import nn
 from torch.fx import Graph, Node
 
 from opswap.nn.norm import apply_norm
@@ -107,7 +108,12 @@ _ALONE = Replacement(
     {"normable": normable, "apply_norm": apply_norm},
 )
 
+
+def _example(*after: nn.Module) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return nn.Sequential(nn.BatchNorm2d(58), *after), ((32, 58, 28, 28),)
+
+
 RULES = (
-    Rule("batch_norm_act", False, _find_act, _prove_act, calls=NORMS),
-    Rule("batch_norm", False, modules=NORMS, whole=_ALONE),
+    Rule("batch_norm_act", False, _find_act, _prove_act, calls=NORMS, example=lambda: _example(nn.ReLU())),
+    Rule("batch_norm", False, modules=NORMS, whole=_ALONE, example=_example),
 )
