@@ -96,12 +96,26 @@ def report(rows: list[Row]) -> str:
     return "\n\n".join(parts)
 
 
+def summary(rows: Sequence[Row]) -> list[str]:
+    """A line an operator, dtype and layout: how many times faster, smallest to largest over the shapes."""
+    directions = list(dict.fromkeys(row["direction"] for row in rows))
+    lines = []
+    for key, group in _groups(rows, ("case", "dtype", "layout")).items():
+        ratios = [sorted(r["ratio"] for r in group if r["direction"] == d) for d in directions]
+        lines.append([*key, *(f"{r[0]:.2f} to {r[-1]:.2f}" if r else "" for r in ratios)])
+    return _table(["case", "dtype", "layout", *directions], lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "file", nargs="*", type=Path, help="written by run.py --json; by default all of results/"
     )
-    files = parser.parse_args().file or sorted(_RESULTS.glob("*.json"))
+    parser.add_argument(
+        "--summary", action="store_true", help="only the range of the ratios, of the first setting in a file"
+    )
+    arguments = parser.parse_args()
+    files = arguments.file or sorted(_RESULTS.glob("*.json"))
     if not files:
         parser.error(f"no result files in {str(_RESULTS)!r}")
     for file in files:
@@ -109,7 +123,12 @@ def main() -> None:
             rows = json.loads(file.read_text())
         except (OSError, json.JSONDecodeError) as error:
             parser.error(f"{str(file)!r} cannot be read: {error}")
-        print(report(rows) + "\n")
+        if arguments.summary:
+            first = _settings(rows)[0]
+            rows = [row for row in rows if (row["threads"], row["allocation"]) == first]
+            print(f"{_heading(first)}\n\n" + "\n".join(summary(rows)) + "\n")
+        else:
+            print(report(rows) + "\n")
 
 
 if __name__ == "__main__":
