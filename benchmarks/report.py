@@ -102,8 +102,13 @@ def summary(rows: Sequence[Row]) -> list[str]:
     lines = []
     for key, group in _groups(rows, ("case", "dtype", "layout")).items():
         ratios = [sorted(r["ratio"] for r in group if r["direction"] == d) for d in directions]
-        lines.append([*key, *(f"{r[0]:.2f} to {r[-1]:.2f}" if r else "" for r in ratios)])
+        lines.append([*key, *map(_range, ratios)])
     return _table(["case", "dtype", "layout", *directions], lines)
+
+
+def _range(ratios: Sequence[float]) -> str:
+    ends = [f"{r:.2f}" for r in (*ratios[:1], *ratios[1:][-1:])]
+    return " to ".join(ends)
 
 
 def main() -> None:
