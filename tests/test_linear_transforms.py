@@ -265,7 +265,8 @@ def test_other_dtypes_run_as_plain_torch(dtype: torch.dtype) -> None:
     x, weight, bias = ((3 * t.detach()).to(dtype) for t in tensors(None))
     opswap.reset_stats()
     got = F.grouped_linear(x, weight, bias)
-    assert opswap.stats() == {"kernel": {}, "reference": {"grouped_linear": 1}}
+    counts = opswap.stats()
+    assert counts["kernel"] == {} and counts["reference"] == {"grouped_linear": 1}
     assert torch.allclose(got, plain(x, weight, bias, None))
 
 

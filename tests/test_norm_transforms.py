@@ -98,7 +98,8 @@ def test_compile_fullgraph(training: bool) -> None:
         loss_of(F.batch_norm_act, "hardswish", training), fullgraph=True, backend="aot_eager"
     )
     assert_all_close(step(compiled, tensors, *running()), want)
-    assert opswap.stats() == {"kernel": {"batch_norm_act": 1, "batch_norm_act_backward": 1}, "reference": {}}
+    counts = opswap.stats()
+    assert counts["kernel"] == {"batch_norm_act": 1, "batch_norm_act_backward": 1} and not counts["reference"]
 
 
 def test_compile_with_changing_sizes() -> None:
