@@ -201,12 +201,16 @@ class TestNetworks:
     def test_as_near_to_float64_as_stock(
         self, network: tuple[nn.Module, Tensor], memory_format: torch.memory_format
     ) -> None:
+        """The median of five inputs: where rounding moves one maximum or one sign, either model stands alone."""
         stock, x = network
-        truth = outputs_and_gradients(copy.deepcopy(stock).double(), x.double())
         model = opswap.swap(copy.deepcopy(stock), memory_format=memory_format)
-        ours, theirs = outputs_and_gradients(model, x), outputs_and_gradients(stock, x)
-        errors = [distance(ours, truth), distance(theirs, truth)]
-        assert errors[0] <= 2 * errors[1] + 1e-5, errors
+        excess = []
+        for _ in range(5):
+            x = torch.randn_like(x)
+            runs = (copy.deepcopy(stock).double(), copy.deepcopy(stock), copy.deepcopy(model))
+            truth, theirs, ours = (outputs_and_gradients(m, x.to(next(m.parameters()).dtype)) for m in runs)
+            excess.append(distance(ours, truth) - 2 * distance(theirs, truth))
+        assert sorted(excess)[2] <= 1e-5, excess
 
     def test_loss_of_several_steps(self, network: tuple[nn.Module, Tensor]) -> None:
         """Within 1e-3 of the loss in float64, as stock is."""

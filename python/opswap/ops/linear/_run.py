@@ -89,9 +89,21 @@ def _by_library(input: Tensor, weight: Tensor) -> bool:
     return not input.numel() or not weight.numel() or _library_wins(input, weight)
 
 
+def _fits(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """What the extension checks by itself, and torch's own products would broadcast."""
+    if input.dim() != 3 or weight.dim() != (3 if sections is None else 2):
+        return False
+    groups, outputs = (weight.shape[0], None) if sections is None else (len(sections), sum(sections))
+    return (
+        input.shape[1:] == (groups, weight.shape[-1])
+        and outputs in (None, weight.shape[0])
+        and (bias is None or bias.shape == weight.shape[:-1])
+    )
+
+
 def kernel(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """On the CPU: the kernel, or the library where it is faster."""
-    if _by_library(input, weight):
+    """On the CPU: the kernel, or the library where it is faster. The kernel refuses what does not fit."""
+    if _fits(sections, input, weight, bias) and _by_library(input, weight):
         output = reference(input, weight, bias, sections)
     elif input.dtype in _HALVES:
         wide = [None if t is None else t.float() for t in (input, weight, bias)]
