@@ -66,16 +66,21 @@ def _operator_table(rows: list[Row]) -> list[str]:
 
 
 def _model_table(rows: list[Row]) -> list[str]:
-    """A line a model and setting: median times of stock and swapped in both layouts."""
+    """A line a model and setting: median times of every form in both layouts; empty where a form does not run."""
+    stock = list(dict.fromkeys(name for row in rows for name in row["stock"]))
+    forms = list(dict.fromkeys(_form(row) for row in rows))
     lines = []
     for key, group in _groups(rows, (*_MODEL, "threads", "allocation")).items():
-        stock = [f"{spread['median']:.0f}" for spread in group[0]["stock"].values()]
+        times = {name: spread["median"] for name, spread in group[0]["stock"].items()}
+        times |= {_form(row): row["opswap_ms"] for row in group}
+        cells = [f"{times[name]:.0f}" if name in times else "" for name in (*stock, *forms)]
         best = max(group, key=lambda row: row["ratio"])
-        swapped = [f"{row['opswap_ms']:.0f}" for row in group]
-        lines.append([*key[:3], _heading((key[3], key[4])), *stock, *swapped, _ratio(best)])
-    forms = dict.fromkeys(row.get("form", f"swapped {row['layout']}") for row in rows)
-    head = [*_MODEL, "setting", *rows[0]["stock"], *forms]
-    return _table([*head, "best stock / best swapped"], lines)
+        lines.append([*key[:3], _heading((key[3], key[4])), *cells, _ratio(best)])
+    return _table([*_MODEL, "setting", *stock, *forms, "best stock / best swapped"], lines)
+
+
+def _form(row: Row) -> str:
+    return row.get("form", f"swapped {row['layout']}")
 
 
 def _machine_line(rows: list[Row]) -> str:
