@@ -47,7 +47,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """The output and the statistics used; in training, running statistics move unless momentum is None."""
     vectors = (running_mean, running_var, weight, bias)
-    if plain_cpu(_given(input, *vectors)) and not reference_forced():
+    if plain_cpu(_given(input, *vectors)):
         # The dispatcher finds memory that the extension does not, and the operator words the errors.
         with contextlib.suppress(RuntimeError):
             output = empty(input, input.shape, suggest_memory_format(input))
@@ -155,7 +155,7 @@ def _forward_of_backward(
 ) -> tuple[Tensor, ...]:
     tensors = (input, statistics, weight, bias)
     options = (training, eps, activation, needed)
-    if plain_cpu(_given(grad_output, *tensors)) and not reference_forced():
+    if plain_cpu(_given(grad_output, *tensors)):
         with contextlib.suppress(RuntimeError):
             return tuple(run_backward(grad_output, *tensors, *options))
     return tuple(backward_operator(grad_output, *tensors, *options))
@@ -268,7 +268,7 @@ def infer(
     tensors = _given(input, *vectors)
     if _kernel_would_miss(input, running_mean, running_var, eps):
         check(input, *vectors, training, eps)
-    if inplace and not reference_forced() and not needs_graph(tensors) and plain_cpu(tensors):
+    if inplace and not needs_graph(tensors) and plain_cpu(tensors):
         result = _infer_plain(input, input, vectors, training, momentum, eps, activation)
         if result is not None:
             torch.autograd.graph.increment_version(input)

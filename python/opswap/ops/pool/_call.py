@@ -88,7 +88,7 @@ def register(
     operator = getattr(torch.ops.opswap, name).default
 
     def call(*args: Any) -> Any:
-        if plain_cpu(args[:tensors]) and not reference_forced():
+        if plain_cpu(args[:tensors]):
             # The dispatcher finds memory that the extension does not, and the operator words the errors.
             with contextlib.suppress(RuntimeError):
                 return kernel(*args)
