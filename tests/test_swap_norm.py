@@ -172,6 +172,7 @@ class TestNetworks:
         assert Counter(s.rule for s in report.swapped if not s.exact) == {
             "batch_norm_act": 37,
             "batch_norm": 19,
+            "batch_norm_in_place": 19,
         }
         assert not report.kept
         report = opswap.scan(lprnet())
@@ -456,19 +457,34 @@ class TestInPlace:
         finally:
             type(model[0])._conv_forward = plain
 
-    def model(self) -> nn.Module:
-        return opswap.swap(nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.ReLU())).eval()
+    def model(self, *after: nn.Module) -> nn.Module:
+        return opswap.swap(
+            nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), *(after or (nn.ReLU(),)))
+        ).eval()
 
-    def test_where_nothing_needs_a_gradient(self) -> None:
-        model, x = self.model(), torch.randn(SIZE)
+    @pytest.mark.parametrize("after", [nn.ReLU(), nn.Flatten(0, 0)], ids=["activation", "alone"])
+    def test_where_nothing_needs_a_gradient(self, after: nn.Module) -> None:
+        model, x = self.model(after), torch.randn(SIZE)
         with torch.no_grad():
             assert self.storage(model, x)
         with torch.inference_mode():
             assert self.storage(model, x)
         assert not self.storage(model, x)
 
-    def test_not_with_a_hook_that_sees_the_output(self) -> None:
-        model, x = self.model(), torch.randn(SIZE)
+    def test_alone_it_equals_torch_up_to_rounding(self) -> None:
+        stock = nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.Sigmoid())
+        x = torch.randn(SIZE)
+        stock(x)
+        model = opswap.swap(copy.deepcopy(stock.eval()))
+        opswap.reset_stats()
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), stock(x))
+            assert opswap.stats()["kernel"] == {"batch_norm_act": 1}
+        assert torch.equal(model(x), stock(x))
+
+    @pytest.mark.parametrize("after", [nn.ReLU(), nn.Flatten(0, 0)], ids=["activation", "alone"])
+    def test_not_with_a_hook_that_sees_the_output(self, after: nn.Module) -> None:
+        model, x = self.model(after), torch.randn(SIZE)
         kept: list[Tensor] = []
         model[0].register_forward_hook(lambda m, args, y: kept.append(y))
         with torch.no_grad():

@@ -130,6 +130,7 @@ class _Planner:
         self.wholes = {cls: rule for rule in reversed(rules) if rule.whole for cls in rule.modules}
         self.searched = {cls for rule in rules for cls in rule.modules} - set(self.wholes)
         self.called = {cls for rule in rules for cls in rule.calls}
+        self.inference = {rule.name for rule in rules if rule.inference}
         self.opened = {cls for rule in rules for cls in rule.opens}
         self.known: dict[nn.Module, _Module] = {}
         self.kept: list[Site] = []
@@ -167,9 +168,8 @@ class _Planner:
         return [m for m in chosen if m.root not in passed]
 
     def _wholes(self, top: Sequence[_Module], compiled: Collection[nn.Module]) -> Iterator[Whole]:
-        merged = {
-            n.meta["module"] for m in top for c in m.changes for n in c.region.nodes if n.op == "call_module"
-        }
+        changes = [c for m in top for c in m.changes if c.site.rule not in self.inference]
+        merged = {n.meta["module"] for c in changes for n in c.region.nodes if n.op == "call_module"}
         for module, path in self.paths.items():
             rule = self.wholes.get(type(module))
             if rule is None or module in compiled:

@@ -101,7 +101,25 @@ def _prove_act(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(condition, f"apply_norm(m0, x0, {activation!r}{inplace})", names)
 
 
-# With given statistics torch's own is as fast: both read and write at the speed of memory.
+def _find_in_place(graph: Graph) -> Iterator[Region]:
+    for node in graph.nodes:
+        if node.op != "call_module" or type(node.meta["module"]) not in NORMS:
+            continue
+        inputs = tuple(node.all_input_nodes)
+        convolution = _producer(inputs[0]) if len(inputs) == 1 else ()
+        if convolution:
+            yield Region(inputs, None, (node,), (node,), node, node, "", (node, *convolution))
+
+
+def _prove_in_place(region: Region, shapes: Shapes) -> Replacement:
+    return Replacement(
+        "not m0.training and unhooked(m0) and normable(m0, x0) and owned(x0, m1)",
+        "apply_norm(m0, x0, None, inplace=True)",
+        {"unhooked": unhooked, "normable": normable, "owned": owned, "apply_norm": apply_norm},
+    )
+
+
+# With given statistics and a new result torch's own is as fast: both read and write at the speed of memory.
 _ALONE = Replacement(
     "m0.training and normable(m0, x0)",
     "apply_norm(m0, x0, None)",
@@ -115,5 +133,6 @@ def _example(*after: nn.Module) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]
 
 RULES = (
     Rule("batch_norm_act", False, _find_act, _prove_act, calls=NORMS, example=lambda: _example(nn.ReLU())),
+    Rule("batch_norm_in_place", False, _find_in_place, _prove_in_place, calls=NORMS, inference=True),
     Rule("batch_norm", False, modules=NORMS, whole=_ALONE, example=_example),
 )

@@ -51,6 +51,8 @@ class Rule:
         forward that makes them.
     whole: in place of the whole forward of instances of exactly `modules`, which has no graph; x0 is its
         input and m0 the module.
+    inference: the condition holds only where no gradient is needed; elsewhere the modules of the region are
+        called, and may have a `whole` of another rule.
     """
 
     name: str
@@ -62,3 +64,4 @@ class Rule:
     calls: tuple[type[nn.Module], ...] = ()
     opens: tuple[type[nn.Module], ...] = ()
     whole: Replacement | None = None
+    inference: bool = False
