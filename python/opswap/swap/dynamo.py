@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from .api import select_rules
+from .facts import drop_unused_facts
+from .match import Region
 from .plan import Change, apply_rules
 from .report import Report, Site
 from .rewrite import replace_region
 from .rules import Rule
+from .specialise import Specialised, specialise
 
 __all__ = ["Backend", "backend", "dynamo_backend"]
 
@@ -67,42 +71,76 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
 
 
 def rewrite_graph(module: fx.GraphModule, rules: Sequence[Rule]) -> Report:
-    """Replace what the rules prove at the sizes of this graph, which Dynamo guards.
+    """Replace what the rules prove at every size that this graph serves, which Dynamo guards.
 
     Args: module: its nodes have "example_value" in their meta.
     """
-    shapes = {}
+    drop_unused_facts(module.graph)
     for node in module.graph.nodes:
         node.meta.setdefault("owner", _owner(node))
         node.meta.setdefault("source", _source(node))
-        value = node.meta.get("example_value")
-        if isinstance(value, Tensor) and all(isinstance(n, int) for n in value.shape):
-            shapes[node] = tuple(value.shape)
-    changes, refused = apply_rules(rules, module.graph, shapes)
+        if node.op == "call_module":
+            node.meta["module"] = module.get_submodule(node.target)
+    copies = specialise(module.graph)
+    if not copies:
+        return Report(kept=[Site("", "", "", False, "sizes of its tensors are known only when it runs")])
+    found = [_find(copy, rules) for copy in copies]
+    changes, refused = found[0]
     swapped: list[Site] = []
     replaced: dict[fx.Node, fx.Node] = {}
-    for change in changes:
-        if _holds(change):
-            replace_region(module.graph, change.region, _function(change), replaced)
+    for key, change in changes.items():
+        if all(key in others for others, _ in found):
+            region = _original(change.region, copies[0])
+            replace_region(module.graph, region, _function(change), replaced)
             swapped.append(change.site)
+        else:
+            refused.append(replace(change.site, reason="it does not hold at other sizes", gain=None))
     module.recompile()
     return Report(swapped, refused)
 
 
-def _holds(change: Change) -> bool:
-    """The replacement's condition, asked of the tensors without data with which Dynamo traced."""
-    values = [n.meta.get("example_value") for n in change.region.inputs]
-    if not all(isinstance(v, Tensor) for v in values):
+_Key = tuple[str, str, tuple[fx.Node, ...]]
+
+
+def _find(copy: Specialised, rules: Sequence[Rule]) -> tuple[dict[_Key, Change], list[Site]]:
+    """What the rules replace in a copy, by what is written for which nodes of the graph itself."""
+    shapes = {n: tuple(t.shape) for n, t in copy.values.items()}
+    changes, refused = apply_rules(rules, copy.graph, shapes)
+    found: dict[_Key, Change] = {}
+    for change in changes:
+        if _holds(change, copy.values):
+            nodes = (*change.region.inputs, *change.region.nodes)
+            key = change.site.rule, change.replacement.result, tuple(copy.original[n] for n in nodes)
+            found[key] = change
+    return found, refused
+
+
+def _holds(change: Change, values: Mapping[fx.Node, Tensor]) -> bool:
+    """The replacement's condition, asked of tensors without data, whose sizes and strides Dynamo guards."""
+    region = change.region
+    names: dict[str, Any] = {f"x{i}": values.get(n, n) for i, n in enumerate(region.inputs)}
+    names |= {f"m{i}": n.meta["module"] for i, n in enumerate(region.modules)}
+    if any(isinstance(v, fx.Node) for v in names.values()):
         return False
-    names = {f"x{i}": v for i, v in enumerate(values)}
     return bool(eval(change.replacement.condition, dict(change.replacement.names), names))
 
 
+def _original(region: Region, copy: Specialised) -> Region:
+    """The region of the graph that the copy was made of."""
+    names = "inputs", "nodes", "outputs", "modules"
+    many = {k: tuple(copy.original[n] for n in getattr(region, k)) for k in names}
+    cat = None if region.cat is None else copy.original[region.cat]
+    return replace(
+        region, **many, cat=cat, anchor=copy.original[region.anchor], mixing=copy.original[region.mixing]
+    )
+
+
 def _function(change: Change) -> Callable[..., Any]:
-    inputs = ", ".join(f"x{i}" for i in range(len(change.region.inputs)))
+    region = change.region
+    inputs = [f"x{i}" for i in range(len(region.inputs))] + [f"m{i}" for i in range(len(region.modules))]
     scope = {**change.replacement.names, "__name__": __name__}
     name = f"opswap_{change.site.rule}"
-    exec(f"def {name}({inputs}):\n    return {change.replacement.result}\n", scope)
+    exec(f"def {name}({', '.join(inputs)}):\n    return {change.replacement.result}\n", scope)
     return scope[name]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from .match import subject
+from .match import operation, subject
 
 __all__ = [
     "ancestors",
@@ -144,7 +144,7 @@ def drop_unused_facts(graph: Graph) -> None:
     """Erase facts that nobody reads: answers that became guards, unused names of `b, c, h, w = x.size()`."""
     known: dict[Node, bool] = {}
     for node in reversed(graph.nodes):
-        of_data = node.target is getattr and node.args[1] == "data"
+        of_data = operation(node) == "data"
         if (
             not node.users
             and node.op in ("call_function", "call_method")

@@ -103,6 +103,8 @@ def operation(node: Node) -> str:
         return node.args[1]
     if node.target is operator.getitem:
         return "getitem"
+    if getattr(node.target, "__name__", "") == "_get_data_attr":  # what Dynamo writes for x.data
+        return "data"
     if node.target in _ARITHMETIC:
         return "arithmetic"
     return _FUNCTIONS.get(node.target, "")
