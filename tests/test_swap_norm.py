@@ -312,9 +312,11 @@ class TestOnlyTorchsOwn:
             def forward(self, input: Tensor) -> Tensor:
                 return super().forward(input) + 1
 
-        model = nn.Sequential(Shifted(6), nn.ReLU())
-        assert not opswap.scan(model).swapped
-        check(opswap.swap(copy.deepcopy(model)), model, torch.randn(SIZE))
+        stock = nn.Sequential(Shifted(6), nn.ReLU())
+        model = opswap.swap(copy.deepcopy(stock))
+        # What its forward calls is replaced, and what it adds stays: the two are not taken for a pair.
+        assert [(s.path, s.rule) for s in opswap.report(model).swapped] == [("0", "batch_norm")]
+        check(model, stock, torch.randn(SIZE))
 
     def test_parametrization(self) -> None:
         class Doubled(nn.Module):

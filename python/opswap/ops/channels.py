@@ -326,7 +326,9 @@ def _chunk_sizes(channels: int, sections: int | Sequence[int]) -> tuple[int, ...
     if sections <= 0:
         raise RuntimeError(f"cat_channel_shuffle_split: sections must be positive, got {sections}")
     size = max((channels + sections - 1) // sections, 1)
-    whole = int(channels // size)  # in a compiled graph both may be symbols, but the number of outputs is none
+    whole = int(
+        channels // size
+    )  # in a compiled graph both may be symbols, but the number of outputs is none
     rest = channels - whole * size
     return (size,) * whole + ((rest,) if rest or not whole else ())
 

@@ -2,7 +2,8 @@
 """Any fixed permutation of the channels, in torch's own operators on every device.
 
 torch.index_select copies whole planes, and the gradient of a permutation is the gather by its inverse; torch
-itself adds gradients up one by one, since an index may repeat.
+itself adds gradients up one by one, since an index may repeat. `take_channels` is for an index in a tensor, whose
+values nobody knows before the call.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._function import make_apply, needs_graph, transforms_active
+from ._function import make_apply, needs_graph, plain_cpu, transforms_active
+from ._library import library
+from .channels import channel_shuffle
 
-__all__ = ["channel_permutation", "reference"]
+__all__ = ["channel_permutation", "is_permutation", "reference", "shuffle_groups", "take_channels"]
 
 
 def reference(input: Tensor, order: Sequence[int]) -> Tensor:
@@ -30,9 +33,25 @@ def _index(order: tuple[int, ...], device: torch.device) -> Tensor:
         return torch.tensor(order, dtype=torch.int64, device=device)
 
 
+def is_permutation(order: Sequence[int]) -> bool:
+    """True where the numbers 0 to C - 1 stand in some order."""
+    return sorted(order) == list(range(len(order)))
+
+
+@lru_cache(maxsize=256)
+def shuffle_groups(order: tuple[int, ...]) -> int:
+    """The number of groups with which this order is a channel shuffle, 0 where it is none."""
+    channels = len(order)
+    step = order[1] if channels > 1 else 0
+    if not 1 < step < channels or channels % step:
+        return 0
+    groups = channels // step
+    return groups if list(order) == [i * step + j for j in range(step) for i in range(groups)] else 0
+
+
 @lru_cache(maxsize=256)
 def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    if sorted(order) != list(range(len(order))):
+    if not is_permutation(order):
         raise ValueError(f"channel_permutation: order is no permutation: {list(order)}")
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
@@ -78,3 +97,54 @@ def channel_permutation(input: Tensor, order: Sequence[int]) -> Tensor:
             f"channel_permutation: {len(order)} channels expected, got a tensor of size {tuple(input.shape)}"
         )
     return _differentiable(order, input)
+
+
+def _spread(grad: Tensor, index: Tensor, channels: int) -> Tensor:
+    """The gradient of input[:, index] for `channels` channels: a gather where the index is a permutation of them."""
+    order = tuple(index.tolist())
+    if len(order) == channels and is_permutation(order):
+        return _forward(_inverse(order), grad)
+    zeros = grad.new_zeros((grad.shape[0], channels, *grad.shape[2:]))
+    return torch.ops.aten.index_put(zeros, (None, index), grad, accumulate=True)
+
+
+def _fake_spread(grad: Tensor, index: Tensor, channels: int) -> Tensor:
+    return grad.new_empty((grad.shape[0], channels, *grad.shape[2:]))
+
+
+library.define("take_channels_backward(Tensor grad, Tensor index, SymInt channels) -> Tensor")
+library.impl("take_channels_backward", _spread, "CompositeExplicitAutograd")
+torch.library.register_fake("opswap::take_channels_backward", _fake_spread, lib=library)
+
+
+def _take(input: Tensor, index: Tensor) -> Tensor:
+    return input[:, index]
+
+
+def _setup_take(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(args[1])
+    ctx.channels = args[0].shape[1]
+
+
+def _take_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return torch.ops.opswap.take_channels_backward(grad, *ctx.saved_tensors, ctx.channels), None
+
+
+_apply_take = make_apply("TakeChannels", _take, _setup_take, _take_backward)
+
+
+def take_channels(input: Tensor, index: Tensor) -> Tensor:
+    """input[:, index], with a gather for a gradient where the index is a permutation of the channels.
+
+    Args: input: (N, C, *) of any dtype; index: (K), int64, of a device that Python may read without waiting. Whether
+        it is a permutation is seen on every call, also of a compiled graph.
+    Returns: (N, K, *).
+    Raises: as indexing does.
+    """
+    if not plain_cpu((index,)):
+        return _take(input, index) if transforms_active() else _apply_take(input, index)
+    order = tuple(index.tolist())
+    if len(order) != input.shape[1] or not is_permutation(order):
+        return _take(input, index)
+    groups = shuffle_groups(order)
+    return channel_shuffle(input, groups) if groups else _differentiable(order, input)

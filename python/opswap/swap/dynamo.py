@@ -39,6 +39,10 @@ class Backend:
     def __call__(
         self, module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
     ) -> Callable[..., Any]:
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for node, value in zip(placeholders, example_inputs, strict=True):
+            if isinstance(value, Tensor) and value.dtype is torch.int64 and value.dim() == 1:
+                node.meta["value"] = value
         self.reports.append(rewrite_graph(module, self.rules))
         if self.inner == "eager":
             return module.forward

@@ -32,13 +32,13 @@ __all__ = [
     "holds",
     "hooked",
     "in_mode",
+    "indexes",
     "joins",
     "missed",
     "narrow_weight",
     "normable",
     "observe",
     "one_weight_a_group",
-    "orders",
     "owned",
     "plain",
     "poolable",
@@ -227,11 +227,9 @@ def covers(
     return spatial is None or tuple(first.shape[2:]) in spatial
 
 
-def orders(index: Tensor, order: tuple[int, ...]) -> bool:
-    """True where the index tensor still has the values that it was seen with."""
-    return (
-        not torch.compiler.is_compiling() and index.shape == (len(order),) and tuple(index.tolist()) == order
-    )
+def indexes(index: Tensor) -> bool:
+    """True for a tensor of numbers of channels that opswap may read."""
+    return index.dim() == 1 and index.dtype is torch.int64 and index.device.type == "cpu" and plain(index)
 
 
 def plain(input: Any) -> bool:

@@ -46,6 +46,7 @@ _EINOPS = f"{os.sep}einops{os.sep}"
 _TRANSPARENT = (
     "_jit_internal.py",
     "_tensor.py",
+    os.path.join("ao", "nn", "quantized", "modules", "functional_modules.py"),
     "functional.py",
     "fx" + os.sep,
     "nn" + os.sep,

@@ -17,9 +17,10 @@ from .report import Check, Report
 __all__ = ["FACTOR", "VerificationError", "compare"]
 
 FACTOR = 4.0  # times the stock model's own error
-# Times the dtype's epsilon, below which an error is none. Torch's own normalisations round by more in channels_last,
-# which a stock model may have left at its first shuffle.
-_FLOOR = {"contiguous": 32.0, "channels_last": 1024.0}
+_FLOOR = 32.0  # times the dtype's epsilon, below which an error is none
+# A rounding error may take an element over the kink of an activation; that comes and goes with the last bits of the
+# inputs, a wrong replacement stays. Inputs are scaled by 1 + n * epsilon, which keeps zeros and ties.
+_TRIES = 4
 _FORMATS = {
     "contiguous": {4: torch.contiguous_format, 5: torch.contiguous_format},
     "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d},
@@ -52,6 +53,24 @@ def compare(stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], repor
 def _check(
     stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], layout: str, training: bool, name: str
 ) -> Check:
+    first = None
+    for n in range(_TRIES):
+        scaled = tree_map(lambda t: _scaled(t, n), inputs)  # noqa: B023 (called at once)
+        check = _check_once(stock, swapped, scaled, layout, training, name)
+        first = first or check
+        if check.holds or check.error is None:
+            return check
+    return first
+
+
+def _scaled(t: Any, n: int) -> Any:
+    floating = isinstance(t, Tensor) and t.is_floating_point()
+    return t.detach() * (1 + n * torch.finfo(t.dtype).eps) if floating and n else t
+
+
+def _check_once(
+    stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], layout: str, training: bool, name: str
+) -> Check:
     try:
         theirs = _step(stock, inputs, layout, training)
     except Exception as error:
@@ -67,9 +86,12 @@ def _check(
         return Check(name, True, "bit-equal")
     try:
         truth = _step(copy.deepcopy(stock).double(), _double(inputs), layout, training)
+        runs = [theirs]
+        if layout != "contiguous":
+            runs.append(_step(stock, inputs, layout, training, held=True))
     except Exception as error:
-        return Check(name, False, f"{unequal[0]} differs, and float64 fails: {error}".splitlines()[0])
-    return _check_errors(name, _FLOOR[layout], [(k, ours[k], theirs[k], truth[k]) for k in unequal])
+        return Check(name, False, f"{unequal[0]} differs, and another run fails: {error}".splitlines()[0])
+    return _check_errors(name, [(k, ours[k], [run[k] for run in runs], truth[k]) for k in unequal])
 
 
 def _check_where_stock_fails(
@@ -83,16 +105,18 @@ def _check_where_stock_fails(
     return Check(name, True, f"runs, where the model as it was raises {said}")
 
 
-def _check_errors(name: str, floor: float, unequal: list[tuple[str, Tensor, Tensor, Tensor]]) -> Check:
+def _check_errors(name: str, unequal: list[tuple[str, Tensor, list[Tensor], Tensor]]) -> Check:
     """The tensor whose error is the largest share of what is allowed decides."""
     worst: tuple[float, str, float, float] = (-1.0, "", 0.0, 0.0)
-    for key, ours, theirs, truth in unequal:
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            return Check(name, False, f"{key} is {_kind(ours)}, was {_kind(theirs)}")
-        error, bound = _error(ours, truth), _error(theirs, truth)
+    for key, ours, stock, truth in unequal:
+        if ours.shape != stock[0].shape or ours.dtype != stock[0].dtype:
+            return Check(name, False, f"{key} is {_kind(ours)}, was {_kind(stock[0])}")
+        scale = max(_largest(truth), _largest(stock[0]), 1e-30)
+        error = _error(ours, truth) / scale
+        bound = max(_error(t, truth) for t in stock) / scale
         allowed = FACTOR * bound
         if ours.dtype.is_floating_point:
-            allowed += floor * torch.finfo(ours.dtype).eps
+            allowed += _FLOOR * torch.finfo(ours.dtype).eps
         share = error / allowed if allowed else float("inf")
         share = share if share == share else float("inf")
         worst = max(worst, (share, key, error, bound))
@@ -104,15 +128,17 @@ def _kind(t: Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')}{tuple(t.shape)}"
 
 
+def _largest(t: Tensor) -> float:
+    """The largest finite magnitude."""
+    return float(t.double().nan_to_num(0, 0, 0).abs().max()) if t.numel() else 0.0
+
+
 def _error(t: Tensor, truth: Tensor) -> float:
-    """The largest difference, as a share of the largest value; NaN and infinities must be at the same places."""
+    """The largest difference; NaN and infinities must be at the same places."""
     t, truth = t.double(), truth.double()
     if not torch.equal(t.isfinite(), truth.isfinite()):
         return float("inf")
-    t, truth = t.nan_to_num(0, 0, 0), truth.nan_to_num(0, 0, 0)
-    if not t.numel():
-        return 0.0
-    return float((t - truth).abs().max() / truth.abs().max().clamp_min(1e-30))
+    return _largest(t - truth)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -123,10 +149,18 @@ def _double(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, inputs)
 
 
-def _step(model: nn.Module, inputs: tuple[Any, ...], layout: str, training: bool) -> dict[str, Tensor]:
-    """Outputs, gradients and buffers of one step of a copy; every step draws the same random numbers."""
+def _step(
+    model: nn.Module, inputs: tuple[Any, ...], layout: str, training: bool, held: bool = False
+) -> dict[str, Tensor]:
+    """Outputs, gradients and buffers of one step of a copy; every step draws the same random numbers.
+
+    Args: held: every innermost module gets its inputs in the layout, which a stock model may lose on the way.
+    """
     model = copy.deepcopy(model).train(training)
     formats = _FORMATS[layout]
+    for module in model.modules() if held else ():
+        if next(module.children(), None) is None:
+            module.register_forward_pre_hook(lambda _, args: tree_map(lambda t: _in_format(t, formats), args))
     if layout != "contiguous":
         for ndim, memory_format in formats.items():
             if any(p.dim() == ndim for p in model.parameters()):
@@ -151,10 +185,13 @@ def _step(model: nn.Module, inputs: tuple[Any, ...], layout: str, training: bool
 
 
 def _prepared(t: Tensor, formats: dict[int, torch.memory_format]) -> Tensor:
-    t = t.detach().clone()
-    if t.dim() in formats:
-        t = t.contiguous(memory_format=formats[t.dim()])
-    return t.requires_grad_(t.is_floating_point())
+    return _in_format(t.detach().clone(), formats).requires_grad_(t.is_floating_point())
+
+
+def _in_format(t: Any, formats: dict[int, torch.memory_format]) -> Any:
+    if isinstance(t, Tensor) and t.dim() in formats:
+        return t.contiguous(memory_format=formats[t.dim()])
+    return t
 
 
 def _named(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from opswap import functional as F
+from opswap.ops.permutation import is_permutation, shuffle_groups, take_channels
 
 from ..match import Region
 from ..prove import Refusal
-from ..runtime import orders, plain
+from ..runtime import indexes, plain
 from .rule import Replacement, Rule, Shapes
 
 __all__ = ["RULES"]
@@ -41,33 +42,24 @@ def _find(graph: Graph) -> Iterator[Region]:
             yield Region(inputs, None, (node,), (node,), node, node, "")
 
 
-def _groups(order: list[int]) -> int:
-    """The number of groups with which this order is a channel shuffle, 0 where it is none."""
-    channels = len(order)
-    step = order[1] if channels > 1 else 0
-    if not 1 < step < channels or channels % step:
-        return 0
-    groups = channels // step
-    return groups if order == [i * step + j for j in range(step) for i in range(groups)] else 0
-
-
 def _prove(region: Region, shapes: Shapes) -> Replacement:
-    index = region.inputs[1].meta["value"].tolist() if len(region.inputs) > 1 else _index(region.mixing)
+    """An order that stands in the code is known for good; one in a buffer may change, and is read on every call."""
+    buffer = len(region.inputs) > 1
+    index = region.inputs[1].meta["value"].tolist() if buffer else _index(region.mixing)
     numbers = isinstance(index, list) and all(type(i) is int for i in index)
-    if not numbers or sorted(index) != list(range(len(index))):
+    if not numbers or not is_permutation(index):
         raise Refusal("its index is no permutation of the channels", told=False)
+    if buffer:
+        names = {"plain": plain, "indexes": indexes, "take_channels": take_channels}
+        return Replacement("plain(x0) and x0.dim() > 1 and indexes(x1)", "take_channels(x0, x1)", names)
     order = tuple(index)
     condition = f"plain(x0) and x0.dim() > 1 and x0.shape[1] == {len(order)}"
-    names: dict[str, Any] = {"plain": plain}
-    if len(region.inputs) > 1:
-        condition += f" and orders(x1, {order})"
-        names["orders"] = orders
-    groups = _groups(index)
+    groups = shuffle_groups(order)
     if groups:
-        result, names["channel_shuffle"] = f"channel_shuffle(x0, {groups})", F.channel_shuffle
-    else:
-        result, names["channel_permutation"] = f"channel_permutation(x0, {order})", F.channel_permutation
-    return Replacement(condition, result, names)
+        names = {"plain": plain, "channel_shuffle": F.channel_shuffle}
+        return Replacement(condition, f"channel_shuffle(x0, {groups})", names)
+    names = {"plain": plain, "channel_permutation": F.channel_permutation}
+    return Replacement(condition, f"channel_permutation(x0, {order})", names)
 
 
 class _Reversed(nn.Module):
