@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, Protocol
 
 import torch
 from torch import fx, nn
@@ -346,6 +347,9 @@ def _compiled(module: nn.Module) -> bool:
     return isinstance(module, (torch.jit.ScriptModule, fx.GraphModule))
 
 
+_HARMLESS = (Generic, Protocol)  # an __init_subclass__ that looks at type parameters alone
+
+
 def _unsupported(module: nn.Module) -> str:
     """Why a module cannot be given a generated class."""
     cls = type(module)
@@ -355,7 +359,8 @@ def _unsupported(module: nn.Module) -> str:
         return f"its class {cls.__name__} was derived from a swapped one"
     if "forward" in vars(module):
         return "has a forward of its own on the instance"
-    if type(cls) is not type or "__init_subclass__" in {k for c in cls.__mro__[:-1] for k in vars(c)}:
+    own = [c for c in cls.__mro__[:-1] if c not in _HARMLESS]
+    if type(cls) not in (type, ABCMeta) or any("__init_subclass__" in vars(c) for c in own):
         return f"class {cls.__name__} controls how it is subclassed"
     return ""
 

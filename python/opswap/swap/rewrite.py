@@ -77,7 +77,7 @@ class Recipe:
                 "_opswap_recipe": self,
                 "forward": forward,
             }
-            self._cls = type(original.__name__, (Rewritten, original), members)
+            self._cls = type(original)(original.__name__, (Rewritten, original), members)
         return self._cls
 
     def _execute(self) -> FunctionType:

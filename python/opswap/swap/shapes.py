@@ -35,7 +35,8 @@ class ModelInputs:
             raise ValueError(f"the model does not run on example_inputs: {error}") from error
 
     def _run(self, model: nn.Module, example_inputs: tuple[Any, ...]) -> None:
-        twin = copy.deepcopy(model).eval()
+        twin = copy.deepcopy(model)
+        twin.eval()  # an override may return None
         originals = dict(model.named_modules())
         handles = []
         for path, module in twin.named_modules():

@@ -156,7 +156,8 @@ def _step(
 
     Args: held: every innermost module gets its inputs in the layout, which a stock model may lose on the way.
     """
-    model = copy.deepcopy(model).train(training)
+    model = copy.deepcopy(model)
+    model.train(training)  # an override may return None
     formats = _FORMATS[layout]
     for module in model.modules() if held else ():
         if next(module.children(), None) is None:
