@@ -8,7 +8,7 @@
 #define KERNEL(name)   JOIN(JOIN(osw_, name, _), SUFFIX, __avx2)
 #define ID_OF(name)    JOIN(OSW_NORM_##name, _, SUFFIX)
 #define LOAD8          LOCAL(load)
-#define STORE8         LOCAL(store)
+#define STORE8         LOCAL(store_rounded)
 #define VALUE          float
 
 /* One body for each activation, so that no loop asks which it is. */

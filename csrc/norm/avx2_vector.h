@@ -1,49 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Vectors of eight floats: load and store of f32, bf16 and f16, activations, and what z and dx of
- * eight values take; included by norm_avx2.c inside its target region. */
+/* Vectors of eight floats: activations, and what z and dx of eight values take; included by
+ * norm_avx2.c inside its target region. */
 
 enum { LANES = 8, FACTORS = 6 };
-
-OSW_INLINE __m256 load_f32(const float *p)
-{
-    return _mm256_loadu_ps(p);
-}
-
-OSW_INLINE void store_f32(float *p, __m256 v)
-{
-    _mm256_storeu_ps(p, v);
-}
-
-OSW_INLINE __m256 load_bf16(const uint16_t *p)
-{
-    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
-}
-
-/* To nearest, ties to even; a NaN becomes quiet. */
-OSW_INLINE void store_bf16(uint16_t *p, __m256 v)
-{
-    const __m256i bits = _mm256_castps_si256(v);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-    const __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
-    const __m256 chosen =
-        _mm256_blendv_ps(_mm256_castsi256_ps(sum), _mm256_castsi256_ps(quiet), nan);
-    const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(chosen), 16);
-    _mm_storeu_si128((__m128i *)p, _mm_packus_epi32(_mm256_castsi256_si128(high),
-                                                    _mm256_extracti128_si256(high, 1)));
-}
-
-OSW_INLINE __m256 load_f16(const uint16_t *p)
-{
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-}
-
-OSW_INLINE void store_f16(uint16_t *p, __m256 v)
-{
-    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-}
 
 /* All bits of the last `count` lanes, 0 to 8. */
 OSW_INLINE __m256 last_lanes(int64_t count)

@@ -21,6 +21,7 @@ static osw_norm_fn *fallback[OSW_NORM_COUNT];
 
 OSW_TARGET_BEGIN_AVX2
 
+#    include "core/avx2_half.h"
 #    include "norm/avx2_vector.h"
 
 #    define SUFFIX  f32

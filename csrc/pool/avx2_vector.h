@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Vectors of eight: load, store and round for f32, bf16 and f16; included inside a
+/* Vectors of eight floats: what pooling does with them beyond core/avx2_half.h; included inside a
  * target region. All arithmetic is done on floats. */
 
 #define LANES 8
@@ -7,81 +7,16 @@
 /* GCC moves a chain of sums down to where the last one is used, and spills all of their terms. */
 #define KEEP_IN_PLACE(sum) __asm__("" : "+x"(sum))
 
-OSW_INLINE __m256 load_f32(const float *p)
-{
-    return _mm256_loadu_ps(p);
-}
-
-OSW_INLINE void store_f32(float *p, __m256 v)
-{
-    _mm256_storeu_ps(p, v);
-}
-
-OSW_INLINE __m256 round_f32(__m256 v)
-{
-    return v;
-}
-
 /* Round a sum of two values of the dtype. */
 OSW_INLINE __m256 round_sum_f32(__m256 v)
 {
     return v;
 }
 
-OSW_INLINE __m256 load_bf16(const uint16_t *p)
-{
-    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
-}
-
-/* Eight numbers below 2^16, one a lane, as 16-bit elements. */
-OSW_INLINE __m128i narrow_16(__m256i v)
-{
-    return _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-}
-
-/* For values that bfloat16 can hold. */
-OSW_INLINE void store_bf16(uint16_t *p, __m256 v)
-{
-    const __m256i bits = _mm256_srli_epi32(_mm256_castps_si256(v), 16);
-    _mm_storeu_si128((__m128i *)p, narrow_16(bits));
-}
-
-/* To nearest, ties to even; a NaN becomes quiet. */
-OSW_INLINE __m256 round_bf16(__m256 v)
-{
-    const __m256i bits = _mm256_castps_si256(v);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-    const __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
-    const __m256 chosen =
-        _mm256_blendv_ps(_mm256_castsi256_ps(sum), _mm256_castsi256_ps(quiet), nan);
-    return _mm256_and_ps(chosen, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000)));
-}
-
 /* A NaN that comes of such a sum has nothing in the bits that go, so that it stays one. */
 OSW_INLINE __m256 round_sum_bf16(__m256 v)
 {
-    const __m256i bits = _mm256_castps_si256(v);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    return _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32((int)0xffff0000)));
-}
-
-OSW_INLINE __m256 load_f16(const uint16_t *p)
-{
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-}
-
-OSW_INLINE void store_f16(uint16_t *p, __m256 v)
-{
-    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-}
-
-OSW_INLINE __m256 round_f16(__m256 v)
-{
-    return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    return upper_half(_mm256_castsi256_ps(carry_bf16(v)));
 }
 
 OSW_INLINE __m256 round_sum_f16(__m256 v)

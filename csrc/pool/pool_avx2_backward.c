@@ -16,6 +16,7 @@ static osw_pool_fn *fallback[OSW_POOL_COUNT];
 
 OSW_TARGET_BEGIN_AVX2
 
+#    include "core/avx2_half.h"
 #    include "pool/avx2_vector.h"
 
 #    include "pool/avx2_margin.h"
