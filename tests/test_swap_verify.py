@@ -38,8 +38,10 @@ def test_every_mode_and_format_is_checked() -> None:
     assert [c.name for c in report.checks] == [
         "train, contiguous",
         "eval, contiguous",
+        "inference, contiguous",
         "train, channels_last",
         "eval, channels_last",
+        "inference, channels_last",
     ]
     assert all(c.holds for c in report.checks) and report.checks[0].detail == "bit-equal"
     assert len(report.swapped) == 2 and not opswap.report(model).swapped
@@ -50,7 +52,7 @@ def test_every_mode_and_format_is_checked() -> None:
 def test_a_swapped_model_is_compared_with_what_it_was() -> None:
     model = opswap.swap(nn.Sequential(Split(), Split()))
     report = opswap.verify(model, images())
-    assert report.swapped == opswap.report(model).swapped and len(report.checks) == 4
+    assert report.swapped == opswap.report(model).swapped and len(report.checks) == 6
     assert opswap.report(model).swapped
 
 
@@ -69,6 +71,14 @@ def test_a_swapped_model_is_compared_with_what_it_was() -> None:
 def test_a_wrong_replacement_is_caught(result: str) -> None:
     with pytest.raises(VerificationError, match="FAILS"):
         opswap.verify(Wrapped(by_size), images(), rules=wrong(result))
+
+
+def test_what_is_wrong_without_a_graph_only_is_caught() -> None:
+    result = "channel_shuffle(x0, 2) + (not x0.requires_grad)"
+    with pytest.raises(VerificationError) as error:
+        opswap.verify(Wrapped(by_size), images(), rules=wrong(result))
+    failed = [line for line in str(error.value).splitlines() if "FAILS" in line]
+    assert len(failed) == 2 and all("inference" in line for line in failed)
 
 
 def test_an_error_of_rounding_size_holds() -> None:
@@ -101,7 +111,7 @@ def test_nothing_is_changed() -> None:
 
 def test_a_format_that_only_the_swapped_model_runs_in_is_named() -> None:
     report = opswap.verify(nn.Sequential(nn.MaxPool3d((1, 3, 3), (2, 1, 2))), (torch.randn(2, 4, 9, 9),))
-    assert report.checks[2].holds and "runs, where" in report.checks[2].detail
+    assert report.checks[3].holds and "runs, where" in report.checks[3].detail
 
 
 def test_a_model_that_fails_either_way_holds() -> None:

@@ -122,10 +122,11 @@ def verify(
 ) -> Report:
     """Show on copies that the swapped model computes what the model computes.
 
-    Runs a step, forward and backward, in train() and in eval(), contiguous and channels_last, and compares the
-    outputs, the gradients of inputs and parameters, and the buffers afterwards. Tensors that are not bit-equal
-    must be as near to the same step in float64 as the stock model's, up to a factor of 4; in channels_last, the
-    stock model is also run with that format held from module to module, as the swapped one holds it.
+    Runs a step, forward and backward, in train() and in eval(), and the forward in eval() without a graph, each
+    contiguous and in channels_last, and compares the outputs, the gradients of inputs and parameters, and the
+    buffers afterwards. Tensors that are not bit-equal must be as near to the same step in float64 as the stock
+    model's, up to a factor of 4; in channels_last, the stock model is also run with that format held from module to
+    module, as the swapped one holds it.
 
     Args:
         model: a model as it was, of which a copy is swapped with the other arguments, or a swapped one.

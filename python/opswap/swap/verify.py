@@ -21,6 +21,7 @@ _FLOOR = 32.0  # times the dtype's epsilon, below which an error is none
 # A rounding error may take an element over the kink of an activation; that comes and goes with the last bits of the
 # inputs, a wrong replacement stays. Inputs are scaled by 1 + n * epsilon, which keeps zeros and ties.
 _TRIES = 4
+_MODES = ("train", "eval", "inference")
 _FORMATS = {
     "contiguous": {4: torch.contiguous_format, 5: torch.contiguous_format},
     "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d},
@@ -41,9 +42,8 @@ def compare(stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], repor
     for layout in _FORMATS:
         if layout != "contiguous" and not any(isinstance(t, Tensor) and t.dim() in (4, 5) for t in inputs):
             continue
-        for training in (True, False):
-            mode = "train" if training else "eval"
-            checks.append(_check(stock, swapped, inputs, layout, training, f"{mode}, {layout}"))
+        for mode in _MODES:
+            checks.append(_check(stock, swapped, inputs, layout, mode, f"{mode}, {layout}"))
     result = replace(report, checks=checks)
     if not all(c.holds for c in checks):
         raise VerificationError(f"verify: the swapped model differs\n{result}")
@@ -51,12 +51,12 @@ def compare(stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], repor
 
 
 def _check(
-    stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], layout: str, training: bool, name: str
+    stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], layout: str, mode: str, name: str
 ) -> Check:
     first = None
     for n in range(_TRIES):
         scaled = tree_map(lambda t: _scaled(t, n), inputs)  # noqa: B023 (called at once)
-        check = _check_once(stock, swapped, scaled, layout, training, name)
+        check = _check_once(stock, swapped, scaled, layout, mode, name)
         first = first or check
         if check.holds or check.error is None:
             return check
@@ -69,14 +69,14 @@ def _scaled(t: Any, n: int) -> Any:
 
 
 def _check_once(
-    stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], layout: str, training: bool, name: str
+    stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], layout: str, mode: str, name: str
 ) -> Check:
     try:
-        theirs = _step(stock, inputs, layout, training)
+        theirs = _step(stock, inputs, layout, mode)
     except Exception as error:
-        return _check_where_stock_fails(swapped, inputs, layout, training, name, error)
+        return _check_where_stock_fails(swapped, inputs, layout, mode, name, error)
     try:
-        ours = _step(swapped, inputs, layout, training)
+        ours = _step(swapped, inputs, layout, mode)
     except Exception as error:
         return Check(name, False, f"{type(error).__name__}: {error}".splitlines()[0])
     if list(ours) != list(theirs):
@@ -85,21 +85,21 @@ def _check_once(
     if not unequal:
         return Check(name, True, "bit-equal")
     try:
-        truth = _step(copy.deepcopy(stock).double(), _double(inputs), layout, training)
+        truth = _step(copy.deepcopy(stock).double(), _double(inputs), layout, mode)
         runs = [theirs]
         if layout != "contiguous":
-            runs.append(_step(stock, inputs, layout, training, held=True))
+            runs.append(_step(stock, inputs, layout, mode, held=True))
     except Exception as error:
         return Check(name, False, f"{unequal[0]} differs, and another run fails: {error}".splitlines()[0])
     return _check_errors(name, [(k, ours[k], [run[k] for run in runs], truth[k]) for k in unequal])
 
 
 def _check_where_stock_fails(
-    swapped: nn.Module, inputs: tuple[Any, ...], layout: str, training: bool, name: str, error: Exception
+    swapped: nn.Module, inputs: tuple[Any, ...], layout: str, mode: str, name: str, error: Exception
 ) -> Check:
     said = f"{type(error).__name__}: {error}".splitlines()[0]
     try:
-        _step(swapped, inputs, layout, training)
+        _step(swapped, inputs, layout, mode)
     except Exception as ours:
         return Check(name, type(ours) is type(error), f"both raise {said}")
     return Check(name, True, f"runs, where the model as it was raises {said}")
@@ -150,14 +150,16 @@ def _double(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _step(
-    model: nn.Module, inputs: tuple[Any, ...], layout: str, training: bool, held: bool = False
+    model: nn.Module, inputs: tuple[Any, ...], layout: str, mode: str, held: bool = False
 ) -> dict[str, Tensor]:
     """Outputs, gradients and buffers of one step of a copy; every step draws the same random numbers.
 
-    Args: held: every innermost module gets its inputs in the layout, which a stock model may lose on the way.
+    Args:
+        mode: one of `_MODES`; "inference" is eval() without a graph.
+        held: every innermost module gets its inputs in the layout, which a stock model may lose on the way.
     """
     model = copy.deepcopy(model)
-    model.train(training)  # an override may return None
+    model.train(mode == "train")  # an override may return None
     formats = _FORMATS[layout]
     for module in model.modules() if held else ():
         if next(module.children(), None) is None:
@@ -168,7 +170,7 @@ def _step(
                 model.to(memory_format=memory_format)
     inputs = tree_map(lambda t: _prepared(t, formats) if isinstance(t, Tensor) else t, inputs)
     devices = sorted({t.device.index or 0 for t in model.parameters() if t.is_cuda})
-    with torch.random.fork_rng(devices), torch.enable_grad():
+    with torch.random.fork_rng(devices), torch.set_grad_enabled(mode != "inference"):
         torch.manual_seed(0)
         results = dict(_named("output", model(*inputs)))
         torch.manual_seed(1)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Calls of torch.nn.functional.batch_norm, alone or with the activation behind it, as Dynamo's graphs have them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import torch.nn.functional as torch_functional
+from torch.fx import Graph, Node
+
+from opswap import functional as F
+
+from ..match import Region
+from ..prove import Refusal
+from ..runtime import poolable
+from .activation import activation
+from .rule import Replacement, Rule, Shapes
+
+__all__ = ["RULES"]
+
+
+def _is_batch_norm(node: Node) -> bool:
+    return node.op == "call_function" and node.target is torch_functional.batch_norm
+
+
+def _call(nodes: tuple[Node, ...]) -> Region:
+    """A call of the function, and what works on nothing but its result."""
+    problem = "an intermediate result is used elsewhere" if len(nodes[0].users) >= len(nodes) > 1 else ""
+    return Region(tuple(nodes[0].all_input_nodes), None, nodes, nodes[-1:], nodes[0], nodes[-1], problem)
+
+
+def _find_call_act(graph: Graph) -> Iterator[Region]:
+    for node in filter(_is_batch_norm, graph.nodes):
+        users = [u for u in node.users if u.op != "call_module" and activation(u)]
+        if users:
+            yield _call((node, users[0]))
+
+
+def _find_call(graph: Graph) -> Iterator[Region]:
+    return (_call((node,)) for node in filter(_is_batch_norm, graph.nodes))
+
+
+def _arguments(region: Region) -> dict[str, str]:
+    """The arguments of the function as Python text, by their names."""
+    node = region.nodes[0]
+    bound = inspect.signature(torch_functional.batch_norm).bind(*node.args, **node.kwargs)
+    bound.apply_defaults()
+    names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
+    plain = (bool, int, float, type(None))
+    strange = [k for k, v in bound.arguments.items() if v not in region.inputs and type(v) not in plain]
+    if strange:
+        raise Refusal(f"its argument {strange[0]!r} is a {type(bound.arguments[strange[0]]).__name__}")
+    return {k: names[v] if isinstance(v, Node) else repr(v) for k, v in bound.arguments.items()}
+
+
+def _prove_call(region: Region, shapes: Shapes) -> Replacement:
+    """Alone, it is faster than torch's while it trains, as the modules are; see rules/norm.py."""
+    arguments = _arguments(region)
+    input = arguments.pop("input")
+    options = [f"{name}={text}" for name, text in arguments.items()]
+    condition = f"poolable({input})"
+    if len(region.nodes) > 1:
+        options.append(f"activation={activation(region.nodes[1])!r}")
+    else:
+        condition = f"{arguments['training']} and {condition}"
+    result = f"batch_norm_act({', '.join([input, *options])})"
+    return Replacement(condition, result, {"batch_norm_act": F.batch_norm_act, "poolable": poolable})
+
+
+RULES = (
+    Rule("batch_norm_act", False, _find_call_act, _prove_call),
+    Rule("batch_norm", False, _find_call, _prove_call),
+)
