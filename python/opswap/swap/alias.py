@@ -15,7 +15,7 @@ from .facts import joined_shape
 from .match import graph_kinds, operation, writes
 from .runtime import hooked
 
-__all__ = ["asks_for_layout", "escape_or_write", "reads_only", "returns_tensor"]
+__all__ = ["asks_for_layout", "escape_or_write", "needs_layout", "reads_only", "returns_tensor"]
 
 # They read their input, and what they return is new memory.
 _MODULES = {
@@ -74,10 +74,15 @@ def asks_for_layout(nodes: Iterable[Node]) -> bool:
         if node in found:
             continue
         found.add(node)
-        if any(u.op == "call_method" and u.target in _LAYOUT and not _only_splits(u) for u in node.users):
+        if any(map(needs_layout, node.users)):
             return True
         stack += [u for u in node.users if u.op in ("call_function", "call_method")]
     return False
+
+
+def needs_layout(node: Node) -> bool:
+    """True for a call that may fail, or give something else, where its tensor is not contiguous."""
+    return node.op == "call_method" and node.target in _LAYOUT and not _only_splits(node)
 
 
 def _only_splits(node: Node) -> bool:

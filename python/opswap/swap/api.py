@@ -22,7 +22,8 @@ from .report import Report, Site
 from .rewrite import Recipe, Rewritten, install, is_rewritten, make_record, restore, write, write_whole
 from .rules import DEFAULT, Replacement, Rule
 from .rules.rule import Shapes
-from .runtime import Record, holds, observe, wins
+from .runtime import Record, holds, wins
+from .state import observe
 from .verify import compare
 
 __all__ = ["report", "scan", "select_rules", "swap", "unswap", "verify"]
@@ -191,7 +192,7 @@ def _unless_slower(rule: Rule) -> Rule:
 
     def guarded(found: Replacement) -> Replacement:
         condition = f"{found.condition} and wins(x0, {losing})"
-        return Replacement(condition, found.result, {**found.names, "wins": wins})
+        return replace(found, condition=condition, names={**found.names, "wins": wins})
 
     def prove(region: Region, shapes: Shapes) -> Replacement:
         found = rule.prove(region, shapes)

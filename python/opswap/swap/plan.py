@@ -12,9 +12,11 @@ from typing import Any, Generic, Protocol
 
 import torch
 from torch import fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from .capture import Capture, CaptureError, capture
 from .costs import gain
+from .demand import Demand, demand_of, restricted
 from .hints import group_loop_hint
 from .match import Region, graph_kinds
 from .prove import UNPROBED, Refusal
@@ -143,6 +145,7 @@ class _Planner:
         for module in reversed(paths):
             if module not in compiled and (type(module) in self.searched or not _is_library(module)):
                 self._look_at(module, paths[module])
+        self._respect_layout()
         chosen = self._choose()
         inlined = {o for m in chosen for o in m.opened}
         top = [m for m in reversed(chosen) if m.root not in inlined]
@@ -157,6 +160,20 @@ class _Planner:
                 kept += [replace(s.below(m.name), reason=reason, gain=None) for s in m.sites()]
         kept = [s for s in dict.fromkeys([*self.kept, *kept]) if (s.path, s.source) not in places]
         return Plan(chosen, wholes, Report(in_order(swapped, paths), in_order(kept, paths)))
+
+    def _respect_layout(self) -> None:
+        """Restrict replacements that keep channels_last, where code of the model needs contiguous tensors."""
+        captures = [p.capture for m in self.known.values() for p in m.paths]
+        asked = [demand_of(c.graph, c.root is self.model) for c in captures]
+        unknown = [
+            m for m, path in self.paths.items() if path in {s.path for s in self.kept} and _may_view(m)
+        ]
+        demand = max([*asked, *(Demand.BEHIND_CONVOLUTIONS for _ in unknown)], default=Demand.NONE)
+        if demand is Demand.NONE:
+            return
+        for change in (c for m in self.known.values() for c in m.changes):
+            if change.replacement.keeps_format:
+                change.region, change.replacement = restricted(change.region, change.replacement, demand)
 
     def _choose(self) -> list[_Module]:
         """Modules with a change that no smaller one has; none whose children are called without it."""
@@ -333,6 +350,12 @@ def _told(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
     return None if refusal.ran and not refusal.told else replace(site, reason=str(refusal), gain=None)
 
 
+def _may_view(module: nn.Module) -> bool:
+    """True where a forward that could not be captured calls view()."""
+    code = None if _compiled(module) else getattr(type(module).forward, "__code__", None)
+    return code is not None and "view" in code.co_names
+
+
 def _is_sequential(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
@@ -360,6 +383,8 @@ def _unsupported(module: nn.Module) -> str:
     if "forward" in vars(module):
         return "has a forward of its own on the instance"
     own = [c for c in cls.__mro__[:-1] if c not in _HARMLESS]
+    if is_parametrized(module):
+        return "is parametrized, which gives it a class of its own"
     if type(cls) not in (type, ABCMeta) or any("__init_subclass__" in vars(c) for c in own):
         return f"class {cls.__name__} controls how it is subclassed"
     return ""

@@ -24,7 +24,8 @@ from torch.fx.node import map_arg
 from .capture import Capture
 from .match import Region
 from .rules.rule import Replacement
-from .runtime import Record, foresees, holds, in_mode, missed, observe
+from .runtime import Record, foresees, holds, in_mode, missed
+from .state import observe
 
 __all__ = [
     "Recipe",
@@ -81,16 +82,15 @@ class Recipe:
         return self._cls
 
     def _execute(self) -> FunctionType:
-        stock = self.original.forward
         scope: dict[str, Any] = {
             **self.names,
+            "opswap_class": self.original,
             "opswap_holds": holds,
             "opswap_missed": missed,
-            "opswap_stock": stock,
         }
         for name, imported in self.modules.items():
             scope[name] = __import__(imported, fromlist=[""])
-        for p in _defaulted(stock):
+        for p in _defaulted(self.original.forward):
             scope[f"opswap_default_{p.name}"] = p.default
         file = f"<opswap {self.original.__qualname__} {next(_serial)}>"
         linecache.cache[file] = (len(self.code), None, self.code.splitlines(True), file)
@@ -311,7 +311,7 @@ def _forward_text(forward: Any, captured: Sequence[str], paths: Sequence[str]) -
         lines.append(f"{indent}return opswap_fused_{i}({inputs})")
         if not path:
             break
-    lines += [f"    opswap_missed({first.name})", f"    return opswap_stock({', '.join(passed)})"]
+    lines += [f"    opswap_missed({first.name})", f"    return opswap_class.forward({', '.join(passed)})"]
     return "\n".join(lines) + "\n"
 
 
@@ -344,6 +344,6 @@ def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
         "    m0, x0 = self, input\n"
         f"    if {replacement.condition}:\n"
         f"        return {replacement.result}\n"
-        "    return opswap_stock(m0, x0)\n"
+        "    return opswap_class.forward(m0, x0)\n"
     )
     return Recipe(original, code, {}, dict(replacement.names))

@@ -19,7 +19,10 @@ from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from opswap.ops._function import plain_cpu
+from opswap.ops._layout import suggest_memory_format
 from opswap.ops._stats import count_original
+
+from .state import State, stock_class, unchanged
 
 __all__ = [
     "CONVOLUTIONS",
@@ -34,10 +37,10 @@ __all__ = [
     "in_mode",
     "indexes",
     "joins",
+    "meant_for_channels_last",
     "missed",
     "narrow_weight",
     "normable",
-    "observe",
     "one_weight_a_group",
     "owned",
     "plain",
@@ -48,22 +51,10 @@ __all__ = [
     "wins",
 ]
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ACTIVATIONS = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Hardswish: "hardswish"}
-_INTERNAL = frozenset(vars(nn.Module()))
-
-
-@dataclass(frozen=True)
-class _State:
-    """What a capture took for granted of one module: its class, its children, its plain attributes."""
-
-    cls: type
-    children: tuple[nn.Module | None, ...]
-    names: tuple[str, ...]
-    values: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -74,44 +65,11 @@ class Record:
     are called but not they themselves; `sites` are relative to the module; `known` has the answers of `foresees`.
     """
 
-    root: _State
-    opened: tuple[tuple[nn.Module, _State], ...]
-    passed: tuple[tuple[nn.Module, _State], ...]
+    root: State
+    opened: tuple[tuple[nn.Module, State], ...]
+    passed: tuple[tuple[nn.Module, State], ...]
     sites: tuple[Any, ...]
     known: dict[Any, bool] = field(default_factory=dict, compare=False)
-
-
-def _stock_class(module: nn.Module) -> type:
-    """The module's class as its author wrote it."""
-    cls = type(module)
-    recipe = getattr(cls, "_opswap_recipe", None)
-    return cls if recipe is None or recipe.make_class() is not cls else recipe.original
-
-
-def observe(module: nn.Module) -> _State:
-    """The state of a module that its capture depends on."""
-    plain = {
-        k: v for k, v in vars(module).items() if k not in _INTERNAL and k != "_opswap_record" and _is_plain(v)
-    }
-    return _State(_stock_class(module), tuple(module._modules.values()), tuple(plain), tuple(plain.values()))
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
-
-
-def _unchanged(module: nn.Module, state: _State) -> bool:
-    children = module._modules.values()
-    if len(children) != len(state.children):
-        return False
-    for now, then in zip(children, state.children):  # noqa: B905 (strict= is not traceable; lengths are equal)
-        if now is not then:
-            return False
-    for name, value in zip(state.names, state.values):  # noqa: B905
-        now = getattr(module, name, None)
-        if now is not value and (type(now) is not type(value) or now != value):
-            return False
-    return True
 
 
 def hooked(module: nn.Module) -> bool:
@@ -128,7 +86,7 @@ def hooked(module: nn.Module) -> bool:
 def holds(module: nn.Module, *inputs: Any) -> bool:
     """True where the captured forward still means what the module's own forward means."""
     record = getattr(module, "_opswap_record", None)
-    if record is None or not _unchanged(module, record.root):
+    if record is None or not unchanged(module, record.root):
         return False
     for x in inputs:
         if not isinstance(x, Tensor):
@@ -136,10 +94,10 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
     if record.opened and _module._has_any_global_hook():
         return False
     for child, state in record.opened:
-        if hooked(child) or _stock_class(child) is not state.cls or not _unchanged(child, state):
+        if hooked(child) or stock_class(child) is not state.cls or not unchanged(child, state):
             return False
     for child, state in record.passed:  # noqa: SIM110 (a generator is not traceable)
-        if not _unchanged(child, state):
+        if not unchanged(child, state):
             return False
     return True
 
@@ -305,6 +263,14 @@ def wins(input: Tensor, losing: tuple[str, ...]) -> bool:
     return "channels_last" not in losing
 
 
+def meant_for_channels_last(module: nn.Module) -> bool:
+    """True where the first convolution in the module has its weights in channels_last."""
+    for m in module.modules():
+        if isinstance(m, CONVOLUTIONS):
+            return suggest_memory_format(m.weight) is not torch.contiguous_format
+    return False
+
+
 def unhooked(*modules: nn.Module) -> bool:
     """True where calling these modules does no more than their forwards."""
     if _module._has_any_global_hook():
@@ -317,12 +283,12 @@ def unhooked(*modules: nn.Module) -> bool:
 
 def normable(norm: nn.Module, input: Any) -> bool:
     """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation knows."""
-    return _stock_class(norm) in NORMS and poolable(input)
+    return stock_class(norm) in NORMS and poolable(input)
 
 
 def activation_of(module: nn.Module) -> str | None:
     """The name of the activation that this module is, as `opswap.functional.batch_norm_act` calls it."""
-    cls = _stock_class(module)
+    cls = stock_class(module)
     if cls is nn.Hardtanh:
         return "relu6" if module.min_val == 0 and module.max_val == 6 else None
     return _ACTIVATIONS.get(cls)
@@ -330,5 +296,5 @@ def activation_of(module: nn.Module) -> str | None:
 
 def owned(output: Tensor, convolution: nn.Module) -> bool:
     """True where nobody but the caller holds this convolution's output, not even for a gradient."""
-    fresh = _stock_class(convolution) in CONVOLUTIONS and unhooked(convolution)
+    fresh = stock_class(convolution) in CONVOLUTIONS and unhooked(convolution)
     return fresh and not trains(output) and plain_cpu((output,))

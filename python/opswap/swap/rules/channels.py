@@ -66,7 +66,8 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     condition = _limits(inputs, shuffle)
     if asks_for_layout(region.outputs):
         condition += "".join(f" and {x}.is_contiguous()" for x in inputs)
-    return Replacement(condition, result, {function.__name__: function, "covers": covers})
+    names = {function.__name__: function, "covers": covers}
+    return Replacement(condition, result, names, keeps_format=True)
 
 
 def _limits(inputs: list[str], shuffle: Shuffle) -> str:
@@ -90,7 +91,7 @@ def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
     condition = _limits(["x0"], shuffle)
     writer = escape_or_write(region.source, region.outputs)
     if not writer:
-        return Replacement(condition, "x0", {"covers": covers})
+        return Replacement(condition, "x0", {"covers": covers}, keeps_format=True)
     if not shuffle.views:
         raise Refusal(f"it copies its input, and {writer} may write to the copy")
     return Replacement(f"{condition} and x0.is_contiguous()", "x0.view_as(x0)", {"covers": covers})

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""Which code of a model needs contiguous tensors, as a shuffle that is spelled out always returns.
+
+Ours keeps channels_last, and a later `view` may then fail that went well before. Where a convolution stands between
+the two, its weights decide as well: in a model whose weights are in channels_last, that view fails anyway.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import replace
+
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import Graph, Node
+
+from .alias import needs_layout
+from .match import Region, subject
+from .rules.rule import Replacement
+from .runtime import meant_for_channels_last
+
+__all__ = ["Demand", "demand_of", "restricted"]
+
+_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
+_ONE_PIXEL = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_ONE_PIXEL += (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+_FLAT = (nn.Linear, nn.Flatten, nn.LayerNorm, nn.MultiheadAttention)
+_POOLS = (F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
+_CONTIGUOUS = {
+    "amax",
+    "contiguous",
+    "flatten",
+    "linear",
+    "matmul",
+    "max",
+    "mean",
+    "reshape",
+    "softmax",
+    "sum",
+}
+
+
+class Demand(enum.IntEnum):
+    """How much of the model has to stay contiguous where it was."""
+
+    NONE = 0
+    BEHIND_CONVOLUTIONS = 1
+    AT_ONCE = 2
+
+
+def demand_of(graph: Graph, whole: bool) -> Demand:
+    """What one captured forward asks for. Args: whole: it is the model's own, whose arguments no shuffle made."""
+    asked = (_before(subject(n), whole) for n in graph.nodes if needs_layout(n))
+    return max(asked, default=Demand.NONE)
+
+
+def _before(node: Node, whole: bool) -> Demand:
+    """Where the layout of a tensor comes from, walking back over what keeps the layout of its input."""
+    found = Demand.NONE
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in seen or n.op == "get_attr":
+            continue
+        seen.add(n)
+        if n.op == "placeholder":
+            found = max(found, Demand.NONE if whole else Demand.AT_ONCE)
+        elif n.op == "call_module":
+            here = _of_module(n.meta["module"])
+            found = max(found, here)
+            if here is Demand.NONE and not _is_flat(_last(n.meta["module"])):
+                stack += n.all_input_nodes
+        elif not _is_flat_call(n):
+            stack += n.all_input_nodes
+    return found
+
+
+def _of_module(module: nn.Module) -> Demand:
+    last = _last(module)
+    if isinstance(last, _CONVOLUTIONS):
+        return Demand.BEHIND_CONVOLUTIONS
+    if type(last).__module__.startswith("torch.nn."):
+        several = last is not module and any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
+        return Demand.BEHIND_CONVOLUTIONS if several and not _is_flat(last) else Demand.NONE
+    return Demand.AT_ONCE
+
+
+def _last(module: nn.Module) -> nn.Module:
+    """The module that makes the result, as far as Sequentials tell."""
+    while isinstance(module, nn.Sequential) and len(module):
+        module = module[-1]
+    return module
+
+
+def _is_flat(module: nn.Module) -> bool:
+    """True where the result lies the same way in every memory format."""
+    if isinstance(module, _ONE_PIXEL):
+        size = module.output_size
+        return size == 1 or (isinstance(size, (tuple, list)) and set(size) == {1})
+    return isinstance(module, _FLAT)
+
+
+def _is_flat_call(node: Node) -> bool:
+    if node.target in _POOLS:
+        size = node.args[1] if len(node.args) > 1 else node.kwargs.get("output_size")
+        return size == 1 or (isinstance(size, (tuple, list)) and set(size) == {1})
+    return getattr(node.target, "__name__", node.target) in _CONTIGUOUS
+
+
+def restricted(region: Region, replacement: Replacement, demand: Demand) -> tuple[Region, Replacement]:
+    """The replacement, taken only where its outputs lie as they did.
+
+    That is for contiguous inputs; behind convolutions, also where weights tell that channels_last is meant.
+    """
+    condition = " and ".join(f"x{i}.is_contiguous()" for i in range(len(region.inputs)))
+    witness = _witness(region.anchor.graph) if demand is Demand.BEHIND_CONVOLUTIONS else None
+    names = dict(replacement.names)
+    if witness is not None:
+        condition = f"({condition} or meant_for_channels_last(m{len(region.modules)}))"
+        names["meant_for_channels_last"] = meant_for_channels_last
+        region = replace(region, modules=(*region.modules, witness))
+    return region, replace(replacement, condition=f"{replacement.condition} and {condition}", names=names)
+
+
+def _witness(graph: Graph) -> Node | None:
+    """A call of a module with a convolution in it."""
+    for node in graph.nodes:
+        if node.op == "call_module" and any(
+            isinstance(m, _CONVOLUTIONS) for m in node.meta["module"].modules()
+        ):
+            return node
+    return None

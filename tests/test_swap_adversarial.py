@@ -1,0 +1,508 @@
+# SPDX-License-Identifier: MIT
+"""Code written to make a rewrite wrong: aliases, writes, state that changes after the swap, odd callers."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+import opswap
+from spellings import Joined, Shuffle, Split, Wrapped, by_size
+from spellings.guards import Only
+from spellings.shuffles import by_permute
+from step import assert_equal, outputs_and_gradients
+
+
+def images(*size: int) -> Tensor:
+    return torch.randn(size or (2, 12, 4, 8))
+
+
+def swapped(stock: nn.Module, **options: object) -> nn.Module:
+    return opswap.swap(copy.deepcopy(stock), **{"exact": True, "strict": True, **options})
+
+
+def same(model: nn.Module, stock: nn.Module, x: Tensor | None = None) -> None:
+    x = images() if x is None else x
+    assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+
+
+# --- aliases and writes ----------------------------------------------------------------------------------------------
+
+
+def writes_to_the_source_afterwards(x: Tensor) -> Tensor:
+    x = x * 1
+    y = by_size(x)
+    x.add_(1)
+    return y + x
+
+
+def writes_to_the_result(x: Tensor) -> Tensor:
+    x = x * 1
+    y = by_size(x)
+    y.mul_(3)
+    return y + x
+
+
+def writes_to_an_identity(x: Tensor) -> Tensor:
+    """One group: the result is a view of the source."""
+    x = x * 1
+    y = by_size(x, 1)
+    y.add_(1)
+    return x * y
+
+
+def keeps_the_joined(x: Tensor) -> Tensor:
+    z = torch.cat((x[:, :6], x[:, 6:] * 2), 1)
+    return by_size(z) * z[:, :1]
+
+
+def joins_one_tensor_twice(x: Tensor) -> Tensor:
+    half = x[:, :6]
+    return by_size(torch.cat((half, half), 1)) * x
+
+
+def writes_to_a_half(x: Tensor) -> Tensor:
+    y = by_size(x * 1)
+    a, b = y[:, :6], y[:, 6:]
+    a.mul_(2)
+    return torch.cat((b, a), 1) + y
+
+
+def writes_to_the_joined_parts(x: Tensor) -> Tensor:
+    a, b = x[:, :6] * 1, x[:, 6:] * 1
+    y = by_size(torch.cat((a, b), 1))
+    a.zero_()
+    return y + torch.cat((a, b), 1)
+
+
+def sets_items(x: Tensor) -> Tensor:
+    y = by_size(x * 1)
+    y[:, 0] = 0
+    return y
+
+
+def shuffles_twice(x: Tensor) -> Tensor:
+    return by_size(by_size(x, 3), 3)
+
+
+def undoes_itself(x: Tensor) -> Tensor:
+    return by_size(by_size(x, 3), 4) * 2
+
+
+def expands(x: Tensor) -> Tensor:
+    return by_size(x[:, :1].expand(-1, 12, -1, -1).contiguous()) * x
+
+
+def shuffles_the_batch(x: Tensor) -> Tensor:
+    return by_size(x.transpose(0, 1).reshape(6, 4, 4, 8)).reshape(x.shape)
+
+
+def mixes_images_of_a_pair(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    return x.view(n // 2, 2, c, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+WRITERS = [
+    writes_to_the_source_afterwards,
+    writes_to_the_result,
+    writes_to_an_identity,
+    keeps_the_joined,
+    joins_one_tensor_twice,
+    writes_to_a_half,
+    writes_to_the_joined_parts,
+    sets_items,
+    shuffles_twice,
+    undoes_itself,
+    expands,
+    shuffles_the_batch,
+    mixes_images_of_a_pair,
+]
+
+
+@pytest.mark.parametrize("body", WRITERS, ids=lambda f: f.__name__)
+def test_aliases_and_writes(body: Callable[[Tensor], Tensor]) -> None:
+    stock = Wrapped(body)
+    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    for x in (images(), images(4, 12, 5, 3), images().contiguous(memory_format=torch.channels_last)):
+        try:
+            expected = outputs_and_gradients(stock, x)
+        except RuntimeError as error:
+            with pytest.raises(type(error)):
+                outputs_and_gradients(model, x)
+            continue
+        torch.testing.assert_close(outputs_and_gradients(model, x), expected)
+    same(model, stock)
+
+
+# --- state that changes after the swap -------------------------------------------------------------------------------
+
+
+class Configured(nn.Module):
+    """Its forward reads Python state from everywhere."""
+
+    default_groups = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(12, 12, 1)
+        self.order = list(reversed(range(12)))
+        self.options = {"groups": 3}
+        self.parts = [[6, 6], 2]
+        self.body: Callable[[Tensor], Tensor] = torch.relu
+
+    def mix(self, x: Tensor) -> Tensor:
+        return by_size(x, self.default_groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mix(self.conv(x))[:, self.order]
+        a, b = by_size(self.body(x), self.options["groups"]).split(self.parts[0], 1)
+        return torch.cat((b, a * self.parts[1]), 1)
+
+
+def _replace_order(m: nn.Module) -> None:
+    m.order = list(range(12))
+
+
+def _reorder(m: nn.Module) -> None:
+    m.order.sort()
+
+
+def _set_option(m: nn.Module) -> None:
+    m.options["groups"] = 4
+
+
+def _set_inner_part(m: nn.Module) -> None:
+    m.parts[0][:] = [4, 8]
+
+
+def _shadow_class_constant(m: nn.Module) -> None:
+    m.default_groups = 6
+
+
+def _replace_function(m: nn.Module) -> None:
+    m.body = torch.tanh
+
+
+def _override_method(m: nn.Module) -> None:
+    m.mix = types.MethodType(lambda self, x: x, m)
+
+
+def _replace_child(m: nn.Module) -> None:
+    torch.manual_seed(7)
+    m.conv = nn.Conv2d(12, 12, 1)
+
+
+def _add_hook(m: nn.Module) -> None:
+    m.conv.register_forward_hook(lambda _, args, y: y * 2)
+
+
+def _wrap_forward(m: nn.Module) -> None:
+    forward = m.forward
+    m.forward = lambda x: forward(x) + 1
+
+
+CHANGES = [
+    _replace_order,
+    _reorder,
+    _set_option,
+    _set_inner_part,
+    _shadow_class_constant,
+    _replace_function,
+    _override_method,
+    _replace_child,
+    _add_hook,
+    _wrap_forward,
+]
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "in a Sequential"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+def test_state_that_changes(change: Callable[[nn.Module], None], nested: bool) -> None:
+    stock = Configured()
+    if nested:
+        stock = nn.Sequential(stock, Split())
+    model = swapped(stock)
+    assert len(opswap.report(model).swapped) >= 3
+    same(model, stock)
+    for m in (stock, model):
+        change(m[0] if nested else m)
+    same(model, stock)
+
+
+def test_a_class_that_changes() -> None:
+    class Local(Configured):
+        default_groups = 2
+
+    stock = Local()
+    model = swapped(stock)
+    same(model, stock)
+    Local.default_groups = 3
+    same(model, stock)
+    Local.default_groups = 2
+    Local.forward = lambda self, x: by_size(self.conv(x), 6)
+    same(model, stock)
+
+
+def test_unrelated_attributes_cost_nothing() -> None:
+    model = swapped(Configured())
+    model.epoch, model.history, model.conv.name = 3, [], "first"
+    opswap.reset_stats()
+    model(images())
+    assert not opswap.stats()["original"]
+
+
+def test_states_survive_copies() -> None:
+    stock = Configured()
+    model = copy.deepcopy(swapped(stock))
+    opswap.reset_stats()
+    same(model, stock)
+    assert not opswap.stats()["original"]
+    _set_option(model)
+    _set_option(stock)
+    same(model, stock)
+
+
+def test_state_under_torch_compile() -> None:
+    stock = Configured()
+    model = swapped(stock)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    x = images()
+    assert torch.equal(compiled(x), stock(x))
+    for m in (stock, model):
+        m.options["groups"] = 4
+    assert torch.equal(compiled(x), stock(x))
+
+
+# --- parameters from elsewhere ---------------------------------------------------------------------------------------
+
+
+class ShuffledConv(nn.Conv2d):
+    """A convolution by class, with a shuffle behind it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return by_size(super().forward(input))
+
+
+def test_functional_call_with_other_parameters() -> None:
+    stock = nn.Sequential(Split(), Split())
+    model = swapped(stock)
+    other = {k: torch.randn_like(v) for k, v in stock.named_parameters()}
+    x = images()
+    expected = torch.func.functional_call(stock, other, (x,))
+    assert torch.equal(torch.func.functional_call(model, other, (x,)), expected)
+    ours, theirs = (
+        torch.func.grad(lambda p, m=m: torch.func.functional_call(m, p, (x,)).square().sum())(other)
+        for m in (model, stock)
+    )
+    assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_parametrization(before: bool) -> None:
+    stock = ShuffledConv(12, 12, 1)
+    model = stock if before else swapped(stock)
+    for m in {stock, model}:
+        parametrizations.weight_norm(m)
+    model = opswap.swap(copy.deepcopy(stock), exact=True) if before else model
+    x = images()
+    model.load_state_dict(stock.state_dict())
+    assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+    for m in {stock, model}:
+        parametrize.remove_parametrizations(m, "weight")
+    same(model, stock)
+
+
+def test_load_then_unswap_then_swap() -> None:
+    stock = nn.Sequential(Split(), Split())
+    model = swapped(nn.Sequential(Split(), Split()))
+    model.load_state_dict(stock.state_dict(), strict=True, assign=True)
+    same(model, copy.deepcopy(stock))
+    opswap.unswap(model)
+    assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
+    same(opswap.swap(model, exact=True, strict=True), stock)
+
+
+def test_swapped_inside_swapped() -> None:
+    inner = nn.Sequential(Split(), Split())
+    stock = nn.Sequential(copy.deepcopy(inner), Split())
+    model = nn.Sequential(opswap.swap(inner, exact=True), copy.deepcopy(stock[1]))
+    opswap.swap(opswap.swap(model, exact=True), exact=True)
+    assert len(opswap.report(model).swapped) == 3
+    same(model, stock)
+    opswap.unswap(model)
+    assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
+
+
+@pytest.mark.parametrize("change", [nn.Module.double, nn.Module.bfloat16], ids=["double", "bfloat16"])
+def test_another_dtype(change: Callable[[nn.Module], nn.Module]) -> None:
+    stock = nn.Sequential(Split(), Split())
+    model = change(swapped(stock))
+    same(model, change(stock), images().to(next(model.parameters()).dtype))
+
+
+# --- odd classes and callers -----------------------------------------------------------------------------------------
+
+
+class Loud(Wrapped):
+    """Its call does more than its forward."""
+
+    def __call__(self, *args: Tensor) -> Tensor:
+        return super().__call__(*args) * 2
+
+
+class TakesNames(Wrapped):
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        return super().forward(x) * scale
+
+
+class Listed(Wrapped):
+    """Takes a list."""
+
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        return super().forward(torch.cat(xs, 1))
+
+
+class Counted(Tensor):
+    """A tensor that counts what is called on it."""
+
+    calls: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None) -> object:
+        cls.calls.append(getattr(func, "__name__", ""))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class ViewsItsInput(nn.Module):
+    """A head that needs the tensor before it to be contiguous, which a spelled-out shuffle returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(12 * 32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.view(x.size(0), -1))
+
+
+def test_calls_of_its_own() -> None:
+    stock = nn.Sequential(Loud(by_size), Loud(by_size))
+    same(opswap.swap(copy.deepcopy(stock), exact=True), stock)
+
+
+def test_names_of_arguments() -> None:
+    stock = TakesNames(by_size)
+    model = swapped(stock)
+    x = images()
+    for call in ({"x": x}, {"x": x, "scale": 3.0}):
+        assert torch.equal(model(**call), stock(**call))
+
+
+def test_arguments_that_are_no_tensors() -> None:
+    stock = Listed(by_size)
+    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    xs = [images(2, 6, 4, 8), images(2, 6, 4, 8)]
+    assert torch.equal(model(xs), stock(xs))
+
+
+def test_subclass_of_tensor() -> None:
+    stock = nn.Sequential(Shuffle(3))
+    model = swapped(stock)
+    x = images().as_subclass(Counted)
+    y, expected = model(x), stock(x)
+    assert type(y) is type(expected) is Counted and torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("size", [(0, 12, 4, 8), (2, 12, 0, 8), (1, 12, 1, 1)], ids=str)
+def test_empty_and_tiny(size: tuple[int, ...]) -> None:
+    same(swapped(Only(by_permute)), Only(by_permute), images(*size))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    x = images().to(dtype)
+    assert torch.equal(swapped(nn.Sequential(Only(by_size)))(x), by_size(x))
+
+
+def test_modes_of_autograd() -> None:
+    stock = nn.Sequential(Split(), Split())
+    model = swapped(stock)
+    x = images()
+    with torch.inference_mode():
+        assert torch.equal(model(x), stock(x))
+    with torch.no_grad():
+        assert torch.equal(model(x), stock(x)) and not model(x).requires_grad
+    model.requires_grad_(False)
+    assert not model(x).requires_grad
+    ours, theirs = (
+        torch.autograd.functional.hvp(lambda t, m=m: m(t).pow(3).sum(), x, x) for m in (model, stock)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(Shuffle(3), ViewsItsInput()),
+        lambda: nn.Sequential(nn.Sequential(Split(), Split()), nn.ReLU(), ViewsItsInput()),
+        lambda: nn.Sequential(Joined(by_size).double().float(), Shuffle(2), nn.Sequential(ViewsItsInput())),
+    ],
+    ids=["a shuffle", "blocks", "a nested head"],
+)
+def test_a_head_that_views_what_it_gets(make: Callable[[], nn.Module]) -> None:
+    stock = make()
+    model = swapped(stock)
+    for x in (images(), images().contiguous(memory_format=torch.channels_last)):
+        torch.testing.assert_close(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+
+
+# --- the function of batch normalisation -----------------------------------------------------------------------------
+
+
+class Normalised(nn.Module):
+    """Calls the function with buffers of its own."""
+
+    def __init__(self, momentum: float = 0.1, affine: bool = True, tracked: bool = True) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("mean", torch.randn(12) if tracked else None)
+        self.register_buffer("var", torch.rand(12) + 0.5 if tracked else None)
+        self.scale = nn.Parameter(torch.randn(12)) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        training = self.training or self.mean is None
+        return F.relu(F.batch_norm(x, self.mean, self.var, self.scale, None, training, self.momentum))
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"tracked": False}, {"momentum": 1.0}], ids=str)
+def test_batch_norm_as_a_function(options: dict[str, object]) -> None:
+    stock = Normalised(**options)
+    model = opswap.swap(copy.deepcopy(stock), strict=True)
+    assert [s.rule for s in opswap.report(model).swapped] == ["batch_norm_act"]
+    for training in (True, False):
+        opswap.reset_stats()
+        x = images()
+        ours = outputs_and_gradients(model.train(training), x)
+        assert opswap.stats()["kernel"] and not opswap.stats()["original"]
+        torch.testing.assert_close(
+            ours, outputs_and_gradients(stock.train(training), x), rtol=1e-4, atol=1e-4
+        )
+    torch.testing.assert_close(list(model.buffers()), list(stock.buffers()))
+    for bad in (torch.ones(2, 12, 4, 8, dtype=torch.int64), torch.ones(2, 5, 4, 8), torch.ones(1, 12)):
+        for training in (True, False):
+            errors = []
+            for m in (stock.train(training), model.train(training)):
+                try:
+                    m(bad)
+                    errors.append(None)
+                except Exception as error:
+                    errors.append(type(error))
+            assert errors[0] is errors[1], (bad.shape, errors)
