@@ -306,19 +306,24 @@ def test_functional_call_with_other_parameters() -> None:
     assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_parametrization(before: bool) -> None:
+def test_parametrized_before_the_swap() -> None:
+    stock = parametrizations.weight_norm(ShuffledConv(12, 12, 1))
+    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    report = opswap.report(model)
+    assert not report.swapped and "parametrized" in report.kept[0].reason
+    same(model, stock)
+
+
+def test_parametrized_after_the_swap() -> None:
     stock = ShuffledConv(12, 12, 1)
-    model = stock if before else swapped(stock)
-    for m in {stock, model}:
+    model = swapped(stock)
+    for m in (stock, model):
         parametrizations.weight_norm(m)
-    model = opswap.swap(copy.deepcopy(stock), exact=True) if before else model
-    x = images()
-    model.load_state_dict(stock.state_dict())
-    assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
-    for m in {stock, model}:
+    same(model, stock)
+    for m in (stock, model):
         parametrize.remove_parametrizations(m, "weight")
     same(model, stock)
+    assert isinstance(opswap.unswap(model), ShuffledConv) and type(model) is ShuffledConv
 
 
 def test_load_then_unswap_then_swap() -> None:
@@ -448,20 +453,49 @@ def test_modes_of_autograd() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.Sequential(Shuffle(3), ViewsItsInput()),
-        lambda: nn.Sequential(nn.Sequential(Split(), Split()), nn.ReLU(), ViewsItsInput()),
-        lambda: nn.Sequential(Joined(by_size).double().float(), Shuffle(2), nn.Sequential(ViewsItsInput())),
-    ],
-    ids=["a shuffle", "blocks", "a nested head"],
-)
+class ViewsAtTheEnd(nn.Module):
+    """Its own forward views what comes out of a convolution, or of a pool."""
+
+    def __init__(self, pool: bool) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Split(), Split())
+        self.conv = nn.Conv2d(12, 12, 3, padding=1)
+        self.pool = nn.AdaptiveAvgPool2d(1) if pool else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.conv(self.blocks(x)))
+        return x.view(x.size(0), -1)
+
+
+HEADS = {
+    "a shuffle": lambda: nn.Sequential(Shuffle(3), ViewsItsInput()),
+    "blocks": lambda: nn.Sequential(nn.Sequential(Split(), Split()), nn.ReLU(), ViewsItsInput()),
+    "nested": lambda: nn.Sequential(Joined(by_size), Shuffle(2), nn.Sequential(ViewsItsInput())),
+    "convolution": lambda: nn.Sequential(Split(), Split(), nn.Conv2d(12, 12, 3, padding=1), ViewsItsInput()),
+    "own forward": lambda: ViewsAtTheEnd(pool=False),
+    "pool": lambda: ViewsAtTheEnd(pool=True),
+}
+
+
+@pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
 def test_a_head_that_views_what_it_gets(make: Callable[[], nn.Module]) -> None:
+    """The images of a data loader are often in channels_last, the weights not."""
     stock = make()
     model = swapped(stock)
     for x in (images(), images().contiguous(memory_format=torch.channels_last)):
         torch.testing.assert_close(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+
+
+@pytest.mark.parametrize(("pool", "meant"), [(True, False), (False, False), (False, True)])
+def test_channels_last_is_kept_where_nothing_views_it(pool: bool, meant: bool) -> None:
+    model = swapped(ViewsAtTheEnd(pool))
+    if meant:
+        model.to(memory_format=torch.channels_last)
+    opswap.reset_stats()
+    inside = model.blocks(images().contiguous(memory_format=torch.channels_last))
+    kept = inside.is_contiguous(memory_format=torch.channels_last)
+    assert kept is (pool or meant)
+    assert sum(opswap.stats()["kernel"].values()) == (2 if kept else 1)
 
 
 # --- the function of batch normalisation -----------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -160,28 +159,6 @@ def test_two_models_in_two_threads() -> None:
     for thread in threads:
         thread.join()
     assert not failures
-
-
-def test_fully_sharded(tmp_path: Path) -> None:
-    fsdp = pytest.importorskip("torch.distributed.fsdp")
-    stock = nn.Sequential(Split(), Split(), Wrapped(by_size))
-    model = opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = torch.distributed.init_device_mesh("cpu", (1,))
-        for block in model:
-            fsdp.fully_shard(block, mesh=mesh)
-        fsdp.fully_shard(model, mesh=mesh)
-        x = torch.randn(2, 12, 4, 8)
-        y = model(x)
-        y.square().mean().backward()
-        expected = stock(x)
-        expected.square().mean().backward()
-        assert torch.equal(y, expected)
-        for p, q in zip(model.parameters(), stock.parameters(), strict=True):
-            assert torch.equal(p.grad.full_tensor(), q.grad)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 class Hostile(nn.Module):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 
 import pytest
@@ -14,7 +14,10 @@ from torch import Tensor, nn
 import opswap
 from opswap.models import ShuffleNetV2
 from opswap.swap.rules import DEFAULT
-from spellings import Split, Wrapped, by_size
+from spellings import CAT, PERMUTATION, PLAIN, SPLIT, Split, Wrapped, by_size
+from spellings.blocks import SecondVersionUnit
+from spellings.permutations import ORDER, Indexed, index
+from spellings.shuffles import by_rearrange, every_second, inverse, merged_plane, start_of_block
 from step import assert_equal, outputs_and_gradients
 
 
@@ -96,12 +99,102 @@ def test_sizes_are_those_of_the_graph() -> None:
     assert rules_of(backend) == ["channel_shuffle"] * 2
 
 
-def test_dynamic_sizes_stay_right() -> None:
-    stock = Wrapped(by_size)
-    compiled = torch.compile(copy.deepcopy(stock), backend=opswap.dynamo_backend(exact=True), dynamic=True)
-    for batch in (2, 5):
-        x = torch.randn(batch, 12, 4, 8)
+BODIES = {
+    "blocks": (lambda: nn.Sequential(Split(), Split()), 12, [SPLIT, CAT]),
+    "published units": (
+        lambda: nn.Sequential(SecondVersionUnit(12, 1), SecondVersionUnit(12, 1)),
+        12,
+        [SPLIT, SPLIT],
+    ),
+    "inverse": (lambda: Wrapped(inverse), 12, [PLAIN]),
+    "start of block": (lambda: Wrapped(start_of_block), 12, [PLAIN]),
+    "slices": (lambda: Wrapped(every_second), 12, [PLAIN]),
+    "merged plane": (lambda: Wrapped(merged_plane), 12, [PLAIN]),
+    "einops": (lambda: Wrapped(by_rearrange), 12, [PLAIN]),
+    "order in a buffer": (lambda: Indexed(index, torch.tensor(ORDER)), 12, [PERMUTATION]),
+}
+
+
+@pytest.mark.parametrize(("make", "channels", "rules"), BODIES.values(), ids=BODIES)
+def test_a_second_batch_size(make: Callable[[], nn.Module], channels: int, rules: list[str]) -> None:
+    """Dynamo then leaves sizes open; what is replaced stays the same, training included."""
+    stock = make()
+    backend = opswap.dynamo_backend(exact=True)
+    compiled = torch.compile(copy.deepcopy(stock), backend=backend)
+    for size in ((2, 4, 8), (3, 4, 8), (5, 4, 8), (4, 6, 10), (7, 3, 5)):
+        x = torch.randn(size[0], channels, *size[1:])
+        ours, theirs = outputs_and_gradients(compiled, x), outputs_and_gradients(stock, x)
+        if make is BODIES["published units"][0]:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        else:
+            assert_equal(ours, theirs)
+    assert len(backend.reports) <= 4, "the graph with open sizes serves all batches"
+    for report in backend.reports:
+        assert sorted(s.rule for s in report.swapped) == sorted(rules), str(report)
+
+
+def test_every_size_open_from_the_start() -> None:
+    stock = nn.Sequential(Split(), Split())
+    for inner in ("eager", "inductor"):
+        torch._dynamo.reset()
+        backend = opswap.dynamo_backend(inner, exact=True)
+        compiled = torch.compile(copy.deepcopy(stock), backend=backend, dynamic=True)
+        for size in ((2, 12, 4, 8), (5, 12, 3, 7)):
+            x = torch.randn(size)
+            ours, theirs = outputs_and_gradients(compiled, x), outputs_and_gradients(stock, x)
+            torch.testing.assert_close(ours, theirs)
+        assert backend.reports
+        for report in backend.reports:
+            assert [s.rule for s in report.swapped] == [SPLIT, CAT]
+
+
+def groups_by_height(x: Tensor) -> Tensor:
+    return by_size(x, x.shape[2] // 2)
+
+
+def test_what_holds_at_one_size_only_is_left() -> None:
+    stock = Wrapped(groups_by_height)
+    backend = opswap.dynamo_backend(exact=True)
+    compiled = torch.compile(copy.deepcopy(stock), backend=backend, dynamic=True)
+    for height in (4, 6, 8):
+        x = torch.randn(2, 12, height, 8)
         assert torch.equal(compiled(x), stock(x))
+    assert not rules_of(backend)
+    assert any("other sizes" in s.reason for report in backend.reports for s in report.kept)
+
+
+def test_batch_normalisation() -> None:
+    stock = nn.Sequential(nn.Conv2d(3, 12, 1), nn.BatchNorm2d(12), nn.ReLU(inplace=True), nn.BatchNorm2d(12))
+    model = copy.deepcopy(stock)
+    backend = opswap.dynamo_backend()
+    compiled = torch.compile(model, backend=backend)
+    opswap.reset_stats()
+    for training in (True, False):
+        for batch in (4, 6, 5):
+            x = torch.randn(batch, 3, 5, 7)
+            ours = outputs_and_gradients(compiled.train(training), x)
+            theirs = outputs_and_gradients(stock.train(training), x)
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(list(model.buffers()), list(stock.buffers()))
+    found = [[s.rule for s in report.swapped] for report in backend.reports]
+    assert found[0] == ["batch_norm_act", "batch_norm"] and found[-1] == ["batch_norm_act"], (
+        "in eval() torch is as fast"
+    )
+    assert opswap.stats()["kernel"]["batch_norm_act"] == 3 * 2 + 3
+
+
+def test_an_order_that_changes_after_compilation() -> None:
+    stock = Indexed(index, torch.tensor(ORDER))
+    model = copy.deepcopy(stock)
+    for compiled in (
+        torch.compile(model, backend=opswap.dynamo_backend(exact=True)),
+        torch.compile(opswap.swap(model, exact=True, strict=True), fullgraph=True, backend="aot_eager"),
+    ):
+        for order in (ORDER, ORDER[::-1], [0] * 12):
+            for m in (stock, model):
+                m.order.copy_(torch.tensor(order))
+            x = torch.randn(2, 12, 4, 8)
+            torch.testing.assert_close(outputs_and_gradients(compiled, x), outputs_and_gradients(stock, x))
 
 
 def test_rules_and_inner_can_be_chosen() -> None:
@@ -119,9 +212,15 @@ def test_rules_and_inner_can_be_chosen() -> None:
 
 
 def test_the_name_of_the_backend() -> None:
-    known = [e for e in metadata.entry_points(group="torch_dynamo_backends") if e.name == "opswap"]
-    if not known:
+    """A development install keeps the entry points of the day it was made, a wheel has its own."""
+    try:
+        distribution = metadata.distribution("opswap")
+    except metadata.PackageNotFoundError:
+        distribution = None
+    if distribution is None or distribution.read_text("WHEEL") is None:
         pytest.skip("opswap is not installed, so that torch does not know its entry points")
+    assert [e.name for e in distribution.entry_points.select(group="torch_dynamo_backends")] == ["opswap"]
+    assert "opswap" in torch._dynamo.list_backends()
     x = torch.randn(2, 12, 4, 8)
     stock = Wrapped(by_size)
     opswap.reset_stats()

@@ -160,8 +160,14 @@ def _sharing_after(nodes: Iterable[Node], kinds: dict[Node, str]) -> set[Node]:
     return found
 
 
+def _alike(a: Node, b: Node) -> bool:
+    """False for arguments that were seen with different dtypes."""
+    seen = [getattr(n.meta.get("example_value"), "dtype", None) for n in (a, b)]
+    return None in seen or seen[0] == seen[1]
+
+
 def _sharing(source: Node, outputs: tuple[Node, ...], kinds: dict[Node, str]) -> set[Node]:
-    """Everything that may share memory with source; all arguments of the forward count as one memory."""
+    """Everything that may share memory with source; all arguments of one dtype count as one memory."""
     found: set[Node] = set()
     stack = [source, *outputs]
     while stack:
@@ -170,7 +176,7 @@ def _sharing(source: Node, outputs: tuple[Node, ...], kinds: dict[Node, str]) ->
             continue
         found.add(node)
         if node.op == "placeholder":
-            stack += [n for n in source.graph.nodes if n.op == "placeholder"]
+            stack += [n for n in source.graph.nodes if n.op == "placeholder" and _alike(n, node)]
         elif not _makes_new(node, kinds):
             stack += node.all_input_nodes
         stack += [u for u in node.users if u.op != "output" and not _makes_new(u, kinds)]

@@ -109,11 +109,11 @@ def _is_flat_call(node: Node) -> bool:
 
 
 def restricted(region: Region, replacement: Replacement, demand: Demand) -> tuple[Region, Replacement]:
-    """The replacement, taken only where its outputs lie as they did.
+    """The replacement, taken only where its outputs are contiguous.
 
-    That is for contiguous inputs; behind convolutions, also where weights tell that channels_last is meant.
+    Where the demand is behind convolutions, also where their weights tell that channels_last is meant.
     """
-    condition = " and ".join(f"x{i}.is_contiguous()" for i in range(len(region.inputs)))
+    condition = replacement.contiguous
     witness = _witness(region.anchor.graph) if demand is Demand.BEHIND_CONVOLUTIONS else None
     names = dict(replacement.names)
     if witness is not None:

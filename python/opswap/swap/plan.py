@@ -172,7 +172,7 @@ class _Planner:
         if demand is Demand.NONE:
             return
         for change in (c for m in self.known.values() for c in m.changes):
-            if change.replacement.keeps_format:
+            if change.replacement.contiguous:
                 change.region, change.replacement = restricted(change.region, change.replacement, demand)
 
     def _choose(self) -> list[_Module]:
@@ -362,7 +362,8 @@ def _is_sequential(module: nn.Module) -> bool:
 
 def _is_library(module: nn.Module) -> bool:
     """True for the modules of torch and of opswap, in whose forwards no rule looks unasked."""
-    name = type(module).__module__
+    cls = type(module).__base__ if is_parametrized(module) else type(module)
+    name = cls.__module__
     return name.startswith(("torch.", "opswap.nn")) and not _is_sequential(module) and not _compiled(module)
 
 

@@ -19,7 +19,7 @@ from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from opswap.ops._function import plain_cpu
-from opswap.ops._layout import suggest_memory_format
+from opswap.ops._layout import cat_memory_format, suggest_memory_format
 from opswap.ops._stats import count_original
 
 from .state import State, stock_class, unchanged
@@ -32,6 +32,7 @@ __all__ = [
     "covers",
     "find_class",
     "foresees",
+    "give_contiguous",
     "holds",
     "hooked",
     "in_mode",
@@ -183,6 +184,11 @@ def covers(
     if batches is not None and first.shape[0] not in batches:
         return False
     return spatial is None or tuple(first.shape[2:]) in spatial
+
+
+def give_contiguous(tensors: tuple[Tensor, ...]) -> bool:
+    """True where what opswap joins of these tensors is contiguous."""
+    return cat_memory_format(tensors) is torch.contiguous_format
 
 
 def indexes(index: Tensor) -> bool:

@@ -15,7 +15,7 @@ from opswap import functional as F
 from ..alias import asks_for_layout, escape_or_write
 from ..match import JOIN, REORDER, Region, operation, regions
 from ..prove import Refusal, Shuffle, prove_shuffle
-from ..runtime import covers
+from ..runtime import covers, give_contiguous
 from .rule import Replacement, Rule, Shapes
 
 __all__ = ["RULES"]
@@ -64,10 +64,11 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
         function = F.channel_shuffle
         result = f"channel_shuffle({inputs[0]}, {shuffle.groups}{options})"
     condition = _limits(inputs, shuffle)
+    contiguous = f"give_contiguous(({names}))"
     if asks_for_layout(region.outputs):
-        condition += "".join(f" and {x}.is_contiguous()" for x in inputs)
-    names = {function.__name__: function, "covers": covers}
-    return Replacement(condition, result, names, keeps_format=True)
+        condition += f" and {contiguous}"
+    objects = {function.__name__: function, "covers": covers, "give_contiguous": give_contiguous}
+    return Replacement(condition, result, objects, contiguous)
 
 
 def _limits(inputs: list[str], shuffle: Shuffle) -> str:
@@ -91,7 +92,7 @@ def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
     condition = _limits(["x0"], shuffle)
     writer = escape_or_write(region.source, region.outputs)
     if not writer:
-        return Replacement(condition, "x0", {"covers": covers}, keeps_format=True)
+        return Replacement(condition, "x0", {"covers": covers}, "x0.is_contiguous()")
     if not shuffle.views:
         raise Refusal(f"it copies its input, and {writer} may write to the copy")
     return Replacement(f"{condition} and x0.is_contiguous()", "x0.view_as(x0)", {"covers": covers})

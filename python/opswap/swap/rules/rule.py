@@ -25,13 +25,13 @@ class Replacement:
     condition: true where the proof holds; elsewhere the region's own code runs.
     result: one value for a region with one output, a sequence for more.
     names: the objects that the two texts mention.
-    keeps_format: outputs lie in memory as the inputs do, where those of the region's own code are contiguous.
+    contiguous: true where the outputs are, for code that returns contiguous ones whatever it is given; "" elsewhere.
     """
 
     condition: str
     result: str
     names: Mapping[str, Any]
-    keeps_format: bool = False
+    contiguous: str = ""
 
 
 def _find_nothing(graph: Graph) -> Iterable[Region]:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Swapped models under DDP and FSDP2, two processes over gloo: every spelling takes the step of the stock model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import fsdp
+from torch.nn.parallel import DistributedDataParallel
+
+import opswap
+from spellings import SPELLINGS, Spelling
+
+PROCESSES = 2
+
+
+def _step(model: nn.Module, x: Tensor) -> list[Tensor | None]:
+    y = model(x)
+    weight = torch.linspace(-1, 1, y.numel()).view_as(y)
+    (y * weight).sum().backward()
+    grads = [p.grad for p in model.parameters()]
+    return [y.detach(), *(g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads)]
+
+
+def _compare(spelling: Spelling, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    stock = spelling.make()
+    model = opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
+    torch.manual_seed(torch.distributed.get_rank())
+    x = torch.randn(spelling.shape)
+    ours, theirs = (_step(wrap(m), x) for m in (model, stock))
+    assert not opswap.stats()["original"], spelling.name
+    for a, b in zip(ours, theirs, strict=True):
+        if spelling.strided:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=spelling.name)
+        else:
+            assert torch.equal(a, b), spelling.name
+
+
+def _shard(model: nn.Module) -> nn.Module:
+    """The children, then the rest, as users of FSDP2 do."""
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (PROCESSES,))
+    for child in model.children():
+        if (
+            not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+            and next(child.parameters(), None) is not None
+        ):
+            fsdp.fully_shard(child, mesh=mesh)
+    return fsdp.fully_shard(model, mesh=mesh)
+
+
+def _run(rank: int, store: str, kind: str) -> None:
+    torch.set_num_threads(1)
+    options = {"init_method": f"file://{store}", "rank": rank, "world_size": PROCESSES}
+    torch.distributed.init_process_group("gloo", **options)
+    try:
+        for spelling in SPELLINGS:
+            if next(spelling.make().parameters(), None) is not None:
+                opswap.reset_stats()
+                _compare(spelling, DistributedDataParallel if kind == "ddp" else _shard)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_data_parallel(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_run, (str(tmp_path / "store"), "ddp"), nprocs=PROCESSES)
+
+
+def test_fully_sharded(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_run, (str(tmp_path / "store"), "fsdp"), nprocs=PROCESSES)
