@@ -22,6 +22,13 @@
 
 #define OSW_TARGET_BEGIN_AVX2 OSW_TARGET_BEGIN("avx2,fma,f16c,bmi2")
 
+/* Before a loop of constant bounds whose variables belong in registers. */
+#if defined(__clang__)
+#    define OSW_UNROLL OSW_PRAGMA(clang loop unroll(full))
+#else
+#    define OSW_UNROLL OSW_PRAGMA(GCC unroll 16)
+#endif
+
 #define OSW_INLINE static inline __attribute__((always_inline))
 
 #endif

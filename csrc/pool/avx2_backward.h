@@ -5,4 +5,6 @@
 #include "pool/avx2_pixels_backward.h"
 #include "pool/avx2_planes_backward.h"
 
+#include "pool/avx2_lines_backward.h"
+
 #include "pool/avx2_avg.h"

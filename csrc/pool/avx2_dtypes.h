@@ -10,8 +10,10 @@
 #define VALUE                float
 #define LOAD8                LOCAL(load)
 #define STORE8               LOCAL(store)
+#define ZIP8                 LOCAL(store_zip)
 #define ROUND8               LOCAL(round)
 #define ROUND_SUM8           LOCAL(round_sum)
+#define ROUND_MODERATE8      LOCAL(round_moderate)
 
 #define SUFFIX   f32
 #define ELEMENT  float
@@ -50,5 +52,7 @@
 #undef LOAD8
 #undef STORE8
 #undef ROUND8
+#undef ZIP8
 #undef ROUND_SUM8
+#undef ROUND_MODERATE8
 #undef OSW_POOL_KERNELS

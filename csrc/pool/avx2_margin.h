@@ -5,8 +5,7 @@
 enum {
     MARGIN_ROWS = 32,
     MARGIN_ROOM = 264,
-    AHEAD = 2,   /* rows */
-    NARROW = 32, /* columns of the output */
+    AHEAD = 2, /* rows */
     MAX_STRIDE = 8,
     MAX_KERNEL = 16,
     MAX_CODES = 64,
@@ -185,15 +184,4 @@ static inline bool is_dilated(const osw_pool *pool)
 {
     const osw_pool_dim *dims = pool->dims;
     return dims[DEPTH].dilation > 1 || dims[HEIGHT].dilation > 1 || dims[WIDTH].dilation > 1;
-}
-
-/* The codes of the taps of one remainder, `stride` apart, from the last to the first, of rows whose
- * first taps are given. */
-OSW_INLINE void spread_codes(__m256i *codes, const osw_met *met, const osw_remainder *remainder,
-                             const int rows, const int taps, const int stride)
-{
-    for (int r = 0; r < rows; r++)
-        for (int k = 0; k < taps; k++)
-            codes[r * taps + k] =
-                _mm256_set1_epi32(met->tap[r] + remainder->tap[taps - 1] - k * stride);
 }

@@ -13,15 +13,63 @@ OSW_INLINE __m256 round_sum_f32(__m256 v)
     return v;
 }
 
+OSW_INLINE __m256 round_moderate_f32(__m256 v)
+{
+    return v;
+}
+
+OSW_INLINE bool all_moderate_f32(const float *p, int64_t count)
+{
+    (void)p, (void)count;
+    return true;
+}
+
 /* A NaN that comes of such a sum has nothing in the bits that go, so that it stays one. */
 OSW_INLINE __m256 round_sum_bf16(__m256 v)
 {
     return upper_half(_mm256_castsi256_ps(carry_bf16(v)));
 }
 
+/* The same for sums of magnitude below 2^110, in fewer steps: next to 1.5 * 2^16 times its power of
+ * two, a float has the precision of bfloat16. A sum too small to be normal is exact already. */
+OSW_INLINE __m256 round_moderate_bf16(__m256 v)
+{
+    const __m256 exponent = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xff800000));
+    const __m256 power = _mm256_and_ps(v, exponent), scale = _mm256_set1_ps(0x1.8p16f);
+    return _mm256_fnmadd_ps(power, scale, _mm256_fmadd_ps(power, scale, v));
+}
+
+/* Whether `count` values are below 2^100, so that the sum of any 64 is below 2^110. */
+OSW_INLINE bool all_moderate_bf16(const uint16_t *p, int64_t count)
+{
+    enum { MAGNITUDE = 0x7fff, TOO_LARGE = (100 + 127) << 7 };
+    const __m256i magnitude = _mm256_set1_epi16(MAGNITUDE);
+    __m256i most = _mm256_setzero_si256();
+    int64_t i = 0;
+    for (; i + 2 * LANES <= count; i += 2 * LANES)
+        most = _mm256_max_epi16(
+            most, _mm256_and_si256(magnitude, _mm256_loadu_si256((const __m256i *)(p + i))));
+    bool moderate = _mm256_testz_si256(_mm256_cmpgt_epi16(most, _mm256_set1_epi16(TOO_LARGE - 1)),
+                                       _mm256_set1_epi16(-1));
+    for (; i < count; i++)
+        moderate = moderate && (p[i] & MAGNITUDE) < TOO_LARGE;
+    return moderate;
+}
+
 OSW_INLINE __m256 round_sum_f16(__m256 v)
 {
     return round_f16(v);
+}
+
+OSW_INLINE __m256 round_moderate_f16(__m256 v)
+{
+    return round_f16(v);
+}
+
+OSW_INLINE bool all_moderate_f16(const uint16_t *p, int64_t count)
+{
+    (void)p, (void)count;
+    return true;
 }
 
 /* The running maximum of eight lanes, and its tap. */
@@ -73,4 +121,28 @@ OSW_INLINE void zip(__m256 x, __m256 y, __m256 *low, __m256 *high)
     const __m256 a = _mm256_unpacklo_ps(x, y), b = _mm256_unpackhi_ps(x, y);
     *low = _mm256_permute2f128_ps(a, b, 0x20);
     *high = _mm256_permute2f128_ps(a, b, 0x31);
+}
+
+/* Store x0 y0 x1 y1 ..., values of the dtype. */
+OSW_INLINE void store_zip_f32(float *p, __m256 x, __m256 y)
+{
+    __m256 low, high;
+    zip(x, y, &low, &high);
+    store_f32(p, low);
+    store_f32(p + LANES, high);
+}
+
+OSW_INLINE void store_zip_bf16(uint16_t *p, __m256 x, __m256 y)
+{
+    const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(x), 16);
+    const __m256i pairs = _mm256_blend_epi16(low, _mm256_castps_si256(y), 0xaa);
+    _mm256_storeu_si256((__m256i *)p, pairs);
+}
+
+OSW_INLINE void store_zip_f16(uint16_t *p, __m256 x, __m256 y)
+{
+    __m256 low, high;
+    zip(x, y, &low, &high);
+    store_f16(p, low);
+    store_f16(p + LANES, high);
 }

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: MIT */
+/* max_backward over planes for one dtype and windows of two or three rows and columns; included by
+ * avx2_backward.h.
+ *
+ * A block is two lines of the input, eight times the stride wide: all windows that meet it are read
+ * once, where they lie. Rows that are not there are read as zeros, what lies beyond the ends of a
+ * row is masked. */
+
+/* The rows of the output that meet two lines. */
+typedef struct LOCAL(met) {
+    const ELEMENT *gradient[MAX_MET];
+    const uint8_t *offsets[MAX_MET];
+} LOCAL(met);
+
+/* One slice of one plane. Rows outside `readable` are copied, as nothing may be read around them.
+ */
+typedef struct LOCAL(slice) {
+    const ELEMENT *gradient;
+    const uint8_t *offsets;
+    int64_t height, width; /* of the output */
+    osw_range readable;
+    ELEMENT copied[MAX_MET][MAX_LINE + 2 * BEYOND];
+    uint8_t copied_offsets[MAX_MET][MAX_LINE + 2 * BEYOND];
+    ELEMENT unwanted[2 * MAX_LINE + 2 * BEYOND]; /* a line of the input */
+} LOCAL(slice);
+
+OSW_INLINE void LOCAL(meet_row)(LOCAL(slice) * slice, int64_t h, int r, LOCAL(met) * met)
+{
+    static const ELEMENT none[MAX_LINE + 2 * BEYOND];
+    if (h < 0 || h >= slice->height) {
+        met->gradient[r] = none + BEYOND;
+        met->offsets[r] = (const uint8_t *)(none + BEYOND);
+        return;
+    }
+    met->gradient[r] = slice->gradient + h * slice->width;
+    met->offsets[r] = slice->offsets + h * slice->width;
+    if (h >= slice->readable.first && h < slice->readable.end)
+        return;
+    ELEMENT *gradient = slice->copied[r] + BEYOND;
+    uint8_t *offsets = slice->copied_offsets[r] + BEYOND;
+    met->gradient[r] = memcpy(gradient, met->gradient[r], (size_t)slice->width * sizeof(ELEMENT));
+    met->offsets[r] = memcpy(offsets, met->offsets[r], (size_t)slice->width);
+}
+
+/* totals[2 * s + l]: line l, eight columns of remainder s modulo the stride. */
+OSW_INLINE void LOCAL(sum_windows)(__m256 *totals, const LOCAL(met) * met, int64_t at,
+                                   const __m256 *inside, const osw_side rows,
+                                   const osw_side columns)
+{
+    for (int i = 0; i < 4; i++)
+        totals[i] = _mm256_setzero_ps();
+    OSW_UNROLL
+    for (int r = 0; r < windows_met(rows, 2); r++)
+        OSW_UNROLL
+    for (int o = 0; o < windows_met(columns, columns.stride); o++) {
+        const __m256i offset = load_taps(met->offsets[r] + at + o);
+        __m256 gradient = LOAD8(met->gradient[r] + at + o);
+        if (inside)
+            gradient = _mm256_and_ps(gradient, inside[o]);
+        KEEP_IN_PLACE(gradient);
+        OSW_UNROLL
+        for (int i = 0; i < 2 * columns.stride; i++) {
+            const int kh = rows.tap + i % 2 - r * rows.stride;
+            const int kw = columns.tap + i / 2 - o * columns.stride;
+            if (kh < 0 || kh >= rows.kernel || kw < 0 || kw >= columns.kernel)
+                continue;
+            const __m256i tap = _mm256_set1_epi32(kh * columns.kernel + kw);
+            const __m256 hit = _mm256_castsi256_ps(_mm256_cmpeq_epi32(offset, tap));
+            totals[i] = _mm256_add_ps(totals[i], _mm256_and_ps(gradient, hit));
+            if (kh + rows.stride < rows.kernel || kw + columns.stride < columns.kernel)
+                totals[i] = ROUND_MODERATE8(totals[i]);
+            KEEP_IN_PLACE(totals[i]);
+        }
+    }
+}
+
+OSW_INLINE void LOCAL(put_windows)(const LOCAL(met) * met, int64_t at, const __m256 *inside,
+                                   ELEMENT *const *to, int64_t c, const osw_side rows,
+                                   const osw_side columns)
+{
+    __m256 totals[4];
+    LOCAL(sum_windows)(totals, met, at, inside, rows, columns);
+    for (int l = 0; l < 2; l++) {
+        if (columns.stride == 1)
+            STORE8(to[l] + c, totals[l]);
+        else
+            ZIP8(to[l] + c, totals[l], totals[2 + l]);
+    }
+}
+
+/* The same where vectors reach over an end of the rows, or of the lines, `width` long. */
+OSW_INLINE void LOCAL(put_edge)(const LOCAL(met) * met, int64_t at, int64_t row, ELEMENT *const *to,
+                                int64_t c, int64_t width, const osw_side rows,
+                                const osw_side columns)
+{
+    __m256 inside[3];
+    ELEMENT lines[2][2 * LANES];
+    ELEMENT *const part[2] = {lines[0], lines[1]};
+    for (int o = 0; o < windows_met(columns, columns.stride); o++)
+        inside[o] = columns_within(at + o, row);
+    if (c + LANES * columns.stride <= width) {
+        LOCAL(put_windows)(met, at, inside, to, c, rows, columns);
+        return;
+    }
+    LOCAL(put_windows)(met, at, inside, part, 0, rows, columns);
+    for (int l = 0; l < 2; l++)
+        for (int64_t i = c; i < width; i++)
+            to[l][i] = part[l][i - c];
+}
+
+/* Two lines. The last block overlaps the one before, if there is one. */
+OSW_INLINE void LOCAL(put_lines)(const LOCAL(met) * met, int64_t row, ELEMENT *const *to,
+                                 int64_t width, int64_t first, const osw_side rows,
+                                 const osw_side columns)
+{
+    const int block = LANES * columns.stride;
+    const int64_t last =
+        osw_min(row - windows_met(columns, columns.stride) + 1, first + width / columns.stride) -
+        LANES;
+    int64_t at = first, c = 0;
+    if (first < 0) {
+        LOCAL(put_edge)(met, at, row, to, c, width, rows, columns);
+        at += LANES, c += block;
+    }
+    for (; at <= last; at += LANES, c += block)
+        LOCAL(put_windows)(met, at, NULL, to, c, rows, columns);
+    for (; c < width; at += LANES, c += block) {
+        if (c + block > width && width >= block && width % columns.stride == 0) {
+            c = width - block;
+            at = first + c / columns.stride;
+        }
+        LOCAL(put_edge)(met, at, row, to, c, width, rows, columns);
+    }
+}
+
+/* Lines [from, to) of a slice of the input at `plane`. */
+OSW_INLINE void LOCAL(slice_lines)(LOCAL(slice) * slice, const osw_pool *pool, int64_t from,
+                                   int64_t to, ELEMENT *plane, const osw_side rows,
+                                   const osw_side columns)
+{
+    const int64_t width = pool->dims[WIDTH].input;
+    const int64_t first = first_window(&pool->dims[WIDTH], columns);
+    const int64_t first_row = first_window(&pool->dims[HEIGHT], rows);
+    LOCAL(met) met;
+    for (int64_t line = from - from % rows.stride; line < to; line += 2) {
+        const int64_t h = first_row + line / rows.stride;
+        ELEMENT *const lines[2] = {
+            line >= from ? plane + line * width : slice->unwanted,
+            line + 1 < to ? plane + (line + 1) * width : slice->unwanted,
+        };
+        for (int r = 0; r < windows_met(rows, 2); r++)
+            LOCAL(meet_row)(slice, h + r, r, &met);
+        LOCAL(put_lines)(&met, slice->width, lines, width, first, rows, columns);
+    }
+}
+
+/* Begin with the output slice that a slice of the input belongs to. False where sums of its
+ * gradients need more care. */
+OSW_INLINE bool LOCAL(find_slice)(LOCAL(slice) * slice, const osw_pool *pool, int64_t image,
+                                  int64_t channel, int64_t depth)
+{
+    const int64_t position = osw_output_position(pool, depth, 0, 0);
+    const int64_t gradient = osw_place(&pool->grad_output, image, channel, position);
+    const int64_t offsets = osw_place(&pool->offsets, image, channel, position);
+    const osw_range a = readable_rows(pool, gradient, extent_of(pool, &pool->grad_output));
+    const osw_range b = readable_rows(pool, offsets, extent_of(pool, &pool->offsets));
+    slice->gradient = (const ELEMENT *)pool->grad_output.base + gradient;
+    slice->offsets = (const uint8_t *)pool->offsets.base + offsets;
+    slice->readable = (osw_range){osw_max(a.first, b.first), osw_min(a.end, b.end)};
+    return LOCAL(all_moderate)(slice->gradient, slice->height * slice->width);
+}
+
+/* Lines [begin, end) of the input, counted through image, channel, depth. */
+OSW_INLINE void LOCAL(all_lines)(const osw_pool *pool, int64_t begin, int64_t end,
+                                 const osw_side rows, const osw_side columns)
+{
+    const osw_pool_dim *dims = pool->dims;
+    const int64_t height = dims[HEIGHT].input, width = dims[WIDTH].input;
+    LOCAL(slice) slice;
+    slice.height = dims[HEIGHT].output;
+    slice.width = dims[WIDTH].output;
+    for (int64_t unit = begin; unit < end;) {
+        const osw_row row = osw_input_row(pool, pool->input_channels, unit);
+        const int64_t to = osw_min(row.height + end - unit, height);
+        const int64_t c = row.channel / pool->channel_step;
+        const int64_t d = osw_output_of(&dims[DEPTH], row.depth, 0);
+        ELEMENT *plane =
+            (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, row.image, row.channel,
+                                                         osw_input_position(pool, row.depth, 0, 0));
+        if (c * pool->channel_step != row.channel || d < 0)
+            memset(plane + row.height * width, 0,
+                   (size_t)((to - row.height) * width) * sizeof(ELEMENT));
+        else if (LOCAL(find_slice)(&slice, pool, row.image, c, d))
+            LOCAL(slice_lines)(&slice, pool, row.height, to, plane, rows, columns);
+        else
+            LOCAL(gradient_units)(pool, unit, unit + to - row.height);
+        unit += to - row.height;
+    }
+}
+
+#define LINES(name, rows, columns)                                                                 \
+    static void LOCAL(name)(const osw_pool *pool, int64_t begin, int64_t end)                      \
+    {                                                                                              \
+        LOCAL(all_lines)(pool, begin, end, (osw_side)rows, (osw_side)columns);                     \
+    }
+LINES(lines_k3s1, SIDE_K3S1, SIDE_K3S1)
+LINES(lines_k3s12, SIDE_K3S1, SIDE_K3S2)
+LINES(lines_k3s2, SIDE_K3S2, SIDE_K3S2)
+LINES(lines_k3s2p1, SIDE_K3S2P1, SIDE_K3S2P1)
+LINES(lines_k2s2, SIDE_K2S2, SIDE_K2S2)
+#undef LINES
+
+/* The function for this window, NULL if it has none of its own. */
+static osw_pool_fn *LOCAL(lines_for)(const osw_pool *pool)
+{
+    static const struct {
+        osw_side rows, columns;
+        osw_pool_fn *run;
+    } all[] = {
+        {SIDE_K3S1, SIDE_K3S1, LOCAL(lines_k3s1)}, {SIDE_K3S1, SIDE_K3S2, LOCAL(lines_k3s12)},
+        {SIDE_K3S2, SIDE_K3S2, LOCAL(lines_k3s2)}, {SIDE_K3S2P1, SIDE_K3S2P1, LOCAL(lines_k3s2p1)},
+        {SIDE_K2S2, SIDE_K2S2, LOCAL(lines_k2s2)},
+    };
+    const osw_side rows = side_of(&pool->dims[HEIGHT]), columns = side_of(&pool->dims[WIDTH]);
+    for (size_t i = 0; fits_lines(pool) && i < sizeof all / sizeof *all; i++)
+        if (same_side(rows, all[i].rows) && same_side(columns, all[i].columns))
+            return all[i].run;
+    return NULL;
+}
+
+/* In narrow planes, what has to be done once a line weighs more than a scalar loop, above all for
+ * floats, whose sums need no rounding. */
+static bool LOCAL(is_narrow)(const osw_pool *pool)
+{
+    return pool->dims[WIDTH].output <= 4 * (int64_t)sizeof(ELEMENT) && LOCAL(scatters)(pool);
+}
+
+static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    osw_pool_fn *lines = LOCAL(lines_for)(pool);
+    if (!fits_margin(pool))
+        fallback[OSW_POOL_ID_OF(max_backward_planes)](pool, begin, end);
+    else if (LOCAL(is_narrow)(pool))
+        LOCAL(scatter_rows)(pool, begin, end, LOCAL(gradient_units));
+    else if (lines)
+        lines(pool, begin, end);
+    else
+        LOCAL(gradient_units)(pool, begin, end);
+}
