@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import opswap
-from opswap import GroupedLinear
+from opswap import GroupedLinear, _core
 from opswap import functional as F
 
 OPERATORS = torch.ops.opswap
@@ -315,3 +315,40 @@ def test_repeated_steps_train_as_linears_do() -> None:
     for ours, theirs, truth in zip(layer.to_linears(), linears, exact, strict=True):
         error, bound = ((m.weight - truth.weight).abs().max() for m in (ours, theirs))
         assert error <= 4 * bound + 1e-6
+
+
+def test_the_extension_leaves_what_it_must_not_see() -> None:
+    """The short way of ordinary tensors ends where anything but autograd watches."""
+    x, weight, bias = (t.detach() for t in tensors(None))
+
+    class Marked(Tensor):
+        pass
+
+    def taken(*arguments: Any) -> bool:
+        return _core.plain_grouped_linear(*arguments, None, True) is not NotImplemented
+
+    assert taken(x, weight, bias) == (opswap.isa.current() == "avx2")
+    refused = [(x.as_subclass(Marked), weight, bias), (x.to("meta"), weight, bias), (x, weight.half(), bias)]
+    refused += [(torch.complex(x, -x).conj().imag, weight, bias), (x, weight, bias[:1]), (x[0], weight, bias)]
+    refused += [(x, weight, 3), (x[:0], weight, bias), (x.transpose(0, 2), weight, bias)]
+    for arguments in refused:
+        assert not taken(*arguments)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not taken(x, weight, bias)
+    with torch.autograd.forward_ad.dual_level():
+        assert not taken(x, weight, bias)
+    with FakeTensorMode():
+        assert not taken(x, weight, bias)
+    with opswap.isa.limit("scalar"):
+        assert not taken(x, weight, bias)
+    assert torch.equal(torch.vmap(lambda t: 2 * t if taken(x, weight, bias) else t)(x), x)
+
+
+def test_hooks_on_saved_tensors_see_what_is_kept() -> None:
+    leaves = tensors(None)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t.clone(), lambda t: t):
+        output = F.grouped_linear(*leaves)
+    assert [t is u for t, u in zip(kept, leaves[:2], strict=True)] == [True, True]
+    got = torch.autograd.grad(output.square().sum(), leaves)
+    assert close(got, torch.autograd.grad(plain(*leaves, None).square().sum(), leaves))

@@ -4,10 +4,15 @@
  * written is a tensor of the caller, or True for a new one; a gradient that is None is not wanted.
  * sections: outputs of every group, or None where all have as many. Both return NotImplemented
  * where the memory of a tensor that is read does not fit: the caller makes it contiguous and calls
- * again. linear_variants(): the kernels and how often each was called. */
+ * again. plain_grouped_linear and plain_grouped_linear_backward take the same arguments and return
+ * NotImplemented for everything that the caller should look at more closely: what would be an
+ * error, calls that torch's dispatcher has to see, tiers on which the library may be faster.
+ * linear_variants(): the kernels and how often each was called. */
 #include "binding/binding.h"
 #include "binding/tensor_arg.h"
 #include "binding/tensor_new.h"
+#include "binding/tensor_plain.h"
+#include "core/isa.h"
 #include "core/parallel.h"
 #include "linear/linear.h"
 
@@ -36,6 +41,7 @@ static const char *const role_names[] = {"input",       "weight",     "bias",   
 
 typedef struct osw_linear_call {
     const char *name;
+    bool plain;                    /* every tensor must be one that osw_tensor_plain accepts */
     PyObject *objects[ROLE_COUNT]; /* new references, or NULL: not given */
     osw_tensor tensors[ROLE_COUNT];
     bool is_double;
@@ -61,7 +67,12 @@ static int parse(osw_linear_call *call, osw_role role, PyObject *object)
     call->objects[role] = object;
     if (is_written(role) && object == Py_True)
         return 0;
-    return osw_tensor_arg(object, call->name, &call->tensors[role]);
+    if (!call->plain)
+        return osw_tensor_arg(object, call->name, &call->tensors[role]);
+    if (osw_tensor_plain(object, &call->tensors[role]))
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s: %s is no plain tensor", call->name, role_names[role]);
+    return -1;
 }
 
 static int fail(const osw_linear_call *call, osw_role role, const char *problem, long long got,
@@ -272,12 +283,14 @@ static void execute(osw_linear_call *call)
 {
     osw_linear *l = &call->linear;
     osw_linear_work work = {.linear = l};
+    const int threads = osw_parallel_threads();
     if (l->output.base)
-        add_kernel(&work, call, OSW_LINEAR_forward_f32, osw_linear_row_grid(l), l->rows);
+        add_kernel(&work, call, OSW_LINEAR_forward_f32, osw_linear_row_grid(l, threads), l->rows);
     if (l->grad_input.base)
-        add_kernel(&work, call, OSW_LINEAR_grad_input_f32, osw_linear_row_grid(l), l->rows);
+        add_kernel(&work, call, OSW_LINEAR_grad_input_f32, osw_linear_row_grid(l, threads),
+                   l->rows);
     if (l->grad_weight || l->grad_bias)
-        add_kernel(&work, call, OSW_LINEAR_grad_weight_f32, osw_linear_feature_grid(l),
+        add_kernel(&work, call, OSW_LINEAR_grad_weight_f32, osw_linear_feature_grid(l, threads),
                    l->in_features);
     if (work.count)
         run(&work);
@@ -363,14 +376,14 @@ static int parse_all(osw_linear_call *call, const osw_role *roles, Py_ssize_t co
 }
 
 /* roles: of the arguments; ROLE_COUNT stands for the sections. */
-static PyObject *run_call(const char *name, const osw_role *roles, Py_ssize_t count,
+static PyObject *run_call(const char *name, bool plain, const osw_role *roles, Py_ssize_t count,
                           PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != count) {
         PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, count, nargs);
         return NULL;
     }
-    osw_linear_call call = {.name = name};
+    osw_linear_call call = {.name = name, .plain = plain};
     PyObject *sections = NULL, *result = NULL;
     if (parse_all(&call, roles, count, args, &sections) == 0)
         result = prepare(&call, sections);
@@ -379,19 +392,49 @@ static PyObject *run_call(const char *name, const osw_role *roles, Py_ssize_t co
     return result;
 }
 
+/* Errors but that of missing memory become NotImplemented. */
+static PyObject *run_plain(const char *name, const osw_role *roles, Py_ssize_t count,
+                           PyObject *const *args, Py_ssize_t nargs)
+{
+    if (osw_isa_current() != OSW_ISA_AVX2 || !osw_plain_eager(true))
+        Py_RETURN_NOTIMPLEMENTED;
+    PyObject *result = run_call(name, true, roles, count, args, nargs);
+    if (result || PyErr_ExceptionMatches(PyExc_MemoryError))
+        return result;
+    PyErr_Clear();
+    Py_RETURN_NOTIMPLEMENTED;
+}
+
+static const osw_role forward_roles[] = {INPUT, WEIGHT, BIAS, ROLE_COUNT, OUTPUT};
+static const osw_role backward_roles[] = {GRAD_OUTPUT, INPUT,       WEIGHT,   ROLE_COUNT,
+                                          GRAD_INPUT,  GRAD_WEIGHT, GRAD_BIAS};
+
+#define COUNT(roles) (Py_ssize_t)(sizeof(roles) / sizeof *(roles))
+
 static PyObject *grouped_linear(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    static const osw_role roles[] = {INPUT, WEIGHT, BIAS, ROLE_COUNT, OUTPUT};
     (void)module;
-    return run_call("grouped_linear", roles, sizeof roles / sizeof *roles, args, nargs);
+    return run_call("grouped_linear", false, forward_roles, COUNT(forward_roles), args, nargs);
+}
+
+static PyObject *plain_grouped_linear(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    return run_plain("grouped_linear", forward_roles, COUNT(forward_roles), args, nargs);
 }
 
 static PyObject *grouped_linear_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    static const osw_role roles[] = {GRAD_OUTPUT, INPUT,       WEIGHT,   ROLE_COUNT,
-                                     GRAD_INPUT,  GRAD_WEIGHT, GRAD_BIAS};
     (void)module;
-    return run_call("grouped_linear_backward", roles, sizeof roles / sizeof *roles, args, nargs);
+    return run_call("grouped_linear_backward", false, backward_roles, COUNT(backward_roles), args,
+                    nargs);
+}
+
+static PyObject *plain_grouped_linear_backward(PyObject *module, PyObject *const *args,
+                                               Py_ssize_t nargs)
+{
+    (void)module;
+    return run_plain("grouped_linear_backward", backward_roles, COUNT(backward_roles), args, nargs);
 }
 
 #define NAME(operation, dtype) #operation "_" #dtype,
@@ -416,6 +459,10 @@ PyMethodDef osw_linear_methods[] = {
     {"grouped_linear_backward", OSW_METHOD(grouped_linear_backward), METH_FASTCALL,
      "grouped_linear_backward(grad_output, input, weight, sections, grad_input, grad_weight, "
      "grad_bias)"},
+    {"plain_grouped_linear", OSW_METHOD(plain_grouped_linear), METH_FASTCALL,
+     "As grouped_linear, or NotImplemented where the caller has to look more closely."},
+    {"plain_grouped_linear_backward", OSW_METHOD(plain_grouped_linear_backward), METH_FASTCALL,
+     "As grouped_linear_backward, or NotImplemented where the caller has to look more closely."},
     {"linear_variants", linear_variants, METH_NOARGS, "Calls of every kernel, by name."},
     {NULL, NULL, 0, NULL},
 };

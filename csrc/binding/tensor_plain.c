@@ -42,6 +42,57 @@ bool osw_tensor_plain(PyObject *object, osw_tensor *out)
     return plain;
 }
 
+/* What watches over operators, or nothing where it answers 0, False or None; found once. Guarded by
+ * the GIL. */
+static const char *const watchers[] = {"_are_functorch_transforms_active",
+                                       "_len_torch_dispatch_stack", "_len_torch_function_stack",
+                                       "_get_tracing_state", "_is_any_autocast_enabled"};
+enum { AUTOCAST = 4, WATCHER_COUNT = sizeof watchers / sizeof *watchers };
+static PyObject *watcher_functions[WATCHER_COUNT], *forward_ad, *level_name;
+
+static bool find_watchers(void)
+{
+    for (int i = 0; i < WATCHER_COUNT; i++)
+        if (!watcher_functions[i])
+            watcher_functions[i] = osw_attribute_of("torch._C", watchers[i]);
+    forward_ad = PyImport_ImportModule("torch.autograd.forward_ad");
+    level_name = PyUnicode_InternFromString("_current_level");
+    return watcher_functions[WATCHER_COUNT - 1] && forward_ad && level_name;
+}
+
+/* True also where there is no answer, so that the caller keeps off. */
+static bool is_watching(int watcher)
+{
+    PyObject *answer = PyObject_CallObject(watcher_functions[watcher], NULL);
+    const int truth = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return truth != 0;
+}
+
+static bool in_forward_ad(void)
+{
+    PyObject *level = PyObject_GetAttr(forward_ad, level_name);
+    const long value = level ? PyLong_AsLong(level) : 0;
+    Py_XDECREF(level);
+    return value >= 0;
+}
+
+bool osw_plain_eager(bool without_autocast)
+{
+    bool plain = level_name || find_watchers();
+    for (int i = 0; plain && i < (without_autocast ? WATCHER_COUNT : AUTOCAST); i++)
+        plain = !is_watching(i);
+    plain = plain && !in_forward_ad();
+    PyErr_Clear();
+    return plain;
+}
+
+static PyObject *plain_eager(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyBool_FromLong(osw_plain_eager(false));
+}
+
 bool osw_suggests_channels_last(const osw_tensor *t)
 {
     if (t->ndim < 4 || t->ndim > 5 || t->stride[1] == 0)
@@ -80,5 +131,7 @@ static PyObject *plain_tensors(PyObject *module, PyObject *tensors)
 PyMethodDef osw_tensor_methods[] = {
     {"plain_tensors", plain_tensors, METH_O,
      "Whether kernels may read every tensor of this tuple or list without torch's dispatcher."},
+    {"plain_eager", plain_eager, METH_NOARGS,
+     "Whether nothing but autograd and autocast watches over operators."},
     {NULL, NULL, 0, NULL},
 };

@@ -10,6 +10,9 @@
  * exception, for all else. */
 bool osw_tensor_plain(PyObject *object, osw_tensor *out);
 
+/* True where no mode, transform or trace watches over operators, and, if asked for, no autocast. */
+bool osw_plain_eager(bool without_autocast);
+
 /* A new reference to an attribute of a module that is imported if need be; NULL with an exception.
  */
 PyObject *osw_attribute_of(const char *module_name, const char *name);

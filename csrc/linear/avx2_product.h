@@ -103,6 +103,16 @@ static void LOCAL(pack_transposed)(const ELEMENT *b, int64_t b_term, int64_t ter
             panel[d * width + j] = j < columns ? b[j * b_term + d] : 0;
 }
 
+/* Ask for `count` elements of each of the rows [m, m + TILE_ROWS) that there are. */
+OSW_INLINE void LOCAL(fetch)(const ELEMENT *base, int64_t step, int64_t m, int64_t rows,
+                             int64_t count)
+{
+    const int64_t end = m + LOCAL(TILE_ROWS) < rows ? m + LOCAL(TILE_ROWS) : rows;
+    for (; m < end; m++)
+        for (int64_t i = 0; i < count; i += 64 / (int)sizeof(ELEMENT))
+            _mm_prefetch((const char *)(base + m * step + i), _MM_HINT_T0);
+}
+
 /* Columns [j, j + columns) of c, terms [d, d + terms), with the panel packed for them. */
 static void LOCAL(multiply_panel)(const LOCAL(product) * p, int64_t j, int64_t columns, int64_t d,
                                   int64_t terms, const ELEMENT *panel, int64_t width)
@@ -112,6 +122,10 @@ static void LOCAL(multiply_panel)(const LOCAL(product) * p, int64_t j, int64_t c
     for (int64_t m = 0; m < p->rows; m += LOCAL(TILE_ROWS)) {
         const int64_t rows = p->rows - m < LOCAL(TILE_ROWS) ? p->rows - m : LOCAL(TILE_ROWS);
         const ELEMENT *a = p->a + m * p->a_row + d * p->a_term;
+        if (j == 0 && p->a_term == 1)
+            LOCAL(fetch)(p->a + d, p->a_row, m + LOCAL(TILE_ROWS), p->rows, terms);
+        if (d == 0)
+            LOCAL(fetch)(p->c + j, p->c_row, m + LOCAL(TILE_ROWS), p->rows, columns);
         for (int64_t k = 0; k < columns; k += LOCAL(TILE_COLUMNS)) {
             const int64_t rest = columns - k;
             const ELEMENT *from = start ? start + m * start_row + j + k : NULL;

@@ -88,9 +88,9 @@ typedef struct osw_linear_grid {
     int64_t parts;
 } osw_linear_grid;
 
-/* Blocks of rows (forward, grad_input) or of features (grad_weight), by the sizes alone. */
-osw_linear_grid osw_linear_row_grid(const osw_linear *linear);
-osw_linear_grid osw_linear_feature_grid(const osw_linear *linear);
+/* Blocks of rows (forward, grad_input) or of features (grad_weight), for so many threads. */
+osw_linear_grid osw_linear_row_grid(const osw_linear *linear, int threads);
+osw_linear_grid osw_linear_feature_grid(const osw_linear *linear, int threads);
 
 static inline int64_t osw_linear_blocks(const osw_linear_grid *grid)
 {

@@ -20,6 +20,7 @@ from opswap import _core
 from ._stats import reference_forced
 
 __all__ = [
+    "base_apply",
     "batch_together",
     "make_apply",
     "make_eager_apply",
@@ -31,10 +32,8 @@ __all__ = [
 ]
 
 # Looked up once: after a convolution the dictionaries on the way are no longer in the cache.
-_transforms = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_tracing_state = torch._C._get_tracing_state
+_compiling = torch.compiler.is_dynamo_compiling
+_grad_enabled = torch.is_grad_enabled
 
 
 def transforms_active() -> bool:
@@ -44,20 +43,16 @@ def transforms_active() -> bool:
 
 def needs_graph(tensors: Iterable[Tensor]) -> bool:
     """True where autograd must record an operator on these tensors."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    if _grad_enabled():
+        for t in tensors:  # a generator in any() takes four times as long
+            if t.requires_grad:
+                return True
+    return False
 
 
 def plain_eager() -> bool:
     """True where nothing but autograd watches over operators: no mode, transform or trace, no forced reference."""
-    return not (
-        torch.compiler.is_dynamo_compiling()
-        or _transforms()
-        or forward_ad._current_level >= 0
-        or _dispatch_modes()
-        or _function_modes()
-        or _tracing_state() is not None
-        or reference_forced()
-    )
+    return not _compiling() and not reference_forced() and _core.plain_eager()
 
 
 def plain_cpu(tensors: Sequence[Tensor]) -> bool:
@@ -69,6 +64,29 @@ def plain_cpu(tensors: Sequence[Tensor]) -> bool:
     return plain_eager() and _core.plain_tensors(tensors)
 
 
+def base_apply(function: type[Function]) -> Callable[..., Any]:
+    """The `apply` of a Function without a setup_context, for where `plain_eager` holds.
+
+    It is the one of Function's base class: Function's own, in Python, serves torch.func and setup_context alone.
+    """
+    return super(Function, function).apply
+
+
+def _eager_class(
+    name: str,
+    forward: Callable[..., Any],
+    setup: Callable[[Any, tuple[Any, ...], Any], None],
+    backward: Callable[..., Any],
+) -> type[Function]:
+    def eager_forward(ctx: Any, *args: Any) -> Any:
+        outputs = forward(*args)
+        setup(ctx, args, outputs)
+        return outputs
+
+    members = {"forward": staticmethod(eager_forward), "backward": staticmethod(backward)}
+    return type(name, (Function,), members)
+
+
 def make_eager_apply(
     name: str,
     forward: Callable[..., Any],
@@ -76,14 +94,7 @@ def make_eager_apply(
     backward: Callable[..., Any],
 ) -> Callable[..., Any]:
     """Return `apply(*args)`, differentiable in eager mode only: where `plain_eager` holds. Args: as `make_apply`."""
-
-    def eager_forward(ctx: Any, *args: Any) -> Any:
-        outputs = forward(*args)
-        setup(ctx, args, outputs)
-        return outputs
-
-    members = {"forward": staticmethod(eager_forward), "backward": staticmethod(backward)}
-    return type(name, (Function,), members).apply
+    return base_apply(_eager_class(name, forward, setup, backward))
 
 
 def make_apply(
@@ -107,7 +118,7 @@ def make_apply(
             backward applies a Function of its own.
     """
 
-    eager_apply = make_eager_apply(name, forward, setup, backward)
+    eager = _eager_class(name, forward, setup, backward)
     members: dict[str, Any] = {
         "forward": staticmethod(forward),
         "setup_context": staticmethod(setup),
@@ -123,7 +134,7 @@ def make_apply(
     def apply(*args: Any) -> Any:
         if torch.compiler.is_compiling():
             return compiled.apply(*args)
-        return transformed.apply(*args) if transforms_active() else eager_apply(*args)
+        return (transformed if transforms_active() else eager).apply(*args)
 
     return apply
 

@@ -11,20 +11,28 @@ operators again.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .._function import make_apply, make_eager_apply, needs_graph, plain_cpu, transforms_active
-from .._stats import count_reference, reference_forced
-from ._operators import as_tuple, backward_operator, batch, batch_backward, operator
+from opswap import _core
+
+from .._function import base_apply, make_apply, needs_graph, plain_cpu, transforms_active
+from .._stats import count_kernel, count_reference, reference_forced
+from ._operators import backward_operator, batch, batch_backward, operator
 from ._run import FLOATS, NAME, Sections, kernel, kernel_backward, reference
 
 __all__ = ["grouped_linear"]
+
+# Looked up once: what lies on the way to a name costs microseconds where it has left the caches.
+_compiling = torch.compiler.is_dynamo_compiling
+_grad_enabled = torch.is_grad_enabled
+_transforms = torch._C._are_functorch_transforms_active
+_NAME_BACKWARD = f"{NAME}_backward"
 
 
 def _given(*tensors: Tensor | None) -> list[Tensor]:
@@ -50,8 +58,7 @@ def _forward_of_backward(
 
 
 def _setup(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.sections, input, weight, bias = args
-    ctx.has_bias = bias is not None
+    ctx.sections, input, weight, _ = args
     ctx.save_for_backward(input, weight)
     ctx.save_for_forward(input, weight)
 
@@ -141,7 +148,6 @@ def _vmap_of_backward(info: Any, in_dims: Any, sections: Sections, mask: Any, *t
 
 
 _apply = make_apply("GroupedLinear", _forward, _setup, _backward, _jvp, _vmap_function)
-_apply_plain = make_eager_apply("GroupedLinear", kernel, _setup, _backward)
 _apply_backward = make_apply(
     "GroupedLinearBackward",
     _forward_of_backward,
@@ -166,6 +172,39 @@ def _differentiable_backward(
 ) -> tuple[Tensor, ...]:
     run = _apply_backward if _recorded(grad_output, input, weight) else _forward_of_backward
     return run(sections, tuple(mask), grad_output, input, weight)
+
+
+class _DeclinedError(Exception):
+    """The extension wants somebody to look at the arguments."""
+
+
+class GroupedLinear(Function):
+    """The short way of ordinary tensors: for small groups Python costs as much as the work."""
+
+    @staticmethod
+    def forward(ctx: Any, sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        output = _core.plain_grouped_linear(input, weight, bias, sections, True)
+        if output is NotImplemented:
+            raise _DeclinedError
+        ctx.sections = sections
+        ctx.save_for_backward(input, weight)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        if not _grad_enabled() and not reference_forced():
+            _, *wanted = ctx.needs_input_grad
+            make = [w or None for w in wanted]
+            gradients = _core.plain_grouped_linear_backward(
+                grad_output, *ctx.saved_tensors, ctx.sections, *make
+            )
+            if gradients is not NotImplemented:
+                count_kernel(_NAME_BACKWARD)
+                return (None, *gradients)
+        return _backward(ctx, grad_output)
+
+
+_apply_plain = base_apply(GroupedLinear)
 
 
 def _require_tensors(input: Any, weight: Any, bias: Any) -> None:
@@ -245,13 +284,26 @@ def grouped_linear(
     Raises: RuntimeError for sizes, dtypes or devices that do not fit; TypeError for what is no tensor or list.
     Source: Ridnik et al. 2021, ML-Decoder, section 3.
     """
+    if not _compiling() and not reference_forced():
+        try:
+            sections = None if out_features is None else tuple(out_features)
+            if _grad_enabled() and (
+                input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+            ):
+                output = NotImplemented if _transforms() else _apply_plain(sections, input, weight, bias)
+            else:
+                output = _core.plain_grouped_linear(input, weight, bias, sections, True)
+            if output is not NotImplemented:
+                count_kernel(NAME)
+                return output
+        except (_DeclinedError, AttributeError, TypeError):
+            pass
+    return _checked(input, weight, bias, out_features)
+
+
+def _checked(input: Any, weight: Any, bias: Any, out_features: Any) -> Tensor:
+    """`grouped_linear` of anything: what does not fit is refused, the rest brought to (N, G, in)."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
-    if plain_cpu(tensors) and not torch.is_autocast_enabled("cpu") and input.dtype in FLOATS:
-        run = _apply_plain if needs_graph(tensors) else kernel
-        with contextlib.suppress(
-            RuntimeError, TypeError
-        ):  # what the extension refuses is worded, or reshaped, below
-            return run(as_tuple(out_features), input, weight, bias)
     if has_torch_function(tensors):
         return handle_torch_function(grouped_linear, tensors, input, weight, bias, out_features)
     _require_tensors(input, weight, bias)
