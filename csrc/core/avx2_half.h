@@ -24,6 +24,12 @@ OSW_INLINE void store_rounded_f32(float *p, __m256 v)
     store_f32(p, v);
 }
 
+/* Around the caches, to a multiple of 32 bytes. */
+OSW_INLINE void stream_rounded_f32(float *p, __m256 v)
+{
+    _mm256_stream_ps(p, v);
+}
+
 OSW_INLINE __m256 load_bf16(const uint16_t *p)
 {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -36,11 +42,15 @@ OSW_INLINE __m128i narrow_16(__m256i v)
     return _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
 }
 
-/* The upper half of every lane: all there is of values that bfloat16 can hold. */
+OSW_INLINE __m128i upper_halves(__m256 v)
+{
+    return narrow_16(_mm256_srli_epi32(_mm256_castps_si256(v), 16));
+}
+
+/* Values that bfloat16 can hold. */
 OSW_INLINE void store_bf16(uint16_t *p, __m256 v)
 {
-    const __m256i bits = _mm256_srli_epi32(_mm256_castps_si256(v), 16);
-    _mm_storeu_si128((__m128i *)p, narrow_16(bits));
+    _mm_storeu_si128((__m128i *)p, upper_halves(v));
 }
 
 /* Rounded values in the upper halves of the lanes; the lower ones hold anything. A NaN that has
@@ -75,6 +85,11 @@ OSW_INLINE void store_rounded_bf16(uint16_t *p, __m256 v)
     store_bf16(p, carry_any_bf16(v));
 }
 
+OSW_INLINE void stream_rounded_bf16(uint16_t *p, __m256 v)
+{
+    _mm_stream_si128((__m128i *)p, upper_halves(carry_any_bf16(v)));
+}
+
 OSW_INLINE __m256 load_f16(const uint16_t *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
@@ -93,6 +108,11 @@ OSW_INLINE __m256 round_f16(__m256 v)
 OSW_INLINE void store_rounded_f16(uint16_t *p, __m256 v)
 {
     store_f16(p, v);
+}
+
+OSW_INLINE void stream_rounded_f16(uint16_t *p, __m256 v)
+{
+    _mm_stream_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
 #endif

@@ -8,13 +8,17 @@
 #endif
 
 int64_t osw_prefetch_ahead;
+int64_t osw_stream_bytes;
 
 void osw_prefetch_detect(void)
 {
 #if defined(__x86_64__)
     uint32_t leaf, vendor[3]; /* ebx, edx, ecx */
-    if (__get_cpuid(0, &leaf, &vendor[0], &vendor[2], &vendor[1]) &&
-        memcmp(vendor, "GenuineIntel", sizeof vendor) == 0)
+    if (!__get_cpuid(0, &leaf, &vendor[0], &vendor[2], &vendor[1]))
+        return;
+    if (memcmp(vendor, "GenuineIntel", sizeof vendor) == 0)
         osw_prefetch_ahead = 2048;
+    if (memcmp(vendor, "AuthenticAMD", sizeof vendor) == 0)
+        osw_stream_bytes = 8 << 20;
 #endif
 }

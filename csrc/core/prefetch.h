@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether software prefetch pays on this CPU. */
+/* What pays on this CPU on the way to memory: software prefetch, and stores around the caches. */
 #ifndef OSW_CORE_PREFETCH_H
 #define OSW_CORE_PREFETCH_H
 
@@ -10,7 +10,12 @@
  * % on AMD Zen 4. */
 extern int64_t osw_prefetch_ahead;
 
-/* Set osw_prefetch_ahead for the CPU that this runs on. */
+/* Outputs of at least so many bytes are written around the caches; 0: none are. Measured on 8 to
+ * 60 MB: a batch normalisation in inference gains 20 % on AMD Zen 4; on Intel Cascade Lake, copies
+ * and normalisations lose 5 to 18 %. */
+extern int64_t osw_stream_bytes;
+
+/* Set both for the CPU that this runs on. */
 void osw_prefetch_detect(void);
 
 #endif

@@ -9,6 +9,7 @@
 #define ID_OF(name)    JOIN(OSW_NORM_##name, _, SUFFIX)
 #define LOAD8          LOCAL(load)
 #define STORE8         LOCAL(store_rounded)
+#define STREAM8        LOCAL(stream_rounded)
 #define VALUE          float
 
 /* One body for each activation, so that no loop asks which it is. */
@@ -38,6 +39,7 @@
 #undef ID_OF
 #undef LOAD8
 #undef STORE8
+#undef STREAM8
 #undef VALUE
 #undef EACH_ACTIVATION
 #undef SUFFIX

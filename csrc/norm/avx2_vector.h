@@ -2,7 +2,7 @@
 /* Vectors of eight floats: activations, and what z and dx of eight values take; included by
  * norm_avx2.c inside its target region. */
 
-enum { LANES = 8, FACTORS = 6 };
+enum { LANES = 8, FACTORS = 5 };
 
 /* All bits of the last `count` lanes, 0 to 8. */
 OSW_INLINE __m256 last_lanes(int64_t count)
@@ -21,7 +21,7 @@ OSW_INLINE void add_lanes(double *to, const float *from)
 }
 
 typedef struct osw_factors {
-    __m256 center, scale, shift, slope, tilt, offset;
+    __m256 center, scale, shift, tilt, offset;
 } osw_factors;
 
 /* What a kernel adds up, or writes. */
@@ -31,7 +31,7 @@ typedef enum osw_mode { MOMENTS, REDUCE, APPLY, GRADIENT, SCALED_GRADIENT } osw_
 OSW_INLINE int factor_count(const osw_mode mode)
 {
     static const int counts[] = {
-        [MOMENTS] = 1, [REDUCE] = 3, [APPLY] = 3, [SCALED_GRADIENT] = 4, [GRADIENT] = FACTORS};
+        [MOMENTS] = 1, [REDUCE] = 3, [APPLY] = 3, [SCALED_GRADIENT] = 3, [GRADIENT] = FACTORS};
     return counts[mode];
 }
 
@@ -98,8 +98,8 @@ OSW_INLINE __m256 written(__m256 x, __m256 dy, const osw_factors *f, const osw_m
         return activate(z_of(centered, f), activation);
     const __m256 d = gate(dy, z_of(centered, f), activation);
     if (mode == SCALED_GRADIENT)
-        return _mm256_mul_ps(d, f->slope);
-    return _mm256_fmadd_ps(d, f->slope, _mm256_fmadd_ps(centered, f->tilt, f->offset));
+        return _mm256_mul_ps(d, f->scale);
+    return _mm256_fmadd_ps(d, f->scale, _mm256_fmadd_ps(centered, f->tilt, f->offset));
 }
 
 /* What a value gives to the first sum; its product with x - center goes to the second. */

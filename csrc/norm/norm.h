@@ -4,7 +4,7 @@
  * A tensor is seen as images of channels of positions. Per channel, with n = images * positions,
  *
  *     z = (x - center) * scale + shift          y = f(z)
- *     d = dy * f'(z)                            dx = d * slope + (x - center) * tilt + offset
+ *     d = dy * f'(z)                            dx = d * scale + (x - center) * tilt + offset
  *
  * where f is the identity or
  *
@@ -20,7 +20,7 @@
  *     moments    first += sum of x - center, second += sum of (x - center)^2
  *     apply      y
  *     reduce     first += sum of d, second += sum of d * (x - center)
- *     gradient   dx; where tilt is NULL, dx = d * slope
+ *     gradient   dx; where tilt is NULL, dx = d * scale
  *
  * Two forms. planes: the positions of a channel are neighbours and channels follow each other
  * (channel c of an image starts at c * positions). pixels: the channels of a position are
@@ -34,6 +34,7 @@
 
 #include "core/isa.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* OSW_NORM_ROWS: parts of pixels begin at a multiple of it. */
@@ -61,7 +62,8 @@ typedef struct osw_norm {
     osw_norm_tensor x, y, dy, dx;
     osw_activation activation;
     double *center, *scale, *shift;
-    double *slope, *tilt, *offset; /* gradient only */
+    double *tilt, *offset; /* gradient only */
+    bool stream;           /* y or dx does not fit the caches: write around them */
 } osw_norm;
 
 /* What one call works on. planes: channels [channel_begin, channel_end) of images [begin, end), at

@@ -11,9 +11,11 @@
 
 enum {
     SHORT_PATTERN = 256,
-    STRIP = 1024,         /* values: six factors and two sums take 32 KiB */
-    FLUSH_PATTERNS = 128, /* additions to one float before it goes on in double, two at a time */
-    AHEAD = 2,            /* patterns */
+    STRIP = 1024,           /* values: five factors and two sums take 28 KiB */
+    STRIP_ROW = STRIP + 16, /* so that arrays of a strip do not meet in the same sets of L1 */
+    FLUSH_PATTERNS = 64,    /* additions to one float before it goes on in double */
+    AHEAD_BYTES = 4096,
+    STREAM_VALUES = 512, /* of a plane, so that its edges are few */
 };
 
 /* The scalar kernels, for what is too small for vectors. */

@@ -11,17 +11,16 @@
 
 /* What z and dx of one channel take. */
 typedef struct LOCAL(factors) {
-    VALUE center, scale, shift, slope, tilt, offset;
+    VALUE center, scale, shift, tilt, offset;
 } LOCAL(factors);
 
 static inline LOCAL(factors) LOCAL(factors_of)(const osw_norm *norm, int64_t c, bool gradient)
 {
     LOCAL(factors)
-    f = {(VALUE)norm->center[c], (VALUE)norm->scale[c], (VALUE)norm->shift[c], 0, 0, 0};
-    if (gradient) {
-        f.slope = (VALUE)norm->slope[c];
-        f.tilt = norm->tilt ? (VALUE)norm->tilt[c] : 0;
-        f.offset = norm->tilt ? (VALUE)norm->offset[c] : 0;
+    f = {(VALUE)norm->center[c], (VALUE)norm->scale[c], (VALUE)norm->shift[c], 0, 0};
+    if (gradient && norm->tilt) {
+        f.tilt = (VALUE)norm->tilt[c];
+        f.offset = (VALUE)norm->offset[c];
     }
     return f;
 }
@@ -43,8 +42,8 @@ static inline ELEMENT LOCAL(backward)(ELEMENT x, ELEMENT dy, LOCAL(factors) f,
 {
     const VALUE d = LOCAL(gated)(LOAD(x), LOAD(dy), f, activation);
     if (!centered)
-        return STORE(d * f.slope);
-    return STORE(d * f.slope + ((LOAD(x) - f.center) * f.tilt + f.offset));
+        return STORE(d * f.scale);
+    return STORE(d * f.scale + ((LOAD(x) - f.center) * f.tilt + f.offset));
 }
 
 #include "norm/scalar_pixels.h"
