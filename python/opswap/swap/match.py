@@ -157,8 +157,17 @@ def _getitem_kind(node: Node, kind: str) -> str:
     return "tensor" if kind in ("tensor", "tuple", "opaque") else "opaque"
 
 
-def regions(graph: Graph) -> Iterator[Region]:
+def regions(graph: Graph) -> tuple[Region, ...]:
     """Every candidate, larger ones of one source first; they overlap, so that taking one drops others."""
+    nodes = tuple(graph.nodes)
+    known = vars(graph).get("_opswap_regions")  # several rules ask
+    if known is None or known[0] != nodes:
+        known = nodes, tuple(_regions(graph))
+        graph._opswap_regions = known
+    return known[1]
+
+
+def _regions(graph: Graph) -> Iterator[Region]:
     kinds = graph_kinds(graph)
     order = list(graph.nodes)
     position = {node: i for i, node in enumerate(order)}
