@@ -251,9 +251,8 @@ def test_every_layout(size: tuple[int, ...], layout: str) -> None:
 
 def test_a_chunk_of_channels_is_read_in_place() -> None:
     x = torch.randn(3, 8, 5, 5).chunk(2, 1)[1]
-    output = torch.empty(3, 4, 5, 5)
     vectors = parameters(4, torch.float32)
-    assert _core.batch_norm(x, output, None, *vectors, False, 1e-5, 1, None) is None
+    output = _core.batch_norm(False, 0.1, 1e-5, "relu", x, *vectors, 0, True)
     assert torch.allclose(output, reference(x, *vectors, activation="relu"), atol=1e-5)
 
 
@@ -271,11 +270,11 @@ def test_expanded_gradients_and_parameters_with_strides() -> None:
 def test_empty_batches_and_no_channels() -> None:
     for size in ((0, 3, 4, 4), (2, 3, 0, 4), (2, 0, 4, 4)):
         mean, var = torch.zeros(size[1]), torch.ones(size[1])
-        leaf = torch.randn(size).requires_grad_()
-        y = F.batch_norm_relu(leaf, mean, var, training=True)
+        leaf, weight = torch.randn(size).requires_grad_(), torch.ones(size[1]).requires_grad_()
+        y = F.batch_norm_relu(leaf, mean, var, weight, training=True)
         y.sum().backward()
         assert y.shape == leaf.grad.shape == size
-        assert mean.eq(0).all() and var.eq(1).all()
+        assert mean.eq(0).all() and var.eq(1).all() and weight.grad.eq(0).all()
 
 
 # --- modes -----------------------------------------------------------------------------------------------------------

@@ -78,36 +78,102 @@ def test_unknown_activations(activation: Any) -> None:
         call(F.batch_norm_act, X, activation=activation)
 
 
+FORWARD = {
+    "training": False,
+    "momentum": 0.1,
+    "eps": 1e-5,
+    "activation": "relu",
+    "input": X,
+    "running_mean": torch.zeros(3),
+    "running_var": torch.ones(3),
+    "weight": None,
+    "bias": None,
+    "result": 2,
+    "graph": False,
+}
+BACKWARD = {
+    "training": False,
+    "eps": 1e-5,
+    "activation": None,
+    "needed": (True, True, True),
+    "grad_output": torch.randn(4, 3, 5, 5),
+    "input": X,
+    "statistics": torch.ones(2, 3).double(),
+    "weight": None,
+    "bias": None,
+    "plain": False,
+}
+
+
 def test_the_extension_checks_by_itself() -> None:
-    y, mean, var = torch.empty_like(X), torch.zeros(3), torch.ones(3)
+    def forward(**changes: Any) -> Any:
+        return _core.batch_norm(*(FORWARD | changes).values())
 
-    def forward(*tensors: Any, training: Any = False, code: Any = 1) -> Any:
-        return _core.batch_norm(*tensors, training, 1e-5, code, None)
-
-    good = (X, y, None, mean, var, None, None)
-    assert forward(*good) is None
-    for error, change in (
-        (TypeError, {0: None}),
-        (TypeError, {1: 3}),
-        (RuntimeError, {1: torch.empty(4, 3, 5, 4)}),
-        (RuntimeError, {1: y.double()}),
-        (RuntimeError, {1: y[:1].expand(4, 3, 5, 5)}),
-        (RuntimeError, {2: torch.empty(2, 3)}),
-        (RuntimeError, {2: torch.empty(2, 4).double()}),
-        (RuntimeError, {3: torch.zeros(1).expand(3)}),
-        (RuntimeError, {3: None}),
-        (RuntimeError, {5: torch.zeros(3, 2)}),
-        (NotImplementedError, {0: X.int()}),
+    output, statistics = forward()
+    assert output.shape == X.shape and statistics.shape == (2, 3)
+    for error, changes in (
+        (TypeError, {"input": None}),
+        (TypeError, {"weight": 3}),
+        (TypeError, {"training": 1}),
+        (TypeError, {"momentum": "a"}),
+        (TypeError, {"momentum": None, "result": 0}),
+        (TypeError, {"result": None}),
+        (ValueError, {"result": 3}),
+        (ValueError, {"activation": "gelu"}),
+        (ValueError, {"training": True, "eps": 0.0}),
+        (RuntimeError, {"running_mean": torch.zeros(1).expand(3)}),
+        (RuntimeError, {"running_mean": torch.zeros(3, 1)}),
+        (RuntimeError, {"running_mean": None}),
+        (RuntimeError, {"running_mean": None, "training": True}),
+        (RuntimeError, {"running_mean": torch.zeros(3, requires_grad=True)}),
+        (RuntimeError, {"weight": torch.zeros(3, 2)}),
+        (RuntimeError, {"input": X[:1, :, :1, :1], "training": True}),
+        (NotImplementedError, {"input": X.int()}),
     ):
-        tensors = [change.get(i, t) for i, t in enumerate(good)]
         with pytest.raises(error):
-            forward(*tensors)
-    for code in (-1, 4):
-        with pytest.raises(ValueError, match=str(code)):
-            forward(*good, code=code)
+            forward(**changes)
     with pytest.raises(TypeError, match="11 arguments, got 2"):
-        _core.batch_norm(X, y)
-    with pytest.raises(TypeError, match="11 arguments, got 1"):
+        _core.batch_norm(X, X)
+
+
+def test_the_extension_leaves_what_is_not_ordinary() -> None:
+    class Wrapped(Tensor):
+        pass
+
+    for result in (0, 1):
+        for changes in (
+            {"input": X.as_subclass(Wrapped)},
+            {"weight": torch.view_as_complex(torch.ones(3, 2)).conj().imag},
+            {"input": X.permute(2, 1, 0, 3)},
+        ):
+            before = X.clone()
+            made = _core.batch_norm(*(FORWARD | changes | {"result": result, "graph": True}).values())
+            assert made is NotImplemented and torch.equal(X, before)
+    changes = {"weight": torch.ones(3, requires_grad=True), "result": 0}
+    assert _core.batch_norm(*(FORWARD | changes | {"graph": True}).values()) is False
+    assert isinstance(_core.batch_norm(*(FORWARD | changes).values()), Tensor)
+
+
+def test_the_extension_checks_a_backward_by_itself() -> None:
+    def backward(**changes: Any) -> Any:
+        return _core.batch_norm_backward(*(BACKWARD | changes).values())
+
+    gradient, *none = backward()
+    assert gradient.shape == X.shape and none == [None, None]
+    for error, changes in (
+        (TypeError, {"grad_output": None}),
+        (TypeError, {"needed": (True, True)}),
+        (TypeError, {"needed": [True, True, True]}),
+        (TypeError, {"statistics": None}),
+        (RuntimeError, {"grad_output": torch.empty(4, 3, 5, 4)}),
+        (RuntimeError, {"grad_output": X.double()}),
+        (RuntimeError, {"statistics": torch.empty(2, 3)}),
+        (RuntimeError, {"statistics": torch.empty(2, 4).double()}),
+        (RuntimeError, {"weight": torch.ones(4)}),
+    ):
+        with pytest.raises(error):
+            backward(**changes)
+    with pytest.raises(TypeError, match="10 arguments, got 1"):
         _core.batch_norm_backward(X)
 
 

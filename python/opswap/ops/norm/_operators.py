@@ -14,76 +14,104 @@ from opswap import _core
 from .._layout import dense_copy, empty, suggest_memory_format
 from .._library import library
 from .._stats import count_kernel, count_reference, reference_forced
-from ._arguments import ACTIVATIONS, check
+from ._arguments import check
 from ._reference import normalize, normalize_backward
 
-__all__ = ["backward_operator", "operator", "run", "run_backward"]
+__all__ = [
+    "FRESH",
+    "OVER",
+    "backward_operator",
+    "fold",
+    "operator",
+    "run",
+    "run_backward",
+    "try_backward",
+    "try_kernel",
+    "unfold",
+]
 
 _NAME, _BACKWARD = "batch_norm_act", "batch_norm_act_backward"
-_CODES = {None: 0, **{name: code for code, name in enumerate(ACTIVATIONS, 1)}}
+
+
+# What the extension's forward returns: a new output, the input overwritten, or (new output, new statistics).
+FRESH, OVER, _TRACED = range(3)
+
+
+def try_kernel(result: int, *arguments: Any) -> Any:
+    """The kernel for what an ordinary call brings, which the extension finds out by itself.
+
+    Args: result: FRESH or OVER; arguments: training, momentum, eps, activation, input, running_mean, running_var,
+        weight, bias. Nothing but autograd may watch: see `plain_eager`.
+    Returns: the output; False where a graph must be recorded; NotImplemented where nothing was done for another
+        reason, be it an error.
+    """
+    try:
+        output = _core.batch_norm(*arguments, result, torch.is_grad_enabled())
+    except (TypeError, ValueError, RuntimeError):
+        return NotImplemented
+    if output is not False and output is not NotImplemented:
+        count_kernel(_NAME)
+    return output
+
+
+def try_backward(*arguments: Any) -> Any:
+    """The kernel of the backward in the manner of `try_kernel`, where no graph must be recorded.
+
+    Args: training, eps, activation, needed (three bools), grad_output, input, statistics, weight, bias.
+    Returns: gradients of input, weight and bias, None for those not needed; or NotImplemented.
+    """
+    try:
+        gradients = _core.batch_norm_backward(*arguments, True)
+    except (TypeError, ValueError, RuntimeError):
+        return NotImplemented
+    if gradients is not NotImplemented:
+        count_kernel(_BACKWARD)
+    return gradients
 
 
 def run(
-    input: Tensor,
-    output: Tensor,
-    statistics: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
     training: bool,
+    momentum: float | None,
     eps: float,
     activation: str | None,
-    momentum: float | None,
-) -> bool:
-    """The kernel itself: fill output and, where given, statistics; in training, move the running statistics.
+    input: Tensor,
+    *vectors: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The kernel itself: the output and the statistics used; in training, running statistics move.
 
-    momentum: None leaves the running statistics alone.
-    Returns: False, and has done nothing, where a tensor cannot be read or written in place.
-    Raises: RuntimeError, and has done nothing, for all that does not fit.
+    Args: momentum: None leaves the running statistics alone; vectors: running_mean, running_var, weight, bias.
+    Raises: for all that does not fit, and has done nothing.
     """
-    code = _CODES[activation]
-    vectors = (running_mean, running_var, weight, bias)
-    if _core.batch_norm(input, output, statistics, *vectors, training, eps, code, momentum) is NotImplemented:
-        return False
+    options = (training, momentum, eps, activation)
+    made = _core.batch_norm(*options, input, *vectors, _TRACED, False)
+    if made is NotImplemented:
+        input = dense_copy(input, suggest_memory_format(input))
+        made = _core.batch_norm(*options, input, *vectors, _TRACED, False)
     count_kernel(_NAME)
-    return True
+    return made
 
 
 def run_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    statistics: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
     training: bool,
     eps: float,
     activation: str | None,
-    output_mask: Sequence[bool],
-) -> list[Tensor]:
-    """The kernel of the backward: the gradients that output_mask asks for, of input, weight and bias."""
-    memory_format = suggest_memory_format(input)
-    outputs = _empty_gradients(input, weight, bias, memory_format, output_mask)
-    options = (statistics, weight, bias, *outputs[1:], training, eps, _CODES[activation])
-    if _core.batch_norm_backward(grad_output, input, outputs[0], *options) is NotImplemented:
-        grad_output, input = (dense_copy(t, memory_format) for t in (grad_output, input))
-        _core.batch_norm_backward(grad_output, input, outputs[0], *options)
-    count_kernel(_BACKWARD)
-    return [t for t in outputs if t is not None]
-
-
-def _empty_gradients(
+    needed: Sequence[bool],
+    grad_output: Tensor,
     input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    memory_format: torch.memory_format,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return (
-        empty(input, input.shape, memory_format) if output_mask[0] else None,
-        torch.empty_like(weight, memory_format=torch.contiguous_format) if output_mask[1] else None,
-        torch.empty_like(bias, memory_format=torch.contiguous_format) if output_mask[2] else None,
-    )
+    *tensors: Tensor | None,
+) -> list[Tensor]:
+    """The kernel of the backward: the gradients that are needed, of input, weight and bias.
+
+    Args: tensors: statistics, weight, bias.
+    """
+    options = (training, eps, activation, tuple(needed))
+    made = _core.batch_norm_backward(*options, grad_output, input, *tensors, False)
+    if made is NotImplemented:
+        memory_format = suggest_memory_format(input)
+        dense = (dense_copy(t, memory_format) for t in (grad_output, input))
+        made = _core.batch_norm_backward(*options, *dense, *tensors, False)
+    count_kernel(_BACKWARD)
+    return [t for t in made if t is not None]
 
 
 def _fake(
@@ -103,12 +131,9 @@ def _fake(
 def _kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     if reference_forced():
         return _counted_reference(input, *arguments)
-    output, statistics = _fake(input, *arguments)
     *vectors, eps, activation = arguments
-    options = (*vectors, vectors[0] is None, eps, activation, None)
-    if not run(input, output, statistics, *options):
-        run(dense_copy(input, suggest_memory_format(input)), output, statistics, *options)
-    return output, statistics
+    check(input, *vectors, vectors[0] is None, eps)
+    return run(vectors[0] is None, None, eps, activation, input, *vectors)
 
 
 def _counted_reference(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -127,35 +152,30 @@ def _check_backward(grad_output: Tensor, input: Tensor) -> None:
 
 def _backward_fake(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
     _check_backward(grad_output, input)
-    _, weight, bias, *_, output_mask = arguments
-    outputs = _empty_gradients(input, weight, bias, suggest_memory_format(input), output_mask)
-    return [t for t in outputs if t is not None]
+    _, weight, bias, *_, needed = arguments
+    outputs = (
+        empty(input, input.shape, suggest_memory_format(input)),
+        *(
+            None if v is None else torch.empty_like(v, memory_format=torch.contiguous_format)
+            for v in (weight, bias)
+        ),
+    )
+    return [t for t, wanted in zip(outputs, needed, strict=True) if wanted and t is not None]
 
 
 def _backward_kernel(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
     if reference_forced():
         return _counted_backward(grad_output, input, *arguments)
     _check_backward(grad_output, input)
-    return run_backward(grad_output, input, *arguments)
+    *tensors, training, eps, activation, needed = arguments
+    return run_backward(training, eps, activation, needed, grad_output, input, *tensors)
 
 
-def _counted_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    statistics: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    eps: float,
-    activation: str | None,
-    output_mask: Sequence[bool],
-) -> list[Tensor]:
+def _counted_backward(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
     _check_backward(grad_output, input)
     count_reference(_BACKWARD)
-    given = None if training else statistics
-    grads = normalize_backward(grad_output, input, given, weight, bias, eps, activation)
-    results = _wanted(grads, (input, weight, bias), output_mask)
-    if output_mask[0]:
+    results = _batched_backward(grad_output, input, *arguments)
+    if arguments[-1][0]:
         results[0] = dense_copy(results[0], suggest_memory_format(input))
     return results
 

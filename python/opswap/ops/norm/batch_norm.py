@@ -8,18 +8,28 @@ the input, so neither the output nor a mask is kept.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .._function import make_apply, needs_graph, plain_cpu, transforms_active
-from .._layout import dense_copy, empty, suggest_memory_format
+from .._function import make_apply, needs_graph, plain_cpu, plain_eager, transforms_active
 from .._stats import count_reference, reference_forced
 from ._arguments import check, check_kinds, count_values
-from ._operators import backward_operator, fold, operator, run, run_backward, unfold
+from ._operators import (
+    FRESH,
+    OVER,
+    backward_operator,
+    fold,
+    operator,
+    run,
+    run_backward,
+    try_backward,
+    try_kernel,
+    unfold,
+)
 from ._reference import normalize_backward, normalize_jvp, reference, update_running
 
 __all__ = ["batch_norm", "batch_norm_act", "batch_norm_relu", "infer"]
@@ -40,28 +50,19 @@ def _forward(
     eps: float,
     activation: str | None,
     input: Tensor,
-    running_mean: _Vector,
-    running_var: _Vector,
-    weight: _Vector,
-    bias: _Vector,
+    *vectors: _Vector,
 ) -> tuple[Tensor, Tensor]:
     """The output and the statistics used; in training, running statistics move unless momentum is None."""
-    vectors = (running_mean, running_var, weight, bias)
     if plain_cpu(_given(input, *vectors)):
         # The dispatcher finds memory that the extension does not, and the operator words the errors.
         with contextlib.suppress(RuntimeError):
-            output = empty(input, input.shape, suggest_memory_format(input))
-            statistics = torch.empty((2, input.shape[1]), dtype=torch.float64)
-            options = (*vectors, training, eps, activation, momentum)
-            if run(input, output, statistics, *options):
-                return output, statistics
-            run(dense_copy(input, suggest_memory_format(input)), output, statistics, *options)
-            return output, statistics
+            return run(training, momentum, eps, activation, input, *vectors)
     check(input, *vectors, training, eps)
-    given = (None, None) if training else (running_mean, running_var)
-    output, statistics = operator(input, *given, weight, bias, eps, activation)
+    running, parameters = vectors[:2], vectors[2:]
+    given = (None, None) if training else running
+    output, statistics = operator(input, *given, *parameters, eps, activation)
     if training and momentum is not None:
-        _move(statistics, running_mean, running_var, momentum, input)
+        _move(statistics, *running, momentum, input)
     return output, statistics
 
 
@@ -84,22 +85,6 @@ def _move(
         update_running(statistics, running_mean, running_var, momentum, count)
 
 
-def _infer_plain(
-    input: Tensor,
-    output: Tensor,
-    vectors: Sequence[_Vector],
-    training: bool,
-    momentum: float,
-    eps: float,
-    activation: str | None,
-) -> Tensor | None:
-    """The kernel on plain tensors into `output`, no graph and no statistics kept; None where it cannot run so."""
-    with contextlib.suppress(RuntimeError):
-        if run(input, output, None, *vectors, training, eps, activation, momentum):
-            return output
-    return None
-
-
 # --- autograd --------------------------------------------------------------------------------------------------------
 
 
@@ -110,13 +95,14 @@ def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> N
     ctx.save_for_forward(input, outputs[1], weight, bias)
 
 
-def _backward(ctx: Any, grad_output: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    input, statistics, weight, bias = ctx.saved_tensors
+def _backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     needed = (ctx.needs_input_grad[4], *ctx.needs_input_grad[7:])
-    arguments = (ctx.training, ctx.eps, ctx.activation, needed, grad_output, input, statistics, weight, bias)
-    results = iter(_differentiable_backward(*arguments))
-    gradient, *parameters = (next(results) if n else None for n in needed)
-    return None, None, None, None, gradient, None, None, *parameters
+    arguments = (ctx.training, ctx.eps, ctx.activation, needed, grad_output, *ctx.saved_tensors)
+    made = try_backward(*arguments) if plain_eager() and not torch.is_grad_enabled() else NotImplemented
+    if made is NotImplemented:
+        results = iter(_differentiable_backward(*arguments))
+        made = [next(results) if n else None for n in needed]
+    return None, None, None, None, made[0], None, None, made[1], made[2]
 
 
 def _jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
@@ -137,28 +123,35 @@ def _vmap(info: Any, in_dims: Any, *args: Any) -> Any:
 _apply = make_apply("BatchNormAct", _forward, _setup, _backward, _jvp, _vmap)
 
 
+class BatchNormAct(Function):
+    """The same for calls that `try_kernel` has found ordinary.
+
+    The statistics are no output here: for an output that nobody uses, every backward is given zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        output, statistics = run(*args)
+        ctx.training, _, ctx.eps, ctx.activation, input, _, _, weight, bias = args
+        ctx.save_for_backward(input, statistics, weight, bias)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, grad_output)
+
+
 def _differentiable(*args: Any) -> tuple[Tensor, Tensor]:
     graph = transforms_active() or needs_graph(_given(args[4], *args[7:]))
     return _apply(*args) if graph else _forward(*args)
 
 
-def _forward_of_backward(
-    training: bool,
-    eps: float,
-    activation: str | None,
-    needed: tuple[bool, bool, bool],
-    grad_output: Tensor,
-    input: Tensor,
-    statistics: Tensor,
-    weight: _Vector,
-    bias: _Vector,
-) -> tuple[Tensor, ...]:
-    tensors = (input, statistics, weight, bias)
-    options = (training, eps, activation, needed)
-    if plain_cpu(_given(grad_output, *tensors)):
+def _forward_of_backward(*args: Any) -> tuple[Tensor, ...]:
+    options, tensors = args[:4], args[4:]
+    if plain_cpu(_given(*tensors)):
         with contextlib.suppress(RuntimeError):
-            return tuple(run_backward(grad_output, *tensors, *options))
-    return tuple(backward_operator(grad_output, *tensors, *options))
+            return tuple(run_backward(*args))
+    return tuple(backward_operator(*tensors, *options))
 
 
 def _setup_of_backward(ctx: Any, args: tuple[Any, ...], outputs: Any) -> None:
@@ -238,13 +231,6 @@ def _differentiable_backward(*args: Any) -> tuple[Tensor, ...]:
 # --- public functions ------------------------------------------------------------------------------------------------
 
 
-def _kernel_would_miss(input: Tensor, running_mean: _Vector, running_var: _Vector, eps: float) -> bool:
-    """True where something may be wrong that the extension does not look at."""
-    if eps <= 0 or running_mean is None or running_var is None or input.dim() < 2:
-        return True
-    return running_mean.requires_grad or running_var.requires_grad
-
-
 def infer(
     input: Tensor,
     running_mean: _Vector,
@@ -264,16 +250,13 @@ def infer(
     Returns: `input` itself, overwritten, where that can be done: no gradient is needed, and a kernel reads and writes
         the memory of `input` as it lies. Else a new tensor, and `input` is as before.
     """
-    vectors = (running_mean, running_var, weight, bias)
-    tensors = _given(input, *vectors)
-    if _kernel_would_miss(input, running_mean, running_var, eps):
-        check(input, *vectors, training, eps)
-    if inplace and not needs_graph(tensors) and plain_cpu(tensors):
-        result = _infer_plain(input, input, vectors, training, momentum, eps, activation)
-        if result is not None:
+    if inplace and plain_eager():
+        options = (training, momentum, eps, activation)
+        made = try_kernel(OVER, *options, input, running_mean, running_var, weight, bias)
+        if made is input:
             torch.autograd.graph.increment_version(input)
-            return result
-    return batch_norm_act(input, *vectors, training, momentum, eps, activation)
+            return input
+    return batch_norm_act(input, running_mean, running_var, weight, bias, training, momentum, eps, activation)
 
 
 def batch_norm_act(
@@ -307,45 +290,38 @@ def batch_norm_act(
     Source: Ioffe and Szegedy 2015, Batch Normalization, algorithm 1; section 4.1 for the gradient.
     """
     vectors = (running_mean, running_var, weight, bias)
+    arguments = (training, momentum, eps, activation, input, *vectors)
+    if plain_eager():
+        made = try_kernel(FRESH, *arguments)
+        if made is False:
+            return BatchNormAct.apply(*arguments)
+        if made is not NotImplemented:
+            return made
     if has_torch_function((input, *vectors)):
-        arguments = (input, *vectors, training, momentum, eps, activation)
-        return handle_torch_function(batch_norm_act, (input, *vectors), *arguments)
+        return handle_torch_function(
+            batch_norm_act, (input, *vectors), input, *vectors, training, momentum, eps, activation
+        )
     check_kinds(input, vectors, training, momentum, eps, activation)
     if input.device.type != "cpu" or reference_forced():
         check(input, *vectors, training, eps)
         if not torch.compiler.is_compiling():
             count_reference("batch_norm_act")
         return reference(input, *vectors, training, momentum, eps, activation)
+    check(input, *vectors, training, eps)
     if torch.compiler.is_compiling() or transforms_active():
-        return _traced(input, *vectors, training, momentum, eps, activation)
-    if _kernel_would_miss(input, running_mean, running_var, eps):
-        check(input, *vectors, training, eps)
-    tensors = _given(input, *vectors)
-    if not needs_graph(tensors) and plain_cpu(tensors):
-        output = empty(input, input.shape, suggest_memory_format(input))
-        result = _infer_plain(input, output, vectors, training, momentum, eps, activation)
-        if result is not None:
-            return result
-    return _differentiable(training, momentum, eps, activation, input, *vectors)[0]
+        return _traced(*arguments)
+    return _differentiable(*arguments)[0]
 
 
 def _traced(
-    input: Tensor,
-    running_mean: _Vector,
-    running_var: _Vector,
-    weight: _Vector,
-    bias: _Vector,
-    training: bool,
-    momentum: float,
-    eps: float,
-    activation: str | None,
+    training: bool, momentum: float, eps: float, activation: str | None, input: Tensor, *vectors: _Vector
 ) -> Tensor:
     """The running statistics move in torch's own operators, which compilers and transforms understand."""
-    check(input, running_mean, running_var, weight, bias, training, eps)
-    given = (None, None) if training else (running_mean, running_var)
-    output, statistics = _differentiable(training, None, eps, activation, input, *given, weight, bias)
+    running, parameters = vectors[:2], vectors[2:]
+    given = (None, None) if training else running
+    output, statistics = _differentiable(training, None, eps, activation, input, *given, *parameters)
     if training:
-        _move(statistics, running_mean, running_var, momentum, input)
+        _move(statistics, *running, momentum, input)
     return output
 
 

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: MIT */
+#include "binding/norm_call.h"
+
+#include "core/half.h"
+
+#include <string.h>
+
+static const osw_dl_dtype dtypes[OSW_NORM_DTYPES_COUNT] = {
+    {2, 32, 1}, {2, 64, 1}, {4, 16, 1}, {2, 16, 1}};
+
+static const char *const role_names[ROLE_COUNT] = {
+    "input",       "output", "grad_output", "grad_input",  "statistics", "running_mean",
+    "running_var", "weight", "bias",        "grad_weight", "grad_bias"};
+
+static const char *const activations[OSW_ACTIVATION_COUNT] = {NULL, "relu", "relu6", "hardswish"};
+
+int osw_norm_fail(const osw_norm_call *call, osw_norm_role role, const char *problem, long long got)
+{
+    PyErr_Format(PyExc_RuntimeError, "%s: %s %s, got %lld", call->name, role_names[role], problem,
+                 got);
+    return -1;
+}
+
+static int activation_code(PyObject *activation)
+{
+    if (activation == Py_None)
+        return OSW_IDENTITY;
+    for (int i = OSW_RELU; PyUnicode_Check(activation) && i < OSW_ACTIVATION_COUNT; i++)
+        if (PyUnicode_CompareWithASCIIString(activation, activations[i]) == 0)
+            return i;
+    return -1;
+}
+
+int osw_norm_options(osw_norm_call *call, PyObject *training, PyObject *eps, PyObject *activation)
+{
+    if (!PyBool_Check(training)) {
+        PyErr_Format(PyExc_TypeError, "%s: training must be bool, got %R", call->name, training);
+        return -1;
+    }
+    const int code = activation_code(activation);
+    if (code < 0) {
+        PyErr_Format(PyExc_ValueError, "%s: unknown activation %R", call->name, activation);
+        return -1;
+    }
+    call->job.training = training == Py_True;
+    call->job.norm.activation = (osw_activation)code;
+    call->job.eps = PyFloat_AsDouble(eps);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static osw_norm_dtype dtype_of(const osw_tensor *t)
+{
+    int dtype = 0;
+    while (dtype < OSW_NORM_DTYPES_COUNT && memcmp(&dtypes[dtype], &t->dtype, sizeof t->dtype) != 0)
+        dtype++;
+    return (osw_norm_dtype)dtype;
+}
+
+/* Sizes and dtypes of the large tensors; those of the job. */
+static int check_large(osw_norm_call *call)
+{
+    const osw_tensor *x = &call->tensors[INPUT];
+    call->job.dtype = dtype_of(x);
+    if (call->job.dtype == OSW_NORM_DTYPES_COUNT) {
+        PyErr_Format(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit",
+                     call->name, (int)x->dtype.code, (int)x->dtype.bits);
+        return -1;
+    }
+    if (x->ndim < 2)
+        return osw_norm_fail(call, INPUT, "must have at least 2 dimensions (N, C, *)", x->ndim);
+    for (osw_norm_role role = OUTPUT; role <= GRAD_INPUT; role++) {
+        const osw_tensor *t = &call->tensors[role];
+        if (!call->given[role])
+            continue;
+        if (t->ndim != x->ndim || memcmp(t->size, x->size, (size_t)x->ndim * sizeof *x->size) != 0)
+            return osw_norm_fail(call, role, "must have the size of the input", t->numel);
+        if (!osw_same_dtype(t, x))
+            return osw_norm_fail(call, role, "must have the dtype of the input, not of bits",
+                                 t->dtype.bits);
+        if (role != GRAD_OUTPUT && !osw_no_overlap(t))
+            return osw_norm_fail(call, role, "overlaps itself", t->numel);
+    }
+    return 0;
+}
+
+/* Vectors hold one value a channel, all in the dtype of the input, or all in float32 where that is
+ * a 16-bit type. */
+static int check_vectors(const osw_norm_call *call)
+{
+    const osw_tensor *x = &call->tensors[INPUT], *first = NULL;
+    for (osw_norm_role role = RUNNING_MEAN; role < ROLE_COUNT; role++) {
+        const osw_tensor *t = &call->tensors[role];
+        const bool running = role == RUNNING_MEAN || role == RUNNING_VAR;
+        int64_t count, step;
+        if (!call->given[role])
+            continue;
+        if (t->numel != x->size[1] || (running && t->ndim != 1) ||
+            !osw_flatten(t, 0, &count, &step))
+            return osw_norm_fail(call, role, "must hold one value a channel", t->numel);
+        const bool mixed = x->dtype.bits == 16 && dtype_of(t) == OSW_NORM_F32;
+        if ((!osw_same_dtype(t, x) && !mixed) || (first && !osw_same_dtype(t, first)))
+            return osw_norm_fail(call, role, "has a dtype that does not fit, of bits",
+                                 t->dtype.bits);
+        if ((running || role >= GRAD_WEIGHT) && !osw_no_overlap(t))
+            return osw_norm_fail(call, role, "overlaps itself", t->numel);
+        first = t;
+    }
+    return 0;
+}
+
+int osw_norm_check(osw_norm_call *call)
+{
+    if (check_large(call) != 0 || check_vectors(call) != 0)
+        return -1;
+    const osw_tensor *x = &call->tensors[INPUT], *s = &call->tensors[STATISTICS];
+    if (call->given[STATISTICS] && x->size[1] > 0 &&
+        (dtype_of(s) != OSW_NORM_F64 || s->ndim != 2 || s->size[0] != 2 ||
+         s->size[1] != x->size[1] || s->stride[1] != 1 || s->stride[0] != s->size[1]))
+        return osw_norm_fail(call, STATISTICS, "must be a dense float64 tensor (2, C)", s->numel);
+    return 0;
+}
+
+int osw_norm_check_statistics(const osw_norm_call *call)
+{
+    const osw_tensor *x = &call->tensors[INPUT];
+    const int64_t channels = x->size[1] ? x->size[1] : 1;
+    if (!call->job.training) {
+        for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
+            if (!call->given[role])
+                return osw_norm_fail(call, role, "must be defined in evaluation mode", 0);
+        return 0;
+    }
+    if (x->numel / channels == 1)
+        return osw_norm_fail(call, INPUT, "must have more than 1 value per channel when training",
+                             1);
+    if (call->given[RUNNING_MEAN] != call->given[RUNNING_VAR])
+        return osw_norm_fail(call, RUNNING_MEAN, "and running_var must both be given or neither",
+                             call->given[RUNNING_MEAN]);
+    if (!(call->job.eps > 0)) {
+        PyErr_Format(PyExc_ValueError, "%s: eps must be positive during training", call->name);
+        return -1;
+    }
+    return 0;
+}
+
+/* Describe `t` in the given form; false if its memory does not allow it. */
+static bool describe(const osw_tensor *t, osw_norm_form form, osw_norm_tensor *out)
+{
+    int64_t positions, step;
+    if (!osw_flatten(t, 2, &positions, &step))
+        return false;
+    const int64_t channels = t->size[1], image = channels * positions;
+    if (form == OSW_NORM_PIXELS) {
+        if ((channels > 1 && t->stride[1] != 1) || (positions > 1 && step != channels) ||
+            (t->size[0] > 1 && t->stride[0] != image))
+            return false;
+    } else if ((positions > 1 && step != 1) || (channels > 1 && t->stride[1] != positions)) {
+        return false;
+    }
+    *out = (osw_norm_tensor){t->data, t->size[0] > 1 ? t->stride[0] : image};
+    return true;
+}
+
+static bool describe_all(osw_norm_call *call, osw_norm_form form)
+{
+    osw_norm *n = &call->job.norm;
+    osw_norm_tensor *const places[] = {&n->x, &n->y, &n->dy, &n->dx};
+    for (osw_norm_role role = INPUT; role <= GRAD_INPUT; role++)
+        if (call->given[role] && !describe(&call->tensors[role], form, places[role]))
+            return false;
+    call->job.form = form;
+    return true;
+}
+
+/* One channel is a plane; where both forms fit, there are no vectors along one position. */
+bool osw_norm_choose_form(osw_norm_call *call)
+{
+    const osw_tensor *x = &call->tensors[INPUT];
+    osw_norm *n = &call->job.norm;
+    n->images = x->size[0];
+    n->channels = x->size[1];
+    n->positions = x->numel / (x->size[0] * x->size[1]);
+    const osw_norm_form first = n->channels > 1 ? OSW_NORM_PIXELS : OSW_NORM_PLANES;
+    const osw_norm_form second = n->channels > 1 ? OSW_NORM_PLANES : OSW_NORM_PIXELS;
+    return describe_all(call, first) || describe_all(call, second);
+}
+
+static int64_t step_of(const osw_tensor *t)
+{
+    int64_t count, step;
+    osw_flatten(t, 0, &count, &step);
+    return step;
+}
+
+double *osw_norm_read(const osw_norm_call *call, osw_norm_role role, double *to)
+{
+    const osw_tensor *t = &call->tensors[role];
+    if (!call->given[role])
+        return NULL;
+    const int64_t step = step_of(t), count = t->numel;
+    const float *f32 = (const float *)t->data;
+    const double *f64 = (const double *)t->data;
+    const uint16_t *half = (const uint16_t *)t->data;
+    switch (dtype_of(t)) {
+    case OSW_NORM_F32:
+        for (int64_t c = 0; c < count; c++)
+            to[c] = (double)f32[c * step];
+        break;
+    case OSW_NORM_F64:
+        for (int64_t c = 0; c < count; c++)
+            to[c] = f64[c * step];
+        break;
+    case OSW_NORM_BF16:
+        for (int64_t c = 0; c < count; c++)
+            to[c] = (double)osw_float_of_bf16(half[c * step]);
+        break;
+    default:
+        for (int64_t c = 0; c < count; c++)
+            to[c] = (double)osw_float_of_f16(half[c * step]);
+        break;
+    }
+    return to;
+}
+
+void osw_norm_write(const osw_norm_call *call, osw_norm_role role, const double *from)
+{
+    const osw_tensor *t = &call->tensors[role];
+    if (!call->given[role])
+        return;
+    const int64_t step = step_of(t), count = t->numel;
+    float *f32 = (float *)t->data;
+    double *f64 = (double *)t->data;
+    uint16_t *half = (uint16_t *)t->data;
+    switch (dtype_of(t)) {
+    case OSW_NORM_F32:
+        for (int64_t c = 0; c < count; c++)
+            f32[c * step] = (float)from[c];
+        break;
+    case OSW_NORM_F64:
+        for (int64_t c = 0; c < count; c++)
+            f64[c * step] = from[c];
+        break;
+    case OSW_NORM_BF16:
+        for (int64_t c = 0; c < count; c++)
+            half[c * step] = osw_bf16_of_float((float)from[c]);
+        break;
+    default:
+        for (int64_t c = 0; c < count; c++)
+            half[c * step] = osw_f16_of_float((float)from[c]);
+        break;
+    }
+}
