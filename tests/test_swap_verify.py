@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import opswap
 from opswap.swap import Rule, VerificationError
 from opswap.swap.rules import DEFAULT, Replacement
-from spellings import Joined, Split, Wrapped, by_size
+from spellings import Joined, Shuffle, Split, Wrapped, by_size
+from spellings.blocks import ToolboxUnit
 
 
 def images() -> tuple[Tensor]:
@@ -85,6 +86,59 @@ def test_an_error_of_rounding_size_holds() -> None:
     report = opswap.verify(Wrapped(by_size), images(), rules=wrong("channel_shuffle(x0, 2) * (1 + 2e-7)"))
     first = report.checks[0]
     assert first.holds and first.error is not None and first.bound is not None and first.error < 1e-5
+
+
+class Steps(nn.Module):
+    """Has a kink at 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = by_size(x)
+        return y * (y > 1)
+
+
+def test_a_kink_that_rounding_crosses_holds() -> None:
+    x = torch.full((2, 12, 4, 8), 0.5)
+    x[0, 0, 0, 0] = 1.0
+    report = opswap.verify(nn.Sequential(Steps()), (x,), rules=wrong("channel_shuffle(x0, 2) * (1 + 2e-7)"))
+    assert all(c.holds for c in report.checks) and report.checks[0].error is not None
+    with pytest.raises(VerificationError):
+        opswap.verify(nn.Sequential(Steps()), (x,), rules=wrong("channel_shuffle(x0, 2) + 0.6"))
+
+
+def test_zeros_and_ties_are_not_moved_away() -> None:
+    x = torch.randint(-1, 2, (2, 12, 4, 8)).float()
+    with pytest.raises(VerificationError):
+        opswap.verify(
+            Wrapped(by_size).requires_grad_(False), (x,), rules=wrong("channel_shuffle(x0, 2) + 1e-3")
+        )
+    with pytest.raises(VerificationError):
+        opswap.verify(nn.Sequential(Shuffle(2)), (x,), rules=wrong("channel_shuffle(x0, 2) * (x0 != 0)"))
+
+
+class Far(nn.Module):
+    """Normalises channels whose mean is far from zero, after a shuffle that loses channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Split()
+        self.bn = nn.BatchNorm2d(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.block(x) + 30)
+
+
+def test_torch_rounds_more_in_the_format_that_swap_keeps() -> None:
+    """The bound is the stock model's error in that same format, which it would lose by itself."""
+    report = opswap.verify(Far(), (torch.randn(8, 12, 32, 32),), exact=True)
+    assert report.checks[0].detail == "bit-equal"
+    last = report.checks[2]
+    assert last.error is not None and last.bound > 100 * torch.finfo(torch.float32).eps
+
+
+def test_a_model_whose_train_returns_nothing() -> None:
+    model = nn.Sequential(ToolboxUnit(), ToolboxUnit())
+    report = opswap.verify(model[0], images(), example_inputs=images())
+    assert len(report.swapped) >= 1 and all(c.holds for c in report.checks)
 
 
 def test_a_failing_check_leaves_the_model_unswapped() -> None:

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from .base import CAT, PLAIN, SPLIT, Joined, Spelling, whole
 from .shuffles import Shuffle, by_permute, by_size
+
+T = TypeVar("T")
 
 
 class StartOfBlock(nn.Module):
@@ -257,6 +262,47 @@ class SmallImageUnit(nn.Module):
         return self.shuffle(torch.cat([x1, F.relu(self.bn(self.conv(x2)))], 1))
 
 
+class Base(nn.Module, metaclass=ABCMeta):
+    """The abstract base of a tool box, whose train() returns nothing."""
+
+    def train(self, mode: bool = True) -> None:
+        super().train(mode)
+
+
+class ToolboxUnit(Base):
+    """The forward is a function inside the forward, for a checkpoint that is not asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.with_checkpoint = False
+        self.branch = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(inplace=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        def inner(x: Tensor) -> Tensor:
+            c = x.shape[1] // 2 + x.shape[1] % 2
+            out = torch.cat((x[:, :c, :, :], self.branch(x[:, c:, :, :])), dim=1)
+            batch, channels, height, width = out.size()
+            assert channels % 2 == 0, "channels should be divisible by groups"
+            out = out.view(batch, 2, channels // 2, height, width)
+            return torch.transpose(out, 1, 2).contiguous().view(batch, -1, height, width)
+
+        if self.with_checkpoint and x.requires_grad:
+            return torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)
+        return inner(x)
+
+
+class Typed(nn.Module, Generic[T]):
+    """A generic class."""
+
+    def __init__(self, shuffle: T) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(12, 12, 1)
+        self.shuffle = shuffle
+
+    def forward(self, x: Tensor) -> Tensor:
+        return by_size(self.conv(x))
+
+
 BLOCKS = (
     whole(StartOfBlock, (SPLIT,), "start of block"),
     whole(CallsHalves, (SPLIT,), "slices of a module"),
@@ -289,5 +335,7 @@ BLOCKS = (
         (SPLIT, SPLIT),
         strided=True,
     ),
+    whole(lambda: nn.Sequential(ToolboxUnit(), ToolboxUnit()), (SPLIT, CAT), "units of a tool box"),
+    whole(lambda: Typed[int](3), (PLAIN,), "generic class"),
     whole(lambda: nn.Sequential(SmallImageUnit(), SmallImageUnit()), (CAT, CAT), "units for small images"),
 )

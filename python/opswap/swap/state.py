@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 __all__ = ["State", "observe", "stock_class", "unchanged"]
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, frozenset, torch.dtype)
 _INTERNAL = frozenset(vars(nn.Module())) | {"_opswap_record"}
 _LONG = 256  # containers of more elements are compared by their length alone
 _DEEP = 4  # levels of containers in containers
@@ -67,7 +67,7 @@ def observe(module: nn.Module) -> State:
                 continue
             if hasattr(value, "__get__"):
                 methods.append(name)
-            else:
+            elif _is_constant(_snapshot(value)):
                 found.setdefault(name, value)
     kept = {k: _snapshot(v) for k, v in found.items() if not isinstance(v, Tensor)}
     children = tuple(module._modules.values())
@@ -85,6 +85,11 @@ def _snapshot(value: Any, depth: int = 0) -> Any:
         return _Contents(type(value), (), (), len(value))
     keys, values = (tuple(value), value.values()) if type(value) is dict else ((), value)
     return _Contents(type(value), keys, tuple(_snapshot(v, depth + 1) for v in values), len(value))
+
+
+def _is_constant(kept: Any) -> bool:
+    """True for a snapshot without objects, which a copy of the module would not share with the class."""
+    return all(map(_is_constant, kept.values)) if type(kept) is _Contents else _is_plain(kept)
 
 
 def _is_as(now: Any, then: Any) -> bool:
