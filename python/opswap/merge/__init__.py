@@ -4,6 +4,7 @@
 from .branches import MergedBranches, branches
 from .optimizer import move_optimizer_state, move_parameters
 from .report import MergedSite, MergeReport
+from .tune import tune
 
 __all__ = [
     "MergeReport",
@@ -12,4 +13,5 @@ __all__ = [
     "branches",
     "move_optimizer_state",
     "move_parameters",
+    "tune",
 ]

@@ -15,6 +15,8 @@ from .build import Plan, build
 from .carry import fill_branches, fill_merged, grow, links, skeleton
 from .examples import guess_example
 from .forms import Form
+from .layers import RECORDED, Layer
+from .layers.conv import BranchConv
 from .measure import Timing, pick_plans
 from .program import Program
 from .prove import prove
@@ -58,7 +60,8 @@ def branches(
         raise ValueError(
             f"{_NAME}: {len(example)} inputs, but shared_input has {len(shared)}: {list(shared)}"
         )
-    merged = MergedBranches(modules, shared, example)
+    with torch.inference_mode(False), torch.enable_grad():
+        merged = MergedBranches(modules, shared, example, recorded=not given)
     if given:
         inputs = [x if s else [x] * len(modules) for x, s in zip(example, shared, strict=True)]
         merged.measure(*inputs)
@@ -90,7 +93,11 @@ class MergedBranches(nn.Module):
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], shared: tuple[bool, ...], example: tuple[Tensor, ...]
+        self,
+        modules: Sequence[nn.Module],
+        shared: tuple[bool, ...],
+        example: tuple[Tensor, ...],
+        recorded: bool = False,
     ) -> None:
         super().__init__()
         wrapped = _is_single_layer(modules[0])
@@ -103,13 +110,34 @@ class MergedBranches(nn.Module):
         grow(self, modules, traced.separate)
         fill_merged(self, modules)
         program = self._proven(traced, modules, Plan())
+        if recorded:
+            for way in sorted({way for m in self.modules() if isinstance(m, Layer) for way in m.ways}):
+                self._proven(traced, modules, Plan(otherwise=way), evaluation=False)
+            program = build(traced, self, shared, len(modules), Plan(otherwise=RECORDED))
+            self._choose(program, example)
         self._merge.programs = {"training": [(0, program)], "inference": [(0, program)]}
 
-    def _proven(self, traced: Trace, modules: Sequence[nn.Module], plan: Plan) -> Program:
+    def _proven(
+        self, traced: Trace, modules: Sequence[nn.Module], plan: Plan, evaluation: bool = True
+    ) -> Program:
         state = self._merge
         program = build(traced, self, state.shared, len(modules), plan)
-        prove(self, program, modules, state.example, state.shared)
+        prove(self, program, modules, state.example, state.shared, evaluation=evaluation)
         return program
+
+    def _choose(self, program: Program, example: Sequence[Tensor]) -> None:
+        """Look up the ways of the convolutions for inputs of the example's sizes."""
+        twin = copy.deepcopy(self).eval()
+        inputs = [
+            x if form is Form.SHARED else [x] * program.branches
+            for x, form in zip(example, program.inputs, strict=True)
+        ]
+        for training in (True, False):
+            with torch.set_grad_enabled(training):
+                program.run(twin, _enter_all(program, [_detached(x) for x in inputs]))
+        for path, module in twin.named_modules():
+            if isinstance(module, BranchConv):
+                self.get_submodule(path).choices.update(module.choices)
 
     def forward(self, *inputs: Any) -> Any:
         state = self._merge

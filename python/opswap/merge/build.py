@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from . import calls
 from .forms import Form, align_weight, branch_sizes, change_form
-from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, Layer, Separate
+from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, RECORDED, Layer, Separate
 from .program import Method, Program, Ref, Slot, Step, plain_arguments, run_batched, with_frees
 from .trace import Trace
 
@@ -31,15 +31,22 @@ _SIZES = ("size", "shape", "dim", "ndim", "ndimension")
 
 @dataclass(frozen=True)
 class Plan:
-    """How nodes run, by their names: `loop` one branch after another, `dense` as a block-diagonal convolution.
+    """How nodes run, by their names.
 
-    follow: what stands behind such a loop and needs no other form goes on in it.
+    loop: one branch after another. ways: pairs of a node and the mode of its layer. otherwise: the mode of layers that
+    are not named and have it. follow: what stands behind a loop and needs no other form goes on in it.
     """
 
     loop: frozenset[str] = frozenset()
-    dense: frozenset[str] = frozenset()
+    ways: frozenset[tuple[str, str]] = frozenset()
     follow: bool = False
+    otherwise: str = "wide"
     label: str = field(default="wide", compare=False)
+
+    def mode(self, node: str, layer: Layer) -> str:
+        """The mode of `Layer.wide` for a node."""
+        way = dict(self.ways).get(node, self.otherwise)
+        return way if way in layer.ways or (way == RECORDED and layer.ways) else "wide"
 
 
 def build(trace: Trace, root: nn.Module, shared: Sequence[bool], branches: int, plan: Plan) -> Program:
@@ -247,14 +254,7 @@ class _Builder:
             form, mode = Form.LISTED, "loop"
             ref = self._emit(node, None, (self._as(subject, Form.LISTED), mode))
         else:
-            mode = (
-                "shared"
-                if shared
-                else "dense"
-                if layer.dense_elements and node.name in self.plan.dense
-                else "wide"
-            )
-            form = layer.gives
+            form, mode = layer.gives, "shared" if shared else self.plan.mode(node.name, layer)
             ref = self._emit(node, None, (self._as(subject, Form.SHARED if shared else layer.takes), mode))
         self._define(node, form, ref)
         if layer.ragged:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .layers import LAYERS, Layer, Separate
+from .layers import LAYERS, POOLS, Layer, Separate
 from .structure import owned_tensors
 
 __all__ = ["Link", "fill_branches", "fill_merged", "grow", "links", "skeleton"]
@@ -70,6 +71,9 @@ def _child(own: Sequence[nn.Module]) -> nn.Module:
     if type(first) in LAYERS:
         return LAYERS[type(first)](own)
     plain = not first._modules and not any(True for _ in owned_tensors(first))
+    if type(first) in POOLS:
+        pool: Any = first
+        return POOLS[type(first)](pool.output_size, pool.return_indices).train(pool.training)
     if type(first).__module__.startswith("torch.nn.") and plain:
         return copy.deepcopy(first)
     folder = nn.Module()

@@ -52,9 +52,16 @@ def _to_stacked(x: Any, source: Form, branches: int) -> Tensor:
     raise ValueError(f"a {source.value} value cannot be stacked")
 
 
+def _flatten_channels(x: Tensor) -> Tensor:
+    """x.flatten(1, 2), but in channels_last a batch of one keeps the stride by which convolutions know that format."""
+    if x.dim() < 4 or x.is_contiguous() or x.stride(2) != 1:
+        return x.flatten(1, 2)
+    return x.movedim((1, 2), (-2, -1)).flatten(-2).movedim(-1, 1)
+
+
 def _from_stacked(x: Tensor, target: Form) -> Any:
     if target is Form.WIDE:
-        return x.flatten(1, 2)
+        return _flatten_channels(x)
     if target is Form.BATCHED:
         return x.flatten(0, 1)
     if target is Form.LISTED:

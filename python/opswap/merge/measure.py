@@ -20,11 +20,9 @@ from .layers.conv import BranchConv
 from .program import Program, Step
 from .trace import Trace
 
-__all__ = ["MODES", "Timing", "pick_plans"]
+__all__ = ["MODES", "Timing", "convolution_calls", "measuring", "pick_plans", "time_in_turn"]
 
 MODES = ("training", "inference")
-# A block-diagonal weight of more elements is never faster: its zeros are multiplied too.
-_LARGEST_DENSE = 1 << 16
 # What another way must gain over the merged one before it is taken: timings differ by as much by themselves.
 _GAIN = 0.97
 _FEWEST_ROUNDS = 5
@@ -57,21 +55,21 @@ def pick_plans(
     twin = copy.deepcopy(root)
     twin.zero_grad()
     for mode in MODES:
-        with _mode(mode):
-            rows, loop, dense = _time_convolutions(twin, wide, enter(wide, inputs), mode, seconds / 2)
-            programs = {plan: make(plan) for plan in _plans(traced, loop, dense)}
+        with measuring(mode):
+            rows, ways = _time_convolutions(twin, wide, enter(wide, inputs), mode, seconds / 2)
+            programs = {plan: make(plan) for plan in _plans(traced, ways)}
             calls = {
                 plan.label: _call(twin, program, enter(program, inputs), mode)
                 for plan, program in programs.items()
             }
-            ms = _time_in_turn(calls, seconds / 2)
+            ms = time_in_turn(calls, seconds / 2)
             chosen = _fastest(ms)
             plan = next(p for p in programs if p.label == chosen)
             yield mode, plan, [*rows, ("", ms, chosen)]
 
 
 @contextmanager
-def _mode(mode: str) -> Iterator[None]:
+def measuring(mode: str) -> Iterator[None]:
     """Gradients on or off; the random generators are left as they were."""
     state = random.getstate()
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(mode == "training"):
@@ -79,15 +77,17 @@ def _mode(mode: str) -> Iterator[None]:
     random.setstate(state)
 
 
-def _plans(traced: Trace, loop: frozenset[str], dense: frozenset[str]) -> list[Plan]:
+def _plans(traced: Trace, ways: Mapping[str, str]) -> list[Plan]:
     """Everything merged; convolutions as measured, alone or with what follows; the loop over images; all a loop."""
     calls = {n: traced.values[n] for n in traced.graph.nodes if n.op.startswith("call")}
     images = frozenset(n.name for n, sizes in calls.items() if isinstance(sizes, tuple) and len(sizes) > 3)
     everything = frozenset(n.name for n in calls)
+    loop = frozenset(node for node, way in ways.items() if way == "loop")
+    others = frozenset((node, way) for node, way in ways.items() if way not in ("loop", "grouped"))
     plans = [
         Plan(label="wide"),
-        Plan(loop, dense, label="fastest convolutions"),
-        Plan(loop, dense, follow=bool(loop), label="fastest convolutions, loops joined"),
+        Plan(loop, others, label="fastest convolutions"),
+        Plan(loop, others, follow=bool(loop), label="fastest convolutions, loops joined"),
         Plan(images, label="loop over images"),
         Plan(everything, follow=True, label="loop"),
     ]
@@ -109,8 +109,8 @@ def _call(root: nn.Module, program: Program, values: list[Any], mode: str) -> Ca
 
 def _time_convolutions(
     root: nn.Module, program: Program, values: list[Any], mode: str, seconds: float
-) -> tuple[list[tuple[str, Mapping[str, float], str]], frozenset[str], frozenset[str]]:
-    """Rows, and the names of the convolutions that are faster in a loop or dense."""
+) -> tuple[list[tuple[str, Mapping[str, float], str]], dict[str, str]]:
+    """Rows, and the fastest way of every convolution by the name of its node."""
     seen: list[tuple[Step, Tensor]] = []
 
     def watch(step: Step, args: tuple[Any, ...]) -> None:
@@ -123,20 +123,19 @@ def _time_convolutions(
     rows, chosen = [], {}
     for step, x in seen:
         layer = root.get_submodule(".".join(step.layer))
-        ms = _time_in_turn(_ways(layer, x, mode), seconds / len(seen))
+        ms = time_in_turn(convolution_calls(layer, x, mode), seconds / len(seen))
         chosen[step.node] = _fastest(ms, "grouped")
         rows.append((".".join(step.layer), ms, chosen[step.node]))
-    loop, dense = (frozenset(n for n, way in chosen.items() if way == w) for w in ("loop", "dense"))
-    return rows, loop, dense
+    return rows, chosen
 
 
-def _ways(layer: Any, x: Tensor, mode: str) -> dict[str, Callable[[], Any]]:
+def convolution_calls(layer: Any, x: Tensor, mode: str) -> dict[str, Callable[[], Any]]:
+    """Every way to run a merged convolution on x, "grouped" first; forward and backward in training."""
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "grouped": lambda x: layer(x, "wide"),
-        "loop": lambda x: torch.cat(layer(x.chunk(layer.branches, 1), "loop"), 1),
+        "loop": lambda x: layer(x, "chunks"),
     }
-    if 0 < layer.dense_elements <= _LARGEST_DENSE:
-        ways["dense"] = lambda x: layer(x, "dense")
+    ways |= {way: lambda x, way=way: layer(x, way) for way in layer.ways if way != "chunks"}
     if mode == "inference":
         return {name: lambda way=way: way(x) for name, way in ways.items()}
     x = x.requires_grad_()
@@ -150,7 +149,7 @@ def _fastest(ms: Mapping[str, float], first: str = "wide") -> str:
     return best if ms[best] < _GAIN * ms[first] else first
 
 
-def _time_in_turn(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+def time_in_turn(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
     """Least milliseconds of each, one call after another in rounds; other work on the machine only ever adds."""
     least = dict.fromkeys(calls, float("inf"))
     for call in calls.values():

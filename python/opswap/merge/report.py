@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field
 
 from torch import nn
 
+from .costs import Choice, Site, source
 from .layers import Layer, Separate
+from .layers.conv import BranchConv
 from .measure import Timing
 from .program import Program, run_batched
 
@@ -26,13 +28,39 @@ class MergedSite:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """A convolution that runs as was recorded for the nearest sizes."""
+
+    path: str
+    site: Site
+    choice: Choice
+
+    def __str__(self) -> str:
+        s, gain = self.site, self.choice.gain
+        sizes = f"{s.branches} x ({s.in_channels}, {s.out_channels}), {s.taps} taps, {s.batch} x {s.pixels} pixels"
+        if gain is None:
+            what = "grouped (nothing like it is recorded)"
+        elif self.choice.way == "wide":
+            what = "grouped (no other way is faster)"
+        else:
+            what = f"{self.choice.way} ({gain:.2f}x over grouped)"
+        return f"{self.path:<28} {sizes}, {s.setting}: {what}"
+
+
+@dataclass(frozen=True)
 class MergeReport:
-    """Layers that were merged, modules that were kept one a branch with the reason, and what was measured."""
+    """Layers that were merged, modules that were kept one a branch with the reason, and how convolutions run.
+
+    timings: what was measured. recorded: where nothing was, what was chosen by figures recorded by `source`: "this
+    machine", a class of CPUs, or "" for nobody; for the sizes of the calls so far, or of the first guess.
+    """
 
     branches: int
     merged: list[MergedSite] = field(default_factory=list)
     kept: list[MergedSite] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
+    recorded: list[Recorded] = field(default_factory=list)
+    source: str = ""
 
     def to_json(self) -> str:
         """One object with the fields of this class."""
@@ -51,8 +79,13 @@ class MergeReport:
             lines.append(
                 f"{t.mode}, {t.elements} elements, {t.path or 'whole'}: {t.chosen} ({times} ms; {gain:.2f}x)"
             )
-        if not self.timings:
-            lines.append("not measured: everything runs merged")
+        if not self.timings and self.source:
+            lines.append(f"not measured: convolutions run by figures recorded for {self.source}")
+            lines += [f"  {r}" for r in self.recorded]
+        elif not self.timings:
+            lines.append(
+                "not measured, and nothing is recorded for this class of CPUs: everything runs merged"
+            )
         return "\n".join(lines)
 
 
@@ -75,4 +108,12 @@ def describe(
     for step in programs["training"][0][1].steps:
         if step.function is run_batched:
             merged.append(MergedSite(step.node, "call on parameters or the shared input", "torch.vmap"))
-    return MergeReport(len(skeletons), merged, kept, list(timings))
+    if timings:
+        return MergeReport(len(skeletons), merged, kept, list(timings))
+    recorded = [
+        Recorded(path, *found)
+        for path, module in root.named_modules()
+        if isinstance(module, BranchConv)
+        for found in module.choices.values()
+    ]
+    return MergeReport(len(skeletons), merged, kept, recorded=recorded, source=source())

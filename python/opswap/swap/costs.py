@@ -27,7 +27,7 @@ from opswap.doctor import cpu_model
 
 from .rules import DEFAULT, OPTIONAL, Rule
 
-__all__ = ["cache_file", "cpu_class", "gain", "losing_formats", "loss", "tune"]
+__all__ = ["cache_file", "cpu_class", "gain", "keep_gains", "kept_gains", "losing_formats", "loss", "tune"]
 
 _SHIPPED = Path(__file__).with_name("costs.json")
 _NOISE = 0.95  # a ratio above this is no loss
@@ -82,13 +82,26 @@ def tune(rules: Sequence[Rule] | None = None, *, rounds: int = 9) -> dict[str, d
             module, shapes = rule.example()
             ratios = {k: _ratio(rule, module, shapes, k, rounds) for k in _FORMATS}
             table[rule.name] = {k: ratio for k, ratio in ratios.items() if ratio is not None}
-    file = cache_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps({**_machine(), "gains": table}, indent=2))
-    partial.replace(file)
+    keep_gains(cache_file(), table)
     _read.cache_clear()
     return table
+
+
+def keep_gains(file: Path, gains: Any) -> None:
+    """Write gains as those of this machine. Raises: OSError where the folder cannot be written."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps({**_machine(), "gains": gains}, indent=2))
+    partial.replace(file)
+
+
+def kept_gains(file: Path) -> Any:
+    """What `keep_gains` wrote on this machine with this version of torch; None for everything else."""
+    try:
+        found = json.loads(file.read_text())
+        return found["gains"] if {k: found[k] for k in _machine()} == _machine() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _machine() -> dict[str, str]:
@@ -101,12 +114,9 @@ def _table() -> Table:
 
 @lru_cache(maxsize=8)
 def _read(own: Path, machine_class: str) -> Table:
-    try:
-        found = json.loads(own.read_text())
-        if {k: found[k] for k in ("cpu", "class", "torch")} == _machine():
-            return found["gains"]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    gains = kept_gains(own)
+    if gains is not None:
+        return gains
     return json.loads(_SHIPPED.read_text()).get(machine_class, {}).get("gains", {})
 
 

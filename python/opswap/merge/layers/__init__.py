@@ -7,12 +7,12 @@ from torch import nn
 
 from .attention import BranchAttention
 from .conv import BranchConv, BranchConvTranspose
-from .layer import Layer
+from .layer import RECORDED, Layer
 from .linear import BranchLinear
 from .norm import BranchBatchNorm, BranchGroupNorm, BranchInstanceNorm, BranchLayerNorm
-from .other import BranchPReLU, Separate
+from .other import BranchAdaptiveMaxPool2d, BranchPReLU, Separate
 
-__all__ = ["CHANNELWISE", "ELEMENTWISE", "LAYERS", "RANDOM", "Layer", "Separate"]
+__all__ = ["CHANNELWISE", "ELEMENTWISE", "LAYERS", "POOLS", "RANDOM", "RECORDED", "Layer", "Separate"]
 
 
 def _of_dimensions(name: str) -> list[type[nn.Module]]:
@@ -65,6 +65,7 @@ ELEMENTWISE: frozenset[type[nn.Module]] = frozenset(
 # One channel of the result depends on the same channel of the input alone, in (B, C, *).
 CHANNELWISE: frozenset[type[nn.Module]] = frozenset(
     {
+        BranchAdaptiveMaxPool2d,
         nn.FeatureAlphaDropout,
         nn.Upsample,
         *(t for name in ("MaxPool", "AvgPool", "LPPool", "Dropout") for t in _of_dimensions(name)),
@@ -73,6 +74,9 @@ CHANNELWISE: frozenset[type[nn.Module]] = frozenset(
         *(t for name in ("ReplicationPad", "CircularPad") for t in _of_dimensions(name)),
     }
 )
+
+# What stands for pools in a merged module, made from one of the branches' own.
+POOLS = {nn.AdaptiveMaxPool2d: BranchAdaptiveMaxPool2d}
 
 RANDOM: frozenset[type[nn.Module]] = frozenset(
     {nn.AlphaDropout, nn.Dropout, nn.FeatureAlphaDropout, nn.RReLU, *_of_dimensions("Dropout")}

@@ -48,7 +48,7 @@ class BranchAttention(Layer):
             return "MultiheadAttention with other arguments than (x, x, x, need_weights=False)"
         return ""
 
-    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Result:
+    def wide(self, x: Tensor, mode: str = "wide") -> Result:
         n, embed = self.branches, x.shape[-1]
         bias = None if self.in_proj_bias is None else self.in_proj_bias.view(n, 3 * embed)
         rows = grouped_linear(x.movedim(1, -2), self.in_proj_weight.view(n, 3 * embed, embed), bias)

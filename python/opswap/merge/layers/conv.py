@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Convolutions of N branches as one grouped convolution, or as one wide one of a shared input."""
+"""Convolutions of N branches as one: grouped, or wide for a shared input, or in one of several other ways."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .layer import Layer
+from ...functional import grouped_linear
+from ..costs import Choice, Site, recorded_choice
+from .layer import RECORDED, Layer
 
 __all__ = ["BranchConv", "BranchConvTranspose"]
 
@@ -22,29 +25,69 @@ _FUNCTIONS = {
     nn.ConvTranspose2d: F.conv_transpose2d,
     nn.ConvTranspose3d: F.conv_transpose3d,
 }
+# A block-diagonal weight of more elements is never faster: its zeros are multiplied too.
+_LARGEST_DENSE = 1 << 16
 
 
-class BranchConv(Layer):
-    """N convolutions: weight (N * out_channels, in_channels / groups, *kernel), bias (N * out_channels)."""
+class _Convolution(Layer):
+    """N convolutions of either direction: the first dimension of weight and bias has the branches one after another."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], *options: str) -> None:
         super().__init__(modules)
         first: Any = modules[0]
         self.function = _FUNCTIONS[type(first)]
         self.input_dims = first.weight.dim()
-        self.stride, self.padding, self.dilation = first.stride, first.padding, first.dilation
-        self.groups, self.padding_mode = first.groups, first.padding_mode
-        self.in_channels, self.out_channels = first.in_channels, first.out_channels
-        self.border = tuple(first._reversed_padding_repeated_twice)
+        for name in ("in_channels", "out_channels", "stride", "padding", "dilation", "groups", *options):
+            setattr(self, name, getattr(first, name))
         self.join(modules, "weight", "bias")
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+        raise NotImplementedError
+
+    def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
+        groups = self.groups if mode == "shared" else self.groups * self.branches
+        return self._convolve(x, self.weight, self.bias, groups)
+
+    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        tensors = zip(xs, self.pieces(self.weight), self.pieces(self.bias), strict=True)
+        return [self._convolve(x, weight, bias, self.groups) for x, weight, bias in tensors]
+
+    def extra_repr(self) -> str:
+        sizes = f"{self.branches} x ({self.in_channels}, {self.out_channels})"
+        return (
+            f"{sizes}, kernel_size={tuple(self.weight.shape[2:])}, stride={self.stride}, groups={self.groups}"
+        )
+
+
+class BranchConv(_Convolution):
+    """N convolutions: weight (N * out_channels, in_channels / groups, *kernel), bias (N * out_channels).
+
+    ways: "chunks" runs one branch after another; "dense" one convolution with zeros between the branches; "product",
+    for 1 x 1 kernels, a batched matrix product. RECORDED takes what `costs` has for the input's sizes.
+    choices: what was taken so, by those sizes.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__(modules, "padding_mode")
+        self.border = tuple(modules[0]._reversed_padding_repeated_twice)
+        self.choices: dict[tuple[Any, ...], tuple[Site, Choice]] = {}
 
     @property
     def wide_shared(self) -> bool:
         return self.groups == 1
 
     @property
-    def dense_elements(self) -> int:
-        return self.weight.numel() * self.branches if self.groups == 1 else 0
+    def ways(self) -> tuple[str, ...]:
+        if self.groups != 1:
+            return ()
+        small = self.weight.numel() * self.branches <= _LARGEST_DENSE
+        return ("chunks", *["dense"] * small, *["product"] * self._is_pointwise)
+
+    @property
+    def _is_pointwise(self) -> bool:
+        """Every pixel of the result depends on the same one of the input alone."""
+        padded = any(self.padding) if isinstance(self.padding, tuple) else False
+        return self.weight[0, 0].numel() == 1 and set(self.stride) == {1} and not padded
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         padding = self.padding
@@ -52,14 +95,31 @@ class BranchConv(Layer):
             x, padding = F.pad(x, self.border, mode=self.padding_mode), 0
         return self.function(x, weight, bias, self.stride, padding, self.dilation, groups)
 
-    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
-        if dense:
+    def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
+        if mode == RECORDED:
+            mode = self._recorded(x)
+        if mode == "dense":
             return self._convolve(x, self._block_diagonal(), self.bias, 1)
-        return self._convolve(x, self.weight, self.bias, self.groups * (1 if shared else self.branches))
+        if mode == "chunks":
+            return torch.cat(self.each(x.chunk(self.branches, 1)), 1)
+        return self._product(x) if mode == "product" else super().wide(x, mode)
 
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        tensors = zip(xs, self.pieces(self.weight), self.pieces(self.bias), strict=True)
-        return [self._convolve(x, weight, bias, self.groups) for x, weight, bias in tensors]
+    def _recorded(self, x: Tensor) -> str:
+        if torch.compiler.is_compiling() or not self.ways:
+            return "wide"
+        key = (x.shape, _channels_innermost(x), torch.is_grad_enabled(), torch.get_num_threads())
+        if key not in self.choices:
+            site = Site(
+                self.weight[0, 0].numel(),
+                self.in_channels,
+                self.out_channels,
+                self.branches,
+                x.shape[0],
+                math.prod(x.shape[2:]),
+                *key[1:],
+            )
+            self.choices[key] = site, recorded_choice(site, self.ways)
+        return self.choices[key][1].way
 
     def _block_diagonal(self) -> Tensor:
         """(N * out, N * in, *kernel), zero where the input is another branch's."""
@@ -69,31 +129,38 @@ class BranchConv(Layer):
         whole = blocks.unsqueeze(2) * own
         return whole.reshape(n * self.out_channels, n * self.in_channels, *kernel)
 
-    def extra_repr(self) -> str:
-        sizes = f"{self.branches} x ({self.in_channels}, {self.out_channels})"
-        return f"{sizes}, stride={self.stride}, groups={self.groups}"
+    def _product(self, x: Tensor) -> Tensor:
+        sizes = self.branches, self.out_channels
+        weight = self.weight.view(*sizes, self.in_channels)
+        bias = None if self.bias is None else self.bias.view(sizes)
+        if _channels_innermost(x):
+            pixels = x.movedim(1, -1)
+            rows = pixels.flatten(0, -2).unflatten(1, (self.branches, self.in_channels))
+            output = grouped_linear(rows, weight, bias).flatten(1)
+            return output.view(*pixels.shape[:-1], output.shape[1]).movedim(-1, 1)
+        columns = x.unflatten(1, (self.branches, self.in_channels)).flatten(3)
+        if len(columns) > 1:
+            output = torch.matmul(weight, columns)
+            output = output if bias is None else output + bias.unsqueeze(2)
+        elif bias is None:
+            output = torch.bmm(weight, columns[0])
+        else:
+            output = torch.baddbmm(bias.unsqueeze(2), weight, columns[0])
+        return output.view(x.shape[0], self.weight.shape[0], *x.shape[2:])
 
 
-class BranchConvTranspose(Layer):
+class BranchConvTranspose(_Convolution):
     """N transposed convolutions: weight (N * in_channels, out_channels / groups, *kernel)."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        super().__init__(modules)
-        first: Any = modules[0]
-        self.function = _FUNCTIONS[type(first)]
-        self.input_dims = first.weight.dim()
-        self.stride, self.padding, self.dilation = first.stride, first.padding, first.dilation
-        self.output_padding, self.groups = first.output_padding, first.groups
-        self.join(modules, "weight", "bias")
+        super().__init__(modules, "output_padding")
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         return self.function(
             x, weight, bias, self.stride, self.padding, self.output_padding, groups, self.dilation
         )
 
-    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
-        return self._convolve(x, self.weight, self.bias, self.groups * self.branches)
 
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        tensors = zip(xs, self.pieces(self.weight), self.pieces(self.bias), strict=True)
-        return [self._convolve(x, weight, bias, self.groups) for x, weight, bias in tensors]
+def _channels_innermost(x: Tensor) -> bool:
+    """True for channels_last memory, of any number of dimensions."""
+    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()

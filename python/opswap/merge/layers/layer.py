@@ -10,7 +10,10 @@ from torch import Tensor, fx, nn
 
 from ..forms import Form
 
-__all__ = ["Layer", "joined"]
+__all__ = ["RECORDED", "Layer", "joined"]
+
+# The mode that takes one of a layer's ways by recorded figures.
+RECORDED = "recorded"
 
 
 class Layer(nn.Module):
@@ -20,7 +23,7 @@ class Layer(nn.Module):
     wide_shared: a shared input is read as it is by `wide`, without N copies of it.
     input_dims: dimensions of a branch's input, None for any. ragged: branches differ in their numbers of features.
     many_arguments: calls have more arguments than the input, which `refusal` looks at.
-    dense_elements: elements of the weight with the zeros between the branches, 0 where there is no such form.
+    ways: modes of `wide` beside "wide" that read and give the same tensors.
     """
 
     takes = Form.WIDE
@@ -29,7 +32,7 @@ class Layer(nn.Module):
     input_dims: int | None = None
     many_arguments = False
     ragged = False
-    dense_elements = 0
+    ways: tuple[str, ...] = ()
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -41,8 +44,8 @@ class Layer(nn.Module):
         """Why this layer cannot stand for such modules, or for such calls of them; "" where it can."""
         return ""
 
-    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
-        """All branches at once; x in the form `takes`, or SHARED where shared is set."""
+    def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
+        """All branches at once; x in the form `takes`, or SHARED in the mode "shared"."""
         raise NotImplementedError
 
     def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
@@ -50,10 +53,8 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor | Sequence[Tensor], mode: str = "wide") -> Tensor | list[Tensor]:
-        """mode: "wide", "shared", "dense" or "loop"; for the last, x is one tensor a branch."""
-        if mode == "loop":
-            return self.each(x)
-        return self.wide(x, shared=mode == "shared", dense=mode == "dense")
+        """mode: "wide", "shared", one of `ways` or RECORDED, or "loop", for which x is one tensor a branch."""
+        return self.each(x) if mode == "loop" else self.wide(x, mode)
 
     def pieces(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
         """A joined tensor cut into those of the branches."""

@@ -38,8 +38,8 @@ class BranchLinear(Layer):
     def pieces(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
         return (None,) * self.branches if tensor is None else tensor.split(self.sections)
 
-    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
-        if shared:
+    def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
+        if mode == "shared":
             y = F.linear(x, self.weight, self.bias)
             return y if self.ragged else self._stacked(y.unflatten(-1, (self.branches, self.sections[0])))
         x = x.movedim(1, -2)

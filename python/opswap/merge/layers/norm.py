@@ -46,7 +46,7 @@ class BranchBatchNorm(Layer):
     def _of_batch(self) -> bool:
         return self.training or self.running_mean is None
 
-    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
+    def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
         momentum = self._count()
         tensors = self.running_mean, self.running_var, self.weight, self.bias
         return F.batch_norm(x, *tensors, self._of_batch, momentum, self.eps)
@@ -74,7 +74,7 @@ class BranchInstanceNorm(Layer):
         of_input = self.training or not self.track_running_stats
         return F.instance_norm(x, mean, var, weight, bias, of_input, self.momentum, self.eps)
 
-    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
+    def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
         return self._normalise(x, self.running_mean, self.running_var, self.weight, self.bias)
 
     def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
@@ -91,7 +91,7 @@ class BranchGroupNorm(Layer):
         self.num_groups, self.eps = first.num_groups, first.eps
         self.join(modules, "weight", "bias")
 
-    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
+    def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
         return F.group_norm(x, self.num_groups * self.branches, self.weight, self.bias, self.eps)
 
     def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
@@ -112,7 +112,8 @@ class BranchLayerNorm(Layer):
         self.normalized_shape, self.eps = tuple(first.normalized_shape), first.eps
         self.join(modules, "weight", "bias")
 
-    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
+    def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
+        shared = mode == "shared"
         y = F.layer_norm(x.unsqueeze(1) if shared else x, self.normalized_shape, eps=self.eps)
         between = y.dim() - 2 - len(self.normalized_shape)
         sizes = (self.branches, *(1,) * between, *self.normalized_shape)

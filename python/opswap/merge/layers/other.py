@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Layers with a slope a channel, and modules that stay one a branch."""
+"""Layers with a slope a channel, global max pools, and modules that stay one a branch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...functional import adaptive_max_pool2d
 from .layer import Layer
 
-__all__ = ["BranchPReLU", "Separate"]
+__all__ = ["BranchAdaptiveMaxPool2d", "BranchPReLU", "Separate"]
 
 
 class BranchPReLU(Layer):
@@ -21,11 +22,21 @@ class BranchPReLU(Layer):
         super().__init__(modules)
         self.join(modules, "weight")
 
-    def wide(self, x: Tensor, shared: bool = False, dense: bool = False) -> Tensor:
+    def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
         return F.prelu(x, self.weight.repeat_interleave(x.shape[1] // self.weight.numel()))
 
     def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
         return [F.prelu(x, weight) for x, weight in zip(xs, self.pieces(self.weight), strict=True)]
+
+
+class BranchAdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
+    """One for all branches; to a size of 1, planes are read by opswap's kernel, which finds the same elements."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        one = self.output_size in (1, (1, 1)) and not self.return_indices
+        if one and input.dim() == 4 and input.is_contiguous():
+            return adaptive_max_pool2d(input, 1)
+        return super().forward(input)
 
 
 class Separate(nn.ModuleList):
