@@ -189,6 +189,25 @@ def test_full_trains_longer_and_asks_for_nine_in_ten(tmp_path: Path) -> None:
     assert (usual.min_accuracy, full.min_accuracy) == (0.0, 90.0)
 
 
+def test_predicts_with_the_average_where_one_is_kept() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    learner = Learner("averaged", model, nn.functional.cross_entropy, steps=4, learning_rate=0.1)
+    learner.keep_average(0.75)
+    states = []
+    for _ in range(3):
+        learner.step(torch.randn(8, 3), torch.randint(2, (8,)))
+        states.append(copy.deepcopy(model.state_dict()))
+    first, second, third = states
+    averaged = copy.deepcopy(model).eval()
+    averaged.load_state_dict(
+        {k: 0.75 * (0.75 * first[k] + 0.25 * second[k]) + 0.25 * third[k] for k in third}
+    )
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(learner.predict(x), averaged(x))
+    assert not torch.allclose(averaged(x), copy.deepcopy(model).eval()(x))
+
+
 def test_going_on_keeps_the_optimizer_and_the_schedule() -> None:
     batches = [(torch.randn(4, 2), torch.tensor([0, 1, 0, 1])) for _ in range(5)]
     whole, start = (

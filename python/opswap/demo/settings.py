@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["DemoError", "Settings"]
 
-_STEPS, _FULL_STEPS = 200, 800
+_STEPS, _FULL_STEPS = 200, 1200
 
 
 class DemoError(Exception):

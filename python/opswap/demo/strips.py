@@ -28,7 +28,6 @@ LENGTH = 7
 BLANK = CLASSES
 _HEIGHT, _WIDTH = 24, 94
 _DIGIT_HEIGHT, _DIGIT_WIDTH = 18, 12
-_DISTORTION = 0.1
 # Maps brightness 0 to 1 to about mean 0 and variance 1.
 _MEAN, _DEVIATION = 0.4, 0.3
 
@@ -80,11 +79,13 @@ def _positions(count: int, generator: torch.Generator) -> Tensor:
     return (rows * _WIDTH + columns).flatten(1)
 
 
-def batches(digits: Digits, batch_size: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    digits: Digits, batch_size: int, steps: int, seed: int, distortion: float = 0.1
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Strips of training digits, new ones, newly distorted, in every batch."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        yield compose(digits.train_images, digits.train_labels, batch_size, generator, _DISTORTION)
+        yield compose(digits.train_images, digits.train_labels, batch_size, generator, distortion)
 
 
 def held_out(digits: Digits, count: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import opswap
 
@@ -75,6 +76,7 @@ class Learner:
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
             self._optimizer, max_lr=learning_rate, total_steps=steps
         )
+        self._average: AveragedModel | None = None
 
     def step(self, inputs: Tensor, targets: Tensor) -> None:
         """One training step; converting the inputs to the memory format is not part of its time."""
@@ -87,13 +89,20 @@ class Learner:
         self._schedule.step()
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(loss.item())
+        if self._average is not None:
+            self._average.update_parameters(self.model)
+
+    def keep_average(self, decay: float) -> None:
+        """From here on, predict with a moving average of the parameters and buffers after each step."""
+        self._average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """The model's outputs in inference mode."""
-        self.model.eval()
+        """The outputs of the model, or of the average, in inference mode."""
+        model = self._average or self.model
+        model.eval()
         with torch.inference_mode():
-            outputs = self.model(inputs.contiguous(memory_format=self.memory_format))
-        self.model.train()
+            outputs = model(inputs.contiguous(memory_format=self.memory_format))
+        model.train()
         return outputs
 
     def going_on(self, name: str, memory_format: torch.memory_format) -> Learner:
