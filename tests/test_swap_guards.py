@@ -17,6 +17,7 @@ from spellings.guards import (
     FunctionalDropout,
     ModeDependent,
     NumberOfSize,
+    NumbersFurtherDown,
     Only,
     Strided,
     Training,
@@ -96,6 +97,15 @@ class TestAtTheDoor:
         assert not report.swapped and "pass example_inputs" in report.kept[0].reason
         model = swapped(stock, example_inputs=(images(),))
         for size, missed in (((2, 12, 4, 8), 0), ((5, 12, 4, 8), 0), ((2, 12, 5, 8), 1)):
+            x = images(*size)
+            assert torch.equal(model(x), stock(x)) and originals() == missed
+
+    def test_numbers_further_down_need_them_too(self) -> None:
+        stock = NumbersFurtherDown()
+        report = opswap.scan(stock)
+        assert not report.swapped and "pass example_inputs" in report.kept[0].reason
+        model = swapped(stock, example_inputs=(images(),))
+        for size, missed in (((2, 12, 4, 8), 0), ((3, 12, 4, 8), 1), ((2, 12, 5, 9), 1)):
             x = images(*size)
             assert torch.equal(model(x), stock(x)) and originals() == missed
 

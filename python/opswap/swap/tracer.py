@@ -168,6 +168,7 @@ class Tracer(fx.Tracer):
         self.modes = _modes()
         self.thread = threading.get_ident()
         self.answered: dict[str, bool | int] = {}
+        self.hinting = False  # modules are called on tensors, for a hint
 
     def refuse(self, reason: str) -> CaptureError:
         """Remember the first refusal: the forward itself may catch the exception."""
@@ -198,7 +199,7 @@ class Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if threading.get_ident() != self.thread or self.is_passing(m):
+        if self.hinting or threading.get_ident() != self.thread or self.is_passing(m):
             return forward(*args, **kwargs)
         self.owners.append(self.path_of_module(m))
         try:
@@ -296,12 +297,21 @@ class Tracer(fx.Tracer):
             return torch.Tensor
         raise self.refuse(f"the type of a result is asked for at {self.inspect_frames()}")
 
+    def _hint(self, node: fx.Node) -> Any:
+        if self.hints is None:
+            return None
+        self.hinting = True
+        try:
+            return self.hints.value(node)
+        finally:
+            self.hinting = False
+
     def _decide(self, node: fx.Node, kind: type, guesses: tuple[bool | int, ...]) -> bool | int:
         key = f"{kind.__name__} {_expression(node)}"
         if key in self.answered:
             return self.answered[key]
         place = len(self.decisions)
-        hint = self.hints.value(node) if self.hints is not None else None
+        hint = self._hint(node)
         if place < len(self.script):
             answer = self.script[place]
         elif hint is not None:
