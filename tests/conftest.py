@@ -24,6 +24,15 @@ def tier(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, so that sums do not depend on how work is divided."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
     """Seed every random generator from the test's name; a failing test shows the number in its output."""

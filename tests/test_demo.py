@@ -3,7 +3,6 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,19 +21,13 @@ from opswap.demo.lprnet import LPRNetTask
 from opswap.demo.shufflenet import ShuffleNetTask
 from opswap.demo.training import Learner, check_equal_parameters, in_turn, swap_exactly, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 _QUICK = ["--threads", "1", "--rounds", "0", "--epochs", "1", "--image-size", "32", "--min-accuracy", "0"]
 _QUICK += ["--compared-steps", "1"]
 _SHUFFLENET = [*_QUICK, "--only", "shufflenet", "--batch-size", "479"]
 _LPRNET = [*_QUICK, "--only", "lprnet", "--batch-size", "2", "--steps", "3"]
 _PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

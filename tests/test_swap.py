@@ -9,7 +9,6 @@ import io
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 from unittest import mock
 
 import pytest
@@ -21,18 +20,12 @@ from opswap.models import ShuffleNetV2, shufflenet_v2_x0_5, shufflenet_v2_x1_0
 from spellings import Shuffle, Split, Wrapped, by_size
 from step import assert_equal, outputs_and_gradients
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STAGES = ("stage2", "stage3", "stage4")
 CHANNELS = (24, 48, 96, 192, 128)
 SHUFFLES = 7
 SITES = SHUFFLES + 1  # and the pool of the stem
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import copy
 import io
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,15 +21,9 @@ from opswap.models import LPRNet, ShuffleNetV2, shufflenet_v2_x1_0
 from step import outputs_and_gradients
 from test_swap_pool import PublishedLPRNet
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZE = (4, 6, 5, 7)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Pair(nn.Module):
@@ -438,74 +432,6 @@ class TestChangesAfterTheSwap:
             converted = nn.SyncBatchNorm.convert_sync_batchnorm(opswap.swap(copy.deepcopy(stock)))
             assert sum(type(m) is nn.SyncBatchNorm for m in converted.modules()) > 5
             torch.testing.assert_close(converted(x), stock(x), rtol=1e-4, atol=1e-5)
-
-
-class TestInPlace:
-    """Inference writes over the convolution's output where nobody else can hold it."""
-
-    def storage(self, model: nn.Module, x: Tensor) -> bool:
-        """True where the result lies where the convolution's output lay."""
-        outputs: list[int] = []
-        plain = type(model[0])._conv_forward
-
-        def remember(self: nn.Conv2d, *args: Tensor) -> Tensor:
-            y = plain(self, *args)
-            outputs.append(y.data_ptr())
-            return y
-
-        type(model[0])._conv_forward = remember
-        try:
-            return model(x).data_ptr() == outputs[0]
-        finally:
-            type(model[0])._conv_forward = plain
-
-    def model(self, *after: nn.Module) -> nn.Module:
-        return opswap.swap(
-            nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), *(after or (nn.ReLU(),)))
-        ).eval()
-
-    @pytest.mark.parametrize("after", [nn.ReLU(), nn.Flatten(0, 0)], ids=["activation", "alone"])
-    def test_where_nothing_needs_a_gradient(self, after: nn.Module) -> None:
-        model, x = self.model(after), torch.randn(SIZE)
-        with torch.no_grad():
-            assert self.storage(model, x)
-        with torch.inference_mode():
-            assert self.storage(model, x)
-        assert not self.storage(model, x)
-
-    def test_alone_it_equals_torch_up_to_rounding(self) -> None:
-        stock = nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.Sigmoid())
-        x = torch.randn(SIZE)
-        stock(x)
-        model = opswap.swap(copy.deepcopy(stock.eval()))
-        opswap.reset_stats()
-        with torch.no_grad():
-            torch.testing.assert_close(model(x), stock(x))
-            assert opswap.stats()["kernel"] == {"batch_norm_act": 1}
-        assert torch.equal(model(x), stock(x))
-
-    @pytest.mark.parametrize("after", [nn.ReLU(), nn.Flatten(0, 0)], ids=["activation", "alone"])
-    def test_not_with_a_hook_that_sees_the_output(self, after: nn.Module) -> None:
-        model, x = self.model(after), torch.randn(SIZE)
-        kept: list[Tensor] = []
-        model[0].register_forward_hook(lambda m, args, y: kept.append(y))
-        with torch.no_grad():
-            model(x)
-            assert torch.equal(kept[0], F.conv2d(x, model[0].weight, model[0].bias))
-
-    def test_not_where_the_output_is_used_again(self) -> None:
-        stock = Pair(lambda m, x: (lambda y: F.relu(m.norm(y)) + y)(m.conv(x)))
-        model = opswap.swap(copy.deepcopy(stock))
-        assert "inplace=owned" not in model.opswap_code
-        check(model, stock, torch.randn(SIZE))
-
-    def test_input_of_the_model_is_left_alone(self) -> None:
-        model = opswap.swap(nn.Sequential(nn.BatchNorm2d(6), nn.ReLU())).eval()
-        x = torch.randn(SIZE)
-        before = x.clone()
-        with torch.no_grad():
-            model(x)
-        assert torch.equal(x, before)
 
 
 def _train(rank: int, rendezvous: str, path: str) -> None:

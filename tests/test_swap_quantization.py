@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,15 +14,10 @@ from spellings import SPELLINGS, Shuffle, Spelling, Split, by_size
 from step import assert_equal, outputs_and_gradients
 
 quantization = pytest.importorskip("torch.ao.quantization")
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*:DeprecationWarning"),
+]
 
 
 def qat(model: nn.Module) -> nn.Module:
