@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* What max_backward over planes needs for windows of two or three rows and columns whatever the
- * dtype; included by pool_avx2_backward.c inside its target region. */
+/* What max and its backward over planes need for windows of two or three rows and columns whatever
+ * the dtype; included inside a target region. Both work on two lines at a time, and read whole
+ * vectors where the rows lie, up to BEYOND elements outside. */
 
-enum { MAX_LINE = 2048, BEYOND = 2 * LANES, MAX_MET = 4 };
+enum { MAX_LINE = 4096, BEYOND = 3 * LANES, MAX_MET = 4, MAX_ROWS = 5 };
 
 /* How the windows lie along one dimension: window o of a block meets position s of the block with
  * its tap `tap` + s - o * stride, if it has that tap. */
@@ -47,27 +48,18 @@ static inline bool fits_lines(const osw_pool *pool)
     const osw_pool_dim *dims = pool->dims;
     return !pool->wide && dims[DEPTH].kernel == 1 && dims[HEIGHT].dilation == 1 &&
            dims[WIDTH].dilation == 1 && dims[WIDTH].output <= MAX_LINE &&
-           dims[WIDTH].input <= 2 * MAX_LINE;
+           dims[WIDTH].input <= MAX_LINE;
 }
 
-/* Elements from the base to the end of the last plane. */
-static inline int64_t extent_of(const osw_pool *pool, const osw_pool_tensor *t)
+/* Rows of a slice at element `at`, each with BEYOND elements on either side within a tensor of
+ * `extent` elements. */
+static inline osw_range readable_rows(int64_t at, int64_t extent, int64_t height, int64_t width)
 {
-    return osw_place(t, pool->images - 1, pool->channels - 1, osw_output_plane(pool));
-}
-
-/* Rows of the slice of the output at `at`, around which whole vectors can be read within `extent`
- * elements. */
-static inline osw_range readable_rows(const osw_pool *pool, int64_t at, int64_t extent)
-{
-    const osw_pool_dim *dim = &pool->dims[WIDTH];
-    const int64_t height = pool->dims[HEIGHT].output, width = dim->output;
-    const int64_t behind = osw_max(dim->input / dim->stride - width, 0) + BEYOND;
-    if (at >= BEYOND && at + height * width + behind <= extent)
+    if (at >= BEYOND && at + height * width + BEYOND <= extent)
         return (osw_range){0, height};
     return (osw_range){
         .first = osw_ceil_div(BEYOND - at, width),
-        .end = osw_min(height, osw_max(extent - behind - at, 0) / width),
+        .end = osw_min(height, osw_max(extent - BEYOND - at, 0) / width),
     };
 }
 
@@ -80,4 +72,13 @@ OSW_INLINE __m256 columns_within(int64_t at, int64_t width)
     const int64_t behind = osw_min(osw_max(at + LANES - width, 0), LANES);
     return _mm256_castsi256_ps(
         _mm256_and_si256(load_ints(ramp + LANES - before), load_ints(ramp + LANES + behind)));
+}
+
+/* `size` bytes, `whole` in the calls that matter: no call of memcpy for these. */
+OSW_INLINE void copy_part(void *to, const void *from, size_t size, const size_t whole)
+{
+    if (size == whole)
+        memcpy(to, from, whole);
+    else
+        memcpy(to, from, size);
 }

@@ -6,6 +6,8 @@
  * once, where they lie. Rows that are not there are read as zeros, what lies beyond the ends of a
  * row is masked. */
 
+
+
 /* The rows of the output that meet two lines. */
 typedef struct LOCAL(met) {
     const ELEMENT *gradient[MAX_MET];
@@ -21,7 +23,7 @@ typedef struct LOCAL(slice) {
     osw_range readable;
     ELEMENT copied[MAX_MET][MAX_LINE + 2 * BEYOND];
     uint8_t copied_offsets[MAX_MET][MAX_LINE + 2 * BEYOND];
-    ELEMENT unwanted[2 * MAX_LINE + 2 * BEYOND]; /* a line of the input */
+    ELEMENT unwanted[MAX_LINE]; /* a line of the input */
 } LOCAL(slice);
 
 OSW_INLINE void LOCAL(meet_row)(LOCAL(slice) * slice, int64_t h, int r, LOCAL(met) * met)
@@ -154,6 +156,12 @@ OSW_INLINE void LOCAL(slice_lines)(LOCAL(slice) * slice, const osw_pool *pool, i
     }
 }
 
+/* Elements from the base to the end of the last plane. */
+static inline int64_t LOCAL(extent_of)(const osw_pool *pool, const osw_pool_tensor *t)
+{
+    return osw_place(t, pool->images - 1, pool->channels - 1, osw_output_plane(pool));
+}
+
 /* Begin with the output slice that a slice of the input belongs to. False where sums of its
  * gradients need more care. */
 OSW_INLINE bool LOCAL(find_slice)(LOCAL(slice) * slice, const osw_pool *pool, int64_t image,
@@ -162,8 +170,8 @@ OSW_INLINE bool LOCAL(find_slice)(LOCAL(slice) * slice, const osw_pool *pool, in
     const int64_t position = osw_output_position(pool, depth, 0, 0);
     const int64_t gradient = osw_place(&pool->grad_output, image, channel, position);
     const int64_t offsets = osw_place(&pool->offsets, image, channel, position);
-    const osw_range a = readable_rows(pool, gradient, extent_of(pool, &pool->grad_output));
-    const osw_range b = readable_rows(pool, offsets, extent_of(pool, &pool->offsets));
+    const osw_range a = readable_rows(gradient, LOCAL(extent_of)(pool, &pool->grad_output), slice->height, slice->width);
+    const osw_range b = readable_rows(offsets, LOCAL(extent_of)(pool, &pool->offsets), slice->height, slice->width);
     slice->gradient = (const ELEMENT *)pool->grad_output.base + gradient;
     slice->offsets = (const uint8_t *)pool->offsets.base + offsets;
     slice->readable = (osw_range){osw_max(a.first, b.first), osw_min(a.end, b.end)};

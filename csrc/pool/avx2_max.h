@@ -6,3 +6,5 @@
 
 #include "pool/avx2_pixels.h"
 #include "pool/avx2_planes.h"
+
+#include "pool/avx2_lines_max.h"

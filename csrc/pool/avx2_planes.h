@@ -151,12 +151,8 @@ OSW_INLINE void LOCAL(plane_rows)(osw_strip *strip, const osw_pool *pool, osw_ro
     }
 }
 
-static void KERNEL(max_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+static void LOCAL(max_strips)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_strip(pool)) {
-        fallback[OSW_POOL_ID_OF(max_planes)](pool, begin, end);
-        return;
-    }
     osw_strip strip;
     strip.first = -1;
     const int64_t rows = pool->dims[DEPTH].output * pool->dims[HEIGHT].output;

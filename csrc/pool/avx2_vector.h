@@ -90,6 +90,31 @@ OSW_INLINE void take(osw_best *best, __m256 value, __m256i tap, const bool with_
             _mm256_blendv_ps(_mm256_castsi256_ps(best->tap), _mm256_castsi256_ps(tap), wins));
 }
 
+/* Lanes in the order 0 1 4 5 2 3 6 7 put in order. */
+OSW_INLINE void in_order(osw_best *best)
+{
+    best->value = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(best->value), 0xd8));
+    best->tap = _mm256_permute4x64_epi64(best->tap, 0xd8);
+}
+
+/* The greater of two numbers, of two zeros the first. */
+OSW_INLINE __m256 max_first(__m256 first, __m256 second)
+{
+    return _mm256_max_ps(second, first);
+}
+
+OSW_INLINE __m256i same_lanes(__m256 a, __m256 b)
+{
+    return _mm256_cmpeq_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b));
+}
+
+/* a where the mask is set, else b. */
+OSW_INLINE __m256i choose(__m256i mask, __m256i a, __m256i b)
+{
+    return _mm256_castps_si256(_mm256_blendv_ps(
+        _mm256_castsi256_ps(b), _mm256_castsi256_ps(a), _mm256_castsi256_ps(mask)));
+}
+
 OSW_INLINE void store_taps(uint8_t *p, __m256i tap)
 {
     const __m128i narrow = narrow_16(tap);

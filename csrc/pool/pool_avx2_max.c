@@ -19,6 +19,8 @@ OSW_TARGET_BEGIN_AVX2
 #    include "core/avx2_half.h"
 #    include "pool/avx2_vector.h"
 
+#    include "pool/avx2_lines.h"
+
 #    include "pool/avx2_reduce.h"
 #    include "pool/avx2_rows.h"
 #    include "pool/avx2_strip.h"
