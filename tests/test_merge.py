@@ -32,9 +32,9 @@ def test_same_as_the_loop(name: str, shared: bool, seed: int) -> None:
             check_step(merged, modules, xs, shared)
 
 
-@pytest.mark.parametrize("label", ["loop", "loop_images", "dense", "follow"])
+@pytest.mark.parametrize("label", ["loop", "loop_images", "follow", "chunks", "dense", "product", "recorded"])
 @pytest.mark.parametrize(
-    "name", ["bottleneck", "basic_down", "shuffle", "attention", "norms", "head", "parameters"]
+    "name", ["bottleneck", "basic_down", "shuffle", "attention", "norms", "head", "parameters", "conv3d"]
 )
 def test_every_way_to_run_is_the_same(name: str, label: str, seed: int) -> None:
     modules = [without_dropout(m) for m in make(name, 3)]
@@ -47,12 +47,20 @@ def test_every_way_to_run_is_the_same(name: str, label: str, seed: int) -> None:
     plans = {
         "loop": Plan(everything, follow=True),
         "loop_images": Plan(images),
-        "dense": Plan(dense=convolutions),
         "follow": Plan(frozenset(sorted(convolutions)[:1]), follow=True),
     }
-    program = build(traced, merged, (True,), 3, plans[label])
+    program = build(traced, merged, (True,), 3, plans.get(label, Plan(otherwise=label)))
     merged._merge.programs = {mode: [(0, program)] for mode in merged._merge.programs}
-    check_step(merged, modules, [example(name)], True)
+    for batch in (1, 3):
+        x = example(name, batch)
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            if batch == 1 and name in ("norms", "head"):
+                continue  # one value a channel cannot be normalised
+            if x.dim() == 4:
+                x = x.contiguous(memory_format=memory_format)
+            for m in (merged, *modules):
+                m.zero_grad()
+            check_step(merged, modules, [x], True)
 
 
 @pytest.mark.parametrize("number", [1, 2, 12])

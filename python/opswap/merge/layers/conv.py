@@ -139,7 +139,7 @@ class BranchConv(_Convolution):
             output = grouped_linear(rows, weight, bias).flatten(1)
             return output.view(*pixels.shape[:-1], output.shape[1]).movedim(-1, 1)
         columns = x.unflatten(1, (self.branches, self.in_channels)).flatten(3)
-        if len(columns) > 1:
+        if len(columns) != 1:
             output = torch.matmul(weight, columns)
             output = output if bias is None else output + bias.unsqueeze(2)
         elif bias is None:
