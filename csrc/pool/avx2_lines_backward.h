@@ -6,8 +6,6 @@
  * once, where they lie. Rows that are not there are read as zeros, what lies beyond the ends of a
  * row is masked. */
 
-
-
 /* The rows of the output that meet two lines. */
 typedef struct LOCAL(met) {
     const ELEMENT *gradient[MAX_MET];
@@ -170,8 +168,10 @@ OSW_INLINE bool LOCAL(find_slice)(LOCAL(slice) * slice, const osw_pool *pool, in
     const int64_t position = osw_output_position(pool, depth, 0, 0);
     const int64_t gradient = osw_place(&pool->grad_output, image, channel, position);
     const int64_t offsets = osw_place(&pool->offsets, image, channel, position);
-    const osw_range a = readable_rows(gradient, LOCAL(extent_of)(pool, &pool->grad_output), slice->height, slice->width);
-    const osw_range b = readable_rows(offsets, LOCAL(extent_of)(pool, &pool->offsets), slice->height, slice->width);
+    const osw_range a = readable_rows(gradient, LOCAL(extent_of)(pool, &pool->grad_output),
+                                      slice->height, slice->width);
+    const osw_range b =
+        readable_rows(offsets, LOCAL(extent_of)(pool, &pool->offsets), slice->height, slice->width);
     slice->gradient = (const ELEMENT *)pool->grad_output.base + gradient;
     slice->offsets = (const uint8_t *)pool->offsets.base + offsets;
     slice->readable = (osw_range){osw_max(a.first, b.first), osw_min(a.end, b.end)};

@@ -6,8 +6,6 @@
  * reduced along the width, then these are compared, all in registers. A NaN is found, not followed:
  * what has one is done again by the general code. */
 
-
-
 /* Rows of the input that two lines of the output read, with the first tap of each in the window of
  * the first line. Where the first row is not there, the second is read twice: it cannot win again,
  * and a window starts with a tap that it has. */
@@ -16,7 +14,8 @@ typedef struct LOCAL(read) {
     int32_t tap[MAX_ROWS];
 } LOCAL(read);
 
-/* One slice of one plane. Rows outside `readable` are copied, as nothing may be read around them. */
+/* One slice of one plane. Rows outside `readable` are copied, as nothing may be read around them.
+ */
 typedef struct LOCAL(input_slice) {
     const ELEMENT *input;
     int64_t height, width; /* of the input */
@@ -118,8 +117,7 @@ OSW_INLINE void LOCAL(max_windows)(const LOCAL(read) * read, int64_t column, con
         if (rows.kernel == 3)
             lines[l].value = max_first(lines[l].value, of[2].value);
         for (int k = rows.kernel - 2; with_taps && k >= 0; k--)
-            lines[l].tap =
-                choose(same_lanes(of[k].value, lines[l].value), of[k].tap, lines[l].tap);
+            lines[l].tap = choose(same_lanes(of[k].value, lines[l].value), of[k].tap, lines[l].tap);
         if (columns.stride == 2)
             in_order(&lines[l]);
     }
@@ -128,8 +126,8 @@ OSW_INLINE void LOCAL(max_windows)(const LOCAL(read) * read, int64_t column, con
     if (!with_taps)
         return;
     store_taps(taps0, lines[0].tap);
-    store_taps(taps1, _mm256_sub_epi32(lines[1].tap,
-                                       _mm256_set1_epi32(rows.stride * columns.kernel)));
+    store_taps(taps1,
+               _mm256_sub_epi32(lines[1].tap, _mm256_set1_epi32(rows.stride * columns.kernel)));
 }
 
 /* Where two lines of the output go. */
@@ -172,7 +170,8 @@ OSW_INLINE void LOCAL(max_two)(const LOCAL(read) * read, int64_t width, int64_t 
         LOCAL(max_edge)(read, width, padding, to, at, sum, rows, columns, with_taps);
         at += LANES;
     }
-    for (int r = 0; inner > 0 && r < rows.kernel + rows.stride; r++) /* as no other window begins there */
+    for (int r = 0; inner > 0 && r < rows.kernel + rows.stride;
+         r++) /* as no other window begins there */
         *sum = _mm256_add_ps(*sum, LOAD8(read->row[r] + width - LANES));
     for (; at < inner; at += LANES)
         LOCAL(max_windows)
@@ -228,8 +227,9 @@ OSW_INLINE void LOCAL(max_lines)(const osw_pool *pool, int64_t begin, int64_t en
     for (int64_t unit = begin; unit < end;) {
         const osw_row row = osw_output_row(pool, pool->channels, unit);
         const int64_t to = osw_min(row.height + end - unit, dims[HEIGHT].output);
-        const int64_t at = osw_place(&pool->input, row.image, row.channel * pool->channel_step,
-                                     osw_input_position(pool, row.depth * dims[DEPTH].stride, 0, 0));
+        const int64_t at =
+            osw_place(&pool->input, row.image, row.channel * pool->channel_step,
+                      osw_input_position(pool, row.depth * dims[DEPTH].stride, 0, 0));
         const int64_t position = osw_output_position(pool, row.depth, 0, 0);
         ELEMENT *y = (ELEMENT *)pool->output.base +
                      osw_place(&pool->output, row.image, row.channel, position);

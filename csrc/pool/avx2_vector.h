@@ -111,8 +111,8 @@ OSW_INLINE __m256i same_lanes(__m256 a, __m256 b)
 /* a where the mask is set, else b. */
 OSW_INLINE __m256i choose(__m256i mask, __m256i a, __m256i b)
 {
-    return _mm256_castps_si256(_mm256_blendv_ps(
-        _mm256_castsi256_ps(b), _mm256_castsi256_ps(a), _mm256_castsi256_ps(mask)));
+    return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(b), _mm256_castsi256_ps(a),
+                                                _mm256_castsi256_ps(mask)));
 }
 
 OSW_INLINE void store_taps(uint8_t *p, __m256i tap)
