@@ -70,3 +70,11 @@ def test_bad_input(
 ) -> None:
     with pytest.raises(error, match=message):
         F.channel_permutation(torch.randn(size), order)
+
+
+def test_what_a_trace_makes_is_not_kept() -> None:
+    order = (3, 0, 4, 1, 5, 2, 6)
+    x = torch.randn(2, 7, 3, 3)
+    with torch._subclasses.FakeTensorMode():
+        F.channel_permutation(torch.empty(2, 7, 3, 3), order)
+    assert torch.equal(F.channel_permutation(x, order), x[:, list(order)])

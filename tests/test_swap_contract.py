@@ -129,10 +129,7 @@ def test_moving_average_and_tracing(spelling: Spelling) -> None:
     assert torch.equal(torch.fx.symbolic_trace(model)(x), stock.eval()(x))
 
 
-EXPORTED = [s for s in SPELLINGS if s.name in ("blocks", "units of ShuffleNetV2", "plain-by_list", "1-d")]
-
-
-@pytest.mark.parametrize("spelling", EXPORTED, ids=repr)
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=repr)
 def test_export(spelling: Spelling) -> None:
     _, model = pair(spelling)
     x = torch.randn(spelling.shape)

@@ -9,6 +9,7 @@ without one; torch.compile, torch.export, torch.func and forward-mode AD need a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ._stats import reference_forced
 __all__ = [
     "base_apply",
     "batch_together",
+    "cached_constant",
     "make_apply",
     "make_eager_apply",
     "needs_graph",
@@ -85,6 +87,17 @@ def _eager_class(
 
     members = {"forward": staticmethod(eager_forward), "backward": staticmethod(backward)}
     return type(name, (Function,), members)
+
+
+def cached_constant(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keep the tensors that `make` makes of hashable arguments; not those that only a compiler's trace may hold."""
+    kept = lru_cache(maxsize=256)(make)
+
+    def get(*args: Any) -> Tensor:
+        traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+        return make(*args) if traced else kept(*args)
+
+    return get
 
 
 def make_eager_apply(

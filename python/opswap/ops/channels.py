@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from opswap import _core
 
 from ._function import (
     batch_together,
+    cached_constant,
     make_apply,
     make_eager_apply,
     needs_graph,
@@ -38,7 +38,7 @@ __all__ = ["cat_channel_shuffle", "cat_channel_shuffle_split", "channel_shuffle"
 _NAME = "cat_channel_shuffle_split"
 
 
-@lru_cache(maxsize=256)
+@cached_constant
 def _index(channels: int, groups: int, device: torch.device) -> Tensor:
     """Source channel of every output channel: the identity row, seen as (groups, C / groups), transposed."""
     with torch.inference_mode(False):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._function import make_apply, needs_graph, plain_cpu, transforms_active
+from ._function import cached_constant, make_apply, needs_graph, plain_cpu, transforms_active
 from ._library import library
 from .channels import channel_shuffle
 
@@ -27,7 +27,7 @@ def reference(input: Tensor, order: Sequence[int]) -> Tensor:
     return input[:, list(order)]
 
 
-@lru_cache(maxsize=256)
+@cached_constant
 def _index(order: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(order, dtype=torch.int64, device=device)
