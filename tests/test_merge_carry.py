@@ -233,12 +233,13 @@ def test_compile_and_export(seed: int) -> None:
 
 
 def test_a_merged_branch_is_smaller_in_calls() -> None:
-    """One convolution a layer, not one a branch; the two of a single pixel are matrix products."""
+    """One call a layer, not one a branch: a convolution or, of a single pixel, a product of matrices."""
     merged = merge.branches([nn.Sequential(*conv_bn_relu(4, 6), Bottleneck(6, 3)) for _ in range(4)])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         merged(torch.randn(2, 4, 9, 9))
     names = [e.name for e in profile.events()]
-    assert names.count("aten::conv2d") == 2 and names.count("aten::matmul") == 2
+    products = names.count("aten::matmul")
+    assert names.count("aten::conv2d") + products == 4 and products in (0, 2)
     assert names.count("aten::batch_norm") == 4
 
 
