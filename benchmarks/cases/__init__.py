@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from case import Case
 
-from . import channels, linear, merge, models, norm, pool
+from . import channels, dropout, linear, merge, models, norm, pool
 
 __all__ = ["FAMILIES"]
 
@@ -13,6 +13,7 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "channels": channels.cases,
     "pool": pool.cases,
     "norm": norm.cases,
+    "dropout": dropout.cases,
     "linear": linear.cases,
     "merge": merge.cases,
     "models": models.cases,

@@ -5,6 +5,7 @@
 #include "core/isa.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"
+#include "dropout/dropout.h"
 #include "linear/linear.h"
 #include "norm/norm.h"
 #include "pool/pool.h"
@@ -34,6 +35,7 @@ int osw_isa_start(void)
     osw_isa_register(osw_norm_select);
     osw_isa_register(osw_pool_select);
     osw_isa_register(osw_linear_select);
+    osw_isa_register(osw_dropout_select);
     return 0;
 }
 

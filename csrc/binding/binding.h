@@ -19,6 +19,7 @@ extern PyMethodDef osw_shuffle_methods[];
 extern PyMethodDef osw_norm_methods[];
 extern PyMethodDef osw_pool_methods[];
 extern PyMethodDef osw_linear_methods[];
+extern PyMethodDef osw_dropout_methods[];
 
 /* Register every family's table with the tier that the environment allows. -1 with an exception set
  * on a bad OPSWAP_ISA. */

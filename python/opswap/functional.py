@@ -2,6 +2,7 @@
 """The operators as functions: names and signatures are torch's where torch has the operator."""
 
 from .ops.channels import cat_channel_shuffle, cat_channel_shuffle_split, channel_shuffle
+from .ops.dropout import dropout
 from .ops.linear import grouped_linear
 from .ops.norm import batch_norm, batch_norm_act, batch_norm_relu
 from .ops.permutation import channel_permutation
@@ -29,6 +30,7 @@ __all__ = [
     "cat_channel_shuffle_split",
     "channel_permutation",
     "channel_shuffle",
+    "dropout",
     "global_max_pool2d",
     "grouped_linear",
     "max_pool2d",

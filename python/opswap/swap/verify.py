@@ -20,7 +20,7 @@ FACTOR = 4.0  # times the stock model's own error
 _FLOOR = 32.0  # times the dtype's epsilon, below which an error is none
 # A rounding error may take an element over the kink of an activation; that comes and goes with the last bits of the
 # inputs, a wrong replacement stays. Inputs are scaled by 1 + n * epsilon, which keeps zeros and ties.
-_TRIES = 4
+_TRIES = 16
 _MODES = ("train", "eval", "inference")
 _FORMATS = {
     "contiguous": {4: torch.contiguous_format, 5: torch.contiguous_format},

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: MIT
+"""Dropout: the same elements as torch's, the same gradients, and the generator left where torch leaves it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as T
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import opswap
+from opswap import _core
+from opswap import functional as F
+from opswap.ops import dropout as module
+from opswap.swap.rules import dropout as rule
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+SPECIAL = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, -1.5, 1e-40]
+
+pytestmark = pytest.mark.skipif(
+    not module.draws_alike(), reason="torch draws random numbers in another way on this CPU"
+)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    equal = torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0), b.nan_to_num(0))
+    return equal and torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan())
+
+
+def run(function: object, x: Tensor, p: float, used: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, gradient and the generator's state; `used` numbers are drawn before."""
+    torch.manual_seed(5)
+    torch.randint(9, (used,))
+    x = x.detach().clone().requires_grad_()
+    output = function(x, p)
+    state = torch.get_rng_state()
+    output.backward(torch.linspace(-2, 2, x.numel()).view(x.shape).to(x.dtype))
+    return output.detach(), x.grad, state
+
+
+def assert_as_torch(x: Tensor, p: float = 0.5, used: int = 0) -> None:
+    opswap.reset_stats()
+    ours, theirs = run(F.dropout, x, p, used), run(T.dropout, x, p, used)
+    assert opswap.stats()["kernel"] == {"dropout": 1}
+    assert same_bits(ours[0], theirs[0]) and same_bits(ours[1], theirs[1])
+    assert ours[0].stride() == theirs[0].stride() and ours[1].stride() == theirs[1].stride()
+    assert torch.equal(ours[2], theirs[2])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("p", [0.5, 0.1, 0.9, 1 / 3, 1e-9, 1 - 1e-9])
+def test_as_torch(tier: str, dtype: torch.dtype, p: float) -> None:
+    x = torch.randn(3, 7, 11, 13).to(dtype)
+    x.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL).to(dtype)
+    assert_as_torch(x, p)
+    assert_as_torch(x.contiguous(memory_format=torch.channels_last), p)
+
+
+@pytest.mark.parametrize("used", [0, 1, 2, 605, 607, 608, 609, 622, 623, 624, 625, 1000])
+def test_from_any_place_of_the_sequence(tier: str, used: int) -> None:
+    assert_as_torch(torch.randn(1027), used=used)
+
+
+@pytest.mark.parametrize("count", [1024, 1025, 1031, 4096 + 7])
+def test_any_number_of_elements(tier: str, count: int) -> None:
+    assert_as_torch(torch.randn(count))
+    assert_as_torch(torch.randn(1, 1, count))
+
+
+def test_threads_take_parts(tier: str) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert_as_torch(torch.randn(100_003))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_volumes() -> None:
+    x = torch.randn(2, 8, 3, 5, 7)
+    assert_as_torch(x)
+    assert_as_torch(x.contiguous(memory_format=torch.channels_last_3d))
+
+
+def test_without_a_gradient() -> None:
+    x = torch.randn(2000)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            torch.manual_seed(1)
+            ours = F.dropout(x, 0.4)
+            torch.manual_seed(1)
+            assert torch.equal(ours, T.dropout(x, 0.4)) and not ours.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("x", "options"),
+    [
+        (torch.randn(2000), {"training": False}),
+        (torch.randn(2000), {"p": 0.0}),
+        (torch.randn(2000), {"p": 1.0}),
+        (torch.randn(2000), {"p": 1}),
+        (torch.randn(2000), {"inplace": True}),
+        (torch.randn(60, 40).t(), {}),
+        (torch.randn(60, 80)[:, ::2], {}),
+        (torch.randn(8), {}),
+        (torch.randn(0, 4), {}),
+    ],
+)
+def test_torch_serves_the_rest(x: Tensor, options: dict[str, object]) -> None:
+    opswap.reset_stats()
+    a, b = (x.clone(), x.clone()) if "inplace" in options else (x, x)
+    torch.manual_seed(2)
+    ours = F.dropout(a, **options)
+    torch.manual_seed(2)
+    assert torch.equal(ours, T.dropout(b, **options)) and not opswap.stats()["kernel"]
+    assert (ours is a) == (T.dropout(b, **options) is b)
+
+
+def test_dtype_that_torch_refuses() -> None:
+    with pytest.raises(NotImplementedError, match="ComplexFloat"):
+        F.dropout(torch.randn(2000, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
+def test_no_probability(p: float) -> None:
+    x = torch.randn(2000)
+    with pytest.raises(Exception) as theirs:
+        T.dropout(x, p)
+    with pytest.raises(theirs.type, match="probability"):
+        F.dropout(x, p)
+
+
+def test_reference_and_another_way_to_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2000)
+    torch.manual_seed(4)
+    expected = T.dropout(x)
+    torch.manual_seed(4)
+    with opswap.force_reference():
+        assert torch.equal(F.dropout(x), expected)
+    monkeypatch.setattr(module, "draws_alike", lambda: False)
+    torch.manual_seed(4)
+    opswap.reset_stats()
+    assert torch.equal(F.dropout(x), expected)
+    assert opswap.stats()["reference"] == {"dropout": 1}
+
+
+def test_a_kernel_that_draws_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = module._draw
+    for wrong in (
+        lambda generator, keep, count: draw(generator, keep, count) ^ 1,
+        lambda generator, keep, count: draw(generator.clone_state(), keep, count),
+    ):
+        monkeypatch.setattr(module, "_draw", wrong)
+        assert not module.draws_alike.__wrapped__()
+
+
+def test_twice_differentiable() -> None:
+    results = []
+    for function in (F.dropout, T.dropout):
+        torch.manual_seed(6)
+        x = torch.linspace(-1, 1, 2000, dtype=torch.float64).requires_grad_()
+        (first,) = torch.autograd.grad(function(x).pow(3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.pow(2).sum(), x)
+        results.append((first.detach(), second))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_of_other_layouts() -> None:
+    for grad in (torch.ones(()).expand(4, 8, 6, 7), torch.randn(4, 6, 7, 8).permute(0, 3, 1, 2)):
+        results = []
+        for function in (F.dropout, T.dropout):
+            torch.manual_seed(7)
+            x = torch.randn(4, 8, 6, 7).requires_grad_()
+            function(x).backward(grad)
+            results.append(x.grad)
+        assert torch.equal(*results)
+
+
+def test_batched_gradients() -> None:
+    x = torch.randn(1200, requires_grad=True)
+    output = F.dropout(x)
+    grads = torch.randn(3, 1200)
+    (batched,) = torch.autograd.grad(output, x, grads, retain_graph=True, is_grads_batched=True)
+    each = [torch.autograd.grad(output, x, g, retain_graph=True)[0] for g in grads]
+    assert torch.equal(batched, torch.stack(each))
+
+
+def test_checkpoint_recomputes_the_same() -> None:
+    x = torch.randn(2000, requires_grad=True)
+    torch.manual_seed(8)
+    (plain,) = torch.autograd.grad(F.dropout(x).pow(2).sum(), x)
+    for reentrant in (True, False):
+        torch.manual_seed(8)
+        again = checkpoint(lambda t: F.dropout(t).pow(2), x, use_reentrant=reentrant)
+        assert torch.equal(torch.autograd.grad(again.sum(), x)[0] if not reentrant else plain, plain)
+
+
+def test_kept_for_the_backward() -> None:
+    sizes: list[int] = []
+    x = torch.randn(8000, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
+        F.dropout(x)
+    assert sizes == [1000]
+
+
+def test_under_transforms_and_compilers() -> None:
+    x = torch.randn(2000)
+    opswap.reset_stats()
+    torch.func.vmap(F.dropout, randomness="different")(x.view(2, 1000))
+    compiled = torch.compile(lambda t: F.dropout(t, 0.5), backend="eager", fullgraph=True)
+    torch.manual_seed(9)
+    ours = compiled(x)
+    torch.manual_seed(9)
+    assert torch.equal(ours, T.dropout(x, 0.5)) and not opswap.stats()["kernel"]
+
+
+def test_two_threads_draw_each_number_once() -> None:
+    """Together they take the numbers that one thread would take."""
+    counts: list[int] = []
+    torch.manual_seed(10)
+
+    def work() -> None:
+        for _ in range(20):
+            counts.append(int(F.dropout(torch.ones(5000)).count_nonzero()))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    state = torch.get_rng_state()
+    torch.manual_seed(10)
+    alone = [int(T.dropout(torch.ones(5000)).count_nonzero()) for _ in range(40)]
+    assert sorted(counts) == sorted(alone) and torch.equal(state, torch.get_rng_state())
+
+
+class TestExtension:
+    def test_unknown_state(self) -> None:
+        class Other:
+            def get_state(self) -> Tensor:
+                return torch.zeros(16, dtype=torch.uint8)
+
+        with pytest.raises(RuntimeError, match="unknown kind of generator state"):
+            _core.draw_mask(Other(), 0.5, 8, torch.empty(1, dtype=torch.uint8))
+
+    def test_masks_that_do_not_fit(self) -> None:
+        with pytest.raises(RuntimeError, match="a mask of 2 bytes does not fit 8 bits"):
+            _core.draw_mask(torch.Generator(), 0.5, 8, torch.empty(2, dtype=torch.uint8))
+        with pytest.raises(ValueError, match=r"expected a probability, got 1\.5"):
+            _core.draw_mask(torch.Generator(), 1.5, 8, torch.empty(1, dtype=torch.uint8))
+        mask = torch.zeros(1, dtype=torch.uint8)
+        for x, y in (
+            (torch.ones(9), torch.ones(9)),
+            (torch.ones(8), torch.ones(2, 4)),
+            (torch.ones(8), torch.ones(8).double()),
+            (torch.ones(16)[::2], torch.ones(16)[::2]),
+        ):
+            with pytest.raises(RuntimeError, match="dense and alike"):
+                _core.apply_mask(x, mask, 2.0, y)
+        with pytest.raises(NotImplementedError):
+            _core.apply_mask(torch.ones(8, dtype=torch.int32), mask, 2.0, torch.ones(8, dtype=torch.int32))
+
+
+class TestSwap:
+    def test_bit_equal_training(self) -> None:
+        stock = nn.Sequential(
+            nn.Linear(64, 96), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.5), nn.Linear(96, 4)
+        )
+        swapped = opswap.swap(copy.deepcopy(stock), exact=True)
+        assert [s.rule for s in opswap.report(swapped).swapped] == ["dropout", "dropout"]
+        assert isinstance(swapped[1], nn.Dropout) and swapped.state_dict().keys() == stock.state_dict().keys()
+        x = torch.randn(16, 64)
+        opswap.reset_stats()
+        for model in (stock, swapped):
+            torch.manual_seed(11)
+            model(x).pow(2).sum().backward()
+        for a, b in zip(stock.parameters(), swapped.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+        assert opswap.stats()["kernel"]["dropout"] == 2
+        assert torch.equal(swapped.eval()(x), stock.eval()(x))
+        assert opswap.stats()["kernel"]["dropout"] == 2
+
+    def test_probability_that_changes(self) -> None:
+        layer = opswap.swap(nn.Sequential(nn.Dropout(0.5)))
+        layer[0].p = 0.25
+        torch.manual_seed(12)
+        ours = layer(torch.ones(4000))
+        torch.manual_seed(12)
+        assert torch.equal(ours, T.dropout(torch.ones(4000), 0.25))
+        assert torch.equal(pickle.loads(pickle.dumps(layer))[0](torch.ones(0)), torch.ones(0))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, training: T.dropout(x, 0.2, training),
+            lambda x, training: T.dropout(x, training=training),
+            lambda x, training: torch.dropout(x, 0.2, training),
+            lambda x, training: torch.dropout(x, p=0.2, train=training),
+        ],
+    )
+    def test_functions(self, call: object) -> None:
+        class Net(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return call(x, self.training) * 2
+
+        net, x = Net(), torch.randn(3000)
+        swapped = opswap.swap(Net())
+        opswap.reset_stats()
+        for mode in (True, False):
+            torch.manual_seed(13)
+            expected = net.train(mode)(x)
+            torch.manual_seed(13)
+            assert torch.equal(swapped.train(mode)(x), expected)
+        assert opswap.stats()["kernel"] == {"dropout": 1}
+
+    def test_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        report = opswap.scan(nn.Sequential(nn.Dropout(0.5, inplace=True)))
+        assert not report.swapped and "writes over its input" in str(report)
+        monkeypatch.setattr(rule, "draws_alike", lambda: False)
+        report = opswap.scan(nn.Sequential(nn.Dropout(0.5)))
+        assert not report.swapped and "in another way on this CPU" in str(report)
