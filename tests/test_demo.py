@@ -59,7 +59,7 @@ def test_demo_trains_both_copies_of_both_networks_and_draws_one_png(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["demo", *_QUICK, "--batch-size", "32", "--steps", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "17 swapped" in printed and "3 swapped" in printed
+    assert "17 swapped" in printed and "5 swapped" in printed
     assert "all 44 losses, all 338 parameters and buffers" in printed
     assert "the losses of the first 1 steps, then all 62 parameters" in printed
     assert "Held-out strips read: 0.0 % of 8" in printed
