@@ -29,13 +29,18 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class _Network:
-    """loss(output, labels); `labels` are what classes makes them, `steps` characters an image."""
+    """loss(output, labels); `labels` are what classes makes them, `steps` characters an image.
+
+    tolerance: relative difference of the loss that is allowed. A dropout takes other elements in the other layout,
+        since it draws in the order of memory.
+    """
 
     make: Callable[[], nn.Module]
     size: tuple[int, int]
     batches: int
     loss: Callable[[Tensor, Tensor], Tensor]
     labels: tuple[int, tuple[int, ...]]
+    tolerance: float = _TOLERANCE
 
 
 def _ctc(logits: Tensor, labels: Tensor) -> Tensor:
@@ -52,7 +57,7 @@ _NETWORKS: Mapping[str, _Network] = {
     "ShuffleNetV2 x1.0": _Network(
         opswap.models.shufflenet_v2_x1_0, (224, 224), 1, F.cross_entropy, (1000, ())
     ),
-    "LPRNet": _Network(partial(opswap.models.lprnet, 68, 0.0), (24, 94), 2, _ctc, (67, (7,))),
+    "LPRNet": _Network(opswap.models.lprnet, (24, 94), 2, _ctc, (67, (7,)), 0.1),
 }
 
 
@@ -80,9 +85,9 @@ def _pair(
     shape = ",".join(map(str, (images, 3, *network.size)))
     for direction, build in (("step", _steps), ("inference", _inferences)):
         run = partial(build, network, images, forms)
-        yield Case(
-            name, shape, "float32", direction, run, ours, tolerance=_TOLERANCE, profile=direction == "step"
-        )
+        training = direction == "step"
+        tolerance = network.tolerance if training else _TOLERANCE
+        yield Case(name, shape, "float32", direction, run, ours, tolerance=tolerance, profile=training)
 
 
 def _forms(network: _Network, images: int) -> Forms:
@@ -168,6 +173,7 @@ def _step(
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def run() -> Tensor:
+        torch.default_generator.manual_seed(0)
         optimizer.zero_grad()
         loss = loss_of(model(x), labels)
         loss.backward()

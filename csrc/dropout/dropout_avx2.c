@@ -104,7 +104,13 @@ OSW_INLINE __m256 lanes_of(uint8_t bits)
         _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits), each), each));
 }
 
-#    define APPLY(dtype, element)                                                                  \
+/* A NaN among products of bfloat16 numbers has an empty lower half, so that nothing is lost. */
+OSW_INLINE void store_product_bf16(uint16_t *y, __m256 v)
+{
+    store_bf16(y, _mm256_castsi256_ps(carry_bf16(v)));
+}
+
+#    define APPLY(dtype, element, store)                                                           \
         static void apply_##dtype(const void *input, const uint8_t *mask, double scale,            \
                                   void *output, int64_t begin, int64_t end)                        \
         {                                                                                          \
@@ -112,17 +118,17 @@ OSW_INLINE __m256 lanes_of(uint8_t bits)
             element *y = output;                                                                   \
             const __m256 factor = _mm256_set1_ps((float)scale);                                    \
             int64_t i = begin;                                                                     \
-            for (; i + 8 <= end; i += 8)                                                           \
-                store_rounded_##dtype(                                                             \
-                    y + i, _mm256_mul_ps(load_##dtype(x + i),                                      \
-                                         _mm256_and_ps(factor, lanes_of(mask[i / 8]))));           \
+            for (; i + 8 <= end; i += 8) {                                                         \
+                const __m256 kept = _mm256_and_ps(factor, lanes_of(mask[i / 8]));                  \
+                store(y + i, _mm256_mul_ps(load_##dtype(x + i), kept));                            \
+            }                                                                                      \
             if (i < end)                                                                           \
                 fallback.apply_##dtype(input, mask, scale, output, i, end);                        \
         }
 
-APPLY(f32, float)
-APPLY(bf16, uint16_t)
-APPLY(f16, uint16_t)
+APPLY(f32, float, store_f32)
+APPLY(bf16, uint16_t, store_product_bf16)
+APPLY(f16, uint16_t, store_f16)
 
 OSW_TARGET_END
 

@@ -71,8 +71,10 @@ def _scale(keep: float, dtype: torch.dtype) -> float:
 def _apply_mask(tensor: Tensor, mask: Tensor, scale: float, strides: tuple[int, ...]) -> Tensor:
     """The kept elements times scale, the others times zero, dense with these strides."""
     if not plain_cpu((tensor, mask)):
+        count_reference("dropout")
         factors = (_bits(mask, tensor.numel()) * scale).to(tensor.dtype)
         return tensor * factors.as_strided(tensor.shape, strides)
+    count_kernel("dropout")
     output = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
     source = tensor if tensor.stride() == strides else output.copy_(tensor)
     _core.apply_mask(source, mask, scale, output)
@@ -126,7 +128,6 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     ):
         count_reference("dropout")
         return torch_functional.dropout(input, p, training, inplace)
-    count_kernel("dropout")
     keep = 1 - p
     mask = _draw(torch.default_generator, keep, input.numel())
     run = _apply if needs_graph((input,)) else _apply_mask
