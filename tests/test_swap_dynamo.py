@@ -136,7 +136,7 @@ def test_a_second_batch_size(make: Callable[[], nn.Module], channels: int, rules
 
 def test_every_size_open_from_the_start() -> None:
     stock = nn.Sequential(Split(), Split())
-    for inner in ("eager", "inductor"):
+    for inner in ("eager", "aot_eager"):
         torch._dynamo.reset()
         backend = opswap.dynamo_backend(inner, exact=True)
         compiled = torch.compile(copy.deepcopy(stock), backend=backend, dynamic=True)
