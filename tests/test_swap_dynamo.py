@@ -10,6 +10,7 @@ from importlib import metadata
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import opswap
 from opswap.models import ShuffleNetV2
@@ -50,6 +51,17 @@ class HardToCapture(nn.Module):
         return nn.AvgPool2d(2)(x)
 
 
+class CheckpointedBlocks(nn.Module):
+    """Computes two blocks again in the backward pass instead of keeping what they computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Split(), Split()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: self.second(self.first(x)), x, use_reentrant=False)
+
+
 def test_training_step_is_bit_equal() -> None:
     stock = ShuffleNetV2((1, 2, 1), (24, 48, 96, 192, 64), 10)
     backend = opswap.dynamo_backend(exact=True)
@@ -87,6 +99,18 @@ def test_what_swap_cannot_capture() -> None:
     x = torch.randn(2, 12, 4, 8)
     assert_equal(outputs_and_gradients(compiled, x), outputs_and_gradients(stock, x))
     assert "cat_channel_shuffle_split" in rules_of(backend)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_checkpointed(dynamic: bool) -> None:
+    stock = CheckpointedBlocks()
+    backend = opswap.dynamo_backend(exact=True)
+    compiled = torch.compile(copy.deepcopy(stock), backend=backend, dynamic=dynamic)
+    x = torch.randn(2, 12, 4, 8)
+    opswap.reset_stats()
+    assert_equal(outputs_and_gradients(compiled, x), outputs_and_gradients(stock, x))
+    assert rules_of(backend) == [SPLIT, CAT]
+    assert kernels() == 2 * 3, "each runs forward, forward again and backward"
 
 
 def test_sizes_are_those_of_the_graph() -> None:
