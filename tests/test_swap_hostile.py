@@ -43,10 +43,10 @@ class ReadsAFlag(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(12, 12, 1)
-        self.drop = nn.Dropout(0.0)
+        self.child = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return by_size(self.conv(x), 2 if self.drop.training else 3)
+        return by_size(self.conv(x), 2 if self.child.training else 3)
 
 
 class CallsItself(nn.Module):
