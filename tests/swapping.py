@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 import opswap
+from spellings import Spelling
 from step import assert_equal, outputs_and_gradients
 
-__all__ = ["images", "same", "swapped"]
+__all__ = ["images", "pair", "same", "swapped"]
 
 
 def images(*size: int) -> Tensor:
@@ -20,6 +22,18 @@ def images(*size: int) -> Tensor:
 
 def swapped(stock: nn.Module, **options: object) -> nn.Module:
     return opswap.swap(copy.deepcopy(stock), **{"exact": True, "strict": True, **options})
+
+
+@cache
+def _analysed(spelling: Spelling) -> tuple[nn.Module, nn.Module]:
+    stock = spelling.make()
+    return stock, swapped(stock)
+
+
+def pair(spelling: Spelling) -> tuple[nn.Module, nn.Module]:
+    """A stock model and its swapped copy, analysed once for all tests."""
+    stock, model = _analysed(spelling)
+    return copy.deepcopy(stock), copy.deepcopy(model)
 
 
 def same(model: nn.Module, stock: nn.Module, x: Tensor | None = None) -> None:

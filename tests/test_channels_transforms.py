@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import opswap
 from inputs import LAYOUTS, same_bits
 from opswap import functional as F
+from processes import run_in_processes
 
 OPERATOR = torch.ops.opswap.cat_channel_shuffle_split.default
 
@@ -355,7 +356,7 @@ def test_distributed_training_equals_stock(tmp_path: Path) -> None:
     for swapped in (False, True):
         path = str(tmp_path / f"{swapped}.pt")
         arguments = (str(tmp_path / f"rendezvous-{swapped}"), swapped, path)
-        torch.multiprocessing.spawn(_train, arguments, nprocs=2)
+        run_in_processes(_train, *arguments)
         states.append(torch.load(path))
     assert states[0].keys() == states[1].keys()
     assert all(same_bits(states[0][k], states[1][k]) for k in states[0])

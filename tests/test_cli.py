@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The command line: arguments, scan and doctor."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,22 @@ def test_scan_of_what_is_no_model_fails_clearly(
 ) -> None:
     assert cli.main(["scan", target]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["scan", "my_models:plain"], ["doctor"], ["--help"]], ids=" ".join)
+def test_a_reader_that_stops_is_no_error(
+    arguments: list[str],
+    model_file: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert cli.main(arguments) == 141
+        print("more")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_scan_exits_with_1_where_nothing_is_found(model_file: str) -> None:

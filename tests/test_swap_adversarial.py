@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint
 
 import opswap
 from spellings import Joined, Shuffle, Split, Wrapped, by_size
@@ -123,6 +124,17 @@ class Counted(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+class Checkpointed(nn.Module):
+    """Checkpoints a module of its own."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.block, self.reentrant = Split(), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=self.reentrant)
+
+
 class ViewsItsInput(nn.Module):
     """A head that needs the tensor before it to be contiguous, which a spelled-out shuffle returns."""
 
@@ -137,6 +149,18 @@ class ViewsItsInput(nn.Module):
 def test_calls_of_its_own() -> None:
     stock = nn.Sequential(Loud(by_size), Loud(by_size))
     same(opswap.swap(copy.deepcopy(stock), exact=True), stock)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_module(reentrant: bool) -> None:
+    stock = Checkpointed(reentrant)
+    model = swapped(stock)
+    report = opswap.report(model)
+    assert [s.path for s in report.swapped] == ["block"] and "checkpoint" in report.kept[0].reason
+    opswap.reset_stats()
+    same(model, stock)
+    again = int(reentrant)  # the other kind stops before the shuffle, of which autograd needs nothing
+    assert opswap.stats()["kernel"] == {"cat_channel_shuffle_split": 2 + again}
 
 
 def test_names_of_arguments() -> None:

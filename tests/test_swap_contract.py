@@ -18,14 +18,7 @@ import opswap
 from spellings import SPELLINGS, Spelling, Split, Wrapped, by_size
 from spellings.blocks import SecondVersionUnit
 from step import assert_equal, outputs_and_gradients
-
-Pair = tuple[nn.Module, nn.Module]
-
-
-def pair(spelling: Spelling) -> Pair:
-    """The stock model and its swapped copy."""
-    stock = spelling.make()
-    return stock, opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
+from swapping import pair
 
 
 def same_step(spelling: Spelling, model: nn.Module, other: nn.Module) -> None:
@@ -94,8 +87,9 @@ def test_copies(spelling: Spelling) -> None:
         torch.save(model, file)
         file.seek(0)
         copies.append(torch.load(file, weights_only=False))
+    sites = opswap.report(model).swapped
     for twin in copies:
-        assert opswap.report(twin).swapped == opswap.report(model).swapped
+        assert opswap.report(twin).swapped == sites
         same_step(spelling, twin, model)
     opswap.unswap(model)
     assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]

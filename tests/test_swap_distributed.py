@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.distributed import fsdp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import opswap
+from processes import PROCESSES, run_in_processes
 from spellings import SPELLINGS, Spelling
-
-PROCESSES = 2
 
 
 def _step(model: nn.Module, x: Tensor) -> list[Tensor | None]:
@@ -34,9 +34,8 @@ def _compare(spelling: Spelling, stock: nn.Module, model: nn.Module, x: Tensor) 
             assert torch.equal(a, b), spelling.name
 
 
-def _shard(model: nn.Module) -> nn.Module:
+def _shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The children, then the rest, as users of FSDP2 do."""
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (PROCESSES,))
     for child in model.children():
         if (
             not isinstance(child, (nn.ModuleList, nn.ModuleDict))
@@ -51,6 +50,7 @@ def _run(rank: int, store: str) -> None:
     options = {"init_method": f"file://{store}", "rank": rank, "world_size": PROCESSES}
     torch.distributed.init_process_group("gloo", **options)
     try:
+        mesh = init_device_mesh("cpu", (PROCESSES,))
         for spelling in SPELLINGS:
             torch.manual_seed(0)
             stock = spelling.make()
@@ -61,10 +61,10 @@ def _run(rank: int, store: str) -> None:
             x = torch.randn(spelling.shape)
             twins = [DistributedDataParallel(copy.deepcopy(m)) for m in (stock, model)]
             _compare(spelling, *twins, x)
-            _compare(spelling, _shard(stock), _shard(model), x)
+            _compare(spelling, _shard(stock, mesh), _shard(model, mesh), x)
     finally:
         torch.distributed.destroy_process_group()
 
 
 def test_every_spelling(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_run, (str(tmp_path / "store"),), nprocs=PROCESSES)
+    run_in_processes(_run, str(tmp_path / "store"))

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 import opswap
 from opswap.models import LPRNet, ShuffleNetV2, shufflenet_v2_x1_0
+from processes import PROCESSES, run_in_processes
 from step import outputs_and_gradients
 from test_swap_pool import PublishedLPRNet
 
@@ -78,6 +79,12 @@ MODULES = [
 
 def shufflenet() -> nn.Module:
     return ShuffleNetV2((1, 2, 1), (24, 48, 96, 192, 128), 10)
+
+
+def stage() -> nn.Module:
+    """The beginning of a ShuffleNetV2: every kind of block."""
+    net = ShuffleNetV2((2, 1, 1), (24, 48, 96, 192, 128), 10)
+    return nn.Sequential(net.conv1, net.stage2)
 
 
 def lprnet() -> nn.Module:
@@ -243,9 +250,10 @@ class TestNetworks:
             assert opswap.report(twin) == opswap.report(model) and norms(twin.train(), x) == count
             assert torch.equal(twin.eval()(x), model(x))
 
-    def test_compile_and_export(self, network: tuple[nn.Module, Tensor]) -> None:
-        stock, x = network
-        model = opswap.swap(copy.deepcopy(stock))
+    @pytest.mark.parametrize(("make", "size"), [(stage, (4, 3, 32, 32)), (lprnet, (2, 3, 24, 94))])
+    def test_compile_and_export(self, make: Callable[[], nn.Module], size: tuple[int, ...]) -> None:
+        x = torch.randn(size)
+        model = opswap.swap(make())
         count = norms(model, x)
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         opswap.reset_stats()
@@ -436,7 +444,9 @@ class TestChangesAfterTheSwap:
 
 def _train(rank: int, rendezvous: str, path: str) -> None:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=PROCESSES
+    )
     states = []
     for swapped in (False, True):
         torch.manual_seed(0)
@@ -456,7 +466,7 @@ def _train(rank: int, rendezvous: str, path: str) -> None:
 
 def test_distributed_training(tmp_path: Path) -> None:
     path = str(tmp_path / "states.pt")
-    torch.multiprocessing.spawn(_train, (str(tmp_path / "rendezvous"), path), nprocs=2)
+    run_in_processes(_train, str(tmp_path / "rendezvous"), path)
     stock, swapped = torch.load(path)
     assert list(swapped) == list(stock)
     close(list(swapped.values()), list(stock.values()))

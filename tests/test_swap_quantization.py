@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import opswap
 from spellings import SPELLINGS, Shuffle, Spelling, Split, by_size
 from step import assert_equal, outputs_and_gradients
+from swapping import pair
 
 quantization = pytest.importorskip("torch.ao.quantization")
 pytestmark = [
@@ -58,10 +59,7 @@ def test_prepared_before_the_swap(spelling: Spelling) -> None:
 
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=repr)
 def test_prepared_after_the_swap(spelling: Spelling) -> None:
-    stock = spelling.make().train()
-    model = opswap.swap(copy.deepcopy(stock), exact=True)
-    qat(stock)
-    qat(model)
+    stock, model = map(qat, pair(spelling))
     assert list(fakes(model)) == list(fakes(stock))
     same_training(model, stock, spelling)
 

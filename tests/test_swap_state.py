@@ -6,13 +6,14 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import opswap
-from spellings import Split, by_size
+from spellings import CAT, Joined, Split, by_size
 from swapping import images, same, swapped
 
 
@@ -120,6 +121,23 @@ def test_a_class_that_changes() -> None:
     Local.default_groups = 2
     Local.forward = lambda self, x: by_size(self.conv(x), 6)
     same(model, stock)
+
+
+def test_a_partial() -> None:
+    """Its keywords are a dict that can be written to; torch.compile makes another object of it on every look."""
+    stock = Joined(partial(partial(by_size), groups=3))
+    model = swapped(stock)
+    assert [s.rule for s in opswap.report(model).swapped] == [CAT]
+    torch._dynamo.reset()
+    for m in (model, torch.compile(model, backend="eager", fullgraph=True)):
+        opswap.reset_stats()
+        same(m, stock)
+        assert sum(opswap.stats()["kernel"].values()) == 2
+    for m in (model, stock):
+        m.body.keywords["groups"] = 2
+    opswap.reset_stats()
+    same(model, stock)
+    assert opswap.stats()["original"]
 
 
 def test_unrelated_attributes_cost_nothing() -> None:

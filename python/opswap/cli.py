@@ -237,7 +237,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args: argv: the arguments, those of the process where None.
-    Returns: the exit status: 0 done, 1 failed (or, for scan, nothing found). Wrong arguments exit with 2.
+    Returns: the exit status: 0 done, 1 failed (or, for scan, nothing found), 141 where whoever reads the output
+        has stopped, as shells say of what SIGPIPE ended. Wrong arguments exit with 2.
     """
-    arguments = _parser().parse_args(argv)
-    return arguments.run(arguments)
+    try:
+        try:
+            arguments = _parser().parse_args(argv)
+            return arguments.run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nowhere:  # for what the interpreter flushes at its end
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return 141

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from . import _core
 
@@ -55,7 +56,7 @@ def denormal_parameters(model: nn.Module) -> dict[str, int]:
     A channel without a gradient decays under weight decay until its weights are denormal, and arithmetic on them
     takes a CPU up to a hundred times longer. Counted by their bits, so that flush_denormals does not hide them.
     """
-    counts = {name: _count(p.detach()) for name, p in model.named_parameters()}
+    counts = {name: _count(p.detach()) for name, p in model.named_parameters() if not is_lazy(p)}
     return {name: count for name, count in counts.items() if count}
 
 

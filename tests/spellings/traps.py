@@ -92,6 +92,10 @@ def checkpointed(x: Tensor) -> Tensor:
     return checkpoint(by_size, x, use_reentrant=False)
 
 
+def checkpointed_by_reentry(x: Tensor) -> Tensor:
+    return checkpoint(by_size, x, use_reentrant=True)
+
+
 def quietly_without_grad(x: Tensor) -> Tensor:
     torch.set_grad_enabled(False)
     y = by_size(x)
@@ -216,9 +220,10 @@ TRAPS = (
     _trap(quietly_without_grad, "gradient"),
     _trap(without_grad_by_decorator, "gradient"),
     _trap(own_gradient, "gradient"),
-    _trap(checkpointed, "checkpoint.py"),
+    _trap(checkpointed, "checkpoint(self.block, x)"),
+    _trap(checkpointed_by_reentry, "checkpoint(self.block, x)"),
     _trap(draws, "random"),
-    _trap(swallows, "control flow"),
+    _trap(swallows, "catches exceptions"),
     _trap(writes_to_a_slice, "used elsewhere"),
     _trap(repeats_channels, ""),
     _trap(to_number, "pass example_inputs"),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +43,8 @@ class Backend:
         for node, value in zip(placeholders, example_inputs, strict=True):
             if isinstance(value, Tensor) and value.dtype is torch.int64 and value.dim() == 1:
                 node.meta["value"] = value
-        self.reports.append(rewrite_graph(module, self.rules))
+        found = [rewrite_graph(graph, self.rules) for graph in (module, *_checkpointed(module))]
+        self.reports.append(Report([s for r in found for s in r.swapped], [s for r in found for s in r.kept]))
         if self.inner == "eager":
             return module.forward
         inner = self.inner if callable(self.inner) else torch._dynamo.lookup_backend(self.inner)
@@ -101,6 +102,15 @@ def rewrite_graph(module: fx.GraphModule, rules: Sequence[Rule]) -> Report:
             refused.append(replace(change.site, reason="it does not hold at other sizes", gain=None))
     module.recompile()
     return Report(swapped, refused)
+
+
+def _checkpointed(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """The graphs that this one hands to torch.utils.checkpoint, and theirs."""
+    for node in module.graph.nodes:
+        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+            body = module.get_submodule(node.args[0].target)
+            yield body
+            yield from _checkpointed(body)
 
 
 _Key = tuple[str, str, tuple[fx.Node, ...]]

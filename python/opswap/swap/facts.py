@@ -25,7 +25,7 @@ __all__ = [
     "without_joins",
 ]
 
-_ATTRIBUTES = {"device", "dtype", "is_cuda", "itemsize", "layout", "ndim", "shape"}
+ATTRIBUTES = {"device", "dtype", "is_cuda", "itemsize", "layout", "ndim", "shape"}
 _METHODS = {
     "dim",
     "element_size",
@@ -84,7 +84,7 @@ def _is_fact(node: Node, known: dict[Node, bool]) -> bool:
         return (facts[0] and all(facts)) or (node.target in _METHODS and all(facts[1:]))
     if node.op != "call_function":
         return False
-    if node.target is getattr and node.args[1] in _ATTRIBUTES:
+    if node.target is getattr and node.args[1] in ATTRIBUTES:
         return True
     return node.target in _OF_TENSORS or (node.target in _OF_FACTS and all(facts))
 

@@ -200,12 +200,12 @@ class _Planner:
 
     def _look_at(self, module: nn.Module, path: str) -> None:
         reason = _unsupported(module)
-        opened = () if reason else tuple(dict.fromkeys(self._openable(module)))
-        calls = any(type(child) in self.called for child in module.children())
-        if not reason and _is_sequential(module) and not opened and not calls:
-            return
         if not reason:
             try:
+                opened = tuple(dict.fromkeys(self._openable(module)))
+                calls = any(type(child) in self.called for child in module.children())
+                if _is_sequential(module) and not opened and not calls:
+                    return
                 found = self._capture(module, path, opened)
                 self.known[module] = self._with_chains(found)
                 return

@@ -122,7 +122,7 @@ class Rewritten:
 
 def _rebuild(recipe: Recipe, make: Any, args: tuple[Any, ...]) -> Any:
     module = make(*args)
-    module.__class__ = recipe.make_class()
+    _set_class(module, recipe.make_class())
     return module
 
 
@@ -131,16 +131,21 @@ def is_rewritten(module: Any) -> bool:
     return "_opswap_recipe" in vars(type(module))
 
 
+def _set_class(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Whatever the module's own __setattr__ does with attributes."""
+    object.__setattr__(module, "__class__", cls)
+
+
 def install(module: nn.Module, recipe: Recipe, record: Record) -> None:
     """Put the generated class and the record on the instance."""
-    module.__class__ = recipe.make_class()
+    _set_class(module, recipe.make_class())
     module.__dict__["_opswap_record"] = record
 
 
 def restore(module: nn.Module) -> tuple[Recipe, Record | None]:
     """Put the original class back and hand out what was there, for `install`."""
     recipe = type(module)._opswap_recipe
-    module.__class__ = recipe.original
+    _set_class(module, recipe.original)
     return recipe, module.__dict__.pop("_opswap_record", None)
 
 

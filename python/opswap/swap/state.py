@@ -8,6 +8,7 @@ numbers, texts, lists, functions, constants of the class, the forward as the cla
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ _DEEP = 4  # levels of containers in containers
 
 @dataclass(frozen=True)
 class _Contents:
-    """What a list, tuple or dict held."""
+    """What a list, tuple, dict or functools.partial held."""
 
     kind: type
     keys: tuple[Any, ...]
@@ -79,12 +80,18 @@ def _is_plain(value: Any) -> bool:
 
 
 def _snapshot(value: Any, depth: int = 0) -> Any:
-    if _is_plain(value) or type(value) not in (list, tuple, dict) or depth == _DEEP:
+    if _is_plain(value) or type(value) not in (list, tuple, dict, partial) or depth == _DEEP:
         return value
+    kind, value = type(value), _parts(value)
     if len(value) > _LONG:
-        return _Contents(type(value), (), (), len(value))
-    keys, values = (tuple(value), value.values()) if type(value) is dict else ((), value)
-    return _Contents(type(value), keys, tuple(_snapshot(v, depth + 1) for v in values), len(value))
+        return _Contents(kind, (), (), len(value))
+    keys, values = (tuple(value), value.values()) if kind is dict else ((), value)
+    return _Contents(kind, keys, tuple(_snapshot(v, depth + 1) for v in values), len(value))
+
+
+def _parts(value: Any) -> Any:
+    """The container itself, or the function and the arguments that a partial is made of."""
+    return (value.func, value.args, value.keywords) if type(value) is partial else value
 
 
 def _is_constant(kept: Any) -> bool:
@@ -96,7 +103,10 @@ def _is_as(now: Any, then: Any) -> bool:
     """True where `now` is what the snapshot was taken of, or another object that means the same."""
     if type(then) is not _Contents:
         return now is then or (type(now) is type(then) and isinstance(then, (*_PLAIN, tuple)) and now == then)
-    if type(now) is not then.kind or len(now) != then.length:
+    if type(now) is not then.kind:
+        return False
+    now = _parts(now)
+    if len(now) != then.length:
         return False
     if then.keys:
         for (key, value), known, kept in zip(now.items(), then.keys, then.values):  # noqa: B905

@@ -16,15 +16,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.proxy import Attribute
+from torch.utils import checkpoint
 
 from .alias import returns_tensor
-from .facts import counts_dimensions, is_fact, is_shape
+from .facts import ATTRIBUTES, counts_dimensions, is_fact, is_shape
 from .match import graph_kinds, operation
 from .runtime import hooked
 
@@ -52,6 +54,10 @@ _TRANSPARENT = (
     "nn" + os.sep,
     "overrides.py",
 )
+_CHECKPOINTED = (
+    "forward hands a function to torch.utils.checkpoint; what is checkpointed can be swapped where it is a module "
+    "of its own: checkpoint(self.block, x)"
+)
 _ASSERT = torch._assert.__code__  # becomes a node
 # The frame below the user's own; torch.compile wraps the method once it has been imported.
 _TRACE = inspect.unwrap(fx.Tracer.trace).__code__
@@ -65,6 +71,8 @@ _BAKED = {
     "issubclass",
     "type",
 }
+_CATCHES = ("CHECK_EG_MATCH", "CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH")
+_CONTAINERS = (list, dict, immutable_list, immutable_dict)
 # The number of dimensions is tried in this order where no run has shown it.
 _DIMENSIONS = (4, 3, 5, 2)
 
@@ -118,18 +126,30 @@ class _Proxy(fx.Proxy):
         return float(self.tracer.integer(self))
 
     def __hash__(self) -> int:
-        """Of a number of dimensions, that of the number, by which it is looked up in a dict."""
-        if not isinstance(self, Attribute) or self.attr == "ndim":
-            node = self.node
-            if node.op in ("call_function", "call_method") and counts_dimensions(node):
-                return hash(self.tracer.integer(self))
-        return object.__hash__(self)
+        """Of a number, that of the number, by which it is looked up in a dict."""
+        if _called_from_torch() or (isinstance(self, Attribute) and self.attr not in ATTRIBUTES):
+            return object.__hash__(self)
+        node = self.node
+        if is_shape(node) or (is_fact(node) and node.target is getattr and node.args[1] != "ndim"):
+            raise self.tracer.refuse(f"a fact about a tensor is looked up at {self.tracer.inspect_frames()}")
+        return hash(self.tracer.integer(self)) if is_fact(node) else object.__hash__(self)
+
+    def __repr__(self) -> str:
+        if _called_from_torch():
+            return super().__repr__()
+        raise self.tracer.refuse(f"a text is made of a tensor or its size at {self.tracer.inspect_frames()}")
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        if _called_from_torch():
+            return super().__format__(spec)
+        raise self.tracer.refuse(f"a text is made of a tensor or its size at {self.tracer.inspect_frames()}")
 
     @property
     def __class__(self) -> type:
         """What isinstance() sees: this class for torch and opswap, the value's own for the user's code."""
-        name = sys._getframe(1).f_code.co_filename
-        if name.startswith((_TORCH, _HERE)):
+        if _called_from_torch():
             return type(self)
         return self.tracer.class_of(self)
 
@@ -199,7 +219,11 @@ class Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self.hinting or threading.get_ident() != self.thread or self.is_passing(m):
+        if self.hinting or threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        if m is self.root:
+            raise self.refuse("forward calls its own module")
+        if self.is_passing(m):
             return forward(*args, **kwargs)
         self.owners.append(self.path_of_module(m))
         try:
@@ -211,6 +235,15 @@ class Tracer(fx.Tracer):
         if threading.get_ident() != self.thread:
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_arg(self, a: Any) -> Any:
+        """What a node may take; fx would make plain lists and dicts of those of other classes."""
+        if isinstance(a, (list, dict)) and type(a) not in _CONTAINERS:
+            raise self.refuse(f"forward makes a {type(a).__name__} of tensors")
+        known = getattr(type(a), "__dataclass_fields__", {})
+        if hasattr(type(a), "__post_init__") or not all(f.init for f in known.values()):
+            raise self.refuse(f"forward makes a {type(a).__name__}, which sets fields of its own")
+        return super().create_arg(a)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
@@ -228,7 +261,11 @@ class Tracer(fx.Tracer):
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self.modes:
-            raise self.refuse("forward changes the gradient or autocast mode")
+            files = [f.f_code.co_filename for f in _frames()]
+            checkpointed = checkpoint.__file__ in files
+            raise self.refuse(
+                _CHECKPOINTED if checkpointed else "forward changes the gradient or autocast mode"
+            )
         source = self.inspect_frames() or class_name(self.root.get_submodule(self.owners[-1]))
         node = super().create_node(kind, target, *args, **kwargs)
         # A leaf's call belongs to the module whose forward makes it.
@@ -245,10 +282,11 @@ class Tracer(fx.Tracer):
     def inspect_frames(self) -> str:
         """The innermost line of user code; refuses code that a trace cannot follow."""
         source = ""
-        frame = sys._getframe(2)
-        while frame is not None and frame.f_code is not _TRACE:
+        for frame in _frames():
             code, name = frame.f_code, frame.f_code.co_filename
             if name.startswith(_TORCH):
+                if name == checkpoint.__file__:
+                    raise self.refuse(_CHECKPOINTED)
                 if not name[len(_TORCH) :].startswith(_TRANSPARENT) and code is not _ASSERT:
                     raise self.refuse(f"forward runs through {os.path.relpath(name, _TORCH + os.pardir)}")
             elif not name.startswith(_HERE) and _EINOPS not in name:
@@ -256,7 +294,6 @@ class Tracer(fx.Tracer):
                 reason = _unfaithful(code)
                 if reason:
                     raise self.refuse(reason)
-            frame = frame.f_back
         return source
 
     def to_bool(self, obj: fx.Proxy) -> bool:
@@ -355,6 +392,25 @@ def class_name(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
+def _loads_self(op: dis.Instruction, code: CodeType) -> bool:
+    """True where the instruction leaves the module on the stack whose method the code is."""
+    name = op.argval[-1] if isinstance(op.argval, tuple) else op.argval
+    return name == "self" or (code.co_name == "forward" and name in code.co_varnames[:1])
+
+
+def _called_from_torch() -> bool:
+    """True where the caller's caller is code of torch or of opswap."""
+    return sys._getframe(2).f_code.co_filename.startswith((_TORCH, _HERE))
+
+
+def _frames() -> Iterator[FrameType]:
+    """The frames of the trace, the innermost first."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code is not _TRACE:
+        yield frame
+        frame = frame.f_back
+
+
 def _modes() -> tuple[bool, ...]:
     return (
         torch.is_grad_enabled(),
@@ -371,7 +427,13 @@ def _unfaithful(code: CodeType) -> str | None:
     asked = sorted(_BAKED.intersection(code.co_names))
     if asked:
         return f"{code.co_name} ({where}) asks for {asked[0]}(), which a capture cannot follow"
+    before = None
     for op in dis.get_instructions(code):
+        if op.opname in _CATCHES or (op.opname == "POP_EXCEPT" and before.opname != "COPY"):
+            return f"{code.co_name} ({where}) catches exceptions, which a capture does not record"
+        if (op.opname, op.argval) == ("LOAD_ATTR", "training") and not _loads_self(before, code):
+            return f"{code.co_name} ({where}) asks another module whether it trains"
+        before = op
         if op.opname in ("BEFORE_WITH", "SETUP_WITH") or (op.opname, op.argrepr) == (
             "LOAD_SPECIAL",
             "__enter__",
