@@ -16,6 +16,7 @@ import opswap
 from .. import isa
 from ..doctor import cpu_model
 from .lprnet import LPRNetTask
+from .multi_branch import MultiBranchTask
 from .plot import draw
 from .settings import DemoError, Settings
 from .shufflenet import ShuffleNetTask
@@ -24,7 +25,11 @@ from .training import Spread
 
 __all__ = ["run"]
 
-_TASKS: dict[str, type[Task]] = {"shufflenet": ShuffleNetTask, "lprnet": LPRNetTask}
+_TASKS: dict[str, type[Task]] = {
+    "shufflenet": ShuffleNetTask,
+    "lprnet": LPRNetTask,
+    "multi_branch": MultiBranchTask,
+}
 
 
 def run(settings: Settings) -> None:
@@ -129,7 +134,8 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _training_table(task: Task, outcome: Outcome) -> Table:
-    table = _table(f"{task.network}, stock and swapped in turn", "copy", "steps", "loss", "held out")
+    pair = " and ".join(learner.name for learner in task.learners[:2])
+    table = _table(f"{task.network}, {pair} in turn", "copy", "steps", "loss", "held out")
     base = task.learners[0].spread(skip=1)
     for learner in task.learners:
         accuracy = outcome.accuracies.get(learner.name)
@@ -146,7 +152,7 @@ def _training_table(task: Task, outcome: Outcome) -> Table:
 def _timing_table(title: str, spreads: dict[str, Spread]) -> Table:
     table = _table(f"{title}, in turn", "copy")
     for name, spread in spreads.items():
-        table.add_row(name, *_time_cells(spread, spreads["stock contiguous"]))
+        table.add_row(name, *_time_cells(spread, next(iter(spreads.values()))))
     return table
 
 
