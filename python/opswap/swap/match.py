@@ -22,6 +22,7 @@ __all__ = [
     "REORDER",
     "Region",
     "graph_kinds",
+    "hazard",
     "joined_parts",
     "operation",
     "regions",
@@ -257,7 +258,7 @@ def _with_cat(
     if parts and set(source.users) <= nodes and not leaking & sizes:
         yield Region(parts, source, (source, *ordered), outputs, source, mixing, problem)
     anchor = next(n for n in ordered if n not in sizes)
-    problem = problem or _hazard(anchor, ordered)
+    problem = problem or hazard(anchor, ordered)
     yield Region((source,), None, ordered, outputs, anchor, mixing, problem)
 
 
@@ -281,7 +282,7 @@ def joined_parts(node: Node) -> tuple[Node, ...]:
     return tuple(parts) if all(isinstance(p, Node) for p in parts) else ()
 
 
-def _hazard(anchor: Node, ordered: tuple[Node, ...]) -> str:
+def hazard(anchor: Node, ordered: tuple[Node, ...]) -> str:
     """Code between the region's first view and its last node that may write to the source."""
     node = anchor
     while node is not ordered[-1]:

@@ -30,6 +30,7 @@ __all__ = [
     "Record",
     "activation_of",
     "covers",
+    "fills",
     "find_class",
     "foresees",
     "give_contiguous",
@@ -42,6 +43,7 @@ __all__ = [
     "missed",
     "narrow_weight",
     "normable",
+    "one_map_a_group",
     "one_weight_a_group",
     "owned",
     "plain",
@@ -232,11 +234,34 @@ _NARROW, _MANY = 10, 8
 
 def narrow_weight(input: Any, weight: Any) -> bool:
     """True for input (N, G, in) and weight (G, out, in), which lies in that order or has few outputs."""
+    if not one_map_a_group(input, weight):
+        return False
+    return weight.is_contiguous() or (weight.shape[1] <= _NARROW and input.shape[0] >= _MANY)
+
+
+def one_map_a_group(input: Any, weight: Any, bias: Any = None) -> bool:
+    """True for input (N, G, in), weight (G, out, in) and bias (G, out)."""
     if not _plain_floats(input, weight) or input.dim() != 3 or weight.dim() != 3:
         return False
     if input.shape[1] != weight.shape[0] or input.shape[2] != weight.shape[2]:
         return False
-    return weight.is_contiguous() or (weight.shape[1] <= _NARROW and input.shape[0] >= _MANY)
+    return bias is None or (_plain_floats(input, bias) and bias.shape == weight.shape[:2])
+
+
+def fills(target: Any, input: Any, groups: int, *weights: Tensor) -> bool:
+    """True where the results of so many maps, each weight (out, in), fill the target (N, G, out), which may be written."""
+    if (
+        not poolable(target, (3,))
+        or target.device != input.device
+        or (target.requires_grad and target.is_leaf)
+    ):
+        return False
+    if input.shape[1] != groups or tuple(target.shape[:2]) != tuple(input.shape[:2]):
+        return False
+    for w in weights:  # noqa: SIM110 (a generator is not traceable)
+        if w.shape[0] != target.shape[2]:
+            return False
+    return True
 
 
 # Elements of a Linear up to which one call is faster than one for each though all weights are copied first.

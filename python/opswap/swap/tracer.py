@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import operator
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 from torch.fx.proxy import Attribute
+from torch.utils._pytree import tree_leaves
 
 from .alias import returns_tensor
 from .facts import counts_dimensions, is_fact, is_shape
@@ -65,6 +67,8 @@ _BAKED = {
     "issubclass",
     "type",
 }
+# They take sizes, which may be proxies, but no tensor by which fx would notice the call.
+_FACTORIES = ("empty", "full", "ones", "zeros")
 # The number of dimensions is tried in this order where no run has shown it.
 _DIMENSIONS = (4, 3, 5, 2)
 
@@ -116,6 +120,9 @@ class _Proxy(fx.Proxy):
 
     def __float__(self) -> float:
         return float(self.tracer.integer(self))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
     def __hash__(self) -> int:
         """Of a number of dimensions, that of the number, by which it is looked up in a dict."""
@@ -174,6 +181,27 @@ class Tracer(fx.Tracer):
         """Remember the first refusal: the forward itself may catch the exception."""
         self.refusal = self.refusal or CaptureError(reason)
         return self.refusal
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        stock = {name: getattr(torch, name) for name in _FACTORIES}
+        try:
+            for name, function in stock.items():
+                setattr(torch, name, self._recorded(function))
+            return super().trace(root, concrete_args)
+        finally:
+            for name, function in stock.items():
+                setattr(torch, name, function)
+
+    def _recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose calls become nodes where an argument is a proxy."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = [a for a in tree_leaves((args, kwargs)) if type(a) in (_Proxy, _AttributeProxy)]
+            if not found or threading.get_ident() != self.thread:
+                return function(*args, **kwargs)
+            return self.create_proxy("call_function", function, args, kwargs)
+
+        return call
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
