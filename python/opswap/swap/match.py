@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.graph import inplace_methods
 
 __all__ = [
     "FOREIGN_SIZES",
@@ -296,8 +297,4 @@ def writes(node: Node) -> bool:
     """True where the call's name or arguments say that it writes to a tensor."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    return (
-        in_place
-        or name in ("setitem", "iadd", "imul", "isub")
-        or bool(node.kwargs.get("inplace") or node.kwargs.get("out"))
-    )
+    return in_place or name in inplace_methods or bool(node.kwargs.get("inplace") or node.kwargs.get("out"))

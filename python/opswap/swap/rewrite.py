@@ -268,9 +268,8 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
             result = outputs[0]
             outputs = [graph.call_function(operator.getitem, (result, j)) for j in range(len(region.outputs))]
     for old, new in zip(region.outputs, outputs, strict=True):
-        old.replace_all_uses_with(
-            new, lambda user: user is not call
-        )  # a tensor that is written is an input too
+        # What the region writes to is an input too, and sizes may have been asked of it before.
+        old.replace_all_uses_with(new, lambda user: call < user)
         replaced[old] = new
     for node in reversed(region.nodes):
         if not node.users:

@@ -248,19 +248,41 @@ def one_map_a_group(input: Any, weight: Any, bias: Any = None) -> bool:
     return bias is None or (_plain_floats(input, bias) and bias.shape == weight.shape[:2])
 
 
-def fills(target: Any, input: Any, groups: int, *weights: Tensor) -> bool:
-    """True where the results of so many maps, each weight (out, in), fill the target (N, G, out), which may be written."""
-    if (
-        not poolable(target, (3,))
-        or target.device != input.device
-        or (target.requires_grad and target.is_leaf)
-    ):
+def fills(target: Any, fresh: bool, input: Tensor, groups: int, parameters: tuple[Tensor, ...]) -> bool:
+    """True where one write of (N, groups, out), made of input (N, groups, in), is what a write of each group is.
+
+    Args:
+        fresh: nobody but the forward holds the target. Else it must be shown to share no memory with what is read
+            and with itself, and it is not written at once under torch.compile.
+        parameters: what the maps read besides.
+    """
+    if not poolable(target, (3,)) or target.device != input.device:
         return False
-    if input.shape[1] != groups or tuple(target.shape[:2]) != tuple(input.shape[:2]):
+    if input.shape[1] != groups or target.shape[:2] != input.shape[:2]:
         return False
-    for w in weights:  # noqa: SIM110 (a generator is not traceable)
-        if w.shape[0] != target.shape[2]:
-            return False
+    if fresh:
+        return not (target.requires_grad and target.is_leaf)  # to which torch refuses to write
+    others = (input, *parameters)
+    if not plain_cpu((target, *others)) or not _distinct(target):
+        return False
+    start, end = _memory(target)
+    spans = [_memory(t) for t in others]
+    return all(end <= first or last <= start for first, last in spans)
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _distinct(tensor: Tensor) -> bool:
+    """True where the strides show that no two elements share memory."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return False
+            reach += stride * (size - 1)
     return True
 
 

@@ -18,6 +18,7 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
+from ..facts import is_fact
 from ..match import Region, hazard
 from ..runtime import fills, joins, narrow_weight, one_map_a_group
 from .linear import group_read, is_call, joined_linears
@@ -71,6 +72,8 @@ def _write(node: Node, index: int, count: int) -> _Write | None:
     _, place, value = node.args
     if not isinstance(place, tuple) or place[:2] != (_WHOLE, index) or place[2:] not in ((), (_WHOLE,)):
         return None
+    if isinstance(place[1], bool):  # a mask, though True == 1
+        return None
     if not isinstance(value, Node) or list(value.users) != [node]:
         return None
     if is_call(value, (torch_functional.linear,), ()):
@@ -116,12 +119,8 @@ def _row(node: Any, index: int) -> Node | None:
         return None
     source, place = node.args
     place = place if isinstance(place, tuple) else (place,)
-    rest = set(map(str, place[1:])) <= {str(_WHOLE)}
-    return (
-        source
-        if isinstance(source, Node) and place[0] == index and not isinstance(place[0], bool) and rest
-        else None
-    )
+    whole = place[0] == index and set(map(str, place[1:])) <= {str(_WHOLE)}
+    return source if whole and not isinstance(place[0], bool) and isinstance(source, Node) else None
 
 
 def _region(target: Node, writes: Sequence[Node], found: Sequence[_Write]) -> Region:
@@ -129,58 +128,94 @@ def _region(target: Node, writes: Sequence[Node], found: Sequence[_Write]) -> Re
     inside = {n for w in found for n in w.nodes}
     nodes = tuple(n for n in target.graph.nodes if n in inside)
     parameters = dict.fromkeys(p for w in found for p in (w.weight, w.bias) if p is not None)
-    inputs = tuple(dict.fromkeys((target, found[0].source, *parameters)))
-    problem = hazard(nodes[0], nodes)
-    order = {n: i for i, n in enumerate(target.graph.nodes)}
-    if any(order[u] < order[writes[-1]] for u in target.users if u not in inside):
-        problem = problem or "the result is used before all groups are written"
+    read = dict.fromkeys((found[0].source, *parameters))
+    problem = hazard(nodes[0], nodes) or _early_use(target, nodes)
+    if target in read:
+        problem = "the groups are read from the result itself"
     if any(not set(n.users) <= inside for n in inside.difference(writes)):
         problem = problem or "an intermediate result is used elsewhere"
-    return Region(inputs, None, nodes, (target,), writes[-1], writes[0], problem)
+    return Region((target, *read), None, nodes, (target,), writes[-1], writes[0], problem)
+
+
+def _early_use(target: Node, nodes: Sequence[Node]) -> str:
+    """Why somebody may see the target half written: a user of it, or whatever may know its memory by another name."""
+    inside, last = set(nodes), nodes[-1]
+    between = [u for u in target.users if u < last]
+    if not _is_fresh(target):
+        between += [n for n in target.graph.nodes if nodes[0] < n < last and n.op != "get_attr"]
+    early = [n for n in between if n not in inside and not is_fact(n)]
+    return f"{early[0].name} may read the result before all groups are written" if early else ""
+
+
+def _is_fresh(target: Node) -> bool:
+    """True where the forward makes the target itself, so that it is known by no other name."""
+    made = target.op == "call_function" and target.target in _FACTORIES
+    made = made or (target.op == "call_method" and target.target in _NEW)
+    return made and "out" not in target.kwargs
+
+
+def turned(weight: Tensor) -> Tensor:
+    """Weight (G, in, out) in the order (G, out, in), as a view; any other tensor as it is."""
+    return weight.transpose(1, 2) if weight.dim() == 3 else weight
 
 
 def grouped_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """input (N, G, in) times weight (G, in, out), plus bias (G, out)."""
-    turned = weight.transpose(1, 2)
-    if narrow_weight(input, turned):
-        return F.grouped_linear(input, turned, bias)
-    output = torch.bmm(input.transpose(0, 1), weight).transpose(0, 1)
-    return output.contiguous() if bias is None else output + bias
+    """input (N, G, in) times weight (G, in, out), plus bias (G, out), to which autocast does nothing."""
+    fused = None if torch.is_autocast_enabled(input.device.type) else bias
+    if narrow_weight(input, turned(weight)):
+        output = F.grouped_linear(input, turned(weight), fused)
+    else:
+        output, fused = torch.bmm(input.transpose(0, 1), weight).transpose(0, 1), None
+    return output if bias is fused else output + bias
 
 
 def filled(target: Tensor, output: Tensor, fresh: bool) -> Tensor:
-    """The target after the output was written into it; the output itself where nobody else has a fresh target."""
-    return output.to(target.dtype) if fresh else target.copy_(output)
+    """The target after the output was written into it; the output itself where nobody can tell it from that."""
+    same = output.dtype == target.dtype and output.is_contiguous() and target.is_contiguous()
+    return output if fresh and same else target.copy_(output)
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
-    """The writes are read off the graph; sizes are looked at in the new forward."""
+    """The writes are read off the graph; sizes, dtypes and memory are looked at in the new forward."""
     (target,) = region.outputs
     names = {node: f"x{i}" for i, node in enumerate(region.inputs)}
     writes = [n for n in region.nodes if n.target is operator.setitem]
     found = [_write(node, i, len(writes)) for i, node in enumerate(writes)]
-    first = found[0]
-    fresh = target.target in _FACTORIES or (target.op == "call_method" and target.target in _NEW)
-    source = names[first.source]
+    first, fresh = found[0], _is_fresh(target)
+    x = names[first.source]
+    parameters = f"({''.join(f'{name}, ' for name in names.values() if name not in ('x0', x))})"
+    fits = f"fills(x0, {fresh}, {x}, {len(found)}, {parameters})"
     if first.own:
-        weights = f"({', '.join(names[w.weight] for w in found)},)"
-        biases = "()" if first.bias is None else f"({', '.join(names[w.bias] for w in found)},)"
-        condition = (
-            f"joins({source}, {weights}, {biases}, False) and fills(x0, {source}, {len(found)}, *{weights})"
-        )
-        result = f"joined_linears({source}, {weights}, {biases}, True)"
+        weights = f"({''.join(f'{names[w.weight]}, ' for w in found)})"
+        biases = "()" if first.bias is None else f"({''.join(f'{names[w.bias]}, ' for w in found)})"
+        condition = f"joins({x}, {weights}, {biases}, False) and {fits} and alike({weights}, x0)"
+        result = f"joined_linears({x}, {weights}, {biases}, True)"
     else:
         weight, bias = names[first.weight], "None" if first.bias is None else names[first.bias]
-        view = f"{weight}.transpose(-1, -2)" if not first.linear else weight
-        condition = (
-            f"one_map_a_group({source}, {view}, {bias}) and fills(x0, {source}, {len(found)}, {view}[0])"
-        )
-        function = "grouped_linear" if first.linear else "grouped_product"
-        result = f"{function}({source}, {weight}, {bias})"
-    scope = {"fills": fills, "joins": joins, "one_map_a_group": one_map_a_group}
-    scope |= {"filled": filled, "grouped_product": grouped_product, "joined_linears": joined_linears}
-    scope |= {"grouped_linear": F.grouped_linear}
-    return Replacement(condition, f"filled(x0, {result}, {fresh})", scope)
+        view = weight if first.linear else f"turned({weight})"
+        condition = f"one_map_a_group({x}, {view}, {bias}) and {fits} and {view}.shape[1] == x0.shape[2]"
+        result = f"{'grouped_linear' if first.linear else 'grouped_product'}({x}, {weight}, {bias})"
+    return Replacement(condition, f"filled(x0, {result}, {fresh})", dict(_SCOPE))
 
+
+def alike(weights: Sequence[Tensor], target: Tensor) -> bool:
+    """True where every weight (out, in) has as many outputs as the target (N, G, out)."""
+    for weight in weights:  # noqa: SIM110 (a generator is not traceable)
+        if weight.shape[0] != target.shape[-1]:
+            return False
+    return True
+
+
+_SCOPE = {
+    "alike": alike,
+    "filled": filled,
+    "fills": fills,
+    "grouped_linear": F.grouped_linear,
+    "grouped_product": grouped_product,
+    "joined_linears": joined_linears,
+    "joins": joins,
+    "one_map_a_group": one_map_a_group,
+    "turned": turned,
+}
 
 RULES = (Rule("grouped_linear", False, _find, _prove, opens=(nn.Linear,)),)

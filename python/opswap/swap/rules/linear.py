@@ -158,6 +158,8 @@ def group_read(node: Any, index: int, count: int) -> tuple[Node, Node | None, bo
     if not is_call(node, (operator.getitem,), ()):
         return None
     source, place = node.args
+    if bool in map(type, place if isinstance(place, tuple) else (place,)):  # a mask, though True == 1
+        return None
     if (
         isinstance(place, tuple)
         and place[:2] == (_WHOLE, index)
