@@ -141,7 +141,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     branches = demo.add_argument_group("multi-branch net")
     branches.add_argument(
-        "--branch-steps", type=_positive_int, default=88, help="training steps of both forms"
+        "--branch-steps", type=_positive_int, default=132, help="training steps of both forms"
     )
     demo.set_defaults(run=functools.partial(_run_demo, demo))
 

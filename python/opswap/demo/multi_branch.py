@@ -39,11 +39,12 @@ GROUPS: dict[str, tuple[int, ...]] = {
     "letters of its name": (1, 0, 0, 2, 1, 1, 0, 2, 2, 1),
 }
 _CLASSES = [max(classes) + 1 for classes in GROUPS.values()]
-_SIDE, _CHANNELS, _WIDTH = 32, 64, 16
+_SIDE, _CHANNELS, _WIDTH = 32, 32, 8
 _LEARNING_RATE = 5e-3
-# Convolutions of another shape sum in another order, and every training step carries the difference on.
-_EARLY_STEPS, _EARLY_TOLERANCE, _TOLERANCE = 4, 1e-4, 0.2
-_FULL_STEPS, _ACCURACY = 88, 85.0
+# Of a loss. Convolutions of another shape sum in another order, and every training step carries the difference on:
+# in float64 it stays this small, in float32 it soon turns a maximum over to another pixel.
+_TOLERANCE = 1e-9
+_FULL_STEPS, _ACCURACY = 132, 85.0
 _MEASURING_SECONDS = 0.25
 
 
@@ -55,10 +56,13 @@ def group_loss(output: Tensor, labels: Tensor) -> Tensor:
 
 
 class MultiBranchTask(Task):
-    """The branches in a loop and merged, trained side by side; then training steps and single images are timed."""
+    """The branches in a loop and merged, trained side by side in float64, which shows that they compute the same.
+
+    Training steps and single images are timed in float32.
+    """
 
     network = "Multi-branch net"
-    subject = f"{len(GROUPS)} groups of classes of handwritten digits"
+    subject = f"{len(GROUPS)} groups of classes of handwritten digits, in float64"
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -67,8 +71,9 @@ class MultiBranchTask(Task):
         self.data = digits.standardised(digits.load((_SIDE, _SIDE), settings.seed))
         torch.manual_seed(settings.seed)
         self.initial = opswap.models.multi_branch(_CLASSES, _CHANNELS, _WIDTH)
-        self.loop = self._learner("loop", copy.deepcopy(self.initial))
-        self.merged = self._learner("merged", copy.deepcopy(self._merged[torch.contiguous_format]))
+        merged = self._merged[torch.contiguous_format]
+        self.loop = self._learner("loop", copy.deepcopy(self.initial).double())
+        self.merged = self._learner("merged", copy.deepcopy(merged).double())
         self.learners = [self.loop, self.merged]
         self.report = self.merged.model.branches.merge_report()
 
@@ -97,8 +102,8 @@ class MultiBranchTask(Task):
         given = self.settings
         epochs = math.ceil(self.steps / digits.batches_per_epoch(self.data, given.batch_size))
         feed = islice(digits.batches(self.data, given.batch_size, epochs, given.seed), self.steps)
-        early = (_EARLY_STEPS, _EARLY_TOLERANCE)
-        done = train_close(self.loop, self.merged, feed, early=early, tolerance=_TOLERANCE)
+        feed = ((images.double(), labels) for images, labels in feed)
+        done = train_close(self.loop, self.merged, feed, _TOLERANCE)
         yield Stage("training, loop and merged", self.steps, done)
 
     def outcome(self) -> Outcome:
@@ -109,16 +114,15 @@ class MultiBranchTask(Task):
         return Outcome(
             {name: accuracies["digit"] for name, accuracies in found.items()},
             [
-                f"Losses differ by up to {max(differences[:_EARLY_STEPS]):.1g} of their value in the first "
-                f"{_EARLY_STEPS} steps (allowed: {_EARLY_TOLERANCE:g}), {max(differences):.1g} in all "
-                f"(allowed: {_TOLERANCE:g}): sums are taken in another order.",
+                f"All {len(pairs)} losses are equal to {max(differences):.1g} of their value "
+                f"(allowed: {_TOLERANCE:g}, since sums are taken in another order).",
                 f"Merged, held-out images right in percent: {groups}.",
             ],
         )
 
     def _accuracies(self, learner: Learner) -> dict[str, float]:
         """Percent of the held-out images whose class is right, by group."""
-        parts = learner.predict(self.data.held_out_images).split(_CLASSES, 1)
+        parts = learner.predict(self.data.held_out_images.double()).split(_CLASSES, 1)
         labels = self.data.held_out_labels
         return {
             name: 100.0 * (part.argmax(1) == torch.tensor(classes)[labels]).double().mean().item()

@@ -168,24 +168,13 @@ def train_equal(stock: Learner, swapped: Learner, batches: Iterable[Batch]) -> I
         yield done
 
 
-def train_close(
-    first: Learner,
-    second: Learner,
-    batches: Iterable[Batch],
-    *,
-    early: tuple[int, float],
-    tolerance: float,
-) -> Iterator[int]:
-    """Train both `in_turn`; raise DemoError at the first step whose losses differ by more than is allowed.
-
-    Args: early: a number of steps and the relative difference allowed in these; tolerance: the one allowed later.
-    """
+def train_close(first: Learner, second: Learner, batches: Iterable[Batch], tolerance: float) -> Iterator[int]:
+    """Train both `in_turn`; raise DemoError at the first step whose losses differ by more than this part of them."""
     for done in in_turn((first, second), batches):
-        allowed = early[1] if done <= early[0] else tolerance
         a, b = first.losses[-1], second.losses[-1]
-        if not abs(b - a) <= allowed * abs(a):
+        if not abs(b - a) <= tolerance * abs(a):
             raise DemoError(
-                f"the losses of step {done} differ by more than {allowed:g} of their value: {first.name} {a!r}, "
+                f"the losses of step {done} differ by more than {tolerance:g} of their value: {first.name} {a!r}, "
                 f"{second.name} {b!r}"
             )
         yield done
