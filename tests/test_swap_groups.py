@@ -238,3 +238,19 @@ def test_loops_in_a_forward_and_in_a_script() -> None:
     assert torch.allclose(model(*inputs), Loop()(*inputs), atol=1e-5)
     (site,) = opswap.scan(torch.jit.script(nn.Linear(2, 2))).kept
     assert site.reason == "is a ScriptModule"
+
+
+@pytest.mark.parametrize("body", [matmul, operator_and_bias])
+def test_compiled(body: Body) -> None:
+    """A swapped module compiles whole; the backend finds the same loop in Dynamo's graph."""
+    stock, x = Groups(body), torch.randn(N, G, IN)
+    torch.compiler.reset()
+    whole = torch.compile(opswap.swap(copy.deepcopy(stock), strict=True), backend="eager", fullgraph=True)
+    assert torch.allclose(whole(x), stock(x), atol=1e-5)
+    backend = opswap.dynamo_backend()
+    assert torch.allclose(torch.compile(stock, backend=backend)(x), stock(x), atol=1e-5)
+    assert [s.rule for r in backend.reports for s in r.swapped] == ["grouped_linear"]
+    caller = torch.compile(opswap.swap(Written(), strict=True), backend="eager", fullgraph=True)
+    out = torch.zeros(N, G, OUT)
+    caller(x, stock.w.detach(), out)
+    assert torch.allclose(out, torch.einsum("ngi,gio->ngo", x, stock.w), atol=1e-5)
