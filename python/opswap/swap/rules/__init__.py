@@ -8,7 +8,5 @@ __all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
 
 _NORMS = norm.RULES + norm_functional.RULES
 _LINEAR = linear.RULES + groups.RULES
-DEFAULT: tuple[Rule, ...] = (
-    channels.RULES + permutation.RULES + pool.RULES + _NORMS + _LINEAR + dropout.RULES
-)
+DEFAULT: tuple[Rule, ...] = channels.RULES + permutation.RULES + pool.RULES + _NORMS + _LINEAR + dropout.RULES
 OPTIONAL: tuple[Rule, ...] = pool.OPTIONAL
