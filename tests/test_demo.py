@@ -24,9 +24,10 @@ from opswap.demo.training import Learner, check_equal_parameters, in_turn, swap_
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 _QUICK = ["--threads", "1", "--rounds", "0", "--epochs", "1", "--image-size", "32", "--min-accuracy", "0"]
-_QUICK += ["--compared-steps", "1"]
+_QUICK += ["--compared-steps", "1", "--branch-steps", "2"]
 _SHUFFLENET = [*_QUICK, "--only", "shufflenet", "--batch-size", "479"]
 _LPRNET = [*_QUICK, "--only", "lprnet", "--batch-size", "2", "--steps", "3"]
+_BRANCHES = [*_QUICK, "--only", "multi_branch", "--batch-size", "4"]
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -49,11 +50,12 @@ def _settings(tmp_path: Path, **changed: object) -> Settings:
         steps=3,
         compared_steps=1,
         full=False,
+        branch_steps=2,
     )
     return dataclasses.replace(small, **changed)
 
 
-def test_demo_trains_both_copies_of_both_networks_and_draws_one_png(
+def test_demo_trains_both_copies_of_all_networks_and_draws_one_png(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -63,13 +65,18 @@ def test_demo_trains_both_copies_of_both_networks_and_draws_one_png(
     assert "all 44 losses, all 338 parameters and buffers" in printed
     assert "the losses of the first 1 steps, then all 62 parameters" in printed
     assert "Held-out strips read: 0.0 % of 8" in printed
+    assert "12 branches, 10 layers merged" in printed and "(allowed: 1e-09" in printed
     assert [path.name for path in tmp_path.iterdir()] == ["opswap-demo.png"]
     assert (tmp_path / "opswap-demo.png").read_bytes().startswith(_PNG)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said", "unsaid"),
-    [(_SHUFFLENET, "ShuffleNetV2 x0.5 on", "LPRNet"), (_LPRNET, "LPRNet on", "ShuffleNet")],
+    [
+        (_SHUFFLENET, "ShuffleNetV2 x0.5 on", "LPRNet"),
+        (_LPRNET, "LPRNet on", "ShuffleNet"),
+        (_BRANCHES, "Multi-branch net on", "LPRNet"),
+    ],
 )
 def test_only_one_network(
     arguments: list[str], said: str, unsaid: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -105,6 +112,8 @@ def test_demo_fails_below_the_accuracy_asked_for(
         (["--steps", "0"], "'0'"),
         (["--compared-steps", "few"], "'few'"),
         (["--full", "--only", "shufflenet"], "'shufflenet'"),
+        (["--full", "--only", "multi_branch"], "'multi_branch'"),
+        (["--branch-steps", "0"], "'0'"),
         (["--steps", "8", "--compared-steps", "8"], "8 of 8 steps"),
     ],
 )

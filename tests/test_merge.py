@@ -11,6 +11,8 @@ from opswap import merge
 from opswap.merge.build import Plan, build
 from opswap.merge.trace import trace
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])
 @pytest.mark.parametrize("name", CASES)

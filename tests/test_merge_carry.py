@@ -24,6 +24,8 @@ from opswap.merge.build import Plan, build
 from opswap.merge.trace import trace
 from opswap.models.multi_branch import Bottleneck
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_split_back_is_bit_equal(name: str, seed: int) -> None:

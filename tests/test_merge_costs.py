@@ -20,6 +20,8 @@ from opswap.merge import costs
 from opswap.merge.layers.conv import BranchConv
 from opswap.swap import costs as swap_costs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Record = Callable[[dict[str, list[list[float]]]], None]
 SETTINGS = [
     costs.setting_name(training, last, threads)

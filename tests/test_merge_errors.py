@@ -13,6 +13,8 @@ from merge_cases import conv_bn_relu, make
 from opswap import merge
 from opswap.models.multi_branch import Bottleneck
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def change(index: int, edit: Callable[[nn.Sequential], object]) -> list[nn.Sequential]:
     """Three equal branches, of which one is edited."""

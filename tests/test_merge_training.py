@@ -14,6 +14,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from merge_cases import CASES, make, without_dropout
 from opswap import merge, models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 20
 # Relative, after 20 steps in float64: the order of summation differs, and every step carries it on.
 TOLERANCE = 1e-8

@@ -89,7 +89,52 @@ def mixes_images_of_a_pair(x: Tensor) -> Tensor:
     return x.view(n // 2, 2, c, h, w).transpose(1, 2).reshape(n, c, h, w)
 
 
+def adds_to_a_view(x: Tensor) -> Tensor:
+    x = x * 1
+    half = x[:, :6]
+    half += 1
+    return by_size(x)
+
+
+def divides_a_view(x: Tensor) -> Tensor:
+    x = x * 1
+    half = x[:, :6]
+    half /= 3
+    return by_size(x)
+
+
+def raises_between_the_views(x: Tensor) -> Tensor:
+    b, c, h, w = x.shape
+    x = x * 1
+    y = x.view(b, 2, c // 2, h, w).transpose(1, 2)
+    x **= 2
+    return y.reshape(b, c, h, w)
+
+
+def adds_to_what_another_name_holds(x: Tensor) -> Tensor:
+    y = by_size(x * 1)
+    kept = y
+    y += 1
+    return by_size(kept) * y
+
+
+def adds_numbers_and_tuples(x: Tensor) -> Tensor:
+    """Which give new ones: the old stay as they are."""
+    batch = x.shape[0]
+    more = batch
+    more += 1
+    parts = x.chunk(2, 1)
+    three = parts
+    three += (x[:, :2],)
+    return by_size(torch.cat(parts, 1))[:batch] * len(three) + torch.cat(three, 1)[:more, :12]
+
+
 WRITERS = [
+    adds_numbers_and_tuples,
+    adds_to_a_view,
+    adds_to_what_another_name_holds,
+    divides_a_view,
+    raises_between_the_views,
     writes_to_the_source_afterwards,
     writes_to_the_result,
     writes_to_an_identity,

@@ -104,13 +104,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     demo = commands.add_parser(
         "demo",
-        help="train ShuffleNetV2 and LPRNet on handwritten digits, stock and swapped side by side",
+        help="train ShuffleNetV2, LPRNet and a multi-branch net on handwritten digits, two forms side by side",
         description="Train stock and swapped copies of two networks on the same batches: ShuffleNetV2 x0.5, "
         "which tells handwritten digits apart, and LPRNet, which reads strips of seven of them. Their losses "
-        "must be equal at every step. Prints accuracies and step times, draws a plot.",
+        "must be equal at every step. Then train a net with twelve branches, in a loop and merged, whose losses "
+        "must be equal within a tolerance. Prints accuracies and step times, draws a plot.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    demo.add_argument("--only", choices=("shufflenet", "lprnet"), help="one network, None for both")
+    demo.add_argument(
+        "--only", choices=("shufflenet", "lprnet", "multi_branch"), help="one network, None for all"
+    )
     demo.add_argument("--batch-size", type=_batch_size, default=32, help="images in a training step")
     demo.add_argument("--seed", type=_seed, default=0, help="of the weights, the split and the batches")
     demo.add_argument("--threads", type=_positive_int, help="threads of torch, None for torch's own choice")
@@ -135,6 +138,10 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     lprnet.add_argument("--steps", type=_positive_int, help="training steps, None for those of the demo")
     lprnet.add_argument(
         "--compared-steps", type=_positive_int, default=8, help="how many of them stock takes as well"
+    )
+    branches = demo.add_argument_group("multi-branch net")
+    branches.add_argument(
+        "--branch-steps", type=_positive_int, default=132, help="training steps of both forms"
     )
     demo.set_defaults(run=functools.partial(_run_demo, demo))
 

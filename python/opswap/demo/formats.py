@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""How long a training step takes: stock and swapped, contiguous and channels_last."""
+"""How long a training step, or an inference, takes: two forms of a model, contiguous and channels_last."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
 
 from .training import Batch, Criterion, Learner, Spread, in_turn, swap_exactly
 
-__all__ = ["FormatTiming"]
+__all__ = ["FormatTiming", "Forms", "stock_and_swapped"]
+
+# What makes each form of a model for a memory format; the first is what the others are compared with.
+Forms = Mapping[str, Callable[[torch.memory_format], nn.Module]]
 
 _WARM_UP = 2
 _FEWEST_ROUNDS = 3
@@ -20,49 +23,62 @@ _LONGEST_SECONDS = 20.0
 _LAYOUTS = (("contiguous", torch.contiguous_format), ("channels_last", torch.channels_last))
 
 
-class FormatTiming:
-    """Four copies of a model that step in turn on one batch, `rounds` times or fewer on a slow machine.
+def stock_and_swapped(model: nn.Module) -> Forms:
+    """Copies of a model as it is and swapped."""
+    return {
+        "stock": lambda memory_format: copy.deepcopy(model),
+        "swapped": lambda memory_format: swap_exactly(copy.deepcopy(model)),
+    }
 
-    Three where `stock_in_channels_last` is False, for a stock model that refuses that format. Only their times are of
-    interest: in channels_last, convolutions of stock and swapped may round differently, since a stock shuffle
-    hands its result on in the contiguous format.
+
+class FormatTiming:
+    """Two forms of a model in two formats that work in turn on one batch, `rounds` times or fewer on a slow machine.
+
+    Three where `first_in_channels_last` is False, for a model that refuses that format. Where `training` is False,
+    inference is timed. Only the times are of interest: in channels_last, convolutions of stock and swapped may round
+    differently, since a stock shuffle hands its result on in the contiguous format.
     """
 
     def __init__(
         self,
         title: str,
-        model: nn.Module,
+        forms: Forms,
         criterion: Criterion,
         batch: Batch,
         rounds: int,
         *,
-        stock_in_channels_last: bool = True,
+        first_in_channels_last: bool = True,
+        training: bool = True,
     ) -> None:
         self.title = title
         self.steps = _WARM_UP + rounds
         self._batch = batch
+        self._turn = Learner.step if training else Learner.infer
+        first = next(iter(forms))
         self._learners = [
             Learner(
                 f"{name} {layout}",
-                prepare(copy.deepcopy(model)),
+                make(memory_format),
                 criterion,
                 steps=self.steps,
                 learning_rate=1e-3,
                 memory_format=memory_format,
             )
-            for name, prepare in (("stock", lambda same: same), ("swapped", swap_exactly))
+            for name, make in forms.items()
             for layout, memory_format in _LAYOUTS
-            if stock_in_channels_last or (name, layout) != ("stock", "channels_last")
+            if first_in_channels_last or (name, layout) != (first, "channels_last")
         ]
+        for learner in self._learners:
+            learner.model.train(training)
 
     def run(self) -> Iterator[int]:
-        """Yields the number of steps that every copy has done; ends early when the time is used up."""
+        """Yields the number of rounds that every copy has done; ends early when the time is used up."""
         deadline = time.monotonic() + _LONGEST_SECONDS
-        for done in in_turn(self._learners, [self._batch] * self.steps):
+        for done in in_turn(self._learners, [self._batch] * self.steps, self._turn):
             yield done
             if done >= _WARM_UP + _FEWEST_ROUNDS and time.monotonic() > deadline:
                 return
 
     def spreads(self) -> dict[str, Spread]:
-        """By copy, "stock contiguous" first."""
+        """By copy, the first form in contiguous memory first."""
         return {learner.name: learner.spread(skip=_WARM_UP) for learner in self._learners}

@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 import opswap
 
 from . import digits, strips
-from .formats import FormatTiming
+from .formats import FormatTiming, stock_and_swapped
 from .settings import Settings
 from .task import Outcome, Stage, Task
-from .training import Learner, check_equal_parameters, swap_exactly, train, train_equal
+from .training import Learner, adam, check_equal_parameters, swap_exactly, train, train_equal
 
 __all__ = ["LPRNetTask"]
 
@@ -54,7 +53,7 @@ class LPRNetTask(Task):
             strips.ctc_loss,
             steps=self.steps,
             learning_rate=_LEARNING_RATE,
-            optimizer=_adam,
+            optimizer=adam,
         )
 
     def stages(self) -> Iterator[Stage]:
@@ -92,10 +91,11 @@ class LPRNetTask(Task):
         title = f"{self.network}, {given.batch_size} strips 24x94"
         return [
             FormatTiming(
-                title, self.initial, strips.ctc_loss, batch, given.rounds, stock_in_channels_last=False
+                title,
+                stock_and_swapped(self.initial),
+                strips.ctc_loss,
+                batch,
+                given.rounds,
+                first_in_channels_last=False,
             )
         ]
-
-
-def _adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
-    return torch.optim.AdamW(parameters, learning_rate, weight_decay=1e-2)

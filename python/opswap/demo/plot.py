@@ -18,7 +18,9 @@ from .training import Learner, Spread
 __all__ = ["draw"]
 
 _COLOURS = {"stock": "tab:gray", "swapped": "tab:red", "swapped channels_last": "tab:blue"}
+_COLOURS |= {"loop": "tab:gray", "merged": "tab:red"}
 _LINES = {"stock": ("-", 4.0), "swapped": ("--", 1.2), "swapped channels_last": ("-", 1.2)}
+_LINES |= {"loop": _LINES["stock"], "merged": _LINES["swapped"]}
 _TRAINING_HEIGHT, _TIMING_HEIGHT = 4.0, 2.8
 
 
@@ -70,7 +72,8 @@ def _draw_losses(axes: Axes, learners: Sequence[Learner]) -> None:
             color=_colour(learner.name),
             label=learner.name,
         )
-    axes.set(xlabel="step", ylabel="loss", yscale="log", title="Loss: stock and swapped lie on each other")
+    pair = " and ".join(learner.name for learner in learners[:2])
+    axes.set(xlabel="step", ylabel="loss", yscale="log", title=f"Loss: {pair} lie on each other")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -18,7 +18,7 @@ class DemoError(Exception):
 @dataclass(frozen=True)
 class Settings:
     """
-    only: "shufflenet" or "lprnet"; None for both.
+    only: "shufflenet", "lprnet" or "multi_branch"; None for all.
     batch_size, seed, threads: of every training; threads None leaves torch's own number.
     rounds: timed steps of every memory format; 0 for none.
     output: file of the plot.
@@ -26,6 +26,7 @@ class Settings:
     min_accuracy: percent of the held-out images that ShuffleNetV2, stock and swapped, must get right.
     steps: LPRNet's training steps; None for as many as the demo, or the full demo, is meant to have.
     compared_steps: how many of them, fewer than all, the stock LPRNet takes as well.
+    branch_steps: training steps of the multi-branch net.
     full: train LPRNet longer, and fail unless it reads nine in ten held-out strips.
 
     Raises: ValueError where two of them contradict each other.
@@ -43,10 +44,11 @@ class Settings:
     steps: int | None
     compared_steps: int
     full: bool
+    branch_steps: int
 
     def __post_init__(self) -> None:
-        if self.full and self.only == "shufflenet":
-            raise ValueError("full trains LPRNet longer, but only 'shufflenet' was asked for")
+        if self.full and self.only not in (None, "lprnet"):
+            raise ValueError(f"full trains LPRNet longer, but only {self.only!r} was asked for")
         if self.compared_steps >= self.lprnet_steps:
             raise ValueError(
                 f"stock and swapped LPRNet are compared in {self.compared_steps} of {self.lprnet_steps} steps, "

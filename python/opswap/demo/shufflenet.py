@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import opswap
 
 from . import digits
-from .formats import FormatTiming
+from .formats import FormatTiming, stock_and_swapped
 from .settings import Settings
 from .task import Outcome, Stage, Task
 from .training import Learner, check_equal_parameters, swap_exactly, train_equal
@@ -69,6 +69,12 @@ class ShuffleNetTask(Task):
         large = opswap.models.shufflenet_v2_x1_0(num_classes=1000)
         large_batch = torch.randn(8, 3, 224, 224), torch.randint(1000, (8,))
         return [
-            FormatTiming(title, self.initial, loss, batch, given.rounds),
-            FormatTiming("ShuffleNetV2 x1.0, 8 images 224x224", large, loss, large_batch, given.rounds),
+            FormatTiming(title, stock_and_swapped(self.initial), loss, batch, given.rounds),
+            FormatTiming(
+                "ShuffleNetV2 x1.0, 8 images 224x224",
+                stock_and_swapped(large),
+                loss,
+                large_batch,
+                given.rounds,
+            ),
         ]

@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import opswap
-
 from .formats import FormatTiming
 from .training import Learner
 
@@ -33,14 +31,14 @@ class Outcome:
 
 
 class Task(ABC):
-    """Stock and swapped copies of one network with equal weights, and what both are to learn.
+    """Stock and swapped copies of one network with equal weights, or a loop and its merged form, and what both learn.
 
     Attributes:
         network: name of the network; subject: what it learns from.
         steps: training steps.
         min_accuracy: percent; what is less is a failure of the demo.
-        learners: stock first.
-        report: of the swap.
+        learners: stock, or the loop, first.
+        report: of the swap or the merge; it is printed.
     """
 
     network: str
@@ -48,18 +46,18 @@ class Task(ABC):
     steps: int
     min_accuracy: float
     learners: list[Learner]
-    report: opswap.Report
+    report: object
 
     @abstractmethod
     def stages(self) -> Iterator[Stage]:
         """The training, each stage to be worked through before the next one is asked for.
 
-        Raises: DemoError where stock and swapped differ.
+        Raises: DemoError where the two differ.
         """
 
     @abstractmethod
     def outcome(self) -> Outcome:
-        """After the last stage. Raises: DemoError where stock and swapped differ."""
+        """After the last stage. Raises: DemoError where the two differ."""
 
     @abstractmethod
     def format_timings(self) -> list[FormatTiming]:

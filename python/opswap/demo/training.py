@@ -24,11 +24,13 @@ __all__ = [
     "Criterion",
     "Learner",
     "Spread",
+    "adam",
     "check_equal_parameters",
     "in_turn",
     "nesterov",
     "swap_exactly",
     "train",
+    "train_close",
     "train_equal",
 ]
 
@@ -49,6 +51,11 @@ class Spread:
 def nesterov(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
     """SGD with momentum and a little weight decay, for a classifier."""
     return torch.optim.SGD(parameters, learning_rate, momentum=0.9, weight_decay=1e-4, nesterov=True)
+
+
+def adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
+    """AdamW with its usual weight decay."""
+    return torch.optim.AdamW(parameters, learning_rate, weight_decay=1e-2)
 
 
 class Learner:
@@ -96,6 +103,14 @@ class Learner:
         """From here on, predict with a moving average of the parameters and buffers after each step."""
         self._average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
 
+    def infer(self, inputs: Tensor, targets: Tensor) -> None:
+        """One timed inference; converting the inputs to the memory format is not part of its time."""
+        inputs = inputs.contiguous(memory_format=self.memory_format)
+        with torch.inference_mode():
+            start = time.perf_counter()
+            self.model(inputs)
+            self.seconds.append(time.perf_counter() - start)
+
     def predict(self, inputs: Tensor) -> Tensor:
         """The outputs of the model, or of the average, in inference mode."""
         model = self._average or self.model
@@ -120,7 +135,11 @@ class Learner:
         return Spread(float(low), float(median), float(high))
 
 
-def in_turn(learners: Sequence[Learner], batches: Iterable[Batch]) -> Iterator[int]:
+def in_turn(
+    learners: Sequence[Learner],
+    batches: Iterable[Batch],
+    turn: Callable[[Learner, Tensor, Tensor], None] = Learner.step,
+) -> Iterator[int]:
     """Give every batch to every learner, in random order, and yield the number of batches done.
 
     What disturbs the machine disturbs all learners alike, and none always follows the same other one, whose
@@ -129,7 +148,7 @@ def in_turn(learners: Sequence[Learner], batches: Iterable[Batch]) -> Iterator[i
     generator = random.Random(0)
     for done, (inputs, targets) in enumerate(batches, 1):
         for learner in generator.sample(learners, len(learners)):
-            learner.step(inputs, targets)
+            turn(learner, inputs, targets)
         yield done
 
 
@@ -145,6 +164,18 @@ def train_equal(stock: Learner, swapped: Learner, batches: Iterable[Batch]) -> I
             raise DemoError(
                 f"the losses of step {done} differ: {stock.name} {stock.losses[-1]!r}, "
                 f"{swapped.name} {swapped.losses[-1]!r}"
+            )
+        yield done
+
+
+def train_close(first: Learner, second: Learner, batches: Iterable[Batch], tolerance: float) -> Iterator[int]:
+    """Train both `in_turn`; raise DemoError at the first step whose losses differ by more than this part of them."""
+    for done in in_turn((first, second), batches):
+        a, b = first.losses[-1], second.losses[-1]
+        if not abs(b - a) <= tolerance * abs(a):
+            raise DemoError(
+                f"the losses of step {done} differ by more than {tolerance:g} of their value: {first.name} {a!r}, "
+                f"{second.name} {b!r}"
             )
         yield done
 

@@ -114,6 +114,7 @@ def writes(node: fx.Node) -> bool:
     return (
         in_place
         or call_name(node) in _OUT_OF_PLACE
+        or node.target is operator.setitem
         or bool(node.kwargs.get("inplace"))
         or "out" in node.kwargs
     )

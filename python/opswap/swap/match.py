@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.graph import inplace_methods
 
 __all__ = [
     "FOREIGN_SIZES",
@@ -22,6 +23,7 @@ __all__ = [
     "REORDER",
     "Region",
     "graph_kinds",
+    "hazard",
     "joined_parts",
     "operation",
     "regions",
@@ -257,7 +259,7 @@ def _with_cat(
     if parts and set(source.users) <= nodes and not leaking & sizes:
         yield Region(parts, source, (source, *ordered), outputs, source, mixing, problem)
     anchor = next(n for n in ordered if n not in sizes)
-    problem = problem or _hazard(anchor, ordered)
+    problem = problem or hazard(anchor, ordered)
     yield Region((source,), None, ordered, outputs, anchor, mixing, problem)
 
 
@@ -281,7 +283,7 @@ def joined_parts(node: Node) -> tuple[Node, ...]:
     return tuple(parts) if all(isinstance(p, Node) for p in parts) else ()
 
 
-def _hazard(anchor: Node, ordered: tuple[Node, ...]) -> str:
+def hazard(anchor: Node, ordered: tuple[Node, ...]) -> str:
     """Code between the region's first view and its last node that may write to the source."""
     node = anchor
     while node is not ordered[-1]:
@@ -295,8 +297,4 @@ def writes(node: Node) -> bool:
     """True where the call's name or arguments say that it writes to a tensor."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    return (
-        in_place
-        or name in ("setitem", "iadd", "imul", "isub")
-        or bool(node.kwargs.get("inplace") or node.kwargs.get("out"))
-    )
+    return in_place or name in inplace_methods or bool(node.kwargs.get("inplace") or node.kwargs.get("out"))

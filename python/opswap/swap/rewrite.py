@@ -267,12 +267,14 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
     inputs = tuple(replaced.get(n, n) for n in region.inputs)
     with graph.inserting_before(region.anchor):
         modules = tuple(graph.create_node("get_attr", n.target) for n in region.modules)
-        outputs = [graph.call_function(function, inputs + modules)]
+        call = graph.call_function(function, inputs + modules)
+        outputs = [call]
         if len(region.outputs) > 1:
             result = outputs[0]
             outputs = [graph.call_function(operator.getitem, (result, j)) for j in range(len(region.outputs))]
     for old, new in zip(region.outputs, outputs, strict=True):
-        old.replace_all_uses_with(new)
+        # What the region writes to is an input too, and sizes may have been asked of it before.
+        old.replace_all_uses_with(new, lambda user: call < user)
         replaced[old] = new
     for node in reversed(region.nodes):
         if not node.users:

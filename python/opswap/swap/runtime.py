@@ -30,6 +30,7 @@ __all__ = [
     "Record",
     "activation_of",
     "covers",
+    "fills",
     "find_class",
     "foresees",
     "give_contiguous",
@@ -42,6 +43,7 @@ __all__ = [
     "missed",
     "narrow_weight",
     "normable",
+    "one_map_a_group",
     "one_weight_a_group",
     "owned",
     "plain",
@@ -232,11 +234,56 @@ _NARROW, _MANY = 10, 8
 
 def narrow_weight(input: Any, weight: Any) -> bool:
     """True for input (N, G, in) and weight (G, out, in), which lies in that order or has few outputs."""
+    if not one_map_a_group(input, weight):
+        return False
+    return weight.is_contiguous() or (weight.shape[1] <= _NARROW and input.shape[0] >= _MANY)
+
+
+def one_map_a_group(input: Any, weight: Any, bias: Any = None) -> bool:
+    """True for input (N, G, in), weight (G, out, in) and bias (G, out)."""
     if not _plain_floats(input, weight) or input.dim() != 3 or weight.dim() != 3:
         return False
     if input.shape[1] != weight.shape[0] or input.shape[2] != weight.shape[2]:
         return False
-    return weight.is_contiguous() or (weight.shape[1] <= _NARROW and input.shape[0] >= _MANY)
+    return bias is None or (_plain_floats(input, bias) and bias.shape == weight.shape[:2])
+
+
+def fills(target: Any, fresh: bool, input: Tensor, groups: int, parameters: tuple[Tensor, ...]) -> bool:
+    """True where one write of (N, groups, out), made of input (N, groups, in), is what a write of each group is.
+
+    Args:
+        fresh: nobody but the forward holds the target. Else it must be shown to share no memory with what is read
+            and with itself, and it is not written at once under torch.compile.
+        parameters: what the maps read besides.
+    """
+    if not poolable(target, (3,)) or target.device != input.device:
+        return False
+    if input.shape[1] != groups or target.shape[:2] != input.shape[:2]:
+        return False
+    if fresh:
+        return not (target.requires_grad and target.is_leaf)  # to which torch refuses to write
+    others = (input, *parameters)
+    if not plain_cpu((target, *others)) or not _distinct(target):
+        return False
+    start, end = _memory(target)
+    spans = [_memory(t) for t in others]
+    return all(end <= first or last <= start for first, last in spans)
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _distinct(tensor: Tensor) -> bool:
+    """True where the strides show that no two elements share memory."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return False
+            reach += stride * (size - 1)
+    return True
 
 
 # Elements of a Linear up to which one call is faster than one for each though all weights are copied first.

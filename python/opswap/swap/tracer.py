@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import dis
 import inspect
+import operator
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
+from torch.fx.graph import inplace_methods
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.proxy import Attribute
 from torch.utils import checkpoint
+from torch.utils._pytree import tree_leaves
 
 from .alias import returns_tensor
 from .facts import ATTRIBUTES, counts_dimensions, is_fact, is_shape
@@ -73,6 +76,8 @@ _BAKED = {
 }
 _CATCHES = ("CHECK_EG_MATCH", "CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH")
 _CONTAINERS = (list, dict, immutable_list, immutable_dict)
+# They take sizes, which may be proxies, but no tensor by which torch would hand the call to fx.
+_FACTORIES = ("empty", "full", "ones", "zeros")
 # The number of dimensions is tried in this order where no run has shown it.
 _DIMENSIONS = (4, 3, 5, 2)
 
@@ -125,6 +130,15 @@ class _Proxy(fx.Proxy):
     def __float__(self) -> float:
         return float(self.tracer.integer(self))
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+    def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
+        """x += y and its like: a write where x may be a tensor; numbers and tuples give new ones."""
+        if is_fact(self.node) or graph_kinds(self.node.graph)[self.node] == "tuple":
+            return NotImplemented
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
     def __hash__(self) -> int:
         """Of a number, that of the number, by which it is looked up in a dict."""
         if _called_from_torch() or (isinstance(self, Attribute) and self.attr not in ATTRIBUTES):
@@ -152,6 +166,14 @@ class _Proxy(fx.Proxy):
         if _called_from_torch():
             return type(self)
         return self.tracer.class_of(self)
+
+
+def _in_place_method(function: Callable[..., Any]) -> Callable[[_Proxy, Any], Any]:
+    return lambda self, other: self._in_place(function, other)
+
+
+for _name in set(inplace_methods) - {"imatmul", "setitem"}:  # x @= y gives a new tensor
+    setattr(_Proxy, f"__{_name}__", _in_place_method(getattr(operator, _name)))
 
 
 class _AttributeProxy(_Proxy, Attribute):
@@ -194,6 +216,33 @@ class Tracer(fx.Tracer):
         """Remember the first refusal: the forward itself may catch the exception."""
         self.refusal = self.refusal or CaptureError(reason)
         return self.refusal
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        stock = {name: getattr(torch, name) for name in _FACTORIES}
+        recorded = {name: self._recorded(function) for name, function in stock.items()}
+        try:
+            for name, function in recorded.items():
+                setattr(torch, name, function)
+            return super().trace(root, concrete_args)
+        finally:
+            for name, function in stock.items():
+                if (
+                    getattr(torch, name) is recorded[name]
+                ):  # else somebody else's patch, to be taken back there
+                    setattr(torch, name, function)
+
+    def _recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose calls become nodes where an argument is a proxy; other threads' are left alone."""
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == self.thread and any(
+                isinstance(a, fx.Proxy) for a in tree_leaves((args, kwargs))
+            ):
+                return self.create_proxy("call_function", function, args, kwargs)
+            return function(*args, **kwargs)
+
+        return call
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)

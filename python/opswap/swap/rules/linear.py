@@ -19,19 +19,19 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..match import Region
+from ..match import Region, hazard
 from ..prove import Refusal
 from ..runtime import joins, narrow_weight, one_weight_a_group
 from .rule import Replacement, Rule, Shapes
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "group_read", "is_call", "joined_linears"]
 
 _PRODUCTS = (operator.mul, torch.mul, torch.multiply)
 _SUMS = (operator.add, torch.add)
 _JOINS = (torch.cat, torch.concat, torch.concatenate, torch.stack)
 
 
-def _is_call(node: Any, functions: tuple[Any, ...], methods: tuple[str, ...]) -> bool:
+def is_call(node: Any, functions: tuple[Any, ...], methods: tuple[str, ...]) -> bool:
     if not isinstance(node, Node):
         return False
     names = {"call_function": functions, "call_method": methods}
@@ -39,7 +39,7 @@ def _is_call(node: Any, functions: tuple[Any, ...], methods: tuple[str, ...]) ->
 
 
 def _is_product(node: Any) -> bool:
-    plain = _is_call(node, _PRODUCTS, ("mul", "multiply")) and len(node.args) == 2 and not node.kwargs
+    plain = is_call(node, _PRODUCTS, ("mul", "multiply")) and len(node.args) == 2 and not node.kwargs
     return plain and all(isinstance(n, Node) for n in node.args)
 
 
@@ -51,7 +51,7 @@ def _is_sum_of_last(node: Node) -> bool:
     """x.sum(-1), torch.sum(x, dim=-1), without other options."""
     dim = _argument(node, 1, "dim")
     return (
-        _is_call(node, (torch.sum,), ("sum",))
+        is_call(node, (torch.sum,), ("sum",))
         and dim in (-1, (-1,), [-1])
         and not set(node.kwargs) - {"dim", "input"}
         and len(node.args) <= 2
@@ -61,7 +61,7 @@ def _is_sum_of_last(node: Node) -> bool:
 def _region(inputs: tuple[Node, ...], nodes: tuple[Node, ...]) -> Region:
     """The nodes, of which every one is used by the next alone."""
     leaks = any(list(a.users) != [b] for a, b in pairwise(nodes))
-    problem = "an intermediate result is used elsewhere" if leaks else ""
+    problem = "an intermediate result is used elsewhere" if leaks else hazard(nodes[0], nodes)
     # The call stands where the last node stood: all inputs, the bias too, are made by then.
     return Region(inputs, None, nodes, nodes[-1:], nodes[-1], nodes[0], problem)
 
@@ -71,7 +71,7 @@ def _bias_added(node: Node) -> tuple[Node, Node] | None:
     users = list(node.users)
     if (
         len(users) != 1
-        or not _is_call(users[0], _SUMS, ("add",))
+        or not is_call(users[0], _SUMS, ("add",))
         or users[0].kwargs
         or len(users[0].args) != 2
     ):
@@ -109,7 +109,7 @@ def _prove_summed_product(region: Region, shapes: Shapes) -> Replacement:
 
 def _find_einsum(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
-        if _is_call(node, (torch.einsum,), ()) and len(node.args) == 3 and not node.kwargs:
+        if is_call(node, (torch.einsum,), ()) and len(node.args) == 3 and not node.kwargs:
             equation, *operands = node.args
             if isinstance(equation, str) and all(isinstance(n, Node) for n in operands):
                 yield _region(tuple(dict.fromkeys(operands)), (node,))
@@ -150,14 +150,16 @@ def _same_pattern(terms: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 _WHOLE = slice(None)
 
 
-def _group_read(node: Any, index: int, count: int) -> tuple[Node, Node | None, bool] | None:
+def group_read(node: Any, index: int, count: int) -> tuple[Node, Node | None, bool] | None:
     """(source, the node that cuts it if there is one, flat) where node is group `index` of `count` of a source.
 
     That is x[:, index] or x.unbind(1)[index] of (N, G, in), or x.chunk(count, 1)[index] of a flat (N, G * in).
     """
-    if not _is_call(node, (operator.getitem,), ()):
+    if not is_call(node, (operator.getitem,), ()):
         return None
     source, place = node.args
+    if bool in map(type, place if isinstance(place, tuple) else (place,)):  # a mask, though True == 1
+        return None
     if (
         isinstance(place, tuple)
         and place[:2] == (_WHOLE, index)
@@ -166,10 +168,10 @@ def _group_read(node: Any, index: int, count: int) -> tuple[Node, Node | None, b
         return source, None, False
     if place != index or not isinstance(source, Node):
         return None
-    if _is_call(source, (torch.chunk,), ("chunk",)):
+    if is_call(source, (torch.chunk,), ("chunk",)):
         fits = _argument(source, 1, "chunks") == count and _argument(source, 2, "dim", 0) in (1, -1)
         return (_argument(source, 0, "input"), source, True) if fits else None
-    if _is_call(source, (torch.unbind,), ("unbind",)) and _argument(source, 1, "dim", 0) == 1:
+    if is_call(source, (torch.unbind,), ("unbind",)) and _argument(source, 1, "dim", 0) == 1:
         return _argument(source, 0, "input"), source, False
     return None
 
@@ -177,9 +179,9 @@ def _group_read(node: Any, index: int, count: int) -> tuple[Node, Node | None, b
 def _linears_region(join: Node, parts: Sequence[Any]) -> Region | None:
     """Linears, one a group of one tensor, and the join of their results."""
     linear = (torch_functional.linear,)
-    if not all(_is_call(n, linear, ()) and len(n.args) == 3 and list(n.users) == [join] for n in parts):
+    if not all(is_call(n, linear, ()) and len(n.args) == 3 and list(n.users) == [join] for n in parts):
         return None
-    reads = [_group_read(n.args[0], i, len(parts)) for i, n in enumerate(parts)]
+    reads = [group_read(n.args[0], i, len(parts)) for i, n in enumerate(parts)]
     if None in reads or len({(source, flat) for source, _, flat in reads}) != 1:
         return None
     parameters = [p for n in parts for p in n.args[1:] if p is not None]
@@ -190,14 +192,14 @@ def _linears_region(join: Node, parts: Sequence[Any]) -> Region | None:
     cuts = [n.args[0] for n in parts] + [cut for _, cut, _ in reads if cut is not None]
     nodes = {*cuts, *parts, join}
     leaks = any(not set(n.users) <= nodes for n in nodes - {join})
-    problem = "an intermediate result is used elsewhere" if leaks else ""
     ordered = tuple(n for n in join.graph.nodes if n in nodes)
+    problem = "an intermediate result is used elsewhere" if leaks else hazard(ordered[0], ordered)
     return Region((reads[0][0], *parameters), None, ordered, (join,), join, join, problem)
 
 
 def _find_linears(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
-        if _is_call(node, _JOINS, ()) and _argument(node, 1, "dim", 0) in (1, -1):
+        if is_call(node, _JOINS, ()) and _argument(node, 1, "dim", 0) in (1, -1):
             parts = _argument(node, 0, "tensors")
             if isinstance(parts, (list, tuple)) and len(parts) > 1:
                 region = _linears_region(node, parts)
@@ -222,7 +224,7 @@ def _prove_linears(region: Region, shapes: Shapes) -> Replacement:
     stacked = join.target is torch.stack
     if stacked and _argument(join, 1, "dim", 0) != 1:
         raise Refusal("it stacks along another dimension", told=False)
-    (flat,) = {_group_read(n.args[0], i, len(parts))[2] for i, n in enumerate(parts)}
+    (flat,) = {group_read(n.args[0], i, len(parts))[2] for i, n in enumerate(parts)}
     names = {node: f"x{i}" for i, node in enumerate(region.inputs)}
     weights = f"({', '.join(names[n.args[1]] for n in parts)},)"
     biases = "()" if parts[0].args[2] is None else f"({', '.join(names[n.args[2]] for n in parts)},)"
