@@ -17,7 +17,6 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import make_apply
 from .._layout import suggest_memory_format
 from ._arguments import (
     FLOATS,
@@ -33,6 +32,7 @@ from ._arguments import (
 from ._call import (
     batch_together,
     dense_copy,
+    differentiable,
     empty,
     needs_function,
     plain_torch,
@@ -312,8 +312,8 @@ def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
     return split_batch(info, result), 0
 
 
-_apply = make_apply("MaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
-_apply_backward = make_apply(
+_with_offsets = differentiable("MaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
+_differentiable_backward = differentiable(
     "MaxPoolBackward",
     _forward_of_backward,
     _setup_of_backward,
@@ -321,14 +321,6 @@ _apply_backward = make_apply(
     _jvp_of_backward,
     _vmap_of_backward,
 )
-
-
-def _differentiable_backward(*args: Any) -> Tensor:
-    return (_apply_backward if needs_function(args[-1]) else _forward_of_backward)(*args)
-
-
-def _with_offsets(window: tuple[Any, ...], channel_step: int, input: Tensor) -> tuple[Tensor, Tensor]:
-    return (_apply if needs_function(input) else _forward)(window, channel_step, input)
 
 
 def _pool(
