@@ -166,6 +166,9 @@ def test_operators_check_what_they_are_given() -> None:
         operators.max_pool_backward(
             output[..., :2], offsets, IMAGES.shape, *geometry, 1, torch.contiguous_format
         )
+    for size in ((2, 4, -6, 6), (2**40, 2**40, 6, 6), (2, 4, 6)):
+        with pytest.raises(RuntimeError, match=re.escape(str(size))):
+            operators.max_pool_backward(output, offsets, size, *geometry, 1, torch.contiguous_format)
     with pytest.raises(RuntimeError):
         operators.max_pool(IMAGES, [9, 9], *geometry[1:], False, 1)
     with pytest.raises(NotImplementedError):

@@ -144,15 +144,9 @@ static PyObject *new_like(osw_norm_call *call, osw_norm_role role, PyObject *obj
 /* A new (2, C) float64 tensor. */
 static PyObject *new_statistics(osw_norm_call *call)
 {
-    static PyObject *like; /* kept for good, guarded by the GIL */
+    static PyObject *kept;
     const int64_t size[2] = {2, call->tensors[INPUT].size[1]};
-    if (!like) {
-        PyObject *make = osw_attribute_of("torch", "empty");
-        PyObject *empty = make ? PyObject_CallFunction(make, "i", 0) : NULL;
-        like = empty ? PyObject_CallMethod(empty, "double", NULL) : NULL;
-        Py_XDECREF(empty);
-        Py_XDECREF(make);
-    }
+    PyObject *like = osw_tensor_donor(&kept, "double");
     call->given[STATISTICS] = like != NULL;
     return like ? osw_tensor_new(like, call->name, 2, size, false, &call->tensors[STATISTICS])
                 : NULL;

@@ -5,55 +5,15 @@
 #include "pool/indices.h"
 #include "pool/window.h"
 
-static int parse_int(PyObject *object, int64_t *value)
-{
-    *value = PyLong_AsLongLong(object);
-    return *value == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
-static bool expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted)
-{
-    if (nargs == wanted)
-        return true;
-    PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, wanted, nargs);
-    return false;
-}
-
-static PyObject *max_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
-{
-    (void)module;
-    osw_pool_call call = osw_pool_begin("max_pool", OP_max, false);
-    if (!expect(call.name, nargs, 8) || osw_pool_tensor_arg(&call, INPUT, args[0]) != 0 ||
-        osw_pool_tensor_arg(&call, OUTPUT, args[1]) != 0 ||
-        (args[2] != Py_None && osw_pool_tensor_arg(&call, OFFSETS, args[2]) != 0) ||
-        osw_pool_window_args(&call, args[3], args[4], args[5], args[6]) != 0 ||
-        parse_int(args[7], &call.pool.channel_step) != 0)
-        return NULL;
-    return osw_pool_execute(&call);
-}
-
-static PyObject *max_pool_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
-{
-    (void)module;
-    osw_pool_call call = osw_pool_begin("max_pool_backward", OP_max_backward, true);
-    if (!expect(call.name, nargs, 8) || osw_pool_tensor_arg(&call, GRAD_OUTPUT, args[0]) != 0 ||
-        osw_pool_tensor_arg(&call, OFFSETS, args[1]) != 0 ||
-        osw_pool_tensor_arg(&call, GRAD_INPUT, args[2]) != 0 ||
-        osw_pool_window_args(&call, args[3], args[4], args[5], args[6]) != 0 ||
-        parse_int(args[7], &call.pool.channel_step) != 0)
-        return NULL;
-    return osw_pool_execute(&call);
-}
-
 static PyObject *avg_any(osw_pool_call *call, PyObject *const *args, Py_ssize_t nargs)
 {
     const bool backward = call->large == GRAD_INPUT;
-    if (!expect(call->name, nargs, 8) ||
+    if (!osw_pool_expect(call->name, nargs, 8) ||
         osw_pool_tensor_arg(call, backward ? GRAD_OUTPUT : INPUT, args[0]) != 0 ||
         osw_pool_tensor_arg(call, backward ? GRAD_INPUT : OUTPUT, args[1]) != 0 ||
         osw_pool_window_args(call, args[2], args[3], args[4], NULL) != 0 ||
-        parse_int(args[6], &call->pool.divisor) != 0 ||
-        parse_int(args[7], &call->pool.channel_step) != 0)
+        osw_pool_int(args[6], &call->pool.divisor) != 0 ||
+        osw_pool_int(args[7], &call->pool.channel_step) != 0)
         return NULL;
     const int include = PyObject_IsTrue(args[5]);
     if (include < 0)
@@ -80,7 +40,7 @@ static PyObject *adaptive_max_pool(PyObject *module, PyObject *const *args, Py_s
 {
     (void)module;
     osw_pool_call call = osw_pool_begin("adaptive_max_pool", OP_adaptive_max, false);
-    if (!expect(call.name, nargs, 3) || osw_pool_tensor_arg(&call, INPUT, args[0]) != 0 ||
+    if (!osw_pool_expect(call.name, nargs, 3) || osw_pool_tensor_arg(&call, INPUT, args[0]) != 0 ||
         osw_pool_tensor_arg(&call, OUTPUT, args[1]) != 0 ||
         (args[2] != Py_None && osw_pool_tensor_arg(&call, OFFSETS, args[2]) != 0))
         return NULL;
@@ -93,7 +53,8 @@ static PyObject *adaptive_max_pool_backward(PyObject *module, PyObject *const *a
     (void)module;
     osw_pool_call call =
         osw_pool_begin("adaptive_max_pool_backward", OP_adaptive_max_backward, true);
-    if (!expect(call.name, nargs, 3) || osw_pool_tensor_arg(&call, GRAD_OUTPUT, args[0]) != 0 ||
+    if (!osw_pool_expect(call.name, nargs, 3) ||
+        osw_pool_tensor_arg(&call, GRAD_OUTPUT, args[0]) != 0 ||
         osw_pool_tensor_arg(&call, OFFSETS, args[1]) != 0 ||
         osw_pool_tensor_arg(&call, GRAD_INPUT, args[2]) != 0)
         return NULL;
@@ -118,7 +79,7 @@ static PyObject *amax_backward(PyObject *module, PyObject *const *args, Py_ssize
     (void)module;
     osw_pool_call call = osw_pool_begin("amax_backward", OP_amax_backward, true);
     osw_tensor *t = call.tensors;
-    if (!expect(call.name, nargs, 4) || osw_pool_tensor_arg(&call, INPUT, args[0]) != 0 ||
+    if (!osw_pool_expect(call.name, nargs, 4) || osw_pool_tensor_arg(&call, INPUT, args[0]) != 0 ||
         osw_pool_tensor_arg(&call, OUTPUT, args[1]) != 0 ||
         osw_pool_tensor_arg(&call, GRAD_OUTPUT, args[2]) != 0 ||
         osw_pool_tensor_arg(&call, GRAD_INPUT, args[3]) != 0 ||
@@ -169,7 +130,8 @@ static PyObject *max_pool_indices(PyObject *module, PyObject *const *args, Py_ss
     (void)module;
     osw_pool_call call = osw_pool_begin("max_pool_indices", OP_max, false);
     osw_tensor *t = call.tensors;
-    if (!expect(call.name, nargs, 7) || osw_pool_tensor_arg(&call, OFFSETS, args[0]) != 0 ||
+    if (!osw_pool_expect(call.name, nargs, 7) ||
+        osw_pool_tensor_arg(&call, OFFSETS, args[0]) != 0 ||
         osw_pool_tensor_arg(&call, OUTPUT, args[1]) != 0 ||
         osw_pool_window_args(&call, args[3], args[4], args[5], args[6]) != 0 ||
         osw_pool_sizes(&call, args[2], "input size", 0, &call.pool.dims->input) != 0)
@@ -189,11 +151,6 @@ static PyObject *pool_variants(PyObject *module, PyObject *unused)
 }
 
 PyMethodDef osw_pool_methods[] = {
-    {"max_pool", OSW_METHOD(max_pool), METH_FASTCALL,
-     "max_pool(input, output, offsets, kernel, stride, padding, dilation, channel_step)"},
-    {"max_pool_backward", OSW_METHOD(max_pool_backward), METH_FASTCALL,
-     "max_pool_backward(grad_output, offsets, grad_input, kernel, stride, padding, dilation, "
-     "channel_step)"},
     {"max_pool_indices", OSW_METHOD(max_pool_indices), METH_FASTCALL,
      "max_pool_indices(offsets, indices, input_size, kernel, stride, padding, dilation)"},
     {"avg_pool", OSW_METHOD(avg_pool), METH_FASTCALL,

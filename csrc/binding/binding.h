@@ -18,6 +18,7 @@ extern PyMethodDef osw_channels_methods[];
 extern PyMethodDef osw_shuffle_methods[];
 extern PyMethodDef osw_norm_methods[];
 extern PyMethodDef osw_pool_methods[];
+extern PyMethodDef osw_max_pool_methods[];
 extern PyMethodDef osw_linear_methods[];
 extern PyMethodDef osw_dropout_methods[];
 

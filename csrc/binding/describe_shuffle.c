@@ -78,17 +78,6 @@ static PyObject *output_sizes(PyObject *sections, int64_t channels)
     return sizes;
 }
 
-/* Torch's object for a memory format, kept for good once it is found. */
-static PyObject *memory_format(int ndim, bool channels_last)
-{
-    static PyObject *formats[3];
-    static const char *const names[] = {"contiguous_format", "channels_last", "channels_last_3d"};
-    const int which = channels_last ? ndim - 3 : 0;
-    if (!formats[which])
-        formats[which] = osw_attribute_of("torch", names[which]);
-    return formats[which];
-}
-
 static PyObject *describe_shuffle(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
@@ -104,7 +93,7 @@ static PyObject *describe_shuffle(PyObject *module, PyObject *const *args, Py_ss
         Py_RETURN_NONE;
     if (args[3] == Py_True)
         groups = row.channels / groups;
-    PyObject *format = memory_format(row.first.ndim, row.channels_last);
+    PyObject *format = osw_memory_format(row.first.ndim, row.channels_last);
     if (!format)
         return NULL;
     PyObject *sizes = output_sizes(args[2], row.channels);

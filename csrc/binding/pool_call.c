@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/pool_call.h"
 
+#include "binding/tensor_new.h"
 #include "pool/window.h"
 
 #include <string.h>
@@ -50,6 +51,20 @@ int osw_pool_tensor_arg(osw_pool_call *call, osw_role role, PyObject *object)
         return -1;
     call->given[role] = true;
     return 0;
+}
+
+bool osw_pool_expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted)
+{
+    if (nargs == wanted)
+        return true;
+    PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, wanted, nargs);
+    return false;
+}
+
+int osw_pool_int(PyObject *object, int64_t *value)
+{
+    *value = PyLong_AsLongLong(object);
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 /* A tuple of call->spatial ints, each within [low, 2^31), into one field of the dims; dimensions
@@ -155,6 +170,25 @@ static int check_sizes(osw_pool_call *call)
     return 0;
 }
 
+bool osw_pool_fits_byte(const osw_pool *pool)
+{
+    const int64_t area = pool->dims[HEIGHT].kernel * pool->dims[WIDTH].kernel;
+    return area <= MAX_BYTE_TAPS && area * pool->dims[DEPTH].kernel <= MAX_BYTE_TAPS;
+}
+
+static int fail_sizes(const osw_pool_call *call)
+{
+    const osw_tensor *small = &call->tensors[call->small], *offsets = &call->tensors[OFFSETS];
+    PyObject *size = osw_tuple_of(small->ndim, small->size);
+    PyObject *of_offsets = osw_tuple_of(offsets->ndim, offsets->size);
+    if (size && of_offsets)
+        PyErr_Format(PyExc_RuntimeError, "%s: %s of size %R does not fit offsets of size %R",
+                     call->name, role_names[call->small], size, of_offsets);
+    Py_XDECREF(size);
+    Py_XDECREF(of_offsets);
+    return -1;
+}
+
 /* Offsets are as large as the output; flat positions are int32, taps uint8 where these suffice. */
 static int check_offsets(osw_pool_call *call)
 {
@@ -164,11 +198,11 @@ static int check_offsets(osw_pool_call *call)
     const osw_pool_dim *dims = call->pool.dims;
     const int64_t area = dims[HEIGHT].kernel * dims[WIDTH].kernel;
     const bool fits = area <= INT32_MAX && area * dims[DEPTH].kernel <= INT32_MAX;
-    const bool fits_byte = call->has_window && fits && area * dims[DEPTH].kernel <= MAX_BYTE_TAPS;
+    const bool fits_byte = call->has_window && osw_pool_fits_byte(&call->pool);
     const bool is_byte = t->dtype.code == CODE_UINT && t->dtype.bits == 8;
     const bool is_int = t->dtype.code == CODE_INT && t->dtype.bits == 32;
     if (!osw_pool_same_sizes(t, &call->tensors[call->small]))
-        return osw_pool_fail(call, "offsets must have the size of the output", t->numel);
+        return fail_sizes(call);
     if (!fits || (!call->has_window && osw_input_plane(&call->pool) > INT32_MAX))
         return osw_pool_fail(call, "taps must be below 2^31", area);
     if (!is_int && !(is_byte && fits_byte))
@@ -186,6 +220,12 @@ static osw_type type_of(const osw_tensor *t)
     return (osw_type)type;
 }
 
+bool osw_pool_supports(osw_operation operation, const osw_tensor *t)
+{
+    const osw_type type = type_of(t);
+    return type != TYPE_COUNT && kernels[operation][FORM_planes][type];
+}
+
 static int check_types(const osw_pool_call *call, osw_type *type)
 {
     const osw_tensor *large = &call->tensors[call->large];
@@ -196,7 +236,7 @@ static int check_types(const osw_pool_call *call, osw_type *type)
             return -1;
         }
     *type = type_of(large);
-    if (*type == TYPE_COUNT || !kernels[call->operation][FORM_planes][*type]) {
+    if (!osw_pool_supports(call->operation, large)) {
         PyErr_Format(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit",
                      call->name, (int)large->dtype.code, (int)large->dtype.bits);
         return -1;

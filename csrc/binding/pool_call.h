@@ -50,9 +50,20 @@ int osw_pool_tensor_arg(osw_pool_call *call, osw_role role, PyObject *object);
 int osw_pool_sizes(const osw_pool_call *call, PyObject *tuple, const char *what, int64_t low,
                    int64_t *first_field);
 
+/* That a function of this name got as many arguments as it wants; false with a TypeError. */
+bool osw_pool_expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted);
+
+int osw_pool_int(PyObject *object, int64_t *value);
+
 /* The window arguments; dilation may be NULL. */
 int osw_pool_window_args(osw_pool_call *call, PyObject *kernel, PyObject *stride, PyObject *padding,
                          PyObject *dilation);
+
+/* Whether the taps of the window can be counted in a byte. */
+bool osw_pool_fits_byte(const osw_pool *pool);
+
+/* Whether there are kernels for the dtype. */
+bool osw_pool_supports(osw_operation operation, const osw_tensor *t);
 
 bool osw_pool_same_sizes(const osw_tensor *a, const osw_tensor *b);
 

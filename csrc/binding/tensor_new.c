@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/tensor_new.h"
 
+#include "binding/tensor_plain.h"
+
 /* Strides in elements, the last dimension innermost, or the channels where they come last. */
 static void dense_strides(int ndim, const int64_t *size, bool channels_last, int64_t *stride)
 {
@@ -17,7 +19,7 @@ static void dense_strides(int ndim, const int64_t *size, bool channels_last, int
     }
 }
 
-static PyObject *tuple_of(int count, const int64_t *values)
+PyObject *osw_tuple_of(int count, const int64_t *values)
 {
     PyObject *tuple = PyTuple_New(count);
     for (int i = 0; tuple && i < count; i++) {
@@ -33,8 +35,8 @@ PyObject *osw_tensor_new(PyObject *like, const char *name, int ndim, const int64
 {
     int64_t strides[OSW_MAX_DIMS];
     dense_strides(ndim, size, channels_last, strides);
-    PyObject *sizes = tuple_of(ndim, size);
-    PyObject *steps = tuple_of(ndim, strides);
+    PyObject *sizes = osw_tuple_of(ndim, size);
+    PyObject *steps = osw_tuple_of(ndim, strides);
     PyObject *make = PyObject_GetAttrString(like, "new_empty_strided");
     PyObject *tensor = NULL;
     if (sizes && steps && make)
@@ -45,4 +47,16 @@ PyObject *osw_tensor_new(PyObject *like, const char *name, int ndim, const int64
     Py_XDECREF(steps);
     Py_XDECREF(sizes);
     return tensor;
+}
+
+PyObject *osw_tensor_donor(PyObject **kept, const char *cast)
+{
+    if (*kept)
+        return *kept;
+    PyObject *make = osw_attribute_of("torch", "empty");
+    PyObject *empty = make ? PyObject_CallFunction(make, "i", 0) : NULL;
+    *kept = empty ? PyObject_CallMethod(empty, cast, NULL) : NULL;
+    Py_XDECREF(empty);
+    Py_XDECREF(make);
+    return *kept;
 }

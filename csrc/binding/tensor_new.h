@@ -11,4 +11,12 @@
 PyObject *osw_tensor_new(PyObject *like, const char *name, int ndim, const int64_t *size,
                          bool channels_last, osw_tensor *out);
 
+/* A new tuple of ints. */
+PyObject *osw_tuple_of(int count, const int64_t *values);
+
+/* Something for `like`: a tensor without elements of the dtype that `cast`, a method of
+ * torch.Tensor, makes. Kept for good in *kept, which the GIL guards; borrowed, or NULL with an
+ * exception. */
+PyObject *osw_tensor_donor(PyObject **kept, const char *cast);
+
 #endif

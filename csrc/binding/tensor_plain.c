@@ -110,6 +110,16 @@ bool osw_suggests_channels_last(const osw_tensor *t)
     return true;
 }
 
+PyObject *osw_memory_format(int ndim, bool channels_last)
+{
+    static PyObject *formats[3];
+    static const char *const names[] = {"contiguous_format", "channels_last", "channels_last_3d"};
+    const int which = channels_last ? ndim - 3 : 0;
+    if (!formats[which])
+        formats[which] = osw_attribute_of("torch", names[which]);
+    return formats[which];
+}
+
 static PyObject *plain_tensors(PyObject *module, PyObject *tensors)
 {
     (void)module;

@@ -21,4 +21,8 @@ PyObject *osw_attribute_of(const char *module_name, const char *name);
  * dimensions. */
 bool osw_suggests_channels_last(const osw_tensor *t);
 
+/* Torch's object for the contiguous format, or for channels last in `ndim` dimensions, 4 or 5; kept
+ * for good, borrowed, NULL with an exception. */
+PyObject *osw_memory_format(int ndim, bool channels_last);
+
 #endif

@@ -50,7 +50,8 @@ OSW_INLINE __m256 LOCAL(sum_sources)(const osw_sources *sources, int64_t c)
         const __m256i hit = _mm256_cmpeq_epi32(load_taps(sources->source[k].offsets + c),
                                                _mm256_set1_epi32(sources->source[k].tap));
         const __m256 gradient = LOAD8((const ELEMENT *)sources->source[k].gradient + c);
-        total = ROUND_SUM8(_mm256_add_ps(total, _mm256_and_ps(gradient, _mm256_castsi256_ps(hit))));
+        total = ROUND_MODERATE8(
+            _mm256_add_ps(total, _mm256_and_ps(gradient, _mm256_castsi256_ps(hit))));
     }
     return total;
 }
@@ -90,7 +91,7 @@ OSW_INLINE void LOCAL(sum_block)(const osw_block_rows *block, const osw_rows *ro
                 totals[j] =
                     _mm256_add_ps(totals[j], _mm256_and_ps(gradient, _mm256_castsi256_ps(hit)));
                 if (r > 0 || tap + stride < kernel)
-                    totals[j] = ROUND_SUM8(totals[j]);
+                    totals[j] = ROUND_MODERATE8(totals[j]);
                 KEEP_IN_PLACE(totals[j]);
             }
         }
@@ -175,14 +176,32 @@ static void LOCAL(collect_row)(const osw_pool *pool, const osw_row *row)
     }
 }
 
+/* Whether sums of the gradients of an image can be rounded in few steps. */
+static bool LOCAL(is_moderate)(const osw_pool *pool, int64_t image)
+{
+    const osw_pool_tensor *t = &pool->grad_output;
+    const ELEMENT *gradient = (const ELEMENT *)t->base + osw_place(t, image, 0, 0);
+    const int64_t positions = osw_output_plane(pool);
+    if (t->pixel_step == pool->channels)
+        return LOCAL(all_moderate)(gradient, positions * pool->channels);
+    for (int64_t i = 0; i < positions; i++)
+        if (!LOCAL(all_moderate)(gradient + i * t->pixel_step, pool->channels))
+            return false;
+    return true;
+}
+
 static void KERNEL(max_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_window(pool)) {
-        fallback[OSW_POOL_ID_OF(max_backward_pixels)](pool, begin, end);
-        return;
-    }
-    for (int64_t unit = begin; unit < end; unit++) {
-        const osw_row row = osw_input_row(pool, 1, unit);
-        LOCAL(collect_row)(pool, &row);
+    const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
+    for (int64_t unit = begin; unit < end;) {
+        const int64_t last = osw_min(end, unit - unit % rows + rows);
+        if (!fits_window(pool) || !LOCAL(is_moderate)(pool, unit / rows)) {
+            fallback[OSW_POOL_ID_OF(max_backward_pixels)](pool, unit, last);
+            unit = last;
+        }
+        for (; unit < last; unit++) {
+            const osw_row row = osw_input_row(pool, 1, unit);
+            LOCAL(collect_row)(pool, &row);
+        }
     }
 }

@@ -1,18 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-#include "core/half.h"
-#include "core/target.h"
-#include "pool/avx2_fill.h"
-#include "pool/pool.h"
-#include "pool/window.h"
-
 #if defined(__x86_64__)
 
-#    include <immintrin.h>
-#    include <math.h>
-#    include <string.h>
-
-/* The scalar kernels, for the calls that a kernel here does not cover. */
-static osw_pool_fn *fallback[OSW_POOL_COUNT];
+#    include "pool/avx2_file.h"
 
 OSW_TARGET_BEGIN_AVX2
 

@@ -127,23 +127,7 @@ static inline void LOCAL(share_strip)(const osw_pool *pool, const osw_row *row, 
 
 static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    VALUE sum[OSW_POOL_LANES];
-    const int64_t width = pool->dims[WIDTH].input;
-    for (int64_t unit = begin; unit < end; unit++) {
-        const osw_row row = osw_input_row(pool, pool->input_channels, unit);
-        ELEMENT *target = (ELEMENT *)pool->grad_input.base +
-                          osw_place(&pool->grad_input, row.image, row.channel,
-                                    osw_input_position(pool, row.depth, row.height, 0));
-        const bool skipped = row.channel % pool->channel_step != 0;
-        for (int64_t from = 0; from < width; from += OSW_POOL_LANES) {
-            const int64_t to = osw_min(from + OSW_POOL_LANES, width);
-            memset(sum, 0, sizeof sum);
-            if (!skipped)
-                LOCAL(share_strip)(pool, &row, from, to, sum);
-            for (int64_t i = from; i < to; i++)
-                target[i] = STORE(sum[i - from]);
-        }
-    }
+    LOCAL(write_planes)(pool, begin, end, LOCAL(share_strip));
 }
 
 static inline void LOCAL(share_position)(const osw_pool *pool, const osw_row *row, int64_t w,
@@ -168,22 +152,5 @@ static inline void LOCAL(share_position)(const osw_pool *pool, const osw_row *ro
 
 static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    VALUE sum[OSW_POOL_LANES];
-    for (int64_t unit = begin; unit < end; unit++) {
-        const osw_row row = osw_input_row(pool, 1, unit);
-        for (int64_t w = 0; w < pool->dims[WIDTH].input; w++) {
-            ELEMENT *target = (ELEMENT *)pool->grad_input.base +
-                              osw_place(&pool->grad_input, row.image, 0,
-                                        osw_input_position(pool, row.depth, row.height, w));
-            if (pool->channel_step > 1)
-                memset(target, 0, (size_t)pool->input_channels * sizeof(ELEMENT));
-            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_LANES) {
-                const int64_t count = osw_min(OSW_POOL_LANES, pool->channels - c);
-                memset(sum, 0, sizeof sum);
-                LOCAL(share_position)(pool, &row, w, c, count, sum);
-                for (int64_t i = 0; i < count; i++)
-                    target[(c + i) * pool->channel_step] = STORE(sum[i]);
-            }
-        }
-    }
+    LOCAL(write_pixels)(pool, begin, end, LOCAL(share_position));
 }

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* max_backward of one floating-point dtype; included like scalar_max.h.
  *
- * Every position of the input collects the gradient of the outputs whose offset names it. Lanes are
- * neighbouring positions of a row in planes, channels of a position in pixels; they take the
- * outputs in row-major order, so the taps run backwards. */
+ * Every position of the input collects the gradient of the outputs whose offset names it, in
+ * row-major order, so that the taps run backwards. */
 
 /* sum[i * step] += gradient[i] where offset i is `tap`, 0 <= i < count */
 static inline void LOCAL(collect)(const osw_pool *pool, VALUE *restrict sum, int64_t step,
@@ -48,23 +47,7 @@ static inline void LOCAL(gradient_strip)(const osw_pool *pool, const osw_row *ro
 
 static void LOCAL(collect_rows)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    VALUE sum[OSW_POOL_LANES];
-    const int64_t width = pool->dims[WIDTH].input;
-    for (int64_t unit = begin; unit < end; unit++) {
-        const osw_row row = osw_input_row(pool, pool->input_channels, unit);
-        const int64_t position = osw_input_position(pool, row.depth, row.height, 0);
-        ELEMENT *target = (ELEMENT *)pool->grad_input.base +
-                          osw_place(&pool->grad_input, row.image, row.channel, position);
-        const bool skipped = row.channel % pool->channel_step != 0;
-        for (int64_t from = 0; from < width; from += OSW_POOL_LANES) {
-            const int64_t to = osw_min(from + OSW_POOL_LANES, width);
-            memset(sum, 0, sizeof sum);
-            if (!skipped)
-                LOCAL(gradient_strip)(pool, &row, from, to, sum);
-            for (int64_t i = from; i < to; i++)
-                target[i] = STORE(sum[i - from]);
-        }
-    }
+    LOCAL(write_planes)(pool, begin, end, LOCAL(gradient_strip));
 }
 
 static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
@@ -92,22 +75,5 @@ static inline void LOCAL(gradient_position)(const osw_pool *pool, const osw_row 
 
 static void KERNEL(max_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    VALUE sum[OSW_POOL_LANES];
-    for (int64_t unit = begin; unit < end; unit++) {
-        const osw_row row = osw_input_row(pool, 1, unit);
-        for (int64_t w = 0; w < pool->dims[WIDTH].input; w++) {
-            const int64_t position = osw_input_position(pool, row.depth, row.height, w);
-            ELEMENT *target = (ELEMENT *)pool->grad_input.base +
-                              osw_place(&pool->grad_input, row.image, 0, position);
-            if (pool->channel_step > 1)
-                memset(target, 0, (size_t)pool->input_channels * sizeof(ELEMENT));
-            for (int64_t c = 0; c < pool->channels; c += OSW_POOL_LANES) {
-                const int64_t count = osw_min(OSW_POOL_LANES, pool->channels - c);
-                memset(sum, 0, sizeof sum);
-                LOCAL(gradient_position)(pool, &row, w, c, count, sum);
-                for (int64_t i = 0; i < count; i++)
-                    target[(c + i) * pool->channel_step] = STORE(sum[i]);
-            }
-        }
-    }
+    LOCAL(write_pixels)(pool, begin, end, LOCAL(gradient_position));
 }

@@ -11,6 +11,9 @@
 #define IS_NAN(value)  ((value) != (value))
 
 #include "pool/scalar_max.h"
+#if FLOATING || AVERAGED
+#    include "pool/scalar_backward.h"
+#endif
 #if FLOATING
 #    include "pool/scalar_global.h"
 #    include "pool/scatter.h"

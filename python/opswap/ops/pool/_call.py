@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._function import batch_together, needs_graph, plain_cpu, split_batch, transforms_active
+from .._function import (
+    batch_together,
+    make_apply,
+    needs_graph,
+    plain_cpu,
+    split_batch,
+    transforms_active,
+)
 from .._layout import dense_copy, empty, suggest_memory_format
 from .._library import library
 from .._stats import count_kernel, count_reference, reference_forced
@@ -18,6 +25,7 @@ from .._stats import count_kernel, count_reference, reference_forced
 __all__ = [
     "batch_together",
     "dense_copy",
+    "differentiable",
     "empty",
     "needs_function",
     "plain_torch",
@@ -57,6 +65,23 @@ def plain_torch(input: Tensor, name: str) -> bool:
 def needs_function(tensor: Tensor) -> bool:
     """True where a call needs the autograd Function; else the operator alone does, and saves nothing."""
     return needs_graph((tensor,)) or (not torch.compiler.is_compiling() and transforms_active())
+
+
+def differentiable(
+    name: str,
+    forward: Callable[..., Any],
+    setup: Callable[[Any, tuple[Any, ...], Any], None],
+    backward: Callable[..., Any],
+    jvp: Callable[..., Any],
+    vmap: Callable[..., Any],
+) -> Callable[..., Any]:
+    """`forward`, recorded by autograd where its last argument, a tensor, needs that. Args: as `make_apply`."""
+    apply = make_apply(name, forward, setup, backward, jvp, vmap)
+
+    def run(*args: Any) -> Any:
+        return (apply if needs_function(args[-1]) else forward)(*args)
+
+    return run
 
 
 def register(

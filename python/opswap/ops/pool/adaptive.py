@@ -16,12 +16,12 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import make_apply
 from .._layout import suggest_memory_format
 from ._arguments import FLOATS, autocast_to_float32, check_dtype, check_input, require_bool, require_int
 from ._call import (
     batch_together,
     dense_copy,
+    differentiable,
     empty,
     needs_function,
     plain_torch,
@@ -205,8 +205,8 @@ def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
     return split_batch(info, _differentiable_backward(size, memory_format, index, grad)), 0
 
 
-_apply = make_apply("AdaptiveMaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
-_apply_backward = make_apply(
+_with_index = differentiable("AdaptiveMaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
+_differentiable_backward = differentiable(
     "AdaptiveMaxPoolBackward",
     _forward_of_backward,
     _setup_of_backward,
@@ -214,14 +214,6 @@ _apply_backward = make_apply(
     _jvp_of_backward,
     _vmap_of_backward,
 )
-
-
-def _differentiable_backward(*args: Any) -> Tensor:
-    return (_apply_backward if needs_function(args[-1]) else _forward_of_backward)(*args)
-
-
-def _with_index(output_size: tuple[int, ...], input: Tensor) -> tuple[Tensor, Tensor]:
-    return (_apply if needs_function(input) else _forward)(output_size, input)
 
 
 def _pool(input: Tensor, size: tuple[int, ...], return_indices: bool) -> tuple[Tensor, Tensor | None]:

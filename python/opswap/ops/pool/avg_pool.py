@@ -13,7 +13,6 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import make_apply
 from .._layout import suggest_memory_format
 from ._arguments import (
     FLOATS,
@@ -29,8 +28,8 @@ from ._arguments import (
 from ._call import (
     batch_together,
     dense_copy,
+    differentiable,
     empty,
-    needs_function,
     plain_torch,
     register,
     run_kernel,
@@ -205,8 +204,8 @@ def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
     return split_batch(info, _differentiable_backward(arguments, size, memory_format, grad)), 0
 
 
-_apply = make_apply("AvgPool", _forward, _setup, _backward, _jvp, _vmap_function)
-_apply_backward = make_apply(
+_differentiable = differentiable("AvgPool", _forward, _setup, _backward, _jvp, _vmap_function)
+_differentiable_backward = differentiable(
     "AvgPoolBackward",
     _forward_of_backward,
     _setup_of_backward,
@@ -214,14 +213,6 @@ _apply_backward = make_apply(
     _jvp_of_backward,
     _vmap_of_backward,
 )
-
-
-def _differentiable_backward(*args: Any) -> Tensor:
-    return (_apply_backward if needs_function(args[-1]) else _forward_of_backward)(*args)
-
-
-def _differentiable(arguments: tuple[Any, ...], input: Tensor) -> Tensor:
-    return (_apply if needs_function(input) else _forward)(arguments, input)
 
 
 def _pool(input: Tensor, window: Window, options: tuple[Any, ...], channel_step: int = 1) -> Tensor:

@@ -10,13 +10,12 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import make_apply
 from .._layout import suggest_memory_format
 from ._arguments import FLOATS, require_bool
 from ._call import (
     batch_together,
+    differentiable,
     empty,
-    needs_function,
     plain_torch,
     register,
     run_kernel,
@@ -136,8 +135,8 @@ def _vmap_of_backward(info: Any, in_dims: Any, *tensors: Tensor) -> Any:
     return split_batch(info, _differentiable_backward(*joined)), 0
 
 
-_apply = make_apply("GlobalAmax", _forward, _setup, _backward, _jvp, _vmap_function)
-_apply_backward = make_apply(
+_differentiable = differentiable("GlobalAmax", _forward, _setup, _backward, _jvp, _vmap_function)
+_differentiable_backward = differentiable(
     "GlobalAmaxBackward",
     _forward_of_backward,
     _setup_of_backward,
@@ -145,14 +144,6 @@ _apply_backward = make_apply(
     _jvp_of_backward,
     _vmap_of_backward,
 )
-
-
-def _differentiable_backward(*args: Any) -> Tensor:
-    return (_apply_backward if needs_function(args[-1]) else _forward_of_backward)(*args)
-
-
-def _differentiable(input: Tensor) -> Tensor:
-    return (_apply if needs_function(input) else _forward)(input)
 
 
 def _amax(input: Tensor) -> Tensor:

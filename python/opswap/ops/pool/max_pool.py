@@ -13,12 +13,14 @@ from typing import Any
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
+from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import make_apply
+from .._function import base_apply, needs_graph, plain_cpu, plain_eager
 from .._layout import suggest_memory_format
+from .._stats import count_kernel
 from ._arguments import (
     FLOATS,
     INTEGERS,
@@ -33,6 +35,7 @@ from ._arguments import (
 from ._call import (
     batch_together,
     dense_copy,
+    differentiable,
     empty,
     needs_function,
     plain_torch,
@@ -95,10 +98,13 @@ def _reference_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Ten
     return output, dense_copy(offsets, suggest_memory_format(input))
 
 
-def _fake(input: Tensor, *arguments: Any) -> Tensor:
+def _size(input: Tensor, *arguments: Any) -> tuple[int, ...]:
     check_dtype("max_pool", input, _DTYPES)
-    size = pooled_size("max_pool", input, Window(*arguments[:-1]), arguments[-1])
-    return empty(input, size, suggest_memory_format(input))
+    return pooled_size("max_pool", input, Window(*arguments[:-1]), arguments[-1])
+
+
+def _fake(input: Tensor, *arguments: Any) -> Tensor:
+    return empty(input, _size(input, *arguments), suggest_memory_format(input))
 
 
 def _fake_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -106,22 +112,30 @@ def _fake_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return output, torch.empty_like(output, dtype=offset_dtype(arguments[0]))
 
 
-def _run(input: Tensor, output: Tensor, offsets: Tensor | None, arguments: Sequence[Any]) -> None:
-    kernel, stride, padding, dilation, _, channel_step = arguments
-    geometry = (tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), channel_step)
-    run_kernel("max_pool", _core.max_pool, (input,), (output, offsets, *geometry))
+def _run(
+    window: tuple[Any, ...], channel_step: int, input: Tensor, with_offsets: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The kernel itself; the extension raises RuntimeError for all that does not fit."""
+    made = _core.max_pool(input, *window, channel_step, with_offsets)
+    if made is NotImplemented:
+        dense = dense_copy(input, suggest_memory_format(input))
+        made = _core.max_pool(dense, *window, channel_step, with_offsets)
+    count_kernel("max_pool")
+    return made
+
+
+def _checked_run(with_offsets: bool, input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor | None]:
+    _size(input, *arguments)
+    *geometry, ceil_mode, channel_step = arguments
+    return _run((*map(tuple, geometry), ceil_mode), channel_step, input, with_offsets)
 
 
 def _kernel(input: Tensor, *arguments: Any) -> Tensor:
-    output = _fake(input, *arguments)
-    _run(input, output, None, arguments)
-    return output
+    return _checked_run(False, input, *arguments)[0]
 
 
 def _kernel_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    output, offsets = _fake_with_offsets(input, *arguments)
-    _run(input, output, offsets, arguments)
-    return output, offsets
+    return _checked_run(True, input, *arguments)
 
 
 def _vmap(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
@@ -181,20 +195,30 @@ def _backward_fake(
     return empty(grad_output, input_size, arguments[-1])
 
 
+def _run_backward(
+    window: tuple[Any, ...],
+    channel_step: int,
+    input_size: tuple[int, ...],
+    memory_format: torch.memory_format,
+    offsets: Tensor,
+    grad_output: Tensor,
+) -> Tensor:
+    """The kernel itself; the extension raises RuntimeError for all that does not fit."""
+    described = (input_size, *window[:4], channel_step, memory_format is not torch.contiguous_format)
+    grad_input = _core.max_pool_backward(grad_output, offsets, *described)
+    if grad_input is NotImplemented:
+        dense = (dense_copy(t, memory_format) for t in (grad_output, offsets))
+        grad_input = _core.max_pool_backward(*dense, *described)
+    count_kernel("max_pool_backward")
+    return grad_input
+
+
 def _backward_kernel(
     grad_output: Tensor, offsets: Tensor, input_size: Sequence[int], *arguments: Any
 ) -> Tensor:
     *geometry, channel_step, memory_format = arguments
-    if grad_output.shape != offsets.shape:
-        raise RuntimeError(
-            f"max_pool_backward: grad_output of size {tuple(grad_output.shape)} does not fit "
-            f"offsets of size {tuple(offsets.shape)}"
-        )
-    grad_input = empty(grad_output, input_size, memory_format)
-    arguments = (grad_input, *(tuple(values) for values in geometry), channel_step)
-    inputs = (grad_output, offsets)
-    run_kernel("max_pool_backward", _core.max_pool_backward, inputs, arguments)
-    return grad_input
+    window, size = tuple(map(tuple, geometry)), tuple(input_size)
+    return _run_backward(window, channel_step, size, memory_format, offsets, grad_output)
 
 
 def _backward_vmap(
@@ -312,8 +336,29 @@ def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
     return split_batch(info, result), 0
 
 
-_apply = make_apply("MaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
-_apply_backward = make_apply(
+class _MaxPool(Function):
+    """Where `plain_eager` holds; the offsets are no output, for which autograd would make a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, window: Any, channel_step: int, size: Any, memory_format: Any, input: Tensor
+    ) -> Tensor:
+        output, offsets = _run(window, channel_step, input, True)
+        ctx.described = (window, channel_step, size, memory_format)
+        ctx.save_for_backward(offsets)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = (ctx.saved_tensors[0], grad_output)
+        graph = needs_graph(tensors) or not plain_cpu(tensors)
+        pull = _differentiable_backward if graph else _run_backward
+        return None, None, None, None, pull(*ctx.described, *tensors)
+
+
+_apply_plain = base_apply(_MaxPool)
+_with_offsets = differentiable("MaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
+_differentiable_backward = differentiable(
     "MaxPoolBackward",
     _forward_of_backward,
     _setup_of_backward,
@@ -321,14 +366,6 @@ _apply_backward = make_apply(
     _jvp_of_backward,
     _vmap_of_backward,
 )
-
-
-def _differentiable_backward(*args: Any) -> Tensor:
-    return (_apply_backward if needs_function(args[-1]) else _forward_of_backward)(*args)
-
-
-def _with_offsets(window: tuple[Any, ...], channel_step: int, input: Tensor) -> tuple[Tensor, Tensor]:
-    return (_apply if needs_function(input) else _forward)(window, channel_step, input)
 
 
 def _pool(
@@ -341,6 +378,21 @@ def _pool(
     if not return_indices:
         return output, None
     return output, _indices_operator(offsets, input.shape[2:], *window[:4])
+
+
+def _pool_plain(volumes: bool, input: Any, *window: Any) -> Tensor | None:
+    """An ordinary call, which the extension makes out by itself; None for any other.
+
+    Args: volumes: as max_pool3d reads `input`; window: kernel_size, stride, padding, dilation, ceil_mode as given.
+    """
+    if not plain_eager():
+        return None
+    described = _core.describe_max_pool(volumes, input, *window)
+    if described is None:
+        return None
+    if needs_graph((input,)):
+        return _apply_plain(*described, input)
+    return _run(*described[:2], input, False)[0]
 
 
 def _pool_unbatched(input: Tensor, window: Window, return_indices: bool) -> tuple[Tensor, Tensor | None]:
@@ -369,6 +421,10 @@ def max_pool2d(
     Raises: RuntimeError for a window or an input that torch refuses, NotImplementedError for another dtype,
         TypeError for what is no tensor, int or bool.
     """
+    if return_indices is False:
+        output = _pool_plain(False, input, kernel_size, stride, padding, dilation, ceil_mode)
+        if output is not None:
+            return output
     if has_torch_function_unary(input):
         arguments = (input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
         return handle_torch_function(max_pool2d, (input,), *arguments)
@@ -431,6 +487,10 @@ def max_pool3d(
         int64 index (d * H + h) * W + w of the first maximum of every window, or of its last NaN.
     Raises: as `max_pool2d`. Like torch, autocast on the CPU computes in float32 unless indices are asked for.
     """
+    if return_indices is False:
+        output = _pool_plain(True, input, kernel_size, stride, padding, dilation, ceil_mode)
+        if output is not None:
+            return output
     if has_torch_function_unary(input):
         arguments = (input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
         return handle_torch_function(max_pool3d, (input,), *arguments)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""Max pools whose windows have loops of their own: every width around the vectors, rows at both ends of the
+memory, planes cut by threads, a NaN in any place, and gradients whose sums are awkward to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as T
+
+from inputs import same_bits
+from opswap import functional as F
+from pool_cases import alike, gradient, ties
+
+WINDOWS = (
+    (3, 1, 0),
+    (3, 1, 1),
+    (3, 2, 0),
+    (3, 2, 1),
+    (2, 2, 0),
+    (2, 2, 1),
+    (3, (1, 2), 0),
+    (3, (1, 2), (1, 0)),
+    (3, (1, 2), (0, 1)),
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def compare(x: torch.Tensor, window: tuple[object, ...], grad: torch.Tensor | None = None) -> None:
+    want, want_indices = T.max_pool2d(x, *window, return_indices=True)
+    got, indices = F.max_pool2d(x, *window, return_indices=True)
+    assert alike(got, want) and torch.equal(indices, want_indices), (tuple(x.shape), window)
+    assert alike(F.max_pool2d(x, *window), want), (tuple(x.shape), window)
+    grad = torch.randn(want.shape) if grad is None else grad
+    want = gradient(T.max_pool2d, x, grad, *window)
+    assert alike(gradient(F.max_pool2d, x, grad, *window), want), (tuple(x.shape), window)
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_every_width_and_height(window: tuple[object, ...], ceil_mode: bool, tier: str) -> None:
+    for width in (*range(3, 21), 31, 32, 33, 34, 49, 65):
+        dtype, planes = DTYPES[width % 3], ((1, 1), (2, 3))[width % 2]
+        compare(ties((*planes, 3 + width % 6, width), dtype), (*window, 1, ceil_mode))
+
+
+@pytest.mark.parametrize("window", WINDOWS[::2], ids=str)
+def test_a_nan_in_any_place(window: tuple[object, ...], tier: str) -> None:
+    for size in ((5, 10), (4, 21)):
+        for place in range(size[0] * size[1]):
+            x = torch.randn(1, 2, *size)
+            x.view(2, -1)[1, place] = float("nan")
+            want, want_indices = T.max_pool2d(x, *window, return_indices=True)
+            got, indices = F.max_pool2d(x, *window, return_indices=True)
+            assert alike(got, want) and torch.equal(indices, want_indices), (size, place)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_windows_of_the_lowest_value_name_their_first_tap(window: tuple[object, ...], tier: str) -> None:
+    x = torch.full((1, 2, 7, 19), -float("inf"))
+    x[0, 1, 3:, 9:] = torch.randn(4, 10)
+    compare(x, window)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_planes_cut_by_threads(window: tuple[object, ...], tier: str) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        compare(ties((1, 1, 301, 303), torch.float32), window)
+        compare(ties((1, 3, 151, 303), torch.bfloat16), window)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def awkward(size: tuple[int, ...], dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """Gradients: sums that lie halfway between two numbers, too large, too small, no numbers."""
+    largest = torch.finfo(dtype).max
+    yield torch.randint(128, 256, size).to(dtype) * 2.0 ** torch.randint(-3, 3, size)
+    yield torch.full(size, 0.75 * largest)
+    yield torch.where(torch.rand(size) < 0.5, largest, -largest)
+    yield torch.randint(-300, 300, size) * torch.finfo(dtype).smallest_normal / 128
+    yield torch.where(torch.rand(size) < 0.1, float("inf"), torch.randn(size))
+    yield torch.where(torch.rand(size) < 0.1, float("nan"), torch.randn(size))
+    yield torch.where(torch.rand(size) < 0.5, -0.0, 0.0)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", WINDOWS[:7:2], ids=str)
+def test_awkward_gradients(
+    window: tuple[object, ...], dtype: torch.dtype, channels_last: bool, tier: str
+) -> None:
+    x = torch.randint(-2, 3, (2, 9, 11, 37)).to(dtype)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    for grad in awkward(tuple(T.max_pool2d(x, *window).shape), dtype):
+        compare(x, window, grad.to(dtype))
+
+
+def test_gradients_that_are_one_image_expanded(tier: str) -> None:
+    x = torch.randn(3, 2, 9, 17)
+    for grad in (torch.randn(1, 2, 4, 8), torch.randn(1, 1, 4, 8), torch.randn(3, 1, 4, 8)):
+        grad = grad.expand(3, 2, 4, 8)
+        want = gradient(T.max_pool2d, x, grad.contiguous(), 2, 2)
+        assert same_bits(gradient(F.max_pool2d, x, grad, 2, 2), want)
