@@ -36,6 +36,12 @@ def _few_held_out_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lprnet, "_HELD_OUT", 8)
 
 
+@pytest.fixture(autouse=True)
+def _unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merged branches run merged; test_demo_branches.py has them measured."""
+    monkeypatch.setattr(opswap.merge.MergedBranches, "measure", lambda self, *inputs, **options: None)
+
+
 def _settings(tmp_path: Path, **changed: object) -> Settings:
     small = Settings(
         only=None,

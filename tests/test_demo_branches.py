@@ -24,9 +24,15 @@ from opswap.demo.training import Learner, train_close
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_branch, "_MEASURING_SECONDS", 0.01)
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything runs merged."""
+    monkeypatch.setattr(opswap.merge.MergedBranches, "measure", lambda self, *inputs, **options: None)
 
 
 def _settings(tmp_path: Path, **changed: object) -> Settings:
@@ -48,6 +54,7 @@ def _settings(tmp_path: Path, **changed: object) -> Settings:
     return dataclasses.replace(small, **changed)
 
 
+@pytest.mark.usefixtures("measured")
 def test_loop_and_merged_train_alike(tmp_path: Path) -> None:
     task = MultiBranchTask(_settings(tmp_path))
     (stage,) = task.stages()
@@ -62,6 +69,7 @@ def test_loop_and_merged_train_alike(tmp_path: Path) -> None:
     assert task.report.timings, "the merged net was measured"
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_step_and_a_single_image_are_timed_in_both_formats(tmp_path: Path) -> None:
     step, inference = MultiBranchTask(_settings(tmp_path, rounds=1)).format_timings()
     assert list(step.run()) == [1, 2, 3]
@@ -73,11 +81,13 @@ def test_a_step_and_a_single_image_are_timed_in_both_formats(tmp_path: Path) -> 
     assert not any(learner.model.training for learner in inference._learners)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_shorter_training_is_not_judged(tmp_path: Path) -> None:
     assert MultiBranchTask(_settings(tmp_path)).min_accuracy == 0.0
     assert MultiBranchTask(_settings(tmp_path, branch_steps=132)).min_accuracy == 85.0
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_losses_that_differ_stop_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nearly(modules: nn.ModuleList) -> opswap.merge.MergedBranches:
         merged = stock_branches(modules)

@@ -136,16 +136,12 @@ from opswap import memory
 def faults():
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[7])
 
-def use():
-    return torch.ones(96 << 20, dtype=torch.uint8)
-
-for kept in (False, True, False):
+for kept, size in (False, 48), (True, 48), (False, 400):  # the last one fits into no hole that was kept
     memory.reuse_freed(kept)
-    use(), use()
     before = faults()
-    for _ in range(8):
-        use()
-    print(faults() - before)
+    for _ in range(6):
+        torch.ones(size << 20, dtype=torch.uint8)
+    print((faults() - before) / size)
 """
 
 
@@ -154,8 +150,8 @@ def test_freed_blocks_are_kept() -> None:
     run = subprocess.run(
         [sys.executable, "-c", _COUNT_PAGE_FAULTS], capture_output=True, text=True, check=True
     )
-    before, kept, after = map(int, run.stdout.split())
-    assert kept < before / 4
+    before, kept, after = map(float, run.stdout.split())
+    assert kept < before / 2
     assert after > before / 2
 
 

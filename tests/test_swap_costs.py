@@ -55,6 +55,20 @@ def test_the_shipped_table_knows_the_rules() -> None:
         assert all(ratio > 0 for layouts in table["gains"].values() for ratio in layouts.values())
 
 
+@pytest.mark.parametrize(
+    ("tiers", "gain"), [(("scalar", "avx2", "avx512"), 3.0), (("scalar", "avx2"), 3.0), (("scalar",), None)]
+)
+def test_the_nearest_class_below_serves_where_none_is_shipped(
+    tiers: tuple[str, ...], gain: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "shipped.json"
+    shipped.write_text(json.dumps({"m-avx2": {"gains": {"amax": {"contiguous": 3.0}}}}))
+    monkeypatch.setattr(costs, "_SHIPPED", shipped)
+    monkeypatch.setattr(costs.platform, "machine", lambda: "m")
+    monkeypatch.setattr(costs.isa, "available", lambda: tiers)
+    assert costs.gain("amax") == gain
+
+
 def test_a_gain_is_in_the_report(record: Record) -> None:
     record({"channel_shuffle": {"contiguous": 2.0, "channels_last": 8.0}})
     report = opswap.scan(Wrapped(by_size))

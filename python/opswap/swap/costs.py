@@ -109,15 +109,19 @@ def _machine() -> dict[str, str]:
 
 
 def _table() -> Table:
-    return _read(cache_file(), cpu_class())
+    return _read(cache_file(), tuple(reversed(isa.available())))
 
 
 @lru_cache(maxsize=8)
-def _read(own: Path, machine_class: str) -> Table:
+def _read(own: Path, tiers: tuple[str, ...]) -> Table:
+    """This machine's own table, or the shipped one of its class; the nearest one below is a better guess than none."""
     gains = kept_gains(own)
     if gains is not None:
         return gains
-    return json.loads(_SHIPPED.read_text()).get(machine_class, {}).get("gains", {})
+    shipped = json.loads(_SHIPPED.read_text())
+    vectors = [tier for tier in tiers if tier != "scalar"]
+    classes = [f"{platform.machine()}-{tier}" for tier in vectors or tiers]
+    return next((shipped[c]["gains"] for c in classes if c in shipped), {})
 
 
 def _ratio(
