@@ -43,6 +43,19 @@ def test_functional_call_with_other_parameters() -> None:
     assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
 
 
+def test_tied_parameters() -> None:
+    stock = nn.Sequential(ShuffledConv(12, 12, 1), nn.ReLU(), ShuffledConv(12, 12, 1))
+    stock[2].weight = stock[0].weight
+    model = swapped(stock)
+    assert model[2].weight is model[0].weight and list(model.state_dict()) == list(stock.state_dict())
+    same(model, stock)
+    for m in (model, stock):
+        torch.optim.SGD(m.parameters(), lr=0.1).step()
+    same(model, stock)
+    again = opswap.unswap(model)
+    assert again[2].weight is again[0].weight
+
+
 def test_parametrized_before_the_swap() -> None:
     stock = parametrizations.weight_norm(ShuffledConv(12, 12, 1))
     model = opswap.swap(copy.deepcopy(stock), exact=True)
