@@ -9,20 +9,15 @@
  * error, calls that torch's dispatcher has to see, tiers on which the library may be faster.
  * linear_variants(): the kernels and how often each was called. */
 #include "binding/binding.h"
+#include "binding/linear_run.h"
 #include "binding/tensor_arg.h"
 #include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
 #include "core/isa.h"
-#include "core/parallel.h"
-#include "linear/linear.h"
 
 #include <string.h>
 
-/* MIN_COST: multiplications that one thread should do at least before a second one is woken.
- * MOVE_COST: multiplications that take as long as moving an element. */
-enum { MIN_COST = 1 << 17, MOVE_COST = 8, CODE_FLOAT = 2 };
-
-static uint64_t calls[OSW_LINEAR_COUNT];
+enum { CODE_FLOAT = 2 };
 
 typedef enum osw_role {
     INPUT,
@@ -228,74 +223,6 @@ static void describe(osw_linear_call *call)
     l->grad_bias = t[GRAD_BIAS].data;
 }
 
-/* The blocks of up to two kernels, walked side by side: of `blocks` steps, step i takes the i-th
- * share of each kernel's. */
-typedef struct osw_linear_work {
-    const osw_linear *linear;
-    osw_linear_fn *kernels[2];
-    osw_linear_grid grids[2];
-    int64_t totals[2];
-    int count;
-    int64_t blocks;
-} osw_linear_work;
-
-static void add_kernel(osw_linear_work *work, const osw_linear_call *call, osw_linear_id id,
-                       osw_linear_grid grid, int64_t total)
-{
-    id = (osw_linear_id)(id + call->is_double);
-    calls[id]++;
-    work->kernels[work->count] = osw_linear_table[id];
-    work->grids[work->count] = grid;
-    work->totals[work->count++] = total;
-    const int64_t blocks = osw_linear_blocks(&grid);
-    work->blocks = blocks > work->blocks ? blocks : work->blocks;
-}
-
-static void run_blocks(int64_t begin, int64_t end, void *context)
-{
-    const osw_linear_work *work = context;
-    for (int64_t i = begin; i < end; i++) {
-        for (int k = 0; k < work->count; k++) {
-            const int64_t blocks = osw_linear_blocks(&work->grids[k]);
-            const int64_t last = (i + 1) * blocks / work->blocks;
-            for (int64_t b = i * blocks / work->blocks; b < last; b++) {
-                const osw_linear_block block =
-                    osw_linear_block_at(work->linear, &work->grids[k], b, work->totals[k]);
-                work->kernels[k](work->linear, &block);
-            }
-        }
-    }
-}
-
-static void run(osw_linear_work *work)
-{
-    const osw_linear *l = work->linear;
-    const int64_t total = l->first[l->groups];
-    const int64_t cost = l->rows * total * l->in_features +
-                         MOVE_COST * (l->rows * l->groups + total) * l->in_features;
-    PyThreadState *state = cost > MIN_COST ? PyEval_SaveThread() : NULL;
-    osw_parallel_for(work->blocks, MIN_COST / (cost / work->blocks + 1) + 1, run_blocks, work);
-    if (state)
-        PyEval_RestoreThread(state);
-}
-
-static void execute(osw_linear_call *call)
-{
-    osw_linear *l = &call->linear;
-    osw_linear_work work = {.linear = l};
-    const int threads = osw_parallel_threads();
-    if (l->output.base)
-        add_kernel(&work, call, OSW_LINEAR_forward_f32, osw_linear_row_grid(l, threads), l->rows);
-    if (l->grad_input.base)
-        add_kernel(&work, call, OSW_LINEAR_grad_input_f32, osw_linear_row_grid(l, threads),
-                   l->rows);
-    if (l->grad_weight || l->grad_bias)
-        add_kernel(&work, call, OSW_LINEAR_grad_weight_f32, osw_linear_feature_grid(l, threads),
-                   l->in_features);
-    if (work.count)
-        run(&work);
-}
-
 /* What was written: the output, or the three gradients. */
 static PyObject *results(const osw_linear_call *call)
 {
@@ -320,8 +247,7 @@ static PyObject *execute_checked(osw_linear_call *call)
     if (make_outputs(call) != 0)
         return NULL;
     describe(call);
-    execute(call);
-    return results(call);
+    return osw_linear_run(&call->linear, call->is_double) == 0 ? results(call) : NULL;
 }
 
 /* Sizes from input and weight, then everything against them. */
@@ -445,7 +371,7 @@ static PyObject *linear_variants(PyObject *module, PyObject *unused)
     (void)module, (void)unused;
     PyObject *counts = PyDict_New();
     for (int i = 0; counts && i < OSW_LINEAR_COUNT; i++) {
-        PyObject *count = PyLong_FromUnsignedLongLong(calls[i]);
+        PyObject *count = PyLong_FromUnsignedLongLong(osw_linear_calls[i]);
         if (!count || PyDict_SetItemString(counts, names[i], count) != 0)
             Py_CLEAR(counts);
         Py_XDECREF(count);

@@ -51,7 +51,7 @@ static void KERNEL(forward)(const osw_linear *l, const osw_linear_block *block)
         const int64_t o = l->first[g], outputs = l->first[g + 1] - o, rest = outputs % LANES;
         if (!LOCAL(pays_packing)(l, outputs)) {
             LOCAL(dot_forward)(l, g, block->begin, block->end);
-        } else if (rest == 0 || rest > LANES / 2) {
+        } else if (rest == 0 || rest > LANES / 2 || outputs > 2 * LANES) {
             LOCAL(packed_forward)(l, g, block->begin, block->end, outputs);
         } else {
             LOCAL(packed_forward)(l, g, block->begin, block->end, outputs - rest);
@@ -95,44 +95,52 @@ static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *bloc
     }
 }
 
-/* Features [begin, begin + count) of the weights of group g, the input read once in the order of
- * memory. */
-static void LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, int64_t begin, int64_t count)
+/* The features of the block, of the weights of group g, the input read once in the order of memory.
+ * grad_weight: that of the row part. */
+static void LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, const osw_linear_block *block,
+                                    ELEMENT *grad_weight)
 {
     const int64_t dy_step = l->grad_output.row_step, x_step = l->input.row_step;
+    const int64_t first = block->row_part * l->part_rows, begin = block->begin;
+    const int64_t end = osw_linear_part_end(l, block->row_part);
     const ELEMENT *dy = l->grad_output.base;
     const ELEMENT *x = (const ELEMENT *)l->input.base + g * l->input.group_step + begin;
-    for (int64_t n = 0; n < l->rows; n += LOCAL(MOST_TERMS)) {
-        const int64_t terms = l->rows - n < LOCAL(MOST_TERMS) ? l->rows - n : LOCAL(MOST_TERMS);
+    for (int64_t n = first; n < end; n += LOCAL(MOST_TERMS)) {
+        const int64_t terms = end - n < LOCAL(MOST_TERMS) ? end - n : LOCAL(MOST_TERMS);
         for (int64_t o = l->first[g]; o < l->first[g + 1]; o++)
-            LOCAL(combine)(terms, n > 0, count, dy + n * dy_step + o, dy_step, x + n * x_step,
-                           x_step, (ELEMENT *)l->grad_weight + o * l->in_features + begin);
+            LOCAL(combine)(terms, n > first, block->end - begin, dy + n * dy_step + o, dy_step,
+                           x + n * x_step, x_step, grad_weight + o * l->in_features + begin);
     }
 }
 
 static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *block)
 {
+    const int64_t part = block->row_part, row = part * l->part_rows;
+    ELEMENT *grad_weight = (ELEMENT *)l->grad_weight;
+    if (grad_weight)
+        grad_weight += part * l->first[l->groups] * l->in_features;
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
         const int64_t o = l->first[g], outputs = l->first[g + 1] - o;
         if (block->begin == 0 && l->grad_bias)
-            LOCAL(sum_rows)(l, g);
-        if (!l->grad_weight)
+            LOCAL(sum_rows)(l, g, part);
+        if (!grad_weight)
             continue;
         if (outputs <= LOCAL(FEW)) {
-            LOCAL(few_grad_weights)(l, g, block->begin, block->end - block->begin);
+            LOCAL(few_grad_weights)(l, g, block, grad_weight);
             continue;
         }
         LOCAL(multiply)
         (&(LOCAL(product)){
             .rows = outputs,
             .columns = block->end - block->begin,
-            .terms = l->rows,
-            .a = (const ELEMENT *)l->grad_output.base + o,
+            .terms = osw_linear_part_end(l, part) - row,
+            .a = (const ELEMENT *)l->grad_output.base + row * l->grad_output.row_step + o,
             .a_row = 1,
             .a_term = l->grad_output.row_step,
-            .b = (const ELEMENT *)l->input.base + g * l->input.group_step + block->begin,
+            .b = (const ELEMENT *)l->input.base + row * l->input.row_step +
+                 g * l->input.group_step + block->begin,
             .b_term = l->input.row_step,
-            .c = (ELEMENT *)l->grad_weight + o * l->in_features + block->begin,
+            .c = grad_weight + o * l->in_features + block->begin,
             .c_row = l->in_features,
         });
     }

@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* A matrix product c = start + a b with one of its factors, b, packed in panels that stay in L1. */
+/* A matrix product c = start + a b with one of its factors, b, packed in panels of one to three
+ * vectors of columns. A panel stays in L1 while the rows of a block of a pass. */
 
 enum {
-    LOCAL(TILE_ROWS) = 6,
-    LOCAL(TILE_COLUMNS) = 2 * LANES,
-    LOCAL(PANEL) = 16384 / (int)sizeof(ELEMENT),
-    LOCAL(DEPTH) = 256 /* terms that are summed before they are added to c */
+    LOCAL(MOST_VECTORS) = 3, /* of a panel */
+    LOCAL(MOST_ROWS) = 8,    /* of a tile */
+    LOCAL(DEPTH) = 256,      /* terms that are summed before they are added to c */
+    LOCAL(FAR_DEPTH) = 128,  /* the same, where those of a lie in rows of their own */
+    LOCAL(PANELS) = 262144 / (int)sizeof(ELEMENT),  /* of b, packed at once */
+    LOCAL(ROW_BLOCK) = 65536 / (int)sizeof(ELEMENT) /* of a, for which panels are fetched again */
 };
+
+/* Rows of a tile, by its vectors: as many sums as registers hold. */
+static const int LOCAL(tile_rows)[LOCAL(MOST_VECTORS) + 1] = {0, 8, 6, 4};
 
 /* Element (m, d) of a lies at a[m * a_row + d * a_term]; (d, j) of b at b[d * b_term + j], or at
  * b[d + j * b_term] if transposed; (m, j) of c at c[m * c_row + j]. start: one value a column, or
@@ -19,66 +25,83 @@ typedef struct LOCAL(product) {
     bool transposed;
 } LOCAL(product);
 
-/* One tile of c, rows x vectors; `start` is a tile with rows start_row apart, NULL for zero. */
-OSW_INLINE void LOCAL(tile)(const int rows, const int vectors, int64_t terms, const ELEMENT *a,
-                            int64_t a_row, int64_t a_term, const ELEMENT *panel, int64_t width,
-                            const ELEMENT *start, int64_t start_row, ELEMENT *c, int64_t c_row)
+/* One tile of c, rows x vectors, of whose last vector `last` lanes are there; `start` is a tile
+ * with rows start_row apart, NULL for zero. */
+typedef struct LOCAL(tile) {
+    int64_t terms;
+    const ELEMENT *a;
+    int64_t a_row, a_term;
+    const ELEMENT *panel;
+    const ELEMENT *start;
+    int64_t start_row;
+    ELEMENT *c;
+    int64_t c_row;
+    int64_t last;
+} LOCAL(tile);
+
+OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const LOCAL(tile) * t)
 {
-    VECTOR sums[LOCAL(TILE_ROWS)][2];
+    const ELEMENT *a = t->a, *panel = t->panel;
+    const int64_t a_row = t->a_row, a_term = t->a_term;
+    const bool whole = t->last == LANES;
+    const __m256i mask = LOCAL(mask)(t->last);
+    VECTOR sums[LOCAL(MOST_ROWS)][LOCAL(MOST_VECTORS)];
     for (int m = 0; m < rows; m++)
         for (int v = 0; v < vectors; v++)
-            sums[m][v] = start ? V(loadu)(start + m * start_row + v * LANES) : V(setzero)();
-    for (int64_t d = 0; d < terms; d++) {
-        VECTOR bs[2];
+            sums[m][v] = V(setzero)();
+    for (int64_t d = t->terms; d > 0; d--) {
+        VECTOR bs[LOCAL(MOST_VECTORS)];
         for (int v = 0; v < vectors; v++)
-            bs[v] = V(loadu)(panel + d * width + v * LANES);
+            bs[v] = V(load)(panel + v * LANES);
         for (int m = 0; m < rows; m++) {
-            const VECTOR as = V(set1)(a[m * a_row + d * a_term]);
+            const VECTOR as = V(set1)(a[m * a_row]);
             for (int v = 0; v < vectors; v++)
                 sums[m][v] = V(fmadd)(as, bs[v], sums[m][v]);
         }
+        panel += vectors * LANES;
+        a += a_term;
     }
-    for (int m = 0; m < rows; m++)
-        for (int v = 0; v < vectors; v++)
-            V(storeu)(c + m * c_row + v * LANES, sums[m][v]);
+    for (int m = 0; m < rows; m++) {
+        const ELEMENT *start = t->start + m * t->start_row;
+        ELEMENT *c = t->c + m * t->c_row;
+        for (int v = 0; v < vectors; v++) {
+            const bool full = v < vectors - 1 || whole;
+            if (t->start)
+                sums[m][v] = V(add)(sums[m][v], full ? V(loadu)(start + v * LANES)
+                                                     : V(maskload)(start + v * LANES, mask));
+            if (full)
+                V(storeu)(c + v * LANES, sums[m][v]);
+            else
+                LOCAL(store_some)(c + v * LANES, sums[m][v], t->last);
+        }
+    }
 }
 
-#define TILE_PARAMETERS                                                                            \
-    int64_t terms, const ELEMENT *a, int64_t a_row, int64_t a_term, const ELEMENT *panel,          \
-        int64_t width, const ELEMENT *start, int64_t start_row, ELEMENT *c, int64_t c_row
 #define TILE(rows, vectors)                                                                        \
-    static void JOIN(LOCAL(tile), _##rows, _##vectors)(TILE_PARAMETERS)                            \
+    static void JOIN(LOCAL(tile), _##rows, _##vectors)(const LOCAL(tile) * t)                      \
     {                                                                                              \
-        LOCAL(tile)                                                                                \
-        (rows, vectors, terms, a, a_row, a_term, panel, width, start, start_row, c, c_row);        \
+        LOCAL(multiply_tile)(rows, vectors, t);                                                    \
     }
-#define TILES(rows)      TILE(rows, 1) TILE(rows, 2)
-#define TILE_NAMES(rows) {JOIN(LOCAL(tile), _##rows, _1), JOIN(LOCAL(tile), _##rows, _2)}
-TILES(1)
-TILES(2)
-TILES(3)
-TILES(4)
-TILES(5)
-TILES(6)
-typedef void LOCAL(tile_fn)(TILE_PARAMETERS);
-static LOCAL(tile_fn) *const LOCAL(tiles)[LOCAL(TILE_ROWS)][2] = {
-    TILE_NAMES(1), TILE_NAMES(2), TILE_NAMES(3), TILE_NAMES(4), TILE_NAMES(5), TILE_NAMES(6)};
-
-/* A tile with fewer than whole vectors of columns, by way of a whole one. */
-static void LOCAL(edge)(int64_t rows, int64_t columns, int64_t terms, const ELEMENT *a,
-                        int64_t a_row, int64_t a_term, const ELEMENT *panel, int64_t width,
-                        const ELEMENT *start, int64_t start_row, ELEMENT *c, int64_t c_row)
-{
-    ELEMENT whole[LOCAL(TILE_ROWS) * LOCAL(TILE_COLUMNS)] = {0};
-    const size_t bytes = (size_t)columns * sizeof(ELEMENT);
-    for (int64_t m = 0; start && m < rows; m++)
-        memcpy(whole + m * LOCAL(TILE_COLUMNS), start + m * start_row, bytes);
-    LOCAL(tiles)
-    [rows - 1][columns > LANES](terms, a, a_row, a_term, panel, width, start ? whole : NULL,
-                                LOCAL(TILE_COLUMNS), whole, LOCAL(TILE_COLUMNS));
-    for (int64_t m = 0; m < rows; m++)
-        memcpy(c + m * c_row, whole + m * LOCAL(TILE_COLUMNS), bytes);
-}
+#define TILES(X, vectors)                                                                          \
+    X(1, vectors)                                                                                  \
+    X(2, vectors)                                                                                  \
+    X(3, vectors)                                                                                  \
+    X(4, vectors)
+#define MORE_TILES(X, vectors) X(5, vectors) X(6, vectors)
+TILES(TILE, 1)
+MORE_TILES(TILE, 1)
+TILE(7, 1)
+TILE(8, 1)
+TILES(TILE, 2)
+MORE_TILES(TILE, 2)
+TILES(TILE, 3)
+#define NAME(rows, vectors) JOIN(LOCAL(tile), _##rows, _##vectors),
+typedef void LOCAL(tile_fn)(const LOCAL(tile) * t);
+static LOCAL(tile_fn) *const LOCAL(tiles)[LOCAL(MOST_VECTORS)][LOCAL(MOST_ROWS)] = {
+    {TILES(NAME, 1) MORE_TILES(NAME, 1) NAME(7, 1) NAME(8, 1)},
+    {TILES(NAME, 2) MORE_TILES(NAME, 2)},
+    {TILES(NAME, 3)},
+};
 
 /* Columns [0, columns) of b, `terms` long, with zeros up to `width`. */
 static void LOCAL(pack)(const ELEMENT *b, int64_t b_term, int64_t terms, int64_t columns,
@@ -103,66 +126,84 @@ static void LOCAL(pack_transposed)(const ELEMENT *b, int64_t b_term, int64_t ter
             panel[d * width + j] = j < columns ? b[j * b_term + d] : 0;
 }
 
-/* Ask for `count` elements of each of the rows [m, m + TILE_ROWS) that there are. */
-OSW_INLINE void LOCAL(fetch)(const ELEMENT *base, int64_t step, int64_t m, int64_t rows,
-                             int64_t count)
+/* Vectors of the panel at hand where so many are left: three, or what leaves no single one over. */
+static int64_t LOCAL(panel_vectors)(int64_t left)
 {
-    const int64_t end = m + LOCAL(TILE_ROWS) < rows ? m + LOCAL(TILE_ROWS) : rows;
-    for (; m < end; m++)
-        for (int64_t i = 0; i < count; i += 64 / (int)sizeof(ELEMENT))
-            _mm_prefetch((const char *)(base + m * step + i), _MM_HINT_T0);
+    if (left == 4)
+        return 2;
+    return left < LOCAL(MOST_VECTORS) ? left : LOCAL(MOST_VECTORS);
 }
 
-/* Columns [j, j + columns) of c, terms [d, d + terms), with the panel packed for them. */
-static void LOCAL(multiply_panel)(const LOCAL(product) * p, int64_t j, int64_t columns, int64_t d,
-                                  int64_t terms, const ELEMENT *panel, int64_t width)
+/* Rows [m, end) of c, from column j on, terms [d, d + terms), by one panel. */
+static void LOCAL(multiply_panel)(const LOCAL(product) * p, int64_t m, int64_t end, int64_t j,
+                                  int64_t vectors, int64_t last, int64_t d, int64_t terms,
+                                  const ELEMENT *panel)
 {
     const ELEMENT *start = d ? p->c : p->start;
-    const int64_t start_row = d ? p->c_row : 0;
-    for (int64_t m = 0; m < p->rows; m += LOCAL(TILE_ROWS)) {
-        const int64_t rows = p->rows - m < LOCAL(TILE_ROWS) ? p->rows - m : LOCAL(TILE_ROWS);
-        const ELEMENT *a = p->a + m * p->a_row + d * p->a_term;
-        if (j == 0 && p->a_term == 1)
-            LOCAL(fetch)(p->a + d, p->a_row, m + LOCAL(TILE_ROWS), p->rows, terms);
-        if (d == 0)
-            LOCAL(fetch)(p->c + j, p->c_row, m + LOCAL(TILE_ROWS), p->rows, columns);
-        for (int64_t k = 0; k < columns; k += LOCAL(TILE_COLUMNS)) {
+    const int64_t start_row = d ? p->c_row : 0, most = LOCAL(tile_rows)[vectors];
+    for (; m < end; m += most) {
+        const int64_t rows = end - m < most ? end - m : most;
+        const LOCAL(tile) tile = {
+            .terms = terms,
+            .a = p->a + m * p->a_row + d * p->a_term,
+            .a_row = p->a_row,
+            .a_term = p->a_term,
+            .panel = panel,
+            .start = start ? start + m * start_row + j : NULL,
+            .start_row = start_row,
+            .c = p->c + m * p->c_row + j,
+            .c_row = p->c_row,
+            .last = last,
+        };
+        LOCAL(tiles)[vectors - 1][rows - 1](&tile);
+    }
+}
+
+/* Columns [j, j + columns) of c, terms [d, d + terms): b is packed, then all rows pass. */
+static void LOCAL(multiply_columns)(const LOCAL(product) * p, int64_t j, int64_t columns, int64_t d,
+                                    int64_t terms, ELEMENT *panels)
+{
+    enum { ROWS = 24 }; /* of whole tiles of every kind */
+    const int64_t fitting = LOCAL(ROW_BLOCK) / (terms ? terms : 1) / ROWS;
+    const int64_t block = (fitting ? fitting : 1) * ROWS;
+    for (int64_t m = 0; m < p->rows; m += block) {
+        const int64_t end = m + block < p->rows ? m + block : p->rows;
+        for (int64_t k = 0; k < columns;) {
             const int64_t rest = columns - k;
-            const ELEMENT *from = start ? start + m * start_row + j + k : NULL;
-            ELEMENT *to = p->c + m * p->c_row + j + k;
-            if (rest >= LOCAL(TILE_COLUMNS) || rest == LANES)
-                LOCAL(tiles)
-            [rows - 1][rest > LANES](terms, a, p->a_row, p->a_term, panel + k, width, from,
-                                     start_row, to, p->c_row);
-            else LOCAL(edge)(rows, rest, terms, a, p->a_row, p->a_term, panel + k, width, from,
-                             start_row, to, p->c_row);
+            const int64_t vectors = LOCAL(panel_vectors)((rest + LANES - 1) / LANES);
+            const int64_t width = vectors * LANES, count = rest < width ? rest : width;
+            ELEMENT *panel = panels + k * terms;
+            if (m == 0 && p->transposed)
+                LOCAL(pack_transposed)
+            (p->b + (j + k) * p->b_term + d, p->b_term, terms, count, width, panel);
+            else if (m == 0)
+                LOCAL(pack)(p->b + d * p->b_term + j + k, p->b_term, terms, count, width, panel);
+            LOCAL(multiply_panel)
+            (p, m, end, j + k, vectors, count - width + LANES, d, terms, panel);
+            k += width;
         }
     }
 }
 
 static void LOCAL(multiply)(const LOCAL(product) * p)
 {
-    alignas(32) ELEMENT panel[LOCAL(PANEL)];
-    const int64_t depth = p->terms < LOCAL(DEPTH) ? p->terms : LOCAL(DEPTH);
-    const int64_t most = LOCAL(PANEL) / (depth ? depth : 1) / LOCAL(TILE_COLUMNS);
-    for (int64_t j = 0; j < p->columns; j += most * LOCAL(TILE_COLUMNS)) {
-        const int64_t rest = p->columns - j, full = most * LOCAL(TILE_COLUMNS);
-        const int64_t columns = rest < full ? rest : full;
-        const int64_t width = (columns + LANES - 1) / LANES * LANES;
+    alignas(64) ELEMENT panels[LOCAL(PANELS)];
+    const int64_t most = p->a_term == 1 ? LOCAL(DEPTH) : LOCAL(FAR_DEPTH);
+    const int64_t depth = p->terms < most ? p->terms : most;
+    const int64_t widest = LOCAL(MOST_VECTORS) * LANES;
+    const int64_t full = LOCAL(PANELS) / (depth ? depth : 1) / widest * widest;
+    for (int64_t j = 0; j < p->columns; j += full) {
+        const int64_t columns = p->columns - j < full ? p->columns - j : full;
         int64_t d = 0;
         do { /* once without terms too: c becomes `start` */
             const int64_t terms = p->terms - d < depth ? p->terms - d : depth;
-            if (p->transposed)
-                LOCAL(pack_transposed)
-            (p->b + j * p->b_term + d, p->b_term, terms, columns, width, panel);
-            else LOCAL(pack)(p->b + d * p->b_term + j, p->b_term, terms, columns, width, panel);
-            LOCAL(multiply_panel)(p, j, columns, d, terms, panel, width);
+            LOCAL(multiply_columns)(p, j, columns, d, terms, panels);
             d += depth;
         } while (d < p->terms);
     }
 }
 
-#undef TILE_PARAMETERS
 #undef TILE
 #undef TILES
-#undef TILE_NAMES
+#undef MORE_TILES
+#undef NAME

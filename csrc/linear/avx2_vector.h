@@ -14,6 +14,36 @@ OSW_INLINE __m256i mask_f64(int64_t count)
     return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), lane);
 }
 
+/* Store lanes [0, count), count < lanes. Masked stores are slow on AMD. */
+OSW_INLINE void store_some_f32(float *to, __m256 v, int64_t count)
+{
+    __m128 half = _mm256_castps256_ps128(v);
+    if (count & 4) {
+        _mm_storeu_ps(to, half);
+        half = _mm256_extractf128_ps(v, 1);
+        to += 4;
+    }
+    if (count & 2) {
+        _mm_storel_pi((__m64 *)to, half);
+        half = _mm_movehl_ps(half, half);
+        to += 2;
+    }
+    if (count & 1)
+        _mm_store_ss(to, half);
+}
+
+OSW_INLINE void store_some_f64(double *to, __m256d v, int64_t count)
+{
+    __m128d half = _mm256_castpd256_pd128(v);
+    if (count & 2) {
+        _mm_storeu_pd(to, half);
+        half = _mm256_extractf128_pd(v, 1);
+        to += 2;
+    }
+    if (count & 1)
+        _mm_store_sd(to, half);
+}
+
 /* out[j] = sum of the lanes of v[j], j < 4 */
 OSW_INLINE void sum4_f32(const __m256 *v, float *out)
 {

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 #include "linear/linear.h"
 
+#include <string.h>
+
 /* THIN: bytes of all weights up to which blocks span all groups, so that rows are walked as they
  * lie in memory; such blocks must be MANY. FEATURES: a line's worth of floats times the vectors
- * that a kernel holds at once. MOST_PARTS: a group in more parts is packed too often. */
+ * that a kernel holds at once. MOST_PARTS: a group in more parts is packed too often. PART_ROWS,
+ * MOST_ROW_PARTS, FEW_GROUPS, PARTIAL: where and how rows are cut; the last one is what all parts
+ * of a gradient of the weight may hold, in elements. */
 enum {
     THIN_WEIGHT = 1 << 18,
     THIN_BLOCK = 1 << 17,
@@ -11,7 +15,11 @@ enum {
     MANY = 16,
     ROWS = 24,
     FEATURES = 64,
-    MOST_PARTS = 8
+    MOST_PARTS = 8,
+    PART_ROWS = 528,
+    MOST_ROW_PARTS = 32,
+    FEW_GROUPS = 4,
+    PARTIAL = 1 << 22
 };
 
 osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];
@@ -32,16 +40,48 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/* One group a block, or, where threads would wait for each other for more than an eighth of the
- * time, each group in parts of whole `unit`s. */
-static osw_linear_grid by_group(const osw_linear *linear, int64_t total, int64_t unit, int threads)
+void osw_linear_cut(osw_linear *linear)
 {
+    const int64_t weight = linear->first[linear->groups] * linear->in_features;
+    const int64_t even = ceil_div(ceil_div(linear->rows, MOST_ROW_PARTS), ROWS) * ROWS;
+    const int64_t length = even > PART_ROWS ? even : PART_ROWS;
+    const int64_t parts = ceil_div(linear->rows, length);
+    const bool cuts = linear->groups <= FEW_GROUPS && parts * weight <= PARTIAL;
+    linear->row_parts = cuts ? parts : 1;
+    linear->part_rows = cuts ? length : linear->rows;
+}
+
+#define ADD_PARTS(name, type)                                                                      \
+    static void name(int64_t parts, int64_t count, const type *restrict from, type *restrict to)   \
+    {                                                                                              \
+        memcpy(to, from, (size_t)count * sizeof *to);                                              \
+        for (int64_t p = 1; p < parts; p++)                                                        \
+            for (int64_t i = 0; i < count; i++)                                                    \
+                to[i] += from[p * count + i];                                                      \
+    }
+ADD_PARTS(add_floats, float)
+ADD_PARTS(add_doubles, double)
+
+void osw_linear_add_parts(bool is_double, int64_t parts, int64_t count, const void *from, void *to)
+{
+    if (is_double)
+        add_doubles(parts, count, from, to);
+    else
+        add_floats(parts, count, from, to);
+}
+
+/* One group a block, or, where threads would wait for each other for more than an eighth of the
+ * time, each group in parts of whole `unit`s; `copies` of it side by side. */
+static osw_linear_grid by_group(const osw_linear *linear, int64_t total, int64_t unit,
+                                int64_t copies, int threads)
+{
+    const int64_t blocks = linear->groups * copies;
     int64_t wanted = 1;
     while (wanted < MOST_PARTS &&
-           8 * ceil_div(wanted * linear->groups, threads) * threads > 9 * wanted * linear->groups)
+           8 * ceil_div(wanted * blocks, threads) * threads > 9 * wanted * blocks)
         wanted++;
     const int64_t length = ceil_div(ceil_div(total, unit), wanted) * unit;
-    return (osw_linear_grid){1, length, linear->groups, ceil_div(total, length)};
+    return (osw_linear_grid){1, length, linear->groups, ceil_div(total, length), copies};
 }
 
 osw_linear_grid osw_linear_row_grid(const osw_linear *linear, int threads)
@@ -54,22 +94,25 @@ osw_linear_grid osw_linear_row_grid(const osw_linear *linear, int threads)
         const int64_t length = fitting > THIN_ROWS ? fitting : THIN_ROWS;
         const int64_t parts = ceil_div(linear->rows, length);
         if (parts >= MANY)
-            return (osw_linear_grid){linear->groups, length, 1, parts};
+            return (osw_linear_grid){linear->groups, length, 1, parts, 1};
     }
-    return by_group(linear, linear->rows, ROWS, threads);
+    if (linear->row_parts > 1) /* beside grad_weight, which reads the same rows */
+        return (osw_linear_grid){1, linear->part_rows, linear->groups, linear->row_parts, 1};
+    return by_group(linear, linear->rows, ROWS, 1, threads);
 }
 
 osw_linear_grid osw_linear_feature_grid(const osw_linear *linear, int threads)
 {
-    return by_group(linear, linear->in_features, FEATURES, threads);
+    return by_group(linear, linear->in_features, FEATURES, linear->row_parts, threads);
 }
 
 osw_linear_block osw_linear_block_at(const osw_linear *linear, const osw_linear_grid *grid,
                                      int64_t i, int64_t total)
 {
-    const int64_t group = i / grid->parts * grid->groups;
+    const int64_t row_part = i / (grid->group_parts * grid->parts);
+    const int64_t group = i / grid->parts % grid->group_parts * grid->groups;
     const int64_t begin = i % grid->parts * grid->length;
     const int64_t group_end = group + grid->groups, end = begin + grid->length;
     return (osw_linear_block){group, group_end < linear->groups ? group_end : linear->groups, begin,
-                              end < total ? end : total};
+                              end < total ? end : total, row_part};
 }

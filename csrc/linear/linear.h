@@ -20,6 +20,7 @@
 
 #include "core/isa.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Element i of group g of row n lies at base + n * row_step + g * group_step + i (elements). */
@@ -41,18 +42,21 @@ typedef struct osw_linear {
     osw_linear_rows grad_input;  /* written */
     const void *weight;          /* [first[groups]][in_features] */
     const void *bias;            /* [first[groups]], or NULL: none */
-    void *grad_weight;           /* as weight; NULL: not wanted */
-    void *grad_bias;             /* as bias; NULL: not wanted */
+    void *grad_weight;           /* [row_parts] of the weight's size; NULL: not wanted */
+    void *grad_bias;             /* [row_parts] of the bias's size; NULL: not wanted */
+    int64_t row_parts;           /* into which grad_weight cuts the rows, see osw_linear_cut */
+    int64_t part_rows;           /* of each but the last of them */
 } osw_linear;
 
 /* A part of the work: groups [group_begin, group_end) and, of each, `begin` to `end` - 1 of the
- * rows (forward, grad_input) or of the input features (grad_weight; the block that begins with
- * feature 0 also writes grad_bias). */
+ * rows (forward, grad_input) or of the input features (grad_weight, over the rows of one row part;
+ * the block that begins with feature 0 also writes grad_bias). */
 typedef struct osw_linear_block {
     int64_t group_begin;
     int64_t group_end;
     int64_t begin;
     int64_t end;
+    int64_t row_part;
 } osw_linear_block;
 
 typedef void osw_linear_fn(const osw_linear *linear, const osw_linear_block *block);
@@ -86,7 +90,21 @@ typedef struct osw_linear_grid {
     int64_t length;      /* rows or features of a block */
     int64_t group_parts; /* blocks side by side */
     int64_t parts;
+    int64_t row_parts;
 } osw_linear_grid;
+
+/* Many rows of few groups: set row_parts and part_rows, by the sizes alone, so that the gradient of
+ * the weight is a sum of parts, which fit the cache, and which threads can share. Else one part. */
+void osw_linear_cut(osw_linear *linear);
+
+static inline int64_t osw_linear_part_end(const osw_linear *linear, int64_t part)
+{
+    const int64_t end = (part + 1) * linear->part_rows;
+    return end < linear->rows ? end : linear->rows;
+}
+
+/* to[i] = sum of from[p][i] over p < parts, in this order. */
+void osw_linear_add_parts(bool is_double, int64_t parts, int64_t count, const void *from, void *to);
 
 /* Blocks of rows (forward, grad_input) or of features (grad_weight), for so many threads. */
 osw_linear_grid osw_linear_row_grid(const osw_linear *linear, int threads);
@@ -94,7 +112,7 @@ osw_linear_grid osw_linear_feature_grid(const osw_linear *linear, int threads);
 
 static inline int64_t osw_linear_blocks(const osw_linear_grid *grid)
 {
-    return grid->group_parts * grid->parts;
+    return grid->group_parts * grid->parts * grid->row_parts;
 }
 
 /* Block i of the grid; `total` rows or features are cut into its parts. */

@@ -65,14 +65,16 @@ static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *bloc
 static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *block)
 {
     const ELEMENT *input = l->input.base, *grad_output = l->grad_output.base;
-    const int64_t count = block->end - block->begin;
+    const int64_t count = block->end - block->begin, part = block->row_part;
+    const int64_t rows_end = osw_linear_part_end(l, part);
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
         if (block->begin == 0 && l->grad_bias)
-            LOCAL(sum_rows)(l, g);
+            LOCAL(sum_rows)(l, g, part);
         for (int64_t o = l->first[g]; l->grad_weight && o < l->first[g + 1]; o++) {
-            ELEMENT *dw = (ELEMENT *)l->grad_weight + o * l->in_features + block->begin;
+            const int64_t row = part * l->first[l->groups] + o;
+            ELEMENT *dw = (ELEMENT *)l->grad_weight + row * l->in_features + block->begin;
             memset(dw, 0, (size_t)count * sizeof *dw);
-            for (int64_t n = 0; n < l->rows; n++) {
+            for (int64_t n = part * l->part_rows; n < rows_end; n++) {
                 const ELEMENT *x = input + n * l->input.row_step + g * l->input.group_step;
                 LOCAL(add_scaled)
                 (dw, x + block->begin, grad_output[n * l->grad_output.row_step + o], count);

@@ -159,12 +159,13 @@ def _carry_out(plan: Plan) -> None:
         recipe = write([(p.capture, [(c.region, c.replacement) for c in p.changes]) for p in paths])
         recipe.make_class()
         pending.append((m.root, recipe, record))
-    recipes: dict[type[nn.Module], Recipe] = {}
+    recipes: dict[tuple[type[nn.Module], str], Recipe] = {}
     for w in wholes:
         cls = type(w.module)
-        if cls not in recipes:
-            recipes[cls] = write_whole(cls, w.rule.whole)
-        pending.append((w.module, recipes[cls], Record(observe(w.module), (), (), w.sites)))
+        key = (cls, w.rule.name)
+        if key not in recipes:
+            recipes[key] = write_whole(cls, w.rule.whole)
+        pending.append((w.module, recipes[key], Record(observe(w.module), (), (), w.sites)))
     for module, recipe, record in pending:
         install(module, recipe, record)
 

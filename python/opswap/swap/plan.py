@@ -130,8 +130,9 @@ def in_order(sites: Iterable[Site], paths: Mapping[nn.Module, str]) -> list[Site
 class _Planner:
     def __init__(self, model: nn.Module, rules: Sequence[Rule], inputs: ModelInputs | None) -> None:
         self.model, self.rules, self.inputs = model, rules, inputs
-        self.wholes = {cls: rule for rule in reversed(rules) if rule.whole for cls in rule.modules}
-        self.searched = {cls for rule in rules for cls in rule.modules} - set(self.wholes)
+        self.wholes = [rule for rule in rules if rule.whole]
+        taken = {cls for rule in self.wholes for cls in rule.modules}
+        self.searched = {cls for rule in rules for cls in rule.modules} - taken
         self.called = {cls for rule in rules for cls in rule.calls}
         self.inference = {rule.name for rule in rules if rule.inference}
         self.opened = {cls for rule in rules for cls in rule.opens}
@@ -189,7 +190,7 @@ class _Planner:
         changes = [c for m in top for c in m.changes if c.site.rule not in self.inference]
         merged = {n.meta["module"] for c in changes for n in c.region.nodes if n.op == "call_module"}
         for module, path in self.paths.items():
-            rule = self.wholes.get(type(module))
+            rule = next((r for r in self.wholes if type(module) in r.modules and r.takes(module)), None)
             if rule is None or module in compiled:
                 continue
             site = Site("", rule.name, class_name(module), rule.exact, _unsupported(module), gain(rule.name))

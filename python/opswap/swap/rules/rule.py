@@ -38,6 +38,10 @@ def _find_nothing(graph: Graph) -> Iterable[Region]:
     return ()
 
 
+def _take_all(module: nn.Module) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Rule:
     """One kind of rewrite.
@@ -53,6 +57,7 @@ class Rule:
         forward that makes them.
     whole: in place of the whole forward of instances of exactly `modules`, which has no graph; x0 is its
         input and m0 the module.
+    takes: of these instances, those that `whole` is for.
     inference: the condition holds only where no gradient is needed; elsewhere the modules of the region are
         called, and may have a `whole` of another rule.
     """
@@ -66,4 +71,5 @@ class Rule:
     calls: tuple[type[nn.Module], ...] = ()
     opens: tuple[type[nn.Module], ...] = ()
     whole: Replacement | None = None
+    takes: Callable[[nn.Module], bool] = _take_all
     inference: bool = False

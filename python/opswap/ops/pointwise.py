@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""Convolutions with a 1 x 1 kernel in channels_last, as one linear map of all pixels.
+
+A tensor (N, C, H, W) in channels_last is a matrix of N * H * W rows of C channels. The kernels of the grouped linear map
+take it as it lies; the convolution library pads channels that are no multiple of its vectors, such as the 58 and 116
+of ShuffleNetV2. Everything else is torch's own convolution.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.overrides import handle_torch_function, has_torch_function
+
+from opswap import _core
+
+from ._function import base_apply, needs_graph, plain_eager
+from ._stats import count_kernel, count_reference, reference_forced
+
+__all__ = ["is_pointwise", "pointwise_conv2d", "pointwise_wins"]
+
+_NAME = "pointwise_conv2d"
+_DTYPES = (torch.float32, torch.float64)
+_compiling = torch.compiler.is_dynamo_compiling
+_grad_enabled = torch.is_grad_enabled
+
+
+def pointwise_wins() -> bool:
+    """True where the kernels have vectors as wide as the convolution library's."""
+    return _core.isa_current() == "avx2"
+
+
+def is_pointwise(module: nn.Conv2d) -> bool:
+    """True for a convolution that is one map of all pixels: 1 x 1, stride 1, no padding, one group."""
+    return (
+        module.kernel_size == (1, 1)
+        and module.stride == (1, 1)
+        and module.padding in ((0, 0), "valid", "same")
+        and module.groups == 1
+    )
+
+
+class _DeclinedError(Exception):
+    """The extension does not take these tensors."""
+
+
+def _torch_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """torch's own gradients, which it can differentiate again."""
+    return torch.ops.aten.convolution_backward(
+        grad_output, input, weight, (weight.shape[0],), (1, 1), (0, 0), (1, 1), False, (0, 0), 1, mask
+    )
+
+
+class PointwiseConv2d(Function):
+    """The kernels' path: ordinary tensors, nothing but autograd watching."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        output = _core.plain_pointwise(input, weight, bias)
+        if output is NotImplemented:
+            raise _DeclinedError
+        ctx.save_for_backward(input, weight)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        mask = tuple(ctx.needs_input_grad)
+        if not plain_eager() or needs_graph((grad_output, input, weight)):
+            return _torch_backward(grad_output, input, weight, mask)
+        gradients = _core.plain_pointwise_backward(grad_output, input, weight, *mask)
+        if gradients is NotImplemented:
+            dense = grad_output.contiguous(memory_format=torch.channels_last)
+            gradients = _core.plain_pointwise_backward(dense, input, weight, *mask)
+        if gradients is NotImplemented:
+            count_reference(f"{_NAME}_backward")
+            return _torch_backward(grad_output, input, weight, mask)
+        count_kernel(f"{_NAME}_backward")
+        return gradients
+
+
+_apply = base_apply(PointwiseConv2d)
+
+
+def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The output, or NotImplemented where the kernels do not take these tensors."""
+    records = _grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    if not records:
+        return _core.plain_pointwise(input, weight, bias)
+    if not plain_eager():  # Function.apply hides the tensors of a transform from the extension
+        return NotImplemented
+    try:
+        return _apply(input, weight, bias)
+    except _DeclinedError:
+        return NotImplemented
+
+
+def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Convolve with a kernel of 1 x 1: output[n, :, h, w] = weight @ input[n, :, h, w] + bias.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W). The kernels take float32 and float64 in channels_last on a CPU with AVX2,
+            slices of more channels included; everything else, autocast, torch.compile and torch.func run torch's
+            operator.
+        weight: (out, C, 1, 1).
+        bias: (out,) or None.
+
+    Returns: (N, out, H, W) in channels_last where the input is, as torch.nn.functional.conv2d. Sums are taken in the
+        dtype, in an order that depends on the sizes alone.
+
+    Raises: as torch.nn.functional.conv2d; RuntimeError for a weight whose kernel is not 1 x 1.
+
+    Source: torch.nn.functional.conv2d; Lin et al., "Network in Network", ICLR 2014.
+    """
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    if has_torch_function(tensors):
+        return handle_torch_function(pointwise_conv2d, tensors, input, weight, bias)
+    if weight.shape[2:] != (1, 1):
+        raise RuntimeError(f"{_NAME}: weight must be (out, in, 1, 1), got {tuple(weight.shape)}")
+    candidate = input.dtype in _DTYPES and input.is_cpu and input.dim() == 4 and not _compiling()
+    if candidate and input.stride(1) == 1 and not reference_forced():
+        output = _by_kernel(input, weight, bias)
+        if output is not NotImplemented:
+            count_kernel(_NAME)
+            return output
+    if not torch.compiler.is_compiling():
+        count_reference(_NAME)
+    return torch_functional.conv2d(input, weight, bias)
