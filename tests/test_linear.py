@@ -29,9 +29,11 @@ SHAPES: list[tuple[int, int, int, int | tuple[int, ...]]] = [
     (4, 5, 24, (1, 20, 3, 0, 7)),
     (40, 4, 8, (2, 17, 1, 9)),
     (1, 20, 33, tuple(range(1, 21))),
+    *((1100, 1, 5, o) for o in (1, 2, 26)),  # rows in parts, whose gradients of the weight are added up
+    (1100, 3, 9, (4, 0, 27)),
 ]
 DTYPES = (torch.float32, torch.float64)
-# Relative to the largest sum of magnitudes; the sums have up to 300 terms.
+# Relative to the largest sum of magnitudes; the sums have up to 1100 terms.
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 2e-15}
 
 

@@ -179,9 +179,9 @@ class Hostile(nn.Module):
 def test_hostile_modules_are_reported(kind: str) -> None:
     model = nn.Sequential(Hostile(kind), Wrapped(by_size))
     attributes = [list(vars(m)) for m in model.modules()]
-    report = opswap.scan(model)
+    report = opswap.scan(model, exact=True)
     assert [s.path for s in report.swapped] == ["1"] and [s.path for s in report.kept] == ["0"]
-    opswap.swap(model)
+    opswap.swap(model, exact=True)
     opswap.unswap(model)
     assert [list(vars(m)) for m in model.modules()] == attributes
     assert isinstance(model[0].conv, nn.Conv2d)

@@ -126,7 +126,7 @@ def check(model: nn.Module, stock: nn.Module, x: Tensor) -> None:
 def test_found(body: Callable[[nn.Module, Tensor], Tensor]) -> None:
     stock = Pair(body)
     model = opswap.swap(copy.deepcopy(stock))
-    (site,) = (s for s in opswap.report(model).swapped)
+    (site,) = (s for s in opswap.report(model).swapped if s.rule != "pointwise_conv")
     assert (site.path, site.rule, site.exact) == ("norm", "batch_norm_act", False)
     assert "test_swap_norm.py:" in site.source
     x = torch.randn(SIZE)
@@ -170,14 +170,14 @@ class TestNetworks:
 
     def test_sites(self) -> None:
         report = opswap.scan(shufflenet_v2_x1_0())
-        assert Counter(s.rule for s in report.swapped if not s.exact) == {
+        assert Counter(s.rule for s in report.swapped if s.rule.startswith("batch_norm")) == {
             "batch_norm_act": 37,
             "batch_norm": 19,
             "batch_norm_in_place": 19,
         }
         assert not report.kept
         report = opswap.scan(lprnet())
-        found = [(s.path, s.rule) for s in report.swapped if not s.exact]
+        found = [(s.path, s.rule) for s in report.swapped if s.rule.startswith("batch_norm")]
         assert found == [(f"backbone.{i}", "batch_norm_act") for i in (1, 5, 9, 12, 17, 21)]
         assert not [s for s in opswap.scan(lprnet(), exact=True).swapped if s.rule.startswith("batch_norm")]
 

@@ -52,14 +52,14 @@ def test_trap_is_left_alone(trap: Spelling, reason: str) -> None:
     model.load_state_dict(stock.state_dict())
     classes = [type(m) for m in model.modules()]
     before = {k: v for k, v in vars(model).items() if not isinstance(v, dict)}
-    report = opswap.scan(model)
+    report = opswap.scan(model, exact=True)
     assert not report.swapped, str(report)
     assert any(reason in s.reason for s in report.kept) or (not reason and not report.kept), str(report)
-    opswap.swap(model)
+    opswap.swap(model, exact=True)
     assert [type(m) for m in model.modules()] == classes
     assert {k: v for k, v in vars(model).items() if not isinstance(v, dict)} == before
     with pytest.raises(RuntimeError, match="nothing to replace"):
-        opswap.swap(model, strict=True)
+        opswap.swap(model, exact=True, strict=True)
     x = torch.randn(trap.shape)
     assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
 
@@ -68,7 +68,7 @@ def test_constant_sizes_need_example_inputs() -> None:
     model = Wrapped(all_constants)
     stock = copy.deepcopy(model)
     x = torch.randn(2, 12, 4, 8)
-    assert not opswap.scan(model).swapped
+    assert not opswap.scan(model, exact=True).swapped
     assert "does not run" in opswap.scan(model).kept[0].reason
     opswap.swap(model, example_inputs=(x,), strict=True)
     assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
@@ -150,7 +150,7 @@ def test_capture_leaves_other_threads_alone() -> None:
         thread.join()
         return by_size(x)
 
-    assert len(opswap.scan(Wrapped(meanwhile)).swapped) == 1
+    assert len(opswap.scan(Wrapped(meanwhile), exact=True).swapped) == 1
     assert [type(r) for r in results] == [Tensor, Tensor]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from case import Case
 
-from . import channels, dropout, linear, merge, models, norm, pool
+from . import channels, dropout, linear, merge, models, norm, pointwise, pool
 
 __all__ = ["FAMILIES"]
 
@@ -15,6 +15,7 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "norm": norm.cases,
     "dropout": dropout.cases,
     "linear": linear.cases,
+    "pointwise": pointwise.cases,
     "merge": merge.cases,
     "models": models.cases,
     "compiled": models.compiled_cases,

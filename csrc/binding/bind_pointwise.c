@@ -13,12 +13,10 @@
 
 enum { DL_FLOAT = 2 };
 
-/* The pixels of a tensor (N, C, H, W) in channels_last as rows of a matrix; false where they are
- * none. */
+/* The pixels of a tensor (N, C, H, W) as rows of a matrix; false where they are none. */
 static bool pixels(const osw_tensor *t, osw_linear_rows *rows, int64_t *count)
 {
-    if (t->ndim != 4 || t->numel == 0 || !osw_suggests_channels_last(t) ||
-        (t->stride[1] != 1 && t->size[1] > 1))
+    if (t->ndim != 4 || t->numel == 0 || (t->stride[1] != 1 && t->size[1] > 1))
         return false;
     osw_tensor outer = {.ndim = 3};
     for (int i = 0; i < 3; i++) {
@@ -42,12 +40,14 @@ static bool is_weight(const osw_tensor *t)
            (count == 1 || step == 1);
 }
 
-/* A call whose input, and output or its gradient, are given; first: room for two numbers. */
+/* A call with this input, whose memory format the output takes over; first: room for two numbers.
+ */
 static bool describe(osw_linear *linear, int64_t *first, const osw_tensor *input,
                      const osw_tensor *weight)
 {
     if (!is_weight(weight) || !osw_same_dtype(input, weight) ||
-        !pixels(input, &linear->input, &linear->rows) || input->size[1] != weight->size[1])
+        !osw_suggests_channels_last(input) || !pixels(input, &linear->input, &linear->rows) ||
+        input->size[1] != weight->size[1])
         return false;
     first[0] = 0;
     first[1] = weight->size[0];

@@ -32,6 +32,7 @@ typedef struct LOCAL(tile) {
     const ELEMENT *a;
     int64_t a_row, a_term;
     const ELEMENT *panel;
+    int64_t panel_step; /* from one term to the next */
     const ELEMENT *start;
     int64_t start_row;
     ELEMENT *c;
@@ -42,7 +43,7 @@ typedef struct LOCAL(tile) {
 OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const LOCAL(tile) * t)
 {
     const ELEMENT *a = t->a, *panel = t->panel;
-    const int64_t a_row = t->a_row, a_term = t->a_term;
+    const int64_t a_row = t->a_row, a_term = t->a_term, panel_step = t->panel_step;
     const bool whole = t->last == LANES;
     const __m256i mask = LOCAL(mask)(t->last);
     VECTOR sums[LOCAL(MOST_ROWS)][LOCAL(MOST_VECTORS)];
@@ -52,13 +53,13 @@ OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const LO
     for (int64_t d = t->terms; d > 0; d--) {
         VECTOR bs[LOCAL(MOST_VECTORS)];
         for (int v = 0; v < vectors; v++)
-            bs[v] = V(load)(panel + v * LANES);
+            bs[v] = V(loadu)(panel + v * LANES);
         for (int m = 0; m < rows; m++) {
             const VECTOR as = V(set1)(a[m * a_row]);
             for (int v = 0; v < vectors; v++)
                 sums[m][v] = V(fmadd)(as, bs[v], sums[m][v]);
         }
-        panel += vectors * LANES;
+        panel += panel_step;
         a += a_term;
     }
     for (int m = 0; m < rows; m++) {
@@ -103,14 +104,17 @@ static LOCAL(tile_fn) *const LOCAL(tiles)[LOCAL(MOST_VECTORS)][LOCAL(MOST_ROWS)]
     {TILES(NAME, 3)},
 };
 
-/* Columns [0, columns) of b, `terms` long, with zeros up to `width`. */
+/* Columns [0, columns) of b, `terms` long, with zeros up to whole vectors. */
 static void LOCAL(pack)(const ELEMENT *b, int64_t b_term, int64_t terms, int64_t columns,
                         int64_t width, ELEMENT *panel)
 {
-    for (int64_t d = 0; d < terms; d++) {
-        memcpy(panel + d * width, b + d * b_term, (size_t)columns * sizeof *b);
-        for (int64_t j = columns; j < width; j++)
-            panel[d * width + j] = 0;
+    const int64_t whole = columns / LANES * LANES;
+    const __m256i mask = LOCAL(mask)(columns - whole);
+    for (int64_t d = 0; d < terms; d++, b += b_term, panel += width) {
+        for (int64_t j = 0; j < whole; j += LANES)
+            V(store)(panel + j, V(loadu)(b + j));
+        if (whole < width)
+            V(store)(panel + whole, V(maskload)(b + whole, mask));
     }
 }
 
@@ -137,7 +141,7 @@ static int64_t LOCAL(panel_vectors)(int64_t left)
 /* Rows [m, end) of c, from column j on, terms [d, d + terms), by one panel. */
 static void LOCAL(multiply_panel)(const LOCAL(product) * p, int64_t m, int64_t end, int64_t j,
                                   int64_t vectors, int64_t last, int64_t d, int64_t terms,
-                                  const ELEMENT *panel)
+                                  const ELEMENT *panel, int64_t panel_step)
 {
     const ELEMENT *start = d ? p->c : p->start;
     const int64_t start_row = d ? p->c_row : 0, most = LOCAL(tile_rows)[vectors];
@@ -149,6 +153,7 @@ static void LOCAL(multiply_panel)(const LOCAL(product) * p, int64_t m, int64_t e
             .a_row = p->a_row,
             .a_term = p->a_term,
             .panel = panel,
+            .panel_step = panel_step,
             .start = start ? start + m * start_row + j : NULL,
             .start_row = start_row,
             .c = p->c + m * p->c_row + j,
@@ -159,11 +164,12 @@ static void LOCAL(multiply_panel)(const LOCAL(product) * p, int64_t m, int64_t e
     }
 }
 
-/* Columns [j, j + columns) of c, terms [d, d + terms): b is packed, then all rows pass. */
+/* Columns [j, j + columns) of c, terms [d, d + terms). b is packed, then all rows pass; for few
+ * rows whole vectors of it are read where they lie. */
 static void LOCAL(multiply_columns)(const LOCAL(product) * p, int64_t j, int64_t columns, int64_t d,
                                     int64_t terms, ELEMENT *panels)
 {
-    enum { ROWS = 24 }; /* of whole tiles of every kind */
+    enum { ROWS = 24 /* of whole tiles of every kind */, FEW_ROWS = 32 };
     const int64_t fitting = LOCAL(ROW_BLOCK) / (terms ? terms : 1) / ROWS;
     const int64_t block = (fitting ? fitting : 1) * ROWS;
     for (int64_t m = 0; m < p->rows; m += block) {
@@ -172,14 +178,17 @@ static void LOCAL(multiply_columns)(const LOCAL(product) * p, int64_t j, int64_t
             const int64_t rest = columns - k;
             const int64_t vectors = LOCAL(panel_vectors)((rest + LANES - 1) / LANES);
             const int64_t width = vectors * LANES, count = rest < width ? rest : width;
-            ELEMENT *panel = panels + k * terms;
-            if (m == 0 && p->transposed)
-                LOCAL(pack_transposed)
-            (p->b + (j + k) * p->b_term + d, p->b_term, terms, count, width, panel);
-            else if (m == 0)
-                LOCAL(pack)(p->b + d * p->b_term + j + k, p->b_term, terms, count, width, panel);
+            const bool packs = p->transposed || p->rows > FEW_ROWS || count < width;
+            ELEMENT *const panel = panels + k * terms;
+            const ELEMENT *const b =
+                p->transposed ? p->b + (j + k) * p->b_term + d : p->b + d * p->b_term + j + k;
+            if (packs && m == 0 && p->transposed)
+                LOCAL(pack_transposed)(b, p->b_term, terms, count, width, panel);
+            else if (packs && m == 0)
+                LOCAL(pack)(b, p->b_term, terms, count, width, panel);
             LOCAL(multiply_panel)
-            (p, m, end, j + k, vectors, count - width + LANES, d, terms, panel);
+            (p, m, end, j + k, vectors, count - width + LANES, d, terms, packs ? panel : b,
+             packs ? width : p->b_term);
             k += width;
         }
     }

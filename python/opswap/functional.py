@@ -6,6 +6,7 @@ from .ops.dropout import dropout
 from .ops.linear import grouped_linear
 from .ops.norm import batch_norm, batch_norm_act, batch_norm_relu
 from .ops.permutation import channel_permutation
+from .ops.pointwise import pointwise_conv2d
 from .ops.pool import (
     adaptive_max_pool1d,
     adaptive_max_pool2d,
@@ -35,4 +36,5 @@ __all__ = [
     "grouped_linear",
     "max_pool2d",
     "max_pool3d",
+    "pointwise_conv2d",
 ]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Convolutions with a 1 x 1 kernel in channels_last, as one linear map of all pixels.
 
-A tensor (N, C, H, W) in channels_last is a matrix of N * H * W rows of C channels. The kernels of the grouped linear map
-take it as it lies; the convolution library pads channels that are no multiple of its vectors, such as the 58 and 116
-of ShuffleNetV2. Everything else is torch's own convolution.
+A tensor (N, C, H, W) in channels_last is a matrix of N * H * W rows of C channels. The kernels of the grouped linear
+map take it as it lies; the convolution library pads channels that are no multiple of its vectors, such as the 58 and
+116 of ShuffleNetV2. Everything else is torch's own convolution.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opswap import _core
 from ._function import base_apply, needs_graph, plain_eager
 from ._stats import count_kernel, count_reference, reference_forced
 
-__all__ = ["is_pointwise", "pointwise_conv2d", "pointwise_wins"]
+__all__ = ["is_pointwise", "pointwise_conv2d", "pointwise_wins", "takes_pixels"]
 
 _NAME = "pointwise_conv2d"
 _DTYPES = (torch.float32, torch.float64)
@@ -42,6 +42,15 @@ def is_pointwise(module: nn.Conv2d) -> bool:
         and module.padding in ((0, 0), "valid", "same")
         and module.groups == 1
     )
+
+
+def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
+    """True where the kernels compute this convolution: in channels_last, on the CPU, not in a compiler's trace."""
+    return not _compiling() and isinstance(input, Tensor) and is_pointwise(module) and _is_candidate(input)
+
+
+def _is_candidate(input: Tensor) -> bool:
+    return input.dim() == 4 and input.stride(1) == 1 and input.dtype in _DTYPES and input.is_cpu
 
 
 class _DeclinedError(Exception):
@@ -125,8 +134,7 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
         return handle_torch_function(pointwise_conv2d, tensors, input, weight, bias)
     if weight.shape[2:] != (1, 1):
         raise RuntimeError(f"{_NAME}: weight must be (out, in, 1, 1), got {tuple(weight.shape)}")
-    candidate = input.dtype in _DTYPES and input.is_cpu and input.dim() == 4 and not _compiling()
-    if candidate and input.stride(1) == 1 and not reference_forced():
+    if not _compiling() and _is_candidate(input) and not reference_forced():
         output = _by_kernel(input, weight, bias)
         if output is not NotImplemented:
             count_kernel(_NAME)

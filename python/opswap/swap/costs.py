@@ -160,5 +160,5 @@ def _step(module: nn.Module, inputs: Sequence[Tensor]) -> float:
     forward = time.perf_counter() - begin
     grads = [torch.ones_like(y) for y in outputs]
     begin = time.perf_counter()
-    torch.autograd.grad(outputs, list(inputs), grads)
+    torch.autograd.grad(outputs, [*inputs, *module.parameters()], grads, allow_unused=True)
     return forward + time.perf_counter() - begin

@@ -6,17 +6,16 @@ from __future__ import annotations
 from torch import nn
 
 from opswap import functional as F
-from opswap.ops.pointwise import is_pointwise, pointwise_wins
+from opswap.ops.pointwise import is_pointwise, pointwise_wins, takes_pixels
 
 from .rule import Replacement, Rule
 
 __all__ = ["RULES"]
 
-# The function runs torch's own convolution for every tensor that the kernels do not take.
 _POINTWISE = Replacement(
-    "is_pointwise(m0)",
+    "takes_pixels(m0, x0)",
     "pointwise_conv2d(x0, m0.weight, m0.bias)",
-    {"is_pointwise": is_pointwise, "pointwise_conv2d": F.pointwise_conv2d},
+    {"takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
 )
 
 

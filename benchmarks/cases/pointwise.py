@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""1 x 1 convolutions in channels_last at the shapes of ShuffleNetV2 and LPRNet, against torch's convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as T
+from torch import Tensor
+
+from case import Case
+from opswap import functional as F
+
+__all__ = ["cases"]
+
+# Channels, height, width, outputs.
+_SHAPES = (
+    (24, 56, 56, 58),
+    (24, 28, 28, 24),
+    (48, 14, 14, 48),
+    (58, 28, 28, 58),
+    (96, 7, 7, 96),
+    (116, 28, 28, 116),
+    (116, 14, 14, 116),
+    (232, 14, 14, 232),
+    (232, 7, 7, 232),
+    (464, 7, 7, 1024),
+    (64, 20, 90, 32),
+    (256, 16, 16, 128),
+)
+_DIRECTIONS = ("inference", "forward", "backward", "step")
+
+
+def cases(batch: int) -> Iterator[Case]:
+    """Every shape in every direction; convolutions of ShuffleNetV2 have no bias."""
+    for channels, height, width, outputs in _SHAPES:
+        shape = (batch, channels, height, width)
+        for direction in _DIRECTIONS:
+            yield Case(
+                "pointwise_conv2d",
+                f"{','.join(map(str, shape))} -> {outputs}",
+                "float32",
+                direction,
+                partial(_build, shape, outputs, direction),
+                {"opswap": "NHWC"},
+                tolerance=1e-4,
+            )
+
+
+def _build(
+    shape: tuple[int, ...], outputs: int, direction: str
+) -> dict[str, Callable[[], Tensor | Sequence[Tensor]]]:
+    x = torch.randn(shape).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(outputs, shape[1], 1, 1) / shape[1] ** 0.5
+    weight = weight.contiguous(memory_format=torch.channels_last).requires_grad_()
+    grad = torch.randn(shape[0], outputs, *shape[2:]).contiguous(memory_format=torch.channels_last)
+    forms = {"torch": partial(T.conv2d, x, weight), "opswap": partial(F.pointwise_conv2d, x, weight)}
+    return {name: _run(forward, (x, weight), grad, direction) for name, forward in forms.items()}
+
+
+def _run(
+    forward: Callable[[], Tensor], leaves: Sequence[Tensor], grad: Tensor, direction: str
+) -> Callable[[], Tensor | Sequence[Tensor]]:
+    if direction == "inference":
+        return torch.no_grad()(forward)
+    if direction == "forward":
+        return forward
+    if direction == "backward":
+        output = forward()
+        return lambda: torch.autograd.grad(output, leaves, grad, retain_graph=True)
+    return lambda: torch.autograd.grad(forward(), leaves, grad)

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: MIT
+"""1 x 1 convolutions: as near to float64 as torch's, in its memory format, and torch's own for what is not ours."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as T
+from torch import Tensor, nn
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
+
+import opswap
+from opswap import functional as F
+from opswap.ops import pointwise
+from opswap.swap.rules import convolution
+from step import outputs_and_gradients
+
+LAST = torch.channels_last
+vectors = pytest.mark.skipif(not pointwise.pointwise_wins(), reason="left to torch on this tier")
+
+# (N, C, H, W), outputs: tails of vectors, of tiles and of panels, several blocks of terms,
+# several parts of rows.
+SIZES = [
+    ((1, 2, 1, 2), 1),
+    ((2, 5, 3, 3), 2),
+    ((1, 8, 5, 7), 8),
+    ((2, 9, 4, 5), 17),
+    ((3, 24, 7, 5), 23),
+    ((2, 31, 5, 5), 33),
+    ((2, 58, 11, 13), 58),
+    ((1, 300, 4, 3), 49),
+    ((1, 7, 25, 22), 25),
+    ((2, 116, 23, 24), 116),
+    ((1, 130, 40, 41), 2),
+    ((1, 520, 3, 3), 270),
+]
+
+
+def inputs(
+    size: tuple[int, ...], outputs: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    x = torch.randn(size, dtype=dtype).contiguous(memory_format=LAST)
+    weight = torch.randn(outputs, size[1], 1, 1, dtype=dtype) / size[1] ** 0.5
+    return x.requires_grad_(), weight.requires_grad_(), torch.randn(outputs, dtype=dtype, requires_grad=True)
+
+
+def run(function: object, *tensors: Tensor | None) -> list[Tensor]:
+    """The output and all gradients."""
+    tensors = [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
+    y = function(*tensors)
+    grad = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    return [y.detach(), *torch.autograd.grad(y, [t for t in tensors if t is not None], grad)]
+
+
+def counts() -> tuple[dict[str, int], dict[str, int]]:
+    found = opswap.stats()
+    return found["kernel"], found["reference"]
+
+
+def assert_near(ours: list[Tensor], theirs: list[Tensor], truth: list[Tensor]) -> None:
+    for a, b, exact in zip(ours, theirs, truth, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert [s for s, n in zip(a.stride(), a.shape, strict=True) if n > 1] == [
+            s for s, n in zip(b.stride(), b.shape, strict=True) if n > 1
+        ]
+        scale = exact.abs().max().item() or 1.0
+        terms = 4 if a.dtype is torch.float32 else 200  # torch's own float64 is no better than ours
+        allowed = 2 * (b.double() - exact).abs().max().item() + terms * torch.finfo(a.dtype).eps * scale
+        assert (a.double() - exact).abs().max().item() <= allowed
+
+
+@vectors
+class TestKernels:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("with_bias", [True, False])
+    @pytest.mark.parametrize(("size", "outputs"), SIZES)
+    def test_as_near_as_torch(
+        self, size: tuple[int, ...], outputs: int, with_bias: bool, dtype: torch.dtype
+    ) -> None:
+        tensors = inputs(size, outputs, dtype)
+        tensors = tensors if with_bias else (*tensors[:2], None)
+        opswap.reset_stats()
+        ours = run(F.pointwise_conv2d, *tensors)
+        assert counts() == ({"pointwise_conv2d": 1, "pointwise_conv2d_backward": 1}, {})
+        truth = run(T.conv2d, *(None if t is None else t.double() for t in tensors))
+        assert_near(ours, run(T.conv2d, *tensors), truth)
+        assert ours[0].is_contiguous(memory_format=LAST) and ours[1].is_contiguous(memory_format=LAST)
+        with torch.no_grad():
+            assert torch.equal(F.pointwise_conv2d(*tensors), ours[0])
+
+    def test_slices_of_channels_and_of_images(self) -> None:
+        whole, weight, bias = inputs((4, 20, 6, 5), 9)
+        for x in (whole[:, 3:15], whole[1:3, :12], whole[:, 8:]):
+            x = x.detach()
+            opswap.reset_stats()
+            ours = F.pointwise_conv2d(x, weight[:, :12].detach().contiguous(), bias.detach())
+            assert counts() == ({"pointwise_conv2d": 1}, {})
+            torch.testing.assert_close(ours, T.conv2d(x, weight[:, :12], bias).detach())
+
+    @pytest.mark.parametrize("kind", ["contiguous", "expanded", "strided"])
+    def test_any_gradient_of_the_output(self, kind: str) -> None:
+        x, weight, bias = inputs((2, 10, 5, 6), 12)
+        y = F.pointwise_conv2d(x, weight, bias)
+        grad = {
+            "contiguous": torch.randn(2, 12, 5, 6),
+            "expanded": torch.randn(1, 1, 1, 1).expand(2, 12, 5, 6),
+            "strided": torch.randn(2, 24, 5, 6).contiguous(memory_format=LAST)[:, ::2],
+        }[kind]
+        ours = torch.autograd.grad(y, (x, weight, bias), grad)
+        theirs = torch.autograd.grad(T.conv2d(x, weight, bias), (x, weight, bias), grad)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("frozen", range(1, 8))
+    def test_only_what_is_needed(self, frozen: int) -> None:
+        tensors = inputs((1, 6, 4, 4), 7)
+        for i, t in enumerate(tensors):
+            t.requires_grad_(not frozen >> i & 1)
+        y = F.pointwise_conv2d(*tensors)
+        assert y.requires_grad is (frozen != 7)
+        if frozen != 7:
+            y.sum().backward()
+        truth = T.conv2d(*tensors)
+        for i, t in enumerate(tensors):
+            assert (t.grad is None) == bool(frozen >> i & 1)
+            if t.grad is not None:
+                torch.testing.assert_close(t.grad, torch.autograd.grad(truth.sum(), t, retain_graph=True)[0])
+
+    @pytest.mark.parametrize(
+        ("size", "outputs"), [((4, 58, 28, 28), 58), ((2, 232, 7, 7), 40), ((9, 3, 30, 31), 2)]
+    )
+    def test_the_same_bits_for_any_number_of_threads(self, size: tuple[int, ...], outputs: int) -> None:
+        tensors, before, results = inputs(size, outputs), torch.get_num_threads(), []
+        try:
+            for threads in (1, 2, 3, 5):
+                torch.set_num_threads(threads)
+                results.append(run(F.pointwise_conv2d, *tensors))
+        finally:
+            torch.set_num_threads(before)
+        for other in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+    def test_nan_and_infinities_stay_where_they_are(self) -> None:
+        x, weight, bias = (t.detach() for t in inputs((1, 9, 4, 5), 11))
+        x[0, 2, 1, 3], x[0, 8, 3, 4] = float("nan"), float("inf")
+        ours, theirs = F.pointwise_conv2d(x, weight, bias), T.conv2d(x, weight, bias)
+        assert torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.isinf(), theirs.isinf())
+
+    def test_weight_in_channels_last(self) -> None:
+        x, weight, bias = inputs((2, 6, 5, 4), 8)
+        last = weight.detach().contiguous(memory_format=LAST).requires_grad_()
+        (ours,) = torch.autograd.grad(F.pointwise_conv2d(x, last, bias).square().sum(), last)
+        (theirs,) = torch.autograd.grad(T.conv2d(x, last, bias).square().sum(), last)
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride()[:2] == theirs.stride()[:2]
+
+    def test_twice(self) -> None:
+        tensors = inputs((1, 3, 3, 2), 4, torch.float64)
+        assert gradcheck(F.pointwise_conv2d, tensors) and gradgradcheck(F.pointwise_conv2d, tensors)
+
+    def test_checkpoint(self) -> None:
+        x, weight, bias = inputs((2, 6, 5, 4), 8)
+        expected = run(F.pointwise_conv2d, x, weight, bias)
+        ours = run(lambda *t: checkpoint(F.pointwise_conv2d, *t, use_reentrant=False), x, weight, bias)
+        assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+SERVED = {
+    "contiguous": lambda x, w, b: (x.contiguous(), w, b),
+    "unbatched": lambda x, w, b: (x[0], w, b),
+    "bfloat16": lambda x, w, b: (x.bfloat16(), w.bfloat16(), b.bfloat16()),
+    "one channel": lambda x, w, b: (x[:, :1].contiguous(memory_format=LAST), w[:, :1], b),
+    "one pixel": lambda x, w, b: (x[:, :, :1, :1].contiguous(), w, b),
+    "no images": lambda x, w, b: (x[:0], w, b),
+    "every second column": lambda x, w, b: (x[:, :, :, ::2], w, b),
+    "padding in memory": lambda x, w, b: (x[:, :, 1:], w, b),
+    "turned weight": lambda x, w, b: (x, w.expand(6, 6, 1, 1).transpose(0, 1), b[:6]),
+}
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_torch_serves_the_rest(kind: str) -> None:
+    x, weight, bias = (t.detach() for t in inputs((2, 6, 4, 6), 6))
+    tensors = SERVED[kind](x, weight[:, :1] if kind == "turned weight" else weight, bias)
+    theirs = T.conv2d(*tensors)
+    ours = F.pointwise_conv2d(*tensors)
+    torch.testing.assert_close(ours, theirs)
+    assert ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias"),
+    [((4, 5, 1, 1), None), ((4, 6, 1, 1), (3,)), ((4, 6, 1, 1), (4, 1)), ((0, 6, 1, 1), (2,))],
+)
+def test_sizes_that_do_not_fit(weight: tuple[int, ...], bias: tuple[int, ...] | None) -> None:
+    x = torch.randn(2, 6, 4, 4).contiguous(memory_format=LAST)
+    tensors = (x, torch.randn(weight), None if bias is None else torch.randn(bias))
+    with pytest.raises(RuntimeError) as theirs:
+        T.conv2d(*tensors)
+    with pytest.raises(RuntimeError) as ours:
+        F.pointwise_conv2d(*tensors)
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_larger_kernels_are_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"must be \(out, in, 1, 1\), got \(4, 6, 3, 3\)"):
+        F.pointwise_conv2d(torch.randn(1, 6, 4, 4), torch.randn(4, 6, 3, 3))
+
+
+def test_transforms() -> None:
+    x, weight, bias = inputs((3, 6, 4, 5), 7)
+    expected = T.conv2d(x, weight, bias)
+    compiled = torch.compile(F.pointwise_conv2d, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, weight, bias), expected)
+    mapped = torch.vmap(F.pointwise_conv2d, in_dims=(0, None, None))(x.unsqueeze(1), weight, bias)
+    torch.testing.assert_close(mapped.squeeze(1), expected)
+    grad = torch.func.grad(lambda w: F.pointwise_conv2d(x, w, bias).square().sum())(weight)
+    torch.testing.assert_close(grad, torch.autograd.grad(expected.square().sum(), weight)[0])
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        tangent = forward_ad.unpack_dual(F.pointwise_conv2d(dual, weight.detach(), bias.detach())).tangent
+    torch.testing.assert_close(tangent, T.conv2d(torch.ones_like(x), weight).detach())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.pointwise_conv2d(x, weight, bias).dtype is torch.bfloat16
+
+
+def test_forced_reference() -> None:
+    x, weight, bias = inputs((1, 6, 4, 5), 7)
+    opswap.reset_stats()
+    with opswap.force_reference():
+        assert torch.equal(F.pointwise_conv2d(x, weight, bias), T.conv2d(x, weight, bias))
+    assert counts() == ({}, {"pointwise_conv2d": 1})
+
+
+class Own(nn.Conv2d):
+    """Somebody's own class."""
+
+
+TAKEN = [nn.Conv2d(6, 8, 1), nn.Conv2d(6, 8, 1, padding="same"), nn.Conv2d(6, 8, 1, bias=False, dilation=2)]
+LEFT = [
+    nn.Conv2d(6, 8, 3),
+    nn.Conv2d(6, 8, 1, stride=2),
+    nn.Conv2d(6, 8, 1, padding=1),
+    nn.Conv2d(6, 8, 1, groups=2),
+    nn.Conv2d(6, 8, (1, 3)),
+    nn.Conv1d(6, 8, 1),
+    nn.ConvTranspose2d(6, 8, 1),
+    Own(6, 8, 1),
+]
+
+
+@vectors
+class TestRule:
+    @pytest.mark.parametrize("conv", TAKEN, ids=str)
+    def test_taken(self, conv: nn.Conv2d) -> None:
+        stock = nn.Sequential(copy.deepcopy(conv), nn.ReLU())
+        model = opswap.swap(copy.deepcopy(stock))
+        (site,) = opswap.report(model).swapped
+        assert (site.path, site.rule, site.exact) == ("0", "pointwise_conv", False)
+        assert type(model[0]).__name__ == "Conv2d" and isinstance(model[0], nn.Conv2d)
+        x = torch.randn(2, 6, 5, 4).contiguous(memory_format=LAST)
+        opswap.reset_stats()
+        ours = outputs_and_gradients(model, x)
+        assert counts() == ({"pointwise_conv2d": 1, "pointwise_conv2d_backward": 1}, {})
+        for a, b in zip(ours, outputs_and_gradients(stock, x), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        x = x.contiguous()
+        opswap.reset_stats()
+        theirs = outputs_and_gradients(stock, x)
+        assert all(torch.equal(a, b) for a, b in zip(outputs_and_gradients(model, x), theirs, strict=True))
+        assert counts() == ({}, {})
+        assert type(opswap.unswap(model)[0]) is nn.Conv2d
+
+    @pytest.mark.parametrize("conv", LEFT, ids=str)
+    def test_left(self, conv: nn.Module) -> None:
+        assert not opswap.scan(nn.Sequential(conv)).swapped
+
+    def test_not_where_it_is_asked_to_be_exact(self) -> None:
+        assert not opswap.scan(nn.Sequential(nn.Conv2d(6, 8, 1)), exact=True).swapped
+
+    def test_settings_and_hooks_after_the_swap(self) -> None:
+        model = opswap.swap(nn.Sequential(nn.Conv2d(6, 8, 1)))
+        x, seen = torch.randn(2, 6, 5, 4).contiguous(memory_format=LAST), []
+        handle = model[0].register_forward_hook(lambda module, args, output: seen.append(output.shape))
+        model(x)
+        handle.remove()
+        assert seen == [(2, 8, 5, 4)]
+        model[0].stride = (2, 2)
+        assert model(x).shape == (2, 8, 3, 2)
+        model[0].stride, model[0].weight = (1, 1), nn.Parameter(torch.ones(3, 6, 1, 1))
+        model[0].bias = None
+        torch.testing.assert_close(model(x), x.sum(1, keepdim=True).expand(2, 3, 5, 4))
+
+    def test_copies(self) -> None:
+        model = opswap.swap(nn.Sequential(nn.Conv2d(6, 8, 1)))
+        x = torch.randn(2, 6, 5, 4).contiguous(memory_format=LAST)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            opswap.reset_stats()
+            assert torch.equal(twin(x), model(x)) and counts()[0] == {"pointwise_conv2d": 2}
+
+    def test_not_beside_wider_vectors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(convolution, "pointwise_wins", lambda: False)
+        assert not opswap.scan(nn.Sequential(nn.Conv2d(6, 8, 1))).swapped
+
+    def test_losses_of_several_steps(self) -> None:
+        """A net trained with it stays as near to float64 as the stock one does."""
+        stock = nn.Sequential(
+            nn.Conv2d(3, 24, 3, 2),
+            nn.Conv2d(24, 58, 1),
+            nn.ReLU(),
+            nn.Conv2d(58, 58, 1),
+            nn.ReLU(),
+            nn.Conv2d(58, 5, 1),
+        ).to(memory_format=LAST)
+        model, truth = opswap.swap(copy.deepcopy(stock)), copy.deepcopy(stock).double()
+        x = torch.randn(4, 3, 33, 33).contiguous(memory_format=LAST)
+        losses = []
+        for net, batch in ((model, x), (stock, x), (truth, x.double())):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+            for _ in range(6):
+                optimizer.zero_grad()
+                loss = net(batch).square().mean()
+                loss.backward()
+                optimizer.step()
+            losses.append(loss.item())
+        assert abs(losses[0] - losses[2]) <= 4 * abs(losses[1] - losses[2]) + 1e-6 * losses[2]
