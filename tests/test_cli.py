@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The command line: arguments, scan and doctor."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -142,6 +143,14 @@ def test_doctor_fails_where_a_kernel_is_wrong(
     monkeypatch.setattr(doctor.channels, "reference", lambda *a, **k: [t + 1 for t in reference(*a, **k)])
     assert cli.main(["doctor"]) == 1
     assert "differs from the reference" in capsys.readouterr().out
+
+
+def test_doctor_looks_at_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    for check in doctor._CHECKS:
+        off = dataclasses.replace(check, ours=lambda x, check=check: check.ours(x) * 1.001)
+        monkeypatch.setattr(doctor, "_CHECKS", (off,))
+        assert all(f", {check.name}, " in fault for fault in doctor.check_kernels())
+        assert len(doctor.check_kernels()) >= 6
 
 
 def test_doctor_fails_where_the_reference_runs_in_place_of_a_kernel() -> None:

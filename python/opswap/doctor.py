@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as T
+from torch import Tensor
 
 import opswap
 
+from . import functional as F
 from . import isa
 from .ops import channels
 
 __all__ = ["check_kernels", "cpu_model", "describe"]
 
 _SHAPES = ((2, 6, 5, 7), (3, 12, 4, 4), (1, 58, 9, 3))
+_FALLBACK = "the plain torch form ran in place of the kernel"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int8)
 
 
@@ -45,21 +51,102 @@ def describe() -> dict[str, str]:
     }
 
 
-def check_kernels() -> list[str]:
-    """Run the channel kernels of every tier on small inputs and compare them with the plain torch reference.
+@dataclass(frozen=True)
+class _Check:
+    """An operator of (N, C, H, W) in two forms, and the largest difference between them, 0 for equal bits.
 
-    Returns: one line a fault, naming tier, shape, dtype and memory format; empty where all is well.
+    everywhere: a kernel runs on every tier; else torch's own code may.
+    """
+
+    name: str
+    ours: Callable[[Tensor], Tensor]
+    theirs: Callable[[Tensor], Tensor]
+    tolerance: float = 0.0
+    everywhere: bool = True
+
+
+def _maps(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x as groups of rows, and a weight for them."""
+    rows = x.flatten(2).transpose(1, 2).flatten(0, 1).unflatten(1, (2, -1))
+    return rows, torch.linspace(-1, 1, 2 * 3 * rows.shape[2], dtype=x.dtype).view(2, 3, -1)
+
+
+def _weight(x: Tensor) -> Tensor:
+    return torch.linspace(-1, 1, 5 * x.shape[1], dtype=x.dtype).view(5, -1, 1, 1)
+
+
+_CHECKS = (
+    _Check("max_pool2d", lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: T.max_pool2d(x, 3, 2, 1), 1e-6),
+    _Check("avg_pool2d", lambda x: F.avg_pool2d(x, 2), lambda x: T.avg_pool2d(x, 2), 1e-5),
+    _Check("global_max_pool2d", F.global_max_pool2d, lambda x: T.adaptive_max_pool2d(x, 1)),
+    _Check(
+        "batch_norm_relu",
+        lambda x: F.batch_norm_relu(x, None, None, training=True),
+        lambda x: T.batch_norm(x, None, None, training=True).relu(),
+        1e-4,
+    ),
+    _Check(
+        "grouped_linear",
+        lambda x: F.grouped_linear(*_maps(x)),
+        lambda x: torch.einsum("bgi,goi->bgo", *_maps(x)),
+        1e-4,
+    ),
+    _Check(
+        "pointwise_conv2d",
+        lambda x: F.pointwise_conv2d(x, _weight(x)),
+        lambda x: T.conv2d(x, _weight(x)),
+        1e-4,
+        everywhere=False,
+    ),
+)
+
+
+def check_kernels() -> list[str]:
+    """Run kernels of every family and tier on small inputs and compare them with plain torch code.
+
+    Channels are moved in several dtypes; the other families compute in float32, forward and backward, and are
+    compared with float64.
+
+    Returns: one line a fault, naming tier, operator, shape and memory format; empty where all is well.
     """
     faults = []
     for tier in isa.available():
         with isa.limit(tier):
             for shape in _SHAPES:
-                for dtype in _DTYPES:
-                    for memory_format in (torch.contiguous_format, torch.channels_last):
-                        fault = _check_one(shape, dtype, memory_format)
-                        if fault:
-                            faults.append(f"{tier}, {shape}, {dtype}, {memory_format}: {fault}")
+                for memory_format in (torch.contiguous_format, torch.channels_last):
+                    found = {
+                        f"channels, {dtype}": _check_one(shape, dtype, memory_format) for dtype in _DTYPES
+                    }
+                    found |= {check.name: _compare(check, shape, memory_format) for check in _CHECKS}
+                    faults += [f"{tier}, {k}, {shape}, {memory_format}: {v}" for k, v in found.items() if v]
     return faults
+
+
+def _compare(check: _Check, shape: tuple[int, ...], memory_format: torch.memory_format) -> str | None:
+    x = _numbers(shape).contiguous(memory_format=memory_format).requires_grad_()
+    before = opswap.stats()["kernel"]
+    try:
+        ours = _with_gradient(check.ours, x)
+        if check.everywhere and opswap.stats()["kernel"] == before:
+            return _FALLBACK
+        results = (ours, _with_gradient(check.theirs, x.detach().double().requires_grad_()))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if all(
+        (a - b.to(a.dtype)).abs().max() <= check.tolerance * b.abs().max()
+        for a, b in zip(*results, strict=True)
+    ):
+        return None
+    return "differs from torch"
+
+
+def _with_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    output = function(x)
+    return output, torch.autograd.grad(output, x, _numbers(output.shape).to(x.dtype))[0]
+
+
+def _numbers(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def _check_one(shape: tuple[int, ...], dtype: torch.dtype, memory_format: torch.memory_format) -> str | None:
@@ -73,7 +160,7 @@ def _check_one(shape: tuple[int, ...], dtype: torch.dtype, memory_format: torch.
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     if opswap.stats()["kernel"] == before:
-        return "the plain torch form ran in place of the kernel"
+        return _FALLBACK
     expected = channels.reference(inputs, 2, (half, half))
     if not all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True)):
         return "differs from the reference"
