@@ -13,6 +13,14 @@
 #include "depthwise/avx2_forms.h"
 #include "depthwise/bias.h"
 
+/* Input and output are beyond L2. Measured on Zen 4: asking for the rows ahead gains 30 to 50 % on
+ * maps in memory, nothing on those in L3, and costs 5 to 10 % on those in L2. */
+OSW_INLINE bool LOCAL(is_large)(const osw_depthwise *d)
+{
+    const int64_t pixels = d->height * d->width + d->out_height * d->out_width;
+    return d->batch * pixels * d->channels * (int64_t)sizeof(ELEMENT) >= LARGE_BYTES;
+}
+
 OSW_INLINE void LOCAL(ask_pixels)(const ELEMENT *pixels, int64_t count)
 {
     const char *bytes = (const char *)pixels;
@@ -22,11 +30,13 @@ OSW_INLINE void LOCAL(ask_pixels)(const ELEMENT *pixels, int64_t count)
 
 /* Bring into L2 what the strip below this one reads and writes anew: `lines` rows of `columns`, and
  * `pixels`. A strip goes from pixel to pixel for a few channels at a time, which no prefetcher of a
- * CPU follows: on Zen 4, maps beyond L2 gain 30 to 50 % by this. */
+ * CPU follows. */
 OSW_INLINE void LOCAL(ask_below)(const LOCAL(strip) * s, int64_t lines, int64_t columns,
                                  int64_t pixels)
 {
     const int64_t step = s->channels, first = s->first < 0 ? 0 : s->first;
+    if (!s->asks)
+        return;
     for (int64_t l = 1; s->lines > 0 && l <= lines; l++)
         LOCAL(ask_pixels)
     (s->line[s->lines - 1].pixels + (l * s->columns + first) * step, columns * step);
@@ -86,6 +96,7 @@ static void KERNEL(forward)(const osw_depthwise *d, int64_t begin, int64_t end, 
         (d->side == 3 ? LOCAL(gathers_3) : LOCAL(gathers_5))[d->stride - 1];
     LOCAL(strip)
     s = {.channels = d->channels,
+         .asks = LOCAL(is_large)(d),
          .columns = d->width,
          .row_length = d->out_width,
          .taps = d->taps,
@@ -107,7 +118,11 @@ static void KERNEL(grad_weight)(const osw_depthwise *d, int64_t begin, int64_t e
     LOCAL(strip_fn) *const *strips =
         (d->side == 3 ? LOCAL(correlates_3) : LOCAL(correlates_5))[d->stride - 1];
     LOCAL(strip)
-    s = {.channels = d->channels, .columns = d->width, .row_length = d->out_width, .sums = sums};
+    s = {.channels = d->channels,
+         .asks = LOCAL(is_large)(d),
+         .columns = d->width,
+         .row_length = d->out_width,
+         .sums = sums};
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_input)(&s, d, row);
         s.row = (ELEMENT *)d->grad_output + row * d->out_width * d->channels;
@@ -138,7 +153,11 @@ static void KERNEL(grad_input)(const osw_depthwise *d, int64_t begin, int64_t en
         return;
     }
     LOCAL(strip)
-    s = {.channels = d->channels, .columns = d->out_width, .row_length = d->width, .taps = d->taps};
+    s = {.channels = d->channels,
+         .asks = LOCAL(is_large)(d),
+         .columns = d->out_width,
+         .row_length = d->width,
+         .taps = d->taps};
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_output)(&s, d, row);
         s.row = (ELEMENT *)d->grad_input + row * d->width * d->channels;

@@ -19,6 +19,7 @@ typedef struct LOCAL(strip) {
     const ELEMENT *taps;  /* [side][side][channels]; gather, spread */
     const ELEMENT *start; /* [channels], or NULL: zero; gather */
     ELEMENT *sums;        /* [side][side][channels], written by correlate */
+    bool asks;            /* for the rows ahead */
     int lines;
     LOCAL(line) line[OSW_DEPTHWISE_MOST_SIDE];
 } LOCAL(strip);

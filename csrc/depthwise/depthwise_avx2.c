@@ -7,6 +7,8 @@
 #    include <immintrin.h>
 #    include <string.h>
 
+enum { LARGE_BYTES = 1 << 22 };
+
 /* For images with fewer channels than a vector has lanes. */
 static osw_depthwise_fn *narrow[OSW_DEPTHWISE_COUNT];
 
