@@ -7,7 +7,7 @@
 #    include <immintrin.h>
 #    include <string.h>
 
-enum { LARGE_BYTES = 1 << 22 };
+enum { LARGE_BYTES = 1 << 20 };
 
 /* For images with fewer channels than a vector has lanes. */
 static osw_depthwise_fn *narrow[OSW_DEPTHWISE_COUNT];
