@@ -19,7 +19,7 @@ from torch.autograd import Function
 
 from opswap import _core
 
-from ._function import base_apply
+from ._function import base_apply, plain_cpu
 from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = ["depthwise_able", "depthwise_conv2d"]
@@ -74,7 +74,7 @@ def _kernel_backward(
     """The gradients of input, weight and bias that mask asks for, or NotImplemented."""
     run = _core.plain_depthwise_backward
     gradients = run(grad_output, input, weight, stride, padding, *mask)
-    if gradients is NotImplemented and not grad_output.is_contiguous(memory_format=torch.channels_last):
+    if gradients is NotImplemented and plain_cpu((grad_output,)):
         dense = grad_output.contiguous(memory_format=torch.channels_last)
         gradients = run(dense, input, weight, stride, padding, *mask)
     return gradients
