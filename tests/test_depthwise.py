@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -24,7 +24,14 @@ FLOATS = (torch.float32, torch.float64)
 # Of the error of torch's own float32 result, which can be zero by luck; and of the largest value.
 TIMES, LEAST = 4.0, {torch.float32: 1e-6, torch.float64: 2e-15}
 
-served = pytest.mark.skipif(opswap.isa.current() != "avx2", reason="torch serves other tiers")
+
+@pytest.fixture
+def served() -> Iterator[None]:
+    """Limit the tier to the one that the public function uses its kernels on."""
+    if "avx2" not in opswap.isa.available():
+        pytest.skip("torch serves this tier")
+    with opswap.isa.limit("avx2"):
+        yield
 
 
 def make(n: int, c: int, h: int, w: int, k: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -172,7 +179,7 @@ def assert_as_torch(x: Tensor, *rest: Any, kernel: bool, **options: Any) -> None
         torch.testing.assert_close(a, e)
 
 
-@served
+@pytest.mark.usefixtures("served")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("arguments", [(), (2,), (1, 1), (2, 1), ((2, 2), (2, 0)), ([1, 1], [0, 1])])
 def test_public_function(dtype: torch.dtype, arguments: tuple[Any, ...]) -> None:
@@ -184,7 +191,7 @@ def test_public_function(dtype: torch.dtype, arguments: tuple[Any, ...]) -> None
             assert_as_torch(x, w, None, *arguments, kernel=True)
 
 
-@served
+@pytest.mark.usefixtures("served")
 @pytest.mark.parametrize("frozen", range(1, 8))
 def test_frozen_parts(frozen: int) -> None:
     """Only what asks for a gradient gets one."""
@@ -211,7 +218,7 @@ def test_any_layout(layout: str) -> None:
     assert x_is_last or not dense or layout == "offset"
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_gradients_of_other_layouts() -> None:
     x, w, b = make(2, 12, 6, 7)
     for grad in (torch.ones(()).expand(2, 12, 6, 7), torch.randn(2, 12, 6, 7), torch.randn(4, 12, 6, 7)[::2]):
@@ -326,7 +333,7 @@ def test_the_extension_checks_gradients() -> None:
         _core.depthwise_backward(x, w)
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_double_backward() -> None:
     x, w, b = (t.detach().requires_grad_() for t in make(2, 8, 5, 4, dtype=torch.float64))
     for stride in (1, 2):
@@ -396,7 +403,7 @@ def test_compile_and_export() -> None:
         torch.testing.assert_close(exported.module()(x, w), expected)
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_checkpoint_inference_and_reference() -> None:
     x, w, b = make(2, 12, 6, 6)
     (plain,) = torch.autograd.grad(F.depthwise_conv2d(x, w, b).pow(2).sum(), w)
@@ -415,7 +422,7 @@ def test_checkpoint_inference_and_reference() -> None:
         assert_as_torch(x, w, b, kernel=False)
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_able() -> None:
     x = make(2, 12, 6, 6)[0]
 

@@ -44,9 +44,10 @@ OSW_INLINE void LOCAL(ask_below)(const LOCAL(strip) * s, int64_t lines, int64_t 
     LOCAL(ask_pixels)(s->row + (s->row_length + s->place) * step, pixels * step);
 }
 
-/* Walk a row in strips; the window of its first pixel begins at column `first`. */
+/* Walk a row in strips; the window of its first pixel begins at column `first`, and the row below
+ * needs `lines` more of those under it, 0 if they are at hand. */
 static void LOCAL(walk)(LOCAL(strip) * s, LOCAL(strip_fn) *const *strips, int64_t side,
-                        int64_t stride, int64_t first)
+                        int64_t stride, int64_t first, int64_t lines)
 {
     int which = 0;
     int64_t length = LOCAL(lengths)[0];
@@ -55,7 +56,7 @@ static void LOCAL(walk)(LOCAL(strip) * s, LOCAL(strip_fn) *const *strips, int64_
             which++;
         length = LOCAL(lengths)[which];
         s->first = first + s->place * stride;
-        LOCAL(ask_below)(s, stride, length * stride, length);
+        LOCAL(ask_below)(s, lines, length * stride, length);
         strips[which](s, s->first < 0 || s->first + (length - 1) * stride + side > s->columns);
     }
 }
@@ -104,7 +105,7 @@ static void KERNEL(forward)(const osw_depthwise *d, int64_t begin, int64_t end, 
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_input)(&s, d, row);
         s.row = (ELEMENT *)d->output + row * d->out_width * d->channels;
-        LOCAL(walk)(&s, strips, d->side, d->stride, -d->left);
+        LOCAL(walk)(&s, strips, d->side, d->stride, -d->left, d->stride);
     }
 }
 
@@ -125,7 +126,7 @@ static void KERNEL(grad_weight)(const osw_depthwise *d, int64_t begin, int64_t e
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_input)(&s, d, row);
         s.row = (ELEMENT *)d->grad_output + row * d->out_width * d->channels;
-        LOCAL(walk)(&s, strips, d->side, d->stride, -d->left);
+        LOCAL(walk)(&s, strips, d->side, d->stride, -d->left, d->stride);
         LOCAL(add_pixels)(d, row, sums);
     }
 }
@@ -139,12 +140,13 @@ static void LOCAL(walk_pairs)(LOCAL(strip) * s, LOCAL(strip_fn) * spread, int64_
     for (int64_t q = left / 2; 2 * q - left < s->row_length; q += pairs) {
         s->first = q - side / 2;
         s->place = 2 * q - left;
-        LOCAL(ask_below)(s, 1, pairs, LOCAL(MOST_PIXELS));
+        LOCAL(ask_below)(s, 0, 0, LOCAL(MOST_PIXELS));
         spread(s, s->first < 0 || q + pairs > s->columns || s->place < 0 ||
                       s->place + 2 * pairs > s->row_length);
     }
 }
 
+/* Callers run this on rows that they have just read for grad_weight: the lines are at hand. */
 static void KERNEL(grad_input)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
     if (d->channels < LANES) {
@@ -162,7 +164,7 @@ static void KERNEL(grad_input)(const osw_depthwise *d, int64_t begin, int64_t en
         LOCAL(find_output)(&s, d, row);
         s.row = (ELEMENT *)d->grad_input + row * d->width * d->channels;
         if (d->stride == 1)
-            LOCAL(walk)(&s, flippeds, d->side, 1, d->left - d->side + 1);
+            LOCAL(walk)(&s, flippeds, d->side, 1, d->left - d->side + 1, 0);
         else
             LOCAL(walk_pairs)(&s, spread, d->side, d->left);
     }
