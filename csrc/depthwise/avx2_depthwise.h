@@ -44,20 +44,33 @@ OSW_INLINE void LOCAL(ask_below)(const LOCAL(strip) * s, int64_t lines, int64_t 
     LOCAL(ask_pixels)(s->row + (s->row_length + s->place) * step, pixels * step);
 }
 
-/* Walk a row in strips; the window of its first pixel begins at column `first`, and the row below
- * needs `lines` more of those under it, 0 if they are at hand. */
+/* What of a window of so many columns is outside of the lines. */
+OSW_INLINE int LOCAL(margin)(const LOCAL(strip) * s, int64_t side, int64_t window)
+{
+    const int64_t before = -s->first, behind = s->first + window - s->columns;
+    if (before <= 0 && behind <= 0)
+        return LOCAL(NONE);
+    return before <= side / 2 && behind <= side / 2 ? LOCAL(OUTER) : LOCAL(ANY);
+}
+
+/* Walk a row in strips, pixel by pixel where most of a window is outside. The window of the first
+ * pixel begins at column `first`; the row below needs `lines` more of those under it, 0 if they are
+ * at hand. */
 static void LOCAL(walk)(LOCAL(strip) * s, LOCAL(strip_fn) *const *strips, int64_t side,
                         int64_t stride, int64_t first, int64_t lines)
 {
-    int which = 0;
-    int64_t length = LOCAL(lengths)[0];
+    int64_t length;
     for (s->place = 0; s->place < s->row_length; s->place += length) {
-        while (LOCAL(lengths)[which] > s->row_length - s->place)
-            which++;
-        length = LOCAL(lengths)[which];
         s->first = first + s->place * stride;
+        int which = 0, margin;
+        for (;; which++) {
+            length = LOCAL(lengths)[which];
+            margin = LOCAL(margin)(s, side, (length - 1) * stride + side);
+            if (length == 1 || (length <= s->row_length - s->place && margin != LOCAL(ANY)))
+                break;
+        }
         LOCAL(ask_below)(s, lines, length * stride, length);
-        strips[which](s, s->first < 0 || s->first + (length - 1) * stride + side > s->columns);
+        strips[which](s, margin);
     }
 }
 
@@ -141,8 +154,9 @@ static void LOCAL(walk_pairs)(LOCAL(strip) * s, LOCAL(strip_fn) * spread, int64_
         s->first = q - side / 2;
         s->place = 2 * q - left;
         LOCAL(ask_below)(s, 0, 0, LOCAL(MOST_PIXELS));
-        spread(s, s->first < 0 || q + pairs > s->columns || s->place < 0 ||
-                      s->place + 2 * pairs > s->row_length);
+        const int margin = LOCAL(margin)(s, side, pairs + side / 2);
+        const bool inner = s->place >= 0 && s->place + 2 * pairs <= s->row_length;
+        spread(s, inner || margin ? margin : LOCAL(OUTER));
     }
 }
 

@@ -5,31 +5,46 @@
 enum { LOCAL(LENGTHS) = 4 };
 static const int LOCAL(lengths)[LOCAL(LENGTHS)] = {7, 4, 2, 1};
 
-/* guarded: a part of the window may be outside. */
-typedef void LOCAL(strip_fn)(const LOCAL(strip) * s, bool guarded);
+/* The kinds of columns of a window that may be outside. */
+enum { LOCAL(NONE), LOCAL(OUTER), LOCAL(ANY) };
+
+/* margin: one of them; OUTER: at most side / 2 columns at each end. Strips of several pixels do not
+ * take ANY, but for spread. */
+typedef void LOCAL(strip_fn)(const LOCAL(strip) * s, int margin);
 
 #define NAME(kind, side, stride, pixels) JOIN(LOCAL(kind##_##side##_##stride), _, pixels)
 
-/* Two copies of a strip, so that only those at the margins pay for their checks. */
-#define STRIP(name, inlined, ...)                                                                  \
-    static void name(const LOCAL(strip) * s, bool guarded)                                         \
+/* Copies of a strip, so that only those at the margins pay for checks. */
+#define STRIP(name, inlined, outer, ...)                                                           \
+    static void name(const LOCAL(strip) * s, int margin)                                           \
     {                                                                                              \
-        if (guarded)                                                                               \
-            LOCAL(inlined)(__VA_ARGS__, true, s);                                                  \
+        if (margin)                                                                                \
+            LOCAL(inlined)(__VA_ARGS__, outer, s);                                                 \
         else                                                                                       \
-            LOCAL(inlined)(__VA_ARGS__, false, s);                                                 \
+            LOCAL(inlined)(__VA_ARGS__, 0, s);                                                     \
     }
+#define OUTER(side, pixels) ((pixels) > 1 ? (side) / 2 : (side))
 #define PIXELS(side, stride, n)                                                                    \
-    STRIP(NAME(gather, side, stride, n), gather, side, stride, n, false)                           \
-    STRIP(NAME(correlate, side, stride, n), correlate, side, stride, n)
+    STRIP(NAME(gather, side, stride, n), gather, OUTER(side, n), side, stride, n, false)           \
+    STRIP(NAME(correlate, side, stride, n), correlate, OUTER(side, n), side, stride, n)
 #define WINDOW(side, stride)                                                                       \
     PIXELS(side, stride, 7) PIXELS(side, stride, 4) PIXELS(side, stride, 2) PIXELS(side, stride, 1)
-#define FLIPPED(side, n) STRIP(NAME(flipped, side, 1, n), gather, side, 1, n, true)
+#define FLIPPED(side, n) STRIP(NAME(flipped, side, 1, n), gather, OUTER(side, n), side, 1, n, true)
+#define SPREAD(side)                                                                               \
+    static void LOCAL(spread_##side)(const LOCAL(strip) * s, int margin)                           \
+    {                                                                                              \
+        if (margin == LOCAL(ANY))                                                                  \
+            LOCAL(spread)(side, LOCAL(MOST_PIXELS), s);                                            \
+        else if (margin)                                                                           \
+            LOCAL(spread)(side, (side) / 2, s);                                                    \
+        else                                                                                       \
+            LOCAL(spread)(side, 0, s);                                                             \
+    }
 #define SIDE(side)                                                                                 \
     WINDOW(side, 1)                                                                                \
     WINDOW(side, 2)                                                                                \
     FLIPPED(side, 7)                                                                               \
-    FLIPPED(side, 4) FLIPPED(side, 2) FLIPPED(side, 1) STRIP(LOCAL(spread_##side), spread, side)
+    FLIPPED(side, 4) FLIPPED(side, 2) FLIPPED(side, 1) SPREAD(side)
 SIDE(3)
 SIDE(5)
 
@@ -49,6 +64,8 @@ static LOCAL(strip_fn) *const LOCAL(flippeds_5)[LOCAL(LENGTHS)] = NAMES(flipped,
 
 #undef NAME
 #undef STRIP
+#undef OUTER
+#undef SPREAD
 #undef PIXELS
 #undef WINDOW
 #undef FLIPPED

@@ -37,6 +37,13 @@ OSW_INLINE int LOCAL(high)(const LOCAL(strip) * s)
     return (int)(s->columns - s->first);
 }
 
+/* Whether to pass over a column of a window; only the first and last `checked` ones may be outside
+ * of the lines. */
+OSW_INLINE bool LOCAL(outside)(int column, const int window, const int checked, int low, int high)
+{
+    return (column < checked || column >= window - checked) && (column < low || column >= high);
+}
+
 /* Channels that come after those of the vector at c. */
 OSW_INLINE int64_t LOCAL(next)(int64_t c, int64_t channels)
 {
@@ -47,8 +54,9 @@ OSW_INLINE int64_t LOCAL(next)(int64_t c, int64_t channels)
 /* pixel p = start + sum of taps[l][t] * line l at p * stride + t over the lines and t, or, flipped,
  * with the taps of every line in reverse */
 OSW_INLINE void LOCAL(gather)(const int side, const int stride, const int pixels,
-                              const bool flipped, const bool guarded, const LOCAL(strip) * s)
+                              const bool flipped, const int checked, const LOCAL(strip) * s)
 {
+    const int window = (pixels - 1) * stride + side;
     const int64_t step = s->channels;
     const int low = LOCAL(low)(s), high = LOCAL(high)(s);
     for (int64_t c = 0; c < step; c = LOCAL(next)(c, step)) {
@@ -63,8 +71,8 @@ OSW_INLINE void LOCAL(gather)(const int side, const int stride, const int pixels
             for (int t = 0; t < side; t++)
                 w[t] = V(loadu)(taps + (flipped ? side - 1 - t : t) * step);
             OSW_UNROLL
-            for (int column = 0; column < (pixels - 1) * stride + side; column++, x += step) {
-                if (guarded && (column < low || column >= high))
+            for (int column = 0; column < window; column++, x += step) {
+                if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
                 const VECTOR value = V(loadu)(x);
                 OSW_UNROLL
@@ -84,9 +92,9 @@ OSW_INLINE void LOCAL(gather)(const int side, const int stride, const int pixels
 /* The gradient of a window of stride 2, for pixels at even places of the padded row and their right
  * neighbours: pixel p = sum of taps[l][t] * line l at (p - t) / 2 + side / 2 over the lines and all
  * t of the same parity as p */
-OSW_INLINE void LOCAL(spread)(const int side, const bool guarded, const LOCAL(strip) * s)
+OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(strip) * s)
 {
-    const int pixels = LOCAL(MOST_PIXELS), half = side / 2;
+    const int pixels = LOCAL(MOST_PIXELS), half = side / 2, window = pixels / 2 + half;
     const int64_t step = s->channels;
     const int low = LOCAL(low)(s), high = LOCAL(high)(s);
     for (int64_t c = 0; c < step; c = LOCAL(next)(c, step)) {
@@ -101,8 +109,8 @@ OSW_INLINE void LOCAL(spread)(const int side, const bool guarded, const LOCAL(st
             for (int t = 0; t < side; t++)
                 w[t] = V(loadu)(taps + t * step);
             OSW_UNROLL
-            for (int column = 0; column < pixels / 2 + half; column++, dy += step) {
-                if (guarded && (column < low || column >= high))
+            for (int column = 0; column < window; column++, dy += step) {
+                if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
                 const VECTOR value = V(loadu)(dy);
                 OSW_UNROLL
@@ -115,15 +123,16 @@ OSW_INLINE void LOCAL(spread)(const int side, const bool guarded, const LOCAL(st
         }
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
-            if (!guarded || (s->place + p >= 0 && s->place + p < s->row_length))
+            if (!checked || (p ? s->place + p < s->row_length : s->place >= 0))
                 V(storeu)(s->row + (s->place + p) * step + c, sums[p]);
     }
 }
 
 /* sums[l][t] += sum of pixel p * line l at p * stride + t over p */
 OSW_INLINE void LOCAL(correlate)(const int side, const int stride, const int pixels,
-                                 const bool guarded, const LOCAL(strip) * s)
+                                 const int checked, const LOCAL(strip) * s)
 {
+    const int window = (pixels - 1) * stride + side;
     const int64_t step = s->channels;
     const int low = LOCAL(low)(s), high = LOCAL(high)(s);
     int64_t done = 0;
@@ -139,8 +148,8 @@ OSW_INLINE void LOCAL(correlate)(const int side, const int stride, const int pix
             for (int t = 0; t < side; t++)
                 sums[t] = V(loadu)(to + t * step);
             OSW_UNROLL
-            for (int column = 0; column < (pixels - 1) * stride + side; column++, x += step) {
-                if (guarded && (column < low || column >= high))
+            for (int column = 0; column < window; column++, x += step) {
+                if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
                 const VECTOR value = V(loadu)(x);
                 OSW_UNROLL
