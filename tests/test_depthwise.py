@@ -17,7 +17,7 @@ import opswap
 from inputs import LAYOUTS, same_bits
 from opswap import _core
 from opswap import functional as F
-from opswap.ops.depthwise import depthwise_able
+from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise
 
 LAST = torch.channels_last
 FLOATS = (torch.float32, torch.float64)
@@ -430,7 +430,7 @@ def test_able() -> None:
         return nn.Conv2d(12, 12, *arguments, groups=12, **options)
 
     for good in (layer(3), layer(5, 2, 2, bias=False), layer(3, padding=(0, 2)).to(memory_format=LAST)):
-        assert depthwise_able(good, x)
+        assert depthwise_wins() and is_depthwise(good) and depthwise_able(good, x)
         opswap.reset_stats()
         F.depthwise_conv2d(x, good.weight, good.bias, good.stride, good.padding, good.dilation)
         assert opswap.stats()["kernel"]
@@ -439,7 +439,7 @@ def test_able() -> None:
         with opswap.force_reference():
             assert not depthwise_able(good, x)
         with opswap.isa.limit("scalar"):
-            assert not depthwise_able(good, x)
+            assert not depthwise_able(good, x) and not depthwise_wins()
     others = (
         layer(7),
         layer(3, dilation=2),
@@ -450,6 +450,6 @@ def test_able() -> None:
         nn.Conv2d(12, 24, 3, groups=12),
         nn.Conv2d(12, 12, 3, groups=6),
     )
-    assert not any(depthwise_able(other, x) for other in others)
+    assert not any(depthwise_able(other, x) or is_depthwise(other) for other in others)
     fitting = layer(3)
     assert not torch.func.vmap(lambda t: t * depthwise_able(fitting, t))(x.unsqueeze(0)).any()

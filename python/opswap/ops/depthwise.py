@@ -22,7 +22,7 @@ from opswap import _core
 from ._function import base_apply, plain_cpu
 from ._stats import count_kernel, count_reference, reference_forced
 
-__all__ = ["depthwise_able", "depthwise_conv2d"]
+__all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_wins", "is_depthwise"]
 
 # Looked up once: what lies on the way to a name costs microseconds where it has left the caches.
 _compiling = torch.compiler.is_dynamo_compiling
@@ -94,6 +94,23 @@ def _library_backward(
     return torch.ops.aten.convolution_backward(grad_output, input, weight, [channels], *window, list(mask))
 
 
+def depthwise_wins() -> bool:
+    """True where the kernels have vectors as wide as the convolution library's."""
+    return _core.isa_current() == "avx2"
+
+
+def is_depthwise(module: nn.Conv2d) -> bool:
+    """True for a convolution that the kernels know: by its options alone, whatever its input."""
+    return (
+        module.groups == module.in_channels == module.out_channels
+        and module.kernel_size in ((3, 3), (5, 5))
+        and module.stride in ((1, 1), (2, 2))
+        and module.dilation == (1, 1)
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )
+
+
 def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
     """True where `depthwise_conv2d` would run its kernels for this module's parameters, options and input.
 
@@ -103,9 +120,7 @@ def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
     return (
         not _compiling()
         and not reference_forced()
-        and module.dilation == (1, 1)
-        and module.padding_mode == "zeros"
-        and module.groups == module.in_channels
+        and is_depthwise(module)
         and _core.depthwise_fits(input, module.weight, module.bias, module.stride, module.padding)
     )
 
