@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from case import Case
 
-from . import channels, dropout, linear, merge, models, norm, pointwise, pool
+from . import channels, depthwise, dropout, linear, merge, models, norm, pointwise, pool
 
 __all__ = ["FAMILIES"]
 
@@ -16,6 +16,7 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "dropout": dropout.cases,
     "linear": linear.cases,
     "pointwise": pointwise.cases,
+    "depthwise": depthwise.cases,
     "merge": merge.cases,
     "models": models.cases,
     "compiled": models.compiled_cases,

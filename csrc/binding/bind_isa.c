@@ -5,6 +5,7 @@
 #include "core/isa.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"
+#include "depthwise/depthwise.h"
 #include "dropout/dropout.h"
 #include "linear/linear.h"
 #include "norm/norm.h"
@@ -36,6 +37,7 @@ int osw_isa_start(void)
     osw_isa_register(osw_pool_select);
     osw_isa_register(osw_linear_select);
     osw_isa_register(osw_dropout_select);
+    osw_isa_register(osw_depthwise_select);
     return 0;
 }
 

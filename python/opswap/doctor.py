@@ -71,6 +71,10 @@ def _maps(x: Tensor) -> tuple[Tensor, Tensor]:
     return rows, torch.linspace(-1, 1, 2 * 3 * rows.shape[2], dtype=x.dtype).view(2, 3, -1)
 
 
+def _taps(x: Tensor) -> Tensor:
+    return torch.linspace(-1, 1, 9 * x.shape[1], dtype=x.dtype).view(-1, 1, 3, 3)
+
+
 def _weight(x: Tensor) -> Tensor:
     return torch.linspace(-1, 1, 5 * x.shape[1], dtype=x.dtype).view(5, -1, 1, 1)
 
@@ -95,6 +99,13 @@ _CHECKS = (
         "pointwise_conv2d",
         lambda x: F.pointwise_conv2d(x, _weight(x)),
         lambda x: T.conv2d(x, _weight(x)),
+        1e-4,
+        everywhere=False,
+    ),
+    _Check(
+        "depthwise_conv2d",
+        lambda x: F.depthwise_conv2d(x, _taps(x), None, 1, 1),
+        lambda x: T.conv2d(x, _taps(x), None, 1, 1, 1, x.shape[1]),
         1e-4,
         everywhere=False,
     ),

@@ -2,6 +2,7 @@
 """The operators as functions: names and signatures are torch's where torch has the operator."""
 
 from .ops.channels import cat_channel_shuffle, cat_channel_shuffle_split, channel_shuffle
+from .ops.depthwise import depthwise_conv2d
 from .ops.dropout import dropout
 from .ops.linear import grouped_linear
 from .ops.norm import batch_norm, batch_norm_act, batch_norm_relu
@@ -31,6 +32,7 @@ __all__ = [
     "cat_channel_shuffle_split",
     "channel_permutation",
     "channel_shuffle",
+    "depthwise_conv2d",
     "dropout",
     "global_max_pool2d",
     "grouped_linear",

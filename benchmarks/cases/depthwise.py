@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""Depthwise convolutions at the shapes of ShuffleNetV2 x1.0, and one of 5 x 5, against torch's own in channels_last.
+
+A forward records its graph; a backward gives the gradients of input and weight, a "step" is both. A payload is half of
+what a kernel must move: input and output forward; both, their gradients and no output backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as T
+from torch import Tensor
+
+from case import Case
+from opswap import functional as F
+
+__all__ = ["cases"]
+
+Step = Callable[[], tuple[Tensor, ...]]
+
+# Channels, height and width, side, stride.
+_SHAPES = (
+    (24, 56, 3, 2),
+    (58, 56, 3, 2),
+    (58, 28, 3, 1),
+    (116, 28, 3, 2),
+    (116, 14, 3, 1),
+    (232, 14, 3, 2),
+    (232, 7, 3, 1),
+    (96, 28, 5, 1),
+)
+_DIRECTIONS = ("inference", "forward", "backward", "step")
+# Of the largest value: sums of up to some 25,000 terms.
+_TOLERANCE = 1e-4
+
+
+def cases(batch: int) -> Iterator[Case]:
+    """Every shape in float32 in all directions."""
+    for channels, size, side, stride in _SHAPES:
+        shape = (batch, channels, size, size)
+        text = f"{','.join(map(str, shape))} k{side} s{stride}"
+        inputs, outputs = torch.Size(shape).numel(), batch * channels * (-(-size // stride)) ** 2
+        moved = {"inference": inputs + outputs, "backward": 2 * inputs + outputs}
+        moved |= {"forward": moved["inference"], "step": sum(moved.values())}
+        for direction in _DIRECTIONS:
+            build = partial(_build, shape, side, stride, direction)
+            payload = moved[direction] * torch.float32.itemsize // 2
+            yield Case(
+                "depthwise_conv2d",
+                text,
+                "float32",
+                direction,
+                build,
+                {"opswap": "NHWC"},
+                payload,
+                _TOLERANCE,
+            )
+
+
+def _build(shape: tuple[int, ...], side: int, stride: int, direction: str) -> dict[str, Step]:
+    x = torch.randn(shape).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(shape[1], 1, side, side).contiguous(memory_format=torch.channels_last)
+    leaves = (x, weight.requires_grad_())
+    forms = {
+        "torch": lambda: T.conv2d(*leaves, None, stride, side // 2, 1, shape[1]),
+        "opswap": lambda: F.depthwise_conv2d(*leaves, None, stride, side // 2),
+    }
+    gradient = torch.randn_like(forms["torch"]())
+    run = {"forward": _forward, "inference": _inference, "backward": _backward, "step": _step}[direction]
+    return {name: run(form, leaves, gradient) for name, form in forms.items()}
+
+
+def _forward(form: Callable[[], Tensor], leaves: tuple[Tensor, ...], gradient: Tensor) -> Step:
+    return lambda: (form().detach(),)
+
+
+def _inference(form: Callable[[], Tensor], leaves: tuple[Tensor, ...], gradient: Tensor) -> Step:
+    return torch.no_grad()(lambda: (form(),))
+
+
+def _backward(form: Callable[[], Tensor], leaves: tuple[Tensor, ...], gradient: Tensor) -> Step:
+    output = form()
+    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+
+def _step(form: Callable[[], Tensor], leaves: tuple[Tensor, ...], gradient: Tensor) -> Step:
+    return lambda: torch.autograd.grad(form(), leaves, gradient)

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT */
+/* Weights from torch's order to that of the kernels and back; included once a dtype by depthwise.c
+ * with SUFFIX and ELEMENT defined. */
+
+#define JOIN_(a, b)  a##b
+#define JOIN(a, b)   JOIN_(a, b)
+#define PUBLIC(name) JOIN(osw_depthwise_##name##_, SUFFIX)
+
+void PUBLIC(pack)(const osw_depthwise *d, const ELEMENT *weight, ELEMENT *taps)
+{
+    const int64_t count = d->side * d->side;
+    for (int64_t c = 0; c < d->channels; c++)
+        for (int64_t t = 0; t < count; t++)
+            taps[t * d->channels + c] = weight[c * count + t];
+}
+
+void PUBLIC(finish)(const osw_depthwise *d, int64_t count, const ELEMENT *sums, double *totals,
+                    ELEMENT *grad_weight, ELEMENT *grad_bias)
+{
+    const int64_t taps = d->side * d->side, length = (taps + 1) * d->channels;
+    memset(totals, 0, (size_t)length * sizeof *totals);
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t k = 0; k < length; k++)
+            totals[k] += sums[i * length + k];
+    for (int64_t c = 0; grad_weight && c < d->channels; c++)
+        for (int64_t t = 0; t < taps; t++)
+            grad_weight[c * taps + t] = (ELEMENT)totals[t * d->channels + c];
+    for (int64_t c = 0; grad_bias && c < d->channels; c++)
+        grad_bias[c] = (ELEMENT)totals[taps * d->channels + c];
+}
+
+#undef JOIN_
+#undef JOIN
+#undef PUBLIC
+#undef SUFFIX
+#undef ELEMENT

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT */
+/* The strips for every side and stride of a window and every length, and their tables. */
+
+/* Pixels of a strip, the longest first; the maps of common networks are multiples of 7. */
+enum { LOCAL(LENGTHS) = 4 };
+static const int LOCAL(lengths)[LOCAL(LENGTHS)] = {7, 4, 2, 1};
+
+/* The kinds of columns of a window that may be outside. */
+enum { LOCAL(NONE), LOCAL(OUTER), LOCAL(ANY) };
+
+/* margin: one of them; OUTER: at most side / 2 columns at each end. Strips of several pixels do not
+ * take ANY, but for spread. */
+typedef void LOCAL(strip_fn)(const LOCAL(strip) * s, int margin);
+
+#define NAME(kind, side, stride, pixels) JOIN(LOCAL(kind##_##side##_##stride), _, pixels)
+
+/* Copies of a strip, so that only those at the margins pay for checks. */
+#define STRIP(name, inlined, outer, ...)                                                           \
+    static void name(const LOCAL(strip) * s, int margin)                                           \
+    {                                                                                              \
+        if (margin)                                                                                \
+            LOCAL(inlined)(__VA_ARGS__, outer, s);                                                 \
+        else                                                                                       \
+            LOCAL(inlined)(__VA_ARGS__, 0, s);                                                     \
+    }
+#define OUTER(side, pixels) ((pixels) > 1 ? (side) / 2 : (side))
+#define PIXELS(side, stride, n)                                                                    \
+    STRIP(NAME(gather, side, stride, n), gather, OUTER(side, n), side, stride, n, false)           \
+    STRIP(NAME(correlate, side, stride, n), correlate, OUTER(side, n), side, stride, n)
+#define WINDOW(side, stride)                                                                       \
+    PIXELS(side, stride, 7) PIXELS(side, stride, 4) PIXELS(side, stride, 2) PIXELS(side, stride, 1)
+#define FLIPPED(side, n) STRIP(NAME(flipped, side, 1, n), gather, OUTER(side, n), side, 1, n, true)
+#define SPREAD(side)                                                                               \
+    static void LOCAL(spread_##side)(const LOCAL(strip) * s, int margin)                           \
+    {                                                                                              \
+        if (margin == LOCAL(ANY))                                                                  \
+            LOCAL(spread)(side, LOCAL(MOST_PIXELS), s);                                            \
+        else if (margin)                                                                           \
+            LOCAL(spread)(side, (side) / 2, s);                                                    \
+        else                                                                                       \
+            LOCAL(spread)(side, 0, s);                                                             \
+    }
+#define SIDE(side)                                                                                 \
+    WINDOW(side, 1)                                                                                \
+    WINDOW(side, 2)                                                                                \
+    FLIPPED(side, 7)                                                                               \
+    FLIPPED(side, 4) FLIPPED(side, 2) FLIPPED(side, 1) SPREAD(side)
+SIDE(3)
+SIDE(5)
+
+/* By stride and length. */
+typedef LOCAL(strip_fn) *const LOCAL(strips)[2][LOCAL(LENGTHS)];
+
+#define NAMES(kind, side, stride)                                                                  \
+    {NAME(kind, side, stride, 7), NAME(kind, side, stride, 4), NAME(kind, side, stride, 2),        \
+     NAME(kind, side, stride, 1)}
+#define STRIDES(kind, side) {NAMES(kind, side, 1), NAMES(kind, side, 2)}
+
+static LOCAL(strips) LOCAL(gathers_3) = STRIDES(gather, 3), LOCAL(gathers_5) = STRIDES(gather, 5);
+static LOCAL(strips) LOCAL(correlates_3) = STRIDES(correlate, 3),
+                     LOCAL(correlates_5) = STRIDES(correlate, 5);
+static LOCAL(strip_fn) *const LOCAL(flippeds_3)[LOCAL(LENGTHS)] = NAMES(flipped, 3, 1);
+static LOCAL(strip_fn) *const LOCAL(flippeds_5)[LOCAL(LENGTHS)] = NAMES(flipped, 5, 1);
+
+#undef NAME
+#undef STRIP
+#undef OUTER
+#undef SPREAD
+#undef PIXELS
+#undef WINDOW
+#undef FLIPPED
+#undef SIDE
+#undef NAMES
+#undef STRIDES

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT */
+/* Strips of neighbouring pixels of a row, all their channels: one vector of channels after the
+ * other, every pixel of the strip in a register of its own. The last vector of channels overlaps
+ * the one before it. */
+
+/* A row of an image, and where its taps are. */
+typedef struct LOCAL(line) {
+    const ELEMENT *pixels; /* [columns][channels] */
+    int64_t taps;          /* offset in [side][side][channels] */
+} LOCAL(line);
+
+typedef struct LOCAL(strip) {
+    int64_t channels;
+    int64_t columns;      /* of a line */
+    int64_t first;        /* column of the lines with which the window begins; may be outside */
+    int64_t row_length;   /* of the row that the strip is a part of */
+    int64_t place;        /* of the strip's first pixel in that row; spread: may be outside */
+    ELEMENT *row;         /* [row_length][channels]: written, by correlate read */
+    const ELEMENT *taps;  /* [side][side][channels]; gather, spread */
+    const ELEMENT *start; /* [channels], or NULL: zero; gather */
+    ELEMENT *sums;        /* [side][side][channels], written by correlate */
+    bool asks;            /* for the rows ahead */
+    int lines;
+    LOCAL(line) line[OSW_DEPTHWISE_MOST_SIDE];
+} LOCAL(strip);
+
+enum { LOCAL(MOST_PIXELS) = 8 };
+
+/* Columns [low, high) of a window are inside of the lines. */
+OSW_INLINE int LOCAL(low)(const LOCAL(strip) * s)
+{
+    return s->first < 0 ? (int)-s->first : 0;
+}
+
+OSW_INLINE int LOCAL(high)(const LOCAL(strip) * s)
+{
+    return (int)(s->columns - s->first);
+}
+
+/* Whether to pass over a column of a window; only the first and last `checked` ones may be outside
+ * of the lines. */
+OSW_INLINE bool LOCAL(outside)(int column, const int window, const int checked, int low, int high)
+{
+    return (column < checked || column >= window - checked) && (column < low || column >= high);
+}
+
+/* Channels that come after those of the vector at c. */
+OSW_INLINE int64_t LOCAL(next)(int64_t c, int64_t channels)
+{
+    const bool whole = c + LANES >= channels || c + 2 * LANES <= channels;
+    return whole ? c + LANES : channels - LANES;
+}
+
+/* pixel p = start + sum of taps[l][t] * line l at p * stride + t over the lines and t, or, flipped,
+ * with the taps of every line in reverse */
+OSW_INLINE void LOCAL(gather)(const int side, const int stride, const int pixels,
+                              const bool flipped, const int checked, const LOCAL(strip) * s)
+{
+    const int window = (pixels - 1) * stride + side;
+    const int64_t step = s->channels;
+    const int low = LOCAL(low)(s), high = LOCAL(high)(s);
+    for (int64_t c = 0; c < step; c = LOCAL(next)(c, step)) {
+        VECTOR sums[LOCAL(MOST_PIXELS)], w[OSW_DEPTHWISE_MOST_SIDE];
+        OSW_UNROLL
+        for (int p = 0; p < pixels; p++)
+            sums[p] = s->start ? V(loadu)(s->start + c) : V(setzero)();
+        for (int l = 0; l < s->lines; l++) {
+            const ELEMENT *x = s->line[l].pixels + s->first * step + c;
+            const ELEMENT *taps = s->taps + s->line[l].taps + c;
+            OSW_UNROLL
+            for (int t = 0; t < side; t++)
+                w[t] = V(loadu)(taps + (flipped ? side - 1 - t : t) * step);
+            OSW_UNROLL
+            for (int column = 0; column < window; column++, x += step) {
+                if (LOCAL(outside)(column, window, checked, low, high))
+                    continue;
+                const VECTOR value = V(loadu)(x);
+                OSW_UNROLL
+                for (int p = 0; p < pixels; p++) {
+                    const int t = column - p * stride;
+                    if (t >= 0 && t < side)
+                        sums[p] = V(fmadd)(value, w[t], sums[p]);
+                }
+            }
+        }
+        OSW_UNROLL
+        for (int p = 0; p < pixels; p++)
+            V(storeu)(s->row + (s->place + p) * step + c, sums[p]);
+    }
+}
+
+/* The gradient of a window of stride 2, for pixels at even places of the padded row and their right
+ * neighbours: pixel p = sum of taps[l][t] * line l at (p - t) / 2 + side / 2 over the lines and all
+ * t of the same parity as p */
+OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(strip) * s)
+{
+    const int pixels = LOCAL(MOST_PIXELS), half = side / 2, window = pixels / 2 + half;
+    const int64_t step = s->channels;
+    const int low = LOCAL(low)(s), high = LOCAL(high)(s);
+    for (int64_t c = 0; c < step; c = LOCAL(next)(c, step)) {
+        VECTOR sums[LOCAL(MOST_PIXELS)], w[OSW_DEPTHWISE_MOST_SIDE];
+        OSW_UNROLL
+        for (int p = 0; p < pixels; p++)
+            sums[p] = V(setzero)();
+        for (int l = 0; l < s->lines; l++) {
+            const ELEMENT *dy = s->line[l].pixels + s->first * step + c;
+            const ELEMENT *taps = s->taps + s->line[l].taps + c;
+            OSW_UNROLL
+            for (int t = 0; t < side; t++)
+                w[t] = V(loadu)(taps + t * step);
+            OSW_UNROLL
+            for (int column = 0; column < window; column++, dy += step) {
+                if (LOCAL(outside)(column, window, checked, low, high))
+                    continue;
+                const VECTOR value = V(loadu)(dy);
+                OSW_UNROLL
+                for (int p = 0; p < pixels; p++) {
+                    const int t = 2 * (p / 2 + half - column) + p % 2;
+                    if (t >= 0 && t < side)
+                        sums[p] = V(fmadd)(value, w[t], sums[p]);
+                }
+            }
+        }
+        OSW_UNROLL
+        for (int p = 0; p < pixels; p++)
+            if (!checked || (p ? s->place + p < s->row_length : s->place >= 0))
+                V(storeu)(s->row + (s->place + p) * step + c, sums[p]);
+    }
+}
+
+/* sums[l][t] += sum of pixel p * line l at p * stride + t over p */
+OSW_INLINE void LOCAL(correlate)(const int side, const int stride, const int pixels,
+                                 const int checked, const LOCAL(strip) * s)
+{
+    const int window = (pixels - 1) * stride + side;
+    const int64_t step = s->channels;
+    const int low = LOCAL(low)(s), high = LOCAL(high)(s);
+    int64_t done = 0;
+    for (int64_t c = 0; c < step; c = LOCAL(next)(c, step)) {
+        VECTOR dy[LOCAL(MOST_PIXELS)], sums[OSW_DEPTHWISE_MOST_SIDE];
+        OSW_UNROLL
+        for (int p = 0; p < pixels; p++)
+            dy[p] = V(loadu)(s->row + (s->place + p) * step + c);
+        for (int l = 0; l < s->lines; l++) {
+            const ELEMENT *x = s->line[l].pixels + s->first * step + c;
+            ELEMENT *to = s->sums + s->line[l].taps + c;
+            OSW_UNROLL
+            for (int t = 0; t < side; t++)
+                sums[t] = V(loadu)(to + t * step);
+            OSW_UNROLL
+            for (int column = 0; column < window; column++, x += step) {
+                if (LOCAL(outside)(column, window, checked, low, high))
+                    continue;
+                const VECTOR value = V(loadu)(x);
+                OSW_UNROLL
+                for (int p = 0; p < pixels; p++) {
+                    const int t = column - p * stride;
+                    if (t >= 0 && t < side)
+                        sums[t] = V(fmadd)(value, dy[p], sums[t]);
+                }
+            }
+            if (c < done) {
+                const VECTOR fresh = LOCAL(lanes_from)(done - c);
+                for (int t = 0; t < side; t++)
+                    sums[t] = V(blendv)(V(loadu)(to + t * step), sums[t], fresh);
+            }
+            OSW_UNROLL
+            for (int t = 0; t < side; t++)
+                V(storeu)(to + t * step, sums[t]);
+        }
+        done = c + LANES;
+    }
+}

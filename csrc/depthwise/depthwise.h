@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: MIT */
+/* Depthwise convolution of images whose channels come last: what every kernel of the family does.
+ *
+ * Every channel c has a window of its own, side x side taps w:
+ *
+ *     forward      output[n][i][j][c] = bias[c] + sum of w[r][s][c] *
+ *                      input[n][i * stride + r - top][j * stride + s - left][c] over r, s
+ *     grad_input   grad_input[n][y][x][c] = sum of w[r][s][c] * grad_output[n][i][j][c]
+ *                      over r, s, i, j with y = i * stride + r - top, x = j * stride + s - left
+ *     grad_weight  sums[r * side + s][c] = sum of grad_output[n][i][j][c] *
+ *                      input[n][i * stride + r - top][j * stride + s - left][c] over n, i, j
+ *                  sums[side * side][c] = sum of grad_output[n][i][j][c] over n, i, j
+ *
+ * A place outside of the image has no term: padding is no zero that an infinite tap would turn into
+ * NaN. Sums are taken in the dtype; the order of their terms depends on the sizes and the tier
+ * alone.
+ *
+ * There is no avx512 file: there the library's own kernels use vectors twice as wide, and
+ * opswap.ops.depthwise calls them.
+ */
+#ifndef OSW_DEPTHWISE_DEPTHWISE_H
+#define OSW_DEPTHWISE_DEPTHWISE_H
+
+#include "core/isa.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { OSW_DEPTHWISE_MOST_SIDE = 5 };
+
+/* Tensors that are read are not written, and do not overlap those that are. */
+typedef struct osw_depthwise {
+    int64_t batch;
+    int64_t channels;
+    int64_t height; /* of input and grad_input */
+    int64_t width;
+    int64_t out_height; /* of output and grad_output */
+    int64_t out_width;
+    int64_t side;            /* 3 or 5 */
+    int64_t stride;          /* 1 or 2 */
+    int64_t top;             /* rows of padding above an image */
+    int64_t left;            /* columns of padding to its left */
+    const void *taps;        /* [side][side][channels]; forward, grad_input */
+    const void *bias;        /* [channels], or NULL: none; forward */
+    const void *input;       /* [batch][height][width][channels]; forward, grad_weight */
+    void *output;            /* [batch][out_height][out_width][channels], written by forward */
+    const void *grad_output; /* as output; grad_input, grad_weight */
+    void *grad_input;        /* as input, written by grad_input */
+    bool sums_output;        /* grad_weight: also write sums[side * side], else it is 0 */
+} osw_depthwise;
+
+/* Rows [begin, end) of all images, one image below the other: of the output (forward, grad_weight)
+ * or of the input (grad_input). sums: [side * side + 1][channels], written by grad_weight; NULL for
+ * the others. */
+typedef void osw_depthwise_fn(const osw_depthwise *d, int64_t begin, int64_t end, void *sums);
+
+/* The list of variants. X(operation, dtype) makes the numbers, the table and the list that tests
+ * walk. */
+#define OSW_DEPTHWISE_VARIANTS(X)                                                                  \
+    X(forward, f32)                                                                                \
+    X(forward, f64)                                                                                \
+    X(grad_input, f32)                                                                             \
+    X(grad_input, f64)                                                                             \
+    X(grad_weight, f32)                                                                            \
+    X(grad_weight, f64)
+
+#define OSW_DEPTHWISE_ID(operation, dtype) OSW_DEPTHWISE_##operation##_##dtype,
+typedef enum osw_depthwise_id {
+    OSW_DEPTHWISE_VARIANTS(OSW_DEPTHWISE_ID) OSW_DEPTHWISE_COUNT
+} osw_depthwise_id;
+
+/* Kernels in use, by osw_depthwise_id; filled by osw_depthwise_select. */
+extern osw_depthwise_fn *osw_depthwise_table[OSW_DEPTHWISE_COUNT];
+
+/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
+ * improves. */
+void osw_depthwise_select(osw_isa isa);
+
+void osw_depthwise_fill__scalar(osw_depthwise_fn **table);
+void osw_depthwise_fill__avx2(osw_depthwise_fn **table);
+
+/* How the images are cut into chunks, each with sums of its own: by the sizes alone, so that no
+ * result depends on the number of threads. */
+typedef struct osw_depthwise_chunks {
+    int64_t images; /* of a chunk, ... */
+    int64_t parts;  /* ... or, where it is 1, chunks of an image */
+    int64_t count;
+} osw_depthwise_chunks;
+
+osw_depthwise_chunks osw_depthwise_cut(const osw_depthwise *d);
+
+/* The first row of chunk i, in images of `height` rows one below the other; i == count: the end. */
+int64_t osw_depthwise_first_row(const osw_depthwise *d, const osw_depthwise_chunks *chunks,
+                                int64_t i, int64_t height);
+
+/* taps[t][c] = weight[c][t] */
+void osw_depthwise_pack_f32(const osw_depthwise *d, const float *weight, float *taps);
+void osw_depthwise_pack_f64(const osw_depthwise *d, const double *weight, double *taps);
+
+/* The sums of `count` chunks, added in their order in double: grad_weight[c][t] for t below side *
+ * side, grad_bias[c] for the last; either may be NULL. totals: room for the sums of one chunk. */
+void osw_depthwise_finish_f32(const osw_depthwise *d, int64_t count, const float *sums,
+                              double *totals, float *grad_weight, float *grad_bias);
+void osw_depthwise_finish_f64(const osw_depthwise *d, int64_t count, const double *sums,
+                              double *totals, double *grad_weight, double *grad_bias);
+
+#endif

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""Depthwise convolution of channels_last images, forward and both gradients in one pass each.
+
+The kernels use 256-bit vectors. On CPUs with wider ones torch's own library uses those, and on CPUs without vectors
+there is nothing to gain: there, and for everything else that the kernels do not take, torch's convolution runs.
+
+Source: Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2017, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from opswap import _core
+
+from ._function import base_apply, plain_cpu
+from ._stats import count_kernel, count_reference, reference_forced
+
+__all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_wins", "is_depthwise"]
+
+# Looked up once: what lies on the way to a name costs microseconds where it has left the caches.
+_compiling = torch.compiler.is_dynamo_compiling
+_grad_enabled = torch.is_grad_enabled
+_transforms = torch._C._are_functorch_transforms_active
+_NAME = "depthwise_conv2d"
+_NAME_BACKWARD = f"{_NAME}_backward"
+
+Pair = int | Sequence[int]
+
+
+class _DeclinedError(Exception):
+    """The extension leaves a call to torch."""
+
+
+class DepthwiseConv2d(Function):
+    """For ordinary eager tensors; everything else is torch's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+    ) -> Tensor:
+        output = _core.plain_depthwise(input, weight, bias, stride, padding)
+        if output is NotImplemented:
+            raise _DeclinedError
+        ctx.stride, ctx.padding = stride, padding
+        ctx.save_for_backward(input, weight)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        mask = ctx.needs_input_grad[:3]
+        input, weight = ctx.saved_tensors
+        if not _grad_enabled() and not reference_forced():
+            gradients = _kernel_backward(grad_output, input, weight, ctx.stride, ctx.padding, mask)
+            if gradients is not NotImplemented:
+                count_kernel(_NAME_BACKWARD)
+                return (*gradients, None, None)
+        gradients = _library_backward(grad_output, input, weight, ctx.stride, ctx.padding, mask)
+        return (*gradients, None, None)
+
+
+_apply = base_apply(DepthwiseConv2d)
+
+
+def _kernel_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, stride: Pair, padding: Pair, mask: Sequence[bool]
+) -> Any:
+    """The gradients of input, weight and bias that mask asks for, or NotImplemented."""
+    run = _core.plain_depthwise_backward
+    gradients = run(grad_output, input, weight, stride, padding, *mask)
+    if gradients is NotImplemented and plain_cpu((grad_output,)):
+        dense = grad_output.contiguous(memory_format=torch.channels_last)
+        gradients = run(dense, input, weight, stride, padding, *mask)
+    return gradients
+
+
+def _pair(value: Pair) -> list[int]:
+    return [value, value] if isinstance(value, int) else list(value)
+
+
+def _library_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, stride: Pair, padding: Pair, mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """`_kernel_backward` by torch, differentiable and seen by every transform."""
+    count_reference(_NAME_BACKWARD)
+    channels = weight.shape[0]
+    window = (_pair(stride), _pair(padding), [1, 1], False, [0, 0], channels)
+    return torch.ops.aten.convolution_backward(grad_output, input, weight, [channels], *window, list(mask))
+
+
+def depthwise_wins() -> bool:
+    """True where the kernels have vectors as wide as the convolution library's."""
+    return _core.isa_current() == "avx2"
+
+
+def is_depthwise(module: nn.Conv2d) -> bool:
+    """True for a convolution that the kernels know: by its options alone, whatever its input."""
+    return (
+        module.groups == module.in_channels == module.out_channels
+        and module.kernel_size in ((3, 3), (5, 5))
+        and module.stride in ((1, 1), (2, 2))
+        and module.dilation == (1, 1)
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )
+
+
+def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
+    """True where `depthwise_conv2d` would run its kernels for this module's parameters, options and input.
+
+    Cheap: one call of the extension. False while torch.compile traces, under autocast, modes and transforms, and
+    where the kernels are not known to be as fast as torch's.
+    """
+    return (
+        not _compiling()
+        and not reference_forced()
+        and is_depthwise(module)
+        and _core.depthwise_fits(input, module.weight, module.bias, module.stride, module.padding)
+    )
+
+
+def depthwise_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+) -> Tensor:
+    """Convolve every channel with taps of its own, as torch.nn.functional.conv2d with groups=C.
+
+    Args:
+        input: (N, C, H, W). The kernels take channels_last float32 and float64 on the CPU, eight channels at least.
+        weight: (C, 1, kH, kW). The kernels take 3 x 3 and 5 x 5.
+        bias: (C,), or None.
+        stride: the kernels take 1 and 2, the same in both directions.
+        padding: of zeros, any; or "same" or "valid", which torch serves.
+        dilation: the kernels take 1.
+
+    Everything that the kernels do not take, channels of several outputs, other devices and what torch.compile,
+    torch.func or autocast watch run torch's own convolution.
+
+    Returns: (N, C, H', W') in the memory format that torch gives it. The sums of the gradient of weight and bias do
+        not depend on the number of threads.
+
+    Raises: as torch.nn.functional.conv2d.
+
+    Source: torch.nn.functional.conv2d.
+    """
+    if dilation in (1, (1, 1)) and not _compiling() and not reference_forced():
+        try:
+            if _grad_enabled() and (
+                input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+            ):
+                output = NotImplemented if _transforms() else _apply(input, weight, bias, stride, padding)
+            else:
+                output = _core.plain_depthwise(input, weight, bias, stride, padding)
+            if output is not NotImplemented:
+                count_kernel(_NAME)
+                return output
+        except (_DeclinedError, AttributeError):
+            pass
+    if not _compiling():
+        count_reference(_NAME)
+    groups = input.shape[-3] if isinstance(input, Tensor) and input.dim() > 2 else 1
+    return torch_functional.conv2d(input, weight, bias, stride, padding, dilation, groups)

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: MIT
+"""Depthwise convolution: torch's values, gradients, layouts and errors; the same bits at any number of threads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as T
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import opswap
+from inputs import LAYOUTS, same_bits
+from opswap import _core
+from opswap import functional as F
+from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise
+
+LAST = torch.channels_last
+FLOATS = (torch.float32, torch.float64)
+# Of the error of torch's own float32 result, which can be zero by luck; and of the largest value.
+TIMES, LEAST = 4.0, {torch.float32: 1e-6, torch.float64: 2e-15}
+
+
+@pytest.fixture
+def served() -> Iterator[None]:
+    """Limit the tier to the one that the public function uses its kernels on."""
+    if "avx2" not in opswap.isa.available():
+        pytest.skip("torch serves this tier")
+    with opswap.isa.limit("avx2"):
+        yield
+
+
+def make(n: int, c: int, h: int, w: int, k: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Input, weight and bias that ask for gradients."""
+    x = torch.randn(n, c, h, w, dtype=dtype).contiguous(memory_format=LAST)
+    tensors = (x, torch.randn(c, 1, k, k, dtype=dtype), torch.randn(c, dtype=dtype))
+    return [t.requires_grad_() for t in tensors]
+
+
+def stock(x: Tensor, w: Tensor, b: Tensor | None, stride: int, padding: Any) -> Tensor:
+    return T.conv2d(x, w, b, stride, padding, 1, x.shape[1])
+
+
+def layout_of(t: Tensor) -> list[int]:
+    """Strides that mean something."""
+    return [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
+
+
+def all_results(tensors: Sequence[Tensor], stride: int, padding: Any, grad: Tensor) -> list[Tensor]:
+    """torch's output and three gradients."""
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    output = stock(*leaves, stride, padding)
+    return [output.detach(), *torch.autograd.grad(output, leaves, grad)]
+
+
+def kernel_results(tensors: Sequence[Tensor], stride: int, padding: Any, grad: Tensor) -> list[Tensor]:
+    x, w, b = tensors
+    output = _core.depthwise(x, w, b, stride, padding)
+    return [output, *_core.depthwise_backward(grad, x, w, stride, padding, True, True, True)]
+
+
+def assert_close(tensors: Sequence[Tensor], stride: int, padding: Any) -> None:
+    """Against float64, or longer sums of the same dtype: no worse than torch up to a small factor."""
+    tensors = [t.detach() for t in tensors]
+    dtype = tensors[0].dtype
+    shape = stock(*tensors, stride, padding).shape
+    grad = torch.randn(shape, dtype=dtype).contiguous(memory_format=LAST)
+    exact = all_results([t.double() for t in tensors], stride, padding, grad.double())
+    theirs = all_results(tensors, stride, padding, grad)
+    for a, b, e in zip(kernel_results(tensors, stride, padding, grad), theirs, exact, strict=True):
+        assert a.shape == e.shape and a.dtype == dtype
+        error, stock_error = ((t.double() - e).abs().max().item() for t in (a, b))
+        allowed = TIMES * stock_error + LEAST[dtype] * max(1.0, e.abs().max().item()) * TIMES
+        assert error <= allowed, f"error {error} against {stock_error} of torch"
+
+
+def geometries(count: int, seed: int) -> list[tuple[int, ...]]:
+    """Channels around the widths of vectors, maps from one pixel, every stride, padding and side."""
+    generator = random.Random(seed)
+    found: list[tuple[int, ...]] = []
+    while len(found) < count:
+        k = generator.choice((3, 5))
+        c, h, w = generator.randint(1, 40), generator.randint(1, 9), generator.randint(1, 9)
+        padding = generator.randint(0, k), generator.randint(0, k)
+        if h + 2 * padding[0] >= k and w + 2 * padding[1] >= k:
+            found.append((generator.randint(1, 3), c, h, w, k, generator.choice((1, 2)), *padding))
+    return found
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("seed", range(4))
+def test_small_maps(tier: str, dtype: torch.dtype, seed: int) -> None:
+    for n, c, h, w, k, stride, top, left in geometries(60, seed):
+        assert_close(make(n, c, h, w, k, dtype), stride, (top, left))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("k", [3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_every_width(tier: str, dtype: torch.dtype, k: int, stride: int) -> None:
+    """Strips of every length at both margins, and channels that end within a vector."""
+    for width in range(1, 32):
+        assert_close(make(2, 11, 5, width, k, dtype), stride, k // 2)
+    for channels in range(1, 41):
+        assert_close(make(1, channels, 4, 9, k, dtype), stride, k // 2)
+
+
+@pytest.mark.parametrize("size", [(3, 24, 40, 41), (2, 58, 28, 28), (19, 16, 5, 6), (2, 8, 1200, 2)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_larger_maps(tier: str, size: tuple[int, ...], stride: int) -> None:
+    """Several chunks an image, several images a chunk, and a last chunk with fewer images."""
+    assert_close(make(*size), stride, 1)
+
+
+@pytest.mark.parametrize("size", [(3, 24, 40, 41), (19, 16, 5, 6), (16, 58, 28, 28)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_bits_do_not_depend_on_threads(tier: str, size: tuple[int, ...], stride: int) -> None:
+    tensors = [t.detach() for t in make(*size)]
+    grad = torch.randn(stock(*tensors, stride, 1).shape).contiguous(memory_format=LAST)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(kernel_results(tensors, stride, 1, grad))
+    finally:
+        torch.set_num_threads(before)
+    for one, two, three in zip(*results, strict=True):
+        assert same_bits(one, two) and same_bits(one, three)
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_non_finite_values_stay_where_they_belong(tier: str, value: float, stride: int) -> None:
+    """In the input and in the gradient; channels that share a vector are not touched."""
+    for at in range(2):
+        x, w, b = (t.detach() for t in make(1, 11, 6, 7))
+        grad = torch.randn(stock(x, w, b, stride, 1).shape).contiguous(memory_format=LAST)
+        (x, grad)[at][0, 8, 2, 2] = value
+        exact = all_results([t.double() for t in (x, w, b)], stride, 1, grad.double())
+        for ours, e in zip(kernel_results((x, w, b), stride, 1, grad), exact, strict=True):
+            torch.testing.assert_close(ours, e.float(), equal_nan=True)
+
+
+def test_padding_is_no_zero_times_an_infinite_tap(tier: str) -> None:
+    x, w, b = (t.detach() for t in make(1, 11, 6, 7))
+    finite = kernel_results((x, w, b), 1, 1, x)[:2]
+    w[8, 0, 0, 0] = float("inf")
+    output, grad_input = kernel_results((x, w, b), 1, 1, x)[:2]
+    assert output[0, 8, 1:, 1:].isinf().all() and grad_input[0, 8, :-1, :-1].isinf().all()
+    for ours, e in zip((output, grad_input), finite, strict=True):
+        assert torch.equal(torch.where(ours.isinf(), e, ours), e)
+
+
+def test_every_variant_was_run() -> None:
+    for dtype in FLOATS:
+        assert_close(make(1, 9, 4, 5, 3, dtype), 1, 1)
+    assert all(_core.depthwise_variants().values())
+
+
+def assert_as_torch(x: Tensor, *rest: Any, kernel: bool, **options: Any) -> None:
+    """The public function: result, layout, gradients, and who computed it."""
+    w, b = rest[:2]
+    leaves = [t for t in (x, w, b) if t is not None and t.requires_grad]
+    groups = {"groups": x.shape[-3]}
+    opswap.reset_stats()
+    ours, theirs = F.depthwise_conv2d(x, *rest, **options), T.conv2d(x, *rest, **options, **groups)
+    grad = torch.randn_like(theirs)
+    gradients = torch.autograd.grad(ours, leaves, grad) if leaves else ()
+    expected = torch.autograd.grad(theirs, leaves, grad) if leaves else ()
+    names = {"depthwise_conv2d", *(["depthwise_conv2d_backward"] if leaves else [])}
+    assert opswap.stats()["kernel"].keys() == (names if kernel else set())
+    for a, e in zip((ours, *gradients), (theirs, *expected), strict=True):
+        assert layout_of(a) == layout_of(e)
+        torch.testing.assert_close(a, e)
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("arguments", [(), (2,), (1, 1), (2, 1), ((2, 2), (2, 0)), ([1, 1], [0, 1])])
+def test_public_function(dtype: torch.dtype, arguments: tuple[Any, ...]) -> None:
+    for memory_format in (LAST, torch.contiguous_format):
+        for k in (3, 5):
+            x, w, b = make(2, 12, 9, 8, k, dtype)
+            w = w.detach().contiguous(memory_format=memory_format).requires_grad_()
+            assert_as_torch(x, w, b, *arguments, kernel=True)
+            assert_as_torch(x, w, None, *arguments, kernel=True)
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("frozen", range(1, 8))
+def test_frozen_parts(frozen: int) -> None:
+    """Only what asks for a gradient gets one."""
+    tensors = make(2, 12, 6, 6)
+    for i, t in enumerate(tensors):
+        t.requires_grad_(not frozen >> i & 1)
+    assert_as_torch(*tensors, 1, 1, kernel=True)
+    before = _core.depthwise_variants()
+    output = F.depthwise_conv2d(*tensors, 1, 1)
+    if output.requires_grad:
+        output.sum().backward()
+    after = _core.depthwise_variants()
+    assert (after["grad_input_f32"] > before["grad_input_f32"]) == (not frozen & 1)
+    assert (after["grad_weight_f32"] > before["grad_weight_f32"]) == (frozen & 6 != 6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout(layout: str) -> None:
+    x, w, b = make(4, 12, 6, 7)
+    dense = layout in ("channels_last", "offset")
+    x = LAYOUTS[layout](x.detach()).detach().requires_grad_()
+    x_is_last = x.is_contiguous(memory_format=LAST) and not x.is_contiguous()
+    assert_as_torch(x, w, b, 1, 1, kernel=x_is_last and opswap.isa.current() == "avx2")
+    assert x_is_last or not dense or layout == "offset"
+
+
+@pytest.mark.usefixtures("served")
+def test_gradients_of_other_layouts() -> None:
+    x, w, b = make(2, 12, 6, 7)
+    for grad in (torch.ones(()).expand(2, 12, 6, 7), torch.randn(2, 12, 6, 7), torch.randn(4, 12, 6, 7)[::2]):
+        results = []
+        for function in (F.depthwise_conv2d(x, w, b, 1, 1), stock(x, w, b, 1, 1)):
+            results.append(torch.autograd.grad(function, (x, w, b), grad))
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert not opswap.stats()["reference"].get("depthwise_conv2d_backward")
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((0, 12, 6, 6), {}),
+        ((2, 7, 6, 6), {}),
+        ((12, 6, 6), {}),
+        ((2, 12, 9, 9), {"dilation": 2}),
+        ((2, 12, 9, 9), {"stride": 3}),
+        ((2, 12, 9, 9), {"stride": (1, 2)}),
+        ((2, 12, 9, 9), {"padding": "same"}),
+        ((2, 12, 9, 9), {"padding": "valid"}),
+    ],
+)
+def test_torch_serves_the_rest(size: tuple[int, ...], options: dict[str, Any]) -> None:
+    x = torch.randn(size)
+    x = x.contiguous(memory_format=LAST) if x.dim() == 4 else x
+    channels = size[-3]
+    leaves = (
+        x.requires_grad_(),
+        torch.randn(channels, 1, 3, 3).requires_grad_(),
+        torch.randn(channels).requires_grad_(),
+    )
+    assert_as_torch(*leaves, kernel=False, **options)
+
+
+@pytest.mark.parametrize(
+    "weight", [(24, 1, 3, 3), (12, 1, 1, 1), (12, 1, 3, 5), (12, 1, 7, 7), (12, 1, 4, 4)]
+)
+def test_other_windows(weight: tuple[int, ...]) -> None:
+    """A channel multiplier, and sides without a kernel."""
+    x = make(2, 12, 9, 9)[0]
+    assert_as_torch(x, torch.randn(weight).requires_grad_(), None, kernel=False)
+
+
+def test_half_precision() -> None:
+    x, w, b = (t.detach().bfloat16().requires_grad_() for t in make(2, 12, 6, 6))
+    assert_as_torch(x, w, b, kernel=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, w, b: (x, w, b, 0),
+        lambda x, w, b: (x, w, b, 1, -1),
+        lambda x, w, b: (x, w, b[:5]),
+        lambda x, w, b: (x, w, b[:0]),
+        lambda x, w, b: (x, w[:6], b),
+        lambda x, w, b: (x, w.repeat(1, 2, 1, 1), b),
+        lambda x, w, b: (x[:, :, :2, :2], w, b),
+        lambda x, w, b: (x, w.double(), b),
+        lambda x, w, b: (x, w, b, 1.5),
+        lambda x, w, b: (x, w, b, (1, 1, 1)),
+        lambda x, w, b: (x, w, b, 1, "other"),
+        lambda x, w, b: (x, None, b),
+        lambda x, w, b: (None, w, b),
+        lambda x, w, b: (x, w, [1.0]),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_errors_are_torchs(change: Callable[..., tuple[Any, ...]], grad: bool) -> None:
+    arguments = change(*make(2, 12, 6, 6))
+    with torch.set_grad_enabled(grad):
+        with pytest.raises(Exception) as theirs:
+            T.conv2d(*arguments, **({"groups": 12} if len(arguments) < 6 else {}))
+        with pytest.raises(theirs.type) as ours:
+            F.depthwise_conv2d(*arguments)
+    assert str(ours.value).splitlines()[0][:40] == str(theirs.value).splitlines()[0][:40]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, w, b: (x[0], w, b, 1, 1), r"\(N, C, H, W\)"),
+        (lambda x, w, b: (x.contiguous(), w, b, 1, 1), "channels_last"),
+        (lambda x, w, b: (x.half(), w, b, 1, 1), "float32 or float64, got 16"),
+        (lambda x, w, b: (x, w.double(), b, 1, 1), "weight has another dtype"),
+        (lambda x, w, b: (x, w[:5], b, 1, 1), r"weight must be \(C, 1, k, k\) .* got 5, expected 12"),
+        (lambda x, w, b: (x, w[..., :2], b, 1, 1), "weight must be"),
+        (lambda x, w, b: (x, w[..., :1, :1].contiguous(), b, 1, 1), "3 x 3 or 5 x 5"),
+        (lambda x, w, b: (x, w, b[:3], 1, 1), "bias must be"),
+        (lambda x, w, b: (x, w, b[:0], 1, 1), "bias must be"),
+        (lambda x, w, b: (x, w, b, 3, 1), "stride must be 1 or 2 .* got 3"),
+        (lambda x, w, b: (x, w, b, True, 1), "stride must be one or two ints from 1 on, got True"),
+        (lambda x, w, b: (x, w, b, 1, (1, 2**40)), "padding must be one or two ints"),
+        (lambda x, w, b: (x[:, :, :1].clone(), w, b, 1, 0), "smaller than the window"),
+    ],
+)
+def test_the_extension_checks_for_itself(change: Callable[..., tuple[Any, ...]], message: str) -> None:
+    arguments = change(*(t.detach() for t in make(2, 12, 6, 6)))
+    with pytest.raises(RuntimeError, match=message):
+        _core.depthwise(*arguments)
+    assert not _core.depthwise_fits(*arguments)
+
+
+def test_the_extension_checks_gradients() -> None:
+    x, w, _ = (t.detach() for t in make(2, 12, 6, 6))
+    for grad in (x[:1], x.contiguous(), x.double(), x[:, :, :5]):
+        with pytest.raises(RuntimeError, match=r"grad_output|channels_last"):
+            _core.depthwise_backward(grad, x, w, 1, 1, True, True, True)
+    with pytest.raises(TypeError, match="expected 8 arguments, got 2"):
+        _core.depthwise_backward(x, w)
+
+
+@pytest.mark.usefixtures("served")
+def test_double_backward() -> None:
+    x, w, b = (t.detach().requires_grad_() for t in make(2, 8, 5, 4, dtype=torch.float64))
+    for stride in (1, 2):
+        assert torch.autograd.gradcheck(lambda *t, s=stride: F.depthwise_conv2d(*t, s, 1), (x, w, b))
+        assert torch.autograd.gradgradcheck(lambda *t, s=stride: F.depthwise_conv2d(*t, s, 1), (x, w, b))
+
+
+def test_transforms() -> None:
+    x, w, b = (t.detach() for t in make(2, 12, 6, 6))
+
+    def loss(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *t: f(*t, 2, 1).pow(2).sum()
+
+    for ours, theirs in zip(
+        *(torch.func.grad(loss(f), (0, 1, 2))(x, w, b) for f in (F.depthwise_conv2d, stock)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+    stack = torch.stack((x, 2 * x))
+    torch.testing.assert_close(
+        torch.func.vmap(lambda t: F.depthwise_conv2d(t, w, b, 1, 1))(stack)[1], stock(2 * x, w, b, 1, 1)
+    )
+    tangents = [torch.randn_like(t) for t in (x, w, b)]
+    for f in (F.depthwise_conv2d, stock):
+        value, slope = torch.func.jvp(lambda *t, f=f: f(*t, 1, 1), (x, w, b), tuple(tangents))
+        torch.testing.assert_close(value, stock(x, w, b, 1, 1))
+        torch.testing.assert_close(
+            slope, stock(tangents[0], w, tangents[2], 1, 1) + stock(x, tangents[1], None, 1, 1)
+        )
+
+
+def test_batched_gradients() -> None:
+    x, w, b = make(2, 12, 6, 6)
+    output = F.depthwise_conv2d(x, w, b, 1, 1)
+    grads = torch.randn(3, *output.shape)
+    batched = torch.autograd.grad(output, (x, w), grads, retain_graph=True, is_grads_batched=True)
+    for i in range(3):
+        single = torch.autograd.grad(output, (x, w), grads[i], retain_graph=True)
+        for a, e in zip(batched, single, strict=True):
+            torch.testing.assert_close(a[i], e)
+
+
+def test_autocast() -> None:
+    x, w, b = make(2, 12, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not depthwise_able(nn.Conv2d(12, 12, 3, groups=12), x)
+        ours, theirs = F.depthwise_conv2d(x, w, b, 1, 1), stock(x, w, b, 1, 1)
+    assert ours.dtype is torch.bfloat16 and torch.equal(ours, theirs)
+    opswap.reset_stats()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = F.depthwise_conv2d(x.detach(), w, b)
+    output.float().sum().backward()
+    assert not opswap.stats()["kernel"] and w.grad.dtype is torch.float32
+
+
+def test_compile_and_export() -> None:
+    class Layer(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return F.depthwise_conv2d(x, w, None, 2, 1)
+
+    x, w, _ = make(2, 12, 6, 6)
+    expected = stock(x, w, None, 2, 1)
+    compiled = torch.compile(Layer(), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, w), expected)
+    compiled(x, w).sum().backward()
+    for strict in (True, False):
+        exported = torch.export.export(Layer(), (x, w), strict=strict)
+        torch.testing.assert_close(exported.module()(x, w), expected)
+
+
+@pytest.mark.usefixtures("served")
+def test_checkpoint_inference_and_reference() -> None:
+    x, w, b = make(2, 12, 6, 6)
+    (plain,) = torch.autograd.grad(F.depthwise_conv2d(x, w, b).pow(2).sum(), w)
+    for reentrant in (True, False):
+        w.grad = None
+        checkpoint(lambda t: F.depthwise_conv2d(t, w, b).pow(2), x, use_reentrant=reentrant).sum().backward()
+        assert torch.equal(w.grad, plain)
+    expected = F.depthwise_conv2d(x, w, b).detach()
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            opswap.reset_stats()
+            result = F.depthwise_conv2d(x, w, b)
+            assert torch.equal(result, expected) and not result.requires_grad
+            assert opswap.stats()["kernel"] == {"depthwise_conv2d": 1}
+    with opswap.force_reference():
+        assert_as_torch(x, w, b, kernel=False)
+
+
+@pytest.mark.usefixtures("served")
+def test_able() -> None:
+    x = make(2, 12, 6, 6)[0]
+
+    def layer(*arguments: Any, **options: Any) -> nn.Conv2d:
+        return nn.Conv2d(12, 12, *arguments, groups=12, **options)
+
+    for good in (layer(3), layer(5, 2, 2, bias=False), layer(3, padding=(0, 2)).to(memory_format=LAST)):
+        assert depthwise_wins() and is_depthwise(good) and depthwise_able(good, x)
+        opswap.reset_stats()
+        F.depthwise_conv2d(x, good.weight, good.bias, good.stride, good.padding, good.dilation)
+        assert opswap.stats()["kernel"]
+        assert not depthwise_able(good, x.contiguous()) and not depthwise_able(good, x.double())
+        assert not depthwise_able(good, x[:0]) and not depthwise_able(good, x[0])
+        with opswap.force_reference():
+            assert not depthwise_able(good, x)
+        with opswap.isa.limit("scalar"):
+            assert not depthwise_able(good, x) and not depthwise_wins()
+    others = (
+        layer(7),
+        layer(3, dilation=2),
+        layer(3, 3),
+        layer(3, padding="same"),
+        layer(3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(12, 12, 3),
+        nn.Conv2d(12, 24, 3, groups=12),
+        nn.Conv2d(12, 12, 3, groups=6),
+    )
+    assert not any(depthwise_able(other, x) or is_depthwise(other) for other in others)
+    fitting = layer(3)
+    assert not torch.func.vmap(lambda t: t * depthwise_able(fitting, t))(x.unsqueeze(0)).any()
