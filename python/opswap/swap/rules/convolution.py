@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""torch's convolutions with a 1 x 1 kernel, on tensors in channels_last."""
+"""torch's own convolutions on tensors in channels_last: those with a 1 x 1 kernel, and depthwise ones."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from opswap import functional as F
+from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise
 from opswap.ops.pointwise import is_pointwise, pointwise_wins, takes_pixels
 
 from .rule import Replacement, Rule
@@ -17,16 +18,44 @@ _POINTWISE = Replacement(
     "pointwise_conv2d(x0, m0.weight, m0.bias)",
     {"takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
 )
+_DEPTHWISE = Replacement(
+    "depthwise_able(m0, x0)",
+    "depthwise_conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding)",
+    {"depthwise_able": depthwise_able, "depthwise_conv2d": F.depthwise_conv2d},
+)
 
 
-def _takes(module: nn.Module) -> bool:
+def _takes_pointwise(module: nn.Module) -> bool:
     return is_pointwise(module) and pointwise_wins()
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _takes_depthwise(module: nn.Module) -> bool:
+    return is_depthwise(module) and depthwise_wins()
+
+
+def _pointwise_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
     return nn.Conv2d(116, 116, 1, bias=False), ((16, 116, 14, 14),)
 
 
+def _depthwise_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return nn.Conv2d(58, 58, 3, 1, 1, groups=58, bias=False), ((16, 58, 28, 28),)
+
+
 RULES = (
-    Rule("pointwise_conv", False, modules=(nn.Conv2d,), whole=_POINTWISE, takes=_takes, example=_example),
+    Rule(
+        "pointwise_conv",
+        False,
+        modules=(nn.Conv2d,),
+        whole=_POINTWISE,
+        takes=_takes_pointwise,
+        example=_pointwise_example,
+    ),
+    Rule(
+        "depthwise_conv",
+        False,
+        modules=(nn.Conv2d,),
+        whole=_DEPTHWISE,
+        takes=_takes_depthwise,
+        example=_depthwise_example,
+    ),
 )

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""The rules for torch's own convolutions: which ones they take, and what may change after the swap."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import opswap
+from opswap.ops.pointwise import pointwise_wins
+from opswap.swap.rules import convolution
+from step import outputs_and_gradients
+
+LAST = torch.channels_last
+pytestmark = pytest.mark.skipif(not pointwise_wins(), reason="left to torch on this tier")
+
+
+class Own(nn.Conv2d):
+    """Somebody's own class."""
+
+
+POINTWISE = [
+    nn.Conv2d(9, 8, 1),
+    nn.Conv2d(9, 8, 1, padding="same"),
+    nn.Conv2d(9, 8, 1, bias=False, dilation=2),
+]
+DEPTHWISE = [
+    nn.Conv2d(9, 9, 3, groups=9),
+    nn.Conv2d(9, 9, 3, 2, 1, groups=9, bias=False),
+    nn.Conv2d(9, 9, 5, padding=2, groups=9),
+]
+TAKEN = [*((m, "pointwise") for m in POINTWISE), *((m, "depthwise") for m in DEPTHWISE)]
+LEFT = [
+    nn.Conv2d(6, 8, 3),
+    nn.Conv2d(9, 9, 3, groups=3),
+    nn.Conv2d(9, 18, 3, groups=9),
+    nn.Conv2d(9, 9, (3, 5), groups=9),
+    nn.Conv2d(9, 9, 3, dilation=2, groups=9),
+    nn.Conv2d(9, 9, 3, padding="same", groups=9),
+    nn.Conv2d(9, 9, 3, padding=1, padding_mode="reflect", groups=9),
+    nn.Conv2d(6, 8, 1, stride=2),
+    nn.Conv2d(6, 8, 1, padding=1),
+    nn.Conv2d(6, 8, 1, groups=2),
+    nn.Conv2d(6, 8, (1, 3)),
+    nn.Conv1d(6, 8, 1),
+    nn.ConvTranspose2d(6, 8, 1),
+    Own(6, 8, 1),
+]
+
+
+def counts() -> tuple[dict[str, int], dict[str, int]]:
+    found = opswap.stats()
+    return found["kernel"], found["reference"]
+
+
+class TestRule:
+    @pytest.mark.parametrize(("conv", "kind"), TAKEN, ids=str)
+    def test_taken(self, conv: nn.Conv2d, kind: str) -> None:
+        stock = nn.Sequential(copy.deepcopy(conv), nn.ReLU())
+        model = opswap.swap(copy.deepcopy(stock))
+        (site,) = opswap.report(model).swapped
+        assert (site.path, site.rule, site.exact) == ("0", f"{kind}_conv", False)
+        assert type(model[0]).__name__ == "Conv2d" and isinstance(model[0], nn.Conv2d)
+        x = torch.randn(2, 9, 8, 7).contiguous(memory_format=LAST)
+        opswap.reset_stats()
+        ours = outputs_and_gradients(model, x)
+        assert counts() == ({f"{kind}_conv2d": 1, f"{kind}_conv2d_backward": 1}, {})
+        for a, b in zip(ours, outputs_and_gradients(stock, x), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        x = x.contiguous()
+        opswap.reset_stats()
+        theirs = outputs_and_gradients(stock, x)
+        assert all(torch.equal(a, b) for a, b in zip(outputs_and_gradients(model, x), theirs, strict=True))
+        assert counts() == ({}, {})
+        assert type(opswap.unswap(model)[0]) is nn.Conv2d
+
+    @pytest.mark.parametrize("conv", LEFT, ids=str)
+    def test_left(self, conv: nn.Module) -> None:
+        assert not opswap.scan(nn.Sequential(conv)).swapped
+
+    def test_not_where_it_is_asked_to_be_exact(self) -> None:
+        assert not opswap.scan(nn.Sequential(*(copy.deepcopy(m) for m, _ in TAKEN)), exact=True).swapped
+
+    def test_settings_and_hooks_after_the_swap(self) -> None:
+        model = opswap.swap(nn.Sequential(nn.Conv2d(6, 8, 1)))
+        x, seen = torch.randn(2, 6, 5, 4).contiguous(memory_format=LAST), []
+        handle = model[0].register_forward_hook(lambda module, args, output: seen.append(output.shape))
+        model(x)
+        handle.remove()
+        assert seen == [(2, 8, 5, 4)]
+        model[0].stride = (2, 2)
+        assert model(x).shape == (2, 8, 3, 2)
+        model[0].stride, model[0].weight = (1, 1), nn.Parameter(torch.ones(3, 6, 1, 1))
+        model[0].bias = None
+        torch.testing.assert_close(model(x), x.sum(1, keepdim=True).expand(2, 3, 5, 4))
+
+    def test_copies(self) -> None:
+        model = opswap.swap(nn.Sequential(nn.Conv2d(6, 8, 1)))
+        x = torch.randn(2, 6, 5, 4).contiguous(memory_format=LAST)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            opswap.reset_stats()
+            assert torch.equal(twin(x), model(x)) and counts()[0] == {"pointwise_conv2d": 2}
+
+    def test_not_beside_wider_vectors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for kind in ("pointwise", "depthwise"):
+            monkeypatch.setattr(convolution, f"{kind}_wins", lambda: False)
+        assert not opswap.scan(nn.Sequential(*(copy.deepcopy(m) for m, _ in TAKEN))).swapped
+
+    def test_one_kind_alone(self) -> None:
+        rules = [r for r in convolution.RULES if r.name == "depthwise_conv"]
+        model = opswap.swap(nn.Sequential(nn.Conv2d(9, 9, 1), nn.Conv2d(9, 9, 3, groups=9)), rules=rules)
+        assert [s.path for s in opswap.report(model).swapped] == ["1"] and type(model[0]) is nn.Conv2d
+
+    def test_losses_of_several_steps(self) -> None:
+        """A net trained with it stays as near to float64 as the stock one does."""
+        stock = nn.Sequential(
+            nn.Conv2d(3, 24, 3, 2),
+            nn.Conv2d(24, 58, 1),
+            nn.ReLU(),
+            nn.Conv2d(58, 58, 3, 2, 1, groups=58),
+            nn.ReLU(),
+            nn.Conv2d(58, 5, 1),
+        ).to(memory_format=LAST)
+        model, truth = opswap.swap(copy.deepcopy(stock)), copy.deepcopy(stock).double()
+        x = torch.randn(4, 3, 33, 33).contiguous(memory_format=LAST)
+        losses = []
+        for net, batch in ((model, x), (stock, x), (truth, x.double())):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+            for _ in range(6):
+                optimizer.zero_grad()
+                loss = net(batch).square().mean()
+                loss.backward()
+                optimizer.step()
+            losses.append(loss.item())
+        assert abs(losses[0] - losses[2]) <= 4 * abs(losses[1] - losses[2]) + 1e-6 * losses[2]
