@@ -28,6 +28,7 @@ _QUICK += ["--compared-steps", "1", "--branch-steps", "2"]
 _SHUFFLENET = [*_QUICK, "--only", "shufflenet", "--batch-size", "479"]
 _LPRNET = [*_QUICK, "--only", "lprnet", "--batch-size", "2", "--steps", "3"]
 _BRANCHES = [*_QUICK, "--only", "multi_branch", "--batch-size", "4"]
+LAYOUTS = ("contiguous", "channels_last")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -167,7 +168,7 @@ def test_memory_formats_are_timed_for_every_copy(tmp_path: Path) -> None:
     timing = ShuffleNetTask(_settings(tmp_path, rounds=1, batch_size=2)).format_timings()[0]
     assert list(timing.run()) == [1, 2, 3]
     spreads = timing.spreads()
-    names = ["stock contiguous", "stock channels_last", "swapped contiguous", "swapped channels_last"]
+    names = [f"{form} {layout}" for form in ("stock", "exact", "swapped") for layout in LAYOUTS]
     assert list(spreads) == names
     assert all(0 < s.low <= s.median <= s.high for s in spreads.values())
 
@@ -175,7 +176,10 @@ def test_memory_formats_are_timed_for_every_copy(tmp_path: Path) -> None:
 def test_lprnet_is_timed_without_the_format_that_stock_refuses(tmp_path: Path) -> None:
     (timing,) = LPRNetTask(_settings(tmp_path, rounds=1, batch_size=2)).format_timings()
     assert list(timing.run()) == [1, 2, 3]
-    assert list(timing.spreads()) == ["stock contiguous", "swapped contiguous", "swapped channels_last"]
+    assert list(timing.spreads()) == [
+        "stock contiguous",
+        *(f"{form} {layout}" for form in ("exact", "swapped") for layout in LAYOUTS),
+    ]
 
 
 def test_the_swapped_lprnet_goes_on_in_channels_last(tmp_path: Path) -> None:

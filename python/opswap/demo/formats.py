@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How long a training step, or an inference, takes: two forms of a model, contiguous and channels_last."""
+"""How long a training step, or an inference, takes: the forms of a model, contiguous and channels_last."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
+
+import opswap
 
 from .training import Batch, Criterion, Learner, Spread, in_turn, swap_exactly
 
@@ -24,19 +26,20 @@ _LAYOUTS = (("contiguous", torch.contiguous_format), ("channels_last", torch.cha
 
 
 def stock_and_swapped(model: nn.Module) -> Forms:
-    """Copies of a model as it is and swapped."""
+    """Copies of a model as it is, swapped by the rules that are bit-equal, and by all rules."""
     return {
         "stock": lambda memory_format: copy.deepcopy(model),
-        "swapped": lambda memory_format: swap_exactly(copy.deepcopy(model)),
+        "exact": lambda memory_format: swap_exactly(copy.deepcopy(model)),
+        "swapped": lambda memory_format: opswap.swap(copy.deepcopy(model), strict=True),
     }
 
 
 class FormatTiming:
-    """Two forms of a model in two formats that work in turn on one batch, `rounds` times or fewer on a slow machine.
+    """Forms of a model in two formats that work in turn on one batch, `rounds` times or fewer on a slow machine.
 
-    Three where `first_in_channels_last` is False, for a model that refuses that format. Where `training` is False,
-    inference is timed. Only the times are of interest: in channels_last, convolutions of stock and swapped may round
-    differently, since a stock shuffle hands its result on in the contiguous format.
+    The first form in one only where `first_in_channels_last` is False, for a model that refuses channels_last. Where
+    `training` is False, inference is timed. Only the times are of interest: in channels_last, convolutions of stock
+    and swapped may round differently, since a stock shuffle hands its result on in the contiguous format.
     """
 
     def __init__(

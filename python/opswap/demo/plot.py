@@ -19,9 +19,10 @@ __all__ = ["draw"]
 
 _COLOURS = {"stock": "tab:gray", "swapped": "tab:red", "swapped channels_last": "tab:blue"}
 _COLOURS |= {"loop": "tab:gray", "merged": "tab:red"}
+_FORM_COLOURS = {**_COLOURS, "exact": "tab:red", "swapped": "tab:blue"}
 _LINES = {"stock": ("-", 4.0), "swapped": ("--", 1.2), "swapped channels_last": ("-", 1.2)}
 _LINES |= {"loop": _LINES["stock"], "merged": _LINES["swapped"]}
-_TRAINING_HEIGHT, _TIMING_HEIGHT = 4.0, 2.8
+_TRAINING_HEIGHT, _TIMING_HEIGHT = 4.0, 3.4
 
 
 def draw(
@@ -53,10 +54,6 @@ def _draw_training(row: SubFigure, task: Task) -> None:
     _draw_times(times, task.learners)
 
 
-def _colour(name: str) -> str:
-    return _COLOURS.get(name, _COLOURS[name.partition(" ")[0]])
-
-
 def _steps(learner: Learner) -> np.ndarray:
     return np.arange(len(learner.losses)) + learner.first_step
 
@@ -69,7 +66,7 @@ def _draw_losses(axes: Axes, learners: Sequence[Learner]) -> None:
             learner.losses,
             style,
             linewidth=width,
-            color=_colour(learner.name),
+            color=_COLOURS[learner.name],
             label=learner.name,
         )
     pair = " and ".join(learner.name for learner in learners[:2])
@@ -83,7 +80,7 @@ def _draw_losses(axes: Axes, learners: Sequence[Learner]) -> None:
 def _draw_times(axes: Axes, learners: Sequence[Learner]) -> None:
     milliseconds = [np.array(learner.seconds) * 1e3 for learner in learners]
     for learner, times in zip(learners, milliseconds, strict=True):
-        steps, median, colour = _steps(learner), float(np.median(times)), _colour(learner.name)
+        steps, median, colour = _steps(learner), float(np.median(times)), _COLOURS[learner.name]
         axes.plot(steps, times, ".", markersize=3.0, alpha=0.5, color=colour)
         axes.hlines(
             median, steps[0], steps[-1], color=colour, label=f"{learner.name}, median {median:.0f} ms"
@@ -98,8 +95,14 @@ def _draw_formats(axes: Axes, title: str, spreads: Mapping[str, Spread]) -> None
     medians = np.array([s.median for s in spreads.values()])
     whiskers = np.array([(s.median - s.low, s.high - s.median) for s in spreads.values()]).T
     axes.barh(
-        names, medians, xerr=whiskers, color=[_colour(name) for name in spreads], ecolor="black", capsize=3
+        names,
+        medians,
+        xerr=whiskers,
+        color=[_FORM_COLOURS[name.partition(" ")[0]] for name in spreads],
+        ecolor="black",
+        capsize=3,
     )
     axes.invert_yaxis()
-    axes.set_xlabel("ms, median and quartiles")
-    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel("ms, median and quartiles", fontsize="small")
+    axes.tick_params(labelsize="small")
+    axes.set_title(title.replace(", ", "\n"), fontsize="small")

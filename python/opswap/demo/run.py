@@ -59,7 +59,7 @@ def run(settings: Settings) -> None:
     console.print()
     if settings.only != "multi_branch":
         console.print(
-            "swap replaces only what lies between the convolutions: their own time stays in every row."
+            "exact: by the rules that are bit-equal alone; swapped: by all rules, equal up to rounding."
         )
     draw(settings.output, machine, tasks, timings)
     console.print(f"Plot: {settings.output}", soft_wrap=True)
