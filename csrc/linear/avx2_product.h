@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* A matrix product c = start + a b with one of its factors, b, packed in panels of one to three
+/* A matrix product c = start + a b with one of its factors, b, packed in panels of one to four
  * vectors of columns. A panel stays in L1 while the rows of a block of a pass. */
 
 enum {
-    LOCAL(MOST_VECTORS) = 3, /* of a panel */
+    LOCAL(MOST_VECTORS) = 4, /* of a panel */
     LOCAL(MOST_ROWS) = 8,    /* of a tile */
     LOCAL(DEPTH) = 256,      /* terms that are summed before they are added to c */
     LOCAL(FAR_DEPTH) = 128,  /* the same, where those of a lie in rows of their own */
@@ -12,7 +12,7 @@ enum {
 };
 
 /* Rows of a tile, by its vectors: as many sums as registers hold. */
-static const int LOCAL(tile_rows)[LOCAL(MOST_VECTORS) + 1] = {0, 8, 6, 4};
+static const int LOCAL(tile_rows)[LOCAL(MOST_VECTORS) + 1] = {0, 8, 6, 4, 3};
 
 /* Element (m, d) of a lies at a[m * a_row + d * a_term]; (d, j) of b at b[d * b_term + j], or at
  * b[d + j * b_term] if transposed; (m, j) of c at c[m * c_row + j]. start: one value a column, or
@@ -96,12 +96,15 @@ TILE(8, 1)
 TILES(TILE, 2)
 MORE_TILES(TILE, 2)
 TILES(TILE, 3)
+TILE(1, 4)
+TILE(2, 4) TILE(3, 4)
 #define NAME(rows, vectors) JOIN(LOCAL(tile), _##rows, _##vectors),
-typedef void LOCAL(tile_fn)(const LOCAL(tile) * t);
+    typedef void LOCAL(tile_fn)(const LOCAL(tile) * t);
 static LOCAL(tile_fn) *const LOCAL(tiles)[LOCAL(MOST_VECTORS)][LOCAL(MOST_ROWS)] = {
     {TILES(NAME, 1) MORE_TILES(NAME, 1) NAME(7, 1) NAME(8, 1)},
     {TILES(NAME, 2) MORE_TILES(NAME, 2)},
     {TILES(NAME, 3)},
+    {NAME(1, 4) NAME(2, 4) NAME(3, 4)},
 };
 
 /* Columns [0, columns) of b, `terms` long, with zeros up to whole vectors. */
@@ -130,12 +133,13 @@ static void LOCAL(pack_transposed)(const ELEMENT *b, int64_t b_term, int64_t ter
             panel[d * width + j] = j < columns ? b[j * b_term + d] : 0;
 }
 
-/* Vectors of the panel at hand where so many are left: three, or what leaves no single one over. */
+/* Vectors of the panel at hand where so many are left: three, or four where that leaves threes and
+ * fours only. */
 static int64_t LOCAL(panel_vectors)(int64_t left)
 {
-    if (left == 4)
-        return 2;
-    return left < LOCAL(MOST_VECTORS) ? left : LOCAL(MOST_VECTORS);
+    if (left <= LOCAL(MOST_VECTORS))
+        return left;
+    return left % 3 == 1 || left == 8 ? 4 : 3;
 }
 
 /* Rows [m, end) of c, from column j on, terms [d, d + terms), by one panel. */

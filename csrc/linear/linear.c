@@ -19,7 +19,7 @@ enum {
     PART_ROWS = 528,
     MOST_ROW_PARTS = 32,
     FEW_GROUPS = 4,
-    PARTIAL = 1 << 22
+    PARTIAL = 1 << 18
 };
 
 osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];
@@ -43,12 +43,12 @@ static int64_t ceil_div(int64_t a, int64_t b)
 void osw_linear_cut(osw_linear *linear)
 {
     const int64_t weight = linear->first[linear->groups] * linear->in_features;
-    const int64_t even = ceil_div(ceil_div(linear->rows, MOST_ROW_PARTS), ROWS) * ROWS;
-    const int64_t length = even > PART_ROWS ? even : PART_ROWS;
-    const int64_t parts = ceil_div(linear->rows, length);
-    const bool cuts = linear->groups <= FEW_GROUPS && parts * weight <= PARTIAL;
-    linear->row_parts = cuts ? parts : 1;
-    linear->part_rows = cuts ? length : linear->rows;
+    const int64_t fitting = weight < PARTIAL / MOST_ROW_PARTS ? MOST_ROW_PARTS : PARTIAL / weight;
+    const bool cuts = linear->groups <= FEW_GROUPS && fitting > 1;
+    const int64_t even =
+        cuts ? ceil_div(ceil_div(linear->rows, fitting), ROWS) * ROWS : linear->rows;
+    linear->part_rows = cuts && even < PART_ROWS ? PART_ROWS : even;
+    linear->row_parts = ceil_div(linear->rows, linear->part_rows);
 }
 
 #define ADD_PARTS(name, type)                                                                      \
