@@ -2,7 +2,6 @@
 """The demo in a small configuration, and what must make it fail."""
 
 import copy
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,9 @@ pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
+from demo_settings import settings
 from opswap import cli
-from opswap.demo import DemoError, Settings, digits, lprnet, run
+from opswap.demo import DemoError, digits, lprnet, run
 from opswap.demo.lprnet import LPRNetTask
 from opswap.demo.shufflenet import ShuffleNetTask
 from opswap.demo.training import Learner, check_equal_parameters, in_turn, swap_exactly, train
@@ -29,7 +29,7 @@ _QUICK += ["--compared-steps", "1", "--branch-steps", "2"]
 _SHUFFLENET = [*_QUICK, "--only", "shufflenet", "--batch-size", "479"]
 _LPRNET = [*_QUICK, "--only", "lprnet", "--batch-size", "2", "--steps", "3"]
 _BRANCHES = [*_QUICK, "--only", "multi_branch", "--batch-size", "4"]
-LAYOUTS = ("contiguous", "channels_last")
+_LAYOUTS = ("contiguous", "channels_last")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -42,25 +42,6 @@ def _few_held_out_strips(monkeypatch: pytest.MonkeyPatch) -> None:
 def _unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merged branches run merged; test_demo_branches.py has them measured."""
     monkeypatch.setattr(opswap.merge.MergedBranches, "measure", lambda self, *inputs, **options: None)
-
-
-def _settings(tmp_path: Path, **changed: object) -> Settings:
-    small = Settings(
-        only=None,
-        batch_size=479,
-        seed=0,
-        threads=1,
-        rounds=0,
-        output=tmp_path / "plot",
-        epochs=1,
-        image_size=32,
-        min_accuracy=0.0,
-        steps=3,
-        compared_steps=1,
-        full=False,
-        branch_steps=2,
-    )
-    return dataclasses.replace(small, **changed)
 
 
 def test_demo_trains_both_copies_of_all_networks_and_draws_one_png(
@@ -148,7 +129,7 @@ def test_a_loss_that_differs_in_one_bit_stops_the_demo(
     opswap_swap = opswap.swap
     monkeypatch.setattr(opswap, "swap", nearly)
     with pytest.raises(DemoError, match="losses of step 1 differ: stock "):
-        run(_settings(tmp_path, only=only, batch_size=8))
+        run(settings(tmp_path, only=only, batch_size=8))
 
 
 def test_a_model_without_anything_to_swap_is_refused() -> None:
@@ -167,25 +148,25 @@ def test_parameters_that_differ_are_named() -> None:
 
 
 def test_memory_formats_are_timed_for_every_copy(tmp_path: Path) -> None:
-    timing = ShuffleNetTask(_settings(tmp_path, rounds=1, batch_size=2)).format_timings()[0]
+    timing = ShuffleNetTask(settings(tmp_path, rounds=1, batch_size=2)).format_timings()[0]
     assert list(timing.run()) == [1, 2, 3]
     spreads = timing.spreads()
-    names = [f"{form} {layout}" for form in ("stock", "exact", "swapped") for layout in LAYOUTS]
+    names = [f"{form} {layout}" for form in ("stock", "exact", "swapped") for layout in _LAYOUTS]
     assert list(spreads) == names
     assert all(0 < s.low <= s.median <= s.high for s in spreads.values())
 
 
 def test_lprnet_is_timed_without_the_format_that_stock_refuses(tmp_path: Path) -> None:
-    (timing,) = LPRNetTask(_settings(tmp_path, rounds=1, batch_size=2)).format_timings()
+    (timing,) = LPRNetTask(settings(tmp_path, rounds=1, batch_size=2)).format_timings()
     assert list(timing.run()) == [1, 2, 3]
     assert list(timing.spreads()) == [
         "stock contiguous",
-        *(f"{form} {layout}" for form in ("exact", "swapped") for layout in LAYOUTS),
+        *(f"{form} {layout}" for form in ("exact", "swapped") for layout in _LAYOUTS),
     ]
 
 
 def test_the_swapped_lprnet_goes_on_in_channels_last(tmp_path: Path) -> None:
-    task = LPRNetTask(_settings(tmp_path, batch_size=2, steps=4, compared_steps=2))
+    task = LPRNetTask(settings(tmp_path, batch_size=2, steps=4, compared_steps=2))
     assert [(stage.steps, list(stage.done)) for stage in task.stages()] == [(2, [1, 2]), (2, [1, 2])]
     stock, swapped, alone = task.learners
     assert stock.losses == swapped.losses and len(stock.losses) == len(alone.losses) == 2
@@ -197,8 +178,8 @@ def test_the_swapped_lprnet_goes_on_in_channels_last(tmp_path: Path) -> None:
 
 
 def test_full_trains_longer_and_asks_for_nine_in_ten(tmp_path: Path) -> None:
-    usual = LPRNetTask(_settings(tmp_path, steps=None))
-    full = LPRNetTask(_settings(tmp_path, steps=None, full=True))
+    usual = LPRNetTask(settings(tmp_path, steps=None))
+    full = LPRNetTask(settings(tmp_path, steps=None, full=True))
     assert full.steps > usual.steps
     assert (usual.min_accuracy, full.min_accuracy) == (0.0, 90.0)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
+from demo_settings import settings
 from opswap.demo import DemoError, Settings, multi_branch, run
 from opswap.demo.multi_branch import GROUPS, MultiBranchTask, group_loss
 from opswap.demo.training import Learner, train_close
@@ -36,22 +36,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _settings(tmp_path: Path, **changed: object) -> Settings:
-    small = Settings(
-        only="multi_branch",
-        batch_size=4,
-        seed=0,
-        threads=1,
-        rounds=0,
-        output=tmp_path / "plot",
-        epochs=1,
-        image_size=32,
-        min_accuracy=0.0,
-        steps=3,
-        compared_steps=1,
-        full=False,
-        branch_steps=3,
-    )
-    return dataclasses.replace(small, **changed)
+    return settings(tmp_path, **{"only": "multi_branch", "batch_size": 4, "branch_steps": 3, **changed})
 
 
 @pytest.mark.usefixtures("measured")

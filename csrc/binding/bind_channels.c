@@ -5,6 +5,7 @@
 #include "binding/binding.h"
 #include "binding/tensor_arg.h"
 #include "binding/tensor_new.h"
+#include "binding/variant_counts.h"
 #include "channels/channels.h"
 #include "channels/plan.h"
 #include "core/parallel.h"
@@ -386,14 +387,7 @@ static PyObject *channels_variants(PyObject *module, PyObject *unused)
 {
     static const char *const names[] = {OSW_CHANNELS_VARIANTS(OSW_VARIANT_NAME)};
     (void)module, (void)unused;
-    PyObject *counts = PyDict_New();
-    for (int i = 0; counts && i < OSW_CHANNELS_COUNT; i++) {
-        PyObject *count = PyLong_FromUnsignedLongLong(calls[i]);
-        if (!count || PyDict_SetItemString(counts, names[i], count) != 0)
-            Py_CLEAR(counts);
-        Py_XDECREF(count);
-    }
-    return counts;
+    return osw_variant_counts(OSW_CHANNELS_COUNT, names, calls);
 }
 
 PyMethodDef osw_channels_methods[] = {

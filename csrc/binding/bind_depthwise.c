@@ -11,6 +11,7 @@
 #include "binding/tensor_arg.h"
 #include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
+#include "binding/variant_counts.h"
 #include "core/isa.h"
 #include "core/parallel.h"
 #include "depthwise/depthwise.h"
@@ -418,14 +419,7 @@ static PyObject *depthwise_variants(PyObject *module, PyObject *unused)
 {
     static const char *const names[] = {OSW_DEPTHWISE_VARIANTS(NAME)};
     (void)module, (void)unused;
-    PyObject *counts = PyDict_New();
-    for (int i = 0; counts && i < OSW_DEPTHWISE_COUNT; i++) {
-        PyObject *count = PyLong_FromUnsignedLongLong(calls[i]);
-        if (!count || PyDict_SetItemString(counts, names[i], count) != 0)
-            Py_CLEAR(counts);
-        Py_XDECREF(count);
-    }
-    return counts;
+    return osw_variant_counts(OSW_DEPTHWISE_COUNT, names, calls);
 }
 
 PyMethodDef osw_depthwise_methods[] = {

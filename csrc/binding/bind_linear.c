@@ -13,6 +13,7 @@
 #include "binding/tensor_arg.h"
 #include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
+#include "binding/variant_counts.h"
 #include "core/isa.h"
 
 #include <string.h>
@@ -369,14 +370,7 @@ static PyObject *linear_variants(PyObject *module, PyObject *unused)
 {
     static const char *const names[] = {OSW_LINEAR_VARIANTS(NAME)};
     (void)module, (void)unused;
-    PyObject *counts = PyDict_New();
-    for (int i = 0; counts && i < OSW_LINEAR_COUNT; i++) {
-        PyObject *count = PyLong_FromUnsignedLongLong(osw_linear_calls[i]);
-        if (!count || PyDict_SetItemString(counts, names[i], count) != 0)
-            Py_CLEAR(counts);
-        Py_XDECREF(count);
-    }
-    return counts;
+    return osw_variant_counts(OSW_LINEAR_COUNT, names, osw_linear_calls);
 }
 
 PyMethodDef osw_linear_methods[] = {

@@ -5,6 +5,7 @@
 #include "binding/norm_call.h"
 #include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
+#include "binding/variant_counts.h"
 #include "core/parallel.h"
 
 static uint64_t calls[OSW_NORM_COUNT];
@@ -295,14 +296,7 @@ static PyObject *norm_variants(PyObject *module, PyObject *unused)
 {
     static const char *const names[] = {OSW_NORM_VARIANTS(VARIANT_NAME)};
     (void)module, (void)unused;
-    PyObject *counts = PyDict_New();
-    for (int i = 0; counts && i < OSW_NORM_COUNT; i++) {
-        PyObject *count = PyLong_FromUnsignedLongLong(calls[i]);
-        if (!count || PyDict_SetItemString(counts, names[i], count) != 0)
-            Py_CLEAR(counts);
-        Py_XDECREF(count);
-    }
-    return counts;
+    return osw_variant_counts(OSW_NORM_COUNT, names, calls);
 }
 
 PyMethodDef osw_norm_methods[] = {

@@ -2,6 +2,7 @@
 #include "binding/pool_call.h"
 
 #include "binding/tensor_new.h"
+#include "binding/variant_counts.h"
 #include "pool/window.h"
 
 #include <string.h>
@@ -371,12 +372,5 @@ osw_pool_call osw_pool_begin(const char *name, osw_operation operation, bool bac
 PyObject *osw_pool_count_calls(void)
 {
     static const char *const names[] = {OSW_POOL_VARIANTS(VARIANT_NAME)};
-    PyObject *counts = PyDict_New();
-    for (int i = 0; counts && i < OSW_POOL_COUNT; i++) {
-        PyObject *count = PyLong_FromUnsignedLongLong(calls[i]);
-        if (!count || PyDict_SetItemString(counts, names[i], count) != 0)
-            Py_CLEAR(counts);
-        Py_XDECREF(count);
-    }
-    return counts;
+    return osw_variant_counts(OSW_POOL_COUNT, names, calls);
 }

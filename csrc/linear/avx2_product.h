@@ -97,9 +97,10 @@ TILES(TILE, 2)
 MORE_TILES(TILE, 2)
 TILES(TILE, 3)
 TILE(1, 4)
-TILE(2, 4) TILE(3, 4)
+TILE(2, 4)
+TILE(3, 4)
 #define NAME(rows, vectors) JOIN(LOCAL(tile), _##rows, _##vectors),
-    typedef void LOCAL(tile_fn)(const LOCAL(tile) * t);
+typedef void LOCAL(tile_fn)(const LOCAL(tile) * t);
 static LOCAL(tile_fn) *const LOCAL(tiles)[LOCAL(MOST_VECTORS)][LOCAL(MOST_ROWS)] = {
     {TILES(NAME, 1) MORE_TILES(NAME, 1) NAME(7, 1) NAME(8, 1)},
     {TILES(NAME, 2) MORE_TILES(NAME, 2)},
