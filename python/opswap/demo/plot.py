@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +23,8 @@ _COLOURS |= {"loop": "tab:gray", "merged": "tab:red"}
 _FORM_COLOURS = {**_COLOURS, "exact": "tab:red", "swapped": "tab:blue"}
 _LINES = {"stock": ("-", 4.0), "swapped": ("--", 1.2), "swapped channels_last": ("-", 1.2)}
 _LINES |= {"loop": _LINES["stock"], "merged": _LINES["swapped"]}
-_TRAINING_HEIGHT, _TIMING_HEIGHT = 4.0, 3.4
+_TRAINING_HEIGHT, _TIMING_HEIGHT = 4.0, 3.6
+_TITLE_WIDTH = 22  # letters, of the panels side by side
 
 
 def draw(
@@ -103,6 +105,6 @@ def _draw_formats(axes: Axes, title: str, spreads: Mapping[str, Spread]) -> None
         capsize=3,
     )
     axes.invert_yaxis()
-    axes.set_xlabel("ms, median and quartiles", fontsize="small")
+    axes.set_xlabel("ms, with quartiles", fontsize="small")
     axes.tick_params(labelsize="small")
-    axes.set_title(title.replace(", ", "\n"), fontsize="small")
+    axes.set_title(textwrap.fill(title, _TITLE_WIDTH), fontsize="small")
