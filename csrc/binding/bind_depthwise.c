@@ -131,12 +131,6 @@ static bool is_image(const osw_tensor *t, int64_t n, int64_t height, int64_t wid
     return fits;
 }
 
-static bool is_dense(const osw_tensor *t)
-{
-    int64_t count, step;
-    return osw_flatten(t, 0, &count, &step) && (count <= 1 || step == 1);
-}
-
 /* Sizes from input and weight. */
 static int check_sizes(osw_depthwise_call *call)
 {
@@ -147,7 +141,7 @@ static int check_sizes(osw_depthwise_call *call)
     d->batch = x->size[0], d->channels = x->size[1], d->height = x->size[2], d->width = x->size[3];
     if (!is_image(x, d->batch, d->height, d->width, d->channels))
         return fail(call, INPUT, "must be channels_last", x->stride[1], 1);
-    if (w->ndim != 4 || w->size[0] != d->channels || w->size[1] != 1 || !is_dense(w))
+    if (w->ndim != 4 || w->size[0] != d->channels || w->size[1] != 1 || !osw_is_dense(w, 0))
         return fail(call, WEIGHT, "must be (C, 1, k, k) and contiguous", w->size[0], d->channels);
     d->side = w->size[2];
     if (w->size[3] != d->side || (d->side != 3 && d->side != 5))
@@ -163,7 +157,8 @@ static int check_others(const osw_depthwise_call *call)
 {
     const osw_tensor *bias = &call->tensors[BIAS], *dy = &call->tensors[GRAD_OUTPUT];
     const osw_depthwise *d = &call->d;
-    if (call->given[BIAS] && (bias->ndim != 1 || bias->size[0] != d->channels || !is_dense(bias)))
+    if (call->given[BIAS] &&
+        (bias->ndim != 1 || bias->size[0] != d->channels || !osw_is_dense(bias, 0)))
         return fail(call, BIAS, "must be (C,) and contiguous", bias->numel, d->channels);
     if (call->given[GRAD_OUTPUT] &&
         !is_image(dy, d->batch, d->out_height, d->out_width, d->channels))
@@ -366,16 +361,11 @@ static PyObject *run_call(bool plain, bool backward, PyObject *const *args, Py_s
     return result;
 }
 
-/* Errors but that of missing memory become NotImplemented. */
 static PyObject *run_plain(bool backward, PyObject *const *args, Py_ssize_t nargs)
 {
     if (osw_isa_current() != OSW_ISA_AVX2 || !osw_plain_eager(true))
         Py_RETURN_NOTIMPLEMENTED;
-    PyObject *result = run_call(true, backward, args, nargs);
-    if (result || PyErr_ExceptionMatches(PyExc_MemoryError))
-        return result;
-    PyErr_Clear();
-    Py_RETURN_NOTIMPLEMENTED;
+    return osw_or_declined(run_call(true, backward, args, nargs));
 }
 
 static PyObject *depthwise(PyObject *module, PyObject *const *args, Py_ssize_t nargs)

@@ -161,26 +161,13 @@ static int check_sizes(const osw_linear_call *call, bool listed)
     return 0;
 }
 
-static bool is_dense(const osw_tensor *t)
-{
-    int64_t count, step;
-    return osw_flatten(t, 0, &count, &step) && (count <= 1 || step == 1);
-}
-
-/* Elements of one row are neighbours from dimension `inner` on. */
-static bool has_rows(const osw_tensor *t, int inner)
-{
-    int64_t count, step;
-    return osw_flatten(t, inner, &count, &step) && (count <= 1 || step == 1);
-}
-
 /* Every tensor that is read can be read in place. */
 static bool is_readable(const osw_linear_call *call)
 {
     const osw_tensor *t = call->tensors;
-    return has_rows(&t[INPUT], 2) && is_dense(&t[WEIGHT]) &&
-           (!call->objects[BIAS] || is_dense(&t[BIAS])) &&
-           (!call->objects[GRAD_OUTPUT] || has_rows(&t[GRAD_OUTPUT], 1));
+    return osw_is_dense(&t[INPUT], 2) && osw_is_dense(&t[WEIGHT], 0) &&
+           (!call->objects[BIAS] || osw_is_dense(&t[BIAS], 0)) &&
+           (!call->objects[GRAD_OUTPUT] || osw_is_dense(&t[GRAD_OUTPUT], 1));
 }
 
 /* Make what is to be made: gradients with the sizes of what they belong to, the output and the
@@ -293,7 +280,7 @@ static int parse_all(osw_linear_call *call, const osw_role *roles, Py_ssize_t co
     }
     for (int i = 0; i < ROLE_COUNT; i++) {
         const bool given = call->objects[i] && !is_new(call, (osw_role)i);
-        if (is_written((osw_role)i) && given && !is_dense(&call->tensors[i])) {
+        if (is_written((osw_role)i) && given && !osw_is_dense(&call->tensors[i], 0)) {
             PyErr_Format(PyExc_RuntimeError, "%s: %s must be contiguous", call->name,
                          role_names[i]);
             return -1;
@@ -319,17 +306,12 @@ static PyObject *run_call(const char *name, bool plain, const osw_role *roles, P
     return result;
 }
 
-/* Errors but that of missing memory become NotImplemented. */
 static PyObject *run_plain(const char *name, const osw_role *roles, Py_ssize_t count,
                            PyObject *const *args, Py_ssize_t nargs)
 {
     if (osw_isa_current() != OSW_ISA_AVX2 || !osw_plain_eager(true))
         Py_RETURN_NOTIMPLEMENTED;
-    PyObject *result = run_call(name, true, roles, count, args, nargs);
-    if (result || PyErr_ExceptionMatches(PyExc_MemoryError))
-        return result;
-    PyErr_Clear();
-    Py_RETURN_NOTIMPLEMENTED;
+    return osw_or_declined(run_call(name, true, roles, count, args, nargs));
 }
 
 static const osw_role forward_roles[] = {INPUT, WEIGHT, BIAS, ROLE_COUNT, OUTPUT};

@@ -33,11 +33,9 @@ static bool pixels(const osw_tensor *t, osw_linear_rows *rows, int64_t *count)
 /* (out, in, 1, 1), in this order in memory. */
 static bool is_weight(const osw_tensor *t)
 {
-    int64_t count, step;
     return t->ndim == 4 && t->numel > 0 && t->size[2] == 1 && t->size[3] == 1 &&
            t->dtype.code == DL_FLOAT && t->dtype.lanes == 1 &&
-           (t->dtype.bits == 32 || t->dtype.bits == 64) && osw_flatten(t, 0, &count, &step) &&
-           (count == 1 || step == 1);
+           (t->dtype.bits == 32 || t->dtype.bits == 64) && osw_is_dense(t, 0);
 }
 
 /* A call with this input, whose memory format the output takes over; first: room for two numbers.
@@ -75,15 +73,6 @@ static bool is_ours(Py_ssize_t nargs, Py_ssize_t expected)
     return nargs == expected && osw_isa_current() == OSW_ISA_AVX2 && osw_plain_eager(true);
 }
 
-/* NotImplemented for an error, but not for that of missing memory. */
-static PyObject *declined(void)
-{
-    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_MemoryError))
-        return NULL;
-    PyErr_Clear();
-    Py_RETURN_NOTIMPLEMENTED;
-}
-
 static PyObject *plain_pointwise(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
@@ -102,7 +91,7 @@ static PyObject *plain_pointwise(PyObject *module, PyObject *const *args, Py_ssi
     PyObject *output = new_image(args[0], &input, first[1], &linear.output);
     if (output && osw_linear_run(&linear, weight.dtype.bits == 64) != 0)
         Py_CLEAR(output);
-    return output ? output : declined();
+    return osw_or_declined(output);
 }
 
 static PyObject *none(void)
@@ -147,7 +136,7 @@ static PyObject *plain_pointwise_backward(PyObject *module, PyObject *const *arg
         result = PyTuple_Pack(3, made[0], made[1], made[2]);
     for (int i = 0; i < 3; i++)
         Py_XDECREF(made[i]);
-    return result ? result : declined();
+    return osw_or_declined(result);
 }
 
 PyMethodDef osw_pointwise_methods[] = {

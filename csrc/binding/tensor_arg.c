@@ -95,6 +95,12 @@ bool osw_flatten(const osw_tensor *t, int first, int64_t *count, int64_t *step)
     return true;
 }
 
+bool osw_is_dense(const osw_tensor *t, int first)
+{
+    int64_t count, step;
+    return osw_flatten(t, first, &count, &step) && (count <= 1 || step == 1);
+}
+
 bool osw_no_overlap(const osw_tensor *t)
 {
     /* Taken by rising stride, every dimension steps over all that the smaller ones reach. */

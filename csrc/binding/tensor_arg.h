@@ -33,6 +33,9 @@ bool osw_same_dtype(const osw_tensor *a, const osw_tensor *b);
  * most one element). */
 bool osw_flatten(const osw_tensor *t, int first, int64_t *count, int64_t *step);
 
+/* The elements of dimensions [first, ndim) are neighbours, in this order. */
+bool osw_is_dense(const osw_tensor *t, int first);
+
 /* No two elements share memory. May say false of an exotic tensor where that is not so, never the
  * reverse. */
 bool osw_no_overlap(const osw_tensor *t);

@@ -87,6 +87,14 @@ bool osw_plain_eager(bool without_autocast)
     return plain;
 }
 
+PyObject *osw_or_declined(PyObject *result)
+{
+    if (result || PyErr_ExceptionMatches(PyExc_MemoryError))
+        return result;
+    PyErr_Clear();
+    Py_RETURN_NOTIMPLEMENTED;
+}
+
 static PyObject *plain_eager(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;

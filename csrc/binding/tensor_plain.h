@@ -13,6 +13,10 @@ bool osw_tensor_plain(PyObject *object, osw_tensor *out);
 /* True where no mode, transform or trace watches over operators, and, if asked for, no autocast. */
 bool osw_plain_eager(bool without_autocast);
 
+/* The result of a call that may leave its arguments to torch: NotImplemented in place of an error,
+ * but for that of missing memory. */
+PyObject *osw_or_declined(PyObject *result);
+
 /* A new reference to an attribute of a module that is imported if need be; NULL with an exception.
  */
 PyObject *osw_attribute_of(const char *module_name, const char *name);

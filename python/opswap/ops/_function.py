@@ -21,6 +21,7 @@ from opswap import _core
 from ._stats import reference_forced
 
 __all__ = [
+    "DeclinedError",
     "base_apply",
     "batch_together",
     "cached_constant",
@@ -32,6 +33,11 @@ __all__ = [
     "split_batch",
     "transforms_active",
 ]
+
+
+class DeclinedError(Exception):
+    """The extension wants somebody else to look at the arguments."""
+
 
 # Looked up once: after a convolution the dictionaries on the way are no longer in the cache.
 _compiling = torch.compiler.is_dynamo_compiling

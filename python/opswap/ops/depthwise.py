@@ -19,7 +19,8 @@ from torch.autograd import Function
 
 from opswap import _core
 
-from ._function import base_apply, plain_cpu
+from ._convolution import library_backward
+from ._function import DeclinedError, base_apply, plain_cpu
 from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_wins", "is_depthwise"]
@@ -34,10 +35,6 @@ _NAME_BACKWARD = f"{_NAME}_backward"
 Pair = int | Sequence[int]
 
 
-class _DeclinedError(Exception):
-    """The extension leaves a call to torch."""
-
-
 class DepthwiseConv2d(Function):
     """For ordinary eager tensors; everything else is torch's."""
 
@@ -47,7 +44,7 @@ class DepthwiseConv2d(Function):
     ) -> Tensor:
         output = _core.plain_depthwise(input, weight, bias, stride, padding)
         if output is NotImplemented:
-            raise _DeclinedError
+            raise DeclinedError
         ctx.stride, ctx.padding = stride, padding
         ctx.save_for_backward(input, weight)
         return output
@@ -61,7 +58,9 @@ class DepthwiseConv2d(Function):
             if gradients is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
                 return (*gradients, None, None)
-        gradients = _library_backward(grad_output, input, weight, ctx.stride, ctx.padding, mask)
+        count_reference(_NAME_BACKWARD)
+        window = (_pair(ctx.stride), _pair(ctx.padding))
+        gradients = library_backward(grad_output, input, weight, *window, weight.shape[0], mask)
         return (*gradients, None, None)
 
 
@@ -82,16 +81,6 @@ def _kernel_backward(
 
 def _pair(value: Pair) -> list[int]:
     return [value, value] if isinstance(value, int) else list(value)
-
-
-def _library_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, stride: Pair, padding: Pair, mask: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    """`_kernel_backward` by torch, differentiable and seen by every transform."""
-    count_reference(_NAME_BACKWARD)
-    channels = weight.shape[0]
-    window = (_pair(stride), _pair(padding), [1, 1], False, [0, 0], channels)
-    return torch.ops.aten.convolution_backward(grad_output, input, weight, [channels], *window, list(mask))
 
 
 def depthwise_wins() -> bool:
@@ -164,7 +153,7 @@ def depthwise_conv2d(
             if output is not NotImplemented:
                 count_kernel(_NAME)
                 return output
-        except (_DeclinedError, AttributeError):
+        except (DeclinedError, AttributeError):
             pass
     if not _compiling():
         count_reference(_NAME)

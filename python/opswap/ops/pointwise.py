@@ -18,7 +18,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
 
-from ._function import base_apply, needs_graph, plain_eager
+from ._convolution import library_backward
+from ._function import DeclinedError, base_apply, needs_graph, plain_eager
 from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = ["is_pointwise", "pointwise_conv2d", "pointwise_wins", "takes_pixels"]
@@ -53,19 +54,6 @@ def _is_candidate(input: Tensor) -> bool:
     return input.dim() == 4 and input.stride(1) == 1 and input.dtype in _DTYPES and input.is_cpu
 
 
-class _DeclinedError(Exception):
-    """The extension does not take these tensors."""
-
-
-def _torch_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
-    """torch's own gradients, which it can differentiate again."""
-    return torch.ops.aten.convolution_backward(
-        grad_output, input, weight, (weight.shape[0],), (1, 1), (0, 0), (1, 1), False, (0, 0), 1, mask
-    )
-
-
 class PointwiseConv2d(Function):
     """The kernels' path: ordinary tensors, nothing but autograd watching."""
 
@@ -73,7 +61,7 @@ class PointwiseConv2d(Function):
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         output = _core.plain_pointwise(input, weight, bias)
         if output is NotImplemented:
-            raise _DeclinedError
+            raise DeclinedError
         ctx.save_for_backward(input, weight)
         return output
 
@@ -82,14 +70,14 @@ class PointwiseConv2d(Function):
         input, weight = ctx.saved_tensors
         mask = tuple(ctx.needs_input_grad)
         if not plain_eager() or needs_graph((grad_output, input, weight)):
-            return _torch_backward(grad_output, input, weight, mask)
+            return library_backward(grad_output, input, weight, (1, 1), (0, 0), 1, mask)
         gradients = _core.plain_pointwise_backward(grad_output, input, weight, *mask)
         if gradients is NotImplemented:
             dense = grad_output.contiguous(memory_format=torch.channels_last)
             gradients = _core.plain_pointwise_backward(dense, input, weight, *mask)
         if gradients is NotImplemented:
             count_reference(f"{_NAME}_backward")
-            return _torch_backward(grad_output, input, weight, mask)
+            return library_backward(grad_output, input, weight, (1, 1), (0, 0), 1, mask)
         count_kernel(f"{_NAME}_backward")
         return gradients
 
@@ -108,7 +96,7 @@ def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return NotImplemented
     try:
         return _apply(input, weight, bias)
-    except _DeclinedError:
+    except DeclinedError:
         return NotImplemented
 
 

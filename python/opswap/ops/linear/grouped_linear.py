@@ -21,7 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
 
-from .._function import base_apply, make_apply, needs_graph, plain_cpu, transforms_active
+from .._function import DeclinedError, base_apply, make_apply, needs_graph, plain_cpu, transforms_active
 from .._stats import count_kernel, count_reference, reference_forced
 from ._operators import backward_operator, batch, batch_backward, operator
 from ._run import FLOATS, NAME, Sections, kernel, kernel_backward, reference
@@ -174,10 +174,6 @@ def _differentiable_backward(
     return run(sections, tuple(mask), grad_output, input, weight)
 
 
-class _DeclinedError(Exception):
-    """The extension wants somebody to look at the arguments."""
-
-
 class GroupedLinear(Function):
     """The short way of ordinary tensors: for small groups Python costs as much as the work."""
 
@@ -185,7 +181,7 @@ class GroupedLinear(Function):
     def forward(ctx: Any, sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         output = _core.plain_grouped_linear(input, weight, bias, sections, True)
         if output is NotImplemented:
-            raise _DeclinedError
+            raise DeclinedError
         ctx.sections = sections
         ctx.save_for_backward(input, weight)
         return output
@@ -296,7 +292,7 @@ def grouped_linear(
             if output is not NotImplemented:
                 count_kernel(NAME)
                 return output
-        except (_DeclinedError, AttributeError, TypeError):
+        except (DeclinedError, AttributeError, TypeError):
             pass
     return _checked(input, weight, bias, out_features)
 

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""What the convolutions share: the gradients as torch computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["library_backward"]
+
+
+def library_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of input, weight and bias that mask asks for, differentiable and seen by every transform."""
+    window = (list(stride), list(padding), [1, 1], False, [0, 0], groups)
+    return torch.ops.aten.convolution_backward(
+        grad_output, input, weight, [weight.shape[0]], *window, list(mask)
+    )
