@@ -46,6 +46,7 @@ LEFT = [
     nn.Conv2d(6, 8, 1, padding=1),
     nn.Conv2d(6, 8, 1, groups=2),
     nn.Conv2d(6, 8, (1, 3)),
+    nn.Conv2d(512, 256, 1),  # as fast in the convolution library
     nn.Conv1d(6, 8, 1),
     nn.ConvTranspose2d(6, 8, 1),
     Own(6, 8, 1),

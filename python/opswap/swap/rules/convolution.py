@@ -25,8 +25,12 @@ _DEPTHWISE = Replacement(
 )
 
 
+# Elements of a weight from which on the convolution library is as fast or faster: it has little left to pad there.
+_LARGE = 1 << 17
+
+
 def _takes_pointwise(module: nn.Module) -> bool:
-    return is_pointwise(module) and pointwise_wins()
+    return is_pointwise(module) and pointwise_wins() and module.weight.numel() < _LARGE
 
 
 def _takes_depthwise(module: nn.Module) -> bool:
