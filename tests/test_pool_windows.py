@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as T
 
 from inputs import same_bits
+from opswap import _core
 from opswap import functional as F
 from pool_cases import alike, gradient, ties
 
@@ -107,3 +108,26 @@ def test_gradients_that_are_one_image_expanded(tier: str) -> None:
         grad = grad.expand(3, 2, 4, 8)
         want = gradient(T.max_pool2d, x, grad.contiguous(), 2, 2)
         assert same_bits(gradient(F.max_pool2d, x, grad, 2, 2), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_larger_than_the_caches(dtype: torch.dtype, tier: str) -> None:
+    for width in (520, 528, 1040):
+        x = torch.randint(-9, 9, (1, 18, 480, width)).to(dtype)
+        grad = torch.randn(T.max_pool2d(x, 2).shape).to(dtype)
+        want = gradient(T.max_pool2d, x, grad, 2, 2)
+        assert same_bits(gradient(F.max_pool2d, x, grad, 2, 2), want), width
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (7, 9)], ids=str)
+def test_fewer_outputs_than_windows(size: tuple[int, int], tier: str) -> None:
+    """Gradients of part of the output, as the kernel's own interface allows: the rest of the input gets zeros."""
+    for kernel, stride in ((3, 1), (3, 2), (2, 2)):
+        grad, offsets = torch.randn(2, 3, *size), torch.randint(0, kernel**2, (2, 3, *size)).byte()
+        window = (kernel, kernel), (stride, stride), (0, 0), (1, 1)
+        got = _core.max_pool_backward(grad, offsets, (2, 3, 40, 70), *window, 1, False)
+        reach = [kernel + stride * (n - 1) for n in size]
+        part = _core.max_pool_backward(grad, offsets, (2, 3, *reach), *window, 1, False)
+        want = torch.zeros(2, 3, 40, 70)
+        want[:, :, : reach[0], : reach[1]] = part
+        assert same_bits(got, want), (kernel, stride)

@@ -3,6 +3,7 @@
 
 #include "binding/tensor_new.h"
 #include "binding/variant_counts.h"
+#include "core/prefetch.h"
 #include "pool/window.h"
 
 #include <string.h>
@@ -348,6 +349,8 @@ PyObject *osw_pool_execute(osw_pool_call *call)
     const osw_form form = osw_pool_choose_form(call);
     if (form == FORM_COUNT)
         Py_RETURN_NOTIMPLEMENTED;
+    const osw_tensor *written = call->large == GRAD_INPUT ? large : small;
+    call->pool.stream = osw_stream_bytes && written->numel * written->itemsize >= osw_stream_bytes;
     const int id = kernels[call->operation][form][type] - 1;
     calls[id]++;
     osw_job job = {osw_pool_table[id], &call->pool};

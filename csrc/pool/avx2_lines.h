@@ -43,12 +43,18 @@ static inline bool same_side(osw_side a, osw_side b)
     return a.kernel == b.kernel && a.stride == b.stride && a.tap == b.tap;
 }
 
+/* Whether the windows reach as far as they can. */
+static inline bool covers(const osw_pool_dim *dim)
+{
+    return dim->output * dim->stride > dim->input + 2 * dim->padding - dim->kernel;
+}
+
 static inline bool fits_lines(const osw_pool *pool)
 {
     const osw_pool_dim *dims = pool->dims;
     return !pool->wide && dims[DEPTH].kernel == 1 && dims[HEIGHT].dilation == 1 &&
            dims[WIDTH].dilation == 1 && dims[WIDTH].output <= MAX_LINE &&
-           dims[WIDTH].input <= MAX_LINE;
+           dims[WIDTH].input <= MAX_LINE && covers(&dims[HEIGHT]) && covers(&dims[WIDTH]);
 }
 
 /* Rows of a slice at element `at`, each with BEYOND elements on either side within a tensor of

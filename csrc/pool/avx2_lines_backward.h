@@ -6,10 +6,11 @@
  * once, where they lie. Rows that are not there are read as zeros, what lies beyond the ends of a
  * row is masked. */
 
-/* The rows of the output that meet two lines. */
+/* Rows of the output that meet a block, one after the other. */
 typedef struct LOCAL(met) {
-    const ELEMENT *gradient[MAX_MET];
-    const uint8_t *offsets[MAX_MET];
+    const ELEMENT *gradient;
+    const uint8_t *offsets;
+    int64_t width;
 } LOCAL(met);
 
 /* One slice of one plane. Rows outside `readable` are copied, as nothing may be read around them.
@@ -19,27 +20,27 @@ typedef struct LOCAL(slice) {
     const uint8_t *offsets;
     int64_t height, width; /* of the output */
     osw_range readable;
-    ELEMENT copied[MAX_MET][MAX_LINE + 2 * BEYOND];
-    uint8_t copied_offsets[MAX_MET][MAX_LINE + 2 * BEYOND];
-    ELEMENT unwanted[MAX_LINE]; /* a line of the input */
+    ELEMENT copied[MAX_MET * MAX_LINE + 2 * BEYOND];
+    uint8_t copied_offsets[MAX_MET * MAX_LINE + 2 * BEYOND];
+    _Alignas(32) ELEMENT unwanted[MAX_LINE]; /* a line of the input */
 } LOCAL(slice);
 
-OSW_INLINE void LOCAL(meet_row)(LOCAL(slice) * slice, int64_t h, int r, LOCAL(met) * met)
+/* Rows [h, h + count) of the output. */
+OSW_INLINE LOCAL(met) LOCAL(meet_rows)(LOCAL(slice) * slice, int64_t h, const int count)
 {
-    static const ELEMENT none[MAX_LINE + 2 * BEYOND];
-    if (h < 0 || h >= slice->height) {
-        met->gradient[r] = none + BEYOND;
-        met->offsets[r] = (const uint8_t *)(none + BEYOND);
-        return;
-    }
-    met->gradient[r] = slice->gradient + h * slice->width;
-    met->offsets[r] = slice->offsets + h * slice->width;
-    if (h >= slice->readable.first && h < slice->readable.end)
-        return;
-    ELEMENT *gradient = slice->copied[r] + BEYOND;
-    uint8_t *offsets = slice->copied_offsets[r] + BEYOND;
-    met->gradient[r] = memcpy(gradient, met->gradient[r], (size_t)slice->width * sizeof(ELEMENT));
-    met->offsets[r] = memcpy(offsets, met->offsets[r], (size_t)slice->width);
+    const int64_t width = slice->width;
+    if (h >= slice->readable.first && h + count <= slice->readable.end)
+        return (LOCAL(met)){slice->gradient + h * width, slice->offsets + h * width, width};
+    const int64_t first = osw_min(osw_max(h, 0), slice->height);
+    const int64_t end = osw_max(osw_min(h + count, slice->height), first);
+    ELEMENT *gradient = slice->copied + BEYOND;
+    uint8_t *offsets = slice->copied_offsets + BEYOND;
+    memset(gradient, 0, (size_t)(count * width) * sizeof(ELEMENT));
+    memcpy(gradient + (first - h) * width, slice->gradient + first * width,
+           (size_t)((end - first) * width) * sizeof(ELEMENT));
+    memcpy(offsets + (first - h) * width, slice->offsets + first * width,
+           (size_t)((end - first) * width));
+    return (LOCAL(met)){gradient, offsets, width};
 }
 
 /* totals[2 * s + l]: line l, eight columns of remainder s modulo the stride. */
@@ -47,14 +48,14 @@ OSW_INLINE void LOCAL(sum_windows)(__m256 *totals, const LOCAL(met) * met, int64
                                    const __m256 *inside, const osw_side rows,
                                    const osw_side columns)
 {
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 2 * columns.stride; i++)
         totals[i] = _mm256_setzero_ps();
     OSW_UNROLL
     for (int r = 0; r < windows_met(rows, 2); r++)
         OSW_UNROLL
     for (int o = 0; o < windows_met(columns, columns.stride); o++) {
-        const __m256i offset = load_taps(met->offsets[r] + at + o);
-        __m256 gradient = LOAD8(met->gradient[r] + at + o);
+        const __m256i offset = load_taps(met->offsets + r * met->width + at + o);
+        __m256 gradient = LOAD8(met->gradient + r * met->width + at + o);
         if (inside)
             gradient = _mm256_and_ps(gradient, inside[o]);
         KEEP_IN_PLACE(gradient);
@@ -75,82 +76,68 @@ OSW_INLINE void LOCAL(sum_windows)(__m256 *totals, const LOCAL(met) * met, int64
 }
 
 OSW_INLINE void LOCAL(put_windows)(const LOCAL(met) * met, int64_t at, const __m256 *inside,
-                                   ELEMENT *const *to, int64_t c, const osw_side rows,
-                                   const osw_side columns)
+                                   ELEMENT *const *to, int64_t c, const bool stream,
+                                   const osw_side rows, const osw_side columns)
 {
     __m256 totals[4];
     LOCAL(sum_windows)(totals, met, at, inside, rows, columns);
     for (int l = 0; l < 2; l++) {
         if (columns.stride == 1)
             STORE8(to[l] + c, totals[l]);
+        else if (stream)
+            STREAM_ZIP8(to[l] + c, totals[l], totals[2 + l]);
         else
             ZIP8(to[l] + c, totals[l], totals[2 + l]);
     }
 }
 
-/* The same where vectors reach over an end of the rows, or of the lines, `width` long. */
-OSW_INLINE void LOCAL(put_edge)(const LOCAL(met) * met, int64_t at, int64_t row, ELEMENT *const *to,
-                                int64_t c, int64_t width, const osw_side rows,
+/* The same where vectors reach over an end of the rows, or of the lines. */
+OSW_INLINE void LOCAL(put_edge)(const LOCAL(met) * met, const osw_edge *edge, ELEMENT *const *to,
+                                int64_t width, const bool stream, const osw_side rows,
                                 const osw_side columns)
 {
-    __m256 inside[3];
-    ELEMENT lines[2][2 * LANES];
-    ELEMENT *const part[2] = {lines[0], lines[1]};
-    for (int o = 0; o < windows_met(columns, columns.stride); o++)
-        inside[o] = columns_within(at + o, row);
-    if (c + LANES * columns.stride <= width) {
-        LOCAL(put_windows)(met, at, inside, to, c, rows, columns);
+    ELEMENT part[2][2 * LANES];
+    ELEMENT *const parts[2] = {part[0], part[1]};
+    if (edge->column + LANES * columns.stride <= width) {
+        LOCAL(put_windows)(met, edge->at, edge->inside, to, edge->column, stream, rows, columns);
         return;
     }
-    LOCAL(put_windows)(met, at, inside, part, 0, rows, columns);
+    LOCAL(put_windows)(met, edge->at, edge->inside, parts, 0, false, rows, columns);
     for (int l = 0; l < 2; l++)
-        for (int64_t i = c; i < width; i++)
-            to[l][i] = part[l][i - c];
+        for (int64_t i = edge->column; i < width; i++)
+            to[l][i] = part[l][i - edge->column];
 }
 
-/* Two lines. The last block overlaps the one before, if there is one. */
-OSW_INLINE void LOCAL(put_lines)(const LOCAL(met) * met, int64_t row, ELEMENT *const *to,
-                                 int64_t width, int64_t first, const osw_side rows,
-                                 const osw_side columns)
+/* With a stride, few steps a line, the end of the line is written first, so that it is fetched
+ * while the rest is summed. */
+OSW_INLINE void LOCAL(put_lines)(const LOCAL(met) * met, const osw_cut *cut, ELEMENT *const *to,
+                                 const bool stream, const osw_side rows, const osw_side columns)
 {
-    const int block = LANES * columns.stride;
-    const int64_t last =
-        osw_min(row - windows_met(columns, columns.stride) + 1, first + width / columns.stride) -
-        LANES;
-    int64_t at = first, c = 0;
-    if (first < 0) {
-        LOCAL(put_edge)(met, at, row, to, c, width, rows, columns);
-        at += LANES, c += block;
-    }
-    for (; at <= last; at += LANES, c += block)
-        LOCAL(put_windows)(met, at, NULL, to, c, rows, columns);
-    for (; c < width; at += LANES, c += block) {
-        if (c + block > width && width >= block && width % columns.stride == 0) {
-            c = width - block;
-            at = first + c / columns.stride;
-        }
-        LOCAL(put_edge)(met, at, row, to, c, width, rows, columns);
-    }
+    const int step = LANES * columns.stride;
+    const int before = columns.stride > 1 ? cut->edges : cut->column > 0;
+    int e = 0;
+    for (; e < before; e++)
+        LOCAL(put_edge)(met, &cut->edge[e], to, cut->width, stream, rows, columns);
+    for (int64_t at = cut->first, c = cut->column; at <= cut->last; at += LANES, c += step)
+        LOCAL(put_windows)(met, at, NULL, to, c, stream, rows, columns);
+    for (; e < cut->edges; e++)
+        LOCAL(put_edge)(met, &cut->edge[e], to, cut->width, stream, rows, columns);
 }
 
-/* Lines [from, to) of a slice of the input at `plane`. */
-OSW_INLINE void LOCAL(slice_lines)(LOCAL(slice) * slice, const osw_pool *pool, int64_t from,
-                                   int64_t to, ELEMENT *plane, const osw_side rows,
-                                   const osw_side columns)
+/* Lines [from, to) of a slice of the input; `line` is where the first of them goes. */
+OSW_INLINE void LOCAL(slice_lines)(LOCAL(slice) * slice, const osw_pool *pool, const osw_cut *cut,
+                                   int64_t from, int64_t to, ELEMENT *line, const bool stream,
+                                   const osw_side rows, const osw_side columns)
 {
-    const int64_t width = pool->dims[WIDTH].input;
-    const int64_t first = first_window(&pool->dims[WIDTH], columns);
     const int64_t first_row = first_window(&pool->dims[HEIGHT], rows);
-    LOCAL(met) met;
-    for (int64_t line = from - from % rows.stride; line < to; line += 2) {
-        const int64_t h = first_row + line / rows.stride;
-        ELEMENT *const lines[2] = {
-            line >= from ? plane + line * width : slice->unwanted,
-            line + 1 < to ? plane + (line + 1) * width : slice->unwanted,
-        };
-        for (int r = 0; r < windows_met(rows, 2); r++)
-            LOCAL(meet_row)(slice, h + r, r, &met);
-        LOCAL(put_lines)(&met, slice->width, lines, width, first, rows, columns);
+    ELEMENT *block[2];
+    for (int64_t i = from - from % rows.stride; i < to; i += 2) {
+        for (int l = 0; l < 2; l++)
+            block[l] =
+                i + l >= from && i + l < to ? line + (i + l - from) * cut->width : slice->unwanted;
+        const LOCAL(met) met =
+            LOCAL(meet_rows)(slice, first_row + i / rows.stride, windows_met(rows, 2));
+        LOCAL(put_lines)(&met, cut, block, stream, rows, columns);
     }
 }
 
@@ -180,11 +167,13 @@ OSW_INLINE bool LOCAL(find_slice)(LOCAL(slice) * slice, const osw_pool *pool, in
 
 /* Lines [begin, end) of the input, counted through image, channel, depth. */
 OSW_INLINE void LOCAL(all_lines)(const osw_pool *pool, int64_t begin, int64_t end,
-                                 const osw_side rows, const osw_side columns)
+                                 const bool stream, const osw_side rows, const osw_side columns)
 {
     const osw_pool_dim *dims = pool->dims;
     const int64_t height = dims[HEIGHT].input, width = dims[WIDTH].input;
     LOCAL(slice) slice;
+    osw_cut cut;
+    set_cut(&cut, &dims[WIDTH], columns);
     slice.height = dims[HEIGHT].output;
     slice.width = dims[WIDTH].output;
     for (int64_t unit = begin; unit < end;) {
@@ -192,31 +181,43 @@ OSW_INLINE void LOCAL(all_lines)(const osw_pool *pool, int64_t begin, int64_t en
         const int64_t to = osw_min(row.height + end - unit, height);
         const int64_t c = row.channel / pool->channel_step;
         const int64_t d = osw_output_of(&dims[DEPTH], row.depth, 0);
-        ELEMENT *plane =
-            (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, row.image, row.channel,
-                                                         osw_input_position(pool, row.depth, 0, 0));
+        const int64_t position = osw_input_position(pool, row.depth, row.height, 0);
+        ELEMENT *line = (ELEMENT *)pool->grad_input.base +
+                        osw_place(&pool->grad_input, row.image, row.channel, position);
+        const size_t size = (size_t)((to - row.height) * width) * sizeof(ELEMENT);
         if (c * pool->channel_step != row.channel || d < 0)
-            memset(plane + row.height * width, 0,
-                   (size_t)((to - row.height) * width) * sizeof(ELEMENT));
-        else if (LOCAL(find_slice)(&slice, pool, row.image, c, d))
-            LOCAL(slice_lines)(&slice, pool, row.height, to, plane, rows, columns);
-        else
+            memset(line, 0, size);
+        else if (!LOCAL(find_slice)(&slice, pool, row.image, c, d))
             LOCAL(gradient_units)(pool, unit, unit + to - row.height);
+        else
+            LOCAL(slice_lines)(&slice, pool, &cut, row.height, to, line, stream, rows, columns);
         unit += to - row.height;
     }
+    if (stream)
+        _mm_sfence();
 }
 
-#define LINES(name, rows, columns)                                                                 \
+#define LINES(name, stream, rows, columns)                                                         \
     static void LOCAL(name)(const osw_pool *pool, int64_t begin, int64_t end)                      \
     {                                                                                              \
-        LOCAL(all_lines)(pool, begin, end, (osw_side)rows, (osw_side)columns);                     \
+        LOCAL(all_lines)(pool, begin, end, stream, (osw_side)rows, (osw_side)columns);             \
     }
-LINES(lines_k3s1, SIDE_K3S1, SIDE_K3S1)
-LINES(lines_k3s12, SIDE_K3S1, SIDE_K3S2)
-LINES(lines_k3s2, SIDE_K3S2, SIDE_K3S2)
-LINES(lines_k3s2p1, SIDE_K3S2P1, SIDE_K3S2P1)
-LINES(lines_k2s2, SIDE_K2S2, SIDE_K2S2)
+LINES(lines_k3s1, false, SIDE_K3S1, SIDE_K3S1)
+LINES(lines_k3s12, false, SIDE_K3S1, SIDE_K3S2)
+LINES(lines_k3s2, false, SIDE_K3S2, SIDE_K3S2)
+LINES(lines_k3s2p1, false, SIDE_K3S2P1, SIDE_K3S2P1)
+LINES(lines_k2s2, false, SIDE_K2S2, SIDE_K2S2)
+LINES(lines_k2s2_stream, true, SIDE_K2S2, SIDE_K2S2)
 #undef LINES
+
+/* Whether lines can be written around the caches, in whole vectors. */
+static bool LOCAL(streams_lines)(const osw_pool *pool)
+{
+    const osw_pool_tensor *t = &pool->grad_input;
+    const int64_t width = pool->dims[WIDTH].input, vector = 32 / (int64_t)sizeof(ELEMENT);
+    return pool->stream && width >= 2 * LANES && (uintptr_t)t->base % 32 == 0 &&
+           (width | t->channel_step | t->image_step) % vector == 0;
+}
 
 /* The function for this window, NULL if it has none of its own. */
 static osw_pool_fn *LOCAL(lines_for)(const osw_pool *pool)
@@ -232,12 +233,14 @@ static osw_pool_fn *LOCAL(lines_for)(const osw_pool *pool)
     const osw_side rows = side_of(&pool->dims[HEIGHT]), columns = side_of(&pool->dims[WIDTH]);
     for (size_t i = 0; fits_lines(pool) && i < sizeof all / sizeof *all; i++)
         if (same_side(rows, all[i].rows) && same_side(columns, all[i].columns))
-            return all[i].run;
+            return all[i].run == LOCAL(lines_k2s2) && LOCAL(streams_lines)(pool)
+                       ? LOCAL(lines_k2s2_stream)
+                       : all[i].run;
     return NULL;
 }
 
-/* In narrow planes, what has to be done once a line weighs more than a scalar loop, above all for
- * floats, whose sums need no rounding. */
+/* Where the planes of any other window are narrow, what has to be done once a line weighs more than
+ * a scalar loop, above all for floats, whose sums need no rounding. */
 static bool LOCAL(is_narrow)(const osw_pool *pool)
 {
     return pool->dims[WIDTH].output <= 4 * (int64_t)sizeof(ELEMENT) && LOCAL(scatters)(pool);
@@ -248,10 +251,10 @@ static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int
     osw_pool_fn *lines = LOCAL(lines_for)(pool);
     if (!fits_margin(pool))
         fallback[OSW_POOL_ID_OF(max_backward_planes)](pool, begin, end);
-    else if (LOCAL(is_narrow)(pool))
-        LOCAL(scatter_rows)(pool, begin, end, LOCAL(gradient_units));
     else if (lines)
         lines(pool, begin, end);
+    else if (LOCAL(is_narrow)(pool))
+        LOCAL(scatter_rows)(pool, begin, end, LOCAL(gradient_units));
     else
         LOCAL(gradient_units)(pool, begin, end);
 }

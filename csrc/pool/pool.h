@@ -74,6 +74,7 @@ typedef struct osw_pool {
     osw_pool_tensor grad_output; /* backward only */
     osw_pool_tensor grad_input;  /* backward only */
     bool wide;                   /* always for adaptive_max */
+    bool stream;                 /* what is written does not fit the caches: write around them */
     bool count_include_pad;      /* avg */
     int64_t divisor;             /* avg; 0: the number of taps */
 } osw_pool;

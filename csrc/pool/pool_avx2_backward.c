@@ -11,6 +11,8 @@ OSW_TARGET_BEGIN_AVX2
 #    include "pool/avx2_margin.h"
 
 #    include "pool/avx2_lines.h"
+
+#    include "pool/avx2_cut.h"
 #    include "pool/avx2_rows.h"
 
 #    include "pool/avx2_sources.h"
