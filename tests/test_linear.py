@@ -24,6 +24,8 @@ SHAPES: list[tuple[int, int, int, int | tuple[int, ...]]] = [
     (300, 2, 9, 11),  # more rows than are summed at once
     (3, 1, 270, 300),  # more outputs, one group cut into parts
     (70, 1, 40, 24),
+    (150, 2, 40, 150),  # more than a piece of rows, of outputs
+    (9, 2, 1030, 2),  # more features than a strip
     (64, 17, 40, 1),  # blocks that span all groups
     (2, 300, 5, 1),
     (4, 5, 24, (1, 20, 3, 0, 7)),
@@ -32,9 +34,10 @@ SHAPES: list[tuple[int, int, int, int | tuple[int, ...]]] = [
     *((1100, 1, 5, o) for o in (1, 2, 26)),  # rows in parts, whose gradients of the weight are added up
     (1100, 3, 9, (4, 0, 27)),
 ]
-DTYPES = (torch.float32, torch.float64)
-# Relative to the largest sum of magnitudes; the sums have up to 1100 terms.
-TOLERANCE = {torch.float32: 1e-6, torch.float64: 2e-15}
+# Of the sums, relative to the largest sum of magnitudes; they have up to 1100 terms.
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 2e-15, torch.bfloat16: 1e-6, torch.float16: 1e-6}
+DTYPES = tuple(TOLERANCE)
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def sections_of(shape: tuple[Any, ...]) -> tuple[int, ...] | None:
@@ -45,7 +48,7 @@ def make(shape: tuple[Any, ...], dtype: torch.dtype = torch.float32) -> tuple[Te
     """Input, weight and bias."""
     n, g, i, o = shape
     rows = (sum(o),) if isinstance(o, tuple) else (g, o)
-    weight = torch.randn(*rows, i, dtype=dtype) / math.sqrt(i)
+    weight = (torch.randn(*rows, i) / math.sqrt(i)).to(dtype)
     return torch.randn(n, g, i, dtype=dtype), weight, torch.randn(rows, dtype=dtype)
 
 
@@ -66,10 +69,14 @@ def gradients(
 
 
 def assert_near(actual: Tensor, expected: Tensor, magnitude: Tensor) -> None:
+    """The error of the sums, and, of half precision, that of rounding each of them once to the nearest."""
     assert actual.shape == expected.shape
     if expected.numel():
-        error = (actual.double() - expected).abs().max()
-        assert error <= TOLERANCE[actual.dtype] * magnitude.abs().max() + 1e-300
+        allowed = TOLERANCE[actual.dtype] * magnitude.abs().max() + 1e-300
+        if actual.dtype in HALVES:
+            info = torch.finfo(actual.dtype)
+            allowed = allowed + expected.abs() * info.eps / 2 + info.smallest_normal * info.eps / 2
+        assert ((actual.double() - expected).abs() <= allowed).all()
 
 
 def guarded(size: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -107,16 +114,17 @@ def test_kernels(tier: str, shape: tuple[Any, ...], dtype: torch.dtype) -> None:
 
 def test_no_variant_is_left_out(tier: str) -> None:
     before = _core.linear_variants()
-    test_kernels(tier, SHAPES[0], torch.float32)
-    test_kernels(tier, SHAPES[0], torch.float64)
+    for dtype in DTYPES:
+        test_kernels(tier, SHAPES[0], dtype)
     assert all(count > before[name] for name, count in _core.linear_variants().items())
 
 
 @pytest.mark.parametrize("shape", [(64, 17, 40, 1), (30, 2, 100, 40), (4, 5, 24, (1, 20, 3, 0, 7))])
-def test_the_result_does_not_depend_on_threads(tier: str, shape: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_the_result_does_not_depend_on_threads(tier: str, shape: tuple[Any, ...], dtype: torch.dtype) -> None:
     shape = (shape[0] * 8, shape[1], shape[2] * 8, shape[3])
-    x, weight, bias = make(shape)
-    dy = torch.randn(shape[0], *bias.shape)
+    x, weight, bias = make(shape, dtype)
+    dy = torch.randn(shape[0], *bias.shape).to(dtype)
     results = []
     threads = torch.get_num_threads()
     for count in (1, 2, 3):
@@ -172,7 +180,7 @@ def test_gradients_that_are_not_asked_for_are_not_made() -> None:
             assert torch.equal(got, want) if wanted else got is None
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", HALVES)
 def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
     """No error beyond that of rounding the result once."""
     x, weight, bias = (t.to(dtype) for t in make((9, 3, 257, 20)))

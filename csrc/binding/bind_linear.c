@@ -18,7 +18,7 @@
 
 #include <string.h>
 
-enum { CODE_FLOAT = 2 };
+enum { CODE_FLOAT = 2, CODE_BFLOAT = 4 };
 
 typedef enum osw_role {
     INPUT,
@@ -40,7 +40,7 @@ typedef struct osw_linear_call {
     bool plain;                    /* every tensor must be one that osw_tensor_plain accepts */
     PyObject *objects[ROLE_COUNT]; /* new references, or NULL: not given */
     osw_tensor tensors[ROLE_COUNT];
-    bool is_double;
+    osw_linear_dtype dtype;
     osw_linear linear;
 } osw_linear_call;
 
@@ -79,17 +79,32 @@ static int fail(const osw_linear_call *call, osw_role role, const char *problem,
     return -1;
 }
 
+static bool find_dtype(const osw_dl_dtype *dtype, osw_linear_dtype *found)
+{
+    static const osw_dl_dtype dtypes[] = {[OSW_LINEAR_f32] = {CODE_FLOAT, 32, 1},
+                                          [OSW_LINEAR_f64] = {CODE_FLOAT, 64, 1},
+                                          [OSW_LINEAR_bf16] = {CODE_BFLOAT, 16, 1},
+                                          [OSW_LINEAR_f16] = {CODE_FLOAT, 16, 1}};
+    for (int i = 0; i < (int)(sizeof dtypes / sizeof *dtypes); i++) {
+        *found = (osw_linear_dtype)i;
+        if (dtype->code == dtypes[i].code && dtype->bits == dtypes[i].bits &&
+            dtype->lanes == dtypes[i].lanes)
+            return true;
+    }
+    return false;
+}
+
 static int check_dtypes(osw_linear_call *call)
 {
     const osw_dl_dtype *dtype = &call->tensors[WEIGHT].dtype;
-    if (dtype->code != CODE_FLOAT || dtype->lanes != 1 || (dtype->bits != 32 && dtype->bits != 64))
-        return fail(call, WEIGHT, "must be float32 or float64", dtype->bits, 32);
+    if (!find_dtype(dtype, &call->dtype))
+        return fail(call, WEIGHT, "must be float32, float64, bfloat16 or float16, bits",
+                    dtype->bits, 32);
     for (int i = 0; i < ROLE_COUNT; i++)
         if (call->objects[i] && !is_new(call, (osw_role)i) &&
             !osw_same_dtype(&call->tensors[i], &call->tensors[WEIGHT]))
             return fail(call, (osw_role)i, "has another dtype than weight",
                         call->tensors[i].dtype.bits, dtype->bits);
-    call->is_double = dtype->bits == 64;
     return 0;
 }
 
@@ -235,7 +250,7 @@ static PyObject *execute_checked(osw_linear_call *call)
     if (make_outputs(call) != 0)
         return NULL;
     describe(call);
-    return osw_linear_run(&call->linear, call->is_double) == 0 ? results(call) : NULL;
+    return osw_linear_run(&call->linear, call->dtype) == 0 ? results(call) : NULL;
 }
 
 /* Sizes from input and weight, then everything against them. */

@@ -38,6 +38,11 @@ static bool is_weight(const osw_tensor *t)
            (t->dtype.bits == 32 || t->dtype.bits == 64) && osw_is_dense(t, 0);
 }
 
+static osw_linear_dtype dtype_of(const osw_tensor *weight)
+{
+    return weight->dtype.bits == 64 ? OSW_LINEAR_f64 : OSW_LINEAR_f32;
+}
+
 /* A call with this input, whose memory format the output takes over; first: room for two numbers.
  */
 static bool describe(osw_linear *linear, int64_t *first, const osw_tensor *input,
@@ -89,7 +94,7 @@ static PyObject *plain_pointwise(PyObject *module, PyObject *const *args, Py_ssi
         linear.bias = bias.data;
     }
     PyObject *output = new_image(args[0], &input, first[1], &linear.output);
-    if (output && osw_linear_run(&linear, weight.dtype.bits == 64) != 0)
+    if (output && osw_linear_run(&linear, dtype_of(&weight)) != 0)
         Py_CLEAR(output);
     return osw_or_declined(output);
 }
@@ -132,7 +137,7 @@ static PyObject *plain_pointwise_backward(PyObject *module, PyObject *const *arg
         Py_RETURN_NOTIMPLEMENTED;
     PyObject *made[3] = {NULL}, *result = NULL;
     if (make_gradients(&linear, args, &input, &weight, made) &&
-        osw_linear_run(&linear, weight.dtype.bits == 64) == 0)
+        osw_linear_run(&linear, dtype_of(&weight)) == 0)
         result = PyTuple_Pack(3, made[0], made[1], made[2]);
     for (int i = 0; i < 3; i++)
         Py_XDECREF(made[i]);

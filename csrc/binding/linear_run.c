@@ -58,26 +58,27 @@ static void run(osw_linear_work *work)
         PyEval_RestoreThread(state);
 }
 
-static void run_kernels(const osw_linear *l, bool is_double)
+static void run_kernels(const osw_linear *l, osw_linear_dtype dtype)
 {
     osw_linear_work work = {.linear = l};
     const int threads = osw_parallel_threads();
     if (l->output.base)
-        add_kernel(&work, (osw_linear_id)(OSW_LINEAR_forward_f32 + is_double),
+        add_kernel(&work, (osw_linear_id)(OSW_LINEAR_forward_f32 + (int)dtype),
                    osw_linear_row_grid(l, threads), l->rows);
     if (l->grad_input.base)
-        add_kernel(&work, (osw_linear_id)(OSW_LINEAR_grad_input_f32 + is_double),
+        add_kernel(&work, (osw_linear_id)(OSW_LINEAR_grad_input_f32 + (int)dtype),
                    osw_linear_row_grid(l, threads), l->rows);
     if (l->grad_weight || l->grad_bias)
-        add_kernel(&work, (osw_linear_id)(OSW_LINEAR_grad_weight_f32 + is_double),
+        add_kernel(&work, (osw_linear_id)(OSW_LINEAR_grad_weight_f32 + (int)dtype),
                    osw_linear_feature_grid(l, threads), l->in_features);
     if (work.count)
         run(&work);
 }
 
 /* The gradients of weight and bias by way of one for every row part. */
-static int run_in_parts(osw_linear *l, bool is_double)
+static int run_in_parts(osw_linear *l, osw_linear_dtype dtype)
 {
+    const bool is_double = dtype == OSW_LINEAR_f64;
     const int64_t outputs = l->first[l->groups], weight = outputs * l->in_features;
     const size_t size = is_double ? sizeof(double) : sizeof(float);
     char *parts = PyMem_Malloc((size_t)(l->row_parts * (weight + outputs)) * size);
@@ -89,7 +90,7 @@ static int run_in_parts(osw_linear *l, bool is_double)
     void *const grad_weight = l->grad_weight, *const grad_bias = l->grad_bias;
     l->grad_weight = grad_weight ? parts : NULL;
     l->grad_bias = grad_bias ? bias_parts : NULL;
-    run_kernels(l, is_double);
+    run_kernels(l, dtype);
     if (grad_weight)
         osw_linear_add_parts(is_double, l->row_parts, weight, parts, grad_weight);
     if (grad_bias)
@@ -98,14 +99,15 @@ static int run_in_parts(osw_linear *l, bool is_double)
     return 0;
 }
 
-int osw_linear_run(osw_linear *linear, bool is_double)
+int osw_linear_run(osw_linear *linear, osw_linear_dtype dtype)
 {
+    const bool cuts = dtype == OSW_LINEAR_f32 || dtype == OSW_LINEAR_f64;
     linear->row_parts = 1;
     linear->part_rows = linear->rows;
-    if (linear->grad_weight || linear->grad_bias)
+    if (cuts && (linear->grad_weight || linear->grad_bias))
         osw_linear_cut(linear);
     if (linear->row_parts > 1)
-        return run_in_parts(linear, is_double);
-    run_kernels(linear, is_double);
+        return run_in_parts(linear, dtype);
+    run_kernels(linear, dtype);
     return 0;
 }

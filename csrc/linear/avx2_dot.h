@@ -22,26 +22,28 @@ OSW_INLINE void LOCAL(dot_tile)(const int rows, const int outputs, int64_t count
     for (; i + LANES <= count; i += LANES) {
         VECTOR xs[LOCAL(DOT_ROWS)];
         for (int r = 0; r < rows; r++)
-            xs[r] = V(loadu)(x + r * x_step + i);
+            xs[r] = LOCAL(load)(x + r * x_step + i);
         for (int o = 0; o < outputs; o++) {
-            const VECTOR ws = V(loadu)(w + o * count + i);
+            const VECTOR ws = LOCAL(load)(w + o * count + i);
             for (int r = 0; r < rows; r++)
                 sums[r][o] = V(fmadd)(xs[r], ws, sums[r][o]);
         }
     }
     if (i < count) {
-        const __m256i mask = LOCAL(mask)(count - i);
+        VECTOR xs[LOCAL(DOT_ROWS)];
+        for (int r = 0; r < rows; r++)
+            xs[r] = LOCAL(load_some)(x + r * x_step + i, count - i);
         for (int o = 0; o < outputs; o++) {
-            const VECTOR ws = V(maskload)(w + o * count + i, mask);
+            const VECTOR ws = LOCAL(load_some)(w + o * count + i, count - i);
             for (int r = 0; r < rows; r++)
-                sums[r][o] = V(fmadd)(V(maskload)(x + r * x_step + i, mask), ws, sums[r][o]);
+                sums[r][o] = V(fmadd)(xs[r], ws, sums[r][o]);
         }
     }
     for (int r = 0; r < rows; r++) {
-        ELEMENT four[LOCAL(DOT_OUTPUTS)];
+        SUM four[LOCAL(DOT_OUTPUTS)];
         LOCAL(sum4)(sums[r], four);
         for (int o = 0; o < outputs; o++)
-            y[r * y_step + o] = bias ? four[o] + bias[o] : four[o];
+            y[r * y_step + o] = STORE(bias ? four[o] + LOAD(bias[o]) : four[o]);
     }
 }
 

@@ -1,18 +1,33 @@
 /* SPDX-License-Identifier: MIT */
-/* The AVX2 kernels of one dtype; included once a dtype by linear_avx2.c with SUFFIX, ELEMENT,
- * VECTOR, LANES and V defined. */
+/* The AVX2 kernels of one dtype; included once a dtype by linear_avx2.c with SUFFIX, ELEMENT (the
+ * type in memory), SUM (that of sums), LOAD and STORE (the ways between them), VECTOR, LANES and V
+ * (of SUM) defined; HALF stands for 16-bit elements. */
 
 #define JOIN_(a, b, c) a##b##c
 #define JOIN(a, b, c)  JOIN_(a, b, c)
 #define LOCAL(name)    JOIN(name, _, SUFFIX)
 #define KERNEL(name)   JOIN(JOIN(osw_linear_, name, _), SUFFIX, __avx2)
 
+/* Element (m, d) of a lies at a[m * a_row + d * a_term]; (d, j) of b at b[d * b_term + j], or at
+ * b[d + j * b_term] if transposed; (m, j) of c at c[m * c_row + j]. start: one value a column, or
+ * NULL for zero. adds: c holds what is added instead; not for HALF. */
+typedef struct LOCAL(product) {
+    int64_t rows, columns, terms;
+    const ELEMENT *a, *b, *start;
+    ELEMENT *c;
+    int64_t a_row, a_term, b_term, c_row;
+    bool transposed, adds;
+} LOCAL(product);
+
 #include "linear/avx2_combine.h"
-
 #include "linear/avx2_dot.h"
-
-#include "linear/avx2_product.h"
 #include "linear/bias.h"
+
+#ifdef HALF
+#    include "linear/avx2_half_product.h"
+#else
+#    include "linear/avx2_product.h"
+#endif
 
 /* Packing costs by the weight, the sums over the lanes of dot products by the output: the first is
  * the lower price where there are at least half as many rows as input features. */
@@ -60,8 +75,9 @@ static void KERNEL(forward)(const osw_linear *l, const osw_linear_block *block)
     }
 }
 
-/* Outputs of a group up to which its gradients are plain sums of rows. */
-enum { LOCAL(FEW) = 2 };
+/* FEW: outputs of a group up to which its gradients are plain sums of rows; STRIP: features whose
+ * sums stay in L1 until they are rounded. */
+enum { LOCAL(FEW) = 2, LOCAL(STRIP) = 1024 };
 
 static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *block)
 {
@@ -76,7 +92,7 @@ static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *bloc
         if (outputs > 0 && outputs <= LOCAL(FEW)) {
             for (int64_t n = 0; n < rows; n++)
                 LOCAL(combine)(outputs, false, l->in_features, dy + n * dy_step, 1, weight,
-                               l->in_features, dx + n * dx_step);
+                               l->in_features, NULL, dx + n * dx_step);
             continue;
         }
         LOCAL(multiply)
@@ -95,21 +111,22 @@ static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *bloc
     }
 }
 
-/* The features of the block, of the weights of group g, the input read once in the order of memory.
- * grad_weight: that of the row part. */
-static void LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, const osw_linear_block *block,
-                                    ELEMENT *grad_weight)
+/* Features [i, i + count) of the weights of group g, the input read once. grad_weight: that of the
+ * row part. */
+static void LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, int64_t row_part, int64_t i,
+                                    int64_t count, ELEMENT *grad_weight)
 {
-    const int64_t dy_step = l->grad_output.row_step, x_step = l->input.row_step;
-    const int64_t first = block->row_part * l->part_rows, begin = block->begin;
-    const int64_t end = osw_linear_part_end(l, block->row_part);
-    const ELEMENT *dy = l->grad_output.base;
-    const ELEMENT *x = (const ELEMENT *)l->input.base + g * l->input.group_step + begin;
+    alignas(32) SUM sums[LOCAL(FEW)][LOCAL(STRIP)];
+    const int64_t dy_step = l->grad_output.row_step, x_step = l->input.row_step, o = l->first[g];
+    const int64_t first = row_part * l->part_rows, end = osw_linear_part_end(l, row_part);
+    const ELEMENT *dy = (const ELEMENT *)l->grad_output.base + o;
+    const ELEMENT *x = (const ELEMENT *)l->input.base + g * l->input.group_step + i;
     for (int64_t n = first; n < end; n += LOCAL(MOST_TERMS)) {
-        const int64_t terms = end - n < LOCAL(MOST_TERMS) ? end - n : LOCAL(MOST_TERMS);
-        for (int64_t o = l->first[g]; o < l->first[g + 1]; o++)
-            LOCAL(combine)(terms, n > first, block->end - begin, dy + n * dy_step + o, dy_step,
-                           x + n * x_step, x_step, grad_weight + o * l->in_features + begin);
+        const bool last = end - n <= LOCAL(MOST_TERMS);
+        for (int64_t k = 0; k < l->first[g + 1] - o; k++)
+            LOCAL(combine)(last ? end - n : LOCAL(MOST_TERMS), n > first, count,
+                           dy + n * dy_step + k, dy_step, x + n * x_step, x_step, sums[k],
+                           last ? grad_weight + (o + k) * l->in_features + i : NULL);
     }
 }
 
@@ -126,7 +143,10 @@ static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *blo
         if (!grad_weight)
             continue;
         if (outputs <= LOCAL(FEW)) {
-            LOCAL(few_grad_weights)(l, g, block, grad_weight);
+            for (int64_t i = block->begin; i < block->end; i += LOCAL(STRIP))
+                LOCAL(few_grad_weights)
+            (l, g, part, i, block->end - i < LOCAL(STRIP) ? block->end - i : LOCAL(STRIP),
+             grad_weight);
             continue;
         }
         LOCAL(multiply)
@@ -152,6 +172,9 @@ static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *blo
 #undef KERNEL
 #undef SUFFIX
 #undef ELEMENT
+#undef SUM
+#undef LOAD
+#undef STORE
 #undef VECTOR
 #undef LANES
 #undef V

@@ -14,17 +14,6 @@ enum {
 /* Rows of a tile, by its vectors: as many sums as registers hold. */
 static const int LOCAL(tile_rows)[LOCAL(MOST_VECTORS) + 1] = {0, 8, 6, 4, 3};
 
-/* Element (m, d) of a lies at a[m * a_row + d * a_term]; (d, j) of b at b[d * b_term + j], or at
- * b[d + j * b_term] if transposed; (m, j) of c at c[m * c_row + j]. start: one value a column, or
- * NULL for zero. */
-typedef struct LOCAL(product) {
-    int64_t rows, columns, terms;
-    const ELEMENT *a, *b, *start;
-    ELEMENT *c;
-    int64_t a_row, a_term, b_term, c_row;
-    bool transposed;
-} LOCAL(product);
-
 /* One tile of c, rows x vectors, of whose last vector `last` lanes are there; `start` is a tile
  * with rows start_row apart, NULL for zero. */
 typedef struct LOCAL(tile) {
@@ -148,8 +137,9 @@ static void LOCAL(multiply_panel)(const LOCAL(product) * p, int64_t m, int64_t e
                                   int64_t vectors, int64_t last, int64_t d, int64_t terms,
                                   const ELEMENT *panel, int64_t panel_step)
 {
-    const ELEMENT *start = d ? p->c : p->start;
-    const int64_t start_row = d ? p->c_row : 0, most = LOCAL(tile_rows)[vectors];
+    const bool adds = d > 0 || p->adds;
+    const ELEMENT *start = adds ? p->c : p->start;
+    const int64_t start_row = adds ? p->c_row : 0, most = LOCAL(tile_rows)[vectors];
     for (; m < end; m += most) {
         const int64_t rows = end - m < most ? end - m : most;
         const LOCAL(tile) tile = {

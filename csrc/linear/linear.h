@@ -9,8 +9,10 @@
  *     grad_weight  grad_weight[o][i] = sum of grad_output[n][o] * input[n][g][i] over n
  *                  grad_bias[o] = sum of grad_output[n][o] over n
  *
- * Sums are taken in the dtype. The order of their terms depends on the sizes and the tier alone,
- * never on the block that an element belongs to or on the number of threads.
+ * Sums are taken in the dtype, or, for bfloat16 and float16 (which lie in memory as uint16_t), in
+ * float32 and rounded once, to nearest and ties to even, the bias included. The order of their
+ * terms depends on the sizes and the tier alone, never on the block that an element belongs to or
+ * on the number of threads.
  *
  * There is no avx512 file: where 512-bit vectors would help there is arithmetic enough for the
  * library's own, which opswap.ops.linear calls there.
@@ -62,17 +64,22 @@ typedef struct osw_linear_block {
 typedef void osw_linear_fn(const osw_linear *linear, const osw_linear_block *block);
 
 /* The list of variants. X(operation, dtype) makes the numbers, the table and the list that tests
- * walk. */
+ * walk; every operation has the dtypes in the order of osw_linear_dtype. */
+#define OSW_LINEAR_DTYPES(X, operation)                                                            \
+    X(operation, f32)                                                                              \
+    X(operation, f64)                                                                              \
+    X(operation, bf16)                                                                             \
+    X(operation, f16)
 #define OSW_LINEAR_VARIANTS(X)                                                                     \
-    X(forward, f32)                                                                                \
-    X(forward, f64)                                                                                \
-    X(grad_input, f32)                                                                             \
-    X(grad_input, f64)                                                                             \
-    X(grad_weight, f32)                                                                            \
-    X(grad_weight, f64)
+    OSW_LINEAR_DTYPES(X, forward)                                                                  \
+    OSW_LINEAR_DTYPES(X, grad_input)                                                               \
+    OSW_LINEAR_DTYPES(X, grad_weight)
 
 #define OSW_LINEAR_ID(operation, dtype) OSW_LINEAR_##operation##_##dtype,
 typedef enum osw_linear_id { OSW_LINEAR_VARIANTS(OSW_LINEAR_ID) OSW_LINEAR_COUNT } osw_linear_id;
+
+#define OSW_LINEAR_DTYPE(operation, dtype) OSW_LINEAR_##dtype,
+typedef enum osw_linear_dtype { OSW_LINEAR_DTYPES(OSW_LINEAR_DTYPE, ) } osw_linear_dtype;
 
 /* Kernels in use, by osw_linear_id; filled by osw_linear_select. */
 extern osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];
@@ -94,7 +101,8 @@ typedef struct osw_linear_grid {
 } osw_linear_grid;
 
 /* Many rows of few groups: set row_parts and part_rows, by the sizes alone, so that the gradient of
- * the weight is a sum of parts, which fit the cache, and which threads can share. Else one part. */
+ * the weight is a sum of parts, which fit the cache, and which threads can share. Else one part.
+ * Not for 16-bit types, whose parts would be rounded. */
 void osw_linear_cut(osw_linear *linear);
 
 static inline int64_t osw_linear_part_end(const osw_linear *linear, int64_t part)

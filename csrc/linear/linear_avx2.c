@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#include "core/half.h"
 #include "core/target.h"
 #include "linear/linear.h"
 
@@ -11,20 +12,49 @@
 
 OSW_TARGET_BEGIN_AVX2
 
+#    include "core/avx2_half.h"
 #    include "linear/avx2_vector.h"
 
-#    define SUFFIX  f32
-#    define ELEMENT float
-#    define VECTOR  __m256
-#    define LANES   8
-#    define V(name) _mm256_##name##_ps
+#    define SUFFIX   f32
+#    define ELEMENT  float
+#    define SUM      float
+#    define LOAD(x)  (x)
+#    define STORE(x) (x)
+#    define VECTOR   __m256
+#    define LANES    8
+#    define V(name)  _mm256_##name##_ps
 #    include "linear/avx2_linear.h"
 
-#    define SUFFIX  f64
-#    define ELEMENT double
-#    define VECTOR  __m256d
-#    define LANES   4
-#    define V(name) _mm256_##name##_pd
+#    define SUFFIX   f64
+#    define ELEMENT  double
+#    define SUM      double
+#    define LOAD(x)  (x)
+#    define STORE(x) (x)
+#    define VECTOR   __m256d
+#    define LANES    4
+#    define V(name)  _mm256_##name##_pd
+#    include "linear/avx2_linear.h"
+
+#    define HALF
+
+#    define SUFFIX   bf16
+#    define ELEMENT  uint16_t
+#    define SUM      float
+#    define LOAD(x)  osw_float_of_bf16(x)
+#    define STORE(x) osw_bf16_of_float(x)
+#    define VECTOR   __m256
+#    define LANES    8
+#    define V(name)  _mm256_##name##_ps
+#    include "linear/avx2_linear.h"
+
+#    define SUFFIX   f16
+#    define ELEMENT  uint16_t
+#    define SUM      float
+#    define LOAD(x)  _cvtsh_ss(x)
+#    define STORE(x) _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)
+#    define VECTOR   __m256
+#    define LANES    8
+#    define V(name)  _mm256_##name##_ps
 #    include "linear/avx2_linear.h"
 
 OSW_TARGET_END

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The kernels of one dtype in plain C; included once a dtype by linear_scalar.c with SUFFIX and
- * ELEMENT defined. */
+/* The kernels of one dtype in plain C; included once a dtype by linear_scalar.c with SUFFIX,
+ * ELEMENT, SUM, LOAD and STORE defined: the type in memory, that of sums, and the ways between. */
 
 #define JOIN_(a, b, c) a##b##c
 #define JOIN(a, b, c)  JOIN_(a, b, c)
@@ -10,26 +10,39 @@
 #include "linear/bias.h"
 
 /* Several sums side by side, so that the compiler may use vectors without changing any order. */
-static ELEMENT LOCAL(dot)(const ELEMENT *restrict x, const ELEMENT *restrict w, int64_t count)
+static SUM LOCAL(dot)(const ELEMENT *restrict x, const ELEMENT *restrict w, int64_t count)
 {
     enum { SUMS = 8 };
-    ELEMENT sums[SUMS] = {0}, total = 0;
+    SUM sums[SUMS] = {0}, total = 0;
     int64_t i = 0;
     for (; i + SUMS <= count; i += SUMS)
         for (int j = 0; j < SUMS; j++)
-            sums[j] += x[i + j] * w[i + j];
+            sums[j] += LOAD(x[i + j]) * LOAD(w[i + j]);
     for (; i < count; i++)
-        total += x[i] * w[i];
+        total += LOAD(x[i]) * LOAD(w[i]);
     for (int j = 0; j < SUMS; j++)
         total += sums[j];
     return total;
 }
 
-static void LOCAL(add_scaled)(ELEMENT *restrict y, const ELEMENT *restrict x, ELEMENT factor,
-                              int64_t count)
+/* y[i] = sum of factors[t * factor_step] * rows[t * row_step + i] over t < terms, i < count */
+static void LOCAL(combine)(int64_t terms, const ELEMENT *restrict factors, int64_t factor_step,
+                           const ELEMENT *restrict rows, int64_t row_step, int64_t count,
+                           ELEMENT *restrict y)
 {
-    for (int64_t i = 0; i < count; i++)
-        y[i] += factor * x[i];
+    enum { STRIP = 256 };
+    for (int64_t begin = 0; begin < count; begin += STRIP) {
+        const int64_t length = count - begin < STRIP ? count - begin : STRIP;
+        SUM sums[STRIP] = {0};
+        for (int64_t t = 0; t < terms; t++) {
+            const SUM factor = LOAD(factors[t * factor_step]);
+            const ELEMENT *row = rows + t * row_step + begin;
+            for (int64_t i = 0; i < length; i++)
+                sums[i] += factor * LOAD(row[i]);
+        }
+        for (int64_t i = 0; i < length; i++)
+            y[begin + i] = STORE(sums[i]);
+    }
 }
 
 static void KERNEL(forward)(const osw_linear *l, const osw_linear_block *block)
@@ -40,8 +53,8 @@ static void KERNEL(forward)(const osw_linear *l, const osw_linear_block *block)
             const ELEMENT *x = input + n * l->input.row_step + g * l->input.group_step;
             ELEMENT *y = (ELEMENT *)l->output.base + n * l->output.row_step;
             for (int64_t o = l->first[g]; o < l->first[g + 1]; o++) {
-                const ELEMENT sum = LOCAL(dot)(x, weight + o * l->in_features, l->in_features);
-                y[o] = bias ? sum + bias[o] : sum;
+                const SUM sum = LOCAL(dot)(x, weight + o * l->in_features, l->in_features);
+                y[o] = STORE(bias ? sum + LOAD(bias[o]) : sum);
             }
         }
     }
@@ -52,34 +65,29 @@ static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *bloc
     const ELEMENT *weight = l->weight, *grad_output = l->grad_output.base;
     ELEMENT *grad_input = l->grad_input.base;
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
-        for (int64_t n = block->begin; n < block->end; n++) {
-            const ELEMENT *dy = grad_output + n * l->grad_output.row_step;
-            ELEMENT *dx = grad_input + n * l->grad_input.row_step + g * l->grad_input.group_step;
-            memset(dx, 0, (size_t)l->in_features * sizeof *dx);
-            for (int64_t o = l->first[g]; o < l->first[g + 1]; o++)
-                LOCAL(add_scaled)(dx, weight + o * l->in_features, dy[o], l->in_features);
-        }
+        const int64_t o = l->first[g];
+        for (int64_t n = block->begin; n < block->end; n++)
+            LOCAL(combine)(l->first[g + 1] - o, grad_output + n * l->grad_output.row_step + o, 1,
+                           weight + o * l->in_features, l->in_features, l->in_features,
+                           grad_input + n * l->grad_input.row_step + g * l->grad_input.group_step);
     }
 }
 
 static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *block)
 {
-    const ELEMENT *input = l->input.base, *grad_output = l->grad_output.base;
-    const int64_t count = block->end - block->begin, part = block->row_part;
-    const int64_t rows_end = osw_linear_part_end(l, part);
+    const int64_t part = block->row_part, first = part * l->part_rows;
+    const int64_t rows = osw_linear_part_end(l, part) - first, dy_step = l->grad_output.row_step;
+    const ELEMENT *input = (const ELEMENT *)l->input.base + first * l->input.row_step;
+    const ELEMENT *grad_output = (const ELEMENT *)l->grad_output.base + first * dy_step;
+    ELEMENT *grad_weight = l->grad_weight;
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
         if (block->begin == 0 && l->grad_bias)
             LOCAL(sum_rows)(l, g, part);
-        for (int64_t o = l->first[g]; l->grad_weight && o < l->first[g + 1]; o++) {
-            const int64_t row = part * l->first[l->groups] + o;
-            ELEMENT *dw = (ELEMENT *)l->grad_weight + row * l->in_features + block->begin;
-            memset(dw, 0, (size_t)count * sizeof *dw);
-            for (int64_t n = part * l->part_rows; n < rows_end; n++) {
-                const ELEMENT *x = input + n * l->input.row_step + g * l->input.group_step;
-                LOCAL(add_scaled)
-                (dw, x + block->begin, grad_output[n * l->grad_output.row_step + o], count);
-            }
-        }
+        for (int64_t o = l->first[g]; grad_weight && o < l->first[g + 1]; o++)
+            LOCAL(combine)(
+                rows, grad_output + o, dy_step, input + g * l->input.group_step + block->begin,
+                l->input.row_step, block->end - block->begin,
+                grad_weight + (part * l->first[l->groups] + o) * l->in_features + block->begin);
     }
 }
 
@@ -89,3 +97,6 @@ static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *blo
 #undef KERNEL
 #undef SUFFIX
 #undef ELEMENT
+#undef SUM
+#undef LOAD
+#undef STORE

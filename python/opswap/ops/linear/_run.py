@@ -71,17 +71,20 @@ def _library_wins(input: Tensor, weight: Tensor) -> bool:
     """True where torch's batched product is faster than the kernels.
 
     The kernels use 256-bit vectors. With these they are level with the library on large groups and ahead of it on
-    small ones; a library with wider vectors, or kernels without vectors, leave them the small ones only.
+    small ones; a library with wider vectors, or kernels without vectors, leave them the small ones only, and half
+    precision where the library would have to convert it.
     """
-    if input.dtype in _HALVES:
-        if not _matrix_units(input.dtype):
-            return False
-    elif _core.isa_current() == "avx2":
+    if _core.isa_current() == "avx2" or (input.dtype in _HALVES and not _matrix_units(input.dtype)):
         return False
     rows, groups, in_features = input.shape
     outputs = weight.numel() // (groups * in_features)
     work = rows * outputs * in_features
     return work >= _LIBRARY_WORK and min(rows, outputs, in_features) >= _LIBRARY_SIDE
+
+
+def _converts(input: Tensor) -> bool:
+    """True where whole tensors of half precision are converted: kernels without vectors do it at every product."""
+    return input.dtype in _HALVES and _core.isa_current() == "scalar"
 
 
 def _by_library(input: Tensor, weight: Tensor) -> bool:
@@ -105,7 +108,7 @@ def kernel(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | Non
     """On the CPU: the kernel, or the library where it is faster. The kernel refuses what does not fit."""
     if _fits(sections, input, weight, bias) and _by_library(input, weight):
         output = reference(input, weight, bias, sections)
-    elif input.dtype in _HALVES:
+    elif _converts(input):
         wide = [None if t is None else t.float() for t in (input, weight, bias)]
         output = _run(sections, *wide).to(input.dtype)
     else:
@@ -129,7 +132,7 @@ def kernel_backward(
     tensors = (grad_output, input, weight)
     if _by_library(input, weight):
         gradients = reference_backward(*tensors, sections, mask)
-    elif input.dtype in _HALVES:
+    elif _converts(input):
         wide = _run_backward(sections, mask, *(t.float() for t in tensors))
         gradients = tuple([None if t is None else t.to(input.dtype) for t in wide])
     else:
