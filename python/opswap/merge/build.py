@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from . import calls
 from .forms import Form, align_weight, branch_sizes, change_form
 from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, RECORDED, Layer, Separate
-from .program import Method, Program, Ref, Slot, Step, plain_arguments, run_batched, with_frees
+from .program import Method, Program, Ref, Slot, Step, call_branch, plain_arguments, run_batched, schedule
 from .trace import Trace
 
 __all__ = ["Plan", "build"]
@@ -85,8 +85,7 @@ class _Builder:
                 result = plain_arguments(map_arg(node.args[0], self._result))
             elif node.op != "placeholder" and not self._is_plain(node):
                 self._call(node)
-        steps = with_frees(self.steps, len(self.inputs), result)
-        return Program(self.branches, tuple(self.inputs), steps, result)
+        return Program(self.branches, tuple(self.inputs), schedule(self.steps, self.inputs, result), result)
 
     def _refuse(self, node: fx.Node, reason: str) -> ValueError:
         place = node.meta.get("owner", "") or "the branch"
@@ -251,8 +250,9 @@ class _Builder:
             raise self._refuse(node, f"reads a tensor of {self._rank(subject)} dimensions, not of {wanted}")
         shared = self.own[subject] is Form.SHARED
         if self._loops(node) or (shared and not layer.wide_shared):
-            form, mode = Form.LISTED, "loop"
-            ref = self._emit(node, None, (self._as(subject, Form.LISTED), mode))
+            form, own = Form.LISTED, replace(self._as(subject, Form.LISTED), listed=True)
+            calls_of = replace(self._emit(node, None, (None, "loop")), listed=True)
+            ref = self._emit(node, call_branch, (calls_of, own), loop=True)
         else:
             form, mode = layer.gives, "shared" if shared else self.plan.mode(node.name, layer)
             ref = self._emit(node, None, (self._as(subject, Form.SHARED if shared else layer.takes), mode))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Form", "align_weight", "branch_sizes", "change_form"]
+__all__ = ["Form", "align_weight", "branch_sizes", "change_form", "channels_innermost"]
 
 
 class Form(Enum):
@@ -40,13 +40,25 @@ class Form(Enum):
     GLOBAL = "global"
 
 
+def channels_innermost(x: Tensor) -> bool:
+    """True for channels_last memory, of any number of dimensions."""
+    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
+def _stack(xs: Sequence[Tensor]) -> Tensor:
+    """torch.stack(xs, 1); tensors in channels_last stay so, one after another, which no copy has to turn."""
+    if all(map(channels_innermost, xs)):
+        return torch.cat(list(xs)).unflatten(0, (len(xs), xs[0].shape[0])).transpose(0, 1)
+    return torch.stack(xs, 1)
+
+
 def _to_stacked(x: Any, source: Form, branches: int) -> Tensor:
     if source is Form.WIDE:
         return x.unflatten(1, (branches, x.shape[1] // branches))
     if source is Form.BATCHED:
         return x.unflatten(0, (x.shape[0] // branches, branches))
     if source is Form.LISTED:
-        return torch.stack(x, 1)
+        return _stack(x)
     if source is Form.SHARED:
         return x.unsqueeze(1).expand(-1, branches, *(-1,) * (x.dim() - 1))
     raise ValueError(f"a {source.value} value cannot be stacked")

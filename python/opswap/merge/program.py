@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from .forms import Form
 
-__all__ = ["Method", "Program", "Ref", "Slot", "Step", "plain_arguments", "run_batched", "with_frees"]
+__all__ = [
+    "Method",
+    "Program",
+    "Ref",
+    "Slot",
+    "Step",
+    "call_branch",
+    "plain_arguments",
+    "run_batched",
+    "schedule",
+]
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,9 @@ class Step:
 
     function: what is called, None for the module at `layer`, a path of names, or for its attribute of this name.
     With loop, it is called once a branch; with separate, every branch has its own module below `layer`.
-    frees: values that nothing after this step reads. node: name of the step in the graph of a branch.
+    value: the number of what it makes. frees: values that nothing after this step reads; drops: those of them that are
+    made in the same run of loops, which every branch may forget by itself. node: name of the step in the graph of a
+    branch.
     """
 
     function: Callable[..., Any] | None
@@ -57,44 +69,68 @@ class Step:
     attribute: str = ""
     loop: bool = False
     separate: bool = False
+    value: int = 0
     frees: tuple[int, ...] = ()
+    drops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Program:
-    """steps[i] makes value len(inputs) + i; inputs: the form in which each input is wanted; result: Refs."""
+    """Runs of steps: one step for all branches, or several that one branch does before the next one begins.
+
+    inputs: the form in which each input is wanted; their values come before those of the steps. result: Refs.
+    """
 
     branches: int
     inputs: tuple[Form, ...]
-    steps: tuple[Step, ...]
+    runs: tuple[tuple[Step, ...], ...]
     result: Any
 
+    @property
+    def steps(self) -> list[Step]:
+        return [step for run in self.runs for step in run]
+
     def run(self, root: nn.Module, inputs: Sequence[Any], watch: Callable[..., None] | None = None) -> Any:
-        """inputs: in the forms of `inputs`. watch: is told of every step and its arguments before it runs."""
-        values = list(inputs)
-        for step in self.steps:
-            if watch is not None:
-                watch(step, _resolve(step.args, values))
-            values.append(self._call(root, step, values))
-            for i in step.frees:
-                values[i] = None
+        """inputs: in the forms of `inputs`. watch: is told of every step for all branches before it runs."""
+        values = [*inputs, *[None] * sum(map(len, self.runs))]
+        for run in self.runs:
+            if run[0].loop:
+                self._loop(root, run, values)
+            else:
+                arguments = _resolve(run[0].args, values), _resolve(run[0].kwargs, values)
+                if watch is not None:
+                    watch(run[0], arguments[0])
+                values[run[0].value] = _call(_function(root, run[0]), run[0], arguments)
+            for step in run:
+                for i in step.frees:
+                    values[i] = None
         return _resolve(self.result, values)
 
-    def _call(self, root: nn.Module, step: Step, values: list[Any]) -> Any:
-        function = step.function
-        if function is None:
-            function = root
-            for name in step.layer:
-                function = function._modules[name]
-            if step.attribute:
-                return getattr(function, step.attribute)
-        if not step.loop:
-            return function(*_resolve(step.args, values), **_resolve(step.kwargs, values))
-        results = []
-        for i in range(self.branches):
-            own = function[i] if step.separate else function
-            results.append(own(*_resolve(step.args, values, i), **_resolve(step.kwargs, values, i)))
-        return results
+    def _loop(self, root: nn.Module, run: Sequence[Step], values: list[Any]) -> None:
+        functions = [_function(root, step) for step in run]
+        for step in run:
+            values[step.value] = [None] * self.branches
+        for branch in range(self.branches):
+            for step, function in zip(run, functions, strict=True):
+                own = function[branch] if step.separate else function
+                args, kwargs = _resolve(step.args, values, branch), _resolve(step.kwargs, values, branch)
+                values[step.value][branch] = own(*args, **kwargs)
+                del args, kwargs
+                for i in step.drops:
+                    values[i][branch] = None
+
+
+def _function(root: nn.Module, step: Step) -> Any:
+    if step.function is not None:
+        return step.function
+    module: Any = root
+    for name in step.layer:
+        module = module._modules[name]
+    return module
+
+
+def _call(function: Any, step: Step, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    return getattr(function, step.attribute) if step.attribute else function(*arguments[0], **arguments[1])
 
 
 def _resolve(value: Any, values: Sequence[Any], branch: int | None = None) -> Any:
@@ -112,6 +148,11 @@ def _resolve(value: Any, values: Sequence[Any], branch: int | None = None) -> An
     if kind is slice:
         return slice(*[_resolve(v, values, branch) for v in (value.start, value.stop, value.step)])
     return value
+
+
+def call_branch(layer: Callable[[Any], Any], x: Any) -> Any:
+    """One of the functions of `Layer.branch_calls`."""
+    return layer(x)
 
 
 def run_batched(
@@ -171,13 +212,42 @@ def _refs(value: Any) -> Iterator[Ref]:
         yield from _refs((value.start, value.stop, value.step))
 
 
-def with_frees(steps: Sequence[Step], inputs: int, result: Any) -> tuple[Step, ...]:
-    """The steps, each with the values that it is the last to read."""
+def schedule(steps: Sequence[Step], inputs: Sequence[Form], result: Any) -> tuple[tuple[Step, ...], ...]:
+    """The runs of a program: steps in a row that are done once a branch follow each other branch by branch.
+
+    So a branch works on what it has just made, which is still in the caches. What only parameters and shared inputs go
+    into is done before such a run, not to part it.
+    """
+    early = {i for i, form in enumerate(inputs) if form is Form.SHARED}
+    runs: list[list[Step]] = []
+    loops: list[Step] = []
+    for value, step in enumerate(steps, len(inputs)):
+        step = replace(step, value=value)
+        if step.loop:
+            loops.append(step)
+        elif _read(step) <= early:
+            early.add(value)
+            runs.append([step])
+        else:
+            runs += [loops] * bool(loops) + [[step]]
+            loops = []
+    return _with_frees(runs + [loops] * bool(loops), result)
+
+
+def _read(step: Step) -> set[int]:
+    return {r.index for r in _refs((step.args, step.kwargs))}
+
+
+def _with_frees(runs: Sequence[Sequence[Step]], result: Any) -> tuple[tuple[Step, ...], ...]:
+    """The runs, each step with the values that it is the last to read."""
     kept = {r.index for r in _refs(result)}
-    freed: list[Step] = []
-    for i in range(len(steps) - 1, -1, -1):
-        read = {r.index for r in _refs((steps[i].args, steps[i].kwargs))}
-        unread = set() if inputs + i in kept else {inputs + i}
-        freed.append(replace(steps[i], frees=tuple(sorted((read | unread) - kept))))
-        kept |= read | unread
+    freed: list[tuple[Step, ...]] = []
+    for run in reversed(runs):
+        made = {step.value for step in run} if run[0].loop else set()
+        steps: list[Step] = []
+        for step in reversed(run):
+            last = (_read(step) | {step.value}) - kept
+            kept |= last
+            steps.append(replace(step, frees=tuple(sorted(last)), drops=tuple(sorted(last & made))))
+        freed.append(tuple(reversed(steps)))
     return tuple(reversed(freed))

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -60,22 +61,20 @@ class BranchAttention(Layer):
         out = self.get_submodule("out_proj")
         return grouped_linear(rows, out.weight, out.bias).movedim(-2, 1), None
 
-    def each(self, xs: Sequence[Tensor]) -> list[Result]:
+    def branch_calls(self) -> list[Callable[[Tensor], Result]]:
         out = self.get_submodule("out_proj")
         biases = (None,) * self.branches if out.bias is None else out.bias.unbind(0)
         tensors = zip(
-            xs,
             self.pieces(self.in_proj_weight),
             self.pieces(self.in_proj_bias),
             out.weight,
             biases,
             strict=True,
         )
-        return [self._attend(*own) for own in tensors]
+        return [partial(self._attend, own) for own in tensors]
 
-    def _attend(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, out_weight: Tensor, out_bias: Tensor | None
-    ) -> Result:
+    def _attend(self, tensors: tuple[Any, ...], x: Tensor) -> Result:
+        weight, bias, out_weight, out_bias = tensors
         split = F.linear(x, weight, bias).unflatten(-1, (3, self.num_heads, -1))
         parts = [part.transpose(1, 2) for part in split.unbind(2)]
         y = F.scaled_dot_product_attention(*parts, dropout_p=self.dropout if self.training else 0.0)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from ...functional import grouped_linear
 from ..costs import Choice, Site, recorded_choice
+from ..forms import channels_innermost
 from .layer import RECORDED, Layer
 
 __all__ = ["BranchConv", "BranchConvTranspose"]
@@ -48,9 +50,9 @@ class _Convolution(Layer):
         groups = self.groups if mode == "shared" else self.groups * self.branches
         return self._convolve(x, self.weight, self.bias, groups)
 
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        tensors = zip(xs, self.pieces(self.weight), self.pieces(self.bias), strict=True)
-        return [self._convolve(x, weight, bias, self.groups) for x, weight, bias in tensors]
+    def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
+        tensors = zip(self.pieces(self.weight), self.pieces(self.bias), strict=True)
+        return [partial(self._convolve, weight=w, bias=b, groups=self.groups) for w, b in tensors]
 
     def extra_repr(self) -> str:
         sizes = f"{self.branches} x ({self.in_channels}, {self.out_channels})"
@@ -101,13 +103,14 @@ class BranchConv(_Convolution):
         if mode == "dense":
             return self._convolve(x, self._block_diagonal(), self.bias, 1)
         if mode == "chunks":
-            return torch.cat(self.each(x.chunk(self.branches, 1)), 1)
+            chunks = zip(self.branch_calls(), x.chunk(self.branches, 1), strict=True)
+            return torch.cat([call(chunk) for call, chunk in chunks], 1)
         return self._product(x) if mode == "product" else super().wide(x, mode)
 
     def _recorded(self, x: Tensor) -> str:
         if torch.compiler.is_compiling() or not self.ways:
             return "wide"
-        key = (x.shape, _channels_innermost(x), torch.is_grad_enabled(), torch.get_num_threads())
+        key = (x.shape, channels_innermost(x), torch.is_grad_enabled(), torch.get_num_threads())
         if key not in self.choices:
             site = Site(
                 self.weight[0, 0].numel(),
@@ -133,7 +136,7 @@ class BranchConv(_Convolution):
         sizes = self.branches, self.out_channels
         weight = self.weight.view(*sizes, self.in_channels)
         bias = None if self.bias is None else self.bias.view(sizes)
-        if _channels_innermost(x):
+        if channels_innermost(x):
             pixels = x.movedim(1, -1)
             rows = pixels.flatten(0, -2).unflatten(1, (self.branches, self.in_channels))
             output = grouped_linear(rows, weight, bias).flatten(1)
@@ -159,8 +162,3 @@ class BranchConvTranspose(_Convolution):
         return self.function(
             x, weight, bias, self.stride, self.padding, self.output_padding, groups, self.dilation
         )
-
-
-def _channels_innermost(x: Tensor) -> bool:
-    """True for channels_last memory, of any number of dimensions."""
-    return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()

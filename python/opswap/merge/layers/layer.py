@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -48,13 +49,13 @@ class Layer(nn.Module):
         """All branches at once; x in the form `takes`, or SHARED in the mode "shared"."""
         raise NotImplementedError
 
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """One branch after another."""
+    def branch_calls(self) -> list[Callable[[Tensor], Any]]:
+        """The layer of every branch, as a function of its input, each to be called once."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor | Sequence[Tensor], mode: str = "wide") -> Tensor | list[Tensor]:
-        """mode: "wide", "shared", one of `ways` or RECORDED, or "loop", for which x is one tensor a branch."""
-        return self.each(x) if mode == "loop" else self.wide(x, mode)
+    def forward(self, x: Tensor | None, mode: str = "wide") -> Any:
+        """mode: "wide", "shared", one of `ways` or RECORDED; or "loop", without a tensor, for the `branch_calls`."""
+        return self.branch_calls() if x is None else self.wide(x, mode)
 
     def pieces(self, tensor: Tensor | None) -> Sequence[Tensor | None]:
         """A joined tensor cut into those of the branches."""

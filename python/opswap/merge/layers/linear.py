@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -54,9 +55,9 @@ class BranchLinear(Layer):
         """From (B, *, N, out) to (B, N, *, out)."""
         return y if y.dim() == 3 else y.movedim(-2, 1)
 
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        tensors = zip(xs, self.pieces(self.weight), self.pieces(self.bias), strict=True)
-        return [F.linear(x, weight, bias) for x, weight, bias in tensors]
+    def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
+        tensors = zip(self.pieces(self.weight), self.pieces(self.bias), strict=True)
+        return [partial(F.linear, weight=w, bias=b) for w, b in tensors]
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.sections}"

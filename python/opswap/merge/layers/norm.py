@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,12 +52,13 @@ class BranchBatchNorm(Layer):
         tensors = self.running_mean, self.running_var, self.weight, self.bias
         return F.batch_norm(x, *tensors, self._of_batch, momentum, self.eps)
 
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
+    def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
         momentum = self._count()
         tensors = self.running_mean, self.running_var, self.weight, self.bias
+        options = self._of_batch, momentum, self.eps
         return [
-            F.batch_norm(x, *own, self._of_batch, momentum, self.eps)
-            for x, *own in zip(xs, *map(self.pieces, tensors), strict=True)
+            lambda x, own=own: F.batch_norm(x, *own, *options)
+            for own in zip(*map(self.pieces, tensors), strict=True)
         ]
 
 
@@ -77,9 +79,12 @@ class BranchInstanceNorm(Layer):
     def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
         return self._normalise(x, self.running_mean, self.running_var, self.weight, self.bias)
 
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
+    def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
         tensors = self.running_mean, self.running_var, self.weight, self.bias
-        return [self._normalise(*own) for own in zip(xs, *map(self.pieces, tensors), strict=True)]
+        return [
+            lambda x, own=own: self._normalise(x, *own)
+            for own in zip(*map(self.pieces, tensors), strict=True)
+        ]
 
 
 class BranchGroupNorm(Layer):
@@ -94,9 +99,10 @@ class BranchGroupNorm(Layer):
     def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
         return F.group_norm(x, self.num_groups * self.branches, self.weight, self.bias, self.eps)
 
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        tensors = zip(xs, self.pieces(self.weight), self.pieces(self.bias), strict=True)
-        return [F.group_norm(x, self.num_groups, weight, bias, self.eps) for x, weight, bias in tensors]
+    def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
+        tensors = zip(self.pieces(self.weight), self.pieces(self.bias), strict=True)
+        options = {"num_groups": self.num_groups, "eps": self.eps}
+        return [partial(F.group_norm, weight=w, bias=b, **options) for w, b in tensors]
 
 
 class BranchLayerNorm(Layer):
@@ -122,6 +128,7 @@ class BranchLayerNorm(Layer):
         weight = self.weight.view(sizes)
         return y * weight if self.bias is None else torch.addcmul(self.bias.view(sizes), y, weight)
 
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        tensors = zip(xs, self.pieces(self.weight), self.pieces(self.bias), strict=True)
-        return [F.layer_norm(x, self.normalized_shape, weight, bias, self.eps) for x, weight, bias in tensors]
+    def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
+        tensors = zip(self.pieces(self.weight), self.pieces(self.bias), strict=True)
+        options = {"normalized_shape": self.normalized_shape, "eps": self.eps}
+        return [partial(F.layer_norm, weight=w, bias=b, **options) for w, b in tensors]

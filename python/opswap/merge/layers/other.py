@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,8 +26,8 @@ class BranchPReLU(Layer):
     def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
         return F.prelu(x, self.weight.repeat_interleave(x.shape[1] // self.weight.numel()))
 
-    def each(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        return [F.prelu(x, weight) for x, weight in zip(xs, self.pieces(self.weight), strict=True)]
+    def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
+        return [partial(F.prelu, weight=weight) for weight in self.pieces(self.weight)]
 
 
 class BranchAdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
