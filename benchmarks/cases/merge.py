@@ -67,13 +67,13 @@ def _directions(name: str, shape: str, layout: str, make: Callable[[], nn.Module
 
 
 class _Loop(nn.Module):
-    """A list of outputs from a loop, one tensor (B, 12, *) from a merged module: each as it comes, without a copy."""
+    """A list of outputs, from a loop as from a merged module."""
 
     def __init__(self, branches: list[nn.Module]) -> None:
         super().__init__()
         self.branches: nn.Module = nn.ModuleList(branches)
 
-    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+    def forward(self, x: Tensor) -> list[Tensor]:
         if isinstance(self.branches, nn.ModuleList):
             return [branch(x) for branch in self.branches]
         return self.branches(x)
@@ -94,7 +94,7 @@ def _build(
     if isinstance(loop, MultiBranch):
         with torch.no_grad():
             features = copy.deepcopy(loop).eval().backbone(x)
-    merged.branches = opswap.merge.branches(loop.branches)
+    merged.branches = opswap.merge.branches(loop.branches, stacked=isinstance(loop, MultiBranch))
     merged.branches.measure(features, seconds=_TUNING_SECONDS)
     run = _step if direction == "step" else _inference
     return {"loop": run(loop, x), "merged": run(merged, x)}
@@ -113,9 +113,5 @@ def _step(model: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     return run
 
 
-def _inference(model: nn.Module, x: Tensor) -> Callable[[], Sequence[Tensor]]:
-    def run() -> Sequence[Tensor]:
-        y = model(x)
-        return y.unbind(1) if isinstance(y, Tensor) else y
-
-    return torch.inference_mode()(run)
+def _inference(model: nn.Module, x: Tensor) -> Callable[[], Tensor | Sequence[Tensor]]:
+    return torch.inference_mode()(lambda: model(x))

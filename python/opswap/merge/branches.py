@@ -35,6 +35,7 @@ def branches(
     *,
     shared_input: bool | Sequence[bool] = True,
     example_input: Tensor | tuple[Tensor, ...] | None = None,
+    stacked: bool = True,
 ) -> MergedBranches:
     """One module for N structurally equal ones, with copies of their trained tensors and gradients.
 
@@ -45,6 +46,8 @@ def branches(
             own. For forwards with several inputs, one bool an input.
         example_input: what one branch is called with; its sizes and dtype are used for the proof. Where it is left
             out, sizes are guessed from the first layer and nothing is measured; where it is given, `measure` runs.
+        stacked: one output for all branches; False for a list of theirs, as the loop makes it, which saves a copy where
+            the branches are fastest one after another.
     Returns: a module whose state_dict has the keys of one branch, each tensor with those of all branches.
         In a branch's own output (B, *) becomes (B, N, *), ragged ones (B, *, sum of out_features).
     Raises: TypeError and ValueError that name the first difference between the branches, or what cannot be merged.
@@ -61,7 +64,7 @@ def branches(
             f"{_NAME}: {len(example)} inputs, but shared_input has {len(shared)}: {list(shared)}"
         )
     with torch.inference_mode(False), torch.enable_grad():
-        merged = MergedBranches(modules, shared, example, recorded=not given)
+        merged = MergedBranches(modules, shared, example, recorded=not given, stacked=stacked)
     if given:
         inputs = [x if s else [x] * len(modules) for x, s in zip(example, shared, strict=True)]
         merged.measure(*inputs)
@@ -73,13 +76,15 @@ class _State:
     """What a merged module knows beside its tensors.
 
     wrapped: the branches are single layers, put into a Sequential each. example: empty tensors of a branch's input
-    sizes. programs: by "training" and "inference", pairs of the input's elements and the program measured for them.
+    sizes. stacked: the output is one of all branches. programs: by "training" and "inference", pairs of the input's
+    elements and the program measured for them.
     """
 
     skeletons: tuple[nn.Module, ...]
     wrapped: bool
     shared: tuple[bool, ...]
     example: tuple[Tensor, ...]
+    stacked: bool
     separate: dict[str, str]
     programs: dict[str, list[tuple[int, Program]]] = field(default_factory=dict)
     timings: list[Timing] = field(default_factory=list)
@@ -88,7 +93,8 @@ class _State:
 class MergedBranches(nn.Module):
     """N branches as one; made by `branches`.
 
-    Shape: shared input (B, *), or own inputs as (B, N, *) or a list of N; output (B, N, *), ragged (B, *, total).
+    Shape: shared input (B, *), or own inputs as (B, N, *) or a list of N; output (B, N, *), ragged (B, *, total),
+        or a list of N.
     The layers have the paths that they have in a branch.
     """
 
@@ -98,6 +104,7 @@ class MergedBranches(nn.Module):
         shared: tuple[bool, ...],
         example: tuple[Tensor, ...],
         recorded: bool = False,
+        stacked: bool = True,
     ) -> None:
         super().__init__()
         wrapped = _is_single_layer(modules[0])
@@ -106,14 +113,14 @@ class MergedBranches(nn.Module):
         traced = _trace(modules, example)
         empty = tuple(torch.empty_like(x, device="meta") for x in example)
         skeletons = tuple(skeleton(m) for m in modules)
-        self._merge = _State(skeletons, wrapped, shared, empty, traced.separate)
+        self._merge = _State(skeletons, wrapped, shared, empty, stacked, traced.separate)
         grow(self, modules, traced.separate)
         fill_merged(self, modules)
         program = self._proven(traced, modules, Plan())
         if recorded:
             for way in sorted({way for m in self.modules() if isinstance(m, Layer) for way in m.ways}):
                 self._proven(traced, modules, Plan(otherwise=way), evaluation=False)
-            program = build(traced, self, shared, len(modules), Plan(otherwise=RECORDED))
+            program = build(traced, self, shared, len(modules), Plan(otherwise=RECORDED), stacked)
             self._choose(program, example)
         self._merge.programs = {"training": [(0, program)], "inference": [(0, program)]}
 
@@ -121,7 +128,7 @@ class MergedBranches(nn.Module):
         self, traced: Trace, modules: Sequence[nn.Module], plan: Plan, evaluation: bool = True
     ) -> Program:
         state = self._merge
-        program = build(traced, self, state.shared, len(modules), plan)
+        program = build(traced, self, state.shared, len(modules), plan, state.stacked)
         prove(self, program, modules, state.example, state.shared, evaluation=evaluation)
         return program
 
@@ -157,8 +164,10 @@ class MergedBranches(nn.Module):
         fill_branches(self, modules)
         return modules
 
-    def separate(self, output: Tensor) -> list[Tensor]:
+    def separate(self, output: Tensor | list[Tensor]) -> list[Tensor]:
         """An output of this module as the loop has it: one tensor a branch."""
+        if isinstance(output, list):
+            return output
         n = len(self._merge.skeletons)
         sections = self._ragged_sections()
         if sections is not None and output.shape[-1] == sum(sections):
@@ -208,7 +217,7 @@ class MergedBranches(nn.Module):
         inputs = tuple(_detached(x) for x in inputs)
 
         def make(plan: Plan) -> Program:
-            return build(traced, self, state.shared, len(modules), plan)
+            return build(traced, self, state.shared, len(modules), plan, state.stacked)
 
         for mode, plan, rows in pick_plans(self, traced, inputs, _enter_all, make, seconds):
             program = self._proven(traced, modules, plan)

@@ -49,27 +49,35 @@ class Plan:
         return way if way in layer.ways or (way == RECORDED and layer.ways) else "wide"
 
 
-def build(trace: Trace, root: nn.Module, shared: Sequence[bool], branches: int, plan: Plan) -> Program:
+def build(
+    trace: Trace,
+    root: nn.Module,
+    shared: Sequence[bool],
+    branches: int,
+    plan: Plan,
+    stacked: bool = True,
+) -> Program:
     """The program of a plan.
 
     Args:
         root: has the merged layers under the paths of a branch's own.
         shared: for each input, whether it is one for all branches.
+        stacked: whether the result is that of all branches together, or a list of theirs.
     Raises: ValueError, naming the place, for what cannot be merged.
     """
-    return _Builder(trace, root, branches, plan).build(shared)
+    return _Builder(trace, root, branches, plan, stacked).build(shared)
 
 
 class _Builder:
-    def __init__(self, trace: Trace, root: nn.Module, branches: int, plan: Plan) -> None:
+    def __init__(self, trace: Trace, root: nn.Module, branches: int, plan: Plan, stacked: bool) -> None:
         self.sizes, self.graph, self.root = trace.values, trace.graph, root
-        self.branches, self.plan = branches, plan
+        self.branches, self.plan, self.stacked = branches, plan, stacked
         self.order = {node: i for i, node in enumerate(trace.graph.nodes)}
         self.inputs: list[Form] = []
         self.steps: list[Step] = []
         self.own: dict[fx.Node, Form] = {}
         self.made: dict[tuple[fx.Node, Form], Ref] = {}
-        self.ragged: set[fx.Node] = set()
+        self.ragged: dict[fx.Node, Sequence[int]] = {}
 
     def build(self, shared: Sequence[bool]) -> Program:
         entries = [n for n in self.graph.nodes if n.op == "placeholder"]
@@ -85,7 +93,8 @@ class _Builder:
                 result = plain_arguments(map_arg(node.args[0], self._result))
             elif node.op != "placeholder" and not self._is_plain(node):
                 self._call(node)
-        return Program(self.branches, tuple(self.inputs), schedule(self.steps, self.inputs, result), result)
+        runs = schedule(self.steps, self.inputs, result)
+        return Program(self.branches, tuple(self.inputs), runs, result, self.stacked)
 
     def _refuse(self, node: fx.Node, reason: str) -> ValueError:
         place = node.meta.get("owner", "") or "the branch"
@@ -136,7 +145,12 @@ class _Builder:
     def _result(self, node: fx.Node) -> Ref:
         if self._is_plain(node):
             return self._as(node, Form.LOCAL)
-        return self._as(node, Form.RAGGED if node in self.ragged else Form.STACKED)
+        if self.stacked:
+            return self._as(node, Form.RAGGED if node in self.ragged else Form.STACKED)
+        if self.own[node] is not Form.RAGGED:
+            return replace(self._as(node, Form.LISTED), listed=True)
+        parts = self._emit(node, torch.Tensor.split, (self._as(node, Form.RAGGED), self.ragged[node], -1))
+        return replace(parts, listed=True)
 
     def _plain_value(self, node: fx.Node, form: Form) -> Ref:
         """Sizes and numbers, LOCAL or GLOBAL."""
@@ -258,7 +272,7 @@ class _Builder:
             ref = self._emit(node, None, (self._as(subject, Form.SHARED if shared else layer.takes), mode))
         self._define(node, form, ref)
         if layer.ragged:
-            self.ragged.add(node)
+            self.ragged[node] = layer.sections
 
     # Functions and methods
 
@@ -337,7 +351,7 @@ class _Builder:
         else:
             self._run(node, own, function)
         if subject in self.ragged:
-            self.ragged.add(node)
+            self.ragged[node] = self.ragged[subject]
 
     def _channelwise(
         self, node: fx.Node, function: Callable[..., Any] | None, random: bool, dimensions: int | None

@@ -78,13 +78,15 @@ class Step:
 class Program:
     """Runs of steps: one step for all branches, or several that one branch does before the next one begins.
 
-    inputs: the form in which each input is wanted; their values come before those of the steps. result: Refs.
+    inputs: the form in which each input is wanted; their values come before those of the steps. result: Refs. stacked:
+    False where the result is a list of those of the branches.
     """
 
     branches: int
     inputs: tuple[Form, ...]
     runs: tuple[tuple[Step, ...], ...]
     result: Any
+    stacked: bool
 
     @property
     def steps(self) -> list[Step]:
@@ -104,7 +106,9 @@ class Program:
             for step in run:
                 for i in step.frees:
                     values[i] = None
-        return _resolve(self.result, values)
+        if self.stacked:
+            return _resolve(self.result, values)
+        return [_resolve(self.result, values, branch) for branch in range(self.branches)]
 
     def _loop(self, root: nn.Module, run: Sequence[Step], values: list[Any]) -> None:
         functions = [_function(root, step) for step in run]

@@ -130,7 +130,9 @@ def _run_merged(
         values.append(
             copies[0] if form is Form.SHARED else copies if form is Form.LISTED else torch.stack(copies, 1)
         )
-    results = tree_leaves(program.run(whole, values))
+    output = program.run(whole, values)
+    parts = [tree_leaves(own) for own in ([output] if program.stacked else output)]
+    results = parts[0] if program.stacked else [_together(own) for own in zip(*parts, strict=True)]
     return results, _gradients(results, inputs)
 
 

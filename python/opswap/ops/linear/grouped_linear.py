@@ -276,9 +276,9 @@ def grouped_linear(
         bias: (G, out) or (sum(out_features),), or None.
         out_features: outputs of every group, where these differ; None where all have as many.
     Returns: (*, G, out), or (*, G * out) for a flat input; with out_features (*, sum(out_features)); contiguous.
-    float32 and float64 are computed as they are; bfloat16 and float16 with sums in float32, rounded once, to nearest and
-        ties to even, after the bias, as torch.baddbmm and torch.nn.functional.linear do, gradients likewise; other
-        dtypes as torch does.
+    float32 and float64 are computed as they are; bfloat16 and float16 with sums in float32 that are rounded once, to
+        nearest and ties to even, after the bias, as torch.baddbmm and torch.nn.functional.linear do, gradients
+        likewise; other dtypes as torch does.
     Raises: RuntimeError for sizes, dtypes or devices that do not fit; TypeError for what is no tensor or list.
     Source: Ridnik et al. 2021, ML-Decoder, section 3.
     """
