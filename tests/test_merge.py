@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
-from merge_cases import CASES, check_step, example, make, without_dropout
+from merge_cases import CASES, assert_near, check_step, example, loop, make, without_dropout
 from opswap import merge
+from opswap.merge import measure
 from opswap.merge.build import Plan, build
 from opswap.merge.trace import trace
 
@@ -69,3 +75,95 @@ def test_every_way_to_run_is_the_same(name: str, label: str, seed: int) -> None:
 def test_number_of_branches(number: int, seed: int) -> None:
     modules = make("bottleneck", number)
     check_step(merge.branches(modules), modules, [example("bottleneck")], True)
+
+
+def take_loop(merged: merge.MergedBranches, name: str, stacked: bool = True) -> None:
+    """Let everything run one branch after another."""
+    modules = merged.split_back()
+    dtype = next(merged.parameters()).dtype
+    traced = trace(modules, [(example(name, batch).to(dtype),) for batch in (2, 3)])
+    everything = frozenset(n.name for n in traced.graph.nodes if n.op.startswith("call"))
+    program = build(traced, merged, (True,), len(modules), Plan(everything, follow=True), stacked)
+    merged._merge.programs = {mode: [(0, program)] for mode in merged._merge.programs}
+
+
+@pytest.mark.parametrize("looped", [False, True], ids=["merged", "loop"])
+@pytest.mark.parametrize("name", ["bottleneck", "ragged", "head", "conv1d", "two_outputs", "linear_tokens"])
+def test_a_list_as_the_loop_gives_it(name: str, looped: bool, seed: int) -> None:
+    modules = [without_dropout(m).double() for m in make(name, 3)]
+    merged = merge.branches(modules, stacked=False)
+    if looped:
+        take_loop(merged, name, stacked=False)
+    x = example(name).double()
+    outputs, expected = merged(x), loop(modules, [x.clone() for _ in modules])
+    assert isinstance(outputs, list) and len(outputs) == 3 and merged.separate(outputs) is outputs
+    for ours, theirs in zip(outputs, expected, strict=True):
+        (leaves, form), (wanted, wanted_form) = tree_flatten(ours), tree_flatten(theirs)
+        assert form == wanted_form
+        for a, b in zip(leaves, wanted, strict=True):
+            assert_near(a.detach(), b.detach())
+    for side in (outputs, expected):
+        sum((i + 1) * y.square().sum() for i, y in enumerate(tree_flatten(side)[0])).backward()
+    for a, b in zip(merged.split_back(), modules, strict=True):
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            assert_near(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_list_is_measured_too(stacked: bool, seed: int) -> None:
+    merged = merge.branches(make("bottleneck", 3), example_input=example("bottleneck", 2), stacked=stacked)
+    with torch.no_grad():
+        assert isinstance(merged(example("bottleneck", 2)), Tensor if stacked else list)
+
+
+def test_a_loop_goes_branch_by_branch(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """What a branch has made is read, and forgotten, before the next branch begins."""
+    merged = merge.branches(
+        [nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3)) for _ in range(3)]
+    )
+    take_loop(merged, "norm_first")
+    done: list[str] = []
+    alive: list[Any] = []
+    normalise, relu = torch.nn.functional.batch_norm, torch.nn.functional.relu
+
+    def watched_normalise(*args: Any) -> Tensor:
+        assert not any(made() is not None for made in alive)
+        done.append("norm")
+        y = normalise(*args)
+        alive.append(weakref.ref(y))
+        return y
+
+    def watched_relu(x: Tensor, inplace: bool = False) -> Tensor:
+        done.append("relu")
+        return relu(x, inplace)
+
+    monkeypatch.setattr(torch.nn.functional, "batch_norm", watched_normalise)
+    monkeypatch.setattr(torch.nn.functional, "relu", watched_relu)
+    with torch.no_grad():
+        merged(example("norm_first"))
+    assert done == ["norm", "relu"] * 3
+
+
+def test_results_of_a_loop_keep_their_memory_format(seed: int) -> None:
+    modules = make("bottleneck", 3)
+    merged = merge.branches(modules).to(memory_format=torch.channels_last)
+    take_loop(merged, "bottleneck")
+    x = example("bottleneck").contiguous(memory_format=torch.channels_last)
+    output = merged(x)
+    assert output.shape == (3, 3, 8, 7, 7)
+    for own, module in zip(output.unbind(1), modules, strict=True):
+        assert own.is_contiguous(memory_format=torch.channels_last)
+        assert_near(own.detach(), module(x).detach())
+    assert merged(x.contiguous()).shape == output.shape
+
+
+@pytest.mark.parametrize("ms, chosen", [(0.99, "loop"), (0.9, "wide"), (1.5, "loop")])
+def test_only_what_is_faster_than_the_loop_is_taken(
+    ms: float, chosen: str, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    def timed(calls: Any, seconds: float) -> dict[str, float]:
+        return {name: ms if name == "wide" else 1.0 for name in calls}
+
+    monkeypatch.setattr(measure, "time_in_turn", timed)
+    merged = merge.branches(make("bottleneck", 3), example_input=example("bottleneck", 2))
+    assert {t.chosen for t in merged.merge_report().timings if not t.path} == {chosen}
