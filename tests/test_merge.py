@@ -119,9 +119,8 @@ def test_a_list_is_measured_too(stacked: bool, seed: int) -> None:
 
 def test_a_loop_goes_branch_by_branch(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """What a branch has made is read, and forgotten, before the next branch begins."""
-    merged = merge.branches(
-        [nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3)) for _ in range(3)]
-    )
+    layers = (partial(nn.BatchNorm2d, 4), nn.ReLU, partial(nn.BatchNorm2d, 4), partial(nn.Conv2d, 4, 6, 3))
+    merged = merge.branches([nn.Sequential(*(make_layer() for make_layer in layers)) for _ in range(3)])
     take_loop(merged, "norm_first")
     done: list[str] = []
     alive: list[Any] = []
