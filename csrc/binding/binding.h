@@ -19,6 +19,8 @@ extern PyMethodDef osw_shuffle_methods[];
 extern PyMethodDef osw_norm_methods[];
 extern PyMethodDef osw_pool_methods[];
 extern PyMethodDef osw_max_pool_methods[];
+extern PyMethodDef osw_avg_pool_methods[];
+extern PyMethodDef osw_adaptive_pool_methods[];
 extern PyMethodDef osw_linear_methods[];
 extern PyMethodDef osw_dropout_methods[];
 extern PyMethodDef osw_pointwise_methods[];

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from .._function import (
+    DeclinedError,
     batch_together,
     make_apply,
     needs_graph,
     plain_cpu,
+    plain_eager,
     split_batch,
     transforms_active,
 )
-from .._layout import dense_copy, empty, suggest_memory_format
+from .._layout import dense_copy, empty
 from .._library import library
 from .._stats import count_kernel, count_reference, reference_forced
 
@@ -28,6 +30,9 @@ __all__ = [
     "differentiable",
     "empty",
     "needs_function",
+    "plain_call",
+    "plain_gradient",
+    "plain_made",
     "plain_torch",
     "register",
     "run_kernel",
@@ -40,17 +45,65 @@ def run_kernel(
     kernel: Callable[..., Any],
     inputs: Sequence[Tensor],
     arguments: Sequence[Any],
-) -> None:
-    """Call `kernel(*inputs, *arguments)`, on copies of the inputs where it cannot read them in place.
+    memory_format: torch.memory_format,
+) -> Any:
+    """What `kernel(*inputs, *arguments)` returns, on copies of the inputs where it cannot read them in place.
 
-    The first argument is the tensor that the kernel writes; copies get its memory format.
+    Args: memory_format: of the copies. Raises: RuntimeError for what the extension refuses.
     """
-    if kernel(*inputs, *arguments) is NotImplemented:
-        memory_format = suggest_memory_format(arguments[0])
-        dense = [dense_copy(t, memory_format) for t in inputs]
-        if kernel(*dense, *arguments) is NotImplemented:
+    made = kernel(*inputs, *arguments)
+    if made is NotImplemented:
+        made = kernel(*(dense_copy(t, memory_format) for t in inputs), *arguments)
+        if made is NotImplemented:
             raise RuntimeError(f"{name}: no kernel for {inputs[0].dtype} in {memory_format}")
     count_kernel(name)
+    return made
+
+
+def plain_call(
+    name: str, kernel: Callable[..., Any], apply: Callable[..., Any], kind: Any, input: Any, *arguments: Any
+) -> Any:
+    """The output of an ordinary call, which the extension makes out by itself; NotImplemented for any other.
+
+    Args:
+        kernel: `kernel(kind, input, *arguments, False)` returns the output, or NotImplemented.
+        apply: that of a Function: `apply(kind, input, *arguments)` is the same with a graph, and raises
+            DeclinedError, where `kernel` returns NotImplemented.
+    """
+    if not plain_eager() or not isinstance(input, Tensor):
+        return NotImplemented
+    if needs_graph((input,)):
+        try:
+            return apply(kind, input, *arguments)
+        except DeclinedError:
+            return NotImplemented
+    output = kernel(kind, input, *arguments, False)
+    if output is not NotImplemented:
+        count_kernel(name)
+    return output
+
+
+def plain_made(name: str, made: Any) -> Any:
+    """Of the forward of a Function: what the extension made. Raises: DeclinedError for NotImplemented."""
+    if made is NotImplemented:
+        raise DeclinedError
+    count_kernel(name)
+    return made
+
+
+def plain_gradient(
+    name: str, kernel: Callable[..., Any], otherwise: Callable[..., Any], *arguments: Any
+) -> Tensor:
+    """The gradient that `kernel(*arguments)` makes where that is all, else the one of `otherwise(*arguments)`.
+
+    Args: arguments: the last one is the gradient of the output.
+    """
+    if plain_eager() and not needs_graph(arguments[-1:]):
+        gradient = kernel(*arguments)
+        if gradient is not NotImplemented:
+            count_kernel(name)
+            return gradient
+    return otherwise(*arguments)
 
 
 def plain_torch(input: Tensor, name: str) -> bool:

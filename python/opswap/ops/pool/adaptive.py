@@ -12,10 +12,12 @@ from typing import Any
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
+from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
+from .._function import base_apply
 from .._layout import suggest_memory_format
 from ._arguments import FLOATS, autocast_to_float32, check_dtype, check_input, require_bool, require_int
 from ._call import (
@@ -24,6 +26,9 @@ from ._call import (
     differentiable,
     empty,
     needs_function,
+    plain_call,
+    plain_gradient,
+    plain_made,
     plain_torch,
     register,
     run_kernel,
@@ -58,20 +63,19 @@ def _fake_with_index(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor,
     return output, torch.empty_like(output, dtype=torch.int32)
 
 
-def _run(input: Tensor, output: Tensor, index: Tensor | None) -> None:
-    run_kernel("adaptive_max_pool", _core.adaptive_max_pool, (input,), (output, index))
+def _run(input: Tensor, output_size: Sequence[int], with_index: bool) -> tuple[Tensor, Tensor | None]:
+    check_dtype("adaptive_max_pool", input, FLOATS)
+    described = ((*input.shape[:2], *output_size), with_index)
+    memory_format = suggest_memory_format(input)
+    return run_kernel("adaptive_max_pool", _core.adaptive_max_pool, (input,), described, memory_format)
 
 
 def _kernel(input: Tensor, output_size: Sequence[int]) -> Tensor:
-    output = _fake(input, output_size)
-    _run(input, output, None)
-    return output
+    return _run(input, output_size, False)[0]
 
 
 def _kernel_with_index(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    output, index = _fake_with_index(input, output_size)
-    _run(input, output, index)
-    return output, index
+    return _run(input, output_size, True)
 
 
 def _vmap(info: Any, in_dims: Any, input: Tensor, output_size: Sequence[int]) -> Any:
@@ -114,15 +118,9 @@ def _backward_fake(
 def _backward_kernel(
     grad_output: Tensor, index: Tensor, input_size: Sequence[int], memory_format: torch.memory_format
 ) -> Tensor:
-    if grad_output.shape != index.shape:
-        raise RuntimeError(
-            f"adaptive_max_pool_backward: grad_output of size {tuple(grad_output.shape)} does not fit "
-            f"an index of size {tuple(index.shape)}"
-        )
-    grad_input = empty(grad_output, input_size, memory_format)
+    described = (tuple(input_size), memory_format is not torch.contiguous_format)
     kernel = _core.adaptive_max_pool_backward
-    run_kernel("adaptive_max_pool_backward", kernel, (grad_output, index), (grad_input,))
-    return grad_input
+    return run_kernel("adaptive_max_pool_backward", kernel, (grad_output, index), described, memory_format)
 
 
 def _backward_vmap(
@@ -216,6 +214,34 @@ _differentiable_backward = differentiable(
 )
 
 
+class _AdaptiveMaxPool(Function):
+    """Where `plain_eager` holds; the index is no output, for which autograd would make a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, spatial: int, input: Tensor, output_size: Any) -> Tensor:
+        made = _core.plain_adaptive_max_pool(spatial, input, output_size, True)
+        output, index, ctx.described = plain_made("adaptive_max_pool", made)
+        ctx.save_for_backward(index)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        arguments = (*ctx.described, *ctx.saved_tensors, grad_output)
+        kernel, name = _core.plain_adaptive_max_pool_backward, "adaptive_max_pool_backward"
+        return None, plain_gradient(name, kernel, _differentiable_backward, *arguments), None
+
+
+_apply_plain = base_apply(_AdaptiveMaxPool)
+
+
+def _pool_plain(spatial: int, input: Any, output_size: Any, return_indices: Any) -> Any:
+    """An ordinary call without indices; NotImplemented for any other."""
+    if return_indices is not False:
+        return NotImplemented
+    kernel = _core.plain_adaptive_max_pool
+    return plain_call("adaptive_max_pool", kernel, _apply_plain, spatial, input, output_size)
+
+
 def _pool(input: Tensor, size: tuple[int, ...], return_indices: bool) -> tuple[Tensor, Tensor | None]:
     """Pool (N, C, *S)."""
     if not (return_indices or needs_function(input)):
@@ -294,6 +320,9 @@ def adaptive_max_pool2d(
     Raises: RuntimeError for a size that torch refuses, NotImplementedError for a dtype that it refuses,
         TypeError for what is no tensor, int or bool.
     """
+    output = _pool_plain(2, input, output_size, return_indices)
+    if output is not NotImplemented:
+        return output
     if has_torch_function_unary(input):
         arguments = (input, output_size, return_indices)
         return handle_torch_function(adaptive_max_pool2d, (input,), *arguments)
@@ -310,6 +339,9 @@ def adaptive_max_pool3d(
     Returns: the same dimensions, pooled, in the memory format of input (torch's result is always contiguous).
     Raises: as `adaptive_max_pool2d`. Autocast on the CPU computes in float32, as torch does.
     """
+    output = _pool_plain(3, input, output_size, return_indices)
+    if output is not NotImplemented:
+        return output
     if has_torch_function_unary(input):
         arguments = (input, output_size, return_indices)
         return handle_torch_function(adaptive_max_pool3d, (input,), *arguments)

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
+from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
+from .._function import base_apply
 from .._layout import suggest_memory_format
 from ._arguments import (
     FLOATS,
@@ -30,6 +32,9 @@ from ._call import (
     dense_copy,
     differentiable,
     empty,
+    plain_call,
+    plain_gradient,
+    plain_made,
     plain_torch,
     register,
     run_kernel,
@@ -74,30 +79,26 @@ def _reference(input: Tensor, *arguments: Any) -> Tensor:
     return dense_copy(output, suggest_memory_format(input))
 
 
-def _fake(input: Tensor, *arguments: Any) -> Tensor:
+def _size(input: Tensor, *arguments: Any) -> tuple[int, ...]:
     kernel_size, stride, padding, ceil_mode, _, _, channel_step = arguments
     window = Window(kernel_size, stride, padding, (1,) * len(kernel_size), ceil_mode)
     check_dtype("avg_pool", input, _DTYPES)
-    size = pooled_size("avg_pool", input, window, channel_step)
-    return empty(input, size, suggest_memory_format(input))
+    return pooled_size("avg_pool", input, window, channel_step)
 
 
-def _geometry(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    kernel_size, stride, padding, _, count_include_pad, divisor, channel_step = arguments
-    return (
-        tuple(kernel_size),
-        tuple(stride),
-        tuple(padding),
-        count_include_pad,
-        0 if divisor is None else divisor,
-        channel_step,
-    )
+def _fake(input: Tensor, *arguments: Any) -> Tensor:
+    return empty(input, _size(input, *arguments), suggest_memory_format(input))
+
+
+def _described(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    kernel_size, stride, padding, *rest = arguments
+    return (tuple(kernel_size), tuple(stride), tuple(padding), *rest)
 
 
 def _kernel(input: Tensor, *arguments: Any) -> Tensor:
-    output = _fake(input, *arguments)
-    run_kernel("avg_pool", _core.avg_pool, (input,), (output, *_geometry(arguments)))
-    return output
+    _size(input, *arguments)
+    described = _described(arguments)
+    return run_kernel("avg_pool", _core.avg_pool, (input,), described, suggest_memory_format(input))
 
 
 def _vmap(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
@@ -131,10 +132,10 @@ def _backward_fake(grad_output: Tensor, input_size: Sequence[int], *arguments: A
 
 
 def _backward_kernel(grad_output: Tensor, input_size: Sequence[int], *arguments: Any) -> Tensor:
-    grad_input = _backward_fake(grad_output, input_size, *arguments)
-    written = (grad_input, *_geometry(arguments[:-1]))
-    run_kernel("avg_pool_backward", _core.avg_pool_backward, (grad_output,), written)
-    return grad_input
+    *geometry, memory_format = arguments
+    channels_last = memory_format is not torch.contiguous_format
+    described = (tuple(input_size), *_described(geometry), channels_last)
+    return run_kernel("avg_pool_backward", _core.avg_pool_backward, (grad_output,), described, memory_format)
 
 
 def _backward_vmap(
@@ -215,6 +216,25 @@ _differentiable_backward = differentiable(
 )
 
 
+class _AvgPool(Function):
+    """Where `plain_eager` holds."""
+
+    @staticmethod
+    def forward(ctx: Any, volumes: bool, input: Tensor, *arguments: Any) -> Tensor:
+        output, ctx.described = plain_made("avg_pool", _core.plain_avg_pool(volumes, input, *arguments, True))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        kernel = _core.plain_avg_pool_backward
+        arguments = (*ctx.described, grad_output)
+        gradient = plain_gradient("avg_pool_backward", kernel, _differentiable_backward, *arguments)
+        return None, gradient, None, None, None, None, None, None
+
+
+_apply_plain = base_apply(_AvgPool)
+
+
 def _pool(input: Tensor, window: Window, options: tuple[Any, ...], channel_step: int = 1) -> Tensor:
     return _differentiable((*window[:3], window.ceil_mode, *options, channel_step), input)
 
@@ -226,6 +246,45 @@ def _check_options(name: str, count_include_pad: Any, divisor_override: Any) -> 
         if divisor_override == 0:
             raise RuntimeError(f"{name}: divisor_override must not be zero, got {divisor_override}")
     return count_include_pad, divisor_override
+
+
+def _check_volume(input: Tensor, window: Window) -> None:
+    """Padding does not help an input that is smaller than the window: torch's rule for this pool alone."""
+    if any(size < kernel for size, kernel in zip(input.shape[-3:], window.kernel_size, strict=True)):
+        raise RuntimeError(
+            f"avg_pool3d: input of size {tuple(input.shape)} is smaller than kernel_size {window.kernel_size}"
+        )
+
+
+def _pool_in_torch(volumes: bool, input: Tensor, window: Window, options: tuple[Any, ...]) -> Tensor:
+    if volumes:
+        return reference_avg_pool3d(input, window, *options)
+    return torch_functional.avg_pool2d(input, *window[:3], window.ceil_mode, *options)
+
+
+def _avg_pool(ours: Callable[..., Any], volumes: bool, input: Any, *arguments: Any) -> Tensor:
+    """The public functions. Args: volumes: `ours` is avg_pool3d; arguments: as of `ours`, after the input."""
+    output = plain_call("avg_pool", _core.plain_avg_pool, _apply_plain, volumes, input, *arguments)
+    if output is not NotImplemented:
+        return output
+    if has_torch_function_unary(input):
+        return handle_torch_function(ours, (input,), input, *arguments)
+    name, spatial = ours.__name__, 3 if volumes else 2
+    *sides, ceil_mode, count_include_pad, divisor_override = arguments
+    check_input(name, input, spatial)
+    window = make_window(name, spatial, *sides, 1, ceil_mode)
+    options = _check_options(name, count_include_pad, divisor_override)
+    if volumes:
+        input = autocast_to_float32(input)
+        _check_volume(input, window)
+    if plain_torch(input, "avg_pool"):
+        return _pool_in_torch(volumes, input, window, options)
+    if input.dim() == spatial + 2:
+        return _pool(input, window, options)
+    if volumes and window.kernel_size[0] == 1:
+        return _pool(input, window.without_depth(), options, window.stride[0])
+    output = _pool(input.contiguous().unsqueeze(0), window, options).squeeze(0)
+    return output.contiguous(memory_format=suggest_memory_format(input)) if volumes else output
 
 
 def avg_pool2d(
@@ -248,25 +307,8 @@ def avg_pool2d(
     Raises: RuntimeError for a window, input or divisor that torch refuses, NotImplementedError for another
         dtype, TypeError for what is no tensor, int or bool.
     """
-    if has_torch_function_unary(input):
-        arguments = (input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        return handle_torch_function(avg_pool2d, (input,), *arguments)
-    check_input("avg_pool2d", input, 2)
-    window = make_window("avg_pool2d", 2, kernel_size, stride, padding, 1, ceil_mode)
-    options = _check_options("avg_pool2d", count_include_pad, divisor_override)
-    if plain_torch(input, "avg_pool"):
-        return torch_functional.avg_pool2d(input, *window[:3], window.ceil_mode, *options)
-    if input.dim() == 4:
-        return _pool(input, window, options)
-    return _pool(input.contiguous().unsqueeze(0), window, options).squeeze(0)
-
-
-def _check_volume(input: Tensor, window: Window) -> None:
-    """Padding does not help an input that is smaller than the window: torch's rule for this pool alone."""
-    if any(size < kernel for size, kernel in zip(input.shape[-3:], window.kernel_size, strict=True)):
-        raise RuntimeError(
-            f"avg_pool3d: input of size {tuple(input.shape)} is smaller than kernel_size {window.kernel_size}"
-        )
+    arguments = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return _avg_pool(avg_pool2d, False, input, *arguments)
 
 
 def avg_pool3d(
@@ -289,19 +331,5 @@ def avg_pool3d(
     Returns: the same dimensions, pooled, in the memory format of input (torch's result is always contiguous).
     Raises: as `avg_pool2d`. Autocast on the CPU computes in float32, as torch does.
     """
-    if has_torch_function_unary(input):
-        arguments = (input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        return handle_torch_function(avg_pool3d, (input,), *arguments)
-    check_input("avg_pool3d", input, 3)
-    window = make_window("avg_pool3d", 3, kernel_size, stride, padding, 1, ceil_mode)
-    options = _check_options("avg_pool3d", count_include_pad, divisor_override)
-    input = autocast_to_float32(input)
-    _check_volume(input, window)
-    if plain_torch(input, "avg_pool"):
-        return reference_avg_pool3d(input, window, *options)
-    if input.dim() == 5:
-        return _pool(input, window, options)
-    if window.kernel_size[0] == 1:
-        return _pool(input, window.without_depth(), options, window.stride[0])
-    output = _pool(input.contiguous().unsqueeze(0), window, options).squeeze(0)
-    return output.contiguous(memory_format=suggest_memory_format(input))
+    arguments = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return _avg_pool(avg_pool3d, True, input, *arguments)

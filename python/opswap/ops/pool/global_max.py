@@ -6,16 +6,21 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
+from .._function import base_apply
 from .._layout import suggest_memory_format
 from ._arguments import FLOATS, require_bool
 from ._call import (
     batch_together,
     differentiable,
     empty,
+    plain_call,
+    plain_gradient,
+    plain_made,
     plain_torch,
     register,
     run_kernel,
@@ -37,10 +42,7 @@ def _fake(input: Tensor) -> Tensor:
 
 
 def _kernel(input: Tensor) -> Tensor:
-    output = _fake(input)
-    pixel = output.view(*output.shape, 1, 1)
-    run_kernel("global_amax", _core.adaptive_max_pool, (input,), (pixel, None))
-    return output
+    return run_kernel("global_amax", _core.amax, (input,), (), suggest_memory_format(input))
 
 
 def _vmap(info: Any, in_dims: Any, input: Tensor) -> Any:
@@ -66,10 +68,9 @@ def _backward_fake(grad_output: Tensor, input: Tensor, output: Tensor) -> Tensor
 
 
 def _backward_kernel(grad_output: Tensor, input: Tensor, output: Tensor) -> Tensor:
-    grad_input = _backward_fake(grad_output, input, output)
     pixels = (t.contiguous().view(*t.shape, 1, 1) for t in (output, grad_output))
-    run_kernel("global_amax_backward", _core.amax_backward, (input, *pixels), (grad_input,))
-    return grad_input
+    memory_format = suggest_memory_format(input)
+    return run_kernel("global_amax_backward", _core.amax_backward, (input, *pixels), (), memory_format)
 
 
 def _backward_vmap(info: Any, in_dims: Any, *tensors: Tensor) -> Any:
@@ -146,6 +147,30 @@ _differentiable_backward = differentiable(
 )
 
 
+def _backward_of_pixels(input: Tensor, output: Tensor, grad_output: Tensor) -> Tensor:
+    """Of an output (N, C) or (N, C, 1, 1)."""
+    return _differentiable_backward(input, output.flatten(1), grad_output.flatten(1))
+
+
+class _GlobalAmax(Function):
+    """Where `plain_eager` holds."""
+
+    @staticmethod
+    def forward(ctx: Any, keepdim: bool, input: Tensor) -> Tensor:
+        output = plain_made("global_amax", _core.plain_amax(keepdim, input, True))
+        ctx.save_for_backward(input, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        arguments = (*ctx.saved_tensors, grad_output)
+        kernel = _core.plain_amax_backward
+        return None, plain_gradient("global_amax_backward", kernel, _backward_of_pixels, *arguments)
+
+
+_apply_plain = base_apply(_GlobalAmax)
+
+
 def _amax(input: Tensor) -> Tensor:
     """amax over (2, 3) of (N, C, H, W)."""
     if plain_torch(input, "global_amax") or input.dtype not in FLOATS:
@@ -167,6 +192,10 @@ def global_max_pool2d(input: Tensor, *, ties: str = "first", keepdim: bool = Tru
     Raises: ValueError for another rule; RuntimeError for another number of dimensions; else as the operator
         replaced.
     """
+    if ties == "split":
+        output = plain_call("global_amax", _core.plain_amax, _apply_plain, keepdim, input)
+        if output is not NotImplemented:
+            return output
     if has_torch_function_unary(input):
         return handle_torch_function(global_max_pool2d, (input,), input, ties=ties, keepdim=keepdim)
     if ties not in _TIES:

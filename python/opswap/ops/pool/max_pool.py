@@ -7,7 +7,7 @@ output channel c reads input channel c * channel_step. The backward needs the of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,8 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import base_apply, needs_graph, plain_cpu, plain_eager
+from .._function import base_apply
 from .._layout import suggest_memory_format
-from .._stats import count_kernel
 from ._arguments import (
     FLOATS,
     INTEGERS,
@@ -38,6 +37,9 @@ from ._call import (
     differentiable,
     empty,
     needs_function,
+    plain_call,
+    plain_gradient,
+    plain_made,
     plain_torch,
     register,
     run_kernel,
@@ -112,30 +114,19 @@ def _fake_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return output, torch.empty_like(output, dtype=offset_dtype(arguments[0]))
 
 
-def _run(
-    window: tuple[Any, ...], channel_step: int, input: Tensor, with_offsets: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The kernel itself; the extension raises RuntimeError for all that does not fit."""
-    made = _core.max_pool(input, *window, channel_step, with_offsets)
-    if made is NotImplemented:
-        dense = dense_copy(input, suggest_memory_format(input))
-        made = _core.max_pool(dense, *window, channel_step, with_offsets)
-    count_kernel("max_pool")
-    return made
-
-
-def _checked_run(with_offsets: bool, input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor | None]:
+def _run(with_offsets: bool, input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor | None]:
     _size(input, *arguments)
     *geometry, ceil_mode, channel_step = arguments
-    return _run((*map(tuple, geometry), ceil_mode), channel_step, input, with_offsets)
+    described = (*map(tuple, geometry), ceil_mode, channel_step, with_offsets)
+    return run_kernel("max_pool", _core.max_pool, (input,), described, suggest_memory_format(input))
 
 
 def _kernel(input: Tensor, *arguments: Any) -> Tensor:
-    return _checked_run(False, input, *arguments)[0]
+    return _run(False, input, *arguments)[0]
 
 
 def _kernel_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return _checked_run(True, input, *arguments)
+    return _run(True, input, *arguments)
 
 
 def _vmap(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
@@ -195,30 +186,14 @@ def _backward_fake(
     return empty(grad_output, input_size, arguments[-1])
 
 
-def _run_backward(
-    window: tuple[Any, ...],
-    channel_step: int,
-    input_size: tuple[int, ...],
-    memory_format: torch.memory_format,
-    offsets: Tensor,
-    grad_output: Tensor,
-) -> Tensor:
-    """The kernel itself; the extension raises RuntimeError for all that does not fit."""
-    described = (input_size, *window[:4], channel_step, memory_format is not torch.contiguous_format)
-    grad_input = _core.max_pool_backward(grad_output, offsets, *described)
-    if grad_input is NotImplemented:
-        dense = (dense_copy(t, memory_format) for t in (grad_output, offsets))
-        grad_input = _core.max_pool_backward(*dense, *described)
-    count_kernel("max_pool_backward")
-    return grad_input
-
-
 def _backward_kernel(
     grad_output: Tensor, offsets: Tensor, input_size: Sequence[int], *arguments: Any
 ) -> Tensor:
     *geometry, channel_step, memory_format = arguments
-    window, size = tuple(map(tuple, geometry)), tuple(input_size)
-    return _run_backward(window, channel_step, size, memory_format, offsets, grad_output)
+    channels_last = memory_format is not torch.contiguous_format
+    described = (tuple(input_size), *map(tuple, geometry), channel_step, channels_last)
+    tensors = (grad_output, offsets)
+    return run_kernel("max_pool_backward", _core.max_pool_backward, tensors, described, memory_format)
 
 
 def _backward_vmap(
@@ -252,7 +227,9 @@ def _indices_fake(offsets: Tensor, plane_size: Sequence[int], *geometry: Any) ->
 def _indices_kernel(offsets: Tensor, plane_size: Sequence[int], *geometry: Any) -> Tensor:
     indices = _indices_fake(offsets, plane_size, *geometry)
     arguments = (indices, tuple(plane_size), *(tuple(values) for values in geometry))
-    run_kernel("max_pool_indices", _core.max_pool_indices, (offsets,), arguments)
+    run_kernel(
+        "max_pool_indices", _core.max_pool_indices, (offsets,), arguments, suggest_memory_format(indices)
+    )
     return indices
 
 
@@ -340,20 +317,18 @@ class _MaxPool(Function):
     """Where `plain_eager` holds; the offsets are no output, for which autograd would make a gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, window: Any, channel_step: int, size: Any, memory_format: Any, input: Tensor
-    ) -> Tensor:
-        output, offsets = _run(window, channel_step, input, True)
-        ctx.described = (window, channel_step, size, memory_format)
+    def forward(ctx: Any, volumes: bool, input: Tensor, *window: Any) -> Tensor:
+        made = plain_made("max_pool", _core.plain_max_pool(volumes, input, *window, True))
+        output, offsets, ctx.described = made
         ctx.save_for_backward(offsets)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = (ctx.saved_tensors[0], grad_output)
-        graph = needs_graph(tensors) or not plain_cpu(tensors)
-        pull = _differentiable_backward if graph else _run_backward
-        return None, None, None, None, pull(*ctx.described, *tensors)
+        arguments = (*ctx.described, *ctx.saved_tensors, grad_output)
+        kernel = _core.plain_max_pool_backward
+        gradient = plain_gradient("max_pool_backward", kernel, _differentiable_backward, *arguments)
+        return None, gradient, None, None, None, None, None
 
 
 _apply_plain = base_apply(_MaxPool)
@@ -380,25 +355,70 @@ def _pool(
     return output, _indices_operator(offsets, input.shape[2:], *window[:4])
 
 
-def _pool_plain(volumes: bool, input: Any, *window: Any) -> Tensor | None:
-    """An ordinary call, which the extension makes out by itself; None for any other.
-
-    Args: volumes: as max_pool3d reads `input`; window: kernel_size, stride, padding, dilation, ceil_mode as given.
-    """
-    if not plain_eager():
-        return None
-    described = _core.describe_max_pool(volumes, input, *window)
-    if described is None:
-        return None
-    if needs_graph((input,)):
-        return _apply_plain(*described, input)
-    return _run(*described[:2], input, False)[0]
-
-
 def _pool_unbatched(input: Tensor, window: Window, return_indices: bool) -> tuple[Tensor, Tensor | None]:
     """Pool (C, *S); as in torch the result is contiguous."""
     output, indices = _pool(input.contiguous().unsqueeze(0), window, 1, return_indices)
     return output.squeeze(0), None if indices is None else indices.squeeze(0)
+
+
+def _pool_slices(input: Tensor, window: Window, return_indices: bool) -> tuple[Tensor, Tensor | None]:
+    """max_pool3d of (C, D, H, W) by a window of depth 1, in the memory format of a batch of images."""
+    step = window.stride[0]
+    output, indices = _pool(input, window.without_depth(), step, return_indices)
+    if indices is not None:
+        depth, height, width = output.shape[1], *input.shape[2:]
+        first = torch.arange(depth, device=input.device) * (step * height * width)
+        indices = indices + first.view(-1, 1, 1)
+    return output, indices
+
+
+def _pool_volumes(input: Tensor, window: Window, return_indices: bool) -> tuple[Tensor, Tensor | None]:
+    """max_pool3d of (C, D, H, W) with a deeper window."""
+    output, indices = _pool_unbatched(input, window, return_indices)
+    memory_format = suggest_memory_format(input)
+    output = output.contiguous(memory_format=memory_format)
+    return output, None if indices is None else indices.contiguous(memory_format=memory_format)
+
+
+def _pool_in_torch(
+    volumes: bool, input: Tensor, window: Window, return_indices: bool
+) -> Tensor | tuple[Tensor, Tensor]:
+    if not volumes:
+        return torch_functional.max_pool2d(input, *window, return_indices=return_indices)
+    if return_indices:
+        dense = input.contiguous() if input.dim() == 4 else input
+        return torch_functional.max_pool3d(dense, *window, return_indices=True)
+    return reference_max_pool3d(input, window)
+
+
+def _max_pool(
+    ours: Callable[..., Any], volumes: bool, input: Any, *arguments: Any
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The public functions. Args: volumes: `ours` is max_pool3d; arguments: as of `ours`, after the input."""
+    *window_arguments, return_indices = arguments
+    if return_indices is False:
+        output = plain_call("max_pool", _core.plain_max_pool, _apply_plain, volumes, input, *window_arguments)
+        if output is not NotImplemented:
+            return output
+    if has_torch_function_unary(input):
+        return handle_torch_function(ours, (input,), input, *arguments)
+    name, spatial = ours.__name__, 3 if volumes else 2
+    check_input(name, input, spatial)
+    require_bool(name, "return_indices", return_indices)
+    window = make_window(name, spatial, *window_arguments)
+    if volumes and not return_indices:
+        input = autocast_to_float32(input)
+    if plain_torch(input, "max_pool"):
+        return _pool_in_torch(volumes, input, window, return_indices)
+    if input.dim() == spatial + 2:
+        output, indices = _pool(input, window, 1, return_indices)
+    elif not volumes:
+        output, indices = _pool_unbatched(input, window, return_indices)
+    elif window.kernel_size[0] == 1:
+        output, indices = _pool_slices(input, window, return_indices)
+    else:
+        output, indices = _pool_volumes(input, window, return_indices)
+    return output if indices is None else (output, indices)
 
 
 def max_pool2d(
@@ -421,49 +441,9 @@ def max_pool2d(
     Raises: RuntimeError for a window or an input that torch refuses, NotImplementedError for another dtype,
         TypeError for what is no tensor, int or bool.
     """
-    if return_indices is False:
-        output = _pool_plain(False, input, kernel_size, stride, padding, dilation, ceil_mode)
-        if output is not None:
-            return output
-    if has_torch_function_unary(input):
-        arguments = (input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-        return handle_torch_function(max_pool2d, (input,), *arguments)
-    check_input("max_pool2d", input, 2)
-    require_bool("max_pool2d", "return_indices", return_indices)
-    window = make_window("max_pool2d", 2, kernel_size, stride, padding, dilation, ceil_mode)
-    if plain_torch(input, "max_pool"):
-        return torch_functional.max_pool2d(input, *window, return_indices=return_indices)
-    if input.dim() == 4:
-        output, indices = _pool(input, window, 1, return_indices)
-    else:
-        output, indices = _pool_unbatched(input, window, return_indices)
-    return output if indices is None else (output, indices)
-
-
-def _pool_slices(input: Tensor, window: Window, return_indices: bool) -> tuple[Tensor, Tensor | None]:
-    """max_pool3d of (C, D, H, W) by a window of depth 1, in the memory format of a batch of images."""
-    step = window.stride[0]
-    output, indices = _pool(input, window.without_depth(), step, return_indices)
-    if indices is not None:
-        depth, height, width = output.shape[1], *input.shape[2:]
-        first = torch.arange(depth, device=input.device) * (step * height * width)
-        indices = indices + first.view(-1, 1, 1)
-    return output, indices
-
-
-def _pool_volumes(input: Tensor, window: Window, return_indices: bool) -> tuple[Tensor, Tensor | None]:
-    """max_pool3d of (C, D, H, W) with a deeper window."""
-    output, indices = _pool_unbatched(input, window, return_indices)
-    memory_format = suggest_memory_format(input)
-    output = output.contiguous(memory_format=memory_format)
-    return output, None if indices is None else indices.contiguous(memory_format=memory_format)
-
-
-def _plain_max_pool3d(input: Tensor, window: Window, return_indices: bool) -> Tensor | tuple[Tensor, Tensor]:
-    if return_indices:
-        dense = input.contiguous() if input.dim() == 4 else input
-        return torch_functional.max_pool3d(dense, *window, return_indices=True)
-    return reference_max_pool3d(input, window)
+    return _max_pool(
+        max_pool2d, False, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+    )
 
 
 def max_pool3d(
@@ -487,24 +467,6 @@ def max_pool3d(
         int64 index (d * H + h) * W + w of the first maximum of every window, or of its last NaN.
     Raises: as `max_pool2d`. Like torch, autocast on the CPU computes in float32 unless indices are asked for.
     """
-    if return_indices is False:
-        output = _pool_plain(True, input, kernel_size, stride, padding, dilation, ceil_mode)
-        if output is not None:
-            return output
-    if has_torch_function_unary(input):
-        arguments = (input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-        return handle_torch_function(max_pool3d, (input,), *arguments)
-    check_input("max_pool3d", input, 3)
-    require_bool("max_pool3d", "return_indices", return_indices)
-    window = make_window("max_pool3d", 3, kernel_size, stride, padding, dilation, ceil_mode)
-    if not return_indices:
-        input = autocast_to_float32(input)
-    if plain_torch(input, "max_pool"):
-        return _plain_max_pool3d(input, window, return_indices)
-    if input.dim() == 5:
-        output, indices = _pool(input, window, 1, return_indices)
-    elif window.kernel_size[0] == 1:
-        output, indices = _pool_slices(input, window, return_indices)
-    else:
-        output, indices = _pool_volumes(input, window, return_indices)
-    return output if indices is None else (output, indices)
+    return _max_pool(
+        max_pool3d, True, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+    )
