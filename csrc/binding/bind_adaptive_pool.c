@@ -158,15 +158,15 @@ static int as_reduced(const osw_pool_call *call, osw_tensor *t, const osw_tensor
     return 0;
 }
 
-/* The new maximum of every plane, (N, C) or, with `keepdim`, (N, C, 1, 1). */
-static PyObject *run_amax(osw_pool_call *call, PyObject *input, bool keepdim)
+/* A new tensor at `role`, (N, C) or, with `keepdim`, (N, C, 1, 1). */
+static PyObject *new_reduced(osw_pool_call *call, osw_role role, PyObject *like, bool keepdim)
 {
     const osw_tensor *t = &call->tensors[INPUT];
     const int64_t size[] = {t->size[0], t->size[1], 1, 1};
-    PyObject *output = osw_pool_new(call, OUTPUT, input, keepdim ? 4 : 2, size, false);
-    if (output && as_reduced(call, &call->tensors[OUTPUT], t) != 0)
-        Py_CLEAR(output);
-    return osw_pool_run_into(call, output);
+    PyObject *made = osw_pool_new(call, role, like, keepdim ? 4 : 2, size, false);
+    if (made && as_reduced(call, &call->tensors[role], t) != 0)
+        Py_CLEAR(made);
+    return made;
 }
 
 static PyObject *amax(PyObject *module, PyObject *input)
@@ -175,57 +175,72 @@ static PyObject *amax(PyObject *module, PyObject *input)
     osw_pool_call call = osw_pool_begin("amax", OP_adaptive_max, false);
     if (osw_pool_tensor_arg(&call, INPUT, input) != 0)
         return NULL;
-    return run_amax(&call, input, false);
+    return osw_pool_run_into(&call, new_reduced(&call, OUTPUT, input, false));
+}
+
+/* (output, positions), or NotImplemented; the input is in the call. */
+static PyObject *run_amax(osw_pool_call *call, PyObject *input, bool keepdim)
+{
+    static PyObject *ints;
+    PyObject *output = new_reduced(call, OUTPUT, input, keepdim), *both = NULL;
+    PyObject *positions =
+        output ? new_reduced(call, OFFSETS, osw_tensor_donor(&ints, "int"), false) : NULL;
+    if (positions)
+        both = PyTuple_Pack(2, output, positions);
+    Py_XDECREF(output);
+    Py_XDECREF(positions);
+    return osw_pool_run_into(call, both);
 }
 
 static PyObject *plain_amax(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
-    osw_pool_call call = osw_pool_begin("plain_amax", OP_adaptive_max, false);
-    if (!osw_pool_expect(call.name, nargs, 3))
+    if (!osw_pool_expect("plain_amax", nargs, 3))
         return NULL;
+    const bool trains = args[2] == Py_True, keepdim = args[0] == Py_True;
+    osw_pool_call call = osw_pool_begin("plain_amax", trains ? OP_amax : OP_adaptive_max, false);
     PyObject *made = NULL;
     if (read_input(&call, args[1], 2) && PyBool_Check(args[0]))
-        made = run_amax(&call, args[1], args[0] == Py_True);
+        made = trains ? run_amax(&call, args[1], keepdim)
+                      : osw_pool_run_into(&call, new_reduced(&call, OUTPUT, args[1], keepdim));
     return osw_or_declined(made);
 }
 
-/* The gradient of the input; all three tensors are in the call. */
+/* The gradient of the input; the tensors are in the call. */
 static PyObject *run_amax_backward(osw_pool_call *call, PyObject *input)
 {
     osw_tensor *t = call->tensors;
     if (as_reduced(call, &t[OUTPUT], &t[INPUT]) != 0 ||
-        as_reduced(call, &t[GRAD_OUTPUT], &t[INPUT]) != 0)
+        as_reduced(call, &t[GRAD_OUTPUT], &t[INPUT]) != 0 ||
+        (call->given[OFFSETS] && as_reduced(call, &t[OFFSETS], &t[INPUT]) != 0))
         return NULL;
     return osw_pool_run_into(call,
                              osw_pool_new(call, GRAD_INPUT, input, t[INPUT].ndim, t[INPUT].size,
                                           osw_suggests_channels_last(&t[INPUT])));
 }
 
-static const osw_role amax_roles[] = {INPUT, OUTPUT, GRAD_OUTPUT};
-
 static PyObject *amax_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     osw_pool_call call = osw_pool_begin("amax_backward", OP_amax_backward, true);
-    if (!osw_pool_expect(call.name, nargs, 3))
+    if (!osw_pool_expect(call.name, nargs, 3) || osw_pool_tensor_arg(&call, INPUT, args[0]) != 0 ||
+        osw_pool_tensor_arg(&call, OUTPUT, args[1]) != 0 ||
+        osw_pool_tensor_arg(&call, GRAD_OUTPUT, args[2]) != 0)
         return NULL;
-    for (int i = 0; i < 3; i++)
-        if (osw_pool_tensor_arg(&call, amax_roles[i], args[i]) != 0)
-            return NULL;
     return run_amax_backward(&call, args[0]);
 }
 
 static PyObject *plain_amax_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
+    static const osw_role roles[] = {INPUT, OUTPUT, OFFSETS, GRAD_OUTPUT};
     osw_pool_call call = osw_pool_begin("plain_amax_backward", OP_amax_backward, true);
-    if (!osw_pool_expect(call.name, nargs, 3))
+    if (!osw_pool_expect(call.name, nargs, 4))
         return NULL;
-    for (int i = 0; i < 3; i++) {
-        if (!osw_tensor_plain(args[i], &call.tensors[amax_roles[i]]))
+    for (int i = 0; i < 4; i++) {
+        if (!osw_tensor_plain(args[i], &call.tensors[roles[i]]))
             Py_RETURN_NOTIMPLEMENTED;
-        call.given[amax_roles[i]] = true;
+        call.given[roles[i]] = true;
     }
     return osw_or_declined(run_amax_backward(&call, args[0]));
 }
@@ -249,12 +264,12 @@ PyMethodDef osw_adaptive_pool_methods[] = {
      "amax(input) -> maximum of every plane, (N, C); NotImplemented where the input must be dense "
      "first"},
     {"plain_amax", OSW_METHOD(plain_amax), METH_FASTCALL,
-     "plain_amax(keepdim, input, trains) -> (N, C) or (N, C, 1, 1), whether it trains or not, or "
-     "NotImplemented where the call is not an ordinary one"},
+     "plain_amax(keepdim, input, trains) -> output, (N, C) or (N, C, 1, 1); if it trains (output, "
+     "positions); NotImplemented where the call is not an ordinary one"},
     {"amax_backward", OSW_METHOD(amax_backward), METH_FASTCALL,
      "amax_backward(input, output, grad_output) -> grad_input; NotImplemented where a tensor must "
      "be dense first"},
     {"plain_amax_backward", OSW_METHOD(plain_amax_backward), METH_FASTCALL,
-     "plain_amax_backward(input, output, grad_output) -> grad_input, or NotImplemented"},
+     "plain_amax_backward(input, output, positions, grad_output) -> grad_input, or NotImplemented"},
     {NULL, NULL, 0, NULL},
 };

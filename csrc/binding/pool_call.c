@@ -130,7 +130,7 @@ bool osw_pool_same_sizes(const osw_tensor *a, const osw_tensor *b)
 /* Wide blocks are read faster; narrow ones give every thread work where there are few images. */
 static int64_t block_size(const osw_pool *pool)
 {
-    if (pool->images >= 2 * osw_parallel_threads())
+    if (osw_parallel_threads() == 1 || pool->images >= 2 * osw_parallel_threads())
         return OSW_POOL_MAX_BLOCK;
     return OSW_POOL_MIN_BLOCK;
 }

@@ -18,6 +18,7 @@ typedef enum osw_operation {
     OP_avg_backward,
     OP_adaptive_max,
     OP_adaptive_max_backward,
+    OP_amax,
     OP_amax_backward,
     OP_COUNT
 } osw_operation;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* avg over pixels and avg_backward for one dtype; included by avx2_backward.h. Neighbouring
+/* avg and avg_backward for one dtype; included by avx2_backward.h. Neighbouring
  * positions of the input that the same windows read have the same gradient, which is computed once
  * and copied. */
 
@@ -140,7 +140,8 @@ static void LOCAL(share_rows)(osw_margin *margin, const osw_pool *pool, osw_row 
     }
 }
 
-static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+/* avg_backward of planes with steps between channels, deep windows or long rows. */
+static void LOCAL(share_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
     if (!fits_margin(pool)) {
         fallback[OSW_POOL_ID_OF(avg_backward_planes)](pool, begin, end);
@@ -209,3 +210,5 @@ static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int
             LOCAL(share_pixels)(pool, &row, to);
     }
 }
+
+#include "pool/avx2_avg_planes.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Includes OSW_POOL_KERNELS, a header of AVX2 kernels, once a dtype, with SUFFIX, ELEMENT (in
- * memory), LOAD, STORE and the names of vectors of that dtype defined. No include guard. */
+ * memory), LOAD, STORE, the names of vectors of that dtype, and of its keys (avx2_keys.h), defined.
+ * No include guard. */
 
 #define JOIN_(a, b, c)       a##b##c
 #define JOIN(a, b, c)        JOIN_(a, b, c)
@@ -16,33 +17,47 @@
 #define ROUND_SUM8           LOCAL(round_sum)
 #define ROUND_MODERATE8      LOCAL(round_moderate)
 
-#define SUFFIX   f32
-#define ELEMENT  float
-#define LOAD(x)  (x)
-#define STORE(x) (x)
+#define SUFFIX       f32
+#define ELEMENT      float
+#define LOAD(x)      (x)
+#define STORE(x)     (x)
+#define POSITION     int32_t
+#define KEY(name)    name##_f32
+#define KEY_INFINITY 0
 #include OSW_POOL_KERNELS
 #undef SUFFIX
 #undef ELEMENT
 #undef LOAD
 #undef STORE
+#undef POSITION
+#undef KEY
+#undef KEY_INFINITY
 
-#define SUFFIX   bf16
-#define ELEMENT  uint16_t
-#define LOAD(x)  osw_float_of_bf16(x)
-#define STORE(x) osw_bf16_of_float(x)
+#define SUFFIX       bf16
+#define ELEMENT      uint16_t
+#define LOAD(x)      osw_float_of_bf16(x)
+#define STORE(x)     osw_bf16_of_float(x)
+#define POSITION     uint16_t
+#define KEY(name)    name##_16
+#define KEY_INFINITY 0x7f80
 #include OSW_POOL_KERNELS
 #undef SUFFIX
 #undef LOAD
 #undef STORE
+#undef KEY_INFINITY
 
-#define SUFFIX   f16
-#define LOAD(x)  _cvtsh_ss(x)
-#define STORE(x) _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)
+#define SUFFIX       f16
+#define LOAD(x)      _cvtsh_ss(x)
+#define STORE(x)     _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)
+#define KEY_INFINITY 0x7c00
 #include OSW_POOL_KERNELS
 #undef SUFFIX
 #undef ELEMENT
 #undef LOAD
 #undef STORE
+#undef POSITION
+#undef KEY
+#undef KEY_INFINITY
 
 #undef JOIN_
 #undef JOIN

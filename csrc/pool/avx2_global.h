@@ -1,261 +1,246 @@
 /* SPDX-License-Identifier: MIT */
-/* adaptive_max with one output a channel, and amax_backward, for one dtype;
- * included by avx2_max.h. Planes are read in vectors along the plane; pixels in groups of vectors
- * of channels, position by position. What is shorter than a vector goes to the scalar kernels. */
+/* The maximum of whole planes for one dtype: adaptive_max with one output a channel, and amax;
+ * included by avx2_max.h. Planes are read in vectors along the plane; pixels in vectors of
+ * channels, position by position. What is shorter than a vector, and what has a NaN, goes to the
+ * scalar kernels. */
 
-/* The maximum of one plane of `count` >= 8 elements: its index. */
-OSW_INLINE int32_t LOCAL(plane_argmax)(const ELEMENT *x, int64_t count)
+/* The greatest key of one plane of at least a vector, in all lanes; false if it has a NaN. */
+OSW_INLINE bool LOCAL(plane_best)(const ELEMENT *x, int64_t count, __m256i *best)
 {
-    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    osw_best a = {LOAD8(x), lane}, b = a;
-    for (int64_t i = LANES; i < count; i += 2 * LANES) {
-        const int64_t first = osw_min(i, count - LANES), second = osw_min(i + LANES, count - LANES);
-        take(&a, LOAD8(x + first), _mm256_add_epi32(lane, _mm256_set1_epi32((int)first)), true);
-        take(&b, LOAD8(x + second), _mm256_add_epi32(lane, _mm256_set1_epi32((int)second)), true);
+    __m256i a = KEY(load_keys)(x), b = a;
+    __m256i seen = KEY(watch_keys)(_mm256_setzero_si256(), a);
+    for (int64_t i = KEYS; i < count; i += 2 * KEYS) {
+        const __m256i first = KEY(load_keys)(x + osw_min(i, count - KEYS));
+        const __m256i second = KEY(load_keys)(x + osw_min(i + KEYS, count - KEYS));
+        seen = KEY(watch_keys)(KEY(watch_keys)(seen, first), second);
+        a = KEY(max_keys)(a, first);
+        b = KEY(max_keys)(b, second);
     }
-    return best_lane(&a, &b);
+    *best = KEY(greatest)(KEY(max_keys)(a, b));
+    return !KEY(saw_nan)(seen, *best, KEY_INFINITY);
 }
 
-/* The maximum alone, in half the steps. False where it is a zero, whose sign depends on the order,
- * or a NaN. */
-OSW_INLINE bool LOCAL(plane_max)(const ELEMENT *x, int64_t count, ELEMENT *y)
+/* A bit for every key among up to CHUNK, at least a vector of them, that equals the best. */
+OSW_INLINE uint64_t LOCAL(equal_keys)(const ELEMENT *x, int64_t count, __m256i best)
 {
-    __m256 a = LOAD8(x), b = a, nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
-    for (int64_t i = LANES; i < count; i += 2 * LANES) {
-        const __m256 first = LOAD8(x + osw_min(i, count - LANES));
-        const __m256 second = LOAD8(x + osw_min(i + LANES, count - LANES));
-        nan = _mm256_or_ps(nan, _mm256_cmp_ps(first, second, _CMP_UNORD_Q));
-        a = _mm256_max_ps(a, first);
-        b = _mm256_max_ps(b, second);
+    uint64_t mask = 0;
+    for (int64_t i = 0; i < count; i += KEYS) {
+        const int64_t at = osw_min(i, count - KEYS);
+        mask |= KEY(mask_of)(KEY(equal)(KEY(load_keys)(x + at), best)) << at;
     }
-    const float best = _mm256_cvtss_f32(max_lanes(_mm256_max_ps(a, b)));
-    *y = STORE(best);
-    return best != 0 && !_mm256_movemask_ps(nan);
+    return mask;
 }
 
-static void KERNEL(adaptive_max_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+/* Whether a whole chunk has a key that equals the best. */
+OSW_INLINE bool LOCAL(has_equal)(const ELEMENT *x, __m256i best)
+{
+    __m256i equal = _mm256_setzero_si256();
+    OSW_UNROLL
+    for (int i = 0; i < CHUNK; i += KEYS)
+        equal = _mm256_or_si256(equal, KEY(equal)(KEY(load_keys)(x + i), best));
+    return !_mm256_testz_si256(equal, equal);
+}
+
+/* The first position of the best key; with `ties` inverted if there are others. */
+OSW_INLINE int32_t LOCAL(plane_position)(const ELEMENT *x, int64_t count, __m256i best,
+                                         const bool ties)
+{
+    int64_t first = -1, last = -1;
+    for (int64_t i = 0; i < count; i += CHUNK) {
+        const int64_t at = osw_min(i, count - KEYS), rest = osw_min(CHUNK, count - at);
+        if (rest == CHUNK && !LOCAL(has_equal)(x + at, best))
+            continue;
+        const uint64_t mask = LOCAL(equal_keys)(x + at, rest, best);
+        if (!mask)
+            continue;
+        last = at + 63 - __builtin_clzll(mask);
+        if (first < 0)
+            first = at + __builtin_ctzll(mask);
+        if (!ties)
+            break;
+    }
+    return (int32_t)(first == last || !ties ? first : ~first);
+}
+
+/* One plane; false if it has a NaN. */
+OSW_INLINE bool LOCAL(plane_max)(const ELEMENT *x, int64_t count, ELEMENT *y, int32_t *position,
+                                 const bool ties)
+{
+    __m256i best;
+    if (!LOCAL(plane_best)(x, count, &best))
+        return false;
+    /* Of two zeros the first counts, and the sign of the best key is that of any. */
+    const __m256i zero = KEY(equal)(best, _mm256_setzero_si256());
+    if (!position && !_mm256_movemask_epi8(zero)) {
+        const __m256i element = KEY(elements_of)(best);
+        memcpy(y, &element, sizeof(ELEMENT));
+        return true;
+    }
+    const int32_t found = LOCAL(plane_position)(x, count, best, ties);
+    *y = x[found < 0 ? ~found : found];
+    if (position)
+        *position = found;
+    return true;
+}
+
+OSW_INLINE void LOCAL(max_of_planes)(const osw_pool *pool, int64_t begin, int64_t end,
+                                     osw_pool_fn *exactly, const bool ties)
 {
     const int64_t count = osw_input_plane(pool);
-    if (!is_global(pool) || count < LANES) {
-        fallback[OSW_POOL_ID_OF(adaptive_max_planes)](pool, begin, end);
+    if (count < KEYS) {
+        exactly(pool, begin, end);
         return;
     }
     for (int64_t unit = begin; unit < end; unit++) {
         const int64_t n = unit / pool->channels, c = unit % pool->channels;
         const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, c, 0);
         ELEMENT *y = (ELEMENT *)pool->output.base + osw_place(&pool->output, n, c, 0);
-        if (!pool->offsets.base && LOCAL(plane_max)(x, count, y))
-            continue;
-        const int32_t index = LOCAL(plane_argmax)(x, count);
-        *y = x[index];
+        int32_t *position = NULL;
         if (pool->offsets.base)
-            ((int32_t *)pool->offsets.base)[osw_place(&pool->offsets, n, c, 0)] = index;
+            position = (int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, c, 0);
+        if (!LOCAL(plane_max)(x, count, y, position, ties))
+            exactly(pool, unit, unit + 1);
     }
 }
 
-/* Channels [first, last) of image n, at least eight: all of a position before the next one, as they
- * lie in memory (several positions at a time, to save reloads, are read at half the speed). The
- * last vector overlaps; nothing changes when a tap is taken twice. */
-static void LOCAL(pixel_argmax)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
+static void KERNEL(adaptive_max_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, first, 0);
-    ELEMENT *y = (ELEMENT *)pool->output.base + osw_place(&pool->output, n, first, 0);
-    const int64_t channels = last - first, count = osw_input_plane(pool);
-    const int64_t step = pool->input.pixel_step;
-    osw_lanes lanes;
-    for (int64_t c = 0; c < channels; c++) {
-        lanes.value[c] = -INFINITY;
-        lanes.tap[c] = 0;
-    }
-    for (int64_t p = 0; p < count; p++) {
-        for (int64_t c = 0; c < channels; c += LANES) {
-            c = osw_min(c, channels - LANES);
-            osw_best best = {_mm256_loadu_ps(lanes.value + c), load_ints(lanes.tap + c)};
-            take(&best, LOAD8(x + p * step + c), _mm256_set1_epi32((int)p), true);
-            _mm256_storeu_ps(lanes.value + c, best.value);
-            _mm256_storeu_si256((__m256i *)(lanes.tap + c), best.tap);
-        }
-    }
-    for (int64_t c = 0; c < channels; c += LANES) {
-        c = osw_min(c, channels - LANES);
-        STORE8(y + c, _mm256_loadu_ps(lanes.value + c));
-    }
-    if (pool->offsets.base)
-        memcpy((int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, first, 0), lanes.tap,
-               (size_t)channels * sizeof(int32_t));
-}
-
-/* `vectors` vectors of channels from c on, over the positions of one window, of
- * which nothing changes when one is taken twice. */
-OSW_INLINE void LOCAL(adaptive_channels)(const osw_pool *pool, const ELEMENT *x,
-                                         const osw_range *window, int64_t c, ELEMENT *y,
-                                         int32_t *index, const int vectors)
-{
-    osw_best best[4];
-    const int64_t start =
-        osw_input_position(pool, window[DEPTH].first, window[HEIGHT].first, window[WIDTH].first);
-    for (int v = 0; v < vectors; v++) {
-        best[v].value = LOAD8(x + start * pool->input.pixel_step + c + v * LANES);
-        best[v].tap = _mm256_set1_epi32((int32_t)start);
-    }
-    for (int64_t d = window[DEPTH].first; d < window[DEPTH].end; d++)
-        for (int64_t h = window[HEIGHT].first; h < window[HEIGHT].end; h++)
-            for (int64_t w = window[WIDTH].first; w < window[WIDTH].end; w++) {
-                const int64_t position = osw_input_position(pool, d, h, w);
-                const ELEMENT *at = x + position * pool->input.pixel_step + c;
-                const __m256i tap = _mm256_set1_epi32((int32_t)position);
-                for (int v = 0; v < vectors; v++)
-                    take(&best[v], LOAD8(at + v * LANES), tap, true);
-            }
-    for (int v = 0; v < vectors; v++) {
-        STORE8(y + c + v * LANES, best[v].value);
-        if (index)
-            _mm256_storeu_si256((__m256i *)(index + c + v * LANES), best[v].tap);
-    }
-}
-
-/* Channels [first, last) of image n, at least eight, for outputs of any size. */
-static void LOCAL(adaptive_block)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
-{
-    const osw_pool_dim *dims = pool->dims;
-    const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, first, 0);
-    const int64_t channels = last - first;
-    for (int64_t p = 0; p < osw_output_plane(pool); p++) {
-        const osw_row row =
-            osw_row_of(p / dims[WIDTH].output, 1, dims[DEPTH].output, dims[HEIGHT].output);
-        const osw_range window[] = {osw_adaptive(&dims[DEPTH], row.depth),
-                                    osw_adaptive(&dims[HEIGHT], row.height),
-                                    osw_adaptive(&dims[WIDTH], p % dims[WIDTH].output)};
-        ELEMENT *y = (ELEMENT *)pool->output.base + osw_place(&pool->output, n, first, p);
-        int32_t *index = NULL;
-        if (pool->offsets.base)
-            index = (int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, first, p);
-        int64_t c = 0;
-        for (; c + 4 * LANES <= channels; c += 4 * LANES)
-            LOCAL(adaptive_channels)(pool, x, window, c, y, index, 4);
-        for (; c < channels; c += LANES)
-            LOCAL(adaptive_channels)
-        (pool, x, window, osw_min(c, channels - LANES), y, index, 1);
-    }
-}
-
-/* What positions get that are the maximum, and what the others get. */
-OSW_INLINE void LOCAL(tie_share)(osw_tie *tie, __m256 gradient, __m256i ties)
-{
-    const __m256 count = ROUND8(_mm256_cvtepi32_ps(ties));
-    const __m256 zero = ROUND8(_mm256_mul_ps(gradient, _mm256_setzero_ps()));
-    tie->hit = ROUND8(_mm256_div_ps(gradient, count));
-    tie->miss = ROUND8(_mm256_div_ps(zero, count));
-}
-
-OSW_INLINE __m256 LOCAL(tie_pick)(const osw_tie *tie, __m256 x)
-{
-    return _mm256_blendv_ps(tie->miss, tie->hit, _mm256_cmp_ps(x, tie->best, _CMP_EQ_OQ));
-}
-
-/* Ties of the channels at one position. */
-OSW_INLINE void LOCAL(add_ties)(const ELEMENT *x, osw_ties *ties, int64_t channels)
-{
-    int64_t c = 0;
-    for (; c + LANES <= channels; c += LANES) {
-        const __m256 best = _mm256_loadu_ps(ties->best + c);
-        const __m256i count = count_hits(load_ints(ties->count + c), LOAD8(x + c), best);
-        _mm256_storeu_si256((__m256i *)(ties->count + c), count);
-    }
-    for (; c < channels; c++)
-        ties->count[c] += LOAD(x[c]) == ties->best[c];
-}
-
-static void LOCAL(pixel_ties)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
-{
-    const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, first, 0);
-    const ELEMENT *y = (const ELEMENT *)pool->output.base + osw_place(&pool->output, n, first, 0);
-    const ELEMENT *gradient =
-        (const ELEMENT *)pool->grad_output.base + osw_place(&pool->grad_output, n, first, 0);
-    ELEMENT *to = (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, n, first, 0);
-    const int64_t channels = last - first, count = osw_input_plane(pool);
-    const int64_t step = pool->input.pixel_step;
-    osw_ties ties;
-    for (int64_t c = 0; c < channels; c++) {
-        ties.best[c] = LOAD(y[c]);
-        ties.count[c] = 0;
-    }
-    for (int64_t p = 0; p < count; p++)
-        LOCAL(add_ties)(x + p * step, &ties, channels);
-    for (int64_t c = 0; c < channels; c += LANES) {
-        osw_tie tie;
-        c = osw_min(c, channels - LANES);
-        LOCAL(tie_share)(&tie, LOAD8(gradient + c), load_ints(ties.count + c));
-        _mm256_storeu_ps(ties.hit + c, tie.hit);
-        _mm256_storeu_ps(ties.miss + c, tie.miss);
-    }
-    for (int64_t p = 0; p < count; p++)
-        for (int64_t c = 0; c < channels; c += LANES) {
-            c = osw_min(c, channels - LANES);
-            const osw_tie tie = {_mm256_loadu_ps(ties.best + c), _mm256_loadu_ps(ties.hit + c),
-                                 _mm256_loadu_ps(ties.miss + c)};
-            STORE8(to + p * pool->grad_input.pixel_step + c,
-                   LOCAL(tie_pick)(&tie, LOAD8(x + p * step + c)));
-        }
-}
-
-/* A unit is a block of channels; blocks shorter than a vector go to the scalar kernel. */
-#define PIXEL_UNITS(operation, block_function)                                                     \
-    static void KERNEL(operation)(const osw_pool *pool, int64_t begin, int64_t end)                \
-    {                                                                                              \
-        for (int64_t unit = begin; unit < end; unit++) {                                           \
-            const osw_block block = osw_block_of(pool, unit);                                      \
-            if (block.end - block.first >= LANES)                                                  \
-                block_function(pool, block.image, block.first, block.end);                         \
-            else                                                                                   \
-                fallback[OSW_POOL_ID_OF(operation)](pool, unit, unit + 1);                         \
-        }                                                                                          \
-    }
-
-static void LOCAL(adaptive_any)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
-{
+    osw_pool_fn *exactly = fallback[OSW_POOL_ID_OF(adaptive_max_planes)];
     if (is_global(pool))
-        LOCAL(pixel_argmax)(pool, n, first, last);
+        LOCAL(max_of_planes)(pool, begin, end, exactly, false);
     else
-        LOCAL(adaptive_block)(pool, n, first, last);
+        exactly(pool, begin, end);
 }
 
-PIXEL_UNITS(adaptive_max_pixels, LOCAL(adaptive_any))
-PIXEL_UNITS(amax_backward_pixels, LOCAL(pixel_ties))
-
-#undef PIXEL_UNITS
-
-OSW_INLINE void LOCAL(plane_ties)(const ELEMENT *x, ELEMENT best, ELEMENT gradient, ELEMENT *to,
-                                  int64_t count)
+static void KERNEL(amax_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    osw_tie tie = {.best = _mm256_set1_ps(LOAD(best))};
-    __m256i ties = _mm256_setzero_si256();
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        ties = count_hits(ties, LOAD8(x + i), tie.best);
-    int32_t total = sum_ints(ties);
-    for (; i < count; i++)
-        total += LOAD(x[i]) == LOAD(best);
-    LOCAL(tie_share)(&tie, _mm256_set1_ps(LOAD(gradient)), _mm256_set1_epi32(total));
-    for (i = 0; i < count; i += LANES) {
-        i = osw_min(i, count - LANES);
-        STORE8(to + i, LOCAL(tie_pick)(&tie, LOAD8(x + i)));
+    LOCAL(max_of_planes)(pool, begin, end, fallback[OSW_POOL_ID_OF(amax_planes)], true);
+}
+
+/* The best key of every channel of a block so far, its first position and its last. */
+typedef struct LOCAL(state) {
+    ELEMENT best[OSW_POOL_MAX_BLOCK];
+    POSITION first[OSW_POOL_MAX_BLOCK];
+    POSITION last[OSW_POOL_MAX_BLOCK];
+} LOCAL(state);
+
+/* Position p of one vector of channels. */
+OSW_INLINE __m256i LOCAL(take_keys)(LOCAL(state) * state, int64_t c, const ELEMENT *x,
+                                    __m256i position, __m256i seen, const int found)
+{
+    __m256i *best = (__m256i *)(state->best + c), *first = (__m256i *)(state->first + c);
+    __m256i *last = (__m256i *)(state->last + c);
+    const __m256i keys = KEY(load_keys)(x + c), before = _mm256_loadu_si256(best);
+    _mm256_storeu_si256(best, KEY(max_keys)(before, keys));
+    if (found != VALUES)
+        _mm256_storeu_si256(first, _mm256_blendv_epi8(_mm256_loadu_si256(first), position,
+                                                      KEY(above)(keys, before)));
+    if (found == FIRST_AND_LAST)
+        _mm256_storeu_si256(
+            last, _mm256_blendv_epi8(position, _mm256_loadu_si256(last), KEY(above)(before, keys)));
+    return KEY(watch_keys)(seen, keys);
+}
+
+/* All positions of `channels` channels, at least a vector, one after the other as they lie in
+ * memory. The last vector overlaps: nothing changes when a position is taken twice. */
+OSW_INLINE bool LOCAL(pass_pixels)(const osw_pool *pool, const ELEMENT *x, int64_t channels,
+                                   LOCAL(state) * state, const int found)
+{
+    const int64_t count = osw_input_plane(pool), step = pool->input.pixel_step;
+    __m256i seen = _mm256_setzero_si256(), best = seen;
+    for (int64_t c = 0; c < channels; c += KEYS) {
+        const int64_t at = osw_min(c, channels - KEYS);
+        _mm256_storeu_si256((__m256i *)(state->best + at), KEY(load_keys)(x + at));
+        seen = KEY(watch_keys)(seen, KEY(load_keys)(x + at));
+    }
+    memset(state->first, 0, (size_t)channels * sizeof *state->first);
+    memset(state->last, 0, (size_t)channels * sizeof *state->last);
+    for (int64_t p = 1; p < count; p++) {
+        const __m256i position = KEY(all_positions)(p);
+        int64_t c = 0;
+        for (; c + KEYS <= channels; c += KEYS)
+            seen = LOCAL(take_keys)(state, c, x + p * step, position, seen, found);
+        if (c < channels)
+            seen = LOCAL(take_keys)(state, channels - KEYS, x + p * step, position, seen, found);
+    }
+    for (int64_t c = 0; c < channels; c += KEYS)
+        best = KEY(max_keys)(
+            best, _mm256_loadu_si256((const __m256i *)(state->best + osw_min(c, channels - KEYS))));
+    return !KEY(saw_nan)(seen, best, KEY_INFINITY);
+}
+
+/* Best keys as elements; a zero takes its sign from the first one of its channel. */
+OSW_INLINE void LOCAL(store_best)(const osw_pool *pool, const ELEMENT *x, int64_t channels,
+                                  const LOCAL(state) * state, ELEMENT *y)
+{
+    for (int64_t i = 0; i < channels; i += KEYS) {
+        const int64_t c = osw_min(i, channels - KEYS);
+        const __m256i keys = _mm256_loadu_si256((const __m256i *)(state->best + c));
+        _mm256_storeu_si256((__m256i *)(y + c), KEY(elements_of)(keys));
+        if (!KEY(lost_sign)(keys))
+            continue;
+        for (int64_t lane = c; lane < c + KEYS; lane++) {
+            const ELEMENT *zero = x + lane;
+            while (state->best[lane] == 0 && LOAD(*zero) != 0)
+                zero += pool->input.pixel_step;
+            if (state->best[lane] == 0)
+                y[lane] = *zero;
+        }
     }
 }
 
-static void KERNEL(amax_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+/* The first positions, inverted where there are others. */
+OSW_INLINE void LOCAL(store_positions)(const LOCAL(state) * state, int64_t channels, int32_t *to,
+                                       const int found)
 {
-    const int64_t count = osw_input_plane(pool);
-    if (count < LANES) {
-        fallback[OSW_POOL_ID_OF(amax_backward_planes)](pool, begin, end);
-        return;
+    for (int64_t i = 0; i < channels; i += LANES) {
+        const int64_t c = osw_min(i, channels - LANES);
+        __m256i first = KEY(eight_positions)(state->first, c);
+        if (found == FIRST_AND_LAST) {
+            const __m256i last = KEY(eight_positions)(state->last, c);
+            const __m256i alone = _mm256_cmpeq_epi32(first, last);
+            first = _mm256_xor_si256(first, _mm256_andnot_si256(alone, _mm256_set1_epi32(-1)));
+        }
+        _mm256_storeu_si256((__m256i *)(to + c), first);
     }
+}
+
+/* One block of channels; false where it is too short, has a NaN, or too many positions. */
+OSW_INLINE bool LOCAL(max_of_pixels)(const osw_pool *pool, const osw_block *block, const int found)
+{
+    const int64_t channels = block->end - block->first, n = block->image, c = block->first;
+    const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, c, 0);
+    ELEMENT *y = (ELEMENT *)pool->output.base + osw_place(&pool->output, n, c, 0);
+    const bool countable = sizeof(POSITION) > 2 || osw_input_plane(pool) <= UINT16_MAX;
+    LOCAL(state) state;
+    if (channels < KEYS || !countable || !LOCAL(pass_pixels)(pool, x, channels, &state, found))
+        return false;
+    LOCAL(store_best)(pool, x, channels, &state, y);
+    if (found != VALUES)
+        LOCAL(store_positions)
+    (&state, channels, (int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, c, 0), found);
+    return true;
+}
+
+static void KERNEL(adaptive_max_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
+{
     for (int64_t unit = begin; unit < end; unit++) {
-        const int64_t n = unit / pool->channels, c = unit % pool->channels;
-        LOCAL(plane_ties)
-        ((const ELEMENT *)pool->input.base + osw_place(&pool->input, n, c, 0),
-         ((const ELEMENT *)pool->output.base)[osw_place(&pool->output, n, c, 0)],
-         ((const ELEMENT *)pool->grad_output.base)[osw_place(&pool->grad_output, n, c, 0)],
-         (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, n, c, 0), count);
+        const osw_block block = osw_block_of(pool, unit);
+        if (is_global(pool) && (pool->offsets.base ? LOCAL(max_of_pixels)(pool, &block, FIRST)
+                                                   : LOCAL(max_of_pixels)(pool, &block, VALUES)))
+            continue;
+        if (block.end - block.first >= LANES)
+            LOCAL(adaptive_block)(pool, block.image, block.first, block.end);
+        else
+            fallback[OSW_POOL_ID_OF(adaptive_max_pixels)](pool, unit, unit + 1);
+    }
+}
+
+static void KERNEL(amax_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_block block = osw_block_of(pool, unit);
+        if (!LOCAL(max_of_pixels)(pool, &block, FIRST_AND_LAST))
+            fallback[OSW_POOL_ID_OF(amax_pixels)](pool, unit, unit + 1);
     }
 }

@@ -2,6 +2,8 @@
 /* What avg and its backward need whatever the dtype; included by pool_avx2_backward.c inside its
  * target region, after avx2_margin.h and avx2_sources.h. */
 
+#include "pool/avx2_octets.h"
+
 /* The valid taps of one window: where channel 0 of each lies. */
 typedef struct osw_taps_at {
     int count;

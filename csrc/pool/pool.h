@@ -8,25 +8,36 @@
  * every dimension; those outside the input do not count. A tap is one k of every dimension, in
  * row-major order.
  *
- *     max                    output = max of the taps, offsets = tap of the maximum. The first
- * valid tap to start with; a greater one, or a NaN, takes its place. max_backward grad_input = sum
- * of the grad_output whose offset names the position, added one after another in the order of the
- * output, each sum rounded to the dtype. avg                    output = sum of the taps / divisor,
- * summed in row-major order. avg_backward           grad_input = sum of grad_output / divisor, each
- * rounded to the dtype. adaptive_max           as max, over the window [floor(o I / O), ceil((o +
- * 1) I / O)); the offset is the flat position in the input. adaptive_max_backward  its gradient.
- *     amax_backward          gradient of the maximum over all positions, shared by all that are
- * equal to it: grad_output * (input == output) / how many they are.
+ * max: output = max of the taps, offsets = tap of the maximum. The first valid tap to start with; a
+ * greater one, or a NaN, takes its place.
+ *
+ * max_backward: grad_input = sum of the grad_output whose offset names the position, added one
+ * after another in the order of the output, each sum rounded to the dtype.
+ *
+ * avg: output = sum of the taps / divisor, summed in row-major order.
+ *
+ * avg_backward: grad_input = sum of grad_output / divisor, each rounded to the dtype.
+ *
+ * adaptive_max: as max, over the window [floor(o I / O), ceil((o + 1) I / O)); the offset is the
+ * flat position in the input.
+ *
+ * adaptive_max_backward: its gradient.
+ *
+ * amax: as adaptive_max, over all positions, always with offsets; these are inverted (~) where the
+ * maximum is not alone, and OSW_POOL_NOWHERE where it is a NaN.
+ *
+ * amax_backward: the gradient of that maximum, shared by all positions that are equal to it:
+ * grad_output * (input == output) / how many they are. offsets: those of amax, or none.
  *
  * Two forms. planes: the positions of a channel are neighbours (pixel_step 1). pixels: the channels
  * of a position are neighbours (channel_step 1). Work is cut into units, of which a kernel does
  * [begin, end):
  *
- *     max, avg               planes: rows of the output, counted through image, channel, depth,
- * height pixels: rows of the output, counted through image, depth, height their backward the same
- * with rows of grad_input all others             planes: planes, counted through image, channel
- *                            pixels: blocks of `block` channels, counted through image,
- * block
+ * max, avg: in planes rows of the output, counted through image, channel, depth, height; in pixels
+ * the same without the channel. Their backward: rows of grad_input.
+ *
+ * All others: in planes these, counted through image, channel; in pixels blocks of `block`
+ * channels, counted through image, block.
  *
  * Every element of output and grad_input that belongs to a unit is written. There is no avx512
  * file: nobody has measured one yet on a machine that has it.
@@ -41,6 +52,8 @@
 
 /* OSW_POOL_LANES: results that the scalar kernels work on together. */
 enum { OSW_POOL_DIMS = 3, OSW_POOL_LANES = 64, OSW_POOL_MIN_BLOCK = 64, OSW_POOL_MAX_BLOCK = 1024 };
+
+#define OSW_POOL_NOWHERE INT32_MIN
 
 /* Image n, channel c, position p lies at base + n * image_step + c * channel_step + p * pixel_step
  * (elements). What is read is never written: tensors of one call do not overlap. */
@@ -68,12 +81,12 @@ typedef struct osw_pool {
     int64_t input_channels;
     int64_t channel_step;
     int64_t block;               /* OSW_POOL_MIN_BLOCK to OSW_POOL_MAX_BLOCK */
-    osw_pool_tensor input;       /* max, avg, adaptive_max, amax_backward */
+    osw_pool_tensor input;       /* the forward ones, amax_backward */
     osw_pool_tensor output;      /* written by the forward ones; read by amax_backward */
     osw_pool_tensor offsets;     /* uint8, or int32 if wide; base NULL: not wanted */
     osw_pool_tensor grad_output; /* backward only */
     osw_pool_tensor grad_input;  /* backward only */
-    bool wide;                   /* always for adaptive_max */
+    bool wide;                   /* always for adaptive_max and amax */
     bool stream;                 /* what is written does not fit the caches: write around them */
     bool count_include_pad;      /* avg */
     int64_t divisor;             /* avg; 0: the number of taps */
@@ -106,6 +119,7 @@ typedef void osw_pool_fn(const osw_pool *pool, int64_t begin, int64_t end);
     X(avg_backward, form, i64)                                                                     \
     OSW_POOL_FLOATS(X, adaptive_max, form)                                                         \
     OSW_POOL_FLOATS(X, adaptive_max_backward, form)                                                \
+    OSW_POOL_FLOATS(X, amax, form)                                                                 \
     OSW_POOL_FLOATS(X, amax_backward, form)
 
 #define OSW_POOL_VARIANTS(X)                                                                       \

@@ -28,6 +28,7 @@ void osw_pool_fill_backward__avx2(osw_pool_fn **table)
 {
     OSW_POOL_FILL(max_backward_planes)
     OSW_POOL_FILL(max_backward_pixels)
+    OSW_POOL_FILL(avg_planes)
     OSW_POOL_FILL(avg_pixels)
     OSW_POOL_FILL(avg_backward_planes)
     OSW_POOL_FILL(avg_backward_pixels)

@@ -11,6 +11,8 @@ OSW_TARGET_BEGIN_AVX2
 #    include "pool/avx2_lines.h"
 
 #    include "pool/avx2_reduce.h"
+
+#    include "pool/avx2_keys.h"
 #    include "pool/avx2_rows.h"
 #    include "pool/avx2_strip.h"
 
@@ -27,6 +29,8 @@ void osw_pool_fill_max__avx2(osw_pool_fn **table)
     OSW_POOL_FILL(max_pixels)
     OSW_POOL_FILL(adaptive_max_planes)
     OSW_POOL_FILL(adaptive_max_pixels)
+    OSW_POOL_FILL(amax_planes)
+    OSW_POOL_FILL(amax_pixels)
     OSW_POOL_FILL(amax_backward_planes)
     OSW_POOL_FILL(amax_backward_pixels)
 }

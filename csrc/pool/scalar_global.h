@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* adaptive_max, its backward and amax_backward of one floating-point dtype; included like
+/* adaptive_max and amax with their backwards of one floating-point dtype; included like
  * scalar_max.h, after it. A unit is a plane, or a block of channels of an image. */
 
 /* One window of one plane. */
@@ -131,6 +131,35 @@ static void KERNEL(adaptive_max_backward_pixels)(const osw_pool *pool, int64_t b
     }
 }
 
+/* As adaptive_unit with one window; then the maxima that are not alone are marked. */
+static inline void LOCAL(amax_unit)(const osw_pool *pool, int64_t image, int64_t channel,
+                                    int64_t count)
+{
+    const ELEMENT *x =
+        (const ELEMENT *)pool->input.base + osw_place(&pool->input, image, channel, 0);
+    const int64_t plane = osw_input_plane(pool);
+    LOCAL(lanes) lanes;
+    bool alone[OSW_POOL_LANES];
+    for (int64_t i = 0; i < count; i++) {
+        lanes.best[i] = LOWEST;
+        lanes.tap[i] = 0;
+        alone[i] = true;
+    }
+    for (int64_t p = 0; p < plane; p++)
+        LOCAL(apply)(&lanes, 0, count, x + p * pool->input.pixel_step, 1, (int32_t)p);
+    for (int64_t p = 0; p < plane; p++)
+        for (int64_t i = 0; i < count; i++)
+            if (LOAD(x[p * pool->input.pixel_step + i]) == lanes.best[i] && p != lanes.tap[i])
+                alone[i] = false;
+    for (int64_t i = 0; i < count; i++)
+        lanes.tap[i] = IS_NAN(lanes.best[i]) ? OSW_POOL_NOWHERE
+                       : alone[i]            ? lanes.tap[i]
+                                             : ~lanes.tap[i];
+    LOCAL(put)
+    (pool, &lanes, count, osw_place(&pool->output, image, channel, 0),
+     osw_place(&pool->offsets, image, channel, 0));
+}
+
 /* What a position gets that is the maximum, and what one that is not (0, or NaN). */
 typedef struct LOCAL(share) {
     VALUE best[OSW_POOL_LANES];
@@ -160,8 +189,8 @@ static inline void LOCAL(share_out)(const osw_pool *pool, int64_t image, int64_t
     }
 }
 
-static inline void LOCAL(amax_unit)(const osw_pool *pool, int64_t image, int64_t channel,
-                                    int64_t count)
+static inline void LOCAL(amax_backward_unit)(const osw_pool *pool, int64_t image, int64_t channel,
+                                             int64_t count)
 {
     LOCAL(share) share;
     LOCAL(share_out)(pool, image, channel, count, &share);
@@ -196,7 +225,8 @@ static inline void LOCAL(amax_unit)(const osw_pool *pool, int64_t image, int64_t
 #define JOIN_KERNEL(operation, form) KERNEL(operation##form)
 
 UNITS(adaptive_max, LOCAL(adaptive_unit))
-UNITS(amax_backward, LOCAL(amax_unit))
+UNITS(amax, LOCAL(amax_unit))
+UNITS(amax_backward, LOCAL(amax_backward_unit))
 
 #undef JOIN_KERNEL
 #undef UNITS

@@ -147,8 +147,8 @@ _differentiable_backward = differentiable(
 )
 
 
-def _backward_of_pixels(input: Tensor, output: Tensor, grad_output: Tensor) -> Tensor:
-    """Of an output (N, C) or (N, C, 1, 1)."""
+def _backward_of_pixels(input: Tensor, output: Tensor, positions: Tensor, grad_output: Tensor) -> Tensor:
+    """Of an output (N, C) or (N, C, 1, 1); differentiable, and without the positions."""
     return _differentiable_backward(input, output.flatten(1), grad_output.flatten(1))
 
 
@@ -157,8 +157,8 @@ class _GlobalAmax(Function):
 
     @staticmethod
     def forward(ctx: Any, keepdim: bool, input: Tensor) -> Tensor:
-        output = plain_made("global_amax", _core.plain_amax(keepdim, input, True))
-        ctx.save_for_backward(input, output)
+        output, positions = plain_made("global_amax", _core.plain_amax(keepdim, input, True))
+        ctx.save_for_backward(input, output, positions)
         return output
 
     @staticmethod

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT */
+/* avg and avg_backward over planes, eight planes at a time, for one dtype; included by avx2_avg.h.
+ */
+
+/* `count` neighbouring elements of eight planes, side by side. */
+static void LOCAL(interleave)(const ELEMENT *const *planes, int64_t count, float *to)
+{
+    for (int64_t i = 0; count >= LANES && i < count; i += LANES) {
+        const int64_t at = osw_min(i, count - LANES);
+        __m256 v[8];
+        for (int plane = 0; plane < 8; plane++)
+            v[plane] = LOAD8(planes[plane] + at);
+        transpose8(v);
+        for (int position = 0; position < 8; position++)
+            _mm256_storeu_ps(to + (at + position) * 8, v[position]);
+    }
+    for (int64_t i = 0; count < LANES && i < count; i++)
+        for (int plane = 0; plane < 8; plane++)
+            to[i * 8 + plane] = LOAD(planes[plane][i]);
+}
+
+/* The same back, values of the dtype. */
+static void LOCAL(separate)(const float *from, int64_t count, ELEMENT *const *planes)
+{
+    for (int64_t i = 0; count >= LANES && i < count; i += LANES) {
+        const int64_t at = osw_min(i, count - LANES);
+        __m256 v[8];
+        for (int position = 0; position < 8; position++)
+            v[position] = _mm256_loadu_ps(from + (at + position) * 8);
+        transpose8(v);
+        for (int plane = 0; plane < 8; plane++)
+            STORE8(planes[plane] + at, v[plane]);
+    }
+    for (int64_t i = 0; count < LANES && i < count; i++)
+        for (int plane = 0; plane < 8; plane++)
+            planes[plane][i] = STORE(from[i * 8 + plane]);
+}
+
+/* One row of averages; `tile` begins with row `top` of the input. */
+OSW_INLINE void LOCAL(avg_row_of_eight)(const osw_pool *pool, int64_t d, int64_t h,
+                                        const float *tile, int64_t top, float *to)
+{
+    const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
+    const osw_range rows = rows_read(height, (osw_range){h, h + 1});
+    for (int64_t w = 0; w < width->output; w++, to += 8) {
+        const int64_t start = w * width->stride - width->padding;
+        const int64_t first = osw_max(start, 0);
+        const int64_t end = osw_min(start + width->kernel, width->input);
+        __m256 sum = _mm256_setzero_ps();
+        for (int64_t row = rows.first; row < rows.end; row++) {
+            const float *x = tile + ((row - top) * width->input + first) * 8;
+            for (int64_t i = first; i < end; i++, x += 8)
+                sum = _mm256_add_ps(sum, _mm256_loadu_ps(x));
+        }
+        const float divisor = (float)osw_avg_divisor(pool, d, h, w);
+        _mm256_storeu_ps(to, ROUND8(_mm256_div_ps(sum, _mm256_set1_ps(divisor))));
+    }
+}
+
+/* The first elements of eight planes, counted through image, channel, of which the last may stand
+ * for several. */
+OSW_INLINE void LOCAL(eight_planes)(const osw_pool_tensor *t, int64_t channels, int64_t step,
+                                    int64_t plane, int64_t count, ELEMENT **at)
+{
+    for (int64_t i = 0; i < 8; i++) {
+        const int64_t number = plane + osw_min(i, count - 1);
+        at[i] = (ELEMENT *)t->base + osw_place(t, number / channels, number % channels * step, 0);
+    }
+}
+
+OSW_INLINE void LOCAL(move_planes)(ELEMENT *const *planes, int64_t by, ELEMENT **moved)
+{
+    for (int i = 0; i < 8; i++)
+        moved[i] = planes[i] + by;
+}
+
+/* Rows [rows.first, rows.end) of slice d of eight outputs, which fit a tile. */
+static void LOCAL(avg_tile)(const osw_pool *pool, int64_t d, osw_range rows, ELEMENT *const *x,
+                            ELEMENT *const *y)
+{
+    const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
+    const osw_range read = rows_read(height, rows);
+    float tile[8 * OCTET_TILE], made[8 * OCTET_TILE];
+    ELEMENT *from[8], *to[8];
+    LOCAL(move_planes)
+    (x, osw_input_position(pool, d * pool->dims[DEPTH].stride, read.first, 0), from);
+    LOCAL(interleave)
+    ((const ELEMENT *const *)from, (read.end - read.first) * width->input, tile);
+    for (int64_t h = rows.first; h < rows.end; h++)
+        LOCAL(avg_row_of_eight)
+    (pool, d, h, tile, read.first, made + (h - rows.first) * width->output * 8);
+    LOCAL(move_planes)(y, osw_output_position(pool, d, rows.first, 0), to);
+    LOCAL(separate)(made, (rows.end - rows.first) * width->output, to);
+}
+
+static void KERNEL(avg_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    if (!fits_octets(pool)) {
+        fallback[OSW_POOL_ID_OF(avg_planes)](pool, begin, end);
+        return;
+    }
+    const int64_t height = pool->dims[HEIGHT].output, rows = pool->dims[DEPTH].output * height;
+    const int64_t most = tile_outputs(pool);
+    for (int64_t unit = begin; unit < end;) {
+        osw_range range;
+        const int64_t count = next_planes(unit, end, rows, &range);
+        ELEMENT *x[8], *y[8];
+        LOCAL(eight_planes)
+        (&pool->input, pool->channels, pool->channel_step, unit / rows, count, x);
+        LOCAL(eight_planes)(&pool->output, pool->channels, 1, unit / rows, count, y);
+        for (int64_t row = range.first; row < range.end;) {
+            const int64_t d = row / height, h = row % height;
+            const int64_t next = osw_min(osw_min(h + most, height), h + range.end - row);
+            LOCAL(avg_tile)(pool, d, (osw_range){h, next}, x, y);
+            row += next - h;
+        }
+        unit += count * (range.end - range.first);
+    }
+}
+
+/* The gradients of eight outputs over their divisors, in place. */
+OSW_INLINE void LOCAL(share_eight)(const osw_pool *pool, int64_t d, osw_range rows, float *tile)
+{
+    for (int64_t h = rows.first; h < rows.end; h++)
+        for (int64_t w = 0; w < pool->dims[WIDTH].output; w++, tile += 8) {
+            const float divisor = LOAD(STORE((float)osw_avg_divisor(pool, d, h, w)));
+            const __m256 share = _mm256_div_ps(_mm256_loadu_ps(tile), _mm256_set1_ps(divisor));
+            _mm256_storeu_ps(tile, ROUND8(share));
+        }
+}
+
+/* One row of the gradient of the input; `shares` begin with row `top` of the output. */
+OSW_INLINE void LOCAL(gather_row_of_eight)(const osw_pool *pool, int64_t h, const float *shares,
+                                           int64_t top, float *to)
+{
+    const osw_pool_dim *width = &pool->dims[WIDTH];
+    const osw_range rows = outputs_of(&pool->dims[HEIGHT], h);
+    for (int64_t w = 0; w < width->input; w++, to += 8) {
+        const osw_range columns = outputs_of(width, w);
+        __m256 total = _mm256_setzero_ps();
+        for (int64_t row = rows.first; row < rows.end; row++) {
+            const float *share = shares + ((row - top) * width->output + columns.first) * 8;
+            for (int64_t i = columns.first; i < columns.end; i++, share += 8)
+                total = ROUND_SUM8(_mm256_add_ps(total, _mm256_loadu_ps(share)));
+        }
+        _mm256_storeu_ps(to, total);
+    }
+}
+
+/* Rows of slice d of the gradients of eight inputs, which fit a tile; `y` those of the outputs. */
+static void LOCAL(gather_tile)(const osw_pool *pool, int64_t d, osw_range rows, ELEMENT *const *y,
+                               ELEMENT *const *x)
+{
+    const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
+    const osw_range read = rows_reading(height, rows);
+    const int64_t od = depth_reading(&pool->dims[DEPTH], d);
+    float shares[8 * OCTET_TILE], made[8 * OCTET_TILE];
+    ELEMENT *from[8], *to[8];
+    if (od >= 0 && read.first < read.end) {
+        LOCAL(move_planes)(y, osw_output_position(pool, od, read.first, 0), from);
+        LOCAL(interleave)
+        ((const ELEMENT *const *)from, (read.end - read.first) * width->output, shares);
+        LOCAL(share_eight)(pool, od, read, shares);
+        for (int64_t h = rows.first; h < rows.end; h++)
+            LOCAL(gather_row_of_eight)
+        (pool, h, shares, read.first, made + (h - rows.first) * width->input * 8);
+    } else {
+        memset(made, 0, (size_t)((rows.end - rows.first) * width->input) * 8 * sizeof(float));
+    }
+    LOCAL(move_planes)(x, osw_input_position(pool, d, rows.first, 0), to);
+    LOCAL(separate)(made, (rows.end - rows.first) * width->input, to);
+}
+
+static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    if (!fits_octets(pool) || pool->channel_step != 1) {
+        LOCAL(share_planes)(pool, begin, end);
+        return;
+    }
+    const int64_t height = pool->dims[HEIGHT].input, rows = pool->dims[DEPTH].input * height;
+    const int64_t most = tile_inputs(pool);
+    for (int64_t unit = begin; unit < end;) {
+        osw_range range;
+        const int64_t count = next_planes(unit, end, rows, &range);
+        ELEMENT *x[8], *y[8];
+        LOCAL(eight_planes)(&pool->grad_input, pool->channels, 1, unit / rows, count, x);
+        LOCAL(eight_planes)(&pool->grad_output, pool->channels, 1, unit / rows, count, y);
+        for (int64_t row = range.first; row < range.end;) {
+            const int64_t d = row / height, h = row % height;
+            const int64_t next = osw_min(osw_min(h + most, height), h + range.end - row);
+            LOCAL(gather_tile)(pool, d, (osw_range){h, next}, y, x);
+            row += next - h;
+        }
+        unit += count * (range.end - range.first);
+    }
+}
