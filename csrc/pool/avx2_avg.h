@@ -158,56 +158,109 @@ static void LOCAL(share_planes)(const osw_pool *pool, int64_t begin, int64_t end
     }
 }
 
-/* All channels of one position of the input. */
-static void LOCAL(share_position)(const osw_pool *pool, const osw_shares *shares, ELEMENT *to)
+/* Output row (d, h) in its slot, filled if it is not yet there. */
+static const float *LOCAL(ring_row)(osw_ring *ring, const osw_pool *pool, int64_t d, int64_t h)
 {
-    for (int64_t i = 0; i < pool->channels; i += LANES) {
-        const int64_t c = osw_min(i, pool->channels - LANES);
-        __m256 total = _mm256_setzero_ps();
-        for (int k = 0; k < shares->count; k++) {
-            const __m256 gradient = LOAD8((const ELEMENT *)shares->at[k] + c);
-            const __m256 divisor = _mm256_set1_ps(LOAD(STORE(shares->divisor[k])));
-            total = ROUND_SUM8(_mm256_add_ps(total, ROUND8(_mm256_div_ps(gradient, divisor))));
+    const int64_t width = pool->dims[WIDTH].output, channels = ring->channels;
+    const int64_t slot = d % ring->slots_depth * ring->slots_height + h % ring->slots_height;
+    const int64_t number = d * pool->dims[HEIGHT].output + h;
+    float *share = ring->share + slot * width * channels;
+    if (ring->tag[slot] == number)
+        return share;
+    ring->tag[slot] = number;
+    const ELEMENT *gradient =
+        (const ELEMENT *)pool->grad_output.base +
+        osw_place(&pool->grad_output, ring->image, ring->first, osw_output_position(pool, d, h, 0));
+    for (int64_t w = 0; w < width; w++, gradient += pool->grad_output.pixel_step) {
+        const float count = LOAD(STORE((float)osw_avg_divisor(pool, d, h, w)));
+        for (int64_t i = 0; i < channels; i += LANES) {
+            const int64_t c = osw_min(i, channels - LANES);
+            const __m256 quotient = _mm256_div_ps(LOAD8(gradient + c), _mm256_set1_ps(count));
+            _mm256_storeu_ps(share + w * channels + c, ROUND8(quotient));
         }
-        STORE8(to + c, total);
+    }
+    return share;
+}
+
+/* Sums of `vectors` vectors of channels over the outputs of `columns` in all slots. */
+OSW_INLINE void LOCAL(sum_shares)(const osw_slots *slots, osw_range columns, int64_t channels,
+                                  int64_t c, ELEMENT *to, const int vectors)
+{
+    __m256 total[4];
+    for (int v = 0; v < vectors; v++)
+        total[v] = _mm256_setzero_ps();
+    for (int slot = 0; slot < slots->count; slot++)
+        for (int64_t w = columns.first; w < columns.end; w++)
+            for (int v = 0; v < vectors; v++) {
+                const float *share = slots->at[slot] + w * channels + c + v * LANES;
+                total[v] = ROUND_SUM8(_mm256_add_ps(total[v], _mm256_loadu_ps(share)));
+            }
+    for (int v = 0; v < vectors; v++)
+        STORE8(to + c + v * LANES, total[v]);
+}
+
+/* The block's channels of one row of the input. */
+static void LOCAL(share_pixels)(osw_ring *ring, const osw_pool *pool, const osw_row *row,
+                                ELEMENT *to)
+{
+    const osw_pool_dim *width = &pool->dims[WIDTH];
+    const osw_range depth = outputs_of(&pool->dims[DEPTH], row->depth);
+    const osw_range height = outputs_of(&pool->dims[HEIGHT], row->height);
+    const int64_t channels = ring->channels, step = pool->grad_input.pixel_step;
+    osw_slots slots = {.count = 0};
+    for (int64_t d = depth.first; d < depth.end; d++)
+        for (int64_t h = height.first; h < height.end; h++)
+            slots.at[slots.count++] = LOCAL(ring_row)(ring, pool, d, h);
+    osw_range before = {-1, -1};
+    for (int64_t w = 0; w < width->input; w++, to += step) {
+        const osw_range columns = outputs_of(width, w);
+        if (same_range(columns, before)) {
+            memcpy(to, to - step, (size_t)channels * sizeof(ELEMENT));
+            continue;
+        }
+        before = columns;
+        int64_t c = 0;
+        for (; c + 4 * LANES <= channels; c += 4 * LANES)
+            LOCAL(sum_shares)(&slots, columns, channels, c, to, 4);
+        for (; c < channels; c += LANES)
+            LOCAL(sum_shares)(&slots, columns, channels, osw_min(c, channels - LANES), to, 1);
     }
 }
 
-static void LOCAL(share_pixels)(const osw_pool *pool, const osw_row *row, ELEMENT *to)
+/* Rows [begin, end) of one image, for a block of channels. */
+static void LOCAL(share_image)(osw_ring *ring, const osw_pool *pool, int64_t begin, int64_t end)
 {
-    const osw_pool_dim *dim = &pool->dims[WIDTH];
-    const int64_t step = pool->grad_input.pixel_step;
-    osw_shares shares;
-    osw_range before = {-1, -1};
-    for (int64_t w = 0; w < dim->input; w++, to += step) {
-        const osw_range range = outputs_of(dim, w);
-        if (same_range(range, before)) {
-            memcpy(to, to - step, (size_t)pool->channels * sizeof(ELEMENT));
-            continue;
-        }
-        before = range;
-        set_shares(&shares, pool, row, &range, sizeof(ELEMENT));
-        LOCAL(share_position)(pool, &shares, to);
+    const bool whole = ring->channels == pool->grad_input.pixel_step;
+    const int64_t length = pool->dims[WIDTH].input * ring->channels;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_row row = osw_input_row(pool, 1, unit);
+        ELEMENT *to = (ELEMENT *)pool->grad_input.base +
+                      osw_place(&pool->grad_input, row.image, ring->first,
+                                osw_input_position(pool, row.depth, row.height, 0));
+        if (whole && unit > begin && as_row_before(pool, &row))
+            memcpy(to, to - length, (size_t)length * sizeof(ELEMENT));
+        else
+            LOCAL(share_pixels)(ring, pool, &row, to);
     }
 }
 
 static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_window(pool) || pool->channel_step != 1 ||
-        pool->grad_input.pixel_step != pool->channels) {
+    if (!fits_window(pool) || pool->channel_step != 1 || ring_channels(pool) < LANES) {
         fallback[OSW_POOL_ID_OF(avg_backward_pixels)](pool, begin, end);
         return;
     }
-    const int64_t length = pool->dims[WIDTH].input * pool->channels;
-    for (int64_t unit = begin; unit < end; unit++) {
-        const osw_row row = osw_input_row(pool, 1, unit);
-        ELEMENT *to = (ELEMENT *)pool->grad_input.base +
-                      osw_place(&pool->grad_input, row.image, 0,
-                                osw_input_position(pool, row.depth, row.height, 0));
-        if (unit > begin && as_row_before(pool, &row))
-            memcpy(to, to - length, (size_t)length * sizeof(ELEMENT));
-        else
-            LOCAL(share_pixels)(pool, &row, to);
+    const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
+    const int64_t block = ring_channels(pool);
+    osw_ring ring;
+    for (int64_t unit = begin; unit < end;) {
+        const int64_t next = osw_min(end, (unit / rows + 1) * rows);
+        for (int64_t i = 0; i < pool->channels; i += block) {
+            const int64_t count = osw_min(osw_max(LANES, pool->channels - i), block);
+            begin_ring(&ring, pool, unit / rows, osw_min(i, pool->channels - count), count);
+            LOCAL(share_image)(&ring, pool, unit, next);
+        }
+        unit = next;
     }
 }
 

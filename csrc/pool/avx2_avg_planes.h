@@ -103,7 +103,7 @@ static void KERNEL(avg_planes)(const osw_pool *pool, int64_t begin, int64_t end)
     const int64_t most = tile_outputs(pool);
     for (int64_t unit = begin; unit < end;) {
         osw_range range;
-        const int64_t count = next_planes(unit, end, rows, &range);
+        const int64_t count = next_planes(unit, end, rows, 8, &range);
         ELEMENT *x[8], *y[8];
         LOCAL(eight_planes)
         (&pool->input, pool->channels, pool->channel_step, unit / rows, count, x);
@@ -171,26 +171,63 @@ static void LOCAL(gather_tile)(const osw_pool *pool, int64_t d, osw_range rows, 
     LOCAL(separate)(made, (rows.end - rows.first) * width->input, to);
 }
 
+/* The rows of the range of eight inputs; `y` of the outputs. */
+static void LOCAL(gather_eight)(const osw_pool *pool, osw_range range, ELEMENT *const *y,
+                                ELEMENT *const *x)
+{
+    const int64_t height = pool->dims[HEIGHT].input, most = tile_inputs(pool);
+    for (int64_t row = range.first; row < range.end;) {
+        const int64_t d = row / height, h = row % height;
+        const int64_t next = osw_min(osw_min(h + most, height), h + range.end - row);
+        LOCAL(gather_tile)(pool, d, (osw_range){h, next}, y, x);
+        row += next - h;
+    }
+}
+
+/* Planes counted through image, input channel, whose `count` rows of the range are to be written;
+ * those between the channels of the output are zero. */
+static void LOCAL(gather_planes)(const osw_pool *pool, int64_t plane, int64_t count,
+                                 osw_range range)
+{
+    const int64_t width = pool->dims[WIDTH].input;
+    ELEMENT *x[8], *y[8];
+    int found = 0;
+    for (int64_t i = plane; i < plane + count; i++) {
+        const int64_t n = i / pool->input_channels, c = i % pool->input_channels;
+        ELEMENT *to = (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, n, c, 0);
+        if (c % pool->channel_step != 0) {
+            memset(to + range.first * width, 0,
+                   (size_t)((range.end - range.first) * width) * sizeof(ELEMENT));
+            continue;
+        }
+        y[found] = (ELEMENT *)pool->grad_output.base +
+                   osw_place(&pool->grad_output, n, c / pool->channel_step, 0);
+        x[found++] = to;
+        if (found == 8) {
+            LOCAL(gather_eight)(pool, range, y, x);
+            found = 0;
+        }
+    }
+    for (int i = found; found > 0 && i < 8; i++) {
+        x[i] = x[found - 1];
+        y[i] = y[found - 1];
+    }
+    if (found > 0)
+        LOCAL(gather_eight)(pool, range, y, x);
+}
+
 static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_octets(pool) || pool->channel_step != 1) {
+    if (!fits_octets(pool)) {
         LOCAL(share_planes)(pool, begin, end);
         return;
     }
-    const int64_t height = pool->dims[HEIGHT].input, rows = pool->dims[DEPTH].input * height;
-    const int64_t most = tile_inputs(pool);
+    const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
     for (int64_t unit = begin; unit < end;) {
         osw_range range;
-        const int64_t count = next_planes(unit, end, rows, &range);
-        ELEMENT *x[8], *y[8];
-        LOCAL(eight_planes)(&pool->grad_input, pool->channels, 1, unit / rows, count, x);
-        LOCAL(eight_planes)(&pool->grad_output, pool->channels, 1, unit / rows, count, y);
-        for (int64_t row = range.first; row < range.end;) {
-            const int64_t d = row / height, h = row % height;
-            const int64_t next = osw_min(osw_min(h + most, height), h + range.end - row);
-            LOCAL(gather_tile)(pool, d, (osw_range){h, next}, y, x);
-            row += next - h;
-        }
+        const int64_t most = 8 * osw_min(pool->channel_step, pool->input_channels);
+        const int64_t count = next_planes(unit, end, rows, most, &range);
+        LOCAL(gather_planes)(pool, unit / rows, count, range);
         unit += count * (range.end - range.first);
     }
 }

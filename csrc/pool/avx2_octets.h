@@ -71,11 +71,12 @@ static inline int64_t tile_inputs(const osw_pool *pool)
     return osw_max(1, osw_min(rows_in, (rows_out - 1) * height->stride - height->kernel + 2));
 }
 
-/* The next planes of units [unit, end) that are rows of planes: up to eight whole ones, or what is
+/* The next planes of units [unit, end) that are rows of planes: up to `most` whole ones, or what is
  * there of one; their rows. */
-static inline int64_t next_planes(int64_t unit, int64_t end, int64_t rows, osw_range *range)
+static inline int64_t next_planes(int64_t unit, int64_t end, int64_t rows, int64_t most,
+                                  osw_range *range)
 {
     const int64_t first = unit % rows;
     *range = (osw_range){first, osw_min(rows, first + end - unit)};
-    return first == 0 ? osw_max(1, osw_min(8, (end - unit) / rows)) : 1;
+    return first == 0 ? osw_max(1, osw_min(most, (end - unit) / rows)) : 1;
 }

@@ -30,29 +30,49 @@ static inline void set_taps_at(osw_taps_at *taps, const osw_pool *pool, const os
         }
 }
 
-/* The outputs that one position of the input belongs to, in order, with the divisor of each. */
-typedef struct osw_shares {
-    int count;
-    const void *at[MAX_TAPS];
-    float divisor[MAX_TAPS];
-} osw_shares;
+/* Rows of the output over their divisors, for a block of channels of one image; a row of the input
+ * meets at most one row of each slot. */
+enum { RING_FLOATS = 16384 };
 
-static inline void set_shares(osw_shares *shares, const osw_pool *pool, const osw_row *row,
-                              const osw_range *width, int64_t element)
+typedef struct osw_ring {
+    int64_t image;
+    int64_t first, channels; /* of the block */
+    int64_t slots_depth, slots_height;
+    int64_t tag[MAX_TAPS]; /* number of the row in the slot, or -1 */
+    float share[RING_FLOATS];
+} osw_ring;
+
+/* Output rows that meet one row of the input, at most. */
+static inline int64_t rows_meeting(const osw_pool_dim *dim)
 {
-    const osw_range depth = outputs_of(&pool->dims[DEPTH], row->depth);
-    const osw_range height = outputs_of(&pool->dims[HEIGHT], row->height);
-    shares->count = 0;
-    for (int64_t d = depth.first; d < depth.end; d++)
-        for (int64_t h = height.first; h < height.end; h++)
-            for (int64_t w = width->first; w < width->end; w++) {
-                const int64_t position = osw_output_position(pool, d, h, w);
-                shares->at[shares->count] =
-                    (const char *)pool->grad_output.base +
-                    osw_place(&pool->grad_output, row->image, 0, position) * element;
-                shares->divisor[shares->count++] = (float)osw_avg_divisor(pool, d, h, w);
-            }
+    return osw_ceil_div(dim->kernel, dim->stride);
 }
+
+/* Channels of a block: all, or whole vectors; fewer than a vector where a row does not fit. */
+static inline int64_t ring_channels(const osw_pool *pool)
+{
+    const int64_t slots = rows_meeting(&pool->dims[DEPTH]) * rows_meeting(&pool->dims[HEIGHT]);
+    const int64_t room = RING_FLOATS / (slots * pool->dims[WIDTH].output);
+    return room >= pool->channels ? pool->channels : room / LANES * LANES;
+}
+
+static inline void begin_ring(osw_ring *ring, const osw_pool *pool, int64_t image, int64_t first,
+                              int64_t channels)
+{
+    ring->image = image;
+    ring->first = first;
+    ring->channels = channels;
+    ring->slots_depth = rows_meeting(&pool->dims[DEPTH]);
+    ring->slots_height = rows_meeting(&pool->dims[HEIGHT]);
+    for (int i = 0; i < MAX_TAPS; i++)
+        ring->tag[i] = -1;
+}
+
+/* What a row of the input meets: the slots, in the order of the output. */
+typedef struct osw_slots {
+    int count;
+    const float *at[MAX_TAPS];
+} osw_slots;
 
 static inline bool same_range(osw_range a, osw_range b)
 {
