@@ -4,10 +4,10 @@
  * and copied. */
 
 /* Sums of `vectors` vectors of channels from c on, one tap after another, over the divisor. */
-OSW_INLINE void LOCAL(avg_channels)(const osw_taps_at *taps, int64_t c, float divisor, ELEMENT *y,
-                                    const int vectors)
+OSW_INLINE int64_t LOCAL(avg_channels)(const osw_taps_at *taps, int64_t c, float divisor,
+                                       ELEMENT *y, const int vectors)
 {
-    __m256 sums[4];
+    __m256 sums[8];
     for (int v = 0; v < vectors; v++)
         sums[v] = _mm256_setzero_ps();
     for (int k = 0; k < taps->count; k++)
@@ -15,21 +15,84 @@ OSW_INLINE void LOCAL(avg_channels)(const osw_taps_at *taps, int64_t c, float di
             sums[v] = _mm256_add_ps(sums[v], LOAD8((const ELEMENT *)taps->at[k] + c + v * LANES));
     for (int v = 0; v < vectors; v++)
         STORE8(y + c + v * LANES, ROUND8(_mm256_div_ps(sums[v], _mm256_set1_ps(divisor))));
+    return c + vectors * LANES;
+}
+
+/* A position of few channels: all taps are added up in registers. */
+OSW_INLINE void LOCAL(avg_few)(const osw_taps_at *taps, int64_t channels, float divisor, ELEMENT *y)
+{
+    int64_t c = 0;
+    while (c + 8 * LANES <= channels)
+        c = LOCAL(avg_channels)(taps, c, divisor, y, 8);
+    if (c + 4 * LANES <= channels)
+        c = LOCAL(avg_channels)(taps, c, divisor, y, 4);
+    if (c + 2 * LANES <= channels)
+        c = LOCAL(avg_channels)(taps, c, divisor, y, 2);
+    while (c < channels)
+        c = LOCAL(avg_channels)(taps, osw_min(c, channels - LANES), divisor, y, 1);
+}
+
+/* sums[c] += the channels of `count` taps, of which the first ones start the sums. */
+OSW_INLINE void LOCAL(add_taps)(const void *const *at, int64_t from, int64_t channels, bool start,
+                                float *sums, const int count)
+{
+    int64_t c = 0;
+    for (; c + LANES <= channels; c += LANES) {
+        __m256 sum = start ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + c);
+        for (int k = 0; k < count; k++)
+            sum = _mm256_add_ps(sum, LOAD8((const ELEMENT *)at[k] + from + c));
+        _mm256_storeu_ps(sums + c, sum);
+    }
+    for (; c < channels; c++) {
+        float sum = start ? 0 : sums[c];
+        for (int k = 0; k < count; k++)
+            sum += LOAD(((const ELEMENT *)at[k])[from + c]);
+        sums[c] = sum;
+    }
+}
+
+/* Input channels [from, from + channels) of a position: every tap is read as it lies in memory. */
+static void LOCAL(avg_many)(const osw_pool *pool, const osw_taps_at *taps, int64_t from,
+                            int64_t channels, float divisor, ELEMENT *y)
+{
+    float sums[OSW_POOL_MAX_BLOCK];
+    int k = 0;
+    for (; k + 4 <= taps->count; k += 4)
+        LOCAL(add_taps)(taps->at + k, from, channels, k == 0, sums, 4);
+    for (; k < taps->count; k++)
+        LOCAL(add_taps)(taps->at + k, from, channels, k == 0, sums, 1);
+    const int64_t step = pool->channel_step;
+    for (int64_t i = 0; step == 1 && i < channels; i += LANES) {
+        const int64_t c = osw_min(i, channels - LANES);
+        const __m256 sum = _mm256_loadu_ps(sums + c);
+        STORE8(y + from + c, ROUND8(_mm256_div_ps(sum, _mm256_set1_ps(divisor))));
+    }
+    for (int64_t c = 0; step > 1 && c < channels; c += step)
+        y[(from + c) / step] = STORE(sums[c] / divisor);
 }
 
 OSW_INLINE void LOCAL(avg_position)(const osw_pool *pool, const osw_taps_at *taps, float divisor,
                                     ELEMENT *y)
 {
-    int64_t c = 0;
-    for (; c + 4 * LANES <= pool->channels; c += 4 * LANES)
-        LOCAL(avg_channels)(taps, c, divisor, y, 4);
-    for (; c < pool->channels; c += LANES)
-        LOCAL(avg_channels)(taps, osw_min(c, pool->channels - LANES), divisor, y, 1);
+    enum { FEW = 8 * LANES };
+    const int64_t step = pool->channel_step, channels = pool->input_channels;
+    if (step == 1 && channels <= FEW) {
+        LOCAL(avg_few)(taps, channels, divisor, y);
+        return;
+    }
+    /* Blocks begin with a channel that is wanted, and have a vector at least. */
+    const int64_t most = step == 1 ? OSW_POOL_MAX_BLOCK - LANES : OSW_POOL_MAX_BLOCK / step * step;
+    for (int64_t from = 0; from < channels;) {
+        const int64_t rest = channels - from;
+        const int64_t count = step == 1 && rest < most + LANES ? rest : osw_min(rest, most);
+        LOCAL(avg_many)(pool, taps, from, count, divisor, y);
+        from += count;
+    }
 }
 
 static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_window(pool) || pool->channel_step != 1) {
+    if (!fits_window(pool)) {
         fallback[OSW_POOL_ID_OF(avg_pixels)](pool, begin, end);
         return;
     }
@@ -199,6 +262,24 @@ OSW_INLINE void LOCAL(sum_shares)(const osw_slots *slots, osw_range columns, int
         STORE8(to + c + v * LANES, total[v]);
 }
 
+/* The block's channels of one position; what lies between them is zero. */
+OSW_INLINE void LOCAL(share_position)(const osw_ring *ring, const osw_pool *pool,
+                                      const osw_slots *slots, osw_range columns, ELEMENT *to)
+{
+    const int64_t step = pool->channel_step, channels = ring->channels;
+    ELEMENT dense[OSW_POOL_MAX_BLOCK], *made = step == 1 ? to : dense;
+    int64_t c = 0;
+    for (; c + 4 * LANES <= channels; c += 4 * LANES)
+        LOCAL(sum_shares)(slots, columns, channels, c, made, 4);
+    for (; c < channels; c += LANES)
+        LOCAL(sum_shares)(slots, columns, channels, osw_min(c, channels - LANES), made, 1);
+    if (step == 1)
+        return;
+    memset(to, 0, (size_t)ring_inputs(ring, pool) * sizeof(ELEMENT));
+    for (c = 0; c < channels; c++)
+        to[c * step] = dense[c];
+}
+
 /* The block's channels of one row of the input. */
 static void LOCAL(share_pixels)(osw_ring *ring, const osw_pool *pool, const osw_row *row,
                                 ELEMENT *to)
@@ -206,7 +287,8 @@ static void LOCAL(share_pixels)(osw_ring *ring, const osw_pool *pool, const osw_
     const osw_pool_dim *width = &pool->dims[WIDTH];
     const osw_range depth = outputs_of(&pool->dims[DEPTH], row->depth);
     const osw_range height = outputs_of(&pool->dims[HEIGHT], row->height);
-    const int64_t channels = ring->channels, step = pool->grad_input.pixel_step;
+    const int64_t step = pool->grad_input.pixel_step;
+    const size_t bytes = (size_t)ring_inputs(ring, pool) * sizeof(ELEMENT);
     osw_slots slots = {.count = 0};
     for (int64_t d = depth.first; d < depth.end; d++)
         for (int64_t h = height.first; h < height.end; h++)
@@ -215,27 +297,23 @@ static void LOCAL(share_pixels)(osw_ring *ring, const osw_pool *pool, const osw_
     for (int64_t w = 0; w < width->input; w++, to += step) {
         const osw_range columns = outputs_of(width, w);
         if (same_range(columns, before)) {
-            memcpy(to, to - step, (size_t)channels * sizeof(ELEMENT));
+            memcpy(to, to - step, bytes);
             continue;
         }
         before = columns;
-        int64_t c = 0;
-        for (; c + 4 * LANES <= channels; c += 4 * LANES)
-            LOCAL(sum_shares)(&slots, columns, channels, c, to, 4);
-        for (; c < channels; c += LANES)
-            LOCAL(sum_shares)(&slots, columns, channels, osw_min(c, channels - LANES), to, 1);
+        LOCAL(share_position)(ring, pool, &slots, columns, to);
     }
 }
 
 /* Rows [begin, end) of one image, for a block of channels. */
 static void LOCAL(share_image)(osw_ring *ring, const osw_pool *pool, int64_t begin, int64_t end)
 {
-    const bool whole = ring->channels == pool->grad_input.pixel_step;
-    const int64_t length = pool->dims[WIDTH].input * ring->channels;
+    const bool whole = ring_inputs(ring, pool) == pool->grad_input.pixel_step;
+    const int64_t length = pool->dims[WIDTH].input * pool->grad_input.pixel_step;
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_input_row(pool, 1, unit);
         ELEMENT *to = (ELEMENT *)pool->grad_input.base +
-                      osw_place(&pool->grad_input, row.image, ring->first,
+                      osw_place(&pool->grad_input, row.image, ring->first * pool->channel_step,
                                 osw_input_position(pool, row.depth, row.height, 0));
         if (whole && unit > begin && as_row_before(pool, &row))
             memcpy(to, to - length, (size_t)length * sizeof(ELEMENT));
@@ -246,7 +324,7 @@ static void LOCAL(share_image)(osw_ring *ring, const osw_pool *pool, int64_t beg
 
 static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_window(pool) || pool->channel_step != 1 || ring_channels(pool) < LANES) {
+    if (!fits_window(pool) || ring_channels(pool) < LANES) {
         fallback[OSW_POOL_ID_OF(avg_backward_pixels)](pool, begin, end);
         return;
     }

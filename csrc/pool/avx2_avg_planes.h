@@ -43,13 +43,11 @@ OSW_INLINE void LOCAL(avg_row_of_eight)(const osw_pool *pool, int64_t d, int64_t
     const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
     const osw_range rows = rows_read(height, (osw_range){h, h + 1});
     for (int64_t w = 0; w < width->output; w++, to += 8) {
-        const int64_t start = w * width->stride - width->padding;
-        const int64_t first = osw_max(start, 0);
-        const int64_t end = osw_min(start + width->kernel, width->input);
+        const osw_range columns = inputs_of(width, w);
         __m256 sum = _mm256_setzero_ps();
         for (int64_t row = rows.first; row < rows.end; row++) {
-            const float *x = tile + ((row - top) * width->input + first) * 8;
-            for (int64_t i = first; i < end; i++, x += 8)
+            const float *x = tile + ((row - top) * width->input + columns.first) * 8;
+            for (int64_t i = columns.first; i < columns.end; i++, x += 8)
                 sum = _mm256_add_ps(sum, _mm256_loadu_ps(x));
         }
         const float divisor = (float)osw_avg_divisor(pool, d, h, w);
@@ -130,26 +128,28 @@ OSW_INLINE void LOCAL(share_eight)(const osw_pool *pool, int64_t d, osw_range ro
 }
 
 /* One row of the gradient of the input; `shares` begin with row `top` of the output. */
-OSW_INLINE void LOCAL(gather_row_of_eight)(const osw_pool *pool, int64_t h, const float *shares,
+OSW_INLINE void LOCAL(gather_row_of_eight)(const osw_pool *pool, osw_range rows,
+                                           const osw_columns *columns, const float *shares,
                                            int64_t top, float *to)
 {
     const osw_pool_dim *width = &pool->dims[WIDTH];
-    const osw_range rows = outputs_of(&pool->dims[HEIGHT], h);
+    __m256 total = _mm256_setzero_ps();
     for (int64_t w = 0; w < width->input; w++, to += 8) {
-        const osw_range columns = outputs_of(width, w);
-        __m256 total = _mm256_setzero_ps();
-        for (int64_t row = rows.first; row < rows.end; row++) {
-            const float *share = shares + ((row - top) * width->output + columns.first) * 8;
-            for (int64_t i = columns.first; i < columns.end; i++, share += 8)
-                total = ROUND_SUM8(_mm256_add_ps(total, _mm256_loadu_ps(share)));
+        if (!columns->same[w]) {
+            total = _mm256_setzero_ps();
+            for (int64_t row = rows.first; row < rows.end; row++) {
+                const float *share = shares + (row - top) * width->output * 8;
+                for (int32_t i = columns->first[w]; i < columns->end[w]; i++)
+                    total = ROUND_SUM8(_mm256_add_ps(total, _mm256_loadu_ps(share + i * 8)));
+            }
         }
         _mm256_storeu_ps(to, total);
     }
 }
 
 /* Rows of slice d of the gradients of eight inputs, which fit a tile; `y` those of the outputs. */
-static void LOCAL(gather_tile)(const osw_pool *pool, int64_t d, osw_range rows, ELEMENT *const *y,
-                               ELEMENT *const *x)
+static void LOCAL(gather_tile)(const osw_pool *pool, int64_t d, osw_range rows,
+                               const osw_columns *columns, ELEMENT *const *y, ELEMENT *const *x)
 {
     const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
     const osw_range read = rows_reading(height, rows);
@@ -163,7 +163,8 @@ static void LOCAL(gather_tile)(const osw_pool *pool, int64_t d, osw_range rows, 
         LOCAL(share_eight)(pool, od, read, shares);
         for (int64_t h = rows.first; h < rows.end; h++)
             LOCAL(gather_row_of_eight)
-        (pool, h, shares, read.first, made + (h - rows.first) * width->input * 8);
+        (pool, outputs_of(height, h), columns, shares, read.first,
+         made + (h - rows.first) * width->input * 8);
     } else {
         memset(made, 0, (size_t)((rows.end - rows.first) * width->input) * 8 * sizeof(float));
     }
@@ -172,14 +173,14 @@ static void LOCAL(gather_tile)(const osw_pool *pool, int64_t d, osw_range rows, 
 }
 
 /* The rows of the range of eight inputs; `y` of the outputs. */
-static void LOCAL(gather_eight)(const osw_pool *pool, osw_range range, ELEMENT *const *y,
-                                ELEMENT *const *x)
+static void LOCAL(gather_eight)(const osw_pool *pool, osw_range range, const osw_columns *columns,
+                                ELEMENT *const *y, ELEMENT *const *x)
 {
     const int64_t height = pool->dims[HEIGHT].input, most = tile_inputs(pool);
     for (int64_t row = range.first; row < range.end;) {
         const int64_t d = row / height, h = row % height;
         const int64_t next = osw_min(osw_min(h + most, height), h + range.end - row);
-        LOCAL(gather_tile)(pool, d, (osw_range){h, next}, y, x);
+        LOCAL(gather_tile)(pool, d, (osw_range){h, next}, columns, y, x);
         row += next - h;
     }
 }
@@ -187,7 +188,7 @@ static void LOCAL(gather_eight)(const osw_pool *pool, osw_range range, ELEMENT *
 /* Planes counted through image, input channel, whose `count` rows of the range are to be written;
  * those between the channels of the output are zero. */
 static void LOCAL(gather_planes)(const osw_pool *pool, int64_t plane, int64_t count,
-                                 osw_range range)
+                                 osw_range range, const osw_columns *columns)
 {
     const int64_t width = pool->dims[WIDTH].input;
     ELEMENT *x[8], *y[8];
@@ -204,7 +205,7 @@ static void LOCAL(gather_planes)(const osw_pool *pool, int64_t plane, int64_t co
                    osw_place(&pool->grad_output, n, c / pool->channel_step, 0);
         x[found++] = to;
         if (found == 8) {
-            LOCAL(gather_eight)(pool, range, y, x);
+            LOCAL(gather_eight)(pool, range, columns, y, x);
             found = 0;
         }
     }
@@ -213,7 +214,7 @@ static void LOCAL(gather_planes)(const osw_pool *pool, int64_t plane, int64_t co
         y[i] = y[found - 1];
     }
     if (found > 0)
-        LOCAL(gather_eight)(pool, range, y, x);
+        LOCAL(gather_eight)(pool, range, columns, y, x);
 }
 
 static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
@@ -223,11 +224,13 @@ static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int
         return;
     }
     const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
+    osw_columns columns;
+    set_columns(&columns, &pool->dims[WIDTH]);
     for (int64_t unit = begin; unit < end;) {
         osw_range range;
         const int64_t most = 8 * osw_min(pool->channel_step, pool->input_channels);
         const int64_t count = next_planes(unit, end, rows, most, &range);
-        LOCAL(gather_planes)(pool, unit / rows, count, range);
+        LOCAL(gather_planes)(pool, unit / rows, count, range, &columns);
         unit += count * (range.end - range.first);
     }
 }

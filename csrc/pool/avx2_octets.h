@@ -37,9 +37,7 @@ static inline bool fits_octets(const osw_pool *pool)
 /* Rows of the input that output rows read. */
 static inline osw_range rows_read(const osw_pool_dim *height, osw_range rows)
 {
-    const int64_t from = rows.first * height->stride - height->padding;
-    const int64_t to = (rows.end - 1) * height->stride - height->padding + height->kernel;
-    return (osw_range){osw_max(from, 0), osw_min(to, height->input)};
+    return (osw_range){inputs_of(height, rows.first).first, inputs_of(height, rows.end - 1).end};
 }
 
 /* Rows of the output that read input rows. */
@@ -69,6 +67,26 @@ static inline int64_t tile_inputs(const osw_pool *pool)
     const int64_t rows_in = OCTET_TILE / width->input, rows_out = OCTET_TILE / width->output;
     /* n rows of the input are read by at most (n + kernel - 2) / stride + 1 of the output. */
     return osw_max(1, osw_min(rows_in, (rows_out - 1) * height->stride - height->kernel + 2));
+}
+
+/* The outputs that meet each column of the input, and whether they are those of the column before.
+ */
+typedef struct osw_columns {
+    int32_t first[OCTET_TILE];
+    int32_t end[OCTET_TILE];
+    bool same[OCTET_TILE];
+} osw_columns;
+
+static inline void set_columns(osw_columns *columns, const osw_pool_dim *width)
+{
+    osw_range before = {-1, -1};
+    for (int64_t w = 0; w < width->input; w++) {
+        const osw_range range = outputs_of(width, w);
+        columns->first[w] = (int32_t)range.first;
+        columns->end[w] = (int32_t)range.end;
+        columns->same[w] = same_range(range, before);
+        before = range;
+    }
 }
 
 /* The next planes of units [unit, end) that are rows of planes: up to `most` whole ones, or what is

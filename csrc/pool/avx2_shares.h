@@ -2,28 +2,32 @@
 /* What avg and its backward need whatever the dtype; included by pool_avx2_backward.c inside its
  * target region, after avx2_margin.h and avx2_sources.h. */
 
-#include "pool/avx2_octets.h"
-
 /* The valid taps of one window: where channel 0 of each lies. */
 typedef struct osw_taps_at {
     int count;
     const void *at[MAX_TAPS];
 } osw_taps_at;
 
+/* Taps of output w of one dimension that meet the input, as input positions; dilation 1. */
+static inline osw_range inputs_of(const osw_pool_dim *dim, int64_t o)
+{
+    const int64_t start = o * dim->stride - dim->padding;
+    return (osw_range){osw_max(start, 0), osw_min(start + dim->kernel, dim->input)};
+}
+
 static inline void set_taps_at(osw_taps_at *taps, const osw_pool *pool, const osw_row *row,
                                int64_t w, int64_t element)
 {
-    const osw_span depth = osw_taps(&pool->dims[DEPTH], row->depth);
-    const osw_span height = osw_taps(&pool->dims[HEIGHT], row->height);
-    const osw_span width = osw_taps(&pool->dims[WIDTH], w);
+    const osw_range depth = inputs_of(&pool->dims[DEPTH], row->depth);
+    const osw_range height = inputs_of(&pool->dims[HEIGHT], row->height);
+    const osw_range width = inputs_of(&pool->dims[WIDTH], w);
     taps->count = 0;
     for (int64_t d = depth.first; d < depth.end; d++)
         for (int64_t h = height.first; h < height.end; h++) {
-            const int64_t position = osw_input_position(pool, depth.start + d, height.start + h,
-                                                        width.start + width.first);
+            const int64_t position = osw_input_position(pool, d, h, width.first);
             const char *at = (const char *)pool->input.base +
                              osw_place(&pool->input, row->image, 0, position) * element;
-            for (int64_t k = width.first; k < width.end; k++) {
+            for (int64_t i = width.first; i < width.end; i++) {
                 taps->at[taps->count++] = at;
                 at += pool->input.pixel_step * element;
             }
@@ -53,7 +57,15 @@ static inline int64_t ring_channels(const osw_pool *pool)
 {
     const int64_t slots = rows_meeting(&pool->dims[DEPTH]) * rows_meeting(&pool->dims[HEIGHT]);
     const int64_t room = RING_FLOATS / (slots * pool->dims[WIDTH].output);
-    return room >= pool->channels ? pool->channels : room / LANES * LANES;
+    const int64_t most = osw_min(room, OSW_POOL_MAX_BLOCK);
+    return most >= pool->channels ? pool->channels : most / LANES * LANES;
+}
+
+/* Channels of the input that a block stands for. */
+static inline int64_t ring_inputs(const osw_ring *ring, const osw_pool *pool)
+{
+    const int64_t step = pool->channel_step;
+    return osw_min(ring->channels * step, pool->input_channels - ring->first * step);
 }
 
 static inline void begin_ring(osw_ring *ring, const osw_pool *pool, int64_t image, int64_t first,
@@ -103,3 +115,5 @@ static inline osw_range even_outputs(const osw_pool *pool, int64_t from, int64_t
     const int64_t end = reach < 0 ? 0 : reach / dim->stride + 1;
     return (osw_range){osw_min(osw_max(first, from), to), osw_min(end, to)};
 }
+
+#include "pool/avx2_octets.h"
