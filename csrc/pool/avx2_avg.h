@@ -18,8 +18,9 @@ OSW_INLINE int64_t LOCAL(avg_channels)(const osw_taps_at *taps, int64_t c, float
     return c + vectors * LANES;
 }
 
-/* A position of few channels: all taps are added up in registers. */
-OSW_INLINE void LOCAL(avg_few)(const osw_taps_at *taps, int64_t channels, float divisor, ELEMENT *y)
+/* All channels of a position. */
+OSW_INLINE void LOCAL(avg_dense)(const osw_taps_at *taps, int64_t channels, float divisor,
+                                 ELEMENT *y)
 {
     int64_t c = 0;
     while (c + 8 * LANES <= channels)
@@ -51,42 +52,21 @@ OSW_INLINE void LOCAL(add_taps)(const void *const *at, int64_t from, int64_t cha
     }
 }
 
-/* Input channels [from, from + channels) of a position: every tap is read as it lies in memory. */
-static void LOCAL(avg_many)(const osw_pool *pool, const osw_taps_at *taps, int64_t from,
-                            int64_t channels, float divisor, ELEMENT *y)
+/* Every step-th channel of a position, of sums of all. */
+static void LOCAL(avg_strided)(const osw_pool *pool, const osw_taps_at *taps, float divisor,
+                               ELEMENT *y)
 {
+    const int64_t step = pool->channel_step, most = OSW_POOL_MAX_BLOCK / step * step;
     float sums[OSW_POOL_MAX_BLOCK];
-    int k = 0;
-    for (; k + 4 <= taps->count; k += 4)
-        LOCAL(add_taps)(taps->at + k, from, channels, k == 0, sums, 4);
-    for (; k < taps->count; k++)
-        LOCAL(add_taps)(taps->at + k, from, channels, k == 0, sums, 1);
-    const int64_t step = pool->channel_step;
-    for (int64_t i = 0; step == 1 && i < channels; i += LANES) {
-        const int64_t c = osw_min(i, channels - LANES);
-        const __m256 sum = _mm256_loadu_ps(sums + c);
-        STORE8(y + from + c, ROUND8(_mm256_div_ps(sum, _mm256_set1_ps(divisor))));
-    }
-    for (int64_t c = 0; step > 1 && c < channels; c += step)
-        y[(from + c) / step] = STORE(sums[c] / divisor);
-}
-
-OSW_INLINE void LOCAL(avg_position)(const osw_pool *pool, const osw_taps_at *taps, float divisor,
-                                    ELEMENT *y)
-{
-    enum { FEW = 8 * LANES };
-    const int64_t step = pool->channel_step, channels = pool->input_channels;
-    if (step == 1 && channels <= FEW) {
-        LOCAL(avg_few)(taps, channels, divisor, y);
-        return;
-    }
-    /* Blocks begin with a channel that is wanted, and have a vector at least. */
-    const int64_t most = step == 1 ? OSW_POOL_MAX_BLOCK - LANES : OSW_POOL_MAX_BLOCK / step * step;
-    for (int64_t from = 0; from < channels;) {
-        const int64_t rest = channels - from;
-        const int64_t count = step == 1 && rest < most + LANES ? rest : osw_min(rest, most);
-        LOCAL(avg_many)(pool, taps, from, count, divisor, y);
-        from += count;
+    for (int64_t from = 0; from < pool->input_channels; from += most) {
+        const int64_t channels = osw_min(most, pool->input_channels - from);
+        int k = 0;
+        for (; k + 4 <= taps->count; k += 4)
+            LOCAL(add_taps)(taps->at + k, from, channels, k == 0, sums, 4);
+        for (; k < taps->count; k++)
+            LOCAL(add_taps)(taps->at + k, from, channels, k == 0, sums, 1);
+        for (int64_t c = 0; c < channels; c += step)
+            y[(from + c) / step] = STORE(sums[c] / divisor);
     }
 }
 
@@ -105,7 +85,10 @@ static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
         for (int64_t w = 0; w < pool->dims[WIDTH].output; w++, y += pool->output.pixel_step) {
             set_taps_at(&taps, pool, &row, w, sizeof(ELEMENT));
             const float divisor = (float)osw_avg_divisor(pool, row.depth, row.height, w);
-            LOCAL(avg_position)(pool, &taps, divisor, y);
+            if (pool->channel_step == 1)
+                LOCAL(avg_dense)(&taps, pool->channels, divisor, y);
+            else
+                LOCAL(avg_strided)(pool, &taps, divisor, y);
         }
     }
 }
