@@ -108,6 +108,8 @@ static void KERNEL(adaptive_max_planes)(const osw_pool *pool, int64_t begin, int
     osw_pool_fn *exactly = fallback[OSW_POOL_ID_OF(adaptive_max_planes)];
     if (is_global(pool))
         LOCAL(max_of_planes)(pool, begin, end, exactly, false);
+    else if (adaptive_fits(pool))
+        LOCAL(adaptive_planes)(pool, begin, end);
     else
         exactly(pool, begin, end);
 }

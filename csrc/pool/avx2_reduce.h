@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What the global reductions need whatever the dtype; included by pool_avx2_max.c inside its target
- * region. */
+/* What adaptive and global pools need whatever the dtype; included by pool_avx2_max.c inside its
+ * target region, after avx2_octets.h. */
 
 typedef struct osw_ties {
     float best[OSW_POOL_MAX_BLOCK];
@@ -38,4 +38,28 @@ OSW_INLINE __m256 max_lanes(__m256 v)
     v = _mm256_max_ps(v, _mm256_permute2f128_ps(v, v, 1));
     v = _mm256_max_ps(v, _mm256_shuffle_ps(v, v, 0x4e));
     return _mm256_max_ps(v, _mm256_shuffle_ps(v, v, 0xb1));
+}
+
+/* Rows of the input that output rows of an adaptive pool read. */
+static inline osw_range adaptive_rows(const osw_pool_dim *height, osw_range rows)
+{
+    return (osw_range){osw_adaptive(height, rows.first).first,
+                       osw_adaptive(height, rows.end - 1).end};
+}
+
+/* Whether output rows of an adaptive pool, and what they read, fit a tile. */
+static inline bool adaptive_rows_fit(const osw_pool *pool, osw_range rows)
+{
+    const osw_range read = adaptive_rows(&pool->dims[HEIGHT], rows);
+    return (read.end - read.first) * pool->dims[WIDTH].input <= OCTET_TILE &&
+           (rows.end - rows.first) * pool->dims[WIDTH].output <= OCTET_TILE;
+}
+
+/* Planes of which every output row fits a tile. */
+static inline bool adaptive_fits(const osw_pool *pool)
+{
+    bool fits = pool->dims[DEPTH].input == 1 && pool->dims[DEPTH].output == 1;
+    for (int64_t h = 0; fits && h < pool->dims[HEIGHT].output; h++)
+        fits = adaptive_rows_fit(pool, (osw_range){h, h + 1});
+    return fits;
 }

@@ -17,6 +17,7 @@ OSW_TARGET_BEGIN_AVX2
 
 #    include "pool/avx2_sources.h"
 
+#    include "pool/avx2_octets.h"
 #    include "pool/avx2_shares.h"
 
 #    define OSW_POOL_KERNELS "pool/avx2_backward.h"

@@ -10,6 +10,7 @@ OSW_TARGET_BEGIN_AVX2
 
 #    include "pool/avx2_lines.h"
 
+#    include "pool/avx2_octets.h"
 #    include "pool/avx2_reduce.h"
 
 #    include "pool/avx2_keys.h"
