@@ -126,48 +126,68 @@ typedef struct LOCAL(state) {
     POSITION last[OSW_POOL_MAX_BLOCK];
 } LOCAL(state);
 
-/* Position p of one vector of channels. */
-OSW_INLINE __m256i LOCAL(take_keys)(LOCAL(state) * state, int64_t c, const ELEMENT *x,
-                                    __m256i position, __m256i seen, const int found)
+/* `count` positions from p on of one vector of channels; x is channel 0 of the first. */
+OSW_INLINE __m256i LOCAL(take_keys)(LOCAL(state) * state, int64_t c, const ELEMENT *x, int64_t step,
+                                    int64_t p, __m256i seen, const int found, const int count)
 {
-    __m256i *best = (__m256i *)(state->best + c), *first = (__m256i *)(state->first + c);
-    __m256i *last = (__m256i *)(state->last + c);
-    const __m256i keys = KEY(load_keys)(x + c), before = _mm256_loadu_si256(best);
-    _mm256_storeu_si256(best, KEY(max_keys)(before, keys));
+    __m256i best = load_any(state->best + c), first = best, last = best;
     if (found != VALUES)
-        _mm256_storeu_si256(first, _mm256_blendv_epi8(_mm256_loadu_si256(first), position,
-                                                      KEY(above)(keys, before)));
+        first = load_any(state->first + c);
     if (found == FIRST_AND_LAST)
-        _mm256_storeu_si256(
-            last, _mm256_blendv_epi8(position, _mm256_loadu_si256(last), KEY(above)(before, keys)));
-    return KEY(watch_keys)(seen, keys);
+        last = load_any(state->last + c);
+    for (int k = 0; k < count; k++) {
+        const __m256i keys = KEY(load_keys)(x + k * step + c), at = KEY(all_positions)(p + k);
+        if (found != VALUES)
+            first = _mm256_blendv_epi8(first, at, KEY(above)(keys, best));
+        if (found == FIRST_AND_LAST)
+            last = _mm256_blendv_epi8(at, last, KEY(above)(best, keys));
+        best = KEY(max_keys)(best, keys);
+        seen = KEY(watch_keys)(seen, keys);
+    }
+    store_any(state->best + c, best);
+    if (found != VALUES)
+        store_any(state->first + c, first);
+    if (found == FIRST_AND_LAST)
+        store_any(state->last + c, last);
+    return seen;
 }
 
-/* All positions of `channels` channels, at least a vector, one after the other as they lie in
- * memory. The last vector overlaps: nothing changes when a position is taken twice. */
+/* The same of all channels, of which the last vector overlaps: nothing changes when a position is
+ * taken twice. */
+OSW_INLINE __m256i LOCAL(take_pixels)(LOCAL(state) * state, int64_t channels, const ELEMENT *x,
+                                      int64_t step, int64_t p, __m256i seen, const int found,
+                                      const int count)
+{
+    int64_t c = 0;
+    for (; c + KEYS <= channels; c += KEYS)
+        seen = LOCAL(take_keys)(state, c, x, step, p, seen, found, count);
+    if (c < channels)
+        seen = LOCAL(take_keys)(state, channels - KEYS, x, step, p, seen, found, count);
+    return seen;
+}
+
+/* All positions of `channels` channels, at least a vector. Several short ones are taken together,
+ * which spares the state; long ones are read faster one after the other, as they lie in memory. */
 OSW_INLINE bool LOCAL(pass_pixels)(const osw_pool *pool, const ELEMENT *x, int64_t channels,
                                    LOCAL(state) * state, const int found)
 {
+    enum { SHORT = 256 / (int)sizeof(ELEMENT), TOGETHER = 4 };
     const int64_t count = osw_input_plane(pool), step = pool->input.pixel_step;
     __m256i seen = _mm256_setzero_si256(), best = seen;
-    for (int64_t c = 0; c < channels; c += KEYS) {
-        const int64_t at = osw_min(c, channels - KEYS);
-        _mm256_storeu_si256((__m256i *)(state->best + at), KEY(load_keys)(x + at));
-        seen = KEY(watch_keys)(seen, KEY(load_keys)(x + at));
+    for (int64_t i = 0; i < channels; i += KEYS) {
+        const int64_t c = osw_min(i, channels - KEYS);
+        store_any(state->best + c, KEY(load_keys)(x + c));
+        seen = KEY(watch_keys)(seen, KEY(load_keys)(x + c));
     }
     memset(state->first, 0, (size_t)channels * sizeof *state->first);
     memset(state->last, 0, (size_t)channels * sizeof *state->last);
-    for (int64_t p = 1; p < count; p++) {
-        const __m256i position = KEY(all_positions)(p);
-        int64_t c = 0;
-        for (; c + KEYS <= channels; c += KEYS)
-            seen = LOCAL(take_keys)(state, c, x + p * step, position, seen, found);
-        if (c < channels)
-            seen = LOCAL(take_keys)(state, channels - KEYS, x + p * step, position, seen, found);
-    }
-    for (int64_t c = 0; c < channels; c += KEYS)
-        best = KEY(max_keys)(
-            best, _mm256_loadu_si256((const __m256i *)(state->best + osw_min(c, channels - KEYS))));
+    int64_t p = 1;
+    for (; step <= SHORT && p + TOGETHER <= count; p += TOGETHER)
+        seen = LOCAL(take_pixels)(state, channels, x + p * step, step, p, seen, found, TOGETHER);
+    for (; p < count; p++)
+        seen = LOCAL(take_pixels)(state, channels, x + p * step, step, p, seen, found, 1);
+    for (int64_t i = 0; i < channels; i += KEYS)
+        best = KEY(max_keys)(best, load_any(state->best + osw_min(i, channels - KEYS)));
     return !KEY(saw_nan)(seen, best, KEY_INFINITY);
 }
 

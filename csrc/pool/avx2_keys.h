@@ -13,6 +13,16 @@ enum { CHUNK = 64 };
 /* What a pass over pixels finds out beside the maximum: positions of it. */
 enum { VALUES, FIRST, FIRST_AND_LAST };
 
+OSW_INLINE __m256i load_any(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+OSW_INLINE void store_any(void *p, __m256i v)
+{
+    _mm256_storeu_si256((__m256i *)p, v);
+}
+
 OSW_INLINE __m256i load_keys_f32(const float *p)
 {
     return _mm256_castps_si256(_mm256_loadu_ps(p));
