@@ -46,6 +46,7 @@ __all__ = [
     "one_map_a_group",
     "one_weight_a_group",
     "owned",
+    "pays",
     "plain",
     "poolable",
     "require",
@@ -210,6 +211,11 @@ def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
     if type(input) is not Tensor and is_traceable_wrapper_subclass(input):
         return False
     return input.dtype in _FLOATS and input.layout is torch.strided
+
+
+def pays(input: Any, planes: int, pixels: int, ndims: tuple[int, ...] | None = None) -> bool:
+    """`poolable`, and of as many elements as a call costs: of `planes` if contiguous, in channels_last of `pixels`."""
+    return poolable(input, ndims) and input.numel() >= (planes if input.is_contiguous() else pixels)
 
 
 def _plain_floats(*tensors: Any) -> bool:

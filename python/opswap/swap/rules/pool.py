@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,12 +22,18 @@ from opswap import functional as F
 
 from ..match import Region
 from ..prove import Refusal
-from ..runtime import poolable, trains
+from ..runtime import pays, poolable, trains
 from .rule import Example, Replacement, Rule, Shapes
 
 __all__ = ["OPTIONAL", "RULES"]
 
 _PLANE = ({2, 3}, {-2, -1})
+
+# Elements of an input from which a step with our pool was measured faster than with torch's, whose call costs less:
+# in contiguous memory, and in channels_last.
+_AVERAGE = (1 << 14, 1 << 18)
+_ADAPTIVE = (1 << 15, 1 << 20)
+_INFERRED_AMAX = 1 << 18
 
 
 def _calls(graph: Graph, op: str, targets: Collection[Any]) -> Iterator[Region]:
@@ -68,8 +73,13 @@ def _find_pool(targets: Collection[Any], graph: Graph) -> Iterator[Region]:
 
 
 def _prove_pool(
-    ours: Callable[..., Any], targets: Mapping[Any, bool], region: Region, shapes: Shapes
+    ours: Callable[..., Any],
+    targets: Mapping[Any, bool],
+    region: Region,
+    shapes: Shapes,
+    sizes: tuple[int, int] | None = None,
 ) -> Replacement:
+    """`sizes`: elements from which the pool is replaced, contiguous and in channels_last; None is any number."""
     node = region.mixing
     arguments = _arguments(node, ours)
     if targets[node.target]:
@@ -80,20 +90,8 @@ def _prove_pool(
     given = {name: _text(value, names) for name, value in arguments.items()}
     options = [f"{name}={text}" for name, text in given.items() if text != defaults[name]]
     result = f"{ours.__name__}({', '.join([input, *options])})"
-    return Replacement(f"poolable({input})", result, {ours.__name__: ours, "poolable": poolable})
-
-
-def _prove_global_pool(
-    ours: Callable[..., Any], targets: Mapping[Any, bool], region: Region, shapes: Shapes
-) -> Replacement:
-    """The maximum of contiguous planes; in channels_last torch's own pool is as fast."""
-    arguments = _arguments(region.mixing, ours)
-    size = arguments["output_size"]
-    if size != 1 and not (isinstance(size, (tuple, list)) and set(size) == {1}):
-        raise Refusal(f"its output has size {size}: only a maximum over all positions is replaced")
-    replacement = _prove_pool(ours, targets, region, shapes)
-    input = _names(region)[arguments["input"]]
-    return replace(replacement, condition=f"{replacement.condition} and {input}.is_contiguous()")
+    condition = f"poolable({input})" if sizes is None else f"pays({input}, {sizes[0]}, {sizes[1]})"
+    return Replacement(condition, result, {ours.__name__: ours, "poolable": poolable, "pays": pays})
 
 
 def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> None:
@@ -106,7 +104,7 @@ def _find_amax(graph: Graph) -> Iterator[Region]:
 
 
 def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
-    """The gain is in the gradient; without one torch.amax reads at the speed of memory."""
+    """The gain is in the gradient; without one, torch.amax is faster on small inputs."""
     arguments = _arguments(region.mixing, _amax)
     dims = arguments.get("dim", ())
     over_planes = isinstance(dims, (tuple, list)) and all(isinstance(d, int) for d in dims)
@@ -115,10 +113,11 @@ def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     names = _names(region)
     input = names[arguments["input"]]
     keepdim = _text(arguments.get("keepdim", False), names)
+    few = f"0 if trains({input}) else {_INFERRED_AMAX}"
     return Replacement(
-        f"poolable({input}, ndims=(4,)) and trains({input})",
+        f"pays({input}, {few}, {few}, (4,))",
         f"global_max_pool2d({input}, ties='split', keepdim={keepdim})",
-        {"global_max_pool2d": F.global_max_pool2d, "poolable": poolable, "trains": trains},
+        {"global_max_pool2d": F.global_max_pool2d, "pays": pays, "trains": trains},
     )
 
 
@@ -164,30 +163,33 @@ def _pool(
     ours: Callable[..., Any],
     targets: Mapping[Any, bool],
     module: type[nn.Module],
-    prove: Callable[..., Replacement] = _prove_pool,
+    sizes: tuple[int, int] | None = None,
     example: Example | None = None,
 ) -> Rule:
-    find = partial(_find_pool, targets)
-    return Rule(ours.__name__, True, find, partial(prove, ours, targets), (module,), example=example)
+    prove = partial(_prove_pool, ours, targets, sizes=sizes)
+    return Rule(ours.__name__, True, partial(_find_pool, targets), prove, (module,), example=example)
 
 
 _MAX_2D_EXAMPLE = partial(_example, nn.MaxPool2d, 3, 2, 1)
 _MAX_3D_EXAMPLE = partial(_example, nn.MaxPool3d, (1, 3, 3), (2, 1, 2), size=(8, 64, 20, 44))
+_ADAPTIVE_EXAMPLE = partial(_example, nn.AdaptiveMaxPool2d, 1)
 _AVG_3D_EXAMPLE = partial(_example, nn.AvgPool3d, (1, 2, 2), size=(4, 8, 8, 28, 28))
 
 RULES = (
     _pool(F.max_pool2d, _MAX_2D, nn.MaxPool2d, example=_MAX_2D_EXAMPLE),
     _pool(F.max_pool3d, _MAX_3D, nn.MaxPool3d, example=_MAX_3D_EXAMPLE),
-    _pool(F.avg_pool3d, _AVG_3D, nn.AvgPool3d, example=_AVG_3D_EXAMPLE),
-    _pool(F.adaptive_max_pool1d, _ADAPTIVE_1D, nn.AdaptiveMaxPool1d, _prove_global_pool),
-    _pool(F.adaptive_max_pool2d, _ADAPTIVE_2D, nn.AdaptiveMaxPool2d, _prove_global_pool),
-    _pool(F.adaptive_max_pool3d, _ADAPTIVE_3D, nn.AdaptiveMaxPool3d, _prove_global_pool),
+    _pool(F.avg_pool3d, _AVG_3D, nn.AvgPool3d, (_AVERAGE[0], _AVERAGE[0]), example=_AVG_3D_EXAMPLE),
+    _pool(F.avg_pool2d, _AVG_2D, nn.AvgPool2d, _AVERAGE, example=partial(_example, nn.AvgPool2d, 2)),
+    _pool(F.adaptive_max_pool1d, _ADAPTIVE_1D, nn.AdaptiveMaxPool1d, _ADAPTIVE),
+    _pool(F.adaptive_max_pool2d, _ADAPTIVE_2D, nn.AdaptiveMaxPool2d, _ADAPTIVE, example=_ADAPTIVE_EXAMPLE),
+    _pool(F.adaptive_max_pool3d, _ADAPTIVE_3D, nn.AdaptiveMaxPool3d, _ADAPTIVE),
     Rule("amax", True, _find_amax, _prove_amax, example=partial(_example, _Amax)),
 )
 
-# Measured slower than torch in a layout or a dtype, so `swap` takes them only where `rules` names them.
+# The same for inputs of any size, small ones too, where `rules` names them.
 OPTIONAL = (
-    _pool(F.avg_pool2d, _AVG_2D, nn.AvgPool2d, example=partial(_example, nn.AvgPool2d, 2)),
+    _pool(F.avg_pool2d, _AVG_2D, nn.AvgPool2d),
+    _pool(F.avg_pool3d, _AVG_3D, nn.AvgPool3d),
     _pool(F.adaptive_max_pool1d, _ADAPTIVE_1D, nn.AdaptiveMaxPool1d),
     _pool(F.adaptive_max_pool2d, _ADAPTIVE_2D, nn.AdaptiveMaxPool2d),
     _pool(F.adaptive_max_pool3d, _ADAPTIVE_3D, nn.AdaptiveMaxPool3d),
