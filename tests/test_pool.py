@@ -72,7 +72,7 @@ def test_every_variant_runs(name: str, tier: str) -> None:
     operation, form, dtype_name = name.rsplit("_", 2)
     x = values((2, 5, 6, 7), _DTYPE_NAMES[dtype_name])
     x = x if form == "planes" else x.contiguous(memory_format=torch.channels_last)
-    if operation.endswith("backward"):
+    if operation.endswith("backward") or operation == "amax":
         x.requires_grad_(x.is_floating_point())
     run = {
         "max": lambda: F.max_pool2d(x, 2),
