@@ -31,35 +31,25 @@ OSW_INLINE uint64_t LOCAL(equal_keys)(const ELEMENT *x, int64_t count, __m256i b
     return mask;
 }
 
-/* Whether a whole chunk has a key that equals the best. */
-OSW_INLINE bool LOCAL(has_equal)(const ELEMENT *x, __m256i best)
+/* The first position of the best key. */
+OSW_INLINE int32_t LOCAL(plane_position)(const ELEMENT *x, int64_t count, __m256i best)
 {
-    __m256i equal = _mm256_setzero_si256();
-    OSW_UNROLL
-    for (int i = 0; i < CHUNK; i += KEYS)
-        equal = _mm256_or_si256(equal, KEY(equal)(KEY(load_keys)(x + i), best));
-    return !_mm256_testz_si256(equal, equal);
+    for (int64_t i = 0;; i += CHUNK) {
+        const int64_t at = osw_min(i, count - KEYS);
+        const uint64_t mask = LOCAL(equal_keys)(x + at, osw_min(CHUNK, count - at), best);
+        if (mask)
+            return (int32_t)(at + __builtin_ctzll(mask));
+    }
 }
 
-/* The first position of the best key; with `ties` inverted if there are others. */
-OSW_INLINE int32_t LOCAL(plane_position)(const ELEMENT *x, int64_t count, __m256i best,
-                                         const bool ties)
+/* What amax notes of a plane. In planes of several chunks that costs more than it saves. */
+OSW_INLINE int32_t LOCAL(plane_note)(const ELEMENT *x, int64_t count, __m256i best)
 {
-    int64_t first = -1, last = -1;
-    for (int64_t i = 0; i < count; i += CHUNK) {
-        const int64_t at = osw_min(i, count - KEYS), rest = osw_min(CHUNK, count - at);
-        if (rest == CHUNK && !LOCAL(has_equal)(x + at, best))
-            continue;
-        const uint64_t mask = LOCAL(equal_keys)(x + at, rest, best);
-        if (!mask)
-            continue;
-        last = at + 63 - __builtin_clzll(mask);
-        if (first < 0)
-            first = at + __builtin_ctzll(mask);
-        if (!ties)
-            break;
-    }
-    return (int32_t)(first == last || !ties ? first : ~first);
+    if (count > CHUNK)
+        return OSW_POOL_SOMEWHERE;
+    const uint64_t mask = LOCAL(equal_keys)(x, count, best);
+    const int32_t first = (int32_t)__builtin_ctzll(mask);
+    return (mask & (mask - 1)) ? ~first : first;
 }
 
 /* One plane; false if it has a NaN. */
@@ -69,17 +59,17 @@ OSW_INLINE bool LOCAL(plane_max)(const ELEMENT *x, int64_t count, ELEMENT *y, in
     __m256i best;
     if (!LOCAL(plane_best)(x, count, &best))
         return false;
+    if (position)
+        *position =
+            ties ? LOCAL(plane_note)(x, count, best) : LOCAL(plane_position)(x, count, best);
     /* Of two zeros the first counts, and the sign of the best key is that of any. */
     const __m256i zero = KEY(equal)(best, _mm256_setzero_si256());
-    if (!position && !_mm256_movemask_epi8(zero)) {
-        const __m256i element = KEY(elements_of)(best);
-        memcpy(y, &element, sizeof(ELEMENT));
+    if (_mm256_movemask_epi8(zero)) {
+        *y = x[LOCAL(plane_position)(x, count, best)];
         return true;
     }
-    const int32_t found = LOCAL(plane_position)(x, count, best, ties);
-    *y = x[found < 0 ? ~found : found];
-    if (position)
-        *position = found;
+    const __m256i element = KEY(elements_of)(best);
+    memcpy(y, &element, sizeof(ELEMENT));
     return true;
 }
 

@@ -68,11 +68,10 @@ OSW_INLINE ELEMENT LOCAL(missed)(ELEMENT gradient, int32_t position)
     return position == OSW_POOL_NOWHERE ? STORE(NAN) : STORE(LOAD(gradient) * 0);
 }
 
-/* Hits of one channel of pixels whose maximum is not alone; `first` is the first of them. */
-static void LOCAL(share_hits)(const ELEMENT *x, int64_t x_step, int64_t first, int64_t count,
-                              ELEMENT gradient, ELEMENT *to, int64_t to_step)
+/* Hits of one channel of pixels whose maximum is not alone, from position `first` on. */
+static void LOCAL(share_hits)(const ELEMENT *x, int64_t x_step, VALUE best, int64_t first,
+                              int64_t count, ELEMENT gradient, ELEMENT *to, int64_t to_step)
 {
-    const VALUE best = LOAD(x[first * x_step]);
     int32_t ties = 0;
     for (int64_t p = first; p < count; p++)
         ties += LOAD(x[p * x_step]) == best;
@@ -86,6 +85,7 @@ static void LOCAL(share_hits)(const ELEMENT *x, int64_t x_step, int64_t first, i
 static void LOCAL(pixel_hits)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
 {
     const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, first, 0);
+    const ELEMENT *y = (const ELEMENT *)pool->output.base + osw_place(&pool->output, n, first, 0);
     const ELEMENT *gradient =
         (const ELEMENT *)pool->grad_output.base + osw_place(&pool->grad_output, n, first, 0);
     const int32_t *position =
@@ -102,7 +102,8 @@ static void LOCAL(pixel_hits)(const osw_pool *pool, int64_t n, int64_t first, in
         if (position[c] >= 0 && position[c] < count)
             to[position[c] * to_step + c] = gradient[c];
         else if (position[c] < 0 && ~position[c] < count)
-            LOCAL(share_hits)(x + c, x_step, ~position[c], count, gradient[c], to + c, to_step);
+            LOCAL(share_hits)
+        (x + c, x_step, LOAD(y[c]), ~position[c], count, gradient[c], to + c, to_step);
     }
 }
 

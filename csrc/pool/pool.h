@@ -24,7 +24,8 @@
  * adaptive_max_backward: its gradient.
  *
  * amax: as adaptive_max, over all positions, always with offsets; these are inverted (~) where the
- * maximum is not alone, and OSW_POOL_NOWHERE where it is a NaN.
+ * maximum is not alone, OSW_POOL_SOMEWHERE where that was not looked at, and OSW_POOL_NOWHERE where
+ * it is a NaN.
  *
  * amax_backward: the gradient of that maximum, shared by all positions that are equal to it:
  * grad_output * (input == output) / how many they are. offsets: those of amax, or none.
@@ -53,7 +54,8 @@
 /* OSW_POOL_LANES: results that the scalar kernels work on together. */
 enum { OSW_POOL_DIMS = 3, OSW_POOL_LANES = 64, OSW_POOL_MIN_BLOCK = 64, OSW_POOL_MAX_BLOCK = 1024 };
 
-#define OSW_POOL_NOWHERE INT32_MIN
+#define OSW_POOL_NOWHERE   INT32_MIN
+#define OSW_POOL_SOMEWHERE (-1)
 
 /* Image n, channel c, position p lies at base + n * image_step + c * channel_step + p * pixel_step
  * (elements). What is read is never written: tensors of one call do not overlap. */
