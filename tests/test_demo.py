@@ -51,7 +51,7 @@ def test_demo_trains_both_copies_of_all_networks_and_draws_one_png(
     assert cli.main(["demo", *_QUICK, "--batch-size", "32", "--steps", "2"]) == 0
     printed = capsys.readouterr().out
     dropouts = 2 * draws_alike()
-    assert "17 swapped" in printed and f"{3 + dropouts} swapped" in printed
+    assert "17 swapped" in printed and f"{6 + dropouts} swapped" in printed
     assert "all 44 losses, all 338 parameters and buffers" in printed
     assert "the losses of the first 1 steps, then all 62 parameters" in printed
     assert "Held-out strips read: 0.0 % of 8" in printed

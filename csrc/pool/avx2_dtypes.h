@@ -12,7 +12,6 @@
 #define LOAD8                LOCAL(load)
 #define STORE8               LOCAL(store)
 #define ZIP8                 LOCAL(store_zip)
-#define STREAM_ZIP8          LOCAL(stream_zip)
 #define ROUND8               LOCAL(round)
 #define ROUND_SUM8           LOCAL(round_sum)
 #define ROUND_MODERATE8      LOCAL(round_moderate)
@@ -69,7 +68,6 @@
 #undef STORE8
 #undef ROUND8
 #undef ZIP8
-#undef STREAM_ZIP8
 #undef ROUND_SUM8
 #undef ROUND_MODERATE8
 #undef OSW_POOL_KERNELS

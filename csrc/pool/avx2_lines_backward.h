@@ -84,10 +84,8 @@ OSW_INLINE void LOCAL(put_windows)(const LOCAL(met) * met, int64_t at, const __m
     for (int l = 0; l < 2; l++) {
         if (columns.stride == 1)
             STORE8(to[l] + c, totals[l]);
-        else if (stream)
-            STREAM_ZIP8(to[l] + c, totals[l], totals[2 + l]);
         else
-            ZIP8(to[l] + c, totals[l], totals[2 + l]);
+            ZIP8(to[l] + c, totals[l], totals[2 + l], stream);
     }
 }
 

@@ -148,50 +148,40 @@ OSW_INLINE void zip(__m256 x, __m256 y, __m256 *low, __m256 *high)
     *high = _mm256_permute2f128_ps(a, b, 0x31);
 }
 
-/* Store x0 y0 x1 y1 ..., values of the dtype. */
-OSW_INLINE void store_zip_f32(float *p, __m256 x, __m256 y)
+/* Store x0 y0 x1 y1 ..., values of the dtype; around the caches if `stream`, to a multiple of 32
+ * bytes. */
+OSW_INLINE void store_zip_f32(float *p, __m256 x, __m256 y, const bool stream)
 {
     __m256 low, high;
     zip(x, y, &low, &high);
-    store_f32(p, low);
-    store_f32(p + LANES, high);
+    if (stream) {
+        stream_rounded_f32(p, low);
+        stream_rounded_f32(p + LANES, high);
+    } else {
+        store_f32(p, low);
+        store_f32(p + LANES, high);
+    }
 }
 
-OSW_INLINE void store_zip_bf16(uint16_t *p, __m256 x, __m256 y)
+OSW_INLINE void store_zip_bf16(uint16_t *p, __m256 x, __m256 y, const bool stream)
 {
     const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(x), 16);
     const __m256i pairs = _mm256_blend_epi16(low, _mm256_castps_si256(y), 0xaa);
-    _mm256_storeu_si256((__m256i *)p, pairs);
+    if (stream)
+        _mm256_stream_si256((__m256i *)p, pairs);
+    else
+        _mm256_storeu_si256((__m256i *)p, pairs);
 }
 
-OSW_INLINE void store_zip_f16(uint16_t *p, __m256 x, __m256 y)
+OSW_INLINE void store_zip_f16(uint16_t *p, __m256 x, __m256 y, const bool stream)
 {
     __m256 low, high;
     zip(x, y, &low, &high);
-    store_f16(p, low);
-    store_f16(p + LANES, high);
-}
-
-/* The same around the caches, to a multiple of 32 bytes. */
-OSW_INLINE void stream_zip_f32(float *p, __m256 x, __m256 y)
-{
-    __m256 low, high;
-    zip(x, y, &low, &high);
-    _mm256_stream_ps(p, low);
-    _mm256_stream_ps(p + LANES, high);
-}
-
-OSW_INLINE void stream_zip_bf16(uint16_t *p, __m256 x, __m256 y)
-{
-    const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(x), 16);
-    const __m256i pairs = _mm256_blend_epi16(low, _mm256_castps_si256(y), 0xaa);
-    _mm256_stream_si256((__m256i *)p, pairs);
-}
-
-OSW_INLINE void stream_zip_f16(uint16_t *p, __m256 x, __m256 y)
-{
-    __m256 low, high;
-    zip(x, y, &low, &high);
-    stream_rounded_f16(p, low);
-    stream_rounded_f16(p + LANES, high);
+    if (stream) {
+        stream_rounded_f16(p, low);
+        stream_rounded_f16(p + LANES, high);
+    } else {
+        store_f16(p, low);
+        store_f16(p + LANES, high);
+    }
 }

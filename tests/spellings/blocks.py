@@ -327,7 +327,7 @@ BLOCKS = (
     whole(CallsOneAfterTheOther, (SPLIT, CAT), "blocks called by a forward"),
     whole(CallsInALoop, (SPLIT, SPLIT, CAT), "blocks called in a loop"),
     whole(FirstVersionUnit, (PLAIN,), "unit of ShuffleNet"),
-    whole(lambda: FirstVersionUnit(2), (PLAIN,), "last unit of ShuffleNet"),
+    whole(lambda: FirstVersionUnit(2), (PLAIN, "avg_pool2d"), "last unit of ShuffleNet"),
     Spelling(
         "units of ShuffleNetV2",
         lambda: nn.Sequential(SecondVersionUnit(12, 2), SecondVersionUnit(24, 1), SecondVersionUnit(24, 1)),
