@@ -188,7 +188,8 @@ def global_max_pool2d(input: Tensor, *, ties: str = "first", keepdim: bool = Tru
         ties: where the gradient goes when several pixels are the maximum: "first" to the first of them, as
             adaptive_max_pool2d(input, 1); "split" in equal shares, as input.amax((2, 3)).
         keepdim: return (N, C, 1, 1) instead of (N, C).
-    Returns: (N, C, 1, 1) in the memory format of input, or (N, C); NaN where the plane has one.
+    Returns: (N, C, 1, 1) in the memory format of input, or (N, C); NaN where the plane has one. Of zeros of both
+        signs the first one is returned; which one amax returns depends on sizes and strides.
     Raises: ValueError for another rule; RuntimeError for another number of dimensions; else as the operator
         replaced.
     """
