@@ -30,10 +30,10 @@ typedef struct LOCAL(product) {
 #endif
 
 /* Packing costs by the weight, the sums over the lanes of dot products by the output: the first is
- * the lower price where there are at least half as many rows as input features. */
+ * the lower price where there is at least a row for four input features. */
 static bool LOCAL(pays_packing)(const osw_linear *l, int64_t outputs)
 {
-    return outputs >= LANES && 2 * l->rows >= l->in_features;
+    return outputs >= LANES && 4 * l->rows >= l->in_features;
 }
 
 /* The first `outputs` outputs of group g, by a packed weight. */

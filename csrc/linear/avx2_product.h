@@ -193,7 +193,9 @@ static void LOCAL(multiply)(const LOCAL(product) * p)
 {
     alignas(64) ELEMENT panels[LOCAL(PANELS)];
     const int64_t most = p->a_term == 1 ? LOCAL(DEPTH) : LOCAL(FAR_DEPTH);
-    const int64_t depth = p->terms < most ? p->terms : most;
+    const int64_t passes = (p->terms + most - 1) / most;
+    const int64_t unit = passes * LANES; /* passes of the same length, in whole vectors */
+    const int64_t depth = passes > 1 ? (p->terms + unit - 1) / unit * LANES : p->terms;
     const int64_t widest = LOCAL(MOST_VECTORS) * LANES;
     const int64_t full = LOCAL(PANELS) / (depth ? depth : 1) / widest * widest;
     for (int64_t j = 0; j < p->columns; j += full) {
