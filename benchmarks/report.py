@@ -73,7 +73,7 @@ def _model_table(rows: list[Row]) -> list[str]:
     for key, group in _groups(rows, (*_MODEL, "threads", "allocation")).items():
         times = {name: spread["median"] for name, spread in group[0]["stock"].items()}
         times |= {_form(row): row["opswap_ms"] for row in group}
-        cells = [f"{times[name]:.0f}" if name in times else "" for name in (*stock, *forms)]
+        cells = [f"{times[name]:.3g}" if name in times else "" for name in (*stock, *forms)]
         best = max(group, key=lambda row: row["ratio"])
         lines.append([*key[:3], _heading((key[3], key[4])), *cells, _ratio(best)])
     return _table([*_MODEL, "setting", *stock, *forms, "best stock / best swapped"], lines)

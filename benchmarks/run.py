@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Run the benchmarks: python benchmarks/run.py [channels] [models] [--threads 1 2] [--json FILE] ...
 
-Every row compares opswap with the fastest of the stock forms, timed in turn in one process. The mode of
-the allocator belongs to a process, so each mode runs in a process of its own:
+Every row compares opswap with the fastest of the stock forms, timed in turn in one process: first all
+forms, which finds the fastest, then that one and opswap alone. The mode of the allocator belongs to a
+process, so each mode runs in a process of its own:
   warm   freed blocks are reused, no page faults: what a kernel can do
   fresh  the allocator's defaults, which give large blocks back to the system: what a plain script gets
 """

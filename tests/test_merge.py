@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -155,6 +156,36 @@ def test_results_of_a_loop_keep_their_memory_format(seed: int) -> None:
         assert own.is_contiguous(memory_format=torch.channels_last)
         assert_near(own.detach(), module(x).detach())
     assert merged(x.contiguous()).shape == output.shape
+
+
+def _nodes(outputs: Iterable[Tensor]) -> set[Any]:
+    """Everything that autograd has recorded behind these tensors."""
+    found: set[Any] = set()
+    waiting = [y.grad_fn for y in outputs]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [n for n, _ in node.next_functions]
+    return found
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_gradients_of_what_is_merged_keep_their_memory_format(batch: int, stacked: bool, seed: int) -> None:
+    """One in another format makes torch's BatchNorm walk memory by single elements, 25 times as long."""
+    merged = merge.branches(make("bottleneck", 3), stacked=stacked).to(memory_format=torch.channels_last)
+    x = example("bottleneck", batch).contiguous(memory_format=torch.channels_last).requires_grad_()
+    result = merged(x)
+    outputs = [result] if stacked else result
+    norms = [n for n in _nodes(outputs) if n.name().startswith("NativeBatchNorm")]
+    seen: list[Tensor] = []
+    for node in norms:
+        node.register_prehook(lambda gradients: seen.append(gradients[0]))
+    torch.autograd.backward(outputs, [torch.ones_like(y) for y in outputs])
+    assert len(seen) == len(norms) == 3
+    for gradient in (*seen, x.grad):
+        assert gradient.stride() == gradient.clone(memory_format=torch.channels_last).stride()
 
 
 @pytest.mark.parametrize("ms, chosen", [(0.99, "loop"), (0.9, "wide"), (1.5, "loop")])

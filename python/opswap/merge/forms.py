@@ -54,7 +54,7 @@ def _stack(xs: Sequence[Tensor]) -> Tensor:
 
 def _to_stacked(x: Any, source: Form, branches: int) -> Tensor:
     if source is Form.WIDE:
-        return x.unflatten(1, (branches, x.shape[1] // branches))
+        return _split_channels(x, branches)
     if source is Form.BATCHED:
         return x.unflatten(0, (x.shape[0] // branches, branches))
     if source is Form.LISTED:
@@ -64,9 +64,22 @@ def _to_stacked(x: Any, source: Form, branches: int) -> Tensor:
     raise ValueError(f"a {source.value} value cannot be stacked")
 
 
+def _split_channels(x: Tensor, branches: int) -> Tensor:
+    """x.unflatten(1, (branches, -1)); see `_flatten_channels`."""
+    sizes = branches, x.shape[1] // branches
+    if not channels_innermost(x):
+        return x.unflatten(1, sizes)
+    return x.movedim(1, -1).unflatten(-1, sizes).movedim((-2, -1), (1, 2))
+
+
+def _has_channels_innermost(x: Tensor) -> bool:
+    """True for a stacked value in channels_last memory, that of one tensor or of one after another."""
+    return x.dim() > 3 and not x.is_contiguous() and x.stride(2) == 1
+
+
 def _flatten_channels(x: Tensor) -> Tensor:
     """x.flatten(1, 2), but in channels_last a batch of one keeps the stride by which convolutions know that format."""
-    if x.dim() < 4 or x.is_contiguous() or x.stride(2) != 1:
+    if not _has_channels_innermost(x):
         return x.flatten(1, 2)
     return x.movedim((1, 2), (-2, -1)).flatten(-2).movedim(-1, 1)
 
@@ -77,7 +90,8 @@ def _from_stacked(x: Tensor, target: Form) -> Any:
     if target is Form.BATCHED:
         return x.flatten(0, 1)
     if target is Form.LISTED:
-        return x.unbind(1)
+        # The gradient of unbind is contiguous; that of chunks has the memory format of the parts.
+        return _flatten_channels(x).chunk(x.shape[1], 1) if _has_channels_innermost(x) else x.unbind(1)
     raise ValueError(f"a stacked value cannot be made {target.value}")
 
 
