@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .build import Plan, build
 from .carry import fill_branches, fill_merged, grow, links, skeleton
 from .examples import guess_example
-from .forms import Form
+from .forms import Form, change_form
 from .layers import RECORDED, Layer
 from .layers.conv import BranchConv
 from .measure import Timing, pick_plans
@@ -176,7 +176,7 @@ class MergedBranches(nn.Module):
             raise ValueError(
                 f"{_NAME}: expected an output (B, {n}, *), got one of size {tuple(output.shape)}"
             )
-        return list(output.unbind(1))
+        return list(change_form(output, Form.STACKED, Form.LISTED, n))
 
     def _ragged_sections(self) -> Sequence[int] | None:
         found = [m.sections for m in self.modules() if getattr(m, "ragged", False)]

@@ -91,7 +91,8 @@ def _from_stacked(x: Tensor, target: Form) -> Any:
         return x.flatten(0, 1)
     if target is Form.LISTED:
         # The gradient of unbind is contiguous; that of chunks has the memory format of the parts.
-        return _flatten_channels(x).chunk(x.shape[1], 1) if _has_channels_innermost(x) else x.unbind(1)
+        is_wide = _has_channels_innermost(x) and x.stride(1) == x.shape[2]
+        return _flatten_channels(x).chunk(x.shape[1], 1) if is_wide else x.unbind(1)
     raise ValueError(f"a stacked value cannot be made {target.value}")
 
 
