@@ -14,13 +14,16 @@ from torch import Tensor
 import opswap
 from opswap.doctor import cpu_model
 from profile_shares import shares
-from timing import Spread, time_in_turn
+from timing import Spread, paired_ratio, time_in_turn
 
 __all__ = ["LAYOUTS", "Case", "measure"]
 
 LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 
 Function = Callable[[], Any]
+
+# At least, of the comparison that a row reports.
+_ROUNDS = 9
 
 
 @dataclass(frozen=True)
@@ -68,23 +71,25 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
     _check_results(case, functions)
     kept = {name: _kept_bytes(function) for name, function in functions.items()} if case.keeps else None
     opswap.reset_stats()
-    times = time_in_turn(functions, seconds)
+    times = time_in_turn(functions, seconds, 5 if len(functions) > 2 else _ROUNDS)
     copy_time = _time_copy(case.payload, seconds / len(functions)) if case.payload else None
-    stock = {name: spread for name, spread in times.items() if name not in case.ours}
+    stock = {name: Spread.of(samples) for name, samples in times.items() if name not in case.ours}
     best = min(stock, key=lambda name: stock[name].median)
     for name, layout in case.ours.items():
         if name in refused:
             continue
         pair = {form: functions[form] for form in (best, name)}
-        final = time_in_turn(pair, seconds) if len(functions) > 2 else times
+        final = time_in_turn(pair, seconds, _ROUNDS) if len(functions) > 2 else times
         _refuse_fallback(case)
         row = {"case": case.case, "shape": case.shape, "dtype": case.dtype, "layout": layout}
         row |= {"direction": case.direction, "threads": threads, "allocation": allocation}
         row |= {"kept_bytes": kept}
         row |= {"form": name, "refused": refused}
         row |= {"shares": shares(functions[name]) if case.profile else {}}
-        row |= _comparison(final[name], stock | {best: final[best]}, best)
-        yield row | _roof(case, final[name], copy_time) | _machine()
+        ours = Spread.of(final[name])
+        row |= _comparison(ours, stock | {best: Spread.of(final[best])}, best)
+        row |= {"ratio": paired_ratio(final[best], final[name])}
+        yield row | _roof(case, ours, copy_time) | _machine()
 
 
 def _usable(case: Case, functions: Mapping[str, Function]) -> tuple[dict[str, Function], dict[str, str]]:
@@ -110,7 +115,6 @@ def _comparison(ours: Spread, stock: Mapping[str, Spread], best: str) -> dict[st
         "stock_ms": stock[best].median,
         "opswap": asdict(ours),
         "opswap_ms": ours.median,
-        "ratio": stock[best].median / ours.median,
     }
 
 
@@ -155,7 +159,7 @@ def _machine() -> dict[str, str]:
 def _time_copy(payload: int, seconds: float) -> Spread:
     """Of one copy between two buffers that are in memory, and in the caches where they fit."""
     source, target = torch.ones(payload, dtype=torch.uint8), torch.zeros(payload, dtype=torch.uint8)
-    return time_in_turn({"copy": lambda: target.copy_(source)}, seconds)["copy"]
+    return Spread.of(time_in_turn({"copy": lambda: target.copy_(source)}, seconds)["copy"])
 
 
 def _check_results(case: Case, functions: Mapping[str, Function]) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Spread", "time_in_turn"]
+__all__ = ["Spread", "paired_ratio", "time_in_turn"]
 
 _SHORTEST_BLOCK_NS = 200_000
-_FEWEST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,24 @@ class Spread:
     high: float
     samples: int
 
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        low, median, high = (float(q) for q in np.percentile(samples, (25, 50, 75)))
+        return cls(median, low, high, len(samples))
 
-def time_in_turn(functions: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Spread]:
-    """Call the functions in turn, in rounds of random order, for about `seconds`, five rounds at least.
 
+def paired_ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """Median of the ratios of two functions timed in turn, round by round: a machine that changes its speed in the
+    middle changes both times of a round, where it would part the two medians."""
+    return float(np.median(np.divide(slow, fast)))
+
+
+def time_in_turn(
+    functions: Mapping[str, Callable[[], Any]], seconds: float, rounds: int = 5
+) -> dict[str, list[float]]:
+    """Milliseconds of a call, one number a round: the functions in turn, in random order, for about `seconds`.
+
+    Args: rounds: so many at least.
     The order is random because a function profits from what the one before it left in the caches. A block
     is one call, or as many as take 0.2 ms; two calls of each come first.
     """
@@ -38,13 +51,13 @@ def time_in_turn(functions: Mapping[str, Callable[[], Any]], seconds: float) -> 
     order = list(functions)
     generator = random.Random(0)
     deadline = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < _FEWEST_ROUNDS or time.perf_counter() < deadline:
+    done = 0
+    while done < rounds or time.perf_counter() < deadline:
         generator.shuffle(order)
         for name in order:
             samples[name].append(_block_ns(functions[name], calls[name]) / calls[name] / 1e6)
-        rounds += 1
-    return {name: _spread(values) for name, values in samples.items()}
+        done += 1
+    return samples
 
 
 def _block_ns(function: Callable[[], Any], calls: int) -> int:
@@ -57,8 +70,3 @@ def _block_ns(function: Callable[[], Any], calls: int) -> int:
 def _calls_per_block(function: Callable[[], Any]) -> int:
     function()
     return max(1, _SHORTEST_BLOCK_NS // max(_block_ns(function, 1), 1))
-
-
-def _spread(values: list[float]) -> Spread:
-    low, median, high = (float(q) for q in np.percentile(values, (25, 50, 75)))
-    return Spread(median, low, high, len(values))

@@ -26,6 +26,8 @@ SHAPES: list[tuple[int, int, int, int | tuple[int, ...]]] = [
     (70, 1, 40, 24),
     (150, 2, 40, 150),  # more than a piece of rows, of outputs
     (9, 2, 1030, 2),  # more features than a strip
+    *((72, 1, i, 20) for i in (256, 257, 270)),  # one or two passes over a packed weight
+    (140, 1, 521, 12),
     (64, 17, 40, 1),  # blocks that span all groups
     (2, 300, 5, 1),
     (4, 5, 24, (1, 20, 3, 0, 7)),
