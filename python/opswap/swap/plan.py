@@ -211,6 +211,8 @@ class _Planner:
                 self.known[module] = self._with_chains(found)
                 return
             except CaptureError as error:
+                if _is_own(module):
+                    return
                 reason = str(error)
                 if "example_inputs" not in reason:
                     reason += '; torch.compile(backend="opswap") may reach it'
@@ -396,6 +398,11 @@ def _copies_itself(module: nn.Module) -> bool:
     """True where a copy or a pickle would lose what a swap puts on the instance."""
     names = {k for c in type(module).__mro__[:-1] if c is not nn.Module for k in vars(c)}
     return not names.isdisjoint(("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__"))
+
+
+def _is_own(module: nn.Module) -> bool:
+    """True for the modules of this package that stand for others; its models are models like any other."""
+    return type(module).__module__.startswith(("opswap.nn.", "opswap.merge."))
 
 
 def _source(module: nn.Module) -> str:
