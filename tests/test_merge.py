@@ -188,6 +188,30 @@ def test_gradients_of_what_is_merged_keep_their_memory_format(batch: int, stacke
         assert gradient.stride() == gradient.clone(memory_format=torch.channels_last).stride()
 
 
+class _Viewing(nn.Module):
+    """The usual end of a net, whose view of a convolution's output fails in channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(4, 6, 3, padding=1), nn.Linear(6 * 5 * 5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return self.fc(x.view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_branches_that_take_contiguous_inputs_alone(shared: bool, seed: int) -> None:
+    modules = [_Viewing() for _ in range(3)]
+    xs = [torch.randn(2, 4, 5, 5)] * 3
+    merged = merge.branches(modules, shared_input=shared, example_input=xs[0])
+    output = merged(xs[0] if shared else xs)
+    for own, module in zip(output.unbind(1), modules, strict=True):
+        assert_near(own.detach(), module(xs[0]).detach())
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        modules[0](xs[0].contiguous(memory_format=torch.channels_last))
+
+
 @pytest.mark.parametrize("ms, chosen", [(0.99, "loop"), (0.9, "wide"), (1.5, "loop")])
 def test_only_what_is_faster_than_the_loop_is_taken(
     ms: float, chosen: str, monkeypatch: pytest.MonkeyPatch, seed: int

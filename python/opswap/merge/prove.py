@@ -3,7 +3,7 @@
 
 Both are copies in float64 with the same random tensors (a zero in a trained layer would hide what stands behind it).
 Compared are outputs, the gradients of inputs and parameters, and the buffers afterwards, in training and in evaluation,
-for contiguous and for channels_last inputs.
+for contiguous inputs, and for channels_last ones where the loop takes these.
 """
 
 from __future__ import annotations
@@ -61,8 +61,14 @@ def prove(
                 ]
                 for x, is_shared in zip(examples, shared, strict=True)
             ]
+            try:
+                expected = _run_loop(loop, inputs)
+            except RuntimeError:
+                if not channels_last:
+                    raise
+                continue  # a view of what is in channels_last: the loop is for contiguous inputs alone
             what = f"in {'training' if training else 'evaluation'}"
-            _compare(whole, program, loop, inputs, what)
+            _compare(whole, program, loop, inputs, expected, what)
 
 
 def _twin(module: nn.Module, training: bool) -> Any:
@@ -101,9 +107,10 @@ def _compare(
     program: Program,
     loop: Sequence[nn.Module],
     inputs: Sequence[Sequence[Tensor]],
+    of_loop: tuple[list[Any], list[Any]],
     what: str,
 ) -> None:
-    outputs, loop_grads = _run_loop(loop, inputs)
+    outputs, loop_grads = of_loop
     results, grads = _run_merged(whole, program, inputs)
     expected = [_together(parts) for parts in zip(*outputs, strict=True)]
     for actual, wanted in zip(results, expected, strict=True):
