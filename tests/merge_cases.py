@@ -146,7 +146,7 @@ class FunctionalNet(nn.Module):
         x = nn.functional.max_pool2d(x, 2)
         x = nn.functional.adaptive_avg_pool2d(x, 2)
         x = torch.flatten(x, 1)
-        return torch.sigmoid(self.fc(x)) / x.size(1)
+        return nn.functional.normalize(torch.sigmoid(self.fc(x)) / x.size(1))
 
 
 def conv_bn_relu(channels: int, out_channels: int) -> nn.Sequential:

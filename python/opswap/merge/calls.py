@@ -116,7 +116,7 @@ def writes(node: fx.Node) -> bool:
         or call_name(node) in _OUT_OF_PLACE
         or node.target is operator.setitem
         or bool(node.kwargs.get("inplace"))
-        or "out" in node.kwargs
+        or node.kwargs.get("out") is not None
     )
 
 
