@@ -30,7 +30,8 @@ _ROUNDS = 9
 class Case:
     """One comparison of opswap with what a user would call instead.
 
-    build: makes the inputs and returns the functions to time, by name; each returns a tensor or several.
+    build: makes the inputs and returns the functions to time, by name; each returns a tensor or several. One of
+        opswap's may have a `plan`, which its row shows: the way in which it runs.
     ours: the functions that run opswap, by name, with the memory layout each is for; one row for each.
     payload: bytes that an operator reads, and writes again; 0 for a whole model, which has no roof.
     tolerance: relative difference allowed between the results; 0 asks for equal bits and strides.
@@ -85,6 +86,7 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
         row |= {"direction": case.direction, "threads": threads, "allocation": allocation}
         row |= {"kept_bytes": kept}
         row |= {"form": name, "refused": refused}
+        row |= {"plan": getattr(functions[name], "plan", "")}
         row |= {"shares": shares(functions[name]) if case.profile else {}}
         ours = Spread.of(final[name])
         row |= _comparison(ours, stock | {best: Spread.of(final[best])}, best)

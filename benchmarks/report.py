@@ -38,6 +38,10 @@ def _ratio(row: Row) -> str:
     return text if row["ratio"] >= 1.0 else f"**{text}** (slower)"
 
 
+def _ms(time: float) -> str:
+    return f"{time:.0f}" if time >= 100 else f"{time:.3g}"
+
+
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)]
 
@@ -66,17 +70,26 @@ def _operator_table(rows: list[Row]) -> list[str]:
 
 
 def _model_table(rows: list[Row]) -> list[str]:
-    """A line a model and setting: median times of every form in both layouts; empty where a form does not run."""
+    """A line a model and setting: median times of every form in both layouts; empty where a form does not run.
+
+    A line a dtype and a layout, where there are several and the names of the forms do not tell them.
+    """
     stock = list(dict.fromkeys(name for row in rows for name in row["stock"]))
     forms = list(dict.fromkeys(_form(row) for row in rows))
+    plans = any(row.get("plan") for row in rows)
+    told = all(row["layout"] in _form(row) for row in rows)
+    varying = [key for key in ("dtype", "layout") if len({row[key] for row in rows}) > 1]
+    keys = [*_MODEL, *(key for key in varying if not (told and key == "layout"))]
     lines = []
-    for key, group in _groups(rows, (*_MODEL, "threads", "allocation")).items():
+    for key, group in _groups(rows, (*keys, "threads", "allocation")).items():
         times = {name: spread["median"] for name, spread in group[0]["stock"].items()}
         times |= {_form(row): row["opswap_ms"] for row in group}
-        cells = [f"{times[name]:.3g}" if name in times else "" for name in (*stock, *forms)]
+        cells = [_ms(times[name]) if name in times else "" for name in (*stock, *forms)]
         best = max(group, key=lambda row: row["ratio"])
-        lines.append([*key[:3], _heading((key[3], key[4])), *cells, _ratio(best)])
-    return _table([*_MODEL, "setting", *stock, *forms, "best stock / best swapped"], lines)
+        cells += [_ratio(best), best.get("plan", "")] if plans else [_ratio(best)]
+        lines.append([*key[: len(keys)], _heading((key[-2], key[-1])), *cells])
+    head = [*keys, "setting", *stock, *forms, "best stock / best swapped"]
+    return _table([*head, "runs as"] if plans else head, lines)
 
 
 def _form(row: Row) -> str:

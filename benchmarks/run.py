@@ -107,6 +107,7 @@ def _print_row(row: dict[str, Any]) -> None:
     shares = "".join(f" {kind} {share:.0%}" for kind, share in row["shares"].items() if share >= 0.01)
     others += f"; shares:{shares}" if shares else ""
     others += "".join(f"; {name} does not run: {reason[:70]}" for name, reason in row["refused"].items())
+    others += f"; runs as {row['plan']}" if row["plan"] else ""
     mark = "" if row["ratio"] >= 1.0 else "  SLOWER"
     print(f"{label} {setting} {times} {row['ratio']:5.2f}x{roof}{others}{mark}", flush=True)
 
