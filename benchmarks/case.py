@@ -22,8 +22,8 @@ LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 
 Function = Callable[[], Any]
 
-# At least, of the comparison that a row reports.
-_ROUNDS = 9
+# At least: of the comparison that a row reports, and of the one that finds the fastest stock form.
+_ROUNDS, _FIRST_ROUNDS = 9, 5
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
     _check_results(case, functions)
     kept = {name: _kept_bytes(function) for name, function in functions.items()} if case.keeps else None
     opswap.reset_stats()
-    times = time_in_turn(functions, seconds, 5 if len(functions) > 2 else _ROUNDS)
+    only_pair = len(functions) == 2
+    times = time_in_turn(functions, seconds, _ROUNDS if only_pair else _FIRST_ROUNDS)
     copy_time = _time_copy(case.payload, seconds / len(functions)) if case.payload else None
     stock = {name: Spread.of(samples) for name, samples in times.items() if name not in case.ours}
     best = min(stock, key=lambda name: stock[name].median)
@@ -80,7 +81,7 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
         if name in refused:
             continue
         pair = {form: functions[form] for form in (best, name)}
-        final = time_in_turn(pair, seconds, _ROUNDS) if len(functions) > 2 else times
+        final = times if only_pair else time_in_turn(pair, seconds, _ROUNDS)
         _refuse_fallback(case)
         row = {"case": case.case, "shape": case.shape, "dtype": case.dtype, "layout": layout}
         row |= {"direction": case.direction, "threads": threads, "allocation": allocation}
@@ -161,7 +162,7 @@ def _machine() -> dict[str, str]:
 def _time_copy(payload: int, seconds: float) -> Spread:
     """Of one copy between two buffers that are in memory, and in the caches where they fit."""
     source, target = torch.ones(payload, dtype=torch.uint8), torch.zeros(payload, dtype=torch.uint8)
-    return Spread.of(time_in_turn({"copy": lambda: target.copy_(source)}, seconds)["copy"])
+    return Spread.of(time_in_turn({"copy": lambda: target.copy_(source)}, seconds, _FIRST_ROUNDS)["copy"])
 
 
 def _check_results(case: Case, functions: Mapping[str, Function]) -> None:

@@ -38,7 +38,7 @@ def paired_ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
 
 
 def time_in_turn(
-    functions: Mapping[str, Callable[[], Any]], seconds: float, rounds: int = 5
+    functions: Mapping[str, Callable[[], Any]], seconds: float, rounds: int
 ) -> dict[str, list[float]]:
     """Milliseconds of a call, one number a round: the functions in turn, in random order, for about `seconds`.
 

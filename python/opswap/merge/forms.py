@@ -72,14 +72,14 @@ def _split_channels(x: Tensor, branches: int) -> Tensor:
     return x.movedim(1, -1).unflatten(-1, sizes).movedim((-2, -1), (1, 2))
 
 
-def _has_channels_innermost(x: Tensor) -> bool:
+def _stacked_channels_innermost(x: Tensor) -> bool:
     """True for a stacked value in channels_last memory, that of one tensor or of one after another."""
     return x.dim() > 3 and not x.is_contiguous() and x.stride(2) == 1
 
 
 def _flatten_channels(x: Tensor) -> Tensor:
     """x.flatten(1, 2), but in channels_last a batch of one keeps the stride by which convolutions know that format."""
-    if not _has_channels_innermost(x):
+    if not _stacked_channels_innermost(x):
         return x.flatten(1, 2)
     return x.movedim((1, 2), (-2, -1)).flatten(-2).movedim(-1, 1)
 
@@ -91,7 +91,7 @@ def _from_stacked(x: Tensor, target: Form) -> Any:
         return x.flatten(0, 1)
     if target is Form.LISTED:
         # The gradient of unbind is contiguous; that of chunks has the memory format of the parts.
-        is_wide = _has_channels_innermost(x) and x.stride(1) == x.shape[2]
+        is_wide = _stacked_channels_innermost(x) and x.stride(1) == x.shape[2]
         return _flatten_channels(x).chunk(x.shape[1], 1) if is_wide else x.unbind(1)
     raise ValueError(f"a stacked value cannot be made {target.value}")
 
