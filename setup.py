@@ -5,6 +5,8 @@ Environment switches, for work on opswap itself:
   OPSWAP_DEBUG=1             keep asserts, -O1 -g
   OPSWAP_SANITIZE=address,undefined   build with these sanitizers (implies OPSWAP_DEBUG)
   OPSWAP_WERROR=1            warnings are errors
+  OPSWAP_TEST_TIERS=1|0      with or without the hidden tiers portable16, portable32 and portable64; the default is with
+                             them in place, where tests are run, and without them in a wheel
 """
 
 import os
@@ -16,16 +18,42 @@ from setuptools.command.build_ext import build_ext
 
 
 class ParallelBuild(build_ext):
-    """Compiles as many files at a time as there are processors; setuptools alone compiles one after the other."""
+    """Compiles as many files at a time as there are processors; setuptools alone compiles one after the other.
+
+    Files *_portable.c hold the kernels of hidden tiers: compiled once per width of a vector, or left out.
+    """
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.test_tiers = os.environ.get("OPSWAP_TEST_TIERS", "1" if self.inplace else "0") == "1"
+        for extension in self.extensions:
+            if self.test_tiers:
+                extension.define_macros.append(("OSW_TEST_TIERS", "1"))
+            else:
+                extension.sources = [
+                    source for source in extension.sources if not source.endswith("_portable.c")
+                ]
 
     def build_extensions(self):
         compile_all, compile_one = self.compiler.compile, self.compiler._compile
 
         def compile_in_parallel(*args, **kwargs):
-            jobs = []
+            jobs, more = [], []
+
+            def submit(target, source, extension, flags, postargs, macros):
+                widths = (16, 32, 64) if source.endswith("_portable.c") else ()
+                for width in widths:  # -O1: they are many, and need not be fast
+                    more.append(target.replace(".o", f"{width}.o"))
+                    wide = [*postargs, f"-DVEC_BYTES={width}", "-O1", "-Wno-psabi"]
+                    jobs.append(pool.submit(compile_one, more[-1], source, extension, flags, wide, macros))
+                if not widths:
+                    jobs.append(pool.submit(compile_one, target, source, extension, flags, postargs, macros))
+
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                self.compiler._compile = lambda *file: jobs.append(pool.submit(compile_one, *file))
-                objects = compile_all(*args, **kwargs)
+                self.compiler._compile = submit
+                objects = [
+                    name for name in compile_all(*args, **kwargs) if not name.endswith("_portable.o")
+                ] + more
             for job in jobs:
                 job.result()
             return objects
@@ -39,7 +67,10 @@ debug = bool(sanitize) or os.environ.get("OPSWAP_DEBUG") == "1"
 
 compile_args = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wpedantic"]
 link_args = []
-compile_args += ["-O1", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0", "-DNDEBUG"]
+# Kernels run on threads of any size: see csrc/core/scratch.h. Without optimisation frames are larger.
+compile_args += (
+    ["-O1", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0", "-DNDEBUG", "-Wframe-larger-than=49152"]
+)
 if os.environ.get("OPSWAP_WERROR") == "1":
     compile_args += ["-Werror"]
 if sanitize:

@@ -1,25 +1,80 @@
 # SPDX-License-Identifier: MIT
-"""Fixtures that every test file shares."""
+"""Fixtures and settings that every test file shares.
+
+Two environment variables change the conditions of a run; a failing test shows both numbers in its output:
+
+    OPSWAP_TEST_SEED=7      other random inputs: the number is mixed into the seed of every test
+    OPSWAP_TEST_THREADS=3   number of threads of torch, in the tests' own processes too
+"""
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 import opswap
 from opswap.swap import costs
+from opswap.swap.rules import DEFAULT, OPTIONAL
 
-TIERS = ("scalar", "avx2", "avx512")
+TIERS = ("scalar", "neon", "avx2", "avx512", "portable16", "portable32", "portable64")
+
+# Files whose family has kernels in the hidden tiers.
+HIDDEN_TIERS_OF = ("test_norm", "test_norm_errors", "test_norm_modules", "test_norm_transforms")
+# Test files, by the beginning of their names, about code that calls no kernel, or has kernels only as an example.
+# Single tests have the marker itself.
+TIER_INDEPENDENT = (
+    "test_channels_transforms",
+    "test_cli",
+    "test_demo",
+    "test_exporters",
+    "test_import",
+    "test_kernels",
+    "test_layout",
+    "test_merge",
+    "test_models",
+    "test_nearness",
+    "test_optimizer",
+    "test_permutation",
+    "test_pool_transforms",
+    "test_swap_distributed",
+    "test_swap_hostile",
+    "test_swap_outside",
+    "test_swap_verify",
+)
+SEED = os.environ.get("OPSWAP_TEST_SEED", "")
+THREADS = os.environ.get("OPSWAP_TEST_THREADS", "")
+
+
+def pytest_configure() -> None:
+    # Before collection, which draws the inputs that test files make when they are imported.
+    torch.manual_seed(_seed("collection"))
+    if THREADS:
+        os.environ["OMP_NUM_THREADS"] = THREADS  # read by the processes that tests start
+        torch.set_num_threads(int(THREADS))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem.startswith(TIER_INDEPENDENT) or "tier" in getattr(item, "fixturenames", ()):
+            item.add_marker("once")
+
+
+def _seed(name: str) -> int:
+    return random.Random(name + SEED).randrange(2**31)
 
 
 @pytest.fixture(params=TIERS)
 def tier(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test once on every instruction-set tier."""
-    if request.param not in opswap.isa.available():
+    """Run the test once on every instruction-set tier, hidden ones included."""
+    if request.param not in (*opswap.isa.available(), *opswap.isa.hidden()):
         pytest.skip(f"this machine, or OPSWAP_ISA, has no {request.param}")
+    if request.param in opswap.isa.hidden() and request.module.__name__ not in HIDDEN_TIERS_OF:
+        pytest.skip("the family is not written on core/simd.h")
     with opswap.isa.limit(request.param):
         yield request.param
 
@@ -35,9 +90,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
-    """Seed every random generator from the test's name; a failing test shows the number in its output."""
-    value = random.Random(request.node.nodeid).randrange(2**31)
-    print(f"seed {value}")
+    """Seed every random generator from the test's name and OPSWAP_TEST_SEED."""
+    value = _seed(request.node.nodeid)
+    print(f"seed {value} (OPSWAP_TEST_SEED={SEED!r}), {torch.get_num_threads()} threads")
     random.seed(value)
     torch.manual_seed(value)
     return value
@@ -45,5 +100,23 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def recorded_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules are applied whatever was measured on this machine; test_swap_costs.py has fixtures of its own."""
+    """The tables that are shipped decide which rules are applied, not those that `tune` has kept on this machine."""
+    monkeypatch.setattr(costs, "cache_file", lambda: Path(os.devnull, "costs.json"))
+
+
+@pytest.fixture
+def every_rule_applies(recorded_gains: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules are applied whatever was measured; for tests that count what was replaced."""
     monkeypatch.setattr(costs, "_table", dict)
+
+
+@pytest.fixture
+def lose(recorded_gains: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function after whose call every rule is recorded as slower than torch in one memory format."""
+
+    def lose_in(memory_format: str) -> None:
+        gains = {"contiguous": 2.0, "channels_last": 2.0} | {memory_format: 0.5}
+        table = {rule.name: gains for rule in DEFAULT + OPTIONAL}
+        monkeypatch.setattr(costs, "_table", lambda: table)
+
+    return lose_in

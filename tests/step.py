@@ -12,7 +12,7 @@ def outputs_and_gradients(model: nn.Module, x: Tensor) -> list[Tensor | None]:
     model.zero_grad()
     x = x.clone().requires_grad_()
     y = model(x)
-    weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)
     (y * weight).sum().backward()
     return [y.detach(), x.grad, *(p.grad for p in model.parameters())]
 

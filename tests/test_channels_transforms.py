@@ -176,9 +176,7 @@ def test_subclasses() -> None:
     assert same_bits(F.channel_shuffle(torch.nn.Buffer(x), 2), F.channel_shuffle(x, 2))
 
 
-@pytest.mark.parametrize(
-    "make", [Tensor.to_sparse, lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.quint8)]
-)
+@pytest.mark.parametrize("make", [Tensor.to_sparse, Tensor.to_mkldnn])
 def test_tensors_without_plain_memory_are_refused(make: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)):
         F.channel_shuffle(make(torch.randn(2, 6, 3)), 2)

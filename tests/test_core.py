@@ -49,7 +49,7 @@ def test_the_environment_caps_the_tier() -> None:
     code = "import opswap; opswap.isa.limit('avx512'); print(opswap.isa.current(), *opswap.isa.available())"
     assert run_python(code, OPSWAP_ISA="scalar").stdout.split() == ["scalar", "scalar"]
     bad = run_python("import opswap", OPSWAP_ISA="fast")
-    assert bad.returncode != 0 and "expected scalar, avx2 or avx512, got 'fast'" in bad.stderr
+    assert bad.returncode != 0 and "expected scalar, neon, avx2 or avx512, got 'fast'" in bad.stderr
 
 
 def test_threads_follow_torch() -> None:

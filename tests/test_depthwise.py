@@ -15,14 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 import opswap
 from inputs import LAYOUTS, same_bits
+from nearness import assert_within_roundings
 from opswap import _core
 from opswap import functional as F
 from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise
 
 LAST = torch.channels_last
 FLOATS = (torch.float32, torch.float64)
-# Of the error of torch's own float32 result, which can be zero by luck; and of the largest value.
-TIMES, LEAST = 4.0, {torch.float32: 1e-6, torch.float64: 2e-15}
 
 
 @pytest.fixture
@@ -64,18 +63,21 @@ def kernel_results(tensors: Sequence[Tensor], stride: int, padding: Any, grad: T
 
 
 def assert_close(tensors: Sequence[Tensor], stride: int, padding: Any) -> None:
-    """Against float64, or longer sums of the same dtype: no worse than torch up to a small factor."""
+    """Output and gradients against float64: as near as sums of that many products are."""
     tensors = [t.detach() for t in tensors]
     dtype = tensors[0].dtype
     shape = stock(*tensors, stride, padding).shape
     grad = torch.randn(shape, dtype=dtype).contiguous(memory_format=LAST)
-    exact = all_results([t.double() for t in tensors], stride, padding, grad.double())
-    theirs = all_results(tensors, stride, padding, grad)
-    for a, b, e in zip(kernel_results(tensors, stride, padding, grad), theirs, exact, strict=True):
-        assert a.shape == e.shape and a.dtype == dtype
-        error, stock_error = ((t.double() - e).abs().max().item() for t in (a, b))
-        allowed = TIMES * stock_error + LEAST[dtype] * max(1.0, e.abs().max().item()) * TIMES
-        assert error <= allowed, f"error {error} against {stock_error} of torch"
+    wide = [t.double() for t in (*tensors, grad)]
+    truth, magnitudes, terms = (
+        all_results([change(t) for t in wide[:3]], stride, padding, change(wide[3]))
+        for change in (lambda t: t, torch.abs, torch.ones_like)
+    )
+    results = kernel_results(tensors, stride, padding, grad)
+    names = ("output", "gradient of the input", "gradient of the weight", "gradient of the bias")
+    for name, ours, *expected in zip(names, results, truth, magnitudes, terms, strict=True):
+        assert ours.dtype == dtype
+        assert_within_roundings(ours, *expected, name)
 
 
 def geometries(count: int, seed: int) -> list[tuple[int, ...]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import threading
 
@@ -240,6 +241,56 @@ def test_two_threads_draw_each_number_once() -> None:
     assert sorted(counts) == sorted(alone) and torch.equal(state, torch.get_rng_state())
 
 
+def test_a_draw_of_another_thread_is_not_lost() -> None:
+    """What somebody else draws between reading and writing the state stays drawn, and our numbers come behind."""
+
+    class Shared:
+        """A generator that another thread draws from while the kernel works."""
+
+        def __init__(self, draws: int) -> None:
+            self.generator = torch.Generator().manual_seed(3)
+            self.asked, self.draws = 0, draws
+
+        def get_state(self) -> Tensor:
+            self.asked += 1
+            if 1 < self.asked <= 1 + self.draws:
+                torch.rand(100, generator=self.generator)
+            return self.generator.get_state()
+
+        def set_state(self, state: Tensor) -> None:
+            self.generator.set_state(state)
+
+    for draws, count in itertools.product((0, 1, 2, 5), (1000, 100_000)):
+        shared, expected = Shared(draws), torch.Generator().manual_seed(3)
+        mask = torch.empty(count // 8, dtype=torch.uint8)
+        _core.draw_mask(shared, 0.5, count, mask)
+        for _ in range(draws):
+            torch.rand(100, generator=expected)
+        alone = torch.empty(count // 8, dtype=torch.uint8)
+        _core.draw_mask(expected, 0.5, count, alone)
+        assert torch.equal(mask, alone), (draws, count)
+        assert torch.equal(shared.generator.get_state(), expected.get_state())
+
+
+def test_a_thread_inside_torch_keeps_its_numbers() -> None:
+    """One thread draws inside torch, without the interpreter's lock, the other masks: no number comes twice."""
+    torch.manual_seed(11)
+    firsts: list[float] = []
+    stop = threading.Event()
+
+    def draw() -> None:
+        while not stop.is_set():
+            firsts.append(float(torch.rand(40_000, dtype=torch.float64)[0]))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    for _ in range(40):
+        F.dropout(torch.ones(70_000), 0.5)
+    stop.set()
+    thread.join()
+    assert len(set(firsts)) == len(firsts)
+
+
 class TestExtension:
     def test_unknown_state(self) -> None:
         class Other:
@@ -267,6 +318,7 @@ class TestExtension:
             _core.apply_mask(torch.ones(8, dtype=torch.int32), mask, 2.0, torch.ones(8, dtype=torch.int32))
 
 
+@pytest.mark.usefixtures("every_rule_applies")
 class TestSwap:
     def test_bit_equal_training(self) -> None:
         stock = nn.Sequential(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from nearness import assert_within_roundings
 from opswap import GroupedLinear, _core
 from opswap import functional as F
 
@@ -36,10 +37,8 @@ SHAPES: list[tuple[int, int, int, int | tuple[int, ...]]] = [
     *((1100, 1, 5, o) for o in (1, 2, 26)),  # rows in parts, whose gradients of the weight are added up
     (1100, 3, 9, (4, 0, 27)),
 ]
-# Of the sums, relative to the largest sum of magnitudes; they have up to 1100 terms.
-TOLERANCE = {torch.float32: 1e-6, torch.float64: 2e-15, torch.bfloat16: 1e-6, torch.float16: 1e-6}
-DTYPES = tuple(TOLERANCE)
 HALVES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.float64, *HALVES)
 
 
 def sections_of(shape: tuple[Any, ...]) -> tuple[int, ...] | None:
@@ -70,17 +69,6 @@ def gradients(
     return torch.autograd.grad(exact(*leaves, sections), leaves, dy)
 
 
-def assert_near(actual: Tensor, expected: Tensor, magnitude: Tensor) -> None:
-    """The error of the sums, and, of half precision, that of rounding each of them once to the nearest."""
-    assert actual.shape == expected.shape
-    if expected.numel():
-        allowed = TOLERANCE[actual.dtype] * magnitude.abs().max() + 1e-300
-        if actual.dtype in HALVES:
-            info = torch.finfo(actual.dtype)
-            allowed = allowed + expected.abs() * info.eps / 2 + info.smallest_normal * info.eps / 2
-        assert ((actual.double() - expected).abs() <= allowed).all()
-
-
 def guarded(size: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A tensor with 7 on both sides of its memory, and those two borders."""
     count = math.prod(size)
@@ -99,18 +87,18 @@ def test_kernels(tier: str, shape: tuple[Any, ...], dtype: torch.dtype) -> None:
     """Outputs and gradients against float64; every element is written, and nothing beside them."""
     x, weight, bias = make(shape, dtype)
     sections = sections_of(shape)
-    wide = (x.double(), weight.double(), bias.double())
-    sizes = (x.double().abs(), weight.double().abs(), bias.double().abs())
     output, _ = guarded((shape[0], *bias.shape), dtype)
     assert _core.grouped_linear(x, weight, bias, sections, output) is output
-    assert_near(output, exact(*wide, sections), exact(*sizes, sections))
     dy = torch.randn_like(output)
     made = [guarded(t.shape, dtype)[0] for t in (x, weight, bias)]
     _core.grouped_linear_backward(dy, x, weight, sections, *made)
-    expected = gradients(*wide[:2], dy.double(), sections)
-    magnitudes = gradients(*sizes[:2], dy.double().abs(), sections)
-    for actual, want, magnitude in zip(made, expected, magnitudes, strict=True):
-        assert_near(actual, want, magnitude)
+    expected = []
+    for change in (lambda t: t, torch.abs, torch.ones_like):  # the truth, its magnitudes, its number of terms
+        a, w, b, d = (change(t.double()) for t in (x, weight, bias, dy))
+        expected.append((exact(a, w, b, sections), *gradients(a, w, d, sections)))
+    names = ("output", "gradient of the input", "gradient of the weight", "gradient of the bias")
+    for name, *quantity in zip(names, (output, *made), *expected, strict=True):
+        assert_within_roundings(*quantity, name)
     assert all(torch.equal(borders(t), torch.full((64,), 7.0, dtype=dtype)) for t in (output, *made))
 
 
@@ -186,16 +174,17 @@ def test_gradients_that_are_not_asked_for_are_not_made() -> None:
 def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
     """No error beyond that of rounding the result once."""
     x, weight, bias = (t.to(dtype) for t in make((9, 3, 257, 20)))
-    want = exact(x.float(), weight.float(), bias.float(), None)
-    got = F.grouped_linear(x, weight, bias)
-    assert got.dtype is dtype
-    unit = torch.finfo(dtype).eps
-    assert ((got.float() - want).abs() <= unit * want.abs() + unit / 8).all()
     leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    got = F.grouped_linear(*leaves)
     dy = torch.randn_like(got)
-    made = torch.autograd.grad(F.grouped_linear(*leaves), leaves, dy)
-    for a, b in zip(made, gradients(x.float(), weight.float(), dy.float(), None), strict=True):
-        assert a.dtype is dtype and torch.allclose(a.float(), b, rtol=2 * unit, atol=2 * unit)
+    results = (got.detach(), *torch.autograd.grad(got, leaves, dy))
+    expected = []
+    for change in (lambda t: t, torch.abs, torch.ones_like):
+        a, w, b, d = (change(t.double()) for t in (x, weight, bias, dy))
+        expected.append((exact(a, w, b, None), *gradients(a, w, d, None)))
+    for ours, *quantity in zip(results, *expected, strict=True):
+        assert ours.dtype is dtype
+        assert_within_roundings(ours, *quantity)
 
 
 @pytest.mark.parametrize("tier_name", ["scalar", "avx512"])

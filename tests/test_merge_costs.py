@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import pickle
 import sys
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +183,63 @@ def test_without_a_batch_and_compiled(record: Record) -> None:
     x = example("bottleneck")
     compiled = torch.compile(merged, backend="eager")
     torch.testing.assert_close(compiled(x), merged(x), rtol=1e-4, atol=1e-5)
+
+
+def test_choices_are_bounded(record: Record) -> None:
+    """Of many input sizes the latest are known, and a few of them are in the report."""
+    record([[*POINTWISE, 0.5, 0.4, 2.0]])
+    merged = merge.branches(make("bottleneck", 3)).eval()
+    layers = {path: m for path, m in convolutions(merged).items() if m.choices}
+    assert set(layers) == {"residual.3", "residual.6"}
+    shapes = [(2, 8, 4 + width % 10, 4 + width // 10) for width in range(80)]
+    for shape in shapes:
+        merged(torch.randn(shape))
+    for layer in layers.values():
+        assert len(layer.choices) == 64
+    first = layers["residual.3"]
+    oldest = next(iter(first.choices))
+    merged(torch.randn(oldest[0][0], 8, *oldest[0][2:]))
+    merged(torch.randn(2, 8, 40, 40))
+    assert oldest in first.choices and len(first.choices) == 64
+    report = merged.merge_report()
+    assert len(report.recorded) <= 4 * len(layers)
+    assert str(report).endswith(f"and {report.older} rows of earlier calls")
+    assert report.older == sum(len(layer.choices) for layer in layers.values()) - len(report.recorded)
+    assert {r.site.pixels for r in report.recorded} >= {1600}
+
+
+def test_choices_of_copies_are_their_own(record: Record) -> None:
+    record([[*POINTWISE, 0.5, 0.4, 2.0]])
+    merged = merge.branches(make("bottleneck", 3)).eval()
+    known = {path: dict(layer.choices) for path, layer in convolutions(merged).items() if layer.choices}
+    for twin in (copy.deepcopy(merged), pickle.loads(pickle.dumps(merged))):
+        twin(torch.randn(3, 8, 5, 5))
+        assert all(len(twin.get_submodule(path).choices) > len(known[path]) for path in known)
+    assert {path: dict(merged.get_submodule(path).choices) for path in known} == known
+
+
+def test_choices_in_several_threads(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas of a module share what it has looked up."""
+    monkeypatch.setattr("opswap.merge.recent.Recent.limit", 2)
+    record([[*POINTWISE, 0.5, 0.4, 2.0]])
+    merged = merge.branches(make("bottleneck", 3)).eval()
+
+    def run(seed: int) -> bool:
+        with torch.no_grad():
+            return all(merged(torch.randn(1, 8, 3 + (i * seed) % 7, 4)).isfinite().all() for i in range(60))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, (1, 2, 3, 5)))
+    assert all(len(layer.choices) <= 2 for layer in convolutions(merged).values())
+
+
+def test_nothing_of_a_merged_module_outlives_it(record: Record) -> None:
+    record([[*POINTWISE, 0.5, 0.4, 2.0]])
+    merged = merge.branches(make("bottleneck", 3), example_input=example("bottleneck"))
+    merged(torch.randn(2, 8, 5, 9))
+    str(merged.merge_report())
+    alive = [weakref.ref(m) for m in merged.modules()] + [weakref.ref(p) for p in merged.parameters()]
+    alive += [weakref.ref(layer.choices) for layer in convolutions(merged).values()]
+    del merged
+    gc.collect()
+    assert [made() for made in alive if made() is not None] == []

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import opswap
+from nearness import assert_model_as_near
 from spellings import Wrapped, by_size
-from step import outputs_and_gradients
+from step import assert_equal, outputs_and_gradients
 from swapping import images, same
 
 
@@ -162,5 +163,10 @@ def test_aliases_and_writes(body: Callable[[Tensor], Tensor]) -> None:
             with pytest.raises(type(error)):
                 outputs_and_gradients(model, x)
             continue
-        torch.testing.assert_close(outputs_and_gradients(model, x), expected)
+        if x.is_contiguous():
+            assert_equal(outputs_and_gradients(model, x), expected)
+        else:  # which stock loses, so that its last convolution rounds otherwise
+            assert_model_as_near(
+                model, stock, lambda: (images().contiguous(memory_format=torch.channels_last),)
+            )
     same(model, stock)

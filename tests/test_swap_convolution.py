@@ -8,15 +8,19 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import opswap
+from nearness import Quantities, assert_as_near, assert_model_as_near
 from opswap.ops.pointwise import pointwise_wins
 from opswap.swap.rules import convolution
 from step import outputs_and_gradients
 
 LAST = torch.channels_last
-pytestmark = pytest.mark.skipif(not pointwise_wins(), reason="left to torch on this tier")
+pytestmark = [
+    pytest.mark.skipif(not pointwise_wins(), reason="left to torch on this tier"),
+    pytest.mark.usefixtures("every_rule_applies"),
+]
 
 
 class Own(nn.Conv2d):
@@ -68,10 +72,9 @@ class TestRule:
         assert type(model[0]).__name__ == "Conv2d" and isinstance(model[0], nn.Conv2d)
         x = torch.randn(2, 9, 8, 7).contiguous(memory_format=LAST)
         opswap.reset_stats()
-        ours = outputs_and_gradients(model, x)
+        outputs_and_gradients(model, x)
         assert counts() == ({f"{kind}_conv2d": 1, f"{kind}_conv2d_backward": 1}, {})
-        for a, b in zip(ours, outputs_and_gradients(stock, x), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert_model_as_near(model, stock, lambda: (torch.randn(2, 9, 8, 7).contiguous(memory_format=LAST),))
         x = x.contiguous()
         opswap.reset_stats()
         theirs = outputs_and_gradients(stock, x)
@@ -126,15 +129,21 @@ class TestRule:
             nn.ReLU(),
             nn.Conv2d(58, 5, 1),
         ).to(memory_format=LAST)
-        model, truth = opswap.swap(copy.deepcopy(stock)), copy.deepcopy(stock).double()
-        x = torch.randn(4, 3, 33, 33).contiguous(memory_format=LAST)
-        losses = []
-        for net, batch in ((model, x), (stock, x), (truth, x.double())):
+        model = opswap.swap(copy.deepcopy(stock))
+
+        def losses(net: nn.Module, x: Tensor) -> Quantities:
+            net, found = copy.deepcopy(net).to(x.dtype), {}
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-            for _ in range(6):
+            for i in range(6):
                 optimizer.zero_grad()
-                loss = net(batch).square().mean()
+                loss = net(x).square().mean()
                 loss.backward()
                 optimizer.step()
-            losses.append(loss.item())
-        assert abs(losses[0] - losses[2]) <= 4 * abs(losses[1] - losses[2]) + 1e-6 * losses[2]
+                found[f"loss {i}"] = loss.detach()
+            return found
+
+        def draw() -> tuple[Quantities, Quantities, Quantities]:
+            x = torch.randn(4, 3, 33, 33).contiguous(memory_format=LAST)
+            return losses(stock, x.double()), losses(stock, x), losses(model, x)
+
+        assert_as_near(draw)

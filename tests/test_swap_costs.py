@@ -57,17 +57,18 @@ def test_the_shipped_table_knows_the_rules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tiers", "gain"), [(("scalar", "avx2", "avx512"), 3.0), (("scalar", "avx2"), 3.0), (("scalar",), None)]
+    ("tiers", "loses"),
+    [(("scalar", "avx2", "avx512"), True), (("scalar", "avx2"), True), (("scalar",), False)],
 )
-def test_the_nearest_class_below_serves_where_none_is_shipped(
-    tiers: tuple[str, ...], gain: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_loses_in_the_nearest_class_below_is_left_to_torch(
+    tiers: tuple[str, ...], loses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = tmp_path / "shipped.json"
-    shipped.write_text(json.dumps({"m-avx2": {"gains": {"amax": {"contiguous": 3.0}}}}))
+    shipped.write_text(json.dumps({"m-avx2": {"gains": {"amax": {"contiguous": 0.5}}}}))
     monkeypatch.setattr(costs, "_SHIPPED", shipped)
     monkeypatch.setattr(costs.platform, "machine", lambda: "m")
     monkeypatch.setattr(costs.isa, "available", lambda: tiers)
-    assert costs.gain("amax") == gain
+    assert bool(costs.loss("amax")) is loses
 
 
 def test_a_gain_is_in_the_report(record: Record) -> None:

@@ -14,7 +14,7 @@ import opswap
 from grouped import IN, OUT, Body, G, Groups, N
 from step import outputs_and_gradients
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "every_rule_applies")
 
 
 def matmul(m: nn.Module, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import opswap
 from grouped import IN, OUT, Body, G, Groups, N
 from step import outputs_and_gradients
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "every_rule_applies")
 
 
 def twice(m: nn.Module, x: Tensor) -> Tensor:
@@ -169,7 +169,6 @@ TRAPS = [
     product_of_a_changing_source,
     reads_between,
     reads_itself,
-    size_of_its_own,
     source_changes,
     the_same_group_twice,
     transposed,
@@ -188,6 +187,20 @@ def test_other_writes_keep_their_code(body: Body) -> None:
     with torch.no_grad():  # what changes its source has no gradient
         assert torch.equal(model(x), stock(x))
     assert not opswap.stats()["kernel"]
+
+
+def test_a_result_of_fixed_size_is_written_at_once_if_it_fits() -> None:
+    """The number of rows is a constant of the code: inputs of another one run it as it is."""
+    stock = Groups(size_of_its_own)
+    x = torch.randn(N, G, IN)
+    model = opswap.swap(copy.deepcopy(stock), example_inputs=(x,))
+    opswap.reset_stats()
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-5, atol=1e-5)
+        assert opswap.stats()["kernel"]
+        assert torch.equal(model(x[:1]), stock(x[:1]))  # broadcast
+        with pytest.raises(RuntimeError, match=r"expanded size|must match"):
+            model(x[: N - 1])
 
 
 def integers(m: nn.Module, x: Tensor) -> Tensor:

@@ -116,6 +116,7 @@ class TestAtTheDoor:
         assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
         assert not originals()
 
+    @pytest.mark.usefixtures("every_rule_applies")
     @pytest.mark.parametrize(
         "stock", [Only(asserts), Only(depends_on_height), ModeDependent()], ids=["assert", "branch", "mode"]
     )

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import opswap
 from step import outputs_and_gradients
 
+pytestmark = pytest.mark.usefixtures("every_rule_applies")
+
 G, IN, OUT, N = 4, 6, 3, 20
 
 

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import opswap
+from nearness import Quantities, assert_as_near, assert_model_as_near, named
 from opswap.models import LPRNet, ShuffleNetV2, shufflenet_v2_x1_0
 from processes import PROCESSES, run_in_processes
 from step import outputs_and_gradients
 from test_swap_pool import PublishedLPRNet
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "every_rule_applies")
 
 SIZE = (4, 6, 5, 7)
 
@@ -200,28 +201,29 @@ class TestNetworks:
         drop.eval()
         check(model, stock, torch.randn(SIZE))
 
+    @pytest.mark.parametrize("training", [True, False])
     @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
     def test_as_near_to_float64_as_stock(
-        self, network: tuple[nn.Module, Tensor], memory_format: torch.memory_format
+        self, network: tuple[nn.Module, Tensor], memory_format: torch.memory_format, training: bool
     ) -> None:
-        """The median of five inputs: where rounding moves one maximum or one sign, either model stands alone."""
         stock, x = network
+        stock.train(training)
         model = opswap.swap(copy.deepcopy(stock), memory_format=memory_format)
-        excess = []
-        for _ in range(5):
-            x = torch.randn_like(x)
-            runs = (copy.deepcopy(stock).double(), copy.deepcopy(stock), copy.deepcopy(model))
-            truth, theirs, ours = (outputs_and_gradients(m, x.to(next(m.parameters()).dtype)) for m in runs)
-            excess.append(distance(ours, truth) - 2 * distance(theirs, truth))
-        assert sorted(excess)[2] <= 1e-5, excess
+        assert_model_as_near(model, stock, lambda: (torch.randn_like(x),))
 
-    def test_loss_of_several_steps(self, network: tuple[nn.Module, Tensor]) -> None:
-        """Within 1e-3 of the loss in float64, as stock is."""
+    def test_losses_of_several_steps(self, network: tuple[nn.Module, Tensor]) -> None:
         stock, x = network
-        exact = losses(copy.deepcopy(stock).double(), x.double())
-        for model in (stock, opswap.swap(copy.deepcopy(stock))):
-            for a, b in zip(losses(model, x), exact, strict=True):
-                assert abs(a - b) <= 1e-3 * b
+        model = opswap.swap(copy.deepcopy(stock))
+
+        def draw() -> tuple[Quantities, Quantities, Quantities]:
+            batch = torch.randn_like(x)
+            return (
+                losses(copy.deepcopy(stock).double(), batch.double()),
+                losses(copy.deepcopy(stock), batch),
+                losses(copy.deepcopy(model), batch),
+            )
+
+        assert_as_near(draw)
 
     def test_keys_order_and_unswap(self, network: tuple[nn.Module, Tensor]) -> None:
         stock, x = network
@@ -266,15 +268,19 @@ class TestNetworks:
     def test_bf16_autocast(self, network: tuple[nn.Module, Tensor]) -> None:
         stock, x = network
         model = opswap.swap(copy.deepcopy(stock))
-        results = []
-        for m in (stock, model):
+        exact = copy.deepcopy(stock).double()
+
+        def draw() -> tuple[Quantities, Quantities, Quantities]:
+            batch = torch.randn_like(x)
             with torch.autocast("cpu", torch.bfloat16):
-                y = m(x)
-            y.float().square().mean().backward()
-            results.append(y.float())
+                results = stock(batch), model(batch)
+            return named([exact(batch.double())]), named(results[:1]), named(results[1:])
+
+        assert_as_near(draw, times=2)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        y.float().square().mean().backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-        exact = copy.deepcopy(stock).double()(x.double())
-        assert distance([results[1]], [exact]) <= 2 * distance([results[0]], [exact])
 
     def test_evaluation_after_training(self, network: tuple[nn.Module, Tensor]) -> None:
         stock, x = network
@@ -290,22 +296,15 @@ class TestNetworks:
         torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
 
 
-def distance(results: list[Tensor | None], truth: list[Tensor | None]) -> float:
-    """Of all tensors together, relative to the truth."""
-    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(results, truth, strict=True)]
-    error = sum((a - b).square().sum() for a, b in pairs)
-    return float((error / sum(b.square().sum() for _, b in pairs)).sqrt())
-
-
-def losses(model: nn.Module, x: Tensor) -> list[float]:
+def losses(model: nn.Module, x: Tensor) -> Quantities:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.5)
-    found = []
-    for _ in range(4):
+    found = {}
+    for i in range(4):
         optimizer.zero_grad()
         loss = (model(x) - 1).square().mean()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
+        found[f"loss {i}"] = loss.detach()
     return found
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import opswap
 from test_swap_norm import SIZE, Pair, check
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "every_rule_applies")
 
 
 class TestInPlace:

@@ -21,6 +21,8 @@ from opswap.ops.dropout import draws_alike
 from opswap.swap.rules import DEFAULT, OPTIONAL
 from step import assert_equal, outputs_and_gradients
 
+pytestmark = pytest.mark.usefixtures("every_rule_applies")
+
 # Every rule, the optional ones too.
 swap = partial(opswap.swap, rules=OPTIONAL + DEFAULT)
 scan = partial(opswap.scan, rules=OPTIONAL + DEFAULT)

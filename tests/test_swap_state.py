@@ -16,6 +16,8 @@ import opswap
 from spellings import CAT, Joined, Split, by_size
 from swapping import images, same, swapped
 
+pytestmark = pytest.mark.usefixtures("every_rule_applies")
+
 
 class Configured(nn.Module):
     """Its forward reads Python state from everywhere."""

@@ -127,6 +127,7 @@ class Far(nn.Module):
         return self.bn(self.block(x) + 30)
 
 
+@pytest.mark.usefixtures("every_rule_applies")
 def test_torch_rounds_more_in_the_format_that_swap_keeps() -> None:
     """The bound is the stock model's error in that same format, which it would lose by itself."""
     report = opswap.verify(Far(), (torch.randn(8, 12, 32, 32),), exact=True)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* avg_pool and avg_pool_backward, like those of bind_max_pool.c. */
 #include "binding/pool_make.h"
-#include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
+#include "binding/torch_names.h"
 #include "pool/window.h"
 
 /* The new output; the input and the window are in the call. */
@@ -12,23 +12,44 @@ static PyObject *run_avg(osw_pool_call *call, PyObject *input, bool ceil_mode)
     int64_t size[OSW_MAX_DIMS];
     if (osw_pool_output_size(call, ceil_mode, size) != 0)
         return NULL;
-    return osw_pool_run_into(
-        call, osw_pool_new(call, OUTPUT, input, t->ndim, size, osw_suggests_channels_last(t)));
+    return osw_pool_run_into(call, osw_pool_new(call, OUTPUT, input, OSW_SAME_DTYPE, t->ndim, size,
+                                                osw_suggests_channels_last(t)));
 }
 
 /* What both directions are told: kernel, stride, padding, ceil_mode, count_include_pad, divisor or
  * None, channel_step. */
 enum { G_CEIL_MODE = W_DILATION, G_INCLUDE_PAD, G_DIVISOR, G_STEP, G_COUNT };
 
+/* The kernel sides' product, which bounds every divisor, must be an int64: an int64 pool would
+ * divide by what is left of it, perhaps by 0. */
+static int check_area(const osw_pool_call *call)
+{
+    const osw_pool_dim *dims = call->pool.dims;
+    int64_t area;
+    if (!__builtin_mul_overflow(dims[HEIGHT].kernel, dims[WIDTH].kernel, &area) &&
+        !__builtin_mul_overflow(area, dims[DEPTH].kernel, &area))
+        return 0;
+    return osw_pool_fail(call, "kernel has more than 2^63 taps, one side", dims[WIDTH].kernel);
+}
+
+static int read_divisor(osw_pool_call *call, PyObject *object)
+{
+    if (object == Py_None)
+        return 0;
+    if (osw_int_arg(call->name, "divisor", object, INT64_MIN, INT64_MAX, &call->pool.divisor) != 0)
+        return -1;
+    return call->pool.divisor ? 0 : osw_pool_fail(call, "divisor must not be zero", 0);
+}
+
 static int read_geometry(osw_pool_call *call, PyObject *const *geometry)
 {
     call->pool.count_include_pad = geometry[G_INCLUDE_PAD] == Py_True;
-    if (osw_pool_window_args(call, geometry[W_KERNEL], geometry[W_STRIDE], geometry[W_PADDING],
-                             NULL) != 0 ||
-        osw_pool_int(geometry[G_STEP], &call->pool.channel_step) != 0)
-        return -1;
-    return geometry[G_DIVISOR] == Py_None ? 0
-                                          : osw_pool_int(geometry[G_DIVISOR], &call->pool.divisor);
+    return osw_pool_window_args(call, geometry[W_KERNEL], geometry[W_STRIDE], geometry[W_PADDING],
+                                NULL) != 0 ||
+                   check_area(call) != 0 || osw_pool_step_arg(call, geometry[G_STEP]) != 0 ||
+                   read_divisor(call, geometry[G_DIVISOR]) != 0
+               ? -1
+               : 0;
 }
 
 static PyObject *avg_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -36,8 +57,8 @@ static PyObject *avg_pool(PyObject *module, PyObject *const *args, Py_ssize_t na
     (void)module;
     osw_pool_call call = osw_pool_begin("avg_pool", OP_avg, false);
     PyObject *const *geometry = args + 1;
-    if (!osw_pool_expect(call.name, nargs, 1 + G_COUNT) ||
-        osw_pool_tensor_arg(&call, INPUT, args[0]) != 0 || read_geometry(&call, geometry) != 0)
+    if (!osw_expect(call.name, nargs, 1 + G_COUNT) || read_geometry(&call, geometry) != 0 ||
+        osw_pool_tensor_arg(&call, INPUT, args[0]) != 0)
         return NULL;
     return run_avg(&call, args[0], geometry[G_CEIL_MODE] == Py_True);
 }
@@ -46,11 +67,8 @@ static PyObject *avg_pool(PyObject *module, PyObject *const *args, Py_ssize_t na
 static bool plain_divisor(PyObject *object, int64_t *divisor)
 {
     *divisor = 0;
-    if (object == Py_None)
-        return true;
-    if (PyLong_CheckExact(object))
-        *divisor = PyLong_AsLongLong(object);
-    return *divisor != 0 && !PyErr_Occurred();
+    return object == Py_None ||
+           (osw_exact_int(object, INT64_MIN, INT64_MAX, divisor) && *divisor != 0);
 }
 
 /* torch's rule for volumes alone: padding does not help an input that is smaller than the window.
@@ -87,7 +105,7 @@ static PyObject *plain_avg_pool(PyObject *module, PyObject *const *args, Py_ssiz
 {
     (void)module;
     osw_pool_call call = osw_pool_begin("plain_avg_pool", OP_avg, false);
-    if (!osw_pool_expect(call.name, nargs, P_ARGUMENTS))
+    if (!osw_expect(call.name, nargs, P_ARGUMENTS))
         return NULL;
     PyObject *const *geometry = args + P_GEOMETRY;
     PyObject *ceil_mode = geometry[G_CEIL_MODE], *include_pad = geometry[G_INCLUDE_PAD];
@@ -97,7 +115,7 @@ static PyObject *plain_avg_pool(PyObject *module, PyObject *const *args, Py_ssiz
     if (osw_window_read(&window, &call, volumes, args[P_INPUT], geometry, false) &&
         PyBool_Check(ceil_mode) && PyBool_Check(include_pad) &&
         plain_divisor(geometry[G_DIVISOR], &call.pool.divisor) &&
-        is_filled(&call, &window, volumes)) {
+        is_filled(&call, &window, volumes) && check_area(&call) == 0) {
         call.pool.count_include_pad = include_pad == Py_True;
         made = run_avg(&call, args[P_INPUT], ceil_mode == Py_True);
     }
@@ -107,16 +125,21 @@ static PyObject *plain_avg_pool(PyObject *module, PyObject *const *args, Py_ssiz
     return osw_or_declined(made);
 }
 
-/* The gradient of the input from that of the output, which is in the call. */
-static PyObject *run_backward(osw_pool_call *call, PyObject *gradient, PyObject *input_size,
-                              PyObject *const *geometry, bool channels_last)
+/* The numbers of a backward: the geometry into the call, and the input's size. */
+static int read_numbers(osw_pool_call *call, PyObject *const *geometry, PyObject *input_size,
+                        int64_t *size)
 {
-    int64_t size[OSW_MAX_DIMS];
-    if (read_geometry(call, geometry) != 0 ||
-        osw_pool_tensor_size(call, input_size, call->spatial + 2, size) != 0)
-        return NULL;
-    return osw_pool_run_into(
-        call, osw_pool_new(call, GRAD_INPUT, gradient, call->spatial + 2, size, channels_last));
+    if (read_geometry(call, geometry) != 0)
+        return -1;
+    return osw_pool_tensor_size(call, input_size, call->spatial + 2, size);
+}
+
+/* The gradient of the input from that of the output, which is in the call. */
+static PyObject *run_backward(osw_pool_call *call, PyObject *gradient, const int64_t *size,
+                              bool channels_last)
+{
+    return osw_pool_run_into(call, osw_pool_new(call, GRAD_INPUT, gradient, OSW_SAME_DTYPE,
+                                                call->spatial + 2, size, channels_last));
 }
 
 enum { GRAD_AT, SIZE_AT, GEOMETRY_AT, LAST_AT = GEOMETRY_AT + G_COUNT, B_ARGUMENTS };
@@ -125,28 +148,32 @@ static PyObject *avg_pool_backward(PyObject *module, PyObject *const *args, Py_s
 {
     (void)module;
     osw_pool_call call = osw_pool_begin("avg_pool_backward", OP_avg_backward, true);
-    if (!osw_pool_expect(call.name, nargs, B_ARGUMENTS) ||
+    int64_t size[OSW_MAX_DIMS];
+    if (!osw_expect(call.name, nargs, B_ARGUMENTS) ||
+        read_numbers(&call, args + GEOMETRY_AT, args[SIZE_AT], size) != 0 ||
         osw_pool_tensor_arg(&call, GRAD_OUTPUT, args[GRAD_AT]) != 0)
         return NULL;
-    return run_backward(&call, args[GRAD_AT], args[SIZE_AT], args + GEOMETRY_AT,
-                        args[LAST_AT] == Py_True);
+    return run_backward(&call, args[GRAD_AT], size, args[LAST_AT] == Py_True);
 }
 
-static PyObject *plain_avg_pool_backward(PyObject *module, PyObject *args)
+enum { D_GEOMETRY, D_SIZE, D_FORMAT, D_GRADIENT, D_ARGUMENTS };
+
+static PyObject *plain_avg_pool_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     osw_pool_call call = osw_pool_begin("plain_avg_pool_backward", OP_avg_backward, true);
-    PyObject *geometry[G_COUNT], *size, *format, *gradient;
-    if (!PyArg_ParseTuple(args, "(OOOOOOO)OOO:plain_avg_pool_backward", &geometry[W_KERNEL],
-                          &geometry[W_STRIDE], &geometry[W_PADDING], &geometry[G_CEIL_MODE],
-                          &geometry[G_INCLUDE_PAD], &geometry[G_DIVISOR], &geometry[G_STEP], &size,
-                          &format, &gradient))
+    PyObject *geometry[G_COUNT];
+    int64_t size[OSW_MAX_DIMS];
+    if (!osw_expect(call.name, nargs, D_ARGUMENTS) ||
+        osw_pool_described(&call, args[D_GEOMETRY], G_COUNT, geometry, G_COUNT) != 0)
         return NULL;
-    if (!osw_tensor_plain(gradient, &call.tensors[GRAD_OUTPUT]))
+    if (read_numbers(&call, geometry, args[D_SIZE], size) != 0)
+        return osw_or_declined(NULL);
+    if (!osw_tensor_plain(args[D_GRADIENT], &call.tensors[GRAD_OUTPUT]))
         Py_RETURN_NOTIMPLEMENTED;
     call.given[GRAD_OUTPUT] = true;
-    return osw_or_declined(
-        run_backward(&call, gradient, size, geometry, format != osw_memory_format(4, false)));
+    return osw_or_declined(run_backward(&call, args[D_GRADIENT], size,
+                                        args[D_FORMAT] != osw_torch(OSW_TORCH_CONTIGUOUS)));
 }
 
 PyMethodDef osw_avg_pool_methods[] = {
@@ -162,7 +189,7 @@ PyMethodDef osw_avg_pool_methods[] = {
      "avg_pool_backward(grad_output, input_size, kernel, stride, padding, ceil_mode, "
      "count_include_pad, divisor or None, channel_step, channels_last) -> grad_input; "
      "NotImplemented where grad_output must be dense first"},
-    {"plain_avg_pool_backward", plain_avg_pool_backward, METH_VARARGS,
+    {"plain_avg_pool_backward", OSW_METHOD(plain_avg_pool_backward), METH_FASTCALL,
      "plain_avg_pool_backward(*described, grad_output) -> grad_input, or NotImplemented"},
     {NULL, NULL, 0, NULL},
 };

@@ -88,29 +88,46 @@ static int parse_inputs(PyObject *tuple, osw_call *call)
                          (int)t->dtype.bits);
             return -1;
         }
-        call->channels += t->size[1];
+        if (__builtin_add_overflow(call->channels, t->size[1], &call->channels)) {
+            PyErr_Format(PyExc_RuntimeError, "%s: inputs have more than 2^63 channels", NAME);
+            return -1;
+        }
     }
     return 0;
 }
 
-/* An output that is not wanted, of `channels` channels. -1 if that is no number. */
-static int leave_out(const osw_call *call, PyObject *channels, osw_tensor *t)
+/* An output without memory, of `channels` channels. */
+static void leave_out(const osw_call *call, int64_t channels, osw_tensor *t)
 {
     *t = *call->model;
     t->data = NULL;
-    t->size[1] = PyLong_AsLongLong(channels);
-    return PyErr_Occurred() ? -1 : 0;
+    t->object = NULL;
+    t->size[1] = channels;
+}
+
+/* The numbers of a call: the channels of every output that is given by them, none negative, into
+ * its size. */
+static int parse_channels(PyObject *tuple, osw_call *call)
+{
+    for (Py_ssize_t i = 0; i < call->output_count; i++) {
+        PyObject *item = PyTuple_GetItem(tuple, i);
+        if (PyLong_Check(item) && osw_int_arg(NAME, "channels of a section", item, 0, INT64_MAX,
+                                              &call->outputs[i].size[1]) != 0)
+            return -1;
+    }
+    return 0;
 }
 
 static int check_channels(const osw_call *call)
 {
     int64_t channels = 0;
-    for (Py_ssize_t i = 0; i < call->output_count; i++)
-        channels += call->outputs[i].size[1];
-    if (channels == call->channels)
+    bool fits = true;
+    for (Py_ssize_t i = 0; fits && i < call->output_count; i++)
+        fits = !__builtin_add_overflow(channels, call->outputs[i].size[1], &channels);
+    if (fits && channels == call->channels)
         return 0;
-    PyErr_Format(PyExc_RuntimeError, "%s: inputs have %lld channels, outputs %lld", NAME,
-                 (long long)call->channels, (long long)channels);
+    PyErr_Format(PyExc_RuntimeError, "%s: inputs have %lld channels, outputs %s%lld", NAME,
+                 (long long)call->channels, fits ? "" : "2^64 more than ", (long long)channels);
     return -1;
 }
 
@@ -121,8 +138,7 @@ static int parse_outputs(PyObject *tuple, osw_call *call)
         PyObject *item = PyTuple_GetItem(tuple, i);
         osw_tensor *t = &call->outputs[i];
         if (PyLong_Check(item)) {
-            if (leave_out(call, item, t) != 0)
-                return -1;
+            leave_out(call, t->size[1], t);
         } else if (osw_tensor_arg(item, NAME, t) != 0) {
             return -1;
         } else if (check_like(call->model, t, "output", i) != 0) {
@@ -263,8 +279,7 @@ static PyObject *choose_form(const osw_call *call)
 static void *start_call(osw_call *call, PyObject *inputs, PyObject *outputs, PyObject *groups)
 {
     *call = (osw_call){.input_count = PyTuple_Size(inputs), .output_count = PyTuple_Size(outputs)};
-    call->groups = PyLong_AsLongLong(groups);
-    if (PyErr_Occurred())
+    if (osw_int_arg(NAME, "groups", groups, INT64_MIN, INT64_MAX, &call->groups) != 0)
         return NULL;
     const size_t tensors = (size_t)(call->input_count + call->output_count);
     char *memory = PyMem_Calloc(tensors, sizeof(osw_tensor) + sizeof(osw_segment) + sizeof(bool));
@@ -284,8 +299,8 @@ static bool nothing_to_move(const osw_call *call)
 
 static PyObject *shuffle_parsed(PyObject *inputs, PyObject *outputs, osw_call *call)
 {
-    if (parse_inputs(inputs, call) != 0 || parse_outputs(outputs, call) != 0 ||
-        check_groups(call) != 0)
+    if (parse_channels(outputs, call) != 0 || parse_inputs(inputs, call) != 0 ||
+        parse_outputs(outputs, call) != 0 || check_groups(call) != 0)
         return NULL;
     if (nothing_to_move(call))
         Py_RETURN_NONE;
@@ -308,17 +323,15 @@ static PyObject *shuffle_channels(PyObject *module, PyObject *const *args, Py_ss
 }
 
 /* The sections, as outputs without memory. */
-static int parse_sections(PyObject *sections, osw_call *call)
+static int leave_all_out(PyObject *sections, osw_call *call)
 {
     for (Py_ssize_t i = 0; i < call->output_count; i++) {
-        osw_tensor *t = &call->outputs[i];
-        if (leave_out(call, PyTuple_GetItem(sections, i), t) != 0)
-            return -1;
-        if (t->size[1] < 0) {
-            PyErr_Format(PyExc_RuntimeError, "%s: section %zd has %lld channels", NAME, i,
-                         (long long)t->size[1]);
+        if (!PyLong_Check(PyTuple_GetItem(sections, i))) {
+            PyErr_Format(PyExc_TypeError, "%s: section %zd must be an int, got %R", NAME, i,
+                         PyTuple_GetItem(sections, i));
             return -1;
         }
+        leave_out(call, call->outputs[i].size[1], &call->outputs[i]);
     }
     return check_channels(call);
 }
@@ -329,9 +342,13 @@ static PyObject *make_outputs(PyObject *like, PyObject *wanted, bool channels_la
     PyObject *made = PyList_New(0);
     for (Py_ssize_t i = 0; made && i < call->output_count; i++) {
         osw_tensor *t = &call->outputs[i];
-        if (wanted && !PyObject_IsTrue(PyTuple_GetItem(wanted, i)))
+        const int makes = wanted ? PyObject_IsTrue(PyTuple_GetItem(wanted, i)) : 1;
+        if (makes < 0)
+            Py_CLEAR(made);
+        if (makes <= 0)
             continue;
-        PyObject *tensor = osw_tensor_new(like, NAME, t->ndim, t->size, channels_last, t);
+        PyObject *tensor =
+            osw_tensor_new(like, OSW_SAME_DTYPE, NAME, t->ndim, t->size, channels_last, t);
         if (!tensor || PyList_Append(made, tensor) != 0)
             Py_CLEAR(made);
         Py_XDECREF(tensor);
@@ -344,14 +361,17 @@ static PyObject *make_outputs(PyObject *like, PyObject *wanted, bool channels_la
 static PyObject *shuffle_into_new(PyObject *const *args, osw_call *call)
 {
     PyObject *wanted = args[3] == Py_None ? NULL : args[3];
-    const bool channels_last = PyObject_IsTrue(args[4]);
-    if (parse_inputs(args[0], call) != 0 || parse_sections(args[2], call) != 0 ||
+    const int channels_last = PyObject_IsTrue(args[4]);
+    if (channels_last < 0 || parse_channels(args[2], call) != 0 ||
+        parse_inputs(args[0], call) != 0 || leave_all_out(args[2], call) != 0 ||
         check_groups(call) != 0)
         return NULL;
     PyObject *outputs = make_outputs(PyTuple_GetItem(args[0], 0), wanted, channels_last, call);
     if (!outputs || nothing_to_move(call))
         return outputs;
-    PyObject *unreadable = choose_form(call);
+    PyObject *unreadable = osw_tensors_unchanged(NAME, call->inputs, call->input_count) == 0
+                               ? choose_form(call)
+                               : NULL;
     if (unreadable == Py_None) {
         Py_DECREF(unreadable);
         return outputs;

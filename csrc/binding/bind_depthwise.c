@@ -14,7 +14,9 @@
 #include "binding/variant_counts.h"
 #include "core/isa.h"
 #include "core/parallel.h"
-#include "depthwise/depthwise.h"
+#include "depthwise/holds.h"
+
+#include <assert.h>
 
 /* MIN_BYTES: work for which the GIL is released. FEWEST_CHANNELS: below, vectors are not filled. */
 enum { MIN_BYTES = 1 << 16, FEWEST_CHANNELS = 8, CODE_FLOAT = 2 };
@@ -76,9 +78,7 @@ static int parse_pair(const osw_depthwise_call *call, const char *what, PyObject
                           : PyTuple_Pack(2, object, object);
     bool fits = tuple && PyTuple_Size(tuple) == 2;
     for (int i = 0; fits && i < 2; i++) {
-        PyObject *item = PyTuple_GetItem(tuple, i);
-        pair[i] = PyLong_CheckExact(item) ? PyLong_AsLongLong(item) : -1;
-        fits = pair[i] >= least && pair[i] <= INT32_MAX;
+        fits = osw_exact_int(PyTuple_GetItem(tuple, i), least, INT32_MAX, &pair[i]);
     }
     Py_XDECREF(tuple);
     PyErr_Clear();
@@ -150,6 +150,11 @@ static int check_sizes(osw_depthwise_call *call)
     d->out_width = (d->width + 2 * d->left - d->side) / d->stride + 1;
     if (d->height + 2 * d->top < d->side || d->width + 2 * d->left < d->side)
         return fail(call, INPUT, "with its padding is smaller than the window", d->height, d->side);
+    int64_t numel = x->itemsize; /* of output and grad_output, products of which follow */
+    if (__builtin_mul_overflow(numel, d->batch * d->channels, &numel) ||
+        __builtin_mul_overflow(numel, d->out_height, &numel) ||
+        __builtin_mul_overflow(numel, d->out_width, &numel))
+        return fail(call, OUTPUT, "has too many elements, rows", d->out_height, INT32_MAX);
     return 0;
 }
 
@@ -175,11 +180,12 @@ static int check_others(const osw_depthwise_call *call)
 static int prepare(osw_depthwise_call *call, PyObject *const *tensors, const osw_role *roles,
                    PyObject *const *window)
 {
+    if (parse_window(call, window[0], window[1]) != 0)
+        return -1;
     for (int i = 0; i < 3; i++)
         if (parse(call, roles[i], tensors[i]) != 0)
             return -1;
-    if (parse_window(call, window[0], window[1]) != 0 || check_dtypes(call) != 0 ||
-        check_sizes(call) != 0 || check_others(call) != 0)
+    if (check_dtypes(call) != 0 || check_sizes(call) != 0 || check_others(call) != 0)
         return -1;
     call->d.input = call->tensors[INPUT].data;
     call->d.bias = call->tensors[BIAS].data;
@@ -191,8 +197,8 @@ static int prepare(osw_depthwise_call *call, PyObject *const *tensors, const osw
 static void *make(osw_depthwise_call *call, osw_role role, PyObject *object, const osw_tensor *like,
                   bool channels_last)
 {
-    call->made[role] = osw_tensor_new(object, call->name, like->ndim, like->size, channels_last,
-                                      &call->tensors[role]);
+    call->made[role] = osw_tensor_new(object, OSW_SAME_DTYPE, call->name, like->ndim, like->size,
+                                      channels_last, &call->tensors[role]);
     return call->made[role] ? call->tensors[role].data : NULL;
 }
 
@@ -208,6 +214,7 @@ typedef struct osw_depthwise_work {
 static void run_rows(int64_t begin, int64_t end, void *context)
 {
     const osw_depthwise_work *work = context;
+    assert(osw_depthwise_rows_hold(work->d, begin, end, work->d->out_height));
     work->kernels[0](work->d, begin, end, NULL);
 }
 
@@ -219,17 +226,20 @@ static void run_chunks(int64_t begin, int64_t end, void *context)
     for (int64_t i = begin; i < end; i++) {
         const int64_t heights[] = {d->out_height, d->height};
         char *const sums[] = {work->sums + i * work->sums_bytes, NULL};
-        for (int k = 0; k < 2; k++)
+        for (int k = 0; k < 2; k++) {
+            const int64_t first = osw_depthwise_first_row(d, &work->chunks, i, heights[k]);
+            const int64_t last = osw_depthwise_first_row(d, &work->chunks, i + 1, heights[k]);
+            assert(osw_depthwise_rows_hold(d, first, last, heights[k]));
             if (work->kernels[k])
-                work->kernels[k](d, osw_depthwise_first_row(d, &work->chunks, i, heights[k]),
-                                 osw_depthwise_first_row(d, &work->chunks, i + 1, heights[k]),
-                                 sums[k]);
+                work->kernels[k](d, first, last, sums[k]);
+        }
     }
 }
 
 /* `bytes` are moved in all. */
 static void run(osw_depthwise_work *work, int64_t count, int64_t bytes, osw_body *body)
 {
+    assert(osw_depthwise_holds(work->d) && count >= 1);
     PyThreadState *state = bytes > MIN_BYTES ? PyEval_SaveThread() : NULL;
     osw_parallel_for(count, osw_grain(bytes / count), body, work);
     if (state)
@@ -265,7 +275,7 @@ static PyObject *execute_forward(osw_depthwise_call *call, PyObject *input)
     const osw_tensor like = {.ndim = 4,
                              .size = {d->batch, d->channels, d->out_height, d->out_width}};
     d->output = make(call, OUTPUT, input, &like, true);
-    if (!d->output)
+    if (!d->output || osw_tensors_unchanged(call->name, call->tensors, ROLE_COUNT) != 0)
         return NULL;
     void *taps =
         PyMem_Malloc((size_t)(call->tensors[WEIGHT].numel * call->tensors[WEIGHT].itemsize));
@@ -328,7 +338,8 @@ static PyObject *execute_backward(osw_depthwise_call *call, PyObject *input,
         return NULL;
     if (wanted[2] == Py_True && !make(call, GRAD_BIAS, input, &bias, false))
         return NULL;
-    if (run_backward(call) != 0)
+    if (osw_tensors_unchanged(call->name, call->tensors, ROLE_COUNT) != 0 ||
+        run_backward(call) != 0)
         return NULL;
     PyObject *tuple = PyTuple_New(3);
     for (int i = 0; tuple && i < 3; i++) {
@@ -347,11 +358,8 @@ static PyObject *run_call(bool plain, bool backward, PyObject *const *args, Py_s
     osw_depthwise_call call = {.name = backward ? "depthwise_backward" : "depthwise",
                                .plain = plain};
     const Py_ssize_t expected = backward ? BACKWARD_ARGUMENTS : FORWARD_ARGUMENTS;
-    if (nargs != expected) {
-        PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", call.name, expected,
-                     nargs);
+    if (!osw_expect(call.name, nargs, expected))
         return NULL;
-    }
     PyObject *result = NULL;
     if (prepare(&call, args, backward ? backward_roles : forward_roles, args + WINDOW) == 0)
         result = backward ? execute_backward(&call, args[1], args + WANTED)

@@ -7,6 +7,7 @@
 #include "core/parallel.h"
 #include "dropout/dropout.h"
 
+#include <assert.h>
 #include <string.h>
 
 enum { CODE_FLOAT = 2, CODE_BFLOAT = 4 };
@@ -21,12 +22,17 @@ typedef struct osw_generator_state {
     uint64_t words[OSW_TWISTER_WORDS];
 } osw_generator_state;
 
-/* 0, or -1 with RuntimeError where the state is not one of a Mersenne Twister. */
+static bool holds_state(const osw_tensor *t)
+{
+    return t->itemsize == 1 && t->ndim == 1 && t->stride[0] == 1 &&
+           t->numel >= (int64_t)sizeof(osw_generator_state);
+}
+
+/* 0, or -1 with RuntimeError if the state is not one of a Mersenne Twister. */
 static int read_state(const osw_tensor *t, osw_twister *twister)
 {
     osw_generator_state state;
-    const bool fits = t->itemsize == 1 && t->ndim == 1 && t->numel >= (int64_t)sizeof state &&
-                      (t->stride[0] == 1);
+    const bool fits = holds_state(t);
     if (fits)
         memcpy(&state, t->data, sizeof state);
     if (!fits || state.left < 1 || state.left > OSW_TWISTER_WORDS ||
@@ -57,54 +63,98 @@ static bool is_mask(const osw_tensor *mask, int64_t count)
            (mask->numel <= 1 || mask->stride[0] == 1);
 }
 
-/* Draw by the state of the generator, a uint8 tensor, and change that. */
-static int draw(PyObject *state, double keep, int64_t count, PyObject *object)
-{
+/* What one drawing reads and writes. */
+typedef struct osw_drawing {
+    PyObject *generator, *mask_object;
+    PyObject *state; /* owned: what the generator's get_state() returned last */
     osw_tensor state_tensor, mask;
-    osw_twister twister;
-    if (osw_tensor_arg(object, "draw_mask", &mask) != 0 ||
-        osw_tensor_arg(state, "draw_mask", &state_tensor) != 0)
+    uint64_t threshold;
+    int64_t count;
+} osw_drawing;
+
+/* Ask the generator for its state, and describe it and the mask: get_state() can be any code. */
+static int ask_state(osw_drawing *drawing)
+{
+    Py_XDECREF(drawing->state);
+    drawing->state = PyObject_CallMethod(drawing->generator, "get_state", NULL);
+    if (!drawing->state ||
+        osw_tensor_arg(drawing->state, "draw_mask", &drawing->state_tensor) != 0 ||
+        osw_tensor_arg(drawing->mask_object, "draw_mask", &drawing->mask) != 0)
         return -1;
-    if (count < 0 || !is_mask(&mask, count)) {
-        PyErr_Format(PyExc_RuntimeError, "draw_mask: a mask of %lld bytes does not fit %lld bits",
-                     (long long)mask.numel, (long long)count);
-        return -1;
-    }
-    if (read_state(&state_tensor, &twister) != 0)
-        return -1;
-    /* v * 2^-53 < keep, where a number of 53 bits and its product with 2^53 are exact. */
-    const double limit = keep * 0x1p53;
-    const uint64_t threshold = (uint64_t)limit + ((double)(uint64_t)limit < limit);
-    osw_dropout.draw_bits(&twister, threshold, (uint8_t *)mask.data, count);
-    write_state(&twister, &state_tensor);
-    return 0;
+    if (is_mask(&drawing->mask, drawing->count))
+        return 0;
+    PyErr_Format(PyExc_RuntimeError, "draw_mask: a mask of %lld bytes does not fit %lld bits",
+                 (long long)drawing->mask.numel, (long long)drawing->count);
+    return -1;
 }
 
-/* From reading the state to writing it no other Python thread runs. */
+/* Draw from the state at hand, and say whether the generator still has it: 1 if so, 0 if somebody
+ * else drew meanwhile, -1 with an exception. The state behind the draw goes to `twister`. */
+static int draw_once(osw_drawing *drawing, bool keep_lock, osw_twister *twister)
+{
+    if (read_state(&drawing->state_tensor, twister) != 0)
+        return -1;
+    osw_draw_fn *kernel = osw_dropout.draw_bits;
+    uint8_t *mask = (uint8_t *)drawing->mask.data;
+    assert(drawing->threshold <= (uint64_t)1 << 53 && drawing->count >= 0);
+    assert(twister->next >= 0 && twister->next <= OSW_TWISTER_WORDS);
+    PyThreadState *thread = keep_lock ? NULL : PyEval_SaveThread();
+    kernel(twister, drawing->threshold, mask, drawing->count);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    PyObject *before = drawing->state;
+    const osw_tensor old = drawing->state_tensor;
+    Py_INCREF(before);
+    const int asked = ask_state(drawing);
+    const osw_tensor *now = &drawing->state_tensor;
+    const bool same = asked == 0 && now->numel == old.numel &&
+                      memcmp(now->data, old.data, (size_t)old.numel) == 0;
+    Py_DECREF(before);
+    return asked != 0 ? -1 : same;
+}
+
+/* Threads of Python are kept out by its lock, which large draws let go of at first. A thread that
+ * is inside torch without that lock holds the generator's own one, for which get_state() waits: so
+ * the state is read again behind the draw, and the draw done again where it differs. */
+static int draw(osw_drawing *drawing)
+{
+    enum { WITHOUT_LOCK = 2, MOST = 100, LARGE = 1 << 16 };
+    osw_twister twister;
+    int drawn = ask_state(drawing) == 0 ? 0 : -1;
+    for (int i = 0; i < MOST && drawn == 0; i++)
+        drawn = draw_once(drawing, i >= WITHOUT_LOCK || drawing->count < LARGE, &twister);
+    if (drawn < 0)
+        return -1;
+    if (drawn == 0 && !holds_state(&drawing->state_tensor)) {
+        PyErr_SetString(PyExc_RuntimeError, "draw_mask: the kind of generator state changes");
+        return -1;
+    }
+    write_state(&twister, &drawing->state_tensor);
+    PyObject *done = PyObject_CallMethod(drawing->generator, "set_state", "O", drawing->state);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
 static PyObject *draw_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
-    if (nargs != 4) {
-        PyErr_Format(PyExc_TypeError, "draw_mask: expected 4 arguments, got %zd", nargs);
-        return NULL;
-    }
-    const double keep = PyFloat_AsDouble(args[1]);
-    const long long count = PyLong_AsLongLong(args[2]);
-    if (PyErr_Occurred())
+    osw_drawing drawing = {.generator = NULL};
+    double keep;
+    if (!osw_expect("draw_mask", nargs, 4) || osw_float_arg(args[1], &keep) != 0 ||
+        osw_int_arg("draw_mask", "count", args[2], 0, INT64_MAX - 7, &drawing.count) != 0)
         return NULL;
     if (!(keep >= 0.0 && keep <= 1.0)) {
         PyErr_Format(PyExc_ValueError, "draw_mask: expected a probability, got %R", args[1]);
         return NULL;
     }
-    PyObject *state = PyObject_CallMethod(args[0], "get_state", NULL);
-    if (!state)
-        return NULL;
-    PyObject *done = NULL;
-    if (draw(state, keep, count, args[3]) == 0)
-        done = PyObject_CallMethod(args[0], "set_state", "O", state);
-    Py_DECREF(state);
-    Py_XDECREF(done);
-    if (!done)
+    /* v * 2^-53 < keep, where a number of 53 bits and its product with 2^53 are exact. */
+    const double limit = keep * 0x1p53;
+    drawing.threshold = (uint64_t)limit + ((double)(uint64_t)limit < limit);
+    drawing.generator = args[0];
+    drawing.mask_object = args[3];
+    const int drawn = draw(&drawing);
+    Py_XDECREF(drawing.state);
+    if (drawn != 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -123,6 +173,7 @@ static void apply_part(int64_t begin, int64_t end, void *context)
 {
     const osw_apply_job *job = context;
     const int64_t last = 8 * end < job->count ? 8 * end : job->count;
+    assert(begin >= 0 && begin <= end && 8 * begin <= last);
     job->apply(job->input, job->mask, job->scale, job->output, 8 * begin, last);
 }
 
@@ -146,10 +197,10 @@ static osw_mask_fn *kernel_for(const osw_tensor *t)
 /* Without gaps, in any order of the dimensions. */
 static bool is_dense(const osw_tensor *t)
 {
-    int64_t reach = 1;
+    uint64_t reach = 1; /* wraps for sizes that the second condition refuses */
     for (int i = 0; i < t->ndim; i++)
-        reach += (t->size[i] - 1) * t->stride[i];
-    return t->numel == 0 || (reach == t->numel && osw_no_overlap(t));
+        reach += (uint64_t)(t->size[i] - 1) * (uint64_t)t->stride[i];
+    return t->numel == 0 || (reach == (uint64_t)t->numel && osw_no_overlap(t));
 }
 
 static bool same_places(const osw_tensor *a, const osw_tensor *b)
@@ -164,16 +215,11 @@ static PyObject *apply_mask(PyObject *module, PyObject *const *args, Py_ssize_t 
 {
     (void)module;
     osw_tensor input, mask, output;
-    if (nargs != 4) {
-        PyErr_Format(PyExc_TypeError, "apply_mask: expected 4 arguments, got %zd", nargs);
-        return NULL;
-    }
-    if (osw_tensor_arg(args[0], "apply_mask", &input) != 0 ||
+    double scale;
+    if (!osw_expect("apply_mask", nargs, 4) || osw_float_arg(args[2], &scale) != 0 ||
+        osw_tensor_arg(args[0], "apply_mask", &input) != 0 ||
         osw_tensor_arg(args[1], "apply_mask", &mask) != 0 ||
         osw_tensor_arg(args[3], "apply_mask", &output) != 0)
-        return NULL;
-    const double scale = PyFloat_AsDouble(args[2]);
-    if (PyErr_Occurred())
         return NULL;
     if (!same_places(&input, &output) || !is_dense(&input) || !is_mask(&mask, input.numel)) {
         PyErr_SetString(PyExc_RuntimeError, "apply_mask: expected input and output that are dense "

@@ -17,8 +17,8 @@ static osw_isa parse_isa(const char *name, const char *source)
 {
     const osw_isa isa = osw_isa_from_name(name);
     if (isa == OSW_ISA_COUNT)
-        PyErr_Format(PyExc_ValueError, "%s: expected scalar, avx2 or avx512, got '%s'", source,
-                     name);
+        PyErr_Format(PyExc_ValueError, "%s: expected scalar, neon, avx2 or avx512, got '%s'",
+                     source, name);
     return isa;
 }
 
@@ -32,23 +32,44 @@ int osw_isa_start(void)
         osw_isa_cap(isa);
     }
     osw_prefetch_detect();
-    osw_isa_register(osw_channels_select);
-    osw_isa_register(osw_norm_select);
-    osw_isa_register(osw_pool_select);
-    osw_isa_register(osw_linear_select);
-    osw_isa_register(osw_dropout_select);
-    osw_isa_register(osw_depthwise_select);
+    void (*const families[])(osw_isa) = {osw_channels_select, osw_norm_select,
+                                         osw_pool_select,     osw_linear_select,
+                                         osw_dropout_select,  osw_depthwise_select};
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (osw_isa_register(families[i]) != 0) {
+            PyErr_SetString(PyExc_ImportError, "opswap: more families than core/isa has room for");
+            return -1;
+        }
     return 0;
+}
+
+/* The names of the available tiers in [first, end). */
+static PyObject *names_of(osw_isa first, osw_isa end)
+{
+    PyObject *names = PyList_New(0);
+    for (osw_isa isa = first; names && isa < end; isa++) {
+        if (!osw_isa_available(isa))
+            continue;
+        PyObject *name = PyUnicode_FromString(osw_isa_name(isa));
+        if (!name || PyList_Append(names, name) != 0)
+            Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    PyObject *tuple = names ? PyList_AsTuple(names) : NULL;
+    Py_XDECREF(names);
+    return tuple;
 }
 
 static PyObject *isa_available(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    const int count = (int)osw_isa_best() + 1;
-    PyObject *names = PyTuple_New(count);
-    for (int i = 0; names && i < count; i++)
-        PyTuple_SetItem(names, i, PyUnicode_FromString(osw_isa_name((osw_isa)i)));
-    return names;
+    return names_of(OSW_ISA_SCALAR, OSW_ISA_FIRST_HIDDEN);
+}
+
+static PyObject *isa_hidden(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return names_of(OSW_ISA_FIRST_HIDDEN, OSW_ISA_COUNT);
 }
 
 static PyObject *isa_current(PyObject *module, PyObject *unused)
@@ -80,6 +101,7 @@ static PyObject *threads(PyObject *module, PyObject *unused)
 
 PyMethodDef osw_isa_methods[] = {
     {"isa_available", isa_available, METH_NOARGS, "Tiers of this machine, lowest first."},
+    {"isa_hidden", isa_hidden, METH_NOARGS, "Tiers for tests: kernels in plain C."},
     {"isa_current", isa_current, METH_NOARGS, "The tier in use."},
     {"isa_limit", isa_limit, METH_O, "Use at most this tier."},
     {"threads", threads, METH_NOARGS, "Threads that a kernel uses at most."},

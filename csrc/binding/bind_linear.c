@@ -40,6 +40,9 @@ typedef struct osw_linear_call {
     bool plain;                    /* every tensor must be one that osw_tensor_plain accepts */
     PyObject *objects[ROLE_COUNT]; /* new references, or NULL: not given */
     osw_tensor tensors[ROLE_COUNT];
+    bool listed; /* outputs by group are given */
+    Py_ssize_t listed_groups;
+    int64_t *first; /* owned */
     osw_linear_dtype dtype;
     osw_linear linear;
 } osw_linear_call;
@@ -108,25 +111,49 @@ static int check_dtypes(osw_linear_call *call)
     return 0;
 }
 
+/* The numbers of a call: the outputs of every group, behind a place for the first prefix sum. */
+static int parse_sections(osw_linear_call *call, PyObject *sections)
+{
+    call->listed = sections != Py_None;
+    if (!call->listed)
+        return 0;
+    call->listed_groups = PyTuple_Check(sections) ? PyTuple_Size(sections) : -1;
+    if (call->listed_groups < 0) {
+        PyErr_Format(PyExc_TypeError, "%s: sections must be None or a tuple of ints, got %R",
+                     call->name, sections);
+        return -1;
+    }
+    call->first = PyMem_Calloc((size_t)call->listed_groups + 1, sizeof *call->first);
+    if (!call->first) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t g = 0; g < call->listed_groups; g++)
+        if (osw_int_arg(call->name, "sections", PyTuple_GetItem(sections, g), 0, INT64_MAX,
+                        &call->first[g + 1]) != 0)
+            return -1;
+    return 0;
+}
+
 /* first[g + 1] = first[g] + outputs of group g, by the sections, or in equal shares of `total`. */
-static int fill_first(const osw_linear_call *call, PyObject *sections, int64_t total,
-                      int64_t *first)
+static int fill_first(osw_linear_call *call, int64_t total)
 {
     const int64_t groups = call->linear.groups;
-    if (sections == Py_None) {
+    if (!call->listed) {
+        call->first = PyMem_Malloc((size_t)(groups + 1) * sizeof *call->first);
+        if (!call->first) {
+            PyErr_NoMemory();
+            return -1;
+        }
         for (int64_t g = 0; g <= groups; g++)
-            first[g] = g * (total / groups);
+            call->first[g] = g * (total / groups);
         return 0;
     }
-    first[0] = 0;
+    int64_t *first = call->first;
     for (int64_t g = 0; g < groups; g++) {
-        const int64_t outputs = PyLong_AsLongLong(PyTuple_GetItem(sections, (Py_ssize_t)g));
-        if (outputs == -1 && PyErr_Occurred())
-            return -1;
-        if (outputs < 0 || outputs > total - first[g])
-            return fail(call, WEIGHT, "has too few rows for the sections", total,
-                        first[g] + outputs);
-        first[g + 1] = first[g] + outputs;
+        if (first[g + 1] > total - first[g])
+            return fail(call, WEIGHT, "has too few rows for the sections, from group", total, g);
+        first[g + 1] += first[g];
     }
     return first[groups] == total
                ? 0
@@ -164,10 +191,10 @@ static bool fits(const osw_linear_call *call, osw_role role)
 }
 
 /* Everything against the input and the weight, which is (G, out, in), or (T, in) with sections. */
-static int check_sizes(const osw_linear_call *call, bool listed)
+static int check_sizes(const osw_linear_call *call)
 {
     const osw_tensor *w = &call->tensors[WEIGHT];
-    if (listed ? w->ndim != 2 : w->ndim != 3 || w->size[0] != call->linear.groups)
+    if (call->listed ? w->ndim != 2 : w->ndim != 3 || w->size[0] != call->linear.groups)
         return fail(call, WEIGHT, "does not fit the groups", w->size[0], call->linear.groups);
     for (int i = 0; i < ROLE_COUNT; i++)
         if (call->objects[i] && !is_new(call, (osw_role)i) && !fits(call, (osw_role)i))
@@ -200,8 +227,8 @@ static int make_outputs(osw_linear_call *call)
             size[ndim++] = input->size[0];
         for (int d = 0; d < like->ndim - (i == OUTPUT || i == GRAD_BIAS); d++)
             size[ndim++] = like->size[d];
-        PyObject *made =
-            osw_tensor_new(call->objects[INPUT], call->name, ndim, size, false, &call->tensors[i]);
+        PyObject *made = osw_tensor_new(call->objects[INPUT], OSW_SAME_DTYPE, call->name, ndim,
+                                        size, false, &call->tensors[i]);
         if (!made)
             return -1;
         Py_DECREF(call->objects[i]);
@@ -247,14 +274,15 @@ static PyObject *execute_checked(osw_linear_call *call)
 {
     if (!is_readable(call))
         Py_RETURN_NOTIMPLEMENTED;
-    if (make_outputs(call) != 0)
+    if (make_outputs(call) != 0 ||
+        osw_tensors_unchanged(call->name, call->tensors, ROLE_COUNT) != 0)
         return NULL;
     describe(call);
     return osw_linear_run(&call->linear, call->dtype) == 0 ? results(call) : NULL;
 }
 
 /* Sizes from input and weight, then everything against them. */
-static PyObject *prepare(osw_linear_call *call, PyObject *sections)
+static PyObject *prepare(osw_linear_call *call)
 {
     const osw_tensor *x = &call->tensors[INPUT], *w = &call->tensors[WEIGHT];
     osw_linear *l = &call->linear;
@@ -265,34 +293,29 @@ static PyObject *prepare(osw_linear_call *call, PyObject *sections)
         return NULL;
     }
     l->rows = x->size[0], l->groups = x->size[1], l->in_features = x->size[2];
-    const bool listed = sections != Py_None;
-    if (listed && (!PyTuple_Check(sections) || PyTuple_Size(sections) != l->groups)) {
-        PyErr_Format(PyExc_TypeError, "%s: sections must be None or a tuple of %lld ints, got %R",
-                     call->name, (long long)l->groups, sections);
+    if (call->listed && call->listed_groups != l->groups) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: sections must be None or a tuple of %lld ints, got %zd of them",
+                     call->name, (long long)l->groups, call->listed_groups);
         return NULL;
     }
-    const int64_t total = w->numel / l->in_features;
-    int64_t *first = PyMem_Malloc((size_t)(l->groups + 1) * sizeof *first);
-    if (!first)
-        return PyErr_NoMemory();
-    l->first = first;
-    PyObject *result = NULL;
-    if (check_dtypes(call) == 0 && check_sizes(call, listed) == 0 &&
-        fill_first(call, sections, total, first) == 0)
-        result = execute_checked(call);
-    PyMem_Free(first);
-    return result;
+    if (check_dtypes(call) != 0 || check_sizes(call) != 0 ||
+        fill_first(call, w->numel / l->in_features) != 0)
+        return NULL;
+    l->first = call->first;
+    return execute_checked(call);
 }
 
+/* The sections, which are numbers, before the tensors. */
 static int parse_all(osw_linear_call *call, const osw_role *roles, Py_ssize_t count,
-                     PyObject *const *args, PyObject **sections)
+                     PyObject *const *args)
 {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (roles[i] == ROLE_COUNT)
-            *sections = args[i];
-        else if (parse(call, roles[i], args[i]) != 0)
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (roles[i] == ROLE_COUNT && parse_sections(call, args[i]) != 0)
             return -1;
-    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (roles[i] != ROLE_COUNT && parse(call, roles[i], args[i]) != 0)
+            return -1;
     for (int i = 0; i < ROLE_COUNT; i++) {
         const bool given = call->objects[i] && !is_new(call, (osw_role)i);
         if (is_written((osw_role)i) && given && !osw_is_dense(&call->tensors[i], 0)) {
@@ -308,14 +331,13 @@ static int parse_all(osw_linear_call *call, const osw_role *roles, Py_ssize_t co
 static PyObject *run_call(const char *name, bool plain, const osw_role *roles, Py_ssize_t count,
                           PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != count) {
-        PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, count, nargs);
+    if (!osw_expect(name, nargs, count))
         return NULL;
-    }
     osw_linear_call call = {.name = name, .plain = plain};
-    PyObject *sections = NULL, *result = NULL;
-    if (parse_all(&call, roles, count, args, &sections) == 0)
-        result = prepare(&call, sections);
+    PyObject *result = NULL;
+    if (parse_all(&call, roles, count, args) == 0)
+        result = prepare(&call);
+    PyMem_Free(call.first);
     for (int i = 0; i < ROLE_COUNT; i++)
         Py_XDECREF(call.objects[i]);
     return result;

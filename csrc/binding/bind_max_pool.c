@@ -2,16 +2,9 @@
 /* max_pool and max_pool_backward: a whole call each, the tensors that it makes included. The plain
  * ones are those of the public functions, for ordinary calls. */
 #include "binding/pool_make.h"
-#include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
+#include "binding/torch_names.h"
 #include "pool/window.h"
-
-static PyObject *offsets_donor(const osw_pool_call *call)
-{
-    static PyObject *bytes, *ints;
-    return osw_pool_fits_byte(&call->pool) ? osw_tensor_donor(&bytes, "byte")
-                                           : osw_tensor_donor(&ints, "int");
-}
 
 /* (output, offsets or None), or NotImplemented; the input and the window are in the call. */
 static PyObject *run_max(osw_pool_call *call, PyObject *input, bool ceil_mode, bool with_offsets)
@@ -21,10 +14,13 @@ static PyObject *run_max(osw_pool_call *call, PyObject *input, bool ceil_mode, b
     if (osw_pool_output_size(call, ceil_mode, size) != 0)
         return NULL;
     const bool channels_last = osw_suggests_channels_last(t);
-    PyObject *output = osw_pool_new(call, OUTPUT, input, t->ndim, size, channels_last);
+    PyObject *output =
+        osw_pool_new(call, OUTPUT, input, OSW_SAME_DTYPE, t->ndim, size, channels_last);
     PyObject *offsets = NULL, *both = NULL;
     if (output && with_offsets)
-        offsets = osw_pool_new(call, OFFSETS, offsets_donor(call), t->ndim, size, channels_last);
+        offsets = osw_pool_new(call, OFFSETS, input,
+                               osw_pool_fits_byte(&call->pool) ? OSW_UINT8 : OSW_INT32, t->ndim,
+                               size, channels_last);
     if (offsets || (output && !with_offsets))
         both = PyTuple_Pack(2, output, offsets ? offsets : Py_None);
     Py_XDECREF(output);
@@ -39,11 +35,11 @@ static PyObject *max_pool(PyObject *module, PyObject *const *args, Py_ssize_t na
     (void)module;
     osw_pool_call call = osw_pool_begin("max_pool", OP_max, false);
     PyObject *const *window = args + WINDOW_AT;
-    if (!osw_pool_expect(call.name, nargs, ARGUMENTS) ||
-        osw_pool_tensor_arg(&call, INPUT, args[INPUT_AT]) != 0 ||
+    if (!osw_expect(call.name, nargs, ARGUMENTS) ||
         osw_pool_window_args(&call, window[W_KERNEL], window[W_STRIDE], window[W_PADDING],
                              window[W_DILATION]) != 0 ||
-        osw_pool_int(args[STEP], &call.pool.channel_step) != 0)
+        osw_pool_step_arg(&call, args[STEP]) != 0 ||
+        osw_pool_tensor_arg(&call, INPUT, args[INPUT_AT]) != 0)
         return NULL;
     return run_max(&call, args[INPUT_AT], args[CEIL_MODE] == Py_True,
                    args[WITH_OFFSETS] == Py_True);
@@ -80,7 +76,7 @@ static PyObject *plain_max_pool(PyObject *module, PyObject *const *args, Py_ssiz
 {
     (void)module;
     osw_pool_call call = osw_pool_begin("plain_max_pool", OP_max, false);
-    if (!osw_pool_expect(call.name, nargs, P_ARGUMENTS))
+    if (!osw_expect(call.name, nargs, P_ARGUMENTS))
         return NULL;
     PyObject *ceil_mode = args[P_CEIL_MODE], *made = NULL;
     const bool trains = args[P_TRAINS] == Py_True;
@@ -95,18 +91,25 @@ static PyObject *plain_max_pool(PyObject *module, PyObject *const *args, Py_ssiz
     return osw_or_declined(made);
 }
 
-/* The gradient of the input from that of the output and the offsets, both in the call. */
-static PyObject *run_backward(osw_pool_call *call, PyObject *gradient, PyObject *const *window,
-                              PyObject *channel_step, PyObject *input_size, bool channels_last)
+/* The numbers of a backward: the window and the channel step into the call, and the input's size.
+ */
+static int read_numbers(osw_pool_call *call, PyObject *const *window, PyObject *channel_step,
+                        PyObject *input_size, int64_t *size)
 {
-    int64_t size[OSW_MAX_DIMS];
-    if (osw_pool_window_args(call, window[W_KERNEL], window[W_STRIDE], window[W_PADDING],
-                             window[W_DILATION]) != 0 ||
-        osw_pool_int(channel_step, &call->pool.channel_step) != 0 ||
-        osw_pool_tensor_size(call, input_size, call->spatial + 2, size) != 0)
-        return NULL;
-    return osw_pool_run_into(
-        call, osw_pool_new(call, GRAD_INPUT, gradient, call->spatial + 2, size, channels_last));
+    return osw_pool_window_args(call, window[W_KERNEL], window[W_STRIDE], window[W_PADDING],
+                                window[W_DILATION]) != 0 ||
+                   osw_pool_step_arg(call, channel_step) != 0 ||
+                   osw_pool_tensor_size(call, input_size, call->spatial + 2, size) != 0
+               ? -1
+               : 0;
+}
+
+/* The gradient of the input from that of the output and the offsets, both in the call. */
+static PyObject *run_backward(osw_pool_call *call, PyObject *gradient, const int64_t *size,
+                              bool channels_last)
+{
+    return osw_pool_run_into(call, osw_pool_new(call, GRAD_INPUT, gradient, OSW_SAME_DTYPE,
+                                                call->spatial + 2, size, channels_last));
 }
 
 enum { GRAD_AT, OFFSETS_AT, SIZE_AT, GEOMETRY_AT, STEP_AT = GEOMETRY_AT + 4, LAST_AT, B_ARGUMENTS };
@@ -115,29 +118,34 @@ static PyObject *max_pool_backward(PyObject *module, PyObject *const *args, Py_s
 {
     (void)module;
     osw_pool_call call = osw_pool_begin("max_pool_backward", OP_max_backward, true);
-    if (!osw_pool_expect(call.name, nargs, B_ARGUMENTS) ||
+    int64_t size[OSW_MAX_DIMS];
+    if (!osw_expect(call.name, nargs, B_ARGUMENTS) ||
+        read_numbers(&call, args + GEOMETRY_AT, args[STEP_AT], args[SIZE_AT], size) != 0 ||
         osw_pool_tensor_arg(&call, GRAD_OUTPUT, args[GRAD_AT]) != 0 ||
         osw_pool_tensor_arg(&call, OFFSETS, args[OFFSETS_AT]) != 0)
         return NULL;
-    return run_backward(&call, args[GRAD_AT], args + GEOMETRY_AT, args[STEP_AT], args[SIZE_AT],
-                        args[LAST_AT] == Py_True);
+    return run_backward(&call, args[GRAD_AT], size, args[LAST_AT] == Py_True);
 }
 
-static PyObject *plain_max_pool_backward(PyObject *module, PyObject *args)
+enum { D_WINDOW, D_STEP, D_SIZE, D_FORMAT, D_OFFSETS, D_GRADIENT, D_ARGUMENTS };
+
+static PyObject *plain_max_pool_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     osw_pool_call call = osw_pool_begin("plain_max_pool_backward", OP_max_backward, true);
-    PyObject *window[W_COUNT], *ceil_mode, *step, *size, *format, *offsets, *gradient;
-    if (!PyArg_ParseTuple(args, "(OOOOO)OOOOO:plain_max_pool_backward", &window[W_KERNEL],
-                          &window[W_STRIDE], &window[W_PADDING], &window[W_DILATION], &ceil_mode,
-                          &step, &size, &format, &offsets, &gradient))
+    PyObject *window[W_COUNT];
+    int64_t size[OSW_MAX_DIMS];
+    if (!osw_expect(call.name, nargs, D_ARGUMENTS) ||
+        osw_pool_described(&call, args[D_WINDOW], W_COUNT + 1, window, W_COUNT) != 0)
         return NULL;
-    if (!osw_tensor_plain(gradient, &call.tensors[GRAD_OUTPUT]) ||
-        !osw_tensor_plain(offsets, &call.tensors[OFFSETS]))
+    if (read_numbers(&call, window, args[D_STEP], args[D_SIZE], size) != 0)
+        return osw_or_declined(NULL);
+    if (!osw_tensor_plain(args[D_GRADIENT], &call.tensors[GRAD_OUTPUT]) ||
+        !osw_tensor_plain(args[D_OFFSETS], &call.tensors[OFFSETS]))
         Py_RETURN_NOTIMPLEMENTED;
     call.given[GRAD_OUTPUT] = call.given[OFFSETS] = true;
-    return osw_or_declined(
-        run_backward(&call, gradient, window, step, size, format != osw_memory_format(4, false)));
+    return osw_or_declined(run_backward(&call, args[D_GRADIENT], size,
+                                        args[D_FORMAT] != osw_torch(OSW_TORCH_CONTIGUOUS)));
 }
 
 PyMethodDef osw_max_pool_methods[] = {
@@ -153,7 +161,7 @@ PyMethodDef osw_max_pool_methods[] = {
      "max_pool_backward(grad_output, offsets, input_size, kernel, stride, padding, dilation, "
      "channel_step, channels_last) -> grad_input; NotImplemented where a tensor must be dense "
      "first"},
-    {"plain_max_pool_backward", plain_max_pool_backward, METH_VARARGS,
+    {"plain_max_pool_backward", OSW_METHOD(plain_max_pool_backward), METH_FASTCALL,
      "plain_max_pool_backward(*described, offsets, grad_output) -> grad_input, or NotImplemented"},
     {NULL, NULL, 0, NULL},
 };

@@ -17,7 +17,7 @@ static void update_running(const osw_norm_call *call, double *memory)
     const osw_norm_job *job = &call->job;
     const int64_t channels = job->norm.channels;
     const double count = (double)(job->norm.images * job->norm.positions), m = call->momentum;
-    if (m < 0 || !call->given[RUNNING_MEAN])
+    if (!call->moves || !call->given[RUNNING_MEAN])
         return;
     double *mean = osw_norm_read(call, RUNNING_MEAN, memory);
     double *var = osw_norm_read(call, RUNNING_VAR, memory + channels);
@@ -74,7 +74,6 @@ static int run(osw_norm_call *call, bool backward)
         return write_zeros(call);
     if (!osw_norm_choose_form(call))
         return 0;
-    job->calls = calls;
     const int64_t scratch = osw_norm_prepare(job), vectors = VECTORS * job->norm.channels;
     double *memory = PyMem_Malloc((size_t)(scratch + vectors) * sizeof *memory);
     if (!memory) {
@@ -82,6 +81,7 @@ static int run(osw_norm_call *call, bool backward)
         return -1;
     }
     place_vectors(call, backward, memory);
+    osw_norm_choose(job, backward, calls);
     PyThreadState *state = x->numel * x->itemsize > OSW_GRAIN_BYTES ? PyEval_SaveThread() : NULL;
     (backward ? osw_norm_backward : osw_norm_forward)(job, memory + vectors);
     if (state)
@@ -94,14 +94,6 @@ static int run(osw_norm_call *call, bool backward)
     }
     PyMem_Free(memory);
     return 1;
-}
-
-static bool expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted)
-{
-    if (nargs == wanted)
-        return true;
-    PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, wanted, nargs);
-    return false;
 }
 
 /* Parse tensors; those from `optional` on may be None. 1 when done, -1 with an exception; with
@@ -138,19 +130,17 @@ static PyObject *new_like(osw_norm_call *call, osw_norm_role role, PyObject *obj
     const osw_tensor *t = &call->tensors[role];
     const bool channels_last = role == INPUT && osw_suggests_channels_last(t);
     call->given[made] = true;
-    return osw_tensor_new(object, call->name, t->ndim, t->size, channels_last,
+    return osw_tensor_new(object, OSW_SAME_DTYPE, call->name, t->ndim, t->size, channels_last,
                           &call->tensors[made]);
 }
 
 /* A new (2, C) float64 tensor. */
-static PyObject *new_statistics(osw_norm_call *call)
+static PyObject *new_statistics(osw_norm_call *call, PyObject *like)
 {
-    static PyObject *kept;
     const int64_t size[2] = {2, call->tensors[INPUT].size[1]};
-    PyObject *like = osw_tensor_donor(&kept, "double");
-    call->given[STATISTICS] = like != NULL;
-    return like ? osw_tensor_new(like, call->name, 2, size, false, &call->tensors[STATISTICS])
-                : NULL;
+    call->given[STATISTICS] = true;
+    return osw_tensor_new(like, OSW_FLOAT64, call->name, 2, size, false,
+                          &call->tensors[STATISTICS]);
 }
 
 /* What a forward returns. */
@@ -171,9 +161,8 @@ static int parse_forward(osw_norm_call *call, PyObject *const *args, osw_result 
     const int count = sizeof roles / sizeof roles[0];
     if (osw_norm_options(call, args[F_TRAINING], args[F_EPS], args[F_ACTIVATION]) != 0)
         return -1;
-    if (result != TRACED || args[F_MOMENTUM] != Py_None)
-        call->momentum = PyFloat_AsDouble(args[F_MOMENTUM]);
-    if (PyErr_Occurred())
+    call->moves = result != TRACED || args[F_MOMENTUM] != Py_None;
+    if (call->moves && osw_float_arg(args[F_MOMENTUM], &call->momentum) != 0)
         return -1;
     const int plain = parse_tensors(call, args + F_TENSORS, roles, count, 1, result != TRACED);
     if (plain != 1)
@@ -200,7 +189,7 @@ static PyObject *make_results(osw_norm_call *call, PyObject *const *args, osw_re
     output = new_like(call, INPUT, output, OUTPUT);
     if (!output || result == FRESH)
         return output;
-    PyObject *statistics = new_statistics(call);
+    PyObject *statistics = new_statistics(call, args[F_INPUT]);
     PyObject *both = statistics ? PyTuple_Pack(2, output, statistics) : NULL;
     Py_XDECREF(statistics);
     Py_DECREF(output);
@@ -212,7 +201,9 @@ static PyObject *run_into(osw_norm_call *call, bool backward, PyObject *results)
 {
     if (!results || results == Py_NotImplemented)
         return results;
-    const int done = run(call, backward);
+    const int done = osw_tensors_unchanged(call->name, call->tensors, ROLE_COUNT) == 0
+                         ? run(call, backward)
+                         : -1;
     if (done == 1)
         return results;
     Py_DECREF(results);
@@ -224,8 +215,8 @@ static PyObject *run_into(osw_norm_call *call, bool backward, PyObject *results)
 static PyObject *batch_norm(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
-    osw_norm_call call = {.name = "batch_norm", .momentum = -1};
-    if (!expect(call.name, nargs, F_COUNT))
+    osw_norm_call call = {.name = "batch_norm"};
+    if (!osw_expect(call.name, nargs, F_COUNT))
         return NULL;
     const long result = PyLong_AsLong(args[F_RESULT]);
     if (result < 0 || result >= RESULT_COUNT) {
@@ -272,7 +263,7 @@ static PyObject *batch_norm_backward(PyObject *module, PyObject *const *args, Py
     const int count = sizeof roles / sizeof roles[0];
     (void)module;
     osw_norm_call call = {.name = "batch_norm_backward"};
-    if (!expect(call.name, nargs, B_COUNT))
+    if (!osw_expect(call.name, nargs, B_COUNT))
         return NULL;
     if (!PyTuple_Check(args[B_NEEDED]) || PyTuple_Size(args[B_NEEDED]) != 3) {
         PyErr_Format(PyExc_TypeError, "%s: expected a tuple of 3 bools, got %R", call.name,

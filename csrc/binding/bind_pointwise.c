@@ -67,7 +67,8 @@ static PyObject *new_image(PyObject *object, const osw_tensor *like, int64_t cha
 {
     const int64_t size[4] = {like->size[0], channels, like->size[2], like->size[3]};
     osw_tensor made;
-    PyObject *tensor = osw_tensor_new(object, "pointwise_conv2d", 4, size, true, &made);
+    PyObject *tensor =
+        osw_tensor_new(object, OSW_SAME_DTYPE, "pointwise_conv2d", 4, size, true, &made);
     if (tensor)
         *rows = (osw_linear_rows){made.data, channels, 0};
     return tensor;
@@ -109,18 +110,23 @@ static PyObject *none(void)
 static bool make_gradients(osw_linear *linear, PyObject *const *args, const osw_tensor *input,
                            const osw_tensor *weight, PyObject **made)
 {
+    static const char name[] = "pointwise_conv2d";
     osw_tensor t;
     made[0] = args[3] == Py_True ? new_image(args[1], input, input->size[1], &linear->grad_input)
                                  : none();
-    made[1] = args[4] == Py_True ? osw_tensor_new(args[2], "pointwise_conv2d", 4, weight->size,
+    if (!made[0])
+        return false;
+    made[1] = args[4] == Py_True ? osw_tensor_new(args[2], OSW_SAME_DTYPE, name, 4, weight->size,
                                                   osw_suggests_channels_last(weight), &t)
                                  : none();
-    linear->grad_weight = args[4] == Py_True && made[1] ? t.data : NULL;
+    if (!made[1])
+        return false;
+    linear->grad_weight = args[4] == Py_True ? t.data : NULL;
     made[2] = args[5] == Py_True
-                  ? osw_tensor_new(args[2], "pointwise_conv2d", 1, weight->size, false, &t)
+                  ? osw_tensor_new(args[2], OSW_SAME_DTYPE, name, 1, weight->size, false, &t)
                   : none();
     linear->grad_bias = args[5] == Py_True && made[2] ? t.data : NULL;
-    return made[0] && made[1] && made[2];
+    return made[2] != NULL;
 }
 
 static PyObject *plain_pointwise_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)

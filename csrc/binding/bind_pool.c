@@ -24,10 +24,13 @@ static PyObject *execute_indices(osw_pool_call *call)
         Py_RETURN_NOTIMPLEMENTED;
     const int64_t taps =
         pool->dims[DEPTH].kernel * pool->dims[HEIGHT].kernel * pool->dims[WIDTH].kernel;
-    int64_t *distance = PyMem_Malloc((size_t)taps * sizeof *distance);
-    if (!distance)
-        return PyErr_NoMemory();
-    osw_pool_distances(pool, distance, taps);
+    int64_t *distance = NULL;
+    if (taps <= OSW_POOL_TABLE_TAPS) {
+        distance = PyMem_Malloc((size_t)taps * sizeof *distance);
+        if (!distance)
+            return PyErr_NoMemory();
+        osw_pool_distances(pool, distance, taps);
+    }
     osw_pool_indices work = {pool, pool->output, distance, form == FORM_pixels};
     osw_pool_run(osw_pool_units(call, form), indices->numel * indices->itemsize, run_indices,
                  &work);
@@ -41,11 +44,11 @@ static PyObject *max_pool_indices(PyObject *module, PyObject *const *args, Py_ss
     (void)module;
     osw_pool_call call = osw_pool_begin("max_pool_indices", OP_max, false);
     osw_tensor *t = call.tensors;
-    if (!osw_pool_expect(call.name, nargs, 7) ||
-        osw_pool_tensor_arg(&call, OFFSETS, args[0]) != 0 ||
-        osw_pool_tensor_arg(&call, OUTPUT, args[1]) != 0 ||
+    if (!osw_expect(call.name, nargs, 7) ||
         osw_pool_window_args(&call, args[3], args[4], args[5], args[6]) != 0 ||
-        osw_pool_sizes(&call, args[2], "input size", 0, &call.pool.dims->input) != 0)
+        osw_pool_sizes(&call, args[2], "input size", 0, &call.pool.dims->input) != 0 ||
+        osw_pool_tensor_arg(&call, OFFSETS, args[0]) != 0 ||
+        osw_pool_tensor_arg(&call, OUTPUT, args[1]) != 0)
         return NULL;
     t[INPUT] = t[OUTPUT];
     for (int i = 0; i < call.spatial && t[INPUT].ndim == call.spatial + 2; i++)

@@ -26,17 +26,19 @@ static bool read_row(PyObject *tensors, osw_row *row)
     for (Py_ssize_t i = 0; i < count; i++) {
         osw_tensor other, *t = i ? &other : &row->first;
         if (!osw_tensor_plain(PyTuple_GetItem(tensors, i), t) || t->ndim < 2 ||
-            !same_but_for_channels(&row->first, t))
+            !same_but_for_channels(&row->first, t) ||
+            __builtin_add_overflow(row->channels, t->size[1], &row->channels))
             return false;
-        row->channels += t->size[1];
         row->channels_last = osw_suggests_channels_last(t) && (i == 0 || row->channels_last);
     }
     return count > 0 && row->channels > 0;
 }
 
-/* Channels of every output as torch.chunk sizes them. */
+/* Channels of every output as torch.chunk sizes them; channels and chunks are positive. */
 static PyObject *chunk_sizes(int64_t channels, int64_t chunks)
 {
+    if (chunks > channels) /* also keeps the sums below 2^63 */
+        chunks = channels;
     const int64_t size = (channels + chunks - 1) / chunks;
     const int64_t count = (channels + size - 1) / size;
     PyObject *sizes = PyTuple_New(count);
@@ -52,9 +54,8 @@ static PyObject *chunk_sizes(int64_t channels, int64_t chunks)
 /* A positive int; 0 for all else. */
 static int64_t positive(PyObject *number)
 {
-    const int64_t value = PyLong_CheckExact(number) ? PyLong_AsLongLong(number) : 0;
-    PyErr_Clear();
-    return value > 0 ? value : 0;
+    int64_t value;
+    return osw_exact_int(number, 1, INT64_MAX, &value) ? value : 0;
 }
 
 /* The channels of every output, from a number of chunks or a sequence of sizes. NULL without an

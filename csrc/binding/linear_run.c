@@ -2,6 +2,9 @@
 #include "binding/linear_run.h"
 
 #include "core/parallel.h"
+#include "linear/holds.h"
+
+#include <assert.h>
 
 /* MIN_COST: multiplications that one thread should do at least before a second one is woken.
  * MOVE_COST: multiplications that take as long as moving an element. */
@@ -40,6 +43,7 @@ static void run_blocks(int64_t begin, int64_t end, void *context)
             for (int64_t b = i * blocks / work->blocks; b < last; b++) {
                 const osw_linear_block block =
                     osw_linear_block_at(work->linear, &work->grids[k], b, work->totals[k]);
+                assert(osw_linear_block_holds(work->linear, &block, work->totals[k]));
                 work->kernels[k](work->linear, &block);
             }
         }
@@ -71,6 +75,7 @@ static void run_kernels(const osw_linear *l, osw_linear_dtype dtype)
     if (l->grad_weight || l->grad_bias)
         add_kernel(&work, (osw_linear_id)(OSW_LINEAR_grad_weight_f32 + (int)dtype),
                    osw_linear_feature_grid(l, threads), l->in_features);
+    assert(osw_linear_holds(l));
     if (work.count)
         run(&work);
 }

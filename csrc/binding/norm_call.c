@@ -44,8 +44,7 @@ int osw_norm_options(osw_norm_call *call, PyObject *training, PyObject *eps, PyO
     }
     call->job.training = training == Py_True;
     call->job.norm.activation = (osw_activation)code;
-    call->job.eps = PyFloat_AsDouble(eps);
-    return PyErr_Occurred() ? -1 : 0;
+    return osw_float_arg(eps, &call->job.eps);
 }
 
 static osw_norm_dtype dtype_of(const osw_tensor *t)

@@ -28,7 +28,8 @@ typedef struct osw_norm_call {
     const char *name;
     osw_tensor tensors[ROLE_COUNT];
     bool given[ROLE_COUNT];
-    double momentum; /* below zero: running statistics stay */
+    bool moves; /* the running statistics, by momentum, which may be any number */
+    double momentum;
     osw_norm_job job;
 } osw_norm_call;
 

@@ -4,8 +4,10 @@
 #include "binding/tensor_new.h"
 #include "binding/variant_counts.h"
 #include "core/prefetch.h"
+#include "pool/holds.h"
 #include "pool/window.h"
 
+#include <assert.h>
 #include <string.h>
 
 enum { MAX_BYTE_TAPS = 256, CODE_INT = 0, CODE_UINT = 1, CODE_FLOAT = 2, CODE_BFLOAT = 4 };
@@ -55,43 +57,23 @@ int osw_pool_tensor_arg(osw_pool_call *call, osw_role role, PyObject *object)
     return 0;
 }
 
-bool osw_pool_expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted)
-{
-    if (nargs == wanted)
-        return true;
-    PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, wanted, nargs);
-    return false;
-}
-
-int osw_pool_int(PyObject *object, int64_t *value)
-{
-    *value = PyLong_AsLongLong(object);
-    return *value == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
 /* A tuple of call->spatial ints, each within [low, 2^31), into one field of the dims; dimensions
  * that the tensor does not have keep their values. */
 int osw_pool_sizes(const osw_pool_call *call, PyObject *tuple, const char *what, int64_t low,
                    int64_t *first_field)
 {
-    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != call->spatial) {
-        PyErr_Format(PyExc_TypeError, "%s: %s must be a tuple of %d ints, got %R", call->name, what,
-                     call->spatial, tuple);
+    int64_t values[OSW_POOL_DIMS];
+    if (osw_ints_arg(call->name, what, tuple, call->spatial, low, INT32_MAX, values) != 0)
         return -1;
-    }
     const size_t stride = sizeof(osw_pool_dim) / sizeof(int64_t);
-    for (int i = 0; i < call->spatial; i++) {
-        const int64_t value = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
-        if (value == -1 && PyErr_Occurred())
-            return -1;
-        if (value < low || value > INT32_MAX) {
-            PyErr_Format(PyExc_RuntimeError, "%s: %s must be at least %lld and below 2^31, got %R",
-                         call->name, what, (long long)low, tuple);
-            return -1;
-        }
-        first_field[(size_t)(OSW_POOL_DIMS - call->spatial + i) * stride] = value;
-    }
+    for (int i = 0; i < call->spatial; i++)
+        first_field[(size_t)(OSW_POOL_DIMS - call->spatial + i) * stride] = values[i];
     return 0;
+}
+
+int osw_pool_step_arg(osw_pool_call *call, PyObject *object)
+{
+    return osw_int_arg(call->name, "channel_step", object, 1, INT64_MAX, &call->pool.channel_step);
 }
 
 static const osw_pool_dim unit_dim = {1, 1, 1, 1, 0, 1};
@@ -122,6 +104,11 @@ int osw_pool_window_args(osw_pool_call *call, PyObject *kernel, PyObject *stride
     return 0;
 }
 
+int64_t osw_pool_bounded_step(int64_t step, int64_t channels)
+{
+    return osw_min(step, osw_max(channels, 1));
+}
+
 bool osw_pool_same_sizes(const osw_tensor *a, const osw_tensor *b)
 {
     return a->ndim == b->ndim && memcmp(a->size, b->size, (size_t)a->ndim * sizeof *a->size) == 0;
@@ -147,8 +134,7 @@ static int check_sizes(osw_pool_call *call)
         call->spatial > OSW_POOL_DIMS)
         return osw_pool_fail(call, "expected (N, C, *) with the spatial dimensions of the kernel",
                              large->ndim);
-    if (call->pool.channel_step < 1)
-        return osw_pool_fail(call, "channel_step must be positive", call->pool.channel_step);
+    call->pool.channel_step = osw_pool_bounded_step(call->pool.channel_step, large->size[1]);
     if (small->size[0] != large->size[0])
         return osw_pool_fail(call, "output and input must have the same batch", small->size[0]);
     if (small->size[1] != osw_ceil_div(large->size[1], call->pool.channel_step))
@@ -165,6 +151,8 @@ static int check_sizes(osw_pool_call *call)
             return osw_pool_fail(call, "last window must start before the end of the input",
                                  dim->output);
     }
+    if (!call->has_window && osw_input_plane(&call->pool) > INT32_MAX)
+        return osw_pool_fail(call, "positions must be below 2^31", osw_input_plane(&call->pool));
     call->pool.images = large->size[0];
     call->pool.channels = small->size[1];
     call->pool.input_channels = large->size[1];
@@ -205,7 +193,7 @@ static int check_offsets(osw_pool_call *call)
     const bool is_int = t->dtype.code == CODE_INT && t->dtype.bits == 32;
     if (!osw_pool_same_sizes(t, &call->tensors[call->small]))
         return fail_sizes(call);
-    if (!fits || (!call->has_window && osw_input_plane(&call->pool) > INT32_MAX))
+    if (!fits)
         return osw_pool_fail(call, "taps must be below 2^31", area);
     if (!is_int && !(is_byte && fits_byte))
         return osw_pool_fail(call, "offsets must be uint8 for up to 256 taps, or int32",
@@ -334,6 +322,20 @@ void osw_pool_run(int64_t units, int64_t bytes, osw_body *body, void *context)
         PyEval_RestoreThread(state);
 }
 
+#if !defined(NDEBUG)
+static bool all_hold(const osw_pool *p, osw_form form)
+{
+    const bool pixels = form == FORM_pixels;
+    const bool one_in = pixels ? p->input_channels == 1 : osw_input_plane(p) == 1;
+    const bool one_out = pixels ? p->channels == 1 : osw_output_plane(p) == 1;
+    return osw_pool_tensor_holds(&p->input, pixels, one_in) &&
+           osw_pool_tensor_holds(&p->grad_input, pixels, one_in) &&
+           osw_pool_tensor_holds(&p->output, pixels, one_out) &&
+           osw_pool_tensor_holds(&p->offsets, pixels, one_out) &&
+           osw_pool_tensor_holds(&p->grad_output, pixels, one_out);
+}
+#endif
+
 PyObject *osw_pool_execute(osw_pool_call *call)
 {
     osw_type type;
@@ -349,8 +351,12 @@ PyObject *osw_pool_execute(osw_pool_call *call)
     const osw_form form = osw_pool_choose_form(call);
     if (form == FORM_COUNT)
         Py_RETURN_NOTIMPLEMENTED;
+    if (osw_tensors_unchanged(call->name, call->tensors, ROLE_COUNT) != 0)
+        return NULL;
     const osw_tensor *written = call->large == GRAD_INPUT ? large : small;
     call->pool.stream = osw_stream_bytes && written->numel * written->itemsize >= osw_stream_bytes;
+    assert(osw_pool_holds(&call->pool, call->has_window, osw_pool_units(call, form)));
+    assert(all_hold(&call->pool, form));
     const int id = kernels[call->operation][form][type] - 1;
     calls[id]++;
     osw_job job = {osw_pool_table[id], &call->pool};

@@ -44,6 +44,7 @@ osw_pool_call osw_pool_begin(const char *name, osw_operation operation, bool bac
 /* RuntimeError with the problem and the value that has it. Returns -1. */
 int osw_pool_fail(const osw_pool_call *call, const char *problem, long long got);
 
+/* To be called after every number is parsed. */
 int osw_pool_tensor_arg(osw_pool_call *call, osw_role role, PyObject *object);
 
 /* A tuple of call->spatial ints, each within [low, 2^31), into one field of the dims, given by its
@@ -51,10 +52,11 @@ int osw_pool_tensor_arg(osw_pool_call *call, osw_role role, PyObject *object);
 int osw_pool_sizes(const osw_pool_call *call, PyObject *tuple, const char *what, int64_t low,
                    int64_t *first_field);
 
-/* That a function of this name got as many arguments as it wants; false with a TypeError. */
-bool osw_pool_expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted);
+/* The channel step, a positive int. */
+int osw_pool_step_arg(osw_pool_call *call, PyObject *object);
 
-int osw_pool_int(PyObject *object, int64_t *value);
+/* A step beyond the last channel, which products of it need not overflow for. */
+int64_t osw_pool_bounded_step(int64_t step, int64_t channels);
 
 /* The window arguments; dilation may be NULL. */
 int osw_pool_window_args(osw_pool_call *call, PyObject *kernel, PyObject *stride, PyObject *padding,

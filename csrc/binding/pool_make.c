@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/pool_make.h"
 
-#include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
 #include "pool/window.h"
 
@@ -23,8 +22,7 @@ int osw_pool_output_size(osw_pool_call *call, bool ceil_mode, int64_t *size)
     if (input->ndim != call->spatial + 2)
         return osw_pool_fail(call, "expected (N, C, *) with the spatial dimensions of the kernel",
                              input->ndim);
-    if (call->pool.channel_step < 1)
-        return osw_pool_fail(call, "channel_step must be positive", call->pool.channel_step);
+    call->pool.channel_step = osw_pool_bounded_step(call->pool.channel_step, input->size[1]);
     size[0] = input->size[0];
     size[1] = osw_ceil_div(input->size[1], call->pool.channel_step);
     for (int i = 0; i < call->spatial; i++) {
@@ -39,28 +37,31 @@ int osw_pool_output_size(osw_pool_call *call, bool ceil_mode, int64_t *size)
 
 int osw_pool_tensor_size(const osw_pool_call *call, PyObject *tuple, int ndim, int64_t *size)
 {
-    int64_t room = INT64_MAX;
-    bool fits = PyTuple_Check(tuple) && ndim <= OSW_MAX_DIMS && PyTuple_Size(tuple) == ndim;
-    for (int i = 0; fits && i < ndim; i++) {
-        if (osw_pool_int(PyTuple_GetItem(tuple, i), &size[i]) != 0)
-            return -1;
-        fits = size[i] >= 0 && size[i] <= room;
-        room /= osw_max(size[i], 1);
-    }
-    if (fits)
-        return 0;
+    if (PyTuple_Check(tuple) && PyTuple_Size(tuple) == ndim)
+        return osw_ints_arg(call->name, "the size", tuple, ndim, 0, INT64_MAX, size);
     PyErr_Format(PyExc_RuntimeError, "%s: expected %d sizes of a tensor, got %R", call->name, ndim,
                  tuple);
     return -1;
 }
 
-PyObject *osw_pool_new(osw_pool_call *call, osw_role role, PyObject *like, int ndim,
-                       const int64_t *size, bool channels_last)
+int osw_pool_described(const osw_pool_call *call, PyObject *tuple, int length, PyObject **items,
+                       int wanted)
 {
-    if (!like)
-        return NULL;
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != length) {
+        PyErr_Format(PyExc_TypeError, "%s: expected a tuple of %d arguments, got %R", call->name,
+                     length, tuple);
+        return -1;
+    }
+    for (int i = 0; i < wanted; i++)
+        items[i] = PyTuple_GetItem(tuple, i);
+    return 0;
+}
+
+PyObject *osw_pool_new(osw_pool_call *call, osw_role role, PyObject *like, osw_new_dtype dtype,
+                       int ndim, const int64_t *size, bool channels_last)
+{
     call->given[role] = true;
-    return osw_tensor_new(like, call->name, ndim, size, channels_last, &call->tensors[role]);
+    return osw_tensor_new(like, dtype, call->name, ndim, size, channels_last, &call->tensors[role]);
 }
 
 PyObject *osw_pool_run_into(osw_pool_call *call, PyObject *made)
@@ -79,15 +80,6 @@ bool osw_autocast_converts(const osw_tensor *t, bool volumes)
     return volumes && t->itemsize == 2 && !osw_plain_eager(true);
 }
 
-bool osw_plain_int(PyObject *object, bool zero, int64_t *value)
-{
-    if (!PyLong_CheckExact(object))
-        return false;
-    *value = PyLong_AsLongLong(object);
-    PyErr_Clear();
-    return *value >= (zero ? 0 : 1) && *value <= INT32_MAX;
-}
-
 /* An int for all dimensions, or a tuple or list of one each, as a tuple; NULL, perhaps with an
  * exception, for all else. */
 static PyObject *plain_sides(PyObject *object, int spatial, bool zero, int64_t *sides)
@@ -100,7 +92,7 @@ static PyObject *plain_sides(PyObject *object, int spatial, bool zero, int64_t *
         tuple = PySequence_Tuple(object);
     bool plain = tuple && PyTuple_Size(tuple) == spatial;
     for (int i = 0; plain && i < spatial; i++)
-        plain = osw_plain_int(PyTuple_GetItem(tuple, i), zero, &sides[i]);
+        plain = osw_exact_int(PyTuple_GetItem(tuple, i), zero ? 0 : 1, INT32_MAX, &sides[i]);
     if (!plain)
         Py_CLEAR(tuple);
     return tuple;

@@ -5,6 +5,7 @@
 #define OSW_BINDING_POOL_MAKE_H
 
 #include "binding/pool_call.h"
+#include "binding/tensor_new.h"
 
 /* The sizes that a window gives the input of the call, all at least 1 but the batch. */
 int osw_pool_output_size(osw_pool_call *call, bool ceil_mode, int64_t *size);
@@ -12,10 +13,14 @@ int osw_pool_output_size(osw_pool_call *call, bool ceil_mode, int64_t *size);
 /* A tuple of `ndim` sizes of a tensor that can be. */
 int osw_pool_tensor_size(const osw_pool_call *call, PyObject *tuple, int ndim, int64_t *size);
 
-/* A new dense tensor at `role`, with the dtype of `like`, which may be NULL after an error. Returns
- * a new reference, or NULL with an exception. */
-PyObject *osw_pool_new(osw_pool_call *call, osw_role role, PyObject *like, int ndim,
-                       const int64_t *size, bool channels_last);
+/* A new dense tensor at `role`, like `like`. Returns a new reference, or NULL with an exception. */
+PyObject *osw_pool_new(osw_pool_call *call, osw_role role, PyObject *like, osw_new_dtype dtype,
+                       int ndim, const int64_t *size, bool channels_last);
+
+/* The first `wanted` items, borrowed, of a tuple of `length` that a forward described; -1 with
+ * TypeError for all else. */
+int osw_pool_described(const osw_pool_call *call, PyObject *tuple, int length, PyObject **items,
+                       int wanted);
 
 /* Run the kernel. Returns `made`, a reference that it takes, NotImplemented where the memory of a
  * tensor fits neither form, or NULL with an exception, also where `made` is NULL. */
@@ -42,8 +47,4 @@ bool osw_window_read(osw_window *window, osw_pool_call *call, bool volumes, PyOb
                      PyObject *const *arguments, bool dilated);
 
 void osw_window_clear(osw_window *window);
-
-/* A positive or, with `zero`, non-negative int, no bool; below 2^31. */
-bool osw_plain_int(PyObject *object, bool zero, int64_t *value);
-
 #endif

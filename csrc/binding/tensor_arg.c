@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/tensor_arg.h"
 
+#include "binding/tensor_public.h"
+#include "binding/torch_names.h"
+
 enum { MAX_TYPES = 8 };
 
 /* Exchange tables by type: Tensor and Parameter alternate in most calls. Guarded by the GIL. */
@@ -16,10 +19,10 @@ static const osw_dl_exchange *exchange_of(PyTypeObject *type)
         if (known[i].type == type)
             return known[i].exchange;
     PyObject *capsule = PyObject_GetAttrString((PyObject *)type, "__dlpack_c_exchange_api__");
-    if (!capsule)
-        return NULL;
-    const osw_dl_exchange *exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    Py_DECREF(capsule);
+    const osw_dl_exchange *exchange =
+        capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    Py_XDECREF(capsule);
+    PyErr_Clear();
     if (!exchange || exchange->version.major != OSW_DL_MAJOR || !exchange->tensor_from_object)
         return NULL;
     if (known_count < MAX_TYPES) {
@@ -40,25 +43,36 @@ static int fail(PyObject *kind, const char *name, const char *problem, PyObject 
 static int copy_dims(const osw_dl_tensor *from, osw_tensor *to)
 {
     to->ndim = from->ndim;
-    to->numel = 1;
     to->dtype = from->dtype;
     to->itemsize = (int64_t)from->dtype.bits * from->dtype.lanes / 8;
+    uint64_t numel = 1; /* without elements, the other sizes may have any product */
     for (int i = 0; i < from->ndim; i++) {
         to->size[i] = from->shape[i];
         to->stride[i] = from->strides[i];
-        to->numel *= from->shape[i];
+        numel *= (uint64_t)from->shape[i];
     }
+    to->numel = (int64_t)numel;
     to->data = to->numel ? (char *)from->data + from->byte_offset : NULL;
     return to->numel && !from->data ? -1 : 0;
+}
+
+static bool is_tensor(PyObject *object)
+{
+    PyObject *type = osw_torch(OSW_TORCH_TENSOR);
+    const int is = type ? PyObject_IsInstance(object, type) : 0;
+    PyErr_Clear();
+    return is == 1;
 }
 
 int osw_tensor_arg(PyObject *object, const char *name, osw_tensor *out)
 {
     const osw_dl_exchange *exchange = exchange_of(Py_TYPE(object));
-    if (!exchange)
+    out->object = object;
+    if (!exchange && !is_tensor(object))
         return fail(PyExc_TypeError, name, "expected a tensor of torch >= 2.10", object);
     osw_dl_tensor borrowed;
-    if (exchange->tensor_from_object(object, &borrowed) != 0)
+    if (exchange ? exchange->tensor_from_object(object, &borrowed) != 0
+                 : osw_tensor_public(object, out, &borrowed) != 0)
         return fail(PyExc_RuntimeError, name, "expected a strided tensor with memory of its own",
                     object);
     if (borrowed.device.type != OSW_DL_CPU)
@@ -70,6 +84,25 @@ int osw_tensor_arg(PyObject *object, const char *name, osw_tensor *out)
     }
     if (copy_dims(&borrowed, out) != 0)
         return fail(PyExc_RuntimeError, name, "expected a tensor with memory", object);
+    return 0;
+}
+
+/* The same elements: other sizes or strides of the same memory do no harm. */
+static bool is_unchanged(const osw_tensor *t, const char *name)
+{
+    osw_tensor now;
+    return osw_tensor_arg(t->object, name, &now) == 0 && now.data == t->data &&
+           now.numel == t->numel && osw_same_dtype(&now, t);
+}
+
+int osw_tensors_unchanged(const char *name, const osw_tensor *tensors, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (tensors[i].object && !is_unchanged(&tensors[i], name)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_RuntimeError, "%s: a tensor was resized while the call ran", name);
+            return -1;
+        }
     return 0;
 }
 
@@ -88,9 +121,9 @@ bool osw_flatten(const osw_tensor *t, int first, int64_t *count, int64_t *step)
             continue;
         if (*count == 1)
             *step = t->stride[i];
-        else if (t->stride[i] != *step * *count)
+        else if (t->stride[i] != (int64_t)((uint64_t)*step * (uint64_t)*count))
             return false;
-        *count *= t->size[i];
+        *count = (int64_t)((uint64_t)*count * (uint64_t)t->size[i]);
     }
     return true;
 }

@@ -5,6 +5,7 @@
 
 #include "binding/binding.h"
 #include "binding/dlpack.h"
+#include "binding/number_arg.h"
 
 #include <stdbool.h>
 
@@ -19,12 +20,18 @@ typedef struct osw_tensor {
     int64_t itemsize;             /* bytes */
     int64_t numel;
     osw_dl_dtype dtype;
+    PyObject *object; /* borrowed; NULL if no code of the caller's can run until the kernel has */
 } osw_tensor;
 
 /* Fill `out` from a CPU tensor. -1 with TypeError (no tensor) or RuntimeError (no memory to read:
  * fake, meta, sparse, another device, more than OSW_MAX_DIMS dimensions); `name` starts the
  * message. */
 int osw_tensor_arg(PyObject *object, const char *name, osw_tensor *out);
+
+/* That the tensors are still where they were described: code of a subclass that ran since, to make
+ * an output or to say whether it requires a gradient, may have resized one. -1 with RuntimeError.
+ * Tensors that were not given have no object. */
+int osw_tensors_unchanged(const char *name, const osw_tensor *tensors, Py_ssize_t count);
 
 bool osw_same_dtype(const osw_tensor *a, const osw_tensor *b);
 

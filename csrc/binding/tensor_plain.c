@@ -1,33 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/tensor_plain.h"
 
+#include "binding/torch_names.h"
+
 enum { DL_COMPLEX = 5 };
-
-/* torch.Tensor and torch.nn.Parameter, kept for good once they are found. Guarded by the GIL. */
-static PyObject *plain_types[2];
-
-PyObject *osw_attribute_of(const char *module_name, const char *name)
-{
-    PyObject *module = PyImport_ImportModule(module_name);
-    PyObject *value = module ? PyObject_GetAttrString(module, name) : NULL;
-    Py_XDECREF(module);
-    return value;
-}
 
 static bool has_plain_type(PyObject *object)
 {
-    if (!plain_types[1]) {
-        plain_types[0] = osw_attribute_of("torch", "Tensor");
-        plain_types[1] = osw_attribute_of("torch.nn", "Parameter");
-    }
     PyObject *type = (PyObject *)Py_TYPE(object);
-    return type && (type == plain_types[0] || type == plain_types[1]);
+    return type == osw_torch(OSW_TORCH_TENSOR) || type == osw_torch(OSW_TORCH_PARAMETER);
 }
 
-/* What a method without arguments answers; true also for an error, so that the caller keeps off. */
-static bool answers_true(PyObject *object, const char *method)
+/* What a method of Tensor without arguments answers; true also for an error, so that the caller
+ * keeps off. */
+static bool answers_true(PyObject *object, osw_torch_name method)
 {
-    PyObject *answer = PyObject_CallMethod(object, method, NULL);
+    PyObject *function = osw_torch(method);
+    PyObject *answer = function ? PyObject_CallFunctionObjArgs(function, object, NULL) : NULL;
     const bool is_false = answer == Py_False;
     Py_XDECREF(answer);
     return !is_false;
@@ -36,53 +25,83 @@ static bool answers_true(PyObject *object, const char *method)
 bool osw_tensor_plain(PyObject *object, osw_tensor *out)
 {
     const bool plain = has_plain_type(object) && osw_tensor_arg(object, "tensor", out) == 0 &&
-                       !answers_true(object, "is_neg") &&
-                       (out->dtype.code != DL_COMPLEX || !answers_true(object, "is_conj"));
+                       !answers_true(object, OSW_TORCH_IS_NEG) &&
+                       (out->dtype.code != DL_COMPLEX || !answers_true(object, OSW_TORCH_IS_CONJ));
     PyErr_Clear();
+    out->object = NULL; /* no subclass and no mode: allocating runs no code of the caller's */
     return plain;
 }
 
-/* What watches over operators, or nothing where it answers 0, False or None; found once. Guarded by
- * the GIL. */
-static const char *const watchers[] = {"_are_functorch_transforms_active",
-                                       "_len_torch_dispatch_stack", "_len_torch_function_stack",
-                                       "_get_tracing_state", "_is_any_autocast_enabled"};
-enum { AUTOCAST = 4, WATCHER_COUNT = sizeof watchers / sizeof *watchers };
-static PyObject *watcher_functions[WATCHER_COUNT], *forward_ad, *level_name;
-
-static bool find_watchers(void)
+/* Whether something watches over operators: nothing does if the function answers 0, False or None.
+ * True also if there is no function or no answer, so that the caller keeps off. */
+static bool is_watching(osw_torch_name watcher, PyObject *argument)
 {
-    for (int i = 0; i < WATCHER_COUNT; i++)
-        if (!watcher_functions[i])
-            watcher_functions[i] = osw_attribute_of("torch._C", watchers[i]);
-    forward_ad = PyImport_ImportModule("torch.autograd.forward_ad");
-    level_name = PyUnicode_InternFromString("_current_level");
-    return watcher_functions[WATCHER_COUNT - 1] && forward_ad && level_name;
-}
-
-/* True also where there is no answer, so that the caller keeps off. */
-static bool is_watching(int watcher)
-{
-    PyObject *answer = PyObject_CallObject(watcher_functions[watcher], NULL);
+    PyObject *function = osw_torch(watcher);
+    PyObject *answer = function ? PyObject_CallFunctionObjArgs(function, argument, NULL) : NULL;
     const int truth = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
     return truth != 0;
 }
 
+/* True if each of these modes is torch's own choice of the device of new tensors: of
+ * torch.set_default_device or of `with torch.device(...)`. A subclass is somebody else's mode. */
+static bool only_devices(long count)
+{
+    PyObject *mode_at = osw_torch(OSW_TORCH_FUNCTION_MODE_AT);
+    PyObject *device_context = osw_torch(OSW_TORCH_DEVICE_CONTEXT);
+    bool only = count >= 0 && mode_at && device_context;
+    for (long i = 0; only && i < count; i++) {
+        PyObject *index = PyLong_FromLong(i);
+        PyObject *mode = index ? PyObject_CallFunctionObjArgs(mode_at, index, NULL) : NULL;
+        only = mode && (PyObject *)Py_TYPE(mode) == device_context;
+        Py_XDECREF(mode);
+        Py_XDECREF(index);
+    }
+    return only;
+}
+
+/* Whether a mode sees calls of functions; true also if there is no answer. */
+static bool in_function_mode(void)
+{
+    PyObject *length = osw_torch(OSW_TORCH_FUNCTION_STACK);
+    PyObject *answer = length ? PyObject_CallFunctionObjArgs(length, NULL) : NULL;
+    const long count = answer ? PyLong_AsLong(answer) : -1;
+    Py_XDECREF(answer);
+    return count != 0 && !only_devices(count);
+}
+
+/* A level of 0 or more. */
 static bool in_forward_ad(void)
 {
-    PyObject *level = PyObject_GetAttr(forward_ad, level_name);
+    static PyObject *name;
+    PyObject *module = osw_torch(OSW_TORCH_FORWARD_AD);
+    if (!name)
+        name = PyUnicode_InternFromString("_current_level");
+    PyObject *level = module && name ? PyObject_GetAttr(module, name) : NULL;
     const long value = level ? PyLong_AsLong(level) : 0;
     Py_XDECREF(level);
     return value >= 0;
 }
 
+static bool in_autocast(void)
+{
+    static PyObject *cpu;
+    if (osw_torch(OSW_TORCH_ANY_AUTOCAST))
+        return is_watching(OSW_TORCH_ANY_AUTOCAST, NULL);
+    if (!cpu)
+        cpu = PyUnicode_InternFromString("cpu");
+    return !cpu || is_watching(OSW_TORCH_AUTOCAST, cpu);
+}
+
 bool osw_plain_eager(bool without_autocast)
 {
-    bool plain = level_name || find_watchers();
-    for (int i = 0; plain && i < (without_autocast ? WATCHER_COUNT : AUTOCAST); i++)
-        plain = !is_watching(i);
-    plain = plain && !in_forward_ad();
+    static const osw_torch_name watchers[] = {OSW_TORCH_TRANSFORMS, OSW_TORCH_DISPATCH_STACK,
+                                              OSW_TORCH_TRACING_STATE};
+    bool plain = true;
+    for (size_t i = 0; plain && i < sizeof watchers / sizeof *watchers; i++)
+        plain = !is_watching(watchers[i], NULL);
+    plain =
+        plain && !in_function_mode() && !in_forward_ad() && !(without_autocast && in_autocast());
     PyErr_Clear();
     return plain;
 }
@@ -120,12 +139,12 @@ bool osw_suggests_channels_last(const osw_tensor *t)
 
 PyObject *osw_memory_format(int ndim, bool channels_last)
 {
-    static PyObject *formats[3];
-    static const char *const names[] = {"contiguous_format", "channels_last", "channels_last_3d"};
-    const int which = channels_last ? ndim - 3 : 0;
-    if (!formats[which])
-        formats[which] = osw_attribute_of("torch", names[which]);
-    return formats[which];
+    PyObject *format = osw_torch(!channels_last ? OSW_TORCH_CONTIGUOUS
+                                 : ndim == 4    ? OSW_TORCH_CHANNELS_LAST
+                                                : OSW_TORCH_CHANNELS_LAST_3D);
+    if (!format)
+        PyErr_SetString(PyExc_RuntimeError, "opswap: this torch lacks a memory format");
+    return format;
 }
 
 static PyObject *plain_tensors(PyObject *module, PyObject *tensors)
@@ -140,8 +159,8 @@ static PyObject *plain_tensors(PyObject *module, PyObject *tensors)
     bool plain = true;
     for (Py_ssize_t i = 0; plain && i < count; i++) {
         osw_tensor ignored;
-        plain = osw_tensor_plain(
-            is_tuple ? PyTuple_GetItem(tensors, i) : PyList_GetItem(tensors, i), &ignored);
+        PyObject *item = is_tuple ? PyTuple_GetItem(tensors, i) : PyList_GetItem(tensors, i);
+        plain = item && osw_tensor_plain(item, &ignored);
     }
     return PyBool_FromLong(plain);
 }

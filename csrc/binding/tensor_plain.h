@@ -17,16 +17,12 @@ bool osw_plain_eager(bool without_autocast);
  * but for that of missing memory. */
 PyObject *osw_or_declined(PyObject *result);
 
-/* A new reference to an attribute of a module that is imported if need be; NULL with an exception.
- */
-PyObject *osw_attribute_of(const char *module_name, const char *name);
-
 /* torch's own choice for what is made from `t` (c10/core/MemoryFormat.h): channels last, in 4 or 5
  * dimensions. */
 bool osw_suggests_channels_last(const osw_tensor *t);
 
-/* Torch's object for the contiguous format, or for channels last in `ndim` dimensions, 4 or 5; kept
- * for good, borrowed, NULL with an exception. */
+/* Torch's object for the contiguous format, or for channels last in `ndim` dimensions, 4 or 5;
+ * borrowed, NULL with an exception. */
 PyObject *osw_memory_format(int ndim, bool channels_last);
 
 #endif

@@ -182,6 +182,7 @@ void osw_plan_planes(osw_plan *plan, const osw_shuffle *s, int64_t images, int64
     const osw_matrix m = matrix_of(s);
     *plan = (osw_plan){.images = images, .plane_bytes = plane_bytes, .moves = scratch};
     plan->move_id = OSW_copy_PLANES_x8;
+    plan->copy = osw_channels.copy_PLANES_x8;
     /* In the order of the wide side: one stream there, `rows` streams on the other. */
     for (int64_t j = 0; j < m.columns; j++)
         add_column(plan, &m, j);
@@ -190,7 +191,7 @@ void osw_plan_planes(osw_plan *plan, const osw_shuffle *s, int64_t images, int64
 static void planes_body(int64_t begin, int64_t end, void *context)
 {
     const osw_plan *plan = context;
-    osw_channels.copy_PLANES_x8(plan->moves, plan->move_count, plan->plane_bytes, begin, end);
+    plan->copy(plan->moves, plan->move_count, plan->plane_bytes, begin, end);
 }
 
 /* Pixels [begin, end) are counted over all images. */
@@ -212,6 +213,10 @@ static void pixels_body(int64_t begin, int64_t end, void *context)
 void osw_plan_execute(const osw_plan *plan)
 {
     osw_plan *context = (osw_plan *)plan;
+    assert(plan->images >= 1 && plan->move_count >= 0 && plan->run_count >= 0);
+    assert(plan->plane_bytes >= 1 || (plan->pixels >= 1 && plan->pixel_bytes >= 1));
+    for (int64_t i = 0; i < plan->run_count; i++)
+        assert(plan->runs[i].rows >= 1 && plan->runs[i].columns >= 1);
     if (plan->plane_bytes) {
         if (plan->move_count)
             osw_parallel_for(plan->images * plan->move_count, osw_grain(2 * plan->plane_bytes),

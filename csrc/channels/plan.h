@@ -41,6 +41,7 @@ typedef struct osw_plan {
     int64_t move_count;
     osw_run_fn *transpose;
     osw_move_fn *move;
+    osw_planes_fn *copy; /* of planes */
     osw_channels_id transpose_id;
     osw_channels_id move_id;
     int64_t images;

@@ -34,12 +34,15 @@ static inline uint16_t osw_bf16_of_float(float value)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* A NaN keeps its payload and becomes quiet, as the CPU's conversion makes it. */
 static inline float osw_float_of_f16(uint16_t x)
 {
     const uint32_t sign = (uint32_t)(x & 0x8000) << 16;
     const uint32_t magnitude = x & 0x7fff;
-    if (magnitude >= 0x7c00)
-        return osw_float_of_bits(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+    if (magnitude > 0x7c00)
+        return osw_float_of_bits(sign | 0x7fc00000 | (magnitude & 0x3ff) << 13);
+    if (magnitude == 0x7c00)
+        return osw_float_of_bits(sign | 0x7f800000);
     if (magnitude < 0x400)
         return osw_float_of_bits(sign | osw_bits_of_float((float)magnitude * 0x1p-24f));
     return osw_float_of_bits(sign | ((magnitude << 13) + 0x38000000));

@@ -9,13 +9,14 @@
 #    include <cpuid.h>
 #endif
 
-enum { MAX_FAMILIES = 8 };
+enum { MAX_FAMILIES = 16 };
 
-static const char *const names[OSW_ISA_COUNT] = {"scalar", "avx2", "avx512"};
+static const char *const names[OSW_ISA_COUNT] = {"scalar",     "neon",       "avx2",      "avx512",
+                                                 "portable16", "portable32", "portable64"};
 static void (*families[MAX_FAMILIES])(osw_isa);
 static int family_count;
 static osw_isa current = OSW_ISA_COUNT;
-static osw_isa ceiling = OSW_ISA_AVX512;
+static osw_isa ceiling = OSW_ISA_FIRST_HIDDEN - 1;
 
 const char *osw_isa_name(osw_isa isa)
 {
@@ -63,19 +64,57 @@ static osw_isa supported(void)
     return has_bits(state, zmm_state) && has_bits(b, f_dq_cd_bw_vl) ? OSW_ISA_AVX512 : OSW_ISA_AVX2;
 }
 
+static bool has(osw_isa isa)
+{
+    return isa != OSW_ISA_NEON && isa <= supported();
+}
+
 #else
 
-static osw_isa supported(void)
+static bool has(osw_isa isa)
 {
-    return OSW_ISA_SCALAR;
+#    if defined(__aarch64__)
+    return isa <= OSW_ISA_NEON;
+#    else
+    return isa == OSW_ISA_SCALAR;
+#    endif
 }
 
 #endif
 
+/* Hidden tiers are compiled for AVX2 on x86. */
+static bool has_hidden(void)
+{
+#if !defined(OSW_TEST_TIERS)
+    return false;
+#elif defined(__x86_64__)
+    return has(OSW_ISA_AVX2);
+#else
+    return true;
+#endif
+}
+
+bool osw_isa_available(osw_isa isa)
+{
+    const bool capped = ceiling >= OSW_ISA_FIRST_HIDDEN;
+    if (isa >= OSW_ISA_FIRST_HIDDEN)
+        return has_hidden() && (capped ? isa == ceiling : isa < OSW_ISA_COUNT);
+    return isa == OSW_ISA_SCALAR || (!capped && isa <= ceiling && has(isa));
+}
+
 osw_isa osw_isa_best(void)
 {
-    const osw_isa isa = supported();
-    return isa < ceiling ? isa : ceiling;
+    osw_isa isa = ceiling;
+    while (!osw_isa_available(isa))
+        isa = isa >= OSW_ISA_FIRST_HIDDEN ? OSW_ISA_SCALAR : isa - 1;
+    return isa;
+}
+
+bool osw_isa_fills(osw_isa tier, osw_isa limit)
+{
+    if (tier == OSW_ISA_SCALAR || tier == limit)
+        return true;
+    return limit < OSW_ISA_FIRST_HIDDEN && tier < limit;
 }
 
 void osw_isa_cap(osw_isa isa)
@@ -93,19 +132,22 @@ osw_isa osw_isa_current(void)
 
 void osw_isa_limit(osw_isa isa)
 {
-    const osw_isa best = osw_isa_best();
-    current = isa < best ? isa : best;
+    while (!osw_isa_available(isa))
+        isa = isa >= OSW_ISA_FIRST_HIDDEN ? OSW_ISA_SCALAR : isa - 1;
+    current = isa;
     for (int i = 0; i < family_count; i++)
         families[i](current);
 }
 
-void osw_isa_register(void (*select)(osw_isa isa))
+int osw_isa_register(void (*select)(osw_isa isa))
 {
     int i = 0;
     while (i < family_count && families[i] != select)
         i++;
-    assert(i < MAX_FAMILIES);
+    if (i == MAX_FAMILIES)
+        return -1;
     families[i] = select;
     family_count = i < family_count ? family_count : i + 1;
     select(osw_isa_current());
+    return 0;
 }

@@ -14,19 +14,37 @@
 #if defined(__clang__)
 #    define OSW_TARGET_BEGIN(features)                                                             \
         OSW_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
-#    define OSW_TARGET_END OSW_PRAGMA(clang attribute pop)
+#    define OSW_TARGET_BEGIN_BASELINE OSW_PRAGMA(clang attribute push)
+#    define OSW_TARGET_END            OSW_PRAGMA(clang attribute pop)
 #else
 #    define OSW_TARGET_BEGIN(features) OSW_PRAGMA(GCC push_options) OSW_PRAGMA(GCC target(features))
+#    define OSW_TARGET_BEGIN_BASELINE  OSW_PRAGMA(GCC push_options)
 #    define OSW_TARGET_END             OSW_PRAGMA(GCC pop_options)
 #endif
 
 #define OSW_TARGET_BEGIN_AVX2 OSW_TARGET_BEGIN("avx2,fma,f16c,bmi2")
+#define OSW_TARGET_BEGIN_AVX512                                                                    \
+    OSW_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi2")
+
+/* Until the end of the region a * b + c may round once: for kernels whose results may round. */
+#if defined(__clang__)
+#    define OSW_TARGET_CONTRACT OSW_PRAGMA(clang fp contract(fast))
+#else
+#    define OSW_TARGET_CONTRACT OSW_PRAGMA(GCC optimize("fp-contract=fast"))
+#endif
 
 /* Before a loop of constant bounds whose variables belong in registers. */
 #if defined(__clang__)
 #    define OSW_UNROLL OSW_PRAGMA(clang loop unroll(full))
 #else
 #    define OSW_UNROLL OSW_PRAGMA(GCC unroll 16)
+#endif
+
+/* Before a loop over the lanes of a vector, which is to become one instruction. */
+#if defined(__clang__)
+#    define OSW_NOT_UNROLLED
+#else
+#    define OSW_NOT_UNROLLED OSW_PRAGMA(GCC unroll 1)
 #endif
 
 #define OSW_INLINE static inline __attribute__((always_inline))

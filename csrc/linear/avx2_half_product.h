@@ -72,12 +72,12 @@ static void LOCAL(add_terms)(const LOCAL(product) * p, int64_t m, int64_t rows, 
 
 static void LOCAL(multiply)(const LOCAL(product) * p)
 {
-    LOCAL(piece) piece;
+    LOCAL(piece) *const piece = osw_scratch_outer(sizeof *piece);
     for (int64_t j = 0; j < p->columns; j += LOCAL(PIECE_COLUMNS)) {
         const int64_t left = p->columns - j;
         const int64_t columns = left < LOCAL(PIECE_COLUMNS) ? left : LOCAL(PIECE_COLUMNS);
         if (p->start)
-            LOCAL(widen)(1, columns, p->start + j, 0, piece.start, 0);
+            LOCAL(widen)(1, columns, p->start + j, 0, piece->start, 0);
         for (int64_t m = 0; m < p->rows; m += LOCAL(PIECE_ROWS)) {
             const int64_t rest = p->rows - m;
             const int64_t rows = rest < LOCAL(PIECE_ROWS) ? rest : LOCAL(PIECE_ROWS);
@@ -85,11 +85,11 @@ static void LOCAL(multiply)(const LOCAL(product) * p)
             do { /* once without terms too: c becomes `start` */
                 const int64_t terms =
                     p->terms - d < LOCAL(PIECE_TERMS) ? p->terms - d : LOCAL(PIECE_TERMS);
-                LOCAL(add_terms)(p, m, rows, j, columns, d, terms, &piece);
+                LOCAL(add_terms)(p, m, rows, j, columns, d, terms, piece);
                 d += LOCAL(PIECE_TERMS);
             } while (d < p->terms);
             LOCAL(narrow)
-            (rows, columns, piece.c, LOCAL(PIECE_COLUMNS), p->c + m * p->c_row + j, p->c_row);
+            (rows, columns, piece->c, LOCAL(PIECE_COLUMNS), p->c + m * p->c_row + j, p->c_row);
         }
     }
 }

@@ -191,7 +191,7 @@ static void LOCAL(multiply_columns)(const LOCAL(product) * p, int64_t j, int64_t
 
 static void LOCAL(multiply)(const LOCAL(product) * p)
 {
-    alignas(64) ELEMENT panels[LOCAL(PANELS)];
+    ELEMENT *const panels = osw_scratch_inner(LOCAL(PANELS) * sizeof(ELEMENT));
     const int64_t most = p->a_term == 1 ? LOCAL(DEPTH) : LOCAL(FAR_DEPTH);
     const int64_t passes = (p->terms + most - 1) / most;
     const int64_t unit = passes * LANES; /* passes of the same length, in whole vectors */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "core/half.h"
+#include "core/scratch.h"
 #include "core/target.h"
 #include "linear/linear.h"
 

@@ -5,11 +5,8 @@ osw_norm_fn *osw_norm_table[OSW_NORM_COUNT];
 
 void osw_norm_select(osw_isa isa)
 {
-    osw_norm_fill__scalar(osw_norm_table);
-#if defined(__x86_64__)
-    if (isa >= OSW_ISA_AVX2)
-        osw_norm_fill__avx2(osw_norm_table);
-#else
-    (void)isa;
-#endif
+    static void (*const fills[OSW_ISA_COUNT])(osw_norm_fn **) = OSW_FILLS(osw_norm_fill);
+    for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
+        if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
+            fills[tier](osw_norm_table);
 }

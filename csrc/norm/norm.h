@@ -108,7 +108,6 @@ extern osw_norm_fn *osw_norm_table[OSW_NORM_COUNT];
  * improves. */
 void osw_norm_select(osw_isa isa);
 
-void osw_norm_fill__scalar(osw_norm_fn **table);
-void osw_norm_fill__avx2(osw_norm_fn **table);
+OSW_DECLARE_FILLS(osw_norm_fill, osw_norm_fn **table);
 
 #endif

@@ -11,33 +11,10 @@ enum {
     SAMPLE_ROWS = 32, /* rows sampled at most */
 };
 
-#define SUFFIX   f32
-#define ELEMENT  float
-#define VALUE    float
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#include "norm/scalar_types.h"
-
-#define SUFFIX   f64
-#define ELEMENT  double
-#define VALUE    double
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#include "norm/scalar_types.h"
-
-#define SUFFIX   bf16
-#define ELEMENT  uint16_t
-#define VALUE    float
-#define LOAD(x)  osw_float_of_bf16(x)
-#define STORE(x) osw_bf16_of_float(x)
-#include "norm/scalar_types.h"
-
-#define SUFFIX   f16
-#define ELEMENT  uint16_t
-#define VALUE    float
-#define LOAD(x)  osw_float_of_f16(x)
-#define STORE(x) osw_f16_of_float(x)
-#include "norm/scalar_types.h"
+#define TIER   scalar
+#define EACH   "norm/scalar_types.h"
+#define FLOATS OSW_EACH_F32 + OSW_EACH_F64 + OSW_EACH_BF16 + OSW_EACH_F16
+#include "core/each_float.h"
 
 #define FILL(operation, form, dtype)                                                               \
     table[OSW_NORM_##operation##_##form##_##dtype] = osw_##operation##_##form##_##dtype##__scalar;

@@ -4,6 +4,7 @@
 #include "core/parallel.h"
 #include "core/prefetch.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -36,15 +37,25 @@ static const osw_norm_id ids[PASS_COUNT][2][OSW_NORM_DTYPES_COUNT] = {
  * none). */
 typedef struct osw_run {
     osw_norm_job *job;
-    osw_norm_fn *sample, *sums, *write;
     void (*between)(const osw_norm_job *job, int64_t c, double first, double second);
 } osw_run;
 
-static osw_norm_fn *kernel(osw_norm_job *job, osw_pass pass)
+static osw_norm_fn *kernel(const osw_norm_job *job, osw_pass pass, uint64_t *calls)
 {
     const osw_norm_id id = ids[pass][job->form][job->dtype];
-    job->calls[id]++;
+    calls[id]++;
     return osw_norm_table[id];
+}
+
+void osw_norm_choose(osw_norm_job *job, bool backward, uint64_t *calls)
+{
+    const bool dx = backward && job->norm.dx.base;
+    job->sample = !backward && job->training ? kernel(job, SAMPLE, calls) : NULL;
+    if (backward)
+        job->sums = job->grad_weight || (job->training && dx) ? kernel(job, REDUCE, calls) : NULL;
+    else
+        job->sums = job->training ? kernel(job, MOMENTS, calls) : NULL;
+    job->write = !backward ? kernel(job, APPLY, calls) : dx ? kernel(job, GRADIENT, calls) : NULL;
 }
 
 static int64_t ceil_div(int64_t a, int64_t b)
@@ -162,7 +173,7 @@ static void sum_chunk(const osw_run *run, int64_t chunk, int64_t channel_begin, 
     const size_t bytes = (size_t)(channel_end - channel_begin) * sizeof *first;
     memset(part.first + channel_begin, 0, bytes);
     memset(part.second + channel_begin, 0, bytes);
-    run->sums(&job->norm, &part);
+    job->sums(&job->norm, &part);
 }
 
 /* Add the chunks up, in order, and make of the sums what the writing pass takes. */
@@ -202,14 +213,14 @@ static void run_planes(int64_t begin, int64_t end, void *context)
         const osw_norm_part part = {.channel_begin = c,
                                     .channel_end = c + block < end ? c + block : end,
                                     .end = job->norm.images};
-        if (run->sample)
-            run->sample(&job->norm, &part);
-        for (int64_t chunk = 0; run->sums && chunk < job->chunks; chunk++)
+        if (job->sample)
+            job->sample(&job->norm, &part);
+        for (int64_t chunk = 0; job->sums && chunk < job->chunks; chunk++)
             sum_chunk(run, chunk, c, part.channel_end);
-        if (run->sums)
+        if (job->sums)
             merge(run, c, part.channel_end);
-        if (run->write)
-            run->write(&job->norm, &part);
+        if (job->write)
+            job->write(&job->norm, &part);
     }
 }
 
@@ -239,7 +250,7 @@ static void write_units(int64_t begin, int64_t end, void *context)
     const osw_norm_part part = {.channel_end = job->norm.channels,
                                 .begin = begin * rows,
                                 .end = end * rows < length ? end * rows : length};
-    run->write(&job->norm, &part);
+    job->write(&job->norm, &part);
 }
 
 /* Both passes one after the other, each over the whole tensor. */
@@ -249,14 +260,14 @@ static void run_passes(const osw_run *run)
     const int64_t channels = job->norm.channels;
     const int64_t tensors = job->norm.dy.base ? 2 : 1;
     const int64_t bytes = values_per_channel(job) * channels * itemsize(job) * tensors;
-    if (run->sample)
-        run->sample(&job->norm, &(osw_norm_part){.channel_end = channels});
-    if (run->sums) {
+    if (job->sample)
+        job->sample(&job->norm, &(osw_norm_part){.channel_end = channels});
+    if (job->sums) {
         const int64_t units = job->chunks * blocks(job);
         osw_parallel_for(units, osw_grain(bytes / units), sum_units, (void *)run);
         merge(run, 0, channels);
     }
-    if (run->write) {
+    if (job->write) {
         const int64_t rows = job->form == OSW_NORM_PIXELS ? OSW_NORM_ROWS : 1;
         const int64_t units = ceil_div(extent(job), rows);
         osw_parallel_for(units, osw_grain(bytes / units), write_units, (void *)run);
@@ -276,10 +287,15 @@ static bool streams(const osw_norm_job *job)
 static void execute(osw_run *run)
 {
     osw_norm_job *job = run->job;
+    assert(job->norm.images >= 1 && job->norm.channels >= 1 && job->norm.positions >= 1);
+    assert(job->norm.activation >= OSW_IDENTITY && job->norm.activation < OSW_ACTIVATION_COUNT);
+    assert(job->chunk >= 1 && job->chunks >= 1 && job->chunks <= MAX_CHUNKS + 1);
+    assert((job->chunks - 1) * job->chunk < extent(job) && job->chunks * job->chunk >= extent(job));
+    assert(job->form != OSW_NORM_PIXELS || job->chunk % OSW_NORM_ROWS == 0);
     job->norm.stream = streams(job);
     const int64_t channels = job->norm.channels;
     const bool enough = channels >= 2 * osw_parallel_threads() || osw_parallel_threads() == 1;
-    if (job->form == OSW_NORM_PLANES && enough && run->sums && run->write) {
+    if (job->form == OSW_NORM_PLANES && enough && job->sums && job->write) {
         const int64_t tensors = job->norm.dy.base ? 2 : 1;
         const int64_t bytes = values_per_channel(job) * itemsize(job) * tensors;
         osw_parallel_for(channels, osw_grain(bytes), run_planes, (void *)run);
@@ -291,14 +307,9 @@ static void execute(osw_run *run)
 void osw_norm_forward(osw_norm_job *job, double *scratch)
 {
     place_scratch(job, scratch);
-    osw_run run = {.job = job, .write = kernel(job, APPLY), .between = finish_moments};
-    if (job->training) {
-        run.sample = kernel(job, SAMPLE);
-        run.sums = kernel(job, MOMENTS);
-    } else {
-        for (int64_t c = 0; c < job->norm.channels; c++)
-            fold(job, c);
-    }
+    osw_run run = {.job = job, .between = finish_moments};
+    for (int64_t c = 0; !job->training && c < job->norm.channels; c++)
+        fold(job, c);
     execute(&run);
 }
 
@@ -309,10 +320,6 @@ void osw_norm_backward(osw_norm_job *job, double *scratch)
     osw_run run = {.job = job, .between = finish_gradient};
     for (int64_t c = 0; c < n->channels; c++)
         fold(job, c);
-    if (n->dx.base)
-        run.write = kernel(job, GRADIENT);
-    if (job->grad_weight || (job->training && n->dx.base))
-        run.sums = kernel(job, REDUCE);
     if (!job->training)
         n->tilt = NULL;
     execute(&run);

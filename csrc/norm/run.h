@@ -25,10 +25,10 @@ typedef struct osw_norm_job {
     osw_norm_dtype dtype;
     bool training; /* statistics of the batch, not given ones */
     double eps;
-    double *mean, *var;              /* biased; written by a forward in training, else read */
-    const double *weight, *bias;     /* NULL: 1, 0 */
-    double *grad_weight, *grad_bias; /* backward, both or none: NULL where neither is wanted */
-    uint64_t *calls;                 /* by osw_norm_id */
+    double *mean, *var;                 /* biased; written by a forward in training, else read */
+    const double *weight, *bias;        /* NULL: 1, 0 */
+    double *grad_weight, *grad_bias;    /* backward, both or none: NULL where neither is wanted */
+    osw_norm_fn *sample, *sums, *write; /* NULL: no such pass; set by osw_norm_choose */
     /* Set by osw_norm_prepare. */
     int64_t chunks, chunk; /* number, and images or rows in each */
     double *partial;       /* [chunk][first, second][channel] */
@@ -36,6 +36,11 @@ typedef struct osw_norm_job {
 
 /* Decide the chunks. Returns how many doubles of scratch the run needs. */
 int64_t osw_norm_prepare(osw_norm_job *job);
+
+/* Choose the kernels of a forward or a backward, whose outputs are set, and count them in `calls`,
+ * by osw_norm_id. The caller holds the lock that guards the table and the counts; the run that
+ * follows reads neither. */
+void osw_norm_choose(osw_norm_job *job, bool backward, uint64_t *calls);
 
 /* y, and in training mean and var. */
 void osw_norm_forward(osw_norm_job *job, double *scratch);

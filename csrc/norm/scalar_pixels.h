@@ -65,6 +65,6 @@ static void KERNEL(gradient_pixels)(const osw_norm *norm, const osw_norm_part *p
         ELEMENT *dx = (ELEMENT *)norm->dx.base + row * channels;
         for (int64_t c = 0; c < channels; c++)
             dx[c] = LOCAL(backward)(x[c], dy[c], LOCAL(factors_of)(norm, c, true), norm->activation,
-                                    norm->tilt != NULL);
+                             norm->tilt != NULL);
     }
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* All plain-C kernels of one dtype; included once a dtype by norm_scalar.c with SUFFIX, ELEMENT,
- * VALUE, LOAD and STORE defined. */
+/* All plain-C kernels of one dtype; included once per dtype by norm_scalar.c. */
+#include "norm/norm.h"
 
-#define JOIN_(a, b, c) a##b##c
-#define JOIN(a, b, c)  JOIN_(a, b, c)
-#define LOCAL(name)    JOIN(name, _, SUFFIX)
-#define KERNEL(name)   JOIN(JOIN(osw_, name, _), SUFFIX, __scalar)
+#include <stdbool.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
 
 #include "norm/scalar_activation.h"
 
@@ -16,8 +17,7 @@ typedef struct LOCAL(factors) {
 
 static inline LOCAL(factors) LOCAL(factors_of)(const osw_norm *norm, int64_t c, bool gradient)
 {
-    LOCAL(factors)
-    f = {(VALUE)norm->center[c], (VALUE)norm->scale[c], (VALUE)norm->shift[c], 0, 0};
+    LOCAL(factors) f = {(VALUE)norm->center[c], (VALUE)norm->scale[c], (VALUE)norm->shift[c], 0, 0};
     if (gradient && norm->tilt) {
         f.tilt = (VALUE)norm->tilt[c];
         f.offset = (VALUE)norm->offset[c];
@@ -37,8 +37,9 @@ static inline VALUE LOCAL(gated)(VALUE x, VALUE dy, LOCAL(factors) f, osw_activa
     return LOCAL(gate)(dy, (x - f.center) * f.scale + f.shift, activation);
 }
 
-static inline ELEMENT LOCAL(backward)(ELEMENT x, ELEMENT dy, LOCAL(factors) f,
-                                      osw_activation activation, bool centered)
+static inline ELEMENT LOCAL(backward)(ELEMENT x, ELEMENT dy,
+                                      LOCAL(factors) f, osw_activation activation,
+                               bool centered)
 {
     const VALUE d = LOCAL(gated)(LOAD(x), LOAD(dy), f, activation);
     if (!centered)
@@ -48,13 +49,3 @@ static inline ELEMENT LOCAL(backward)(ELEMENT x, ELEMENT dy, LOCAL(factors) f,
 
 #include "norm/scalar_pixels.h"
 #include "norm/scalar_planes.h"
-
-#undef JOIN_
-#undef JOIN
-#undef LOCAL
-#undef KERNEL
-#undef SUFFIX
-#undef ELEMENT
-#undef VALUE
-#undef LOAD
-#undef STORE

@@ -31,8 +31,12 @@ OSW_INLINE void LOCAL(adaptive_eight)(const osw_pool *pool, ELEMENT *const *x, E
                                       int32_t *const *index, const bool with_taps)
 {
     const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
-    float tile[8 * OCTET_TILE], made[8 * OCTET_TILE];
-    int32_t taps[8 * OCTET_TILE], *taps_to[8];
+    struct {
+        float tile[8 * OCTET_TILE], made[8 * OCTET_TILE];
+        int32_t taps[8 * OCTET_TILE];
+    } *const room = osw_scratch_outer(sizeof *room);
+    float *const tile = room->tile, *const made = room->made;
+    int32_t *const taps = room->taps, *taps_to[8];
     ELEMENT *from[8], *to[8];
     for (osw_range rows = {0, 0}; rows.first < height->output; rows.first = rows.end) {
         rows.end = rows.first + 1;

@@ -313,13 +313,13 @@ static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int
     }
     const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
     const int64_t block = ring_channels(pool);
-    osw_ring ring;
+    osw_ring *const ring = osw_scratch_outer(sizeof *ring);
     for (int64_t unit = begin; unit < end;) {
         const int64_t next = osw_min(end, (unit / rows + 1) * rows);
         for (int64_t i = 0; i < pool->channels; i += block) {
             const int64_t count = osw_min(osw_max(LANES, pool->channels - i), block);
-            begin_ring(&ring, pool, unit / rows, osw_min(i, pool->channels - count), count);
-            LOCAL(share_image)(&ring, pool, unit, next);
+            begin_ring(ring, pool, unit / rows, osw_min(i, pool->channels - count), count);
+            LOCAL(share_image)(ring, pool, unit, next);
         }
         unit = next;
     }

@@ -27,7 +27,8 @@ static void LOCAL(avg_tile)(const osw_pool *pool, int64_t d, osw_range rows, ELE
 {
     const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
     const osw_range read = rows_read(height, rows);
-    float tile[8 * OCTET_TILE], made[8 * OCTET_TILE];
+    float *const tile = osw_scratch_outer(2 * 8 * OCTET_TILE * sizeof(float));
+    float *const made = tile + 8 * OCTET_TILE;
     ELEMENT *from[8], *to[8];
     LOCAL(move_planes)
     (x, osw_input_position(pool, d * pool->dims[DEPTH].stride, read.first, 0), from);
@@ -103,7 +104,8 @@ static void LOCAL(gather_tile)(const osw_pool *pool, int64_t d, osw_range rows,
     const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
     const osw_range read = rows_reading(height, rows);
     const int64_t od = depth_reading(&pool->dims[DEPTH], d);
-    float shares[8 * OCTET_TILE], made[8 * OCTET_TILE];
+    float *const shares = osw_scratch_outer(2 * 8 * OCTET_TILE * sizeof(float));
+    float *const made = shares + 8 * OCTET_TILE;
     ELEMENT *from[8], *to[8];
     if (od >= 0 && read.first < read.end) {
         LOCAL(move_planes)(y, osw_output_position(pool, od, read.first, 0), from);

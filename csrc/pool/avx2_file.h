@@ -4,6 +4,7 @@
 #define OSW_POOL_AVX2_FILE_H
 
 #include "core/half.h"
+#include "core/scratch.h"
 #include "core/target.h"
 #include "pool/avx2_fill.h"
 #include "pool/indices.h"

@@ -169,11 +169,11 @@ OSW_INLINE void LOCAL(all_lines)(const osw_pool *pool, int64_t begin, int64_t en
 {
     const osw_pool_dim *dims = pool->dims;
     const int64_t height = dims[HEIGHT].input, width = dims[WIDTH].input;
-    LOCAL(slice) slice;
+    LOCAL(slice) *const slice = osw_scratch_outer(sizeof *slice);
     osw_cut cut;
     set_cut(&cut, &dims[WIDTH], columns);
-    slice.height = dims[HEIGHT].output;
-    slice.width = dims[WIDTH].output;
+    slice->height = dims[HEIGHT].output;
+    slice->width = dims[WIDTH].output;
     for (int64_t unit = begin; unit < end;) {
         const osw_row row = osw_input_row(pool, pool->input_channels, unit);
         const int64_t to = osw_min(row.height + end - unit, height);
@@ -185,10 +185,10 @@ OSW_INLINE void LOCAL(all_lines)(const osw_pool *pool, int64_t begin, int64_t en
         const size_t size = (size_t)((to - row.height) * width) * sizeof(ELEMENT);
         if (c * pool->channel_step != row.channel || d < 0)
             memset(line, 0, size);
-        else if (!LOCAL(find_slice)(&slice, pool, row.image, c, d))
+        else if (!LOCAL(find_slice)(slice, pool, row.image, c, d))
             LOCAL(gradient_units)(pool, unit, unit + to - row.height);
         else
-            LOCAL(slice_lines)(&slice, pool, &cut, row.height, to, line, stream, rows, columns);
+            LOCAL(slice_lines)(slice, pool, &cut, row.height, to, line, stream, rows, columns);
         unit += to - row.height;
     }
     if (stream)

@@ -219,11 +219,11 @@ OSW_INLINE void LOCAL(max_lines)(const osw_pool *pool, int64_t begin, int64_t en
     const osw_pool_dim *dims = pool->dims;
     const int64_t extent =
         osw_place(&pool->input, pool->images - 1, pool->input_channels - 1, osw_input_plane(pool));
-    LOCAL(input_slice) slice;
-    slice.height = dims[HEIGHT].input;
-    slice.width = dims[WIDTH].input;
-    for (int64_t i = 0; i < slice.width + 2 * BEYOND; i++)
-        slice.lowest[i] = STORE(-INFINITY);
+    LOCAL(input_slice) *const slice = osw_scratch_outer(sizeof *slice);
+    slice->height = dims[HEIGHT].input;
+    slice->width = dims[WIDTH].input;
+    for (int64_t i = 0; i < slice->width + 2 * BEYOND; i++)
+        slice->lowest[i] = STORE(-INFINITY);
     for (int64_t unit = begin; unit < end;) {
         const osw_row row = osw_output_row(pool, pool->channels, unit);
         const int64_t to = osw_min(row.height + end - unit, dims[HEIGHT].output);
@@ -235,9 +235,9 @@ OSW_INLINE void LOCAL(max_lines)(const osw_pool *pool, int64_t begin, int64_t en
                      osw_place(&pool->output, row.image, row.channel, position);
         uint8_t *taps = (uint8_t *)pool->offsets.base +
                         osw_place(&pool->offsets, row.image, row.channel, position);
-        slice.input = (const ELEMENT *)pool->input.base + at;
-        slice.readable = readable_rows(at, extent, slice.height, slice.width);
-        if (!LOCAL(max_slice)(&slice, pool, row.height, to, y, taps, rows, columns, with_taps))
+        slice->input = (const ELEMENT *)pool->input.base + at;
+        slice->readable = readable_rows(at, extent, slice->height, slice->width);
+        if (!LOCAL(max_slice)(slice, pool, row.height, to, y, taps, rows, columns, with_taps))
             LOCAL(max_strips)(pool, unit, unit + to - row.height);
         unit += to - row.height;
     }

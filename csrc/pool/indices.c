@@ -3,15 +3,19 @@
 
 #include "pool/window.h"
 
-void osw_pool_distances(const osw_pool *pool, int64_t *distance, int64_t count)
+/* From the first tap of a window to this one, which may lie far behind the input. */
+static int64_t distance_of(const osw_pool *pool, int64_t tap)
 {
     const osw_pool_dim *dims = pool->dims;
-    for (int64_t tap = 0; tap < count; tap++) {
-        const osw_row row = osw_row_of(tap, 1, dims[HEIGHT].kernel, dims[WIDTH].kernel);
-        distance[tap] = osw_input_position(pool, row.image * dims[DEPTH].dilation,
-                                           row.depth * dims[HEIGHT].dilation,
-                                           row.height * dims[WIDTH].dilation);
-    }
+    const osw_row row = osw_row_of(tap, 1, dims[HEIGHT].kernel, dims[WIDTH].kernel);
+    return osw_input_position(pool, row.image * dims[DEPTH].dilation,
+                              row.depth * dims[HEIGHT].dilation, row.height * dims[WIDTH].dilation);
+}
+
+void osw_pool_distances(const osw_pool *pool, int64_t *distance, int64_t count)
+{
+    for (int64_t tap = 0; tap < count; tap++)
+        distance[tap] = distance_of(pool, tap);
 }
 
 /* First tap of a window as a position, which may lie before the input. */
@@ -41,7 +45,10 @@ static void write_row(const osw_pool_indices *work, const osw_row *row, int64_t 
                   osw_place(&work->indices, row->image, row->channel, position);
     for (int64_t c = 0; c < channels; c++) {
         const int64_t tap = tap_at(pool, from + c);
-        to[c] = tap >= 0 && tap < taps ? start + work->distance[tap] : -1;
+        if (tap < 0 || tap >= taps)
+            to[c] = -1;
+        else
+            to[c] = start + (work->distance ? work->distance[tap] : distance_of(pool, tap));
     }
 }
 

@@ -9,9 +9,13 @@
 typedef struct osw_pool_indices {
     const osw_pool *pool; /* dims, channels, offsets and wide are used */
     osw_pool_tensor indices;
-    const int64_t *distance; /* by tap: from the first tap of a window to this one, in positions */
+    const int64_t *distance; /* by tap: from the first tap of a window to this one, in positions;
+                              * NULL: worked out for every output */
     bool pixels;             /* the form of both tensors */
 } osw_pool_indices;
+
+/* Taps up to which a table of their distances pays. */
+enum { OSW_POOL_TABLE_TAPS = 1 << 12 };
 
 /* Fill distance[i] of the first `count` taps. */
 void osw_pool_distances(const osw_pool *pool, int64_t *distance, int64_t count);

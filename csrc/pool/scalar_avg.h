@@ -22,10 +22,11 @@ static inline void LOCAL(avg_strip)(const osw_pool *pool, const ELEMENT *plane,
                                     const osw_span *taps, int64_t from, int64_t to, VALUE *sum)
 {
     const osw_pool_dim *dim = &pool->dims[WIDTH];
+    const osw_range columns = osw_taps_of(dim, from, to);
     for (int64_t d = taps[DEPTH].first; d < taps[DEPTH].end; d++) {
         for (int64_t h = taps[HEIGHT].first; h < taps[HEIGHT].end; h++) {
             const ELEMENT *row = LOCAL(avg_row)(pool, plane, taps, d, h);
-            for (int64_t w = 0; w < dim->kernel; w++) {
+            for (int64_t w = columns.first; w < columns.end; w++) {
                 const osw_range range = osw_outputs(dim, w, 0, dim->input);
                 const int64_t first = osw_max(range.first, from), end = osw_min(range.end, to);
                 if (first < end)
@@ -56,8 +57,8 @@ static void KERNEL(avg_planes)(const osw_pool *pool, int64_t begin, int64_t end)
             memset(sum, 0, sizeof sum);
             LOCAL(avg_strip)(pool, plane, taps, from, to, sum);
             for (int64_t w = from; w < to; w++)
-                y[w] =
-                    STORE(sum[w - from] / (VALUE)osw_avg_divisor(pool, row.depth, row.height, w));
+                y[w] = STORE(
+                    DIVIDE(sum[w - from], (VALUE)osw_avg_divisor(pool, row.depth, row.height, w)));
         }
     }
 }
@@ -96,7 +97,7 @@ static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
                 memset(sum, 0, sizeof sum);
                 LOCAL(avg_position)(pool, image, taps, c, count, sum);
                 for (int64_t i = 0; i < count; i++)
-                    y[c + i] = STORE(sum[i] / divisor);
+                    y[c + i] = STORE(DIVIDE(sum[i], divisor));
             }
         }
     }
@@ -109,17 +110,18 @@ static inline void LOCAL(share_strip)(const osw_pool *pool, const osw_row *row, 
     const osw_pool_dim *dim = &pool->dims[WIDTH];
     const osw_pool_tensor *t = &pool->grad_output;
     const int64_t channel = row->channel / pool->channel_step;
+    const osw_range columns = osw_taps_meeting(dim, from, to);
     osw_walk walk = osw_walk_begin(pool, row);
     while (osw_walk_next(&walk)) {
         const ELEMENT *gradient =
             (const ELEMENT *)t->base +
             osw_place(t, row->image, channel, osw_output_position(pool, walk.od, walk.oh, 0));
-        for (int64_t w = dim->kernel - 1; w >= 0; w--) {
+        for (int64_t w = columns.end - 1; w >= columns.first; w--) {
             const osw_range range = osw_outputs(dim, w, from, to);
             for (int64_t ow = range.first; ow < range.end; ow++) {
                 VALUE *s = sum + ow * dim->stride - dim->padding + w - from;
                 const VALUE divisor = ROUND((VALUE)osw_avg_divisor(pool, walk.od, walk.oh, ow));
-                *s = ROUND(*s + ROUND(LOAD(gradient[ow]) / divisor));
+                *s = ROUND(*s + ROUND(DIVIDE(LOAD(gradient[ow]), divisor)));
             }
         }
     }
@@ -134,9 +136,10 @@ static inline void LOCAL(share_position)(const osw_pool *pool, const osw_row *ro
                                          int64_t c, int64_t count, VALUE *sum)
 {
     const osw_pool_tensor *t = &pool->grad_output;
+    const osw_range columns = osw_taps_meeting(&pool->dims[WIDTH], w, w + 1);
     osw_walk walk = osw_walk_begin(pool, row);
     while (osw_walk_next(&walk)) {
-        for (int64_t kw = pool->dims[WIDTH].kernel - 1; kw >= 0; kw--) {
+        for (int64_t kw = columns.end - 1; kw >= columns.first; kw--) {
             const int64_t ow = osw_output_of(&pool->dims[WIDTH], w, kw);
             if (ow < 0)
                 continue;
@@ -145,7 +148,7 @@ static inline void LOCAL(share_position)(const osw_pool *pool, const osw_row *ro
                 (const ELEMENT *)t->base +
                 osw_place(t, row->image, c, osw_output_position(pool, walk.od, walk.oh, ow));
             for (int64_t i = 0; i < count; i++)
-                sum[i] = ROUND(sum[i] + ROUND(LOAD(gradient[i]) / divisor));
+                sum[i] = ROUND(sum[i] + ROUND(DIVIDE(LOAD(gradient[i]), divisor)));
         }
     }
 }

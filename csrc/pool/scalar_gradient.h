@@ -29,9 +29,10 @@ static inline void LOCAL(gradient_strip)(const osw_pool *pool, const osw_row *ro
 {
     const osw_pool_dim *dim = &pool->dims[WIDTH];
     const int64_t channel = row->channel / pool->channel_step;
+    const osw_range columns = osw_taps_meeting(dim, from, to);
     osw_walk walk = osw_walk_begin(pool, row);
     while (osw_walk_next(&walk)) {
-        for (int64_t w = dim->kernel - 1; w >= 0; w--) {
+        for (int64_t w = columns.end - 1; w >= columns.first; w--) {
             const osw_range range = osw_outputs(dim, w, from, to);
             const int64_t position = osw_output_position(pool, walk.od, walk.oh, range.first);
             const int64_t column = range.first * dim->stride - dim->padding + w * dim->dilation;
@@ -59,9 +60,10 @@ static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int
 static inline void LOCAL(gradient_position)(const osw_pool *pool, const osw_row *row, int64_t w,
                                             int64_t c, int64_t count, VALUE *sum)
 {
+    const osw_range columns = osw_taps_meeting(&pool->dims[WIDTH], w, w + 1);
     osw_walk walk = osw_walk_begin(pool, row);
     while (osw_walk_next(&walk)) {
-        for (int64_t kw = pool->dims[WIDTH].kernel - 1; kw >= 0; kw--) {
+        for (int64_t kw = columns.end - 1; kw >= columns.first; kw--) {
             const int64_t ow = osw_output_of(&pool->dims[WIDTH], w, kw);
             const int64_t position = osw_output_position(pool, walk.od, walk.oh, ow);
             if (ow >= 0)

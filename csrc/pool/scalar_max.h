@@ -45,6 +45,7 @@ static inline void LOCAL(max_strip)(const osw_pool *pool, const ELEMENT *plane, 
                                     osw_span height, int64_t from, int64_t to, LOCAL(lanes) * lanes)
 {
     const osw_pool_dim *dim = &pool->dims[WIDTH];
+    const osw_range columns = osw_taps_of(dim, from, to);
     for (int64_t i = from; i < to; i++) {
         lanes->best[i - from] = LOWEST;
         lanes->tap[i - from] = osw_tap(pool, depth.first, height.first, osw_taps(dim, i).first);
@@ -54,7 +55,7 @@ static inline void LOCAL(max_strip)(const osw_pool *pool, const ELEMENT *plane, 
             const ELEMENT *row =
                 plane + osw_input_position(pool, depth.start + d * pool->dims[DEPTH].dilation,
                                            height.start + h * pool->dims[HEIGHT].dilation, 0);
-            for (int64_t w = 0; w < dim->kernel; w++) {
+            for (int64_t w = columns.first; w < columns.end; w++) {
                 const osw_range range = osw_outputs(dim, w, 0, dim->input);
                 const int64_t first = osw_max(range.first, from), end = osw_min(range.end, to);
                 if (first < end)

@@ -9,6 +9,11 @@
 #define KERNEL(name)   JOIN(JOIN(osw_, name, _), SUFFIX, __scalar)
 #define ROUND(value)   LOAD(STORE(value))
 #define IS_NAN(value)  ((value) != (value))
+#if AVERAGED
+#    define DIVIDE(a, b) osw_divide_i64(a, b)
+#else
+#    define DIVIDE(a, b) ((a) / (b))
+#endif
 
 #include "pool/scalar_max.h"
 #if FLOATING || AVERAGED
@@ -30,6 +35,7 @@
 #undef KERNEL
 #undef ROUND
 #undef IS_NAN
+#undef DIVIDE
 #undef SUFFIX
 #undef ELEMENT
 #undef VALUE

@@ -24,7 +24,7 @@ static inline int64_t osw_max(int64_t a, int64_t b)
 /* ceil(a / b), 0 for negative a; b > 0 */
 static inline int64_t osw_ceil_div(int64_t a, int64_t b)
 {
-    return a > 0 ? (a + b - 1) / b : 0;
+    return a > 0 ? (a - 1) / b + 1 : 0;
 }
 
 /* Taps [first, end) of one dimension meet the input; tap k at start + k * dilation. `first` is the
@@ -54,12 +54,29 @@ static inline int64_t osw_output_of(const osw_pool_dim *dim, int64_t i, int64_t 
     return reach / dim->stride;
 }
 
-/* Outputs [first, end) whose tap k meets input positions [from, to). */
 typedef struct osw_range {
     int64_t first;
     int64_t end;
 } osw_range;
 
+/* Taps [first, end) of one dimension that can meet input positions [from, to) from some output; all
+ * others meet none. A window may have 2^31 taps over an input of a few positions. */
+static inline osw_range osw_taps_meeting(const osw_pool_dim *dim, int64_t from, int64_t to)
+{
+    const int64_t last = (dim->output - 1) * dim->stride;
+    return (osw_range){
+        .first = osw_ceil_div(from + dim->padding - last, dim->dilation),
+        .end = osw_min(dim->kernel, osw_ceil_div(to + dim->padding, dim->dilation)),
+    };
+}
+
+/* Taps [first, end) of one dimension by which some of the outputs [from, to) meets the input. */
+static inline osw_range osw_taps_of(const osw_pool_dim *dim, int64_t from, int64_t to)
+{
+    return (osw_range){osw_taps(dim, to - 1).first, osw_taps(dim, from).end};
+}
+
+/* Outputs [first, end) whose tap k meets input positions [from, to). */
 static inline osw_range osw_outputs(const osw_pool_dim *dim, int64_t k, int64_t from, int64_t to)
 {
     const int64_t shift = dim->padding - k * dim->dilation;
@@ -94,6 +111,13 @@ static inline int64_t osw_avg_divisor(const osw_pool *pool, int64_t d, int64_t h
     return osw_avg_count(&pool->dims[DEPTH], d, pool->count_include_pad) *
            osw_avg_count(&pool->dims[HEIGHT], h, pool->count_include_pad) *
            osw_avg_count(&pool->dims[WIDTH], w, pool->count_include_pad);
+}
+
+/* a / b, where the least number by -1 is itself, as in a sum that wraps, and no trap; b is not 0.
+ */
+static inline int64_t osw_divide_i64(int64_t a, int64_t b)
+{
+    return b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b;
 }
 
 /* One row of the input or of the output. */
@@ -132,33 +156,39 @@ static inline osw_row osw_input_row(const osw_pool *pool, int64_t channels, int6
 typedef struct osw_walk {
     const osw_pool_dim *dims;
     int64_t depth, height; /* of the input */
+    osw_range kds, khs;    /* taps that can meet the row */
     int64_t kd, kh;        /* the tap */
     int64_t od, oh;        /* the output */
 } osw_walk;
 
 static inline osw_walk osw_walk_begin(const osw_pool *pool, const osw_row *row)
 {
+    const osw_range kds = osw_taps_meeting(&pool->dims[DEPTH], row->depth, row->depth + 1);
+    const osw_range khs = osw_taps_meeting(&pool->dims[HEIGHT], row->height, row->height + 1);
     return (osw_walk){.dims = pool->dims,
                       .depth = row->depth,
                       .height = row->height,
-                      .kd = pool->dims[DEPTH].kernel};
+                      .kds = kds,
+                      .khs = khs,
+                      .kd = kds.end,
+                      .kh = khs.first};
 }
 
 /* To the next row; false if there is none. */
 static inline bool osw_walk_next(osw_walk *walk)
 {
     for (;;) {
-        while (walk->kh > 0) {
+        while (walk->kh > walk->khs.first) {
             walk->oh = osw_output_of(&walk->dims[HEIGHT], walk->height, --walk->kh);
             if (walk->oh >= 0)
                 return true;
         }
         do {
-            if (walk->kd == 0)
+            if (walk->kd <= walk->kds.first)
                 return false;
             walk->od = osw_output_of(&walk->dims[DEPTH], walk->depth, --walk->kd);
         } while (walk->od < 0);
-        walk->kh = walk->dims[HEIGHT].kernel;
+        walk->kh = walk->khs.end;
     }
 }
 

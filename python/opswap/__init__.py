@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: MIT
 """Fast, verified replacements for the slow operators of small convolutional networks in PyTorch."""
 
-from . import functional, isa, memory, merge, models, nn
+from . import functional, isa, layout, memory, merge, models, nn, shapes
+from ._torch import warn_of_version
 from .nn import ChannelShuffle, GroupedLinear, IndexSelectFull, IndexSelectHalf, Pool3dAsPool2d
 from .ops import force_reference, reset_stats, stats
-from .swap import Report, dynamo_backend, report, scan, swap, tune, unswap, verify
+from .swap import Explanation, Report, dynamo_backend, explain, report, scan, swap, tune, unswap, verify
 
 __version__ = "0.1.0"
 
+warn_of_version()
+
 __all__ = [
     "ChannelShuffle",
+    "Explanation",
     "GroupedLinear",
     "IndexSelectFull",
     "IndexSelectHalf",
     "Pool3dAsPool2d",
     "Report",
     "dynamo_backend",
+    "explain",
     "force_reference",
     "functional",
     "isa",
+    "layout",
     "memory",
     "merge",
     "models",
@@ -26,6 +32,7 @@ __all__ = [
     "report",
     "reset_stats",
     "scan",
+    "shapes",
     "stats",
     "swap",
     "tune",

@@ -1,31 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""The command line: `opswap demo | scan | doctor`."""
+"""The command line: `opswap demo | scan | layout | shapes | doctor`."""
 
 from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+from ._arguments import at_least_one, writable_file
 
 __all__ = ["main"]
 
 
-def _positive_int(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return value
-
-
 def _batch_size(text: str) -> int:
-    value = _positive_int(text)
+    value = at_least_one(text)
     if value < 2:
         raise argparse.ArgumentTypeError(f"batch normalisation needs at least 2 images, got {text!r}")
     return value
@@ -45,7 +35,7 @@ def _seed(text: str) -> int:
 
 
 def _image_size(text: str) -> int:
-    value = _positive_int(text)
+    value = at_least_one(text)
     if value < 32:
         raise argparse.ArgumentTypeError(f"the network halves an image five times: at least 32, got {text!r}")
     return value
@@ -61,22 +51,11 @@ def _percent(text: str) -> float:
     return value
 
 
-def _writable_file(text: str) -> Path:
-    path = Path(text)
-    if not text or path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a file name, got {text!r}")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"the folder of {text!r} does not exist")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
-    return path
-
-
-def _factory(text: str) -> tuple[str, str]:
+def _factory(text: str) -> str:
     module, colon, name = text.partition(":")
     if not (module and colon and name):
         raise argparse.ArgumentTypeError(f"expected package.module:factory, got {text!r}")
-    return module, name
+    return text
 
 
 def _size(text: str) -> tuple[int, ...]:
@@ -88,14 +67,20 @@ def _size(text: str) -> tuple[int, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     from . import __version__
+    from .layout import command as layout
+    from .shapes import command as shapes
 
     parser = argparse.ArgumentParser(
         prog="opswap", description="Fast, verified replacements for slow operators in PyTorch models."
     )
     parser.add_argument("--version", action="version", version=f"opswap {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="{demo,scan,doctor}")
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="{demo,scan,layout,shapes,doctor}"
+    )
     _add_demo(commands)
     _add_scan(commands)
+    layout.add_command(commands)
+    shapes.add_command(commands)
     doctor = commands.add_parser("doctor", help="print versions and processor, and check every kernel tier")
     doctor.set_defaults(run=_run_doctor)
     return parser
@@ -116,13 +101,13 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     demo.add_argument("--batch-size", type=_batch_size, default=32, help="images in a training step")
     demo.add_argument("--seed", type=_seed, default=0, help="of the weights, the split and the batches")
-    demo.add_argument("--threads", type=_positive_int, help="threads of torch, None for torch's own choice")
+    demo.add_argument("--threads", type=at_least_one, help="threads of torch, None for torch's own choice")
     demo.add_argument(
         "--rounds", type=_natural, default=8, help="timed steps of each memory format, 0 for no such timing"
     )
-    demo.add_argument("--output", type=_writable_file, default="opswap-demo.png", help="the plot, a PNG file")
+    demo.add_argument("--output", type=writable_file, default="opswap-demo.png", help="the plot, a PNG file")
     shufflenet = demo.add_argument_group("ShuffleNetV2")
-    shufflenet.add_argument("--epochs", type=_positive_int, default=8, help="passes over the training images")
+    shufflenet.add_argument("--epochs", type=at_least_one, default=8, help="passes over the training images")
     shufflenet.add_argument(
         "--image-size", type=_image_size, default=48, help="side of a scaled-up image, in pixels"
     )
@@ -135,13 +120,13 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         action="store_true",
         help="train longer, fail where fewer than 90 %% of held-out strips are read",
     )
-    lprnet.add_argument("--steps", type=_positive_int, help="training steps, None for those of the demo")
+    lprnet.add_argument("--steps", type=at_least_one, help="training steps, None for those of the demo")
     lprnet.add_argument(
-        "--compared-steps", type=_positive_int, default=8, help="how many of them stock takes as well"
+        "--compared-steps", type=at_least_one, default=8, help="how many of them stock takes as well"
     )
     branches = demo.add_argument_group("multi-branch net")
     branches.add_argument(
-        "--branch-steps", type=_positive_int, default=132, help="training steps of both forms"
+        "--branch-steps", type=at_least_one, default=132, help="training steps of both forms"
     )
     demo.set_defaults(run=functools.partial(_run_demo, demo))
 
@@ -199,25 +184,14 @@ def _run_demo(parser: argparse.ArgumentParser, arguments: argparse.Namespace) ->
 
 def _run_scan(arguments: argparse.Namespace) -> int:
     import torch
-    from torch import nn
 
+    from .finding.script import UsageError, load_model
     from .swap import scan
 
-    module_name, name = arguments.model
-    target = f"{module_name}:{name}"
-    sys.path.insert(0, os.getcwd())
     try:
-        model = getattr(importlib.import_module(module_name), name)
-    except ModuleNotFoundError as missing:
-        if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
-            raise
-        return _fail(f"{target!r}: there is no module {missing.name!r}")
-    except AttributeError:
-        return _fail(f"{target!r}: {module_name!r} has no {name!r}")
-    if not isinstance(model, nn.Module):
-        model = model()
-    if not isinstance(model, nn.Module):
-        return _fail(f"{target!r} gave a {type(model).__name__}, not a torch.nn.Module")
+        model = load_model(arguments.model)
+    except UsageError as error:
+        return _fail(str(error))
     inputs = None if arguments.input is None else tuple(map(torch.zeros, arguments.input))
     try:
         found = scan(model, exact=arguments.exact, example_inputs=inputs)

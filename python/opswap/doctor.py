@@ -68,15 +68,15 @@ class _Check:
 def _maps(x: Tensor) -> tuple[Tensor, Tensor]:
     """x as groups of rows, and a weight for them."""
     rows = x.flatten(2).transpose(1, 2).flatten(0, 1).unflatten(1, (2, -1))
-    return rows, torch.linspace(-1, 1, 2 * 3 * rows.shape[2], dtype=x.dtype).view(2, 3, -1)
+    return rows, torch.linspace(-1, 1, 2 * 3 * rows.shape[2], dtype=x.dtype, device="cpu").view(2, 3, -1)
 
 
 def _taps(x: Tensor) -> Tensor:
-    return torch.linspace(-1, 1, 9 * x.shape[1], dtype=x.dtype).view(-1, 1, 3, 3)
+    return torch.linspace(-1, 1, 9 * x.shape[1], dtype=x.dtype, device="cpu").view(-1, 1, 3, 3)
 
 
 def _weight(x: Tensor) -> Tensor:
-    return torch.linspace(-1, 1, 5 * x.shape[1], dtype=x.dtype).view(5, -1, 1, 1)
+    return torch.linspace(-1, 1, 5 * x.shape[1], dtype=x.dtype, device="cpu").view(5, -1, 1, 1)
 
 
 _CHECKS = (
@@ -157,12 +157,14 @@ def _with_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Ten
 
 
 def _numbers(shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return torch.randn(
+        shape, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float32, device="cpu"
+    )
 
 
 def _check_one(shape: tuple[int, ...], dtype: torch.dtype, memory_format: torch.memory_format) -> str | None:
     total = 2 * torch.Size(shape).numel()
-    values = torch.arange(total).remainder(113).to(dtype).view(2, *shape)
+    values = torch.arange(total, device="cpu").remainder(113).to(dtype).view(2, *shape)
     inputs = [v.contiguous(memory_format=memory_format) for v in values]
     half = shape[1]
     before = opswap.stats()["kernel"]

@@ -2,7 +2,7 @@
 """Which instruction set the kernels use.
 
 Chosen once, when opswap is imported, from what the CPU and the operating system support. The environment variable
-OPSWAP_ISA (scalar, avx2 or avx512) caps it for the whole process, `limit` lowers it for a while.
+OPSWAP_ISA (scalar, neon, avx2 or avx512) caps it for the whole process, `limit` lowers it for a while.
 """
 
 from __future__ import annotations
@@ -17,6 +17,15 @@ __all__ = ["available", "current", "limit"]
 def available() -> tuple[str, ...]:
     """Tiers that this machine can run and OPSWAP_ISA allows, from the lowest ("scalar") to the highest."""
     return _core.isa_available()
+
+
+def hidden() -> tuple[str, ...]:
+    """Tiers for tests: portable16, portable32 and portable64, the kernels in plain C with vectors of so many bytes.
+
+    Correct on every CPU and slow; only in-place builds and builds with OPSWAP_TEST_TIERS=1 have them. OPSWAP_ISA and
+    `limit` accept their names.
+    """
+    return _core.isa_hidden()
 
 
 def current() -> str:
@@ -38,7 +47,7 @@ class _Limit(contextlib.AbstractContextManager[str]):
 def limit(tier: str) -> contextlib.AbstractContextManager[str]:
     """Use at most this tier from now on, in the whole process; as a context manager, until the block ends.
 
-    Args: tier: "scalar", "avx2" or "avx512"; where the machine lacks it, the highest one below it is used.
+    Args: tier: "scalar", "neon", "avx2" or "avx512"; if the machine lacks it, the highest one below it is used.
     Returns: a context manager that yields the tier in use and restores the previous one on exit.
     Raises: ValueError for another name.
     """

@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops.linear import register_flops
+from ..swap.api import unswap
+from ..swap.rewrite import is_rewritten
 from .build import Plan, build
-from .carry import fill_branches, fill_merged, grow, links, skeleton
+from .carry import check_layers, fill_branches, fill_merged, grow, links, skeleton
 from .examples import guess_example
 from .forms import Form, change_form
 from .layers import RECORDED, Layer
@@ -28,6 +31,8 @@ __all__ = ["MergedBranches", "branches"]
 
 _NAME = "branches"
 _BATCHES = (2, 3)
+# Sizes of inputs that a merged module has a measured program for, in each mode.
+_MEASURED = 16
 
 
 def branches(
@@ -42,17 +47,17 @@ def branches(
     Args:
         modules: the branches; they stay as they are. They may differ in the values of their tensors, and in the
             out_features of Linears whose results are only returned (ragged heads).
-        shared_input: the branches read one and the same input, which is never repeated; False where each has its
-            own. For forwards with several inputs, one bool an input.
-        example_input: what one branch is called with; its sizes and dtype are used for the proof. Where it is left
-            out, sizes are guessed from the first layer and nothing is measured; where it is given, `measure` runs.
-        stacked: one output for all branches; False for a list of theirs, as the loop makes it, which saves a copy where
+        shared_input: the branches read one and the same input, which is never repeated; False if each has its
+            own. For forwards with several inputs, one bool per input.
+        example_input: what one branch is called with; its sizes and dtype are used for the proof, and `measure`
+            runs. None: sizes are guessed from the first layer, and nothing is measured.
+        stacked: one output for all branches; False for a list of theirs, as the loop makes it, which saves a copy if
             the branches are fastest one after another.
     Returns: a module whose state_dict has the keys of one branch, each tensor with those of all branches.
         In a branch's own output (B, *) becomes (B, N, *), ragged ones (B, *, sum of out_features).
     Raises: TypeError and ValueError that name the first difference between the branches, or what cannot be merged.
     The merged module is compared with the loop on random inputs, forward and backward, before it is returned.
-    Dropout draws a mask a branch, but from another stream of random numbers than the loop does.
+    Dropout draws one mask per branch, but from another stream of random numbers than the loop does.
     """
     modules = check_structure(modules)
     given = example_input is not None
@@ -89,6 +94,13 @@ class _State:
     programs: dict[str, list[tuple[int, Program]]] = field(default_factory=dict)
     timings: list[Timing] = field(default_factory=list)
 
+    def keep(self, mode: str, elements: int, program: Program, timings: list[Timing]) -> None:
+        """Run this program for inputs of about as many elements; forget the size measured longest ago."""
+        others = [(n, p) for n, p in self.programs[mode] if n not in (0, elements)]
+        self.programs[mode] = [*others[1 - _MEASURED :], (elements, program)]
+        sizes = {n for n, _ in others[1 - _MEASURED :]}
+        self.timings = [t for t in self.timings if t.mode != mode or t.elements in sizes] + timings
+
 
 class MergedBranches(nn.Module):
     """N branches as one; made by `branches`.
@@ -107,6 +119,7 @@ class MergedBranches(nn.Module):
         stacked: bool = True,
     ) -> None:
         super().__init__()
+        register_flops()
         wrapped = _is_single_layer(modules[0])
         if wrapped:
             modules = [_in_sequential(m) for m in modules]
@@ -148,11 +161,15 @@ class MergedBranches(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         state = self._merge
-        if len(inputs) != len(state.shared):
-            raise TypeError(f"{_NAME}: expected {len(state.shared)} inputs, got {len(inputs)}")
+        self._check_inputs(inputs)
         mode = "training" if torch.is_grad_enabled() else "inference"
         program = _nearest(state.programs[mode], _elements(inputs[0]))
         return program.run(self, _enter_all(program, inputs))
+
+    def _check_inputs(self, inputs: Sequence[Any]) -> None:
+        expected = len(self._merge.shared)
+        if len(inputs) != expected:
+            raise TypeError(f"{_NAME}: expected {expected} inputs, got {len(inputs)}")
 
     def split_back(self) -> list[nn.Module]:
         """N plain modules of the branches' classes, with copies of tensors, gradients and training flags."""
@@ -184,6 +201,7 @@ class MergedBranches(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise every branch anew as its own layers do."""
+        check_layers(self, self._merge.skeletons[0])
         modules = self._branches()
         for branch in modules:
             for m in branch.modules():
@@ -207,25 +225,32 @@ class MergedBranches(nn.Module):
         Args:
             inputs: as in a call. seconds: for each of training (forward and backward) and inference.
         Every convolution is timed grouped, one branch after another, and as a dense one with zeros between the
-        branches where it is small; then whole programs are. Calls with other sizes take what was measured for
+        branches if it is small; then whole programs are. Calls with other sizes take what was measured for
         the nearest number of elements. Tensors, gradients and random generators are left as they were.
         """
+        self._check_inputs(inputs)
+        empty = [name for name, t in self.state_dict(keep_vars=True).items() if t.is_meta]
+        if empty:
+            raise ValueError(f"{_NAME}: {empty[0]} is on the meta device, where nothing can be measured")
+        check_layers(self, self._merge.skeletons[0])
+        with torch.inference_mode(False), torch.enable_grad():
+            self._measure(tuple(_detached(x) for x in inputs), seconds)
+        return self.merge_report()
+
+    def _measure(self, inputs: tuple[Any, ...], seconds: float) -> None:
         state = self._merge
         modules = self._branches()
-        traced = _trace(modules, state.example)
+        # Sizes are those of the proof; the parameters may have another dtype and device by now.
+        example = [_like(x, given) for x, given in zip(state.example, inputs, strict=True)]
+        traced = _trace(modules, example)
         elements = _elements(inputs[0])
-        inputs = tuple(_detached(x) for x in inputs)
 
         def make(plan: Plan) -> Program:
             return build(traced, self, state.shared, len(modules), plan, state.stacked)
 
         for mode, plan, rows in pick_plans(self, traced, inputs, _enter_all, make, seconds):
             program = self._proven(traced, modules, plan)
-            others = [(n, p) for n, p in state.programs[mode] if n not in (0, elements)]
-            state.programs[mode] = [*others, (elements, program)]
-            state.timings = [t for t in state.timings if (t.mode, t.elements) != (mode, elements)]
-            state.timings += [Timing(mode, elements, *row) for row in rows]
-        return self.merge_report()
+            state.keep(mode, elements, program, [Timing(mode, elements, *row) for row in rows])
 
     def merge_report(self) -> MergeReport:
         """What became of every layer, what was not merged and why, and what was measured."""
@@ -242,22 +267,32 @@ def _in_sequential(module: nn.Module) -> nn.Sequential:
 
 
 def _trace(modules: Sequence[nn.Module], example: Sequence[Tensor]) -> Trace:
-    first = next((t for t in modules[0].parameters()), torch.empty(0))
-    runs = [tuple(_sample(x, batch, first.device) for x in example) for batch in _BATCHES]
-    return trace(modules, runs)
+    runs = [tuple(_sample(x, batch) for x in example) for batch in _BATCHES]
+    return trace([_stock(m) for m in modules], runs)
 
 
-def _sample(x: Tensor, batch: int, device: torch.device) -> Tensor:
-    if x.is_floating_point():
-        return torch.ones(batch, *x.shape[1:], dtype=x.dtype, device=device)
-    return torch.zeros(batch, *x.shape[1:], dtype=x.dtype, device=device)
+def _stock(module: nn.Module) -> nn.Module:
+    """The module, or a copy without rewrites, whose graph is that of the code that its authors wrote."""
+    return unswap(copy.deepcopy(module)) if any(map(is_rewritten, module.modules())) else module
+
+
+def _sample(x: Tensor, batch: int) -> Tensor:
+    make = torch.ones if x.is_floating_point() else torch.zeros
+    return make(batch, *x.shape[1:], dtype=x.dtype, device=x.device)
+
+
+def _like(example: Tensor, given: Any) -> Tensor:
+    """The example's sizes with the dtype and on the device of an input of a call, one tensor or a list."""
+    first = given if isinstance(given, Tensor) else given[0]
+    return torch.empty(example.shape, dtype=first.dtype, device=first.device)
 
 
 def _detached(x: Any) -> Any:
     """Inputs of their own, which want a gradient where those given do."""
-    if isinstance(x, Tensor):
-        return x.detach().requires_grad_(x.requires_grad)
-    return [_detached(t) for t in x]
+    if not isinstance(x, Tensor):
+        return [_detached(t) for t in x]
+    own = x.clone() if x.is_inference() else x.detach()
+    return own.requires_grad_(x.requires_grad)
 
 
 def _elements(x: Any) -> int:

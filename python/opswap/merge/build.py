@@ -20,7 +20,18 @@ from torch.fx.node import map_arg
 from . import calls
 from .forms import Form, align_weight, branch_sizes, change_form
 from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, RECORDED, Layer, Separate
-from .program import Method, Program, Ref, Slot, Step, call_branch, plain_arguments, run_batched, schedule
+from .program import (
+    KeepsDtype,
+    Method,
+    Program,
+    Ref,
+    Slot,
+    Step,
+    call_branch,
+    plain_arguments,
+    run_batched,
+    schedule,
+)
 from .trace import Trace
 
 __all__ = ["Plan", "build"]
@@ -178,6 +189,8 @@ class _Builder:
         layer = tuple(path.split(".")) if path else ()
         ref = self._emit(node, getattr, ())
         self.steps[-1] = replace(self.steps[-1], function=None, layer=layer, attribute=name)
+        if self._rank(node) == 1:
+            ref = self._emit(node, torch.unflatten, (ref, 0, (self.branches, *self.sizes[node])))
         self._define(node, Form.WEIGHT, ref)
 
     # Ways to run a node
@@ -265,11 +278,12 @@ class _Builder:
         shared = self.own[subject] is Form.SHARED
         if self._loops(node) or (shared and not layer.wide_shared):
             form, own = Form.LISTED, replace(self._as(subject, Form.LISTED), listed=True)
-            calls_of = replace(self._emit(node, None, (None, "loop")), listed=True)
+            calls_of = replace(self._emit(node, None, (None, "loop"), merged=True), listed=True)
             ref = self._emit(node, call_branch, (calls_of, own), loop=True)
         else:
             form, mode = layer.gives, "shared" if shared else self.plan.mode(node.name, layer)
-            ref = self._emit(node, None, (self._as(subject, Form.SHARED if shared else layer.takes), mode))
+            taken = self._as(subject, Form.SHARED if shared else layer.takes)
+            ref = self._emit(node, None, (taken, mode), merged=True)
         self._define(node, form, ref)
         if layer.ragged:
             self.ragged[node] = layer.sections
@@ -374,7 +388,7 @@ class _Builder:
         if self._loops(node):
             form = Form.LISTED
         if calls.writes(node) and (subject not in tensors or form is not self.own[subject]):
-            function = calls.out_of_place(node)
+            function = (plain := calls.out_of_place(node)) and KeepsDtype(plain)
             read_later = isinstance(subject, fx.Node) and any(
                 self.order[n] > self.order[node] for n in subject.users
             )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .layers import LAYERS, POOLS, Layer, Separate
 from .structure import owned_tensors
 
-__all__ = ["Link", "fill_branches", "fill_merged", "grow", "links", "skeleton"]
+__all__ = ["Link", "check_layers", "fill_branches", "fill_merged", "grow", "links", "skeleton"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,11 @@ class Link:
 
     @property
     def whole(self) -> Tensor:
-        return getattr(self.merged, self.name)
+        found = getattr(self.merged, self.name, None)
+        if found is None:
+            kinds = f"{type(self.merged).__name__} has no {self.name}, which {type(self.branches[0]).__name__} has"
+            raise ValueError(f"branches: a {kinds} in each branch")
+        return found
 
     @property
     def parts(self) -> list[Tensor]:
@@ -46,8 +50,14 @@ class Link:
             and whole.shape == self.parts[0].shape
         ):
             pieces: Sequence[Tensor] = (whole,)
+        elif isinstance(self.merged, Layer):
+            pieces = self.merged.pieces(whole)
+        elif not whole.dim():  # one count of a layer that took the place of a merged one
+            pieces = (whole,) * len(self.branches)
+        elif whole.dim() == self.parts[0].dim():
+            pieces = whole.chunk(len(self.branches))
         else:
-            pieces = self.merged.pieces(whole) if isinstance(self.merged, Layer) else whole.unbind(0)
+            pieces = whole.unbind(0)
         return [p.reshape(part.shape).clone() for p, part in zip(pieces, self.parts, strict=True)]
 
 
@@ -83,10 +93,16 @@ def _child(own: Sequence[nn.Module]) -> nn.Module:
 
 
 def _stack_tensors(folder: nn.Module, own: Sequence[nn.Module]) -> None:
-    """Parameters and buffers that a forward uses by itself, as (N, *)."""
+    """Parameters and buffers that a forward uses by itself, as (N, *).
+
+    Those of one dimension as (N * C), which optimizers' groups of biases and scales are known by.
+    """
     first = own[0]
     for name, tensor in owned_tensors(first):
-        whole = None if tensor is None else torch.stack([getattr(m, name).detach() for m in own])
+        whole = None
+        if tensor is not None:
+            whole = torch.stack([getattr(m, name).detach() for m in own])
+            whole = whole.flatten() if tensor.dim() == 1 else whole
         if name in first._parameters:
             parameter = None if whole is None else nn.Parameter(whole, tensor.requires_grad)
             folder.register_parameter(name, parameter)
@@ -113,6 +129,22 @@ def links(root: nn.Module, modules: Sequence[nn.Module]) -> Iterator[Link]:
         yield from (Link(name, merged, own) for name, t in owned_tensors(first) if t is not None)
 
 
+def check_layers(root: nn.Module, branch: nn.Module) -> None:
+    """Raise ValueError if something else took the place of a merged layer, which cannot be proven then."""
+    outer = "\n"
+    for path, own in branch.named_modules():
+        module = root.get_submodule(path)
+        if path.startswith(outer):
+            continue
+        if isinstance(module, Separate):
+            outer = f"{path}."
+        elif type(own) in LAYERS and not isinstance(module, Layer):
+            kinds = f"{type(own).__name__} in each branch and now is a {type(module).__name__}"
+            raise ValueError(
+                f"branches: {path} was a {kinds}; convert the modules of split_back() and merge these"
+            )
+
+
 @torch.no_grad()
 def fill_merged(root: nn.Module, modules: Sequence[nn.Module]) -> None:
     """Copy the values of all tensors, and the gradients, into the merged tree."""
@@ -132,7 +164,7 @@ def fill_branches(root: nn.Module, modules: Sequence[nn.Module]) -> None:
         values = link.cut(whole)
         gradients = link.cut(whole.grad) if whole.grad is not None else [None] * len(values)
         for owner, value, gradient in zip(link.branches, values, gradients, strict=True):
-            if isinstance(whole, nn.Parameter):
+            if link.name in owner._parameters:
                 value = nn.Parameter(value, whole.requires_grad)
                 value.grad = gradient
             setattr(owner, link.name, value)

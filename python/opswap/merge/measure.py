@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from opswap._torch import tree_leaves
 
 from .build import Plan
 from .layers.conv import BranchConv

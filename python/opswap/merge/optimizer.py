@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,30 +20,81 @@ _NAME = "move_optimizer_state"
 Parameters = Sequence[nn.Parameter]
 Modules = nn.Module | Sequence[nn.Module]
 
+# State that is one number per parameter, which a parameter of no dimensions cannot show by its size.
+_NUMBERS = frozenset({"step", "mu_product", "eta", "mu"})
+# Optimizers of torch, timm and others that look at a whole parameter, or at all, for the step of one element.
+_NOT_ELEMENTWISE = frozenset(
+    {
+        *(
+            "LBFGS",
+            "Muon",
+            "Adafactor",
+            "AdafactorBigVision",
+            "Adahessian",
+            "AdamP",
+            "SGDP",
+            "Kron",
+            "Shampoo",
+        ),
+        *("SOAP", "Lamb", "LAMB", "FusedLAMB", "Lars", "LARS", "NovoGrad", "NvNovoGrad", "FusedNovoGrad"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Parameters that change places; the names are theirs below the modules that hold them, "" if not known."""
+
+    old: Parameters
+    new: Parameters
+    old_name: str = ""
+    new_name: str = ""
+
 
 def move_optimizer_state(optimizer: Optimizer, source: Modules, target: Modules) -> None:
-    """Let `optimizer` go on with the parameters of `target` where it trained those of `source`.
+    """Let `optimizer` train the parameters of `target` in place of those of `source`.
 
     Args:
-        optimizer: any of torch.optim whose state is elementwise (SGD, Adam, AdamW, RMSprop, ...); changed in place.
+        optimizer: any whose state and step are elementwise (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adadelta,
+            Adagrad, RMSprop, Rprop, ASGD, foreach, fused and capturable ones too); changed in place.
         source: a module or a list of modules, such as Linears; parameters of one name belong together.
         target: what `branches` made of the source's modules, or the other way round; or as source, with the same
             parameter names, such as GroupedLinear.from_linears(source), where for every name its parameters one
             after another have the elements of the source's, in the same order.
-    The target takes the source's place in the parameter group; what the optimizer knows of every element (momentum,
-    averages) moves with it, and counts, such as Adam's step, are kept.
-    Raises: as `move_parameters`; ValueError also where the parameter names differ.
+    The target takes the source's place in each parameter group; what the optimizer knows of every element (momentum,
+    averages) moves with it, and counts, such as Adam's step, are kept. Parameters of which the optimizer has none,
+    such as those of frozen layers, are skipped.
+    Raises: as `move_parameters`; ValueError also if the parameter names differ, or if the optimizer has none of
+        the source's parameters though some require gradients.
     """
+    moves = list(_moves(source, target))
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    used = [m for m in moves if any(id(p) in known for p in m.old)]
+    trained = [p for m in moves for p in m.old if p.requires_grad]
+    if trained and not used:
+        raise ValueError(
+            f"{_NAME}: none of the {sum(len(m.old) for m in moves)} parameters of source belongs to the optimizer"
+        )
+    _move(optimizer, used)
+
+
+def _moves(source: Modules, target: Modules) -> Iterator[_Move]:
     if isinstance(target, MergedBranches) and _is_list(source):
-        move_parameters(optimizer, target.parameter_moves(source))
-        return
-    if isinstance(source, MergedBranches) and _is_list(target):
-        move_parameters(optimizer, [(new, old) for old, new in source.parameter_moves(target)])
-        return
-    old, new = _by_name(source), _by_name(target)
-    if list(old) != list(new):
-        raise ValueError(f"{_NAME}: source has the parameters {list(old)}, target has {list(new)}")
-    move_parameters(optimizer, [(old[name], new[name]) for name in old])
+        yield from _moves_of(target, source)
+    elif isinstance(source, MergedBranches) and _is_list(target):
+        yield from (_Move(m.new, m.old, m.new_name, m.old_name) for m in _moves_of(source, target))
+    else:
+        old, new = _by_name(source), _by_name(target)
+        if list(old) != list(new):
+            raise ValueError(f"{_NAME}: source has the parameters {list(old)}, target has {list(new)}")
+        yield from (_Move(old[name], new[name], name, name) for name in old)
+
+
+def _moves_of(merged: MergedBranches, modules: Any) -> Iterator[_Move]:
+    own = {id(p): name for m in modules for name, p in m.named_parameters()}
+    whole = {id(p): name for name, p in merged.named_parameters()}
+    for old, new in merged.parameter_moves(modules):
+        yield _Move(old, new, own[id(old[0])], whole[id(new[0])])
 
 
 def move_parameters(optimizer: Optimizer, moves: Sequence[tuple[Parameters, Parameters]]) -> None:
@@ -51,26 +103,56 @@ def move_parameters(optimizer: Optimizer, moves: Sequence[tuple[Parameters, Para
     Args:
         moves: pairs (old, new) of lists of parameters; the elements of new, one parameter after another, are those
             of old, in the same order. old are parameters of one parameter group, which new take the place of.
-    Raises: ValueError, before anything is changed, where numbers of elements differ, a parameter does not belong to
-        the optimizer or belongs to two groups, a new one already does, or the old ones differ in what cannot be
-        joined, such as their number of steps; TypeError for state that is not elementwise.
+    Raises: ValueError, before anything is changed, if numbers of elements differ, a parameter does not belong to
+        the optimizer, belongs to two groups or is named twice, a new one already belongs to it, or the old ones
+        differ in what cannot be joined, such as their number of steps; TypeError for state or an optimizer that is
+        not elementwise.
     """
+    _move(optimizer, [_Move(old, new) for old, new in moves])
+
+
+def _move(optimizer: Optimizer, moves: Sequence[_Move]) -> None:
+    _check_distinct(moves)
+    numbers = _numbers(optimizer)
     states = []
-    for old, new in moves:
-        _check_elements(old, new)
-        _group_of(optimizer, old, new)
-        states.append(_split_state(_joined_state(optimizer, old), new))
-    for (old, new), split in zip(moves, states, strict=True):
-        group = _group_of(optimizer, old, new)
-        replaced = {id(p) for p in old[1:]}
-        parameters = [p for p in group["params"] if id(p) not in replaced]
-        place = next(i for i, p in enumerate(parameters) if p is old[0])
-        group["params"] = [*parameters[:place], *new, *parameters[place + 1 :]]
-        for p in old:
+    for m in moves:
+        _check_elements(m.old, m.new)
+        group = _group_of(optimizer, m.old, m.new)
+        states.append(_split_state(_joined_state(optimizer, group, m.old, numbers), m.new))
+    kind = type(optimizer).__name__
+    if moves and any(cls.__name__ in _NOT_ELEMENTWISE for cls in type(optimizer).__mro__):
+        raise TypeError(f"{_NAME}: the step of {kind} is not elementwise")
+    for m, split in zip(moves, states, strict=True):
+        _replace(_group_of(optimizer, m.old, m.new), m)
+        for p in m.old:
             optimizer.state.pop(p, None)
-        for p, state in zip(new, split, strict=True):
+        for p, state in zip(m.new, split, strict=True):
             if state:
                 optimizer.state[p] = state
+
+
+def _replace(group: dict[str, Any], move: _Move) -> None:
+    """Put the new parameters, and their names if the group has names, in the place of the first old one."""
+    places = {id(p): i for i, p in enumerate(group["params"])}
+    old = [places[id(p)] for p in move.old]
+    changes: dict[str, Sequence[Any]] = {"params": move.new}
+    if "param_names" in group:
+        changes["param_names"] = _new_names([group["param_names"][i] for i in old], move)
+    for key, new in changes.items():
+        values: list[Any] = []
+        for i, value in enumerate(group[key]):
+            values += new if i == old[0] else [value] if i not in old else []
+        group[key] = values
+
+
+def _new_names(names: Sequence[str], move: _Move) -> list[str]:
+    """The names of the new parameters: without what tells the old ones apart, and numbered if there are several."""
+    paths = [name.removesuffix(move.old_name).rstrip(".").split(".") for name in names]
+    common = paths[0]
+    if len({len(path) for path in paths}) == 1:
+        common = [parts[0] for parts in zip(*paths, strict=True) if len(set(parts)) == 1]
+    numbers = [[]] if len(move.new) == 1 else [[str(i)] for i in range(len(move.new))]
+    return [".".join(filter(None, (*common, *number, move.new_name))) for number in numbers]
 
 
 def _is_list(modules: Modules) -> bool:
@@ -83,6 +165,14 @@ def _by_name(modules: Modules) -> dict[str, list[nn.Parameter]]:
         for name, parameter in module.named_parameters():
             named.setdefault(name, []).append(parameter)
     return named
+
+
+def _check_distinct(moves: Sequence[_Move]) -> None:
+    seen: set[int] = set()
+    for p in (p for m in moves for p in (*m.old, *m.new)):
+        if id(p) in seen:
+            raise ValueError(f"{_NAME}: a parameter of size {tuple(p.shape)} is named twice")
+        seen.add(id(p))
 
 
 def _check_elements(old: Parameters, new: Parameters) -> None:
@@ -107,21 +197,36 @@ def _group_of(optimizer: Optimizer, old: Parameters, new: Parameters) -> dict[st
     return optimizer.param_groups[groups[0]]
 
 
-def _joined_state(optimizer: Optimizer, old: Parameters) -> dict[str, Any]:
-    """The state of all the old parameters: tensors of one value an element, flat, and values that all share."""
-    states = [optimizer.state.get(p, {}) for p in old]
+def _numbers(optimizer: Optimizer) -> set[str]:
+    """The keys of state that is not one value per element, by the parameters whose sizes show it."""
+    found = set(_NUMBERS)
+    for p, state in optimizer.state.items():
+        if isinstance(p, Tensor) and p.dim():
+            known = ((key, value) for key, value in state.items() if value is not None)
+            found |= {key for key, value in known if getattr(value, "shape", None) != p.shape}
+    return found
+
+
+def _joined_state(
+    optimizer: Optimizer, group: dict[str, Any], old: Parameters, numbers: set[str]
+) -> dict[str, tuple[bool, Any]]:
+    """The state of all the old parameters: True and one value per element, flat, or False and what all share."""
+    states = [{k: v for k, v in optimizer.state.get(p, {}).items() if v is not None} for p in old]
+    # A momentum that has not begun is one of zeros, unless the first step is not dampened as later ones are.
+    if any(states) and set().union(*states) == {"momentum_buffer"} and not group.get("dampening", 1):
+        for p, state in zip(old, states, strict=True):
+            state.setdefault("momentum_buffer", torch.zeros_like(p))
     keys = list(states[0])
     for i, state in enumerate(states):
-        if list(state) != keys:
+        if set(state) != set(keys):
             raise ValueError(f"{_NAME}: parameter {i} has the state {list(state)}, parameter 0 has {keys}")
-    return {key: _join(key, [s[key] for s in states], old) for key in keys}
+    return {key: _join(key, [s[key] for s in states], old, key in numbers) for key in keys}
 
 
-def _join(key: str, values: Sequence[Any], old: Parameters) -> Any:
-    if all(
-        isinstance(v, Tensor) and v.dim() and v.shape == p.shape for v, p in zip(values, old, strict=True)
-    ):
-        return torch.cat([v.reshape(-1) for v in values])
+def _join(key: str, values: Sequence[Any], old: Parameters, number: bool) -> tuple[bool, Any]:
+    sized = [isinstance(v, Tensor) and v.shape == p.shape for v, p in zip(values, old, strict=True)]
+    if all(sized) and not number:
+        return True, torch.cat([v.reshape(-1) for v in values])
     for i, value in enumerate(values):
         plain = value is None or isinstance(value, (bool, int, float))
         if not plain and not (isinstance(value, Tensor) and value.numel() == 1):
@@ -129,16 +234,20 @@ def _join(key: str, values: Sequence[Any], old: Parameters) -> Any:
             raise TypeError(f"{_NAME}: state {key!r} of parameter {i} is not elementwise: {kind}")
         if value != values[0]:
             raise ValueError(f"{_NAME}: {key} of parameter {i} is {value}, of parameter 0 {values[0]}")
-    return values[0]
+    return False, values[0]
 
 
-def _split_state(joined: dict[str, Any], new: Parameters) -> list[dict[str, Any]]:
+def _split_state(joined: dict[str, tuple[bool, Any]], new: Parameters) -> list[dict[str, Any]]:
     sizes = [p.numel() for p in new]
     split: list[dict[str, Any]] = [{} for _ in new]
-    for key, value in joined.items():
-        elementwise = isinstance(value, Tensor) and value.dim() == 1 and value.numel() == sum(sizes)
+    for key, (elementwise, value) in joined.items():
         parts = value.split(sizes) if elementwise else [value] * len(new)
         for state, p, part in zip(split, new, parts, strict=True):
-            part = part.view_as(p) if elementwise else part
-            state[key] = part.clone() if isinstance(part, Tensor) else part
+            if elementwise:
+                # Fused optimizers read the memory of a parameter and of its state side by side.
+                state[key] = torch.empty_like(p, dtype=part.dtype, requires_grad=False).copy_(
+                    part.view(p.shape)
+                )
+            else:
+                state[key] = part.clone() if isinstance(part, Tensor) else part
     return split

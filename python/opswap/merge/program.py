@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from .forms import Form
+from .layers.layer import Layer
+from .layers.replaced import stand_in
 
 __all__ = [
+    "KeepsDtype",
     "Method",
     "Program",
     "Ref",
@@ -51,10 +54,21 @@ class Method:
 
 
 @dataclass(frozen=True)
+class KeepsDtype:
+    """Call a function whose result has the dtype of its first argument, as a call that writes to it has."""
+
+    function: Callable[..., Tensor]
+
+    def __call__(self, subject: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.function(subject, *args, **kwargs).to(subject.dtype)
+
+
+@dataclass(frozen=True)
 class Step:
     """One call.
 
     function: what is called, None for the module at `layer`, a path of names, or for its attribute of this name.
+    merged: that module is a Layer.
     With loop, it is called once a branch; with separate, every branch has its own module below `layer`.
     value: the number of what it makes. frees: values that nothing after this step reads; drops: those of them that are
     made in the same run of loops, which every branch may forget by itself. node: name of the step in the graph of a
@@ -69,6 +83,7 @@ class Step:
     attribute: str = ""
     loop: bool = False
     separate: bool = False
+    merged: bool = False
     value: int = 0
     frees: tuple[int, ...] = ()
     drops: tuple[int, ...] = ()
@@ -102,7 +117,7 @@ class Program:
                 arguments = _resolve(run[0].args, values), _resolve(run[0].kwargs, values)
                 if watch is not None:
                     watch(run[0], arguments[0])
-                values[run[0].value] = _call(_function(root, run[0]), run[0], arguments)
+                values[run[0].value] = _call(self._function(root, run[0]), run[0], arguments)
             for step in run:
                 for i in step.frees:
                     values[i] = None
@@ -110,8 +125,18 @@ class Program:
             return _resolve(self.result, values)
         return [_resolve(self.result, values, branch) for branch in range(self.branches)]
 
+    def _function(self, root: nn.Module, step: Step) -> Any:
+        if step.function is not None:
+            return step.function
+        module: Any = root
+        for name in step.layer:
+            module = module._modules[name]
+        if step.merged and not isinstance(module, Layer):
+            return stand_in(module, ".".join(step.layer), self.branches)
+        return module
+
     def _loop(self, root: nn.Module, run: Sequence[Step], values: list[Any]) -> None:
-        functions = [_function(root, step) for step in run]
+        functions = [self._function(root, step) for step in run]
         for step in run:
             values[step.value] = [None] * self.branches
         for branch in range(self.branches):
@@ -122,15 +147,6 @@ class Program:
                 del args, kwargs
                 for i in step.drops:
                     values[i][branch] = None
-
-
-def _function(root: nn.Module, step: Step) -> Any:
-    if step.function is not None:
-        return step.function
-    module: Any = root
-    for name in step.layer:
-        module = module._modules[name]
-    return module
 
 
 def _call(function: Any, step: Step, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:

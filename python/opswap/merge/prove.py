@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from opswap._torch import tree_leaves
 
 from .carry import fill_merged, links
 from .forms import Form
@@ -47,7 +48,7 @@ def prove(
         evaluation: not only in training; of interest once for every program of one module.
     Raises: ValueError that names what differs, or the error that the merged module raised.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         for training, channels_last, batch in _RUNS if evaluation else _RUNS[:2]:
             loop = [_twin(m, training) for m in modules]
@@ -86,17 +87,18 @@ def _randomise(modules: Sequence[nn.Module], generator: torch.Generator) -> None
             for p in module.parameters():
                 fan_in = math.prod(p.shape[1:]) if p.dim() > 1 else 1
                 p.copy_(
-                    torch.randn(p.shape, generator=generator, dtype=torch.float64) / max(fan_in, 1) ** 0.5
+                    torch.randn(p.shape, generator=generator, dtype=torch.float64, device="cpu")
+                    / max(fan_in, 1) ** 0.5
                 )
             for b in module.buffers():
                 if b.is_floating_point():
-                    b.copy_(torch.rand(b.shape, generator=generator, dtype=torch.float64) + 0.5)
+                    b.copy_(torch.rand(b.shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5)
 
 
 def _example(x: Tensor, batch: int, channels_last: bool, generator: torch.Generator) -> Tensor:
     if not x.is_floating_point():
-        return torch.zeros(batch, *x.shape[1:], dtype=x.dtype)
-    value = torch.randn(batch, *x.shape[1:], generator=generator, dtype=torch.float64)
+        return torch.zeros(batch, *x.shape[1:], dtype=x.dtype, device="cpu")
+    value = torch.randn(batch, *x.shape[1:], generator=generator, dtype=torch.float64, device="cpu")
     if channels_last and value.dim() == 4:
         value = value.contiguous(memory_format=torch.channels_last)
     return value.requires_grad_()
@@ -145,7 +147,10 @@ def _run_merged(
 
 def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
     """Run the backward of a weighted sum; the gradients of the inputs, which are cleared."""
-    total: Any = sum((y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum() for y in outputs)
+    total: Any = sum(
+        (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)).sum()
+        for y in outputs
+    )
     if total.requires_grad:
         total.backward()
     leaves = [x for own in inputs for x in own]

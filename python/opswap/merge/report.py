@@ -18,6 +18,10 @@ from .program import Program, run_batched
 __all__ = ["MergeReport", "MergedSite", "describe"]
 
 
+# Rows of one convolution, each for other sizes of its input.
+_ROWS = 4
+
+
 @dataclass(frozen=True)
 class MergedSite:
     """One layer or call. path: of the layer, or the name of a call. layer: in a branch. became: in the merged one."""
@@ -49,10 +53,11 @@ class Recorded:
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Layers that were merged, modules that were kept one a branch with the reason, and how convolutions run.
+    """Layers that were merged, modules that were kept one per branch with the reason, and how convolutions run.
 
-    timings: what was measured. recorded: where nothing was, what was chosen by figures recorded by `source`: "this
-    machine", a class of CPUs, or "" for nobody; for the sizes of the calls so far, or of the first guess.
+    timings: what was measured. recorded: without a measurement, what was chosen by figures recorded by `source`: "this
+    machine", a class of CPUs, or "" for none; for the sizes of the latest calls, or of the first guess. older: how
+    many rows of earlier calls were left out.
     """
 
     branches: int
@@ -60,6 +65,7 @@ class MergeReport:
     kept: list[MergedSite] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     recorded: list[Recorded] = field(default_factory=list)
+    older: int = 0
     source: str = ""
 
     def to_json(self) -> str:
@@ -82,6 +88,7 @@ class MergeReport:
         if not self.timings and self.source:
             lines.append(f"not measured: convolutions run by figures recorded for {self.source}")
             lines += [f"  {r}" for r in self.recorded]
+            lines += [f"  and {self.older} rows of earlier calls"] * bool(self.older)
         elif not self.timings:
             lines.append(
                 "not measured, and nothing is recorded for this class of CPUs: everything runs merged"
@@ -110,10 +117,9 @@ def describe(
             merged.append(MergedSite(step.node, "call on parameters or the shared input", "torch.vmap"))
     if timings:
         return MergeReport(len(skeletons), merged, kept, list(timings))
+    convolutions = {path: m for path, m in root.named_modules() if isinstance(m, BranchConv)}
     recorded = [
-        Recorded(path, *found)
-        for path, module in root.named_modules()
-        if isinstance(module, BranchConv)
-        for found in module.choices.values()
+        Recorded(path, *found) for path, m in convolutions.items() for found in m.choices.latest(_ROWS)
     ]
-    return MergeReport(len(skeletons), merged, kept, recorded=recorded, source=source())
+    older = sum(len(m.choices) for m in convolutions.values()) - len(recorded)
+    return MergeReport(len(skeletons), merged, kept, recorded=recorded, older=older, source=source())

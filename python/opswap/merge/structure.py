@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..swap.instance_forward import overridden, without_links
+
 __all__ = ["check_structure", "owned_tensors"]
 
 _NAME = "branches"
@@ -55,7 +57,7 @@ def _check_shared(modules: Sequence[nn.Module]) -> None:
             _claim(places, m, where, "the same module")
             if any(getattr(m, hooks) for hooks in _HOOKS):
                 raise ValueError(f"{_NAME}: {where} has hooks, which a merged layer would not call")
-            if "forward" in vars(m):
+            if "forward" in vars(m) and overridden(m):
                 raise ValueError(f"{_NAME}: {where} has a forward of its own, put on the instance")
             for name, tensor in owned_tensors(m):
                 if tensor is not None:
@@ -74,7 +76,7 @@ def _traits(branch: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
         yield (path, "type"), type(m).__qualname__
         yield (path, "training"), m.training
         ragged = type(m) is nn.Linear
-        for name, value in vars(m).items():
+        for name, value in without_links(vars(m)).items():
             if name not in _INTERNAL and _is_plain(value) and not (ragged and name in _RAGGED):
                 yield (path, name), value
         for name, tensor in owned_tensors(m):

@@ -162,7 +162,10 @@ def _observe(graph: fx.Graph, branch: nn.Module, inputs: tuple[Tensor, ...]) -> 
             observer.run(*(x.clone() for x in inputs))
     except Exception as error:
         sizes = [tuple(x.shape) for x in inputs]
-        raise ValueError(f"{_NAME}: a branch does not run on inputs of size {sizes}: {error}") from error
+        kinds = ", ".join(f"{x.dtype} on {x.device}" for x in inputs)
+        raise ValueError(
+            f"{_NAME}: a branch does not run on inputs of size {sizes} ({kinds}): {error}"
+        ) from error
     return observer.seen
 
 

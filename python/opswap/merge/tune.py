@@ -64,7 +64,9 @@ def _row(
     kernel, into, out, branches, batch, side = sizes
     convolutions = [nn.Conv2d(into, out, kernel, padding=kernel // 2) for _ in range(branches)]
     layer = BranchConv(convolutions).to(memory_format=memory_format)
-    x = torch.randn(batch, branches * into, side, side).contiguous(memory_format=memory_format)
+    x = torch.randn(batch, branches * into, side, side, dtype=torch.float32, device="cpu").contiguous(
+        memory_format=memory_format
+    )
     with measuring(mode):
         ms = time_in_turn(convolution_calls(layer, x, mode), seconds)
     gains = [ms["grouped"] / ms[way] if way in ms else 0.0 for way in ("loop", "dense", "product")]

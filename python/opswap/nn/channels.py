@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from opswap import functional as F
+from opswap.ops._function import concrete_size
 
 __all__ = ["CatChannelShuffle", "ChannelShuffle", "IndexSelectFull", "IndexSelectHalf"]
 
@@ -85,8 +86,8 @@ class CatChannelShuffle(_Shuffle):
         groups: number of groups, divides C.
         split_shuffle: return the two halves of the result instead of the whole.
     Shape: (N, C_1, *), (N, C_2, *) with C_1 + C_2 = C -> (N, C, *), or two tensors as `IndexSelectHalf`.
-    Raises: ValueError in the constructor where groups does not divide channels, RuntimeError in the call as
-        `opswap.functional.cat_channel_shuffle_split`.
+    Raises: ValueError in the constructor if groups does not divide channels; in the call RuntimeError if C_1 + C_2 is
+        not channels, else as `opswap.functional.cat_channel_shuffle_split`.
     """
 
     def __init__(self, channels: int, groups: int = 2, split_shuffle: bool = True) -> None:
@@ -100,11 +101,12 @@ class CatChannelShuffle(_Shuffle):
         return f"{self.channels}, groups={self.groups}, split_shuffle={self.split_shuffle}"
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if x1.dim() > 1 and x2.dim() > 1 and x1.shape[1] + x2.shape[1] != self.channels:
+        first, second = concrete_size(x1), concrete_size(x2)
+        if len(first) > 1 and len(second) > 1 and first[1] + second[1] != self.channels:
             raise RuntimeError(
-                f"CatChannelShuffle: expected {self.channels} channels, got {x1.shape[1]} + {x2.shape[1]}"
+                f"CatChannelShuffle: expected {self.channels} channels, got {first[1]} + {second[1]}"
             )
         if self.split_shuffle:
-            first, second = F.cat_channel_shuffle_split((x1, x2), self.groups, 2)
-            return first, second
+            left, right = F.cat_channel_shuffle_split((x1, x2), self.groups, 2)
+            return left, right
         return F.cat_channel_shuffle((x1, x2), self.groups)

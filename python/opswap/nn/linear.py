@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opswap import functional as F
+from opswap.ops.linear import register_flops
 
 __all__ = ["GroupFC", "GroupedLinear"]
 
@@ -33,13 +34,13 @@ def _require_list(name: str, values: object) -> tuple[int, ...]:
 
 
 class GroupedLinear(nn.Module):
-    """One Linear a group, all of them in one call: a loop over groups, an einsum, or many heads, as one layer.
+    """One Linear per group, all of them in one call: a loop over groups, an einsum, or many heads, as one layer.
 
     Args:
         in_features: features that every group reads.
         out_features: features that every group writes; or a list with the number of each group (ragged); or, with
             classes_per_group, the features of one class.
-        groups: number of groups; may be left out where a list tells it.
+        groups: number of groups; may be omitted if a list determines it.
         bias: learn a bias.
         classes_per_group: every group has this many classes, which all read the group's row and have a weight each.
         activation: a module or function for the result, such as torch.nn.ReLU().
@@ -54,7 +55,7 @@ class GroupedLinear(nn.Module):
         group as torch.nn.Linear, uniform in +-1 / sqrt(in_features).
     Raises: TypeError and ValueError in the constructor; in the call as `opswap.functional.grouped_linear`.
     Source: Ridnik et al. 2021, ML-Decoder, section 3 (group fully connected); Liu et al. 2021, Query2Label (one
-        output a group).
+        output per group).
     """
 
     bias: nn.Parameter | None
@@ -98,6 +99,7 @@ class GroupedLinear(nn.Module):
             "bias", nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
         )
         self.activation = activation
+        register_flops()
         self.reset_parameters()
 
     def _rows(self) -> tuple[int, ...]:
@@ -158,11 +160,12 @@ class GroupedLinear(nn.Module):
         """One layer with copies of the parameters of these, and of their gradients.
 
         Args:
-            linears: one a group, or one a class where classes_per_group is given.
+            linears: one per group, or one per class if classes_per_group is given.
             ragged: return (*, sum(out_features)), as for a list, though all out_features are equal.
             classes_per_group, activation: as in the constructor.
-        Raises: TypeError for what is no Linear; ValueError that names the first difference where in_features, bias,
-            dtype, device, requires_grad, training, or gradients being there, differ, or where one is used twice.
+        Raises: TypeError for a module that is not a Linear; ValueError that names the first difference if
+            in_features, bias, dtype, device, requires_grad, training, or the presence of gradients differ, or if one
+            is used twice.
             Optimizer state is carried over by `opswap.merge.move_optimizer_state`.
         """
         linears = _require_alike(linears)

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from opswap import functional as F
 from opswap.ops.norm import infer
 
+from ._activation import KeptHardswish, KeptReLU, KeptReLU6
+
 __all__ = ["ACTIVATIONS", "BatchNormAct1d", "BatchNormAct2d", "BatchNormAct3d", "apply_norm"]
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "relu6": nn.ReLU6, "hardswish": nn.Hardswish}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": KeptReLU, "relu6": KeptReLU6, "hardswish": KeptHardswish}
 
 
 def apply_norm(
@@ -45,8 +46,8 @@ def apply_norm(
 class _BatchNormAct(nn.modules.batchnorm._BatchNorm):
     """What the three classes share: the activation, by name and as the child `act`.
 
-    The forward does not call the child. torch.nn.SyncBatchNorm.convert_sync_batchnorm puts a SyncBatchNorm in
-    the place of every BatchNorm and hands on its children; see `_keep_activation`.
+    The forward does not call the child, which is there for torch.nn.SyncBatchNorm.convert_sync_batchnorm; see
+    `_activation`.
     """
 
     def __init__(
@@ -99,17 +100,3 @@ class BatchNormAct3d(_BatchNormAct, nn.BatchNorm3d):
 
     Shape: (N, C, D, H, W) -> the same, memory format kept.
     """
-
-
-def _apply_child(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    return module.act(output)
-
-
-def _keep_activation(module: nn.Module, name: str, child: nn.Module | None) -> None:
-    """A SyncBatchNorm that is given the activation of a BatchNormAct calls it from then on."""
-    if name == "act" and isinstance(module, nn.SyncBatchNorm) and type(child) in ACTIVATIONS.values():
-        module.register_forward_hook(_apply_child)
-
-
-# torch's conversion reaches no method of the module that it converts, and no class of torch is patched here.
-register_module_module_registration_hook(_keep_activation)

@@ -8,15 +8,18 @@ without one; torch.compile, torch.export, torch.func and forward-mode AD need a 
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from opswap import _core
+from opswap._torch import dispatch_modes, transforms_active
 
 from ._stats import reference_forced
 
@@ -25,12 +28,14 @@ __all__ = [
     "base_apply",
     "batch_together",
     "cached_constant",
+    "concrete_size",
     "make_apply",
     "make_eager_apply",
     "needs_graph",
     "plain_cpu",
     "plain_eager",
     "split_batch",
+    "tracing",
     "transforms_active",
 ]
 
@@ -42,11 +47,29 @@ class DeclinedError(Exception):
 # Looked up once: after a convolution the dictionaries on the way are no longer in the cache.
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
+_is_tracing = torch.jit.is_tracing
 
 
-def transforms_active() -> bool:
-    """True where an operator called on its own would hide from torch.func or forward-mode AD."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+def tracing() -> bool:
+    """True under torch.jit.trace and torch.onnx.export, whose graphs run in processes without opswap.
+
+    The public functions then call torch's operators, and no others.
+    """
+    return not _compiling() and (_is_tracing() or _exporting_to_onnx())
+
+
+def _exporting_to_onnx() -> bool:
+    onnx = sys.modules.get("torch.onnx")  # torch imports it with the first export
+    return onnx is not None and onnx.is_in_onnx_export()
+
+
+def concrete_size(tensor: Tensor) -> Sequence[int]:
+    """`tensor.shape`, and under torch.jit.trace, where the sizes are tensors, the same in Python's ints."""
+    if _compiling() or not _is_tracing():
+        return tensor.shape
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        return tuple([int(size) for size in tensor.shape])
 
 
 def needs_graph(tensors: Iterable[Tensor]) -> bool:
@@ -96,11 +119,11 @@ def _eager_class(
 
 
 def cached_constant(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keep the tensors that `make` makes of hashable arguments; not those that only a compiler's trace may hold."""
+    """Keep the tensors that `make` makes of hashable arguments; not those that only a trace may hold."""
     kept = lru_cache(maxsize=256)(make)
 
     def get(*args: Any) -> Tensor:
-        traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+        traced = torch.compiler.is_compiling() or dispatch_modes() or tracing()
         return make(*args) if traced else kept(*args)
 
     return get

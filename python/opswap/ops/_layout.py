@@ -8,10 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["cat_memory_format", "dense_copy", "dense_strides", "empty", "suggest_memory_format"]
+__all__ = ["cat_memory_format", "dense_copy", "dense_strides", "empty", "is_strided", "suggest_memory_format"]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
+
+
+def is_strided(tensor: Tensor) -> bool:
+    """False for tensors that torch keeps in another way: sparse, MKL-DNN's, quantized, nested."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 def suggest_memory_format(input: Tensor) -> torch.memory_format:

@@ -27,9 +27,10 @@ from ._function import (
     plain_cpu,
     plain_eager,
     split_batch,
+    tracing,
     transforms_active,
 )
-from ._layout import cat_memory_format, dense_copy, empty
+from ._layout import cat_memory_format, dense_copy, empty, is_strided
 from ._library import library
 from ._stats import count_kernel, count_reference, reference_forced
 
@@ -333,6 +334,24 @@ def _chunk_sizes(channels: int, sections: int | Sequence[int]) -> tuple[int, ...
     return (size,) * whole + ((rest,) if rest or not whole else ())
 
 
+def _shuffle_in_torch(
+    tensors: tuple[Tensor, ...], groups: int, sections: int | Sequence[int] | None, inverse: bool
+) -> tuple[Tensor, ...]:
+    """`_shuffle` in torch's operators: for torch.jit.trace, and for tensors that are not strided.
+
+    The sizes, which a trace would make constants, are not looked at.
+    """
+    # Copied by torch.cat also where the shuffle is the identity: the result may be written to.
+    row = torch.cat(list(tensors), 1)
+    matrix = row.unflatten(1, (-1, groups) if inverse else (groups, -1))
+    shuffled = matrix.transpose(1, 2).flatten(1, 2)
+    if sections is None:
+        return (shuffled,)
+    if isinstance(sections, Sequence):
+        return shuffled.split([_require_int("sections", s) for s in sections], 1)
+    return shuffled.chunk(_require_int("sections", sections), 1)
+
+
 def _shuffle(
     tensors: tuple[Tensor, ...], groups: int, sections: int | Sequence[int] | None, inverse: bool
 ) -> tuple[Tensor, ...]:
@@ -345,6 +364,8 @@ def _shuffle(
     tensors = _autocast(tensors)
     if groups <= 0 or any(t.dim() < 2 for t in tensors):
         _check(tensors, groups, ())
+    if tracing() or not all(map(is_strided, tensors)):
+        return _shuffle_in_torch(tensors, groups, sections, inverse)
     channels = sum(t.shape[1] for t in tensors)
     sizes = (channels,) if sections is None else _chunk_sizes(channels, sections)
     if inverse and channels and channels % groups == 0:
@@ -369,6 +390,7 @@ def _torch_is_at_copy_speed(input: Tensor) -> bool:
         and input.device.type == "cpu"
         and input.dtype in _TORCH_DTYPES
         and not reference_forced()
+        and not tracing()
     )
 
 
@@ -380,7 +402,8 @@ def channel_shuffle(input: Tensor, groups: int, *, inverse: bool = False) -> Ten
         groups: number of groups.
         inverse: undo the shuffle with the same groups, that is, shuffle with C / groups groups.
     Returns: (N, C, *), dense, memory format kept: out[:, j * groups + i] = input[:, i * (C // groups) + j].
-    Raises: RuntimeError where C is not divisible by groups, groups is not positive or input is 0-D or 1-D.
+    Raises: RuntimeError if C is not divisible by groups, groups is not positive or input is 0-D or 1-D; TypeError if
+        input is not a tensor or groups not an int.
     Contiguous CPU tensors go to torch's own operator, which moves them at the speed of a copy.
     Source: Zhang et al. 2017, ShuffleNet, section 3.1.
     """
@@ -405,7 +428,8 @@ def cat_channel_shuffle(tensors: Sequence[Tensor], groups: int, *, inverse: bool
         groups: divides C = sum of the C_i; a group may span tensors.
         inverse: as in `channel_shuffle`.
     Returns: (N, C, *), dense, in the memory format of torch.cat(tensors, 1).
-    Raises: RuntimeError for sizes, dtypes, devices or groups that do not fit; TypeError for what is no tensor.
+    Raises: RuntimeError for sizes, dtypes, devices or groups that do not fit; TypeError if one of
+        tensors is not a tensor or groups not an int.
     Source: Ma et al. 2018, ShuffleNet V2, figure 3 (c) and (d).
     """
     tensors = _require_tensors(tensors)
@@ -428,8 +452,8 @@ def cat_channel_shuffle_split(
     Args:
         tensors, groups, inverse: as in `cat_channel_shuffle`.
         sections: a number of outputs, sized as torch.chunk does, or the channels of every output.
-    Returns: one dense (N, S_i, *) tensor a section, in the memory format of torch.cat(tensors, 1).
-    Raises: as `cat_channel_shuffle`; RuntimeError also where a list of sections does not sum to C.
+    Returns: one dense (N, S_i, *) tensor per section, in the memory format of torch.cat(tensors, 1).
+    Raises: as `cat_channel_shuffle`; RuntimeError also if a list of sections does not sum to C.
     Source: Ma et al. 2018, ShuffleNet V2: the end of one block and the channel split of the next.
     """
     tensors = _require_tensors(tensors)

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from opswap import _core
+from opswap._torch import functorch_active
 
 from ._convolution import library_backward
-from ._function import DeclinedError, base_apply, plain_cpu
+from ._function import DeclinedError, base_apply, concrete_size, plain_cpu
 from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_wins", "is_depthwise"]
@@ -28,7 +29,8 @@ __all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_wins", "is_depthwise
 # Looked up once: what lies on the way to a name costs microseconds where it has left the caches.
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
-_transforms = torch._C._are_functorch_transforms_active
+_transforms = functorch_active
+_is_tracing = torch.jit.is_tracing
 _NAME = "depthwise_conv2d"
 _NAME_BACKWARD = f"{_NAME}_backward"
 
@@ -125,15 +127,16 @@ def depthwise_conv2d(
     """Convolve every channel with taps of its own, as torch.nn.functional.conv2d with groups=C.
 
     Args:
-        input: (N, C, H, W). The kernels take channels_last float32 and float64 on the CPU, eight channels at least.
+        input: (N, C, H, W). The kernels take channels_last float32 and float64 on the CPU, eight channels at least, if
+            the tier in use is avx2.
         weight: (C, 1, kH, kW). The kernels take 3 x 3 and 5 x 5.
         bias: (C,), or None.
         stride: the kernels take 1 and 2, the same in both directions.
-        padding: of zeros, any; or "same" or "valid", which torch serves.
+        padding: of zeros, any; or "same" or "valid", which run torch's convolution.
         dilation: the kernels take 1.
 
-    Everything that the kernels do not take, channels of several outputs, other devices and what torch.compile,
-    torch.func or autocast watch run torch's own convolution.
+    Everything that the kernels do not take, channels of several outputs, other devices and calls under torch.compile,
+    torch.func, torch.jit.trace or autocast run torch's own convolution.
 
     Returns: (N, C, H', W') in the memory format that torch gives it. The sums of the gradient of weight and bias do
         not depend on the number of threads.
@@ -147,7 +150,8 @@ def depthwise_conv2d(
             if _grad_enabled() and (
                 input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
             ):
-                output = NotImplemented if _transforms() else _apply(input, weight, bias, stride, padding)
+                hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls
+                output = NotImplemented if hidden else _apply(input, weight, bias, stride, padding)
             else:
                 output = _core.plain_depthwise(input, weight, bias, stride, padding)
             if output is not NotImplemented:
@@ -157,5 +161,7 @@ def depthwise_conv2d(
             pass
     if not _compiling():
         count_reference(_NAME)
-    groups = input.shape[-3] if isinstance(input, Tensor) and input.dim() > 2 else 1
+    groups = 1
+    if isinstance(input, Tensor) and input.dim() > 2:
+        groups = concrete_size(input)[-3]
     return torch_functional.conv2d(input, weight, bias, stride, padding, dilation, groups)

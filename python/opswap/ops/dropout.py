@@ -20,7 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from ._function import make_eager_apply, needs_graph, plain_cpu, plain_eager
+from ._function import make_eager_apply, needs_graph, plain_cpu, plain_eager, tracing
 from ._layout import suggest_memory_format
 from ._stats import count_kernel, count_reference
 
@@ -34,16 +34,23 @@ _FEWEST = 1024
 @lru_cache(maxsize=1)
 def draws_alike() -> bool:
     """True where torch draws its random bits on this CPU as the kernel does. Found by drawing with both, once."""
+    try:
+        return _draws_alike()
+    except RuntimeError:  # a generator whose state is laid out in another way
+        return False
+
+
+def _draws_alike() -> bool:
     # A generator of its own; the second round begins at an odd place of the sequence, and both cross its end.
     for keep in (0.5, 0.3):
-        theirs, ours = torch.Generator().manual_seed(2), torch.Generator().manual_seed(2)
-        bits = torch.empty(1000, dtype=torch.bool)
+        theirs, ours = (torch.Generator("cpu").manual_seed(2) for _ in range(2))
+        bits = torch.empty(1000, dtype=torch.bool, device="cpu")
         for _ in range(2):
             bits.bernoulli_(keep, generator=theirs)
             if not torch.equal(bits, _bits(_draw(ours, keep, bits.numel()), bits.numel())):
                 return False
             for generator in (theirs, ours):
-                torch.randint(7, (1,), generator=generator)
+                torch.randint(7, (1,), generator=generator, device="cpu")
         if not torch.equal(theirs.get_state(), ours.get_state()):
             return False
     return True
@@ -65,17 +72,19 @@ def _bits(mask: Tensor, count: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _scale(keep: float, dtype: torch.dtype) -> float:
     """What torch multiplies a kept element with, as it rounds it in this dtype."""
-    return torch.ones((), dtype=dtype).div_(keep).item()
+    return torch.ones((), dtype=dtype, device="cpu").div_(keep).item()
 
 
 def _apply_mask(tensor: Tensor, mask: Tensor, scale: float, strides: tuple[int, ...]) -> Tensor:
     """The kept elements times scale, the others times zero, dense with these strides."""
     if not plain_cpu((tensor, mask)):
         count_reference("dropout")
-        factors = (_bits(mask, tensor.numel()) * scale).to(tensor.dtype)
+        factors = (
+            _bits(mask, tensor.numel()).to(tensor.dtype) * scale
+        )  # bool times float has the default dtype
         return tensor * factors.as_strided(tensor.shape, strides)
     count_kernel("dropout")
-    output = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    output = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     source = tensor if tensor.stride() == strides else output.copy_(tensor)
     _core.apply_mask(source, mask, scale, output)
     return output
@@ -99,17 +108,20 @@ _apply = make_eager_apply("Dropout", _apply_mask, _setup, _backward)
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Zero elements with probability p and multiply the others by 1 / (1 - p); the elements are those torch would take.
+    """Zero elements with probability p and multiply the others by 1 / (1 - p); the same elements as torch zeroes.
 
     Args:
         input: any shape and device; the kernel takes float32, float64, bfloat16 and float16 on the CPU, contiguous or
-            channels_last. Everything else, `inplace` and what torch.compile or torch.func trace run torch's operator.
+            channels_last. Everything else, `inplace`, torch.compile, torch.func and torch.jit.trace run torch's
+            operator.
         p: in [0, 1].
         training: False returns the input.
         inplace: write over the input.
 
     Returns: like the input, in its memory format. torch's default generator is left as torch.nn.functional.dropout
-        would leave it, for the same seed; as with torch's, draws of other threads in between come out in some order.
+        would leave it, for the same seed; as with torch's, the order of draws by other threads is not defined.
+        If a thread begins to draw inside torch in the microseconds in which the generator's new state is written,
+        it may repeat numbers: torch has no lock for both.
 
     Raises: as torch.nn.functional.dropout.
 
@@ -117,7 +129,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """
     if has_torch_function_unary(input):
         return handle_torch_function(dropout, (input,), input, p=p, training=training, inplace=inplace)
-    if not training or inplace or not isinstance(p, float) or not 0.0 < p < 1.0:
+    if not training or inplace or not isinstance(p, float) or not 0.0 < p < 1.0 or tracing():
         return torch_functional.dropout(input, p, training, inplace)
     if (
         input.dtype not in _DTYPES

@@ -14,8 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from ._function import cached_constant, make_apply, needs_graph, plain_cpu, transforms_active
+from ._function import (
+    cached_constant,
+    concrete_size,
+    make_apply,
+    needs_graph,
+    plain_cpu,
+    tracing,
+    transforms_active,
+)
 from ._library import library
 from .channels import channel_shuffle
 
@@ -88,15 +97,21 @@ def channel_permutation(input: Tensor, order: Sequence[int]) -> Tensor:
 
     Args: input: (N, C, *) of any dtype; order: the numbers 0 to C - 1 in any order.
     Returns: (N, C, *), contiguous, as torch.index_select returns it.
-    Raises: ValueError for an order that is no permutation; RuntimeError where it is not one of C channels.
+    Raises: ValueError if order is not a permutation; RuntimeError if it is not one of C channels; TypeError if input is
+        not a tensor.
     """
+    if has_torch_function_unary(input):
+        return handle_torch_function(channel_permutation, (input,), input, order)
+    if not isinstance(input, Tensor):
+        raise TypeError(f"channel_permutation: input must be a tensor, got {type(input).__name__}")
     order = tuple(order)
     _inverse(order)
-    if input.dim() < 2 or input.shape[1] != len(order):
+    size = concrete_size(input)
+    if len(size) < 2 or size[1] != len(order):
         raise RuntimeError(
-            f"channel_permutation: {len(order)} channels expected, got a tensor of size {tuple(input.shape)}"
+            f"channel_permutation: {len(order)} channels expected, got a tensor of size {tuple(size)}"
         )
-    return _differentiable(order, input)
+    return reference(input, order) if tracing() else _differentiable(order, input)
 
 
 def _spread(grad: Tensor, index: Tensor, channels: int) -> Tensor:
@@ -142,7 +157,7 @@ def take_channels(input: Tensor, index: Tensor) -> Tensor:
     Raises: as indexing does.
     """
     if not plain_cpu((index,)):
-        return _take(input, index) if transforms_active() else _apply_take(input, index)
+        return _take(input, index) if transforms_active() or tracing() else _apply_take(input, index)
     order = tuple(index.tolist())
     if len(order) != input.shape[1] or not is_permutation(order):
         return _take(input, index)

@@ -19,7 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 
 from ._convolution import library_backward
-from ._function import DeclinedError, base_apply, needs_graph, plain_eager
+from ._function import DeclinedError, base_apply, concrete_size, needs_graph, plain_eager, tracing
 from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = ["is_pointwise", "pointwise_conv2d", "pointwise_wins", "takes_pixels"]
@@ -104,13 +104,13 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     """Convolve with a kernel of 1 x 1: output[n, :, h, w] = weight @ input[n, :, h, w] + bias.
 
     Args:
-        input: (N, C, H, W) or (C, H, W). The kernels take float32 and float64 in channels_last on a CPU with AVX2,
-            slices of more channels included; everything else, autocast, torch.compile and torch.func run torch's
-            operator.
+        input: (N, C, H, W) or (C, H, W). The kernels take float32 and float64 in channels_last, slices of more channels
+            included, if the tier in use is avx2; everything else, autocast, torch.compile, torch.func and
+            torch.jit.trace run torch's operator.
         weight: (out, C, 1, 1).
         bias: (out,) or None.
 
-    Returns: (N, out, H, W) in channels_last where the input is, as torch.nn.functional.conv2d. Sums are taken in the
+    Returns: (N, out, H, W), in channels_last if the input is, as torch.nn.functional.conv2d. Sums are taken in the
         dtype, in an order that depends on the sizes alone.
 
     Raises: as torch.nn.functional.conv2d; RuntimeError for a weight whose kernel is not 1 x 1.
@@ -120,8 +120,13 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if has_torch_function(tensors):
         return handle_torch_function(pointwise_conv2d, tensors, input, weight, bias)
-    if weight.shape[2:] != (1, 1):
-        raise RuntimeError(f"{_NAME}: weight must be (out, in, 1, 1), got {tuple(weight.shape)}")
+    if not all(isinstance(t, Tensor) for t in tensors):
+        return torch_functional.conv2d(input, weight, bias)  # and the error is torch's
+    size = concrete_size(weight)
+    if size[2:] != (1, 1):
+        raise RuntimeError(f"{_NAME}: weight must be (out, in, 1, 1), got {tuple(size)}")
+    if tracing():
+        return torch_functional.conv2d(input, weight, bias)
     if not _compiling() and _is_candidate(input) and not reference_forced():
         output = _by_kernel(input, weight, bias)
         if output is not NotImplemented:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,17 +12,19 @@ from torch import nn
 
 from opswap.memory import denormal_parameters
 
+from .carry_out import carry_out, clear
 from .costs import losing_formats, loss
 from .door import check_memory_format, close_doors, memory_format_of, open_door
 from .match import Region
-from .plan import Plan, in_order, make_plan
+from .plan import make_plan
+from .planned import planned_report
 from .prove import Refusal
-from .report import Report, Site
-from .rewrite import Recipe, Rewritten, install, is_rewritten, make_record, restore, write, write_whole
+from .quiet import quiet_copy
+from .report import Report
+from .rewrite import Rewritten, is_rewritten
 from .rules import DEFAULT, Replacement, Rule
 from .rules.rule import Shapes
-from .runtime import Record, holds, wins
-from .state import observe
+from .runtime import wins
 from .verify import compare
 
 __all__ = ["report", "scan", "select_rules", "swap", "unswap", "verify"]
@@ -41,20 +42,29 @@ def swap(
 ) -> nn.Module:
     """Replace slow operators inside the modules of `model`, in place.
 
+    Parameters, buffers, hooks, flags and state_dict keys stay as they are. The model is analysed on copies of its
+    modules: hooks do not run and random generators are not advanced. Forwards that cannot be analysed are left
+    alone; see `report`. Rules without a kernel for the devices of the model are not applied.
+
+    A second swap replaces the first: afterwards the model is as if only the second had been called. With equal
+    arguments it changes nothing. If swap raises, the model is as it was before the call.
+
     Args:
-        model: any module; its parameters, buffers, hooks, flags and state_dict keys stay as they are, and so
-            does its class for everybody else. What cannot be analysed is left alone; see `report`.
+        model: any module.
         exact: use only rules whose outputs and gradients are bit-equal to the operators replaced.
-        rules: the rules to use, in order of precedence; None is all of them.
+        rules: the rules to use, in order of precedence. None: the default rules, without those that were measured
+            to be slower on this machine. (): no rule.
         example_inputs: a tuple of positional inputs, with which a copy of the model is run once; lets code
             with constant sizes be proven.
-        memory_format: torch.channels_last, for one, converts the 4-D parameters and buffers, and on every call
-            of the model its 4-D arguments; `unswap` takes both back. channels_last_3d does so for 5-D.
-        verify_with: a tuple of positional inputs, for `verify`; the model stays as it is where that fails.
-        strict: raise where nothing was found.
+        memory_format: torch.channels_last, for example, converts the 4-D parameters and buffers, and on every call
+            of the model its 4-D arguments; `unswap` reverts both. channels_last_3d does the same for 5-D. None
+            leaves the memory format as it is, also that of an earlier swap.
+        verify_with: a tuple of positional inputs, for `verify` before the model is changed.
+        strict: raise if no operator can be replaced.
     Returns: model itself.
-    Raises: TypeError for what is no module or no memory format; ValueError where example_inputs do not run;
-        RuntimeError where strict and nothing was found; VerificationError where verify_with shows a difference.
+    Raises: TypeError if model is not a module or memory_format not a memory format; ValueError if the model does not
+        run on example_inputs; RuntimeError if strict and no operator can be replaced; VerificationError if the
+        check with verify_with fails.
     """
     if memory_format is not None:
         check_memory_format(memory_format)
@@ -63,10 +73,8 @@ def swap(
         raise RuntimeError(f"swap: nothing to replace was found in {type(model).__name__}\n{plan.report}")
     if verify_with is not None:
         options = {"exact": exact, "rules": rules, "example_inputs": example_inputs}
-        verify(unswap(copy.deepcopy(model)), verify_with, **options)
-    _carry_out(plan)
-    if memory_format is not None:
-        open_door(model, memory_format)
+        verify(quiet_copy(model, stock=True), verify_with, **options)
+    carry_out(plan, lambda: None if memory_format is None else open_door(model, memory_format))
     return model
 
 
@@ -77,29 +85,35 @@ def scan(
     rules: Sequence[Rule] | None = None,
     example_inputs: tuple[Any, ...] | None = None,
 ) -> Report:
-    """What `swap` would do with the same arguments; changes nothing."""
+    """What `swap` would do with the same arguments. Nothing is changed, and no hook runs.
+
+    Of a swapped model: what a second swap would do, not what the first one did; see `report`.
+
+    Raises: TypeError if model is not a module; ValueError if the model does not run on example_inputs.
+    """
     found = make_plan(_module(model), select_rules(rules, exact), example_inputs).report
     return replace(found, memory_format=memory_format_of(model), denormals=denormal_parameters(model))
 
 
 def report(model: nn.Module) -> Report:
-    """What `swap` did to a model, and what it would leave alone in it."""
-    paths = {m: path for path, m in _module(model).named_modules()}
-    rewritten = {m: path for m, path in paths.items() if vars(m).get("_opswap_record")}
-    inlined = {block for m in rewritten for block, _ in m._opswap_record.opened}
-    swapped = [
-        s.below(path) for m, path in rewritten.items() if m not in inlined for s in m._opswap_record.sites
-    ]
-    places = {(s.path, s.source) for s in swapped}
-    found = scan(model)
-    kept = [s for s in found.kept if (s.path, s.source) not in places]
-    return replace(found, swapped=in_order(swapped, paths), kept=kept)
+    """What `swap` did to a model, and why it left other code alone.
+
+    The report was made by the swap with its own rules and example_inputs; nothing is analysed again. It is copied
+    and pickled with the model. What was taken apart since is listed under `kept`: modules that were replaced, and
+    modules that were added. A part of a swapped model has the part of the report that is about it.
+
+    Returns: an empty report with a `note` if the model was not swapped.
+    Raises: TypeError if model is not a module.
+    """
+    found = planned_report(_module(model))
+    return replace(found, memory_format=memory_format_of(model), denormals=denormal_parameters(model))
 
 
 def unswap(model: nn.Module) -> nn.Module:
-    """Take every rewrite back, and the memory format: the same module objects with their own classes.
+    """Revert every rewrite, and the memory format: the same module objects with their own classes.
 
-    Raises: TypeError for what is no module; RuntimeError where somebody derived a class from a rewritten one.
+    Raises: TypeError if model is not a module; RuntimeError if a class was derived from the class of a rewritten
+        module and given to it.
     """
     for path, module in _module(model).named_modules():
         if isinstance(module, Rewritten) and not is_rewritten(module):
@@ -107,8 +121,7 @@ def unswap(model: nn.Module) -> nn.Module:
                 f"unswap: the class of {path!r} was changed to {type(module).__name__} after the swap"
             )
     for module in model.modules():
-        if is_rewritten(module):
-            restore(module)
+        clear(module)
     close_doors(model)
     return model
 
@@ -129,49 +142,22 @@ def verify(
     model's, up to a factor of 4; in channels_last, the stock model is also run with that format held from module to
     module, as the swapped one holds it.
 
+    The copies run without your hooks, and random generators are left as they were.
+
     Args:
-        model: a model as it was, of which a copy is swapped with the other arguments, or a swapped one.
+        model: a stock model, of which a copy is swapped with the other arguments, or a swapped one.
         inputs: a tuple of positional inputs.
     Returns: the report of the swap, with its `checks`.
-    Raises: VerificationError, a RuntimeError with the table, where a check fails; TypeError for what is no module
-        or no tuple.
+    Raises: VerificationError, a RuntimeError with the table, if a check fails; TypeError if model is not a module
+        or inputs not a tuple.
     """
     if not isinstance(inputs, tuple):
         raise TypeError(f"inputs must be a tuple, got {type(inputs).__name__}")
-    swapped = copy.deepcopy(_module(model))
-    stock = unswap(copy.deepcopy(model))
+    swapped = quiet_copy(_module(model), stock=False)
+    stock = quiet_copy(model, stock=True)
     if not any(map(is_rewritten, swapped.modules())):
         swap(swapped, exact=exact, rules=rules, example_inputs=example_inputs)
     return compare(stock, swapped, inputs, report(swapped))
-
-
-def _carry_out(plan: Plan) -> None:
-    """Write everything before the first class is changed, so that an error leaves the model as it was."""
-    work = [m for m in plan.modules if not _is_current(m.root, tuple(m.sites()))]
-    wholes = [w for w in plan.wholes if not _is_current(w.module, w.sites)]
-    for module in [*(m.root for m in work), *(w.module for w in wholes)]:
-        if is_rewritten(module):
-            restore(module)
-    pending: list[tuple[nn.Module, Recipe, Record]] = []
-    for m in work:
-        paths = [p for p in m.paths if p.changes]
-        record = make_record([p.capture for p in paths], m.sites())
-        recipe = write([(p.capture, [(c.region, c.replacement) for c in p.changes]) for p in paths])
-        recipe.make_class()
-        pending.append((m.root, recipe, record))
-    recipes: dict[tuple[type[nn.Module], str], Recipe] = {}
-    for w in wholes:
-        cls = type(w.module)
-        key = (cls, w.rule.name)
-        if key not in recipes:
-            recipes[key] = write_whole(cls, w.rule.whole)
-        pending.append((w.module, recipes[key], Record(observe(w.module), (), (), w.sites)))
-    for module, recipe, record in pending:
-        install(module, recipe, record)
-
-
-def _is_current(module: nn.Module, sites: tuple[Site, ...]) -> bool:
-    return is_rewritten(module) and holds(module) and module._opswap_record.sites == sites
 
 
 def _module(model: Any) -> nn.Module:
@@ -181,7 +167,7 @@ def _module(model: Any) -> nn.Module:
 
 
 def select_rules(rules: Sequence[Rule] | None, exact: bool) -> list[Rule]:
-    """The rules asked for; the default ones only where they do not lose on this machine."""
+    """The rules asked for; of the default ones, those that are not slower on this machine."""
     chosen = [r for r in (DEFAULT if rules is None else rules) if r.exact or not exact]
     return chosen if rules is not None else [_unless_slower(r) for r in chosen]
 

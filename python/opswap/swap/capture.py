@@ -12,7 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,11 @@ from torch import fx, nn
 
 from . import einops_backend
 from .facts import ancestors, copy_with_inputs, drop_unused_facts, is_entry, without_joins
+from .follow import Follower
 from .match import joined_parts
+from .outside import Outside, join
 from .runtime import find_class, hooked, require
+from .state import Reading
 from .tracer import BorrowedModuleError, CaptureError, Decision, Hints, Tracer, raised_by_user
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
@@ -42,7 +45,8 @@ class Capture:
 
     The graph is the forward's where each of `guards`, graphs over the same arguments, gives True, and each of
     `foreseen`, which ask for sizes further down, does so on tensors without data; and where root and all of
-    opened have `training` as their flag, if it is not None.
+    opened have `training` as their flag, if it is not None. `reading` and `outside` say what else the forward read:
+    of modules, and of everything that does not belong to a module.
     """
 
     root: nn.Module
@@ -52,6 +56,8 @@ class Capture:
     guards: tuple[fx.Graph, ...] = ()
     foreseen: tuple[fx.Graph, ...] = ()
     training: bool | None = None
+    reading: Reading = field(default_factory=Reading)
+    outside: Outside = field(default_factory=Outside)
 
 
 def capture(
@@ -101,7 +107,10 @@ def _capture_modes(explorer: _Explorer) -> list[Capture]:
     finally:
         _set_flags(modules, flags)
     if joined is not None:
-        return joined
+        both = zip(joined, paths[False], strict=True)
+        return [
+            replace(a, reading=a.reading | b.reading, outside=join((a.outside, b.outside))) for a, b in both
+        ]
     modes = (flags[0], not flags[0])
     return [replace(c, training=mode) for mode in modes for c in paths.get(mode, ())]
 
@@ -117,6 +126,8 @@ class _Trace:
     arguments: tuple[str, ...]
     decisions: list[Decision]
     error: BaseException | None
+    reading: Reading
+    outside: Outside
 
     def script(self, place: int, answer: bool | int) -> list[bool | int]:
         """The answers up to a decision, and another one there."""
@@ -168,29 +179,39 @@ class _Explorer:
 
     def _trace(self, script: Sequence[bool | int]) -> _Trace:
         tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
+        follower = tracer.follower = Follower(self.root, self.opened, tracer.refuse)
         error: BaseException | None = None
         try:
-            with torch.set_grad_enabled(torch.is_grad_enabled()), _undone((self.root, *self.opened)):
-                tracer.trace(self.root)
+            with torch.set_grad_enabled(torch.is_grad_enabled()), _undrawn():
+                try:
+                    tracer.trace(self.root)
+                finally:
+                    written = follower.undo()
         except Exception as raised:
             error = raised
-        return _Trace(tracer.graph, tracer.arguments, tracer.decisions, tracer.refusal or error)
+        if written:
+            error = CaptureError(f"forward writes to {written[0]}")
+        error = tracer.refusal or error
+        known = follower.reading(), follower.outside()
+        return _Trace(tracer.graph, tracer.arguments, tracer.decisions, error, *known)
 
     def _finish(self, trace: _Trace) -> Capture:
         """Turn every decision into a guard or a check."""
         guards: dict[str, fx.Graph] = {}
         foreseen: dict[str, fx.Graph] = {}
-        graph = trace.graph
+        graph, reading, outside = trace.graph, trace.reading, trace.outside
         for place, decision in enumerate(trace.decisions):
             if is_entry(decision.node):
                 guard = _guard(graph, decision)
                 guards.setdefault(str(guard), guard)
                 continue
-            error = None
+            other = None
             if isinstance(decision.answer, bool):
-                error = self._trace(trace.script(place, not decision.answer)).error
+                other = self._trace(trace.script(place, not decision.answer))
+            error = None if other is None else other.error
             if error is not None and raised_by_user(error) and _can_be_made_again(error):
                 _insert_check(graph, decision, error)
+                reading, outside = reading | other.reading, join((outside, other.outside))
             elif self._can_foresee(graph, decision):
                 guard = _guard(graph, decision)
                 foreseen.setdefault(str(guard), guard)
@@ -200,7 +221,8 @@ class _Explorer:
                 )
         drop_unused_facts(graph)
         found = tuple(guards.values()), tuple(foreseen.values())
-        return Capture(self.root, graph, self.opened, trace.arguments, *found)
+        known = {"reading": reading, "outside": outside}
+        return Capture(self.root, graph, self.opened, trace.arguments, *found, **known)
 
     def _can_foresee(self, graph: fx.Graph, decision: Decision) -> bool:
         """True where the modules before the decision can be called on tensors without data, unnoticed."""
@@ -366,48 +388,14 @@ class _Shown:
 
 
 @contextmanager
-def _undone(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Undo what a traced forward writes to its modules or draws from the random generators, and refuse it."""
-    before = [(m.__dict__, _shallow(m.__dict__)) for m in modules]
-    drawn = random.getstate(), torch.get_rng_state()
+def _undrawn() -> Iterator[None]:
+    """Undo what a traced forward draws from the random generators, and refuse it."""
+    python, native = random.getstate(), torch.get_rng_state()
     try:
         yield
     finally:
-        changed = sorted({k for now, then in before for k in _restore(now, then)})
-        python, native = drawn
-        random_used = random.getstate() != python or not torch.equal(torch.get_rng_state(), native)
+        drawn = random.getstate() != python or not torch.equal(torch.get_rng_state(), native)
         random.setstate(python)
         torch.set_rng_state(native)
-    if changed:
-        raise CaptureError(f"forward writes to the module's attribute {changed[0]!r}")
-    if random_used:
+    if drawn:
         raise CaptureError("forward draws random numbers while it is traced")
-
-
-def _shallow(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Every attribute, and a copy of those that are containers."""
-    return {k: (v, v.copy() if isinstance(v, (list, dict, set)) else None) for k, v in attributes.items()}
-
-
-def _same(now: Any, then: Any) -> bool:
-    if isinstance(now, dict):
-        return list(now) == list(then) and all(map(operator.is_, now.values(), then.values()))
-    if isinstance(now, list):
-        return len(now) == len(then) and all(map(operator.is_, now, then))
-    return now == then
-
-
-def _restore(now: dict[str, Any], then: dict[str, tuple[Any, Any]]) -> list[str]:
-    """Bring attributes back to what `_shallow` saw; returns the names of those that had changed."""
-    changed = [k for k in now if k not in then]
-    for name in changed:
-        del now[name]
-    for name, (value, content) in then.items():
-        if now.get(name, now) is not value:
-            changed.append(name)
-            now[name] = value
-        if content is not None and not _same(value, content):
-            changed.append(name)
-            value.clear()
-            (value.extend if isinstance(value, list) else value.update)(content)
-    return changed

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from opswap import isa
+from opswap._torch import tree_leaves
 from opswap.doctor import cpu_model
 from opswap.ops._stats import stats
 
@@ -52,8 +52,11 @@ def cache_file() -> Path:
 
 
 def gain(rule: str) -> float | None:
-    """How many times faster than torch a rule's training step is, the mean over memory formats; None if unknown."""
-    ratios = list(_table().get(rule, {}).values())
+    """How many times faster than torch a rule's training step is, the mean over memory formats.
+
+    None if it was measured neither on this machine nor on another with the same instruction set.
+    """
+    ratios = list(_table().get(rule, {}).values()) if not _borrowed() else []
     return math.prod(ratios) ** (1 / len(ratios)) if ratios else None
 
 
@@ -67,7 +70,8 @@ def loss(rule: str) -> str:
     ratios = _table().get(rule, {})
     if not ratios or len(losing_formats(rule)) < len(ratios):
         return ""
-    return "slower here: " + ", ".join(f"{ratio:.2f}x in {k}" for k, ratio in ratios.items())
+    source = f" (figures for {_borrowed()})" if _borrowed() else ""
+    return "slower here: " + ", ".join(f"{ratio:.2f}x in {k}" for k, ratio in ratios.items()) + source
 
 
 def tune(rules: Sequence[Rule] | None = None, *, rounds: int = 9) -> dict[str, dict[str, float]]:
@@ -75,7 +79,7 @@ def tune(rules: Sequence[Rule] | None = None, *, rounds: int = 9) -> dict[str, d
 
     Args: rules: None is all of them; rounds: timed steps of each form, in random order.
     Returns: {rule: {memory format: time of torch / time of opswap}}, of forward and backward.
-    Raises: OSError where the cache folder cannot be written.
+    Raises: OSError if the cache folder cannot be written.
     """
     table: dict[str, dict[str, float]] = {}
     for rule in DEFAULT + OPTIONAL if rules is None else rules:
@@ -110,19 +114,28 @@ def _machine() -> dict[str, str]:
 
 
 def _table() -> Table:
-    return _read(cache_file(), tuple(reversed(isa.available())))
+    return _read(cache_file(), tuple(reversed(isa.available())))[0]
+
+
+def _borrowed() -> str:
+    """The class of CPUs that the table is of, "" if it is of this one."""
+    found = _read(cache_file(), tuple(reversed(isa.available())))[1]
+    return found if found != cpu_class() else ""
 
 
 @lru_cache(maxsize=8)
-def _read(own: Path, tiers: tuple[str, ...]) -> Table:
-    """This machine's own table, or the shipped one of its class; the nearest one below is a better guess than none."""
+def _read(own: Path, tiers: tuple[str, ...]) -> tuple[Table, str]:
+    """This machine's own table, or a shipped one, and its class of CPUs.
+
+    Without one for this class, that of the nearest class below: whether a rule loses is a better guess than none.
+    """
     gains = kept_gains(own)
     if gains is not None:
-        return gains
+        return gains, cpu_class()
     shipped = json.loads(_SHIPPED.read_text())
     vectors = [tier for tier in tiers if tier != "scalar"]
     classes = [f"{platform.machine()}-{tier}" for tier in vectors or tiers]
-    return next((shipped[c]["gains"] for c in classes if c in shipped), {})
+    return next(((shipped[c]["gains"], c) for c in classes if c in shipped), ({}, cpu_class()))
 
 
 def _ratio(
@@ -156,7 +169,11 @@ def _ratio(
 
 def _input(shape: tuple[int, ...], layout: str) -> Tensor:
     memory_format = _FORMATS[layout].get(len(shape), torch.contiguous_format)
-    return torch.randn(shape).contiguous(memory_format=memory_format).requires_grad_()
+    return (
+        torch.randn(shape, dtype=torch.float32, device="cpu")
+        .contiguous(memory_format=memory_format)
+        .requires_grad_()
+    )
 
 
 def _step(module: nn.Module, inputs: Sequence[Tensor]) -> float:

@@ -54,15 +54,25 @@ def check_memory_format(memory_format: Any) -> None:
 
 
 def open_door(model: nn.Module, memory_format: torch.memory_format) -> None:
-    """Convert parameters and buffers of as many dimensions as the format has, and from now on such inputs."""
+    """Convert parameters and buffers of as many dimensions as the format has, and from now on such inputs.
+
+    If a tensor cannot be converted, those before it are put back and the error is raised.
+    """
     before: dict[str, _Layout] = {}
-    for name, tensor in _tensors(model):
-        if tensor.dim() not in _NDIMS[memory_format]:
-            continue
-        stride = dense_strides(tensor.shape, memory_format)
-        if tensor.stride() != stride:
-            before[name] = tuple(tensor.shape), tensor.stride()
-            _convert(tensor, stride)
+    converted: list[tuple[Tensor, Tensor]] = []
+    try:
+        for name, tensor in _tensors(model):
+            if tensor.dim() not in _NDIMS[memory_format]:
+                continue
+            stride = dense_strides(tensor.shape, memory_format)
+            if tensor.stride() != stride:
+                before[name] = tuple(tensor.shape), tensor.stride()
+                converted += [(t, t.data) for t in (tensor, tensor.grad) if t is not None]
+                _convert(tensor, stride)
+    except BaseException:
+        for tensor, data in converted:
+            tensor.data = data
+        raise
     before |= _close(model)
     name = str(memory_format).removeprefix("torch.")
     model.register_forward_pre_hook(_Door(name, before), with_kwargs=True)

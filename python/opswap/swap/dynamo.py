@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from opswap._torch import lookup_backend
+
 from .api import select_rules
 from .facts import drop_unused_facts
 from .match import Region
@@ -22,13 +24,14 @@ from .specialise import Specialised, specialise
 
 __all__ = ["Backend", "backend", "dynamo_backend"]
 
+_REPORTS = 64  # a process that compiles for many sizes would keep them all
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
 class Backend:
     """A backend for torch.compile: replaces operators in a graph, then hands it to the inner backend.
 
-    reports: one for every graph so far, in the order in which torch.compile made them.
+    reports: one for each of the latest 64 graphs, in the order in which torch.compile made them.
     """
 
     def __init__(self, inner: str | Callable[..., Any], rules: Sequence[Rule]) -> None:
@@ -45,9 +48,10 @@ class Backend:
                 node.meta["value"] = value
         found = [rewrite_graph(graph, self.rules) for graph in (module, *_checkpointed(module))]
         self.reports.append(Report([s for r in found for s in r.swapped], [s for r in found for s in r.kept]))
+        del self.reports[:-_REPORTS]
         if self.inner == "eager":
             return module.forward
-        inner = self.inner if callable(self.inner) else torch._dynamo.lookup_backend(self.inner)
+        inner = self.inner if callable(self.inner) else lookup_backend(self.inner)
         return inner(module, example_inputs, **options)
 
 
@@ -119,7 +123,7 @@ _Key = tuple[str, str, tuple[fx.Node, ...]]
 def _find(copy: Specialised, rules: Sequence[Rule]) -> tuple[dict[_Key, Change], list[Site]]:
     """What the rules replace in a copy, by what is written for which nodes of the graph itself."""
     shapes = {n: tuple(t.shape) for n, t in copy.values.items()}
-    changes, refused = apply_rules(rules, copy.graph, shapes)
+    changes, refused = apply_rules(rules, copy.graph, shapes, lambda region: _devices(region, copy.values))
     found: dict[_Key, Change] = {}
     for change in changes:
         if _holds(change, copy.values):
@@ -127,6 +131,10 @@ def _find(copy: Specialised, rules: Sequence[Rule]) -> tuple[dict[_Key, Change],
             key = change.site.rule, change.replacement.result, tuple(copy.original[n] for n in nodes)
             found[key] = change
     return found, refused
+
+
+def _devices(region: Region, values: Mapping[fx.Node, Tensor]) -> set[str]:
+    return {values[n].device.type for n in region.inputs if n in values}
 
 
 def _holds(change: Change, values: Mapping[fx.Node, Tensor]) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol
 
@@ -18,17 +17,19 @@ from .capture import Capture, CaptureError, capture
 from .costs import gain
 from .demand import Demand, demand_of, restricted
 from .hints import group_loop_hint
+from .instance_forward import overridden
 from .match import Region, graph_kinds
 from .prove import UNPROBED, Refusal
 from .report import Report, Site
-from .rewrite import Rewritten, install, is_rewritten, passed_by, restore
+from .rewrite import Rewritten, passed_by
 from .rules import Replacement, Rule
 from .rules.rule import Shapes
-from .runtime import hooked
+from .runtime import hooked, on_cpu
 from .shapes import ModelInputs
+from .shell import Shell
 from .tracer import class_name
 
-__all__ = ["Change", "Plan", "Whole", "apply_rules", "in_order", "make_plan"]
+__all__ = ["Change", "Plan", "Whole", "apply_rules", "guarded", "in_order", "make_plan"]
 
 
 @dataclass
@@ -97,28 +98,23 @@ class Whole:
 
 @dataclass
 class Plan:
-    """Modules to rewrite, children before parents, and what the report will say."""
+    """Modules to rewrite, children before parents, and what the report will say.
+
+    The modules are twins of the model's own, which `shell.live` gives; `paths` are those of all twins.
+    """
 
     modules: list[_Module]
     wholes: list[Whole]
     report: Report
+    shell: Shell
+    paths: dict[nn.Module, str]
 
 
 def make_plan(model: nn.Module, rules: Sequence[Rule], example_inputs: tuple[Any, ...] | None) -> Plan:
-    """Analyse the model as its authors wrote it; changes nothing."""
-    with _stock_classes(model):
-        inputs = None if example_inputs is None else ModelInputs(model, example_inputs)
-        return _Planner(model, rules, inputs).plan()
-
-
-@contextmanager
-def _stock_classes(model: nn.Module) -> Iterator[None]:
-    rewritten = [(m, *restore(m)) for m in model.modules() if is_rewritten(m)]
-    try:
-        yield
-    finally:
-        for module, recipe, record in rewritten:
-            install(module, recipe, record)
+    """Analyse the model as its authors wrote it, on twins of its modules: the model itself is only read."""
+    shell = Shell(model)
+    inputs = None if example_inputs is None else ModelInputs(shell.root, example_inputs)
+    return _Planner(shell, rules, inputs).plan()
 
 
 def in_order(sites: Iterable[Site], paths: Mapping[nn.Module, str]) -> list[Site]:
@@ -128,8 +124,8 @@ def in_order(sites: Iterable[Site], paths: Mapping[nn.Module, str]) -> list[Site
 
 
 class _Planner:
-    def __init__(self, model: nn.Module, rules: Sequence[Rule], inputs: ModelInputs | None) -> None:
-        self.model, self.rules, self.inputs = model, rules, inputs
+    def __init__(self, shell: Shell, rules: Sequence[Rule], inputs: ModelInputs | None) -> None:
+        self.shell, self.model, self.rules, self.inputs = shell, shell.root, rules, inputs
         self.wholes = [rule for rule in rules if rule.whole]
         taken = {cls for rule in self.wholes for cls in rule.modules}
         self.searched = {cls for rule in rules for cls in rule.modules} - taken
@@ -138,11 +134,12 @@ class _Planner:
         self.opened = {cls for rule in rules for cls in rule.opens}
         self.known: dict[nn.Module, _Module] = {}
         self.kept: list[Site] = []
-        self.paths = {m: path for path, m in model.named_modules()}
+        self.paths = {m: path for path, m in self.model.named_modules()}
 
     def plan(self) -> Plan:
         paths = self.paths
-        compiled = {d for m in paths if _compiled(m) for d in m.modules() if d is not m}
+        closed = [*self.shell.rigid, *filter(_compiled, paths)]
+        compiled = {d for m in closed for d in m.modules() if d is not m}
         for module in reversed(paths):
             if module not in compiled and (type(module) in self.searched or not _is_library(module)):
                 self._look_at(module, paths[module])
@@ -159,8 +156,10 @@ class _Planner:
             if m.changes and _copies_itself(m.root):
                 reason = f"class {type(m.root).__name__} controls how it is copied"
                 kept += [replace(s.below(m.name), reason=reason, gain=None) for s in m.sites()]
-        kept = [s for s in dict.fromkeys([*self.kept, *kept]) if (s.path, s.source) not in places]
-        return Plan(chosen, wholes, Report(in_order(swapped, paths), in_order(kept, paths)))
+        kept = list({(s.path, s.source, s.reason): s for s in reversed([*self.kept, *kept])}.values())[::-1]
+        kept = [s for s in kept if (s.path, s.source) not in places]
+        report = Report(in_order(swapped, paths), in_order(kept, paths))
+        return Plan(chosen, wholes, report, self.shell, paths)
 
     def _respect_layout(self) -> None:
         """Restrict replacements that keep channels_last, where code of the model needs contiguous tensors."""
@@ -193,14 +192,17 @@ class _Planner:
             rule = next((r for r in self.wholes if type(module) in r.modules and r.takes(module)), None)
             if rule is None or module in compiled:
                 continue
-            site = Site("", rule.name, class_name(module), rule.exact, _unsupported(module), gain(rule.name))
-            if site.reason:
-                self.kept.append(site.below(path))
+            reason = _unsupported(module) or _without_kernel(rule, self._devices(module))
+            site = Site("", rule.name, class_name(module), rule.exact, reason, gain(rule.name))
+            if reason:
+                self.kept.append(replace(site, gain=None).below(path))
             else:
                 yield Whole(path, module, rule, () if module in merged else (site,))
 
     def _look_at(self, module: nn.Module, path: str) -> None:
         reason = _unsupported(module)
+        if not reason and module in self.shell.rigid:
+            reason = f"class {type(module).__name__} has a base written in C"
         if not reason:
             try:
                 opened = tuple(dict.fromkeys(self._openable(module)))
@@ -296,12 +298,45 @@ class _Planner:
 
     def _apply_rules(self, found: Path) -> None:
         shapes = self.inputs.shapes(found.capture) if self.inputs is not None else {}
-        found.changes, refused = apply_rules(self.rules, found.capture.graph, shapes)
+        devices = self._devices(found.capture.root)
+        found.changes, refused = apply_rules(self.rules, found.capture.graph, shapes, lambda _: devices)
         found.refused = refused if shapes else [_with_advice(s) for s in refused]
 
+    def _devices(self, module: nn.Module) -> set[str]:
+        """Types of the devices that the module computes on, as far as its parameters or else the model's tell."""
+        for m in (module, self.model):
+            found = {t.device.type for t in (*m.parameters(), *m.buffers())}
+            if found:
+                return found
+        return set()
 
-def apply_rules(rules: Sequence[Rule], graph: fx.Graph, shapes: Shapes) -> tuple[list[Change], list[Site]]:
-    """What the rules, in their order, replace in a graph, and what they looked at and refused."""
+
+def _without_kernel(rule: Rule, devices: Collection[str]) -> str:
+    """Why a rule is not applied on any of these devices, or "". Without a device it is left to the condition."""
+    apart = rule.devices and devices and not set(rule.devices).intersection(devices)
+    return f"no kernel for {', '.join(sorted(devices))}" if apart else ""
+
+
+def guarded(rule: Rule, replacement: Replacement, path: str = "") -> Replacement:
+    """The replacement with the condition that its tensor is on a device of the rule, which may change after a swap."""
+    replacement = replace(replacement, label=f"{rule.name} | {path}")
+    if not rule.devices:
+        return replacement
+    if rule.devices == ("cpu",):
+        test, names = "on_cpu(x0)", {"on_cpu": on_cpu}
+    else:
+        test, names = f"x0.device.type in {rule.devices}", {}
+    condition = f"{replacement.condition} and {test}"
+    return replace(replacement, condition=condition, names={**replacement.names, **names})
+
+
+def apply_rules(
+    rules: Sequence[Rule], graph: fx.Graph, shapes: Shapes, devices: Callable[[Region], Collection[str]]
+) -> tuple[list[Change], list[Site]]:
+    """What the rules, in their order, replace in a graph, and what they looked at and refused.
+
+    Args: devices: types of the devices on which a region runs; without any, its condition decides.
+    """
     changes: list[Change] = []
     taken: set[fx.Node] = set()
     refused: dict[fx.Node, list[tuple[Refusal, Site]]] = {}
@@ -314,13 +349,14 @@ def apply_rules(rules: Sequence[Rule], graph: fx.Graph, shapes: Shapes) -> tuple
             site = Site(path, rule.name, meta["source"], rule.exact, gain=gain(rule.name))
             try:
                 replacement = rule.prove(region, shapes)
-                if region.problem:
-                    raise Refusal(region.problem)
+                problem = region.problem or _without_kernel(rule, devices(region))
+                if problem:
+                    raise Refusal(problem)
             except Refusal as refusal:
                 refused.setdefault(region.mixing, []).append((refusal, site))
                 continue
             taken.update(region.nodes)
-            changes.append(Change(region, replacement, site))
+            changes.append(Change(region, guarded(rule, replacement, path), site))
     told = [_told(tries) for node, tries in refused.items() if node not in taken]
     return changes, [site for site in told if site is not None]
 
@@ -384,7 +420,7 @@ def _unsupported(module: nn.Module) -> str:
         return f"is a {'ScriptModule' if isinstance(module, torch.jit.ScriptModule) else 'GraphModule'}"
     if isinstance(module, Rewritten):
         return f"its class {cls.__name__} was derived from a swapped one"
-    if "forward" in vars(module):
+    if "forward" in vars(module) and overridden(module):
         return "has a forward of its own on the instance"
     own = [c for c in cls.__mro__[:-1] if c not in _HARMLESS]
     if is_parametrized(module):

@@ -256,7 +256,10 @@ def _sections(region: Region, results: Sequence[_Result]) -> int | tuple[int, ..
     number = len(region.outputs)
     if number == 1:
         return None
-    if all(r.cuts == tuple(t.numel() for t in torch.empty(r.shape[1]).chunk(number)) for r in results):
+    if all(
+        r.cuts == tuple(t.numel() for t in torch.empty(r.shape[1], device="cpu").chunk(number))
+        for r in results
+    ):
         return number
     cuts = {r.cuts for r in results}
     return cuts.pop() if len(cuts) == 1 else ()
@@ -267,7 +270,7 @@ def _probe(region: Region, shape: tuple[int, ...]) -> _Result:
 
     Raises: Refusal if the region does not run, moves more than whole channels, or permutes them otherwise.
     """
-    x = torch.arange(math.prod(shape), dtype=torch.int32).view(shape)
+    x = torch.arange(math.prod(shape), dtype=torch.int32, device="cpu").view(shape)
     try:
         outputs = _run(region, x)
     except Exception as error:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 
-__all__ = ["Check", "Report", "Site"]
+__all__ = ["Check", "Planned", "Report", "Site", "table"]
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,11 @@ class Site:
     """One place in a model.
 
     path: the module whose forward holds it, "" for the model itself.
-    rule: the rule's name, "" where no rule got to see the code.
-    source: "file:line", or the module's class where it is one of torch's own.
-    exact: the replacement is bit-equal. reason: why it was kept, "" where swapped.
-    gain: how many times faster the replacement was measured on this machine or its class, None if never.
+    rule: the rule's name, "" if the code could not be analysed, so that no rule saw it.
+    source: "file:line", or the module's class if it is one of torch's own.
+    exact: the replacement is bit-equal. reason: why it was kept, "" if it was swapped.
+    gain: how many times faster than torch the replacement was measured on this machine, or on others with the same
+        instruction set; None if it was not.
     """
 
     path: str
@@ -38,7 +39,7 @@ class Check:
     """One comparison of a swapped model with the model as it was.
 
     name: the mode and memory format. error, bound: of the swapped and of the stock model against float64, as a
-    share of the largest value, for the tensor that detail names; None where all are bit-equal or a run failed.
+    share of the largest value, for the tensor that detail names; None if all are bit-equal or a run failed.
     """
 
     name: str
@@ -52,8 +53,9 @@ class Check:
 class Report:
     """The decisions about one model, in the order of its modules; prints as a table.
 
-    memory_format: what `swap` brings parameters and inputs to, as "channels_last"; "" where nothing is brought.
+    memory_format: the format that `swap` converts parameters and inputs to, such as "channels_last"; "" for none.
     denormals: parameters with denormal numbers, by name: how many; they slow a CPU down, see `opswap.memory`.
+    note: a sentence on what the report cannot show, such as that the model was not swapped; else "".
     """
 
     swapped: list[Site] = field(default_factory=list)
@@ -61,6 +63,7 @@ class Report:
     checks: list[Check] = field(default_factory=list)
     memory_format: str = ""
     denormals: dict[str, int] = field(default_factory=dict)
+    note: str = ""
 
     def to_json(self) -> str:
         """One object with the fields above, sites and checks as objects with the fields of `Site` and `Check`."""
@@ -72,18 +75,20 @@ class Report:
             for s in self.swapped
         ]
         lines = [f"{len(self.swapped)} swapped"]
-        lines += _table(("module", "rule", "result", "gain", "source"), rows)
+        lines += table(("module", "rule", "result", "gain", "source"), rows)
         if self.kept:
             rows = [(s.path, s.rule or "-", s.reason, s.source) for s in self.kept]
             lines += ["", f"{len(self.kept)} kept as they are"]
-            lines += _table(("module", "rule", "reason", "source"), rows)
+            lines += table(("module", "rule", "reason", "source"), rows)
         if self.checks:
             rows = [
                 (c.name, "holds" if c.holds else "FAILS", _share(c.error), _share(c.bound), c.detail)
                 for c in self.checks
             ]
             lines += ["", "checked"]
-            lines += _table(("mode", "result", "error", "error of stock", "detail"), rows)
+            lines += table(("mode", "result", "error", "error of stock", "detail"), rows)
+        if self.note:
+            lines += ["", self.note]
         if self.memory_format:
             lines += ["", f"parameters and inputs are brought to {self.memory_format}"]
         if self.denormals:
@@ -92,8 +97,23 @@ class Report:
                 "",
                 f"{sum(self.denormals.values())} denormal numbers: see opswap.memory.flush_denormals",
             ]
-            lines += _table(("parameter", "denormals"), rows)
+            lines += table(("parameter", "denormals"), rows)
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a swap decided: kept on the model and on every module with a new forward, copied and pickled with them.
+
+    path: of the module in the model that was swapped. report: of that model. classes: of its modules by path.
+    """
+
+    path: str
+    report: Report
+    classes: tuple[tuple[str, str], ...]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Planned:
+        return self
 
 
 def _times(gain: float | None) -> str:
@@ -104,7 +124,8 @@ def _share(error: float | None) -> str:
     return "-" if error is None else f"{error:.1e}"
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """A head and rows of equal length as lines, each column as wide as its longest entry; nothing without rows."""
     rows = [head, *((path or "(model)", *rest) for path, *rest in rows)]
     if len(rows) == 1:
         return []

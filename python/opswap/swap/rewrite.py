@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Give one module instance a new forward, as a generated subclass of its own class, and take it back.
+"""Give one module instance a new forward, and take it back.
 
+torch's own layers get it on the instance, see `instance_forward`, others as a generated subclass of their own class.
 The instance stays the same object, with the same parameters, buffers, hooks and children, and an instance of
 its class; no class that anybody else uses is touched.
 """
@@ -11,8 +12,10 @@ import inspect
 import itertools
 import linecache
 import operator
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar
 
@@ -21,11 +24,17 @@ from torch.fx import Graph, Node
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
+from opswap.functional import grouped_linear
+from opswap.ops.linear import register_flops
+
 from .capture import Capture
+from .fallback import declined, missed
+from .instance_forward import Link, fits, has_link, link_of, put, recipe_of, take_back, traced_forward
 from .match import Region
+from .outside import join
 from .rules.rule import Replacement
-from .runtime import Record, foresees, holds, in_mode, missed
-from .state import observe
+from .runtime import Record, foresees, holds, in_mode
+from .state import observe, observe_read
 
 __all__ = [
     "Recipe",
@@ -34,6 +43,7 @@ __all__ = [
     "is_rewritten",
     "make_record",
     "passed_by",
+    "recipe_of",
     "replace_region",
     "restore",
     "write",
@@ -49,13 +59,15 @@ class Recipe:
     """The text of a rewritten forward and what it needs to run; makes the class, also after pickling.
 
     modules: names in the text that are modules, by their import name. names: other objects in the text.
+    on_instance: the forward is for an instance's dictionary, as a method of a `Link`, in place of a subclass's.
     """
 
     original: type[nn.Module]
     code: str
     modules: dict[str, str]
     names: dict[str, Any]
-    _cls: type[nn.Module] | None = field(default=None, repr=False)
+    on_instance: bool = False
+    _cls: type[Any] | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cls": None}
@@ -63,11 +75,18 @@ class Recipe:
     def __deepcopy__(self, memo: dict[int, Any]) -> Recipe:
         return self
 
-    def make_class(self) -> type[nn.Module]:
-        """The generated subclass of `original`; one for every recipe."""
+    def make_class(self) -> type[Any]:
+        """The generated subclass of `original`, or of `Link`; one for every recipe."""
         if self._cls is None:
             original = self.original
             forward = self._execute()
+            if grouped_linear in self.names.values():
+                register_flops()
+            if self.on_instance:
+                # For torch.jit.script and inspect, which look at the stock code through this.
+                forward.__wrapped__ = original.forward
+                self._cls = type("Link", (Link,), {"__slots__": (), "recipe": self, "forward": forward})
+                return self._cls
             forward.__annotations__ = dict(original.forward.__annotations__)
             forward.__doc__ = original.forward.__doc__
             forward.__module__ = original.__module__
@@ -81,12 +100,22 @@ class Recipe:
             self._cls = type(original)(original.__name__, (Rewritten, original), members)
         return self._cls
 
+    def _stock_names(self) -> dict[str, Any]:
+        """What torch.jit.script finds the names of the stock code in."""
+        known = getattr(self.original.forward, "__globals__", {})
+        return {name: value for name, value in known.items() if not name.startswith("__")}
+
     def _execute(self) -> FunctionType:
         scope: dict[str, Any] = {
+            **(self._stock_names() if self.on_instance else {}),
             **self.names,
             "opswap_class": self.original,
+            "opswap_declined": declined,
+            "opswap_fits": fits,
             "opswap_holds": holds,
+            "opswap_link_of": link_of,
             "opswap_missed": missed,
+            "opswap_recipe": self,
         }
         for name, imported in self.modules.items():
             scope[name] = __import__(imported, fromlist=[""])
@@ -95,6 +124,7 @@ class Recipe:
         file = f"<opswap {self.original.__qualname__} {next(_serial)}>"
         linecache.cache[file] = (len(self.code), None, self.code.splitlines(True), file)
         exec(compile(self.code, file, "exec"), scope)
+        weakref.finalize(scope["forward"], linecache.cache.pop, file, None)
         return scope["forward"]
 
 
@@ -103,6 +133,23 @@ class Rewritten:
 
     _opswap_recipe: ClassVar[Recipe]
     _opswap_record: Record
+
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What torch's Module calls in place of `forward` under torch.jit.trace and the ONNX exporter that uses it.
+
+        The original forward runs, so that the graph is that of the stock model and needs no opswap.
+        """
+        if not is_rewritten(self) or "forward" in self.__dict__:
+            return super()._slow_forward(*args, **kwargs)
+        return traced_forward(self, type(self)._opswap_recipe.original, args, kwargs)
+
+    def __prepare_scriptable__(self) -> Any:
+        """torch.jit.script calls this of every module; it would put what is returned into the live parent module."""
+        raise RuntimeError(
+            f"torch.jit.script cannot compile a {type(self).__qualname__} that opswap.swap has rewritten: script the "
+            "stock form, opswap.unswap(model), or of a copy, opswap.unswap(copy.deepcopy(model)); "
+            "torch.jit.trace takes swapped models as they are"
+        )
 
     @property
     def opswap_code(self) -> str:
@@ -127,8 +174,8 @@ def _rebuild(recipe: Recipe, make: Any, args: tuple[Any, ...]) -> Any:
 
 
 def is_rewritten(module: Any) -> bool:
-    """True where the module's own class is a generated one, not a subclass that somebody derived from it."""
-    return "_opswap_recipe" in vars(type(module))
+    """True where the module has a generated forward, not one of a subclass that somebody derived from its class."""
+    return "_opswap_recipe" in vars(type(module)) or has_link(module)
 
 
 def _set_class(module: nn.Module, cls: type[nn.Module]) -> None:
@@ -137,15 +184,21 @@ def _set_class(module: nn.Module, cls: type[nn.Module]) -> None:
 
 
 def install(module: nn.Module, recipe: Recipe, record: Record) -> None:
-    """Put the generated class and the record on the instance."""
-    _set_class(module, recipe.make_class())
+    """Put the generated forward or class and the record on the instance."""
+    if recipe.on_instance:
+        put(module, recipe)
+    else:
+        _set_class(module, recipe.make_class())
     module.__dict__["_opswap_record"] = record
 
 
 def restore(module: nn.Module) -> tuple[Recipe, Record | None]:
-    """Put the original class back and hand out what was there, for `install`."""
-    recipe = type(module)._opswap_recipe
-    _set_class(module, recipe.original)
+    """Put the original forward or class back and hand out what was there, for `install`."""
+    if has_link(module):
+        recipe = take_back(module)
+    else:
+        recipe = recipe_of(module)
+        _set_class(module, recipe.original)
     return recipe, module.__dict__.pop("_opswap_record", None)
 
 
@@ -165,12 +218,19 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
         for (region, _), text in zip(changes, path, strict=True):
             replace_region(capture.graph, region, distinct[text], replaced)
         parts.append(_function_text(capture.graph, f"fused_{i}", scope, ("self",)))
-    parts.append(_forward_text(type(root).forward, paths[0][0].arguments, conditions))
+    on_instance = _is_of_torch(type(root))
+    parts.append(_forward_text(type(root).forward, paths[0][0].arguments, conditions, on_instance))
     code = "\n\n".join(parts)
     used = _names(compile(code, "<opswap>", "exec"))
     scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}
     modules = {k: v.__name__ for k, v in scope.items() if isinstance(v, ModuleType)}
-    return Recipe(type(root), code, modules, {k: v for k, v in scope.items() if k not in modules})
+    names = {k: v for k, v in scope.items() if k not in modules}
+    return Recipe(type(root), code, modules, names, on_instance)
+
+
+def _is_of_torch(cls: type) -> bool:
+    """True for layers of torch, whose type other libraries look up; none copies itself or watches its attributes."""
+    return cls.__module__.startswith("torch.")
 
 
 def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], parts: list[str]) -> str:
@@ -179,11 +239,13 @@ def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], pa
     asked = []
     for j, guard in enumerate((*capture.guards, *capture.foreseen)):
         name = f"guard_{number}_{j}"
-        parts.append(_function_text(guard, name, scope, ("self",)))
+        source = next((n.meta["source"] for n in reversed(guard.nodes) if "source" in n.meta), "")
+        parts.append(f"# {source}\n{_function_text(guard, name, scope, ('self',))}")
         call = f"opswap_{name}({inputs})"
         if j >= len(capture.guards):
             scope["foresees"] = foresees
-            call = f"foresees(opswap_{name}, {inputs})"
+            read = dict.fromkeys(n.target for n in guard.nodes if n.op in ("call_module", "get_attr"))
+            call = f"foresees(opswap_{name}, {tuple(read)}, {inputs})"
         asked.append(call)
     conditions = []
     if capture.training is not None:
@@ -231,13 +293,17 @@ def _site_text(region: Region, replacement: Replacement, scope: dict[str, Any]) 
     results = tuple(values[n] for n in region.outputs)
     graph.output(results if len(results) > 1 else results[0])
     scope.update(replacement.names)
-    names = ", ".join(n.target for n in graph.nodes if n.op == "placeholder")
+    arguments = [n.target for n in graph.nodes if n.op == "placeholder"]
+    names = ", ".join(arguments)
+    values = ", ".join(f"'{n}': {n}" for n in arguments)
+    label = f"{region.mixing.meta['source']} | {replacement.label}"
     return (
-        f"# {region.mixing.meta['source']}\n"
+        f"# {label}\n"
         + _function_text(graph, f"stock_{_SERIAL}", scope)
         + f"\n\ndef opswap_site_{_SERIAL}({names}):\n"
         f"    if {replacement.condition}:\n"
         f"        return {replacement.result}\n"
+        f"    opswap_declined('opswap_site_{_SERIAL}', {{{values}}})\n"
         f"    return opswap_stock_{_SERIAL}({names})\n"
     )
 
@@ -285,10 +351,10 @@ def _defaulted(forward: Any) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(forward).parameters.values() if p.default is not p.empty]
 
 
-def _forward_text(forward: Any, captured: Sequence[str], paths: Sequence[str]) -> str:
+def _forward_text(forward: Any, captured: Sequence[str], paths: Sequence[str], on_instance: bool) -> str:
     """A forward with the original's parameters, which calls the original where no captured path holds.
 
-    paths: the condition of each path, "" for one that always holds.
+    paths: the condition of each path, "" for one that always holds. on_instance: it is a method of a Link.
     """
     first, *rest = inspect.signature(forward).parameters.values()
     declared, passed, conditions = [first.name], [first.name], []
@@ -309,7 +375,15 @@ def _forward_text(forward: Any, captured: Sequence[str], paths: Sequence[str]) -
             declared.append("/")
     inputs = ", ".join((first.name, *captured))
     condition = " and ".join([*conditions, f"opswap_holds({inputs})"])
-    lines = [f"def forward({', '.join(declared)}):", f"    if {condition}:"]
+    stock = "opswap_class"
+    lines = []
+    if on_instance:
+        declared[0], stock = "opswap_link", f"type({first.name})"
+        lines = _entry_text(first.name)
+        condition = f"{_fits_text(first.name)} and {condition}"
+    else:  # a bound method that was kept over a second swap has former code, the module a new record
+        condition = f"{condition} and {first.name}._opswap_recipe is opswap_recipe"
+    lines = [f"def forward({', '.join(declared)}):", *lines, f"    if {condition}:"]
     for i, path in enumerate(paths):
         indent = "        "
         if path:
@@ -318,16 +392,36 @@ def _forward_text(forward: Any, captured: Sequence[str], paths: Sequence[str]) -
         lines.append(f"{indent}return opswap_fused_{i}({inputs})")
         if not path:
             break
-    lines += [f"    opswap_missed({first.name})", f"    return opswap_class.forward({', '.join(passed)})"]
+    call = ", ".join(passed)
+    lines += [f"    opswap_missed({call})", f"    return {stock}.forward({call})"]
     return "\n".join(lines) + "\n"
+
+
+def _entry_text(module: str) -> list[str]:
+    """The lines that get the module of the link; others than torch's Module pass the module itself."""
+    return [
+        "    try:",
+        f"        {module} = opswap_link.opswap_ref()",
+        "    except AttributeError:",
+        f"        {module}, opswap_link = opswap_link, opswap_link_of(opswap_link)",
+    ]
+
+
+def _fits_text(module: str) -> str:
+    """The condition that the module still is of the class that its forward was generated for."""
+    return f"(type({module}) is opswap_link.cls or opswap_fits({module}, opswap_link.cls))"
 
 
 def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     """What `holds` compares with later; taken while every class is the original one."""
     root, opened = captures[0].root, captures[0].opened
+    reading = reduce(operator.or_, (c.reading for c in captures))
     passed = dict.fromkeys(m for c in captures for m in passed_by(c))
-    states = [tuple((m, observe(m)) for m in modules) for modules in (opened, passed)]
-    return Record(observe(root), *states, tuple(sites))
+    states = [tuple((m, observe(m, reading)) for m in modules) for modules in (opened, passed)]
+    found = [(m, observe_read(m, reading)) for m in reading.modules if m not in passed]
+    read = tuple((m, state) for m, state in found if state.matters)
+    outside = join(c.outside for c in captures)
+    return Record(observe(root, reading), *states, tuple(sites), read, outside)
 
 
 def passed_by(capture: Capture) -> Iterator[nn.Module]:
@@ -346,11 +440,22 @@ def passed_by(capture: Capture) -> Iterator[nn.Module]:
 
 def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
     """The recipe of a class of one input whose whole forward is replaced."""
-    code = (
-        "def forward(self, input):\n"
-        "    m0, x0 = self, input\n"
-        f"    if {replacement.condition}:\n"
-        f"        return {replacement.result}\n"
-        "    return opswap_class.forward(m0, x0)\n"
+    on_instance = _is_of_torch(original)
+    if on_instance:
+        head = ["def forward(opswap_link, input):", *_entry_text("m0")]
+        condition, stock = f"{_fits_text('m0')} and ({replacement.condition})", "type(m0)"
+    else:
+        head = ["def forward(self, input):", "    m0 = self"]
+        condition, stock = replacement.condition, "opswap_class"
+    code = "\n".join(
+        [
+            f"# | {replacement.label}",
+            *head,
+            "    x0 = input",
+            f"    if {condition}:",
+            f"        return {replacement.result}",
+            "    opswap_declined('forward', {'m0': m0, 'x0': x0})",
+            f"    return {stock}.forward(m0, x0)\n",
+        ]
     )
-    return Recipe(original, code, {}, dict(replacement.names))
+    return Recipe(original, code, {}, dict(replacement.names), on_instance)

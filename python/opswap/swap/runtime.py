@@ -10,19 +10,20 @@ import copy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.nn.modules import module as _module
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from opswap._torch import any_global_hook, fake_copy, is_wrapper
 from opswap.ops._function import plain_cpu
 from opswap.ops._layout import cat_memory_format, suggest_memory_format
 from opswap.ops._stats import count_original
 
-from .state import State, stock_class, unchanged
+from .instance_forward import without_links
+from .outside import Outside, stands
+from .state import INTERNAL, State, stock_class, unchanged
 
 __all__ = [
     "CONVOLUTIONS",
@@ -43,6 +44,7 @@ __all__ = [
     "missed",
     "narrow_weight",
     "normable",
+    "on_cpu",
     "one_map_a_group",
     "one_weight_a_group",
     "owned",
@@ -66,14 +68,19 @@ class Record:
     """What was done to one module: kept on the instance, copied and pickled with it.
 
     `root` and `opened` are the states at the time of the capture, `passed` those of containers whose children
-    are called but not they themselves; `sites` are relative to the module; `known` has the answers of `foresees`.
+    are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
+    something was read, `outside` what belongs to no module. `known` has the answers of `foresees`, `told` what the
+    log was told of.
     """
 
     root: State
     opened: tuple[tuple[nn.Module, State], ...]
     passed: tuple[tuple[nn.Module, State], ...]
     sites: tuple[Any, ...]
+    read: tuple[tuple[nn.Module, State], ...] = ()
+    outside: Outside = field(default_factory=Outside)
     known: dict[Any, bool] = field(default_factory=dict, compare=False)
+    told: dict[str, object] = field(default_factory=dict, compare=False)
 
 
 def hooked(module: nn.Module) -> bool:
@@ -83,7 +90,11 @@ def hooked(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or "forward" in module.__dict__
+        or (
+            # not the one of opswap, see `instance_forward`
+            "forward" in module.__dict__
+            and module.__dict__["forward"] is not module.__dict__.get("_opswap_forward")
+        )
     )
 
 
@@ -95,15 +106,20 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
     for x in inputs:
         if not isinstance(x, Tensor):
             return False
-    if record.opened and _module._has_any_global_hook():
+    if record.opened and any_global_hook():
         return False
     for child, state in record.opened:
         if hooked(child) or stock_class(child) is not state.cls or not unchanged(child, state):
             return False
-    for child, state in record.passed:  # noqa: SIM110 (a generator is not traceable)
+    for child, state in record.passed:
         if not unchanged(child, state):
             return False
-    return True
+    for child, state in record.read:
+        if type(child) is not state.cls and stock_class(child) is not state.cls:
+            return False
+        if not unchanged(child, state):
+            return False
+    return stands(record.outside)
 
 
 def in_mode(module: nn.Module, training: bool) -> bool:
@@ -116,25 +132,77 @@ def in_mode(module: nn.Module, training: bool) -> bool:
     return True
 
 
-def foresees(guard: Callable[..., bool], module: nn.Module, *inputs: Tensor) -> bool:
-    """Whether the guard, which calls the module's children, holds for inputs of these sizes.
+def foresees(guard: Callable[..., bool], read: tuple[str, ...], module: nn.Module, *inputs: Tensor) -> bool:
+    """True if a guard that calls the module's children, or asks its tensors, holds for inputs of these sizes.
 
-    It is asked once for every size, of a copy on tensors without data, so that no child's state changes. Hooks
-    would notice and may change sizes: with hooks on a child it is never asked.
+    It is asked of a copy on tensors without data, so that no child's state changes, and once for the same sizes and
+    the same children. With hooks on a child, which would notice and may change sizes, it is never asked.
+
+    Args: read: the modules and tensors that the guard reads, by their paths below the module.
     """
-    if torch.compiler.is_compiling() or _module._has_any_global_hook():
+    if torch.compiler.is_compiling() or any_global_hook():
         return False
     if any(hooked(m) for m in module.modules() if m is not module):
         return False
     known = module._opswap_record.known
-    key = (guard.__name__, *((x.shape, x.dtype, x.device) for x in inputs))
-    if key not in known:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with FakeCopyMode(mode):
-            twin, *twins = copy.deepcopy((module, *(x.detach() for x in inputs)))
-        with mode, torch.no_grad():
-            known[key] = bool(guard(twin, *twins))
-    return known[key]
+    found = tuple(_signature(attrgetter(path)(module)) for path in read)
+    modes = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), torch.get_default_dtype()
+    key = guard.__name__, modes, found, tuple(map(_metadata, inputs))
+    try:
+        answer = known.pop(key, None)
+    except TypeError:  # an attribute of a child cannot be a key
+        return _foresee(guard, module, inputs)
+    if answer is None:
+        answer = _foresee(guard, module, inputs)
+    known[key] = answer  # the last one is the newest
+    while len(known) > _KNOWN:
+        known.pop(next(iter(known)), None)
+    return answer
+
+
+_KNOWN = 64  # answers about sizes that one module keeps
+
+
+def _foresee(guard: Callable[..., bool], module: nn.Module, inputs: tuple[Tensor, ...]) -> bool:
+    made = fake_copy(lambda: copy.deepcopy((module, *(x.detach() for x in inputs))))
+    if made is None:
+        return False
+    (twin, *twins), mode = made
+    with mode, torch.no_grad():
+        return bool(guard(twin, *twins))
+
+
+def _signature(value: nn.Module | Tensor | None) -> Any:
+    """All that the sizes of what a module returns depend on, or what code may ask a tensor for."""
+    if not isinstance(value, nn.Module):
+        return _metadata(value)
+    return tuple(
+        (
+            type(m),
+            m.training,
+            tuple(
+                (k, tuple(v) if type(v) is list else v)
+                for k, v in without_links(vars(m)).items()
+                if k not in INTERNAL
+            ),
+            tuple(_metadata(t) for held in (m._parameters, m._buffers) for t in held.values()),
+        )
+        for m in value.modules()
+    )
+
+
+def _metadata(tensor: Any) -> Any:
+    if not isinstance(tensor, Tensor):
+        return tensor
+    strided = tensor.layout is torch.strided
+    return (
+        tensor.shape,
+        tensor.stride() if strided else None,
+        tensor.dtype,
+        tensor.device,
+        tensor.layout,
+        tensor.requires_grad,
+    )
 
 
 def require(fact: Any, answer: bool, module: str, name: str, args: tuple[Any, ...]) -> None:
@@ -179,7 +247,7 @@ def covers(
     for t in tensors:
         if t.dim() not in ndims or t.dtype != first.dtype or t.device != first.device:
             return False
-        if type(t) is not Tensor and is_traceable_wrapper_subclass(t):
+        if type(t) is not Tensor and is_wrapper(t):
             return False
         total += t.shape[1]
     if total % groups or (channels is not None and total not in channels):
@@ -201,14 +269,19 @@ def indexes(index: Tensor) -> bool:
 
 def plain(input: Any) -> bool:
     """True for a tensor that is not a wrapper of others."""
-    return type(input) is Tensor or (isinstance(input, Tensor) and not is_traceable_wrapper_subclass(input))
+    return type(input) is Tensor or (isinstance(input, Tensor) and not is_wrapper(input))
+
+
+def on_cpu(input: Any) -> bool:
+    """True unless the value is a tensor on another device, for which there is no kernel."""
+    return getattr(input, "is_cpu", True)
 
 
 def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
     """True for a tensor that opswap's pools know: dense, floating point, of one of these dimensions."""
     if not isinstance(input, Tensor) or (ndims is not None and input.dim() not in ndims):
         return False
-    if type(input) is not Tensor and is_traceable_wrapper_subclass(input):
+    if type(input) is not Tensor and is_wrapper(input):
         return False
     return input.dtype in _FLOATS and input.layout is torch.strided
 
@@ -332,7 +405,7 @@ def meant_for_channels_last(module: nn.Module) -> bool:
 
 def unhooked(*modules: nn.Module) -> bool:
     """True where calling these modules does no more than their forwards."""
-    if _module._has_any_global_hook():
+    if any_global_hook():
         return False
     for module in modules:  # noqa: SIM110
         if hooked(module):

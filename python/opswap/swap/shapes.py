@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +13,16 @@ from torch.fx.node import map_arg
 
 from .capture import Capture
 from .facts import ancestors
+from .quiet import copied_inputs, generators_kept, quiet_call
+from .shell import Shell
 
 __all__ = ["ModelInputs"]
 
 
 class ModelInputs:
     """What every module of a model is called with when the model is called with the example inputs.
+
+    It is a copy that is called, without the hooks of the user: a hook that changes sizes is not seen.
 
     Raises: ValueError where the model cannot be copied or does not run on them.
     """
@@ -28,45 +31,41 @@ class ModelInputs:
         if not isinstance(example_inputs, tuple):
             raise TypeError(f"example_inputs must be a tuple, got {type(example_inputs).__name__}")
         self._seen: dict[nn.Module, tuple[Any, ...]] = {}
-        self._copies: dict[nn.Module, nn.Module] = {}
         try:
             self._run(model, example_inputs)
         except Exception as error:
             raise ValueError(f"the model does not run on example_inputs: {error}") from error
 
     def _run(self, model: nn.Module, example_inputs: tuple[Any, ...]) -> None:
-        twin = copy.deepcopy(model)
-        twin.eval()  # an override may return None
-        originals = dict(model.named_modules())
-        handles = []
-        for path, module in twin.named_modules():
-            self._copies[originals[path]] = module
-            handles.append(module.register_forward_pre_hook(self._note(originals[path])))
-        with torch.no_grad():
-            twin(*copy.deepcopy(example_inputs))
-        for handle in handles:
-            handle.remove()
+        noting = True
 
-    def _note(self, original: nn.Module) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            self._seen.setdefault(original, tuple(a.clone() if isinstance(a, Tensor) else a for a in args))
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if noting:
+                seen = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+                self._seen.setdefault(copies.live(module), seen)
+            return quiet_call(module, *args, **kwargs)
 
-        return hook
+        copies = Shell(model, own=True, call=call)
+        copies.root.eval()  # an override may return None
+        self._twin = copies.twin
+        with torch.no_grad(), generators_kept():
+            copies.root(*copied_inputs(example_inputs))
+        noting = False
 
     def hints(self, module: nn.Module) -> Callable[[], _Values] | None:
         """Makes values of the module's graphs as its first call in the run had them; None where it had none."""
         if module not in self._seen:
             return None
-        return lambda: _Values(self._copies[module], self._seen[module])
+        return lambda: _Values(self._twin(module), self._seen[module])
 
     def shapes(self, capture: Capture) -> dict[Node, tuple[int, ...]]:
         """Sizes of the tensors in the graph; nothing where the module was not called or the run fails."""
         inputs = self._seen.get(capture.root)
         if inputs is None:
             return {}
-        recorder = _Recorder(self._copies[capture.root], graph=capture.graph)
+        recorder = _Recorder(self._twin(capture.root), graph=capture.graph)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), generators_kept():
                 recorder.run(*inputs)
         except Exception:
             return {}
@@ -85,7 +84,7 @@ class _Values:
         """The node's value, None where it cannot be computed."""
         needed = ancestors([node])
         try:
-            with torch.no_grad():
+            with torch.no_grad(), generators_kept():
                 for n in node.graph.nodes:
                     if n in needed and n not in self._known:
                         self._known[n] = self._compute(n)

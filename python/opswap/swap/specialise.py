@@ -10,16 +10,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from sympy import Symbol, true
 from torch import SymInt, Tensor
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._pytree import tree_leaves
+
+from opswap._torch import tree_leaves
 
 from .facts import drop_unused_facts
+
+# Only a compiled graph needs sympy, whose import takes a second and adds a warnings filter.
+if TYPE_CHECKING:
+    from sympy import Symbol
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = ["Specialised", "specialise"]
 
@@ -43,6 +47,8 @@ def specialise(graph: Graph) -> list[Specialised]:
 
     Args: graph: its nodes have "example_value" in their meta, as Dynamo's have.
     """
+    from sympy import Symbol
+
     sizes = [t.node for n in graph.nodes for t in _sizes(n.meta.get("example_value"))]
     hints = {s.expr: s.hint for s in sizes if isinstance(s.expr, Symbol) and s.hint is not None}
     if any(not s.expr.free_symbols <= hints.keys() for s in sizes):
@@ -82,6 +88,8 @@ def _vary(hints: Mapping[Symbol, int], environment: ShapeEnv, start: int) -> dic
 
 def _admits(environment: ShapeEnv, numbers: Mapping[Symbol, int]) -> bool:
     """True where the guards let tensors of these sizes into the graph."""
+    from sympy import true
+
     for symbol, number in numbers.items():
         allowed = environment.var_to_range.get(symbol)
         if allowed is not None and not allowed.lower <= number <= allowed.upper:

@@ -7,45 +7,72 @@ numbers, texts, lists, functions, constants of the class, the forward as the cla
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-__all__ = ["State", "observe", "stock_class", "unchanged"]
+from .instance_forward import without_links
+from .purity import LAYERS, TORCH, owner
+from .snapshot import MISSING, Contents, Plain, Wanted, is_as, is_plain, snapshot
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, frozenset, torch.dtype)
-_INTERNAL = frozenset(vars(nn.Module())) | {"_opswap_record"}
-_LONG = 256  # containers of more elements are compared by their length alone
-_DEEP = 4  # levels of containers in containers
+__all__ = ["INTERNAL", "Reading", "State", "observe", "observe_read", "stock_class", "unchanged"]
+
+INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", "_opswap_plan", "_opswap_record"}
 
 
 @dataclass(frozen=True)
-class _Contents:
-    """What a list, tuple, dict or functools.partial held."""
+class Reading:
+    """What a capture read of modules by name; None is every attribute.
 
-    kind: type
-    keys: tuple[Any, ...]
-    values: tuple[Any, ...]
-    length: int
+    names: attributes. texts: attributes that may be looked up where there are none. modules: those that were fetched
+    from their parents and neither called nor inlined. parents: those whose children were fetched or counted.
+    optional: (module, name) of parameters and buffers that were fetched, which may be None.
+    """
+
+    names: frozenset[str] | None = frozenset()
+    texts: frozenset[str] = frozenset()
+    modules: tuple[nn.Module, ...] = ()
+    parents: tuple[nn.Module, ...] = ()
+    optional: tuple[tuple[nn.Module, str], ...] = ()
+
+    def __or__(self, other: Reading) -> Reading:
+        """What either of the two read."""
+        names = None if None in (self.names, other.names) else self.names | other.names
+        lists = [
+            tuple(dict.fromkeys((*a, *b)))
+            for a, b in (
+                (self.modules, other.modules),
+                (self.parents, other.parents),
+                (self.optional, other.optional),
+            )
+        ]
+        return Reading(names, self.texts | other.texts, *lists)
 
 
 @dataclass(frozen=True)
 class State:
     """What a capture took for granted of one module.
 
-    cls: its class, `forward` that of the class. children: its modules. names, values: attributes of the instance
-    and constants of the class, containers as `_Contents`. methods: functions of the class by name.
+    cls: its class, `forward` that of the class. children: its modules, None if they do not matter. names, values:
+    attributes of the instance and constants of the class as snapshots. methods: names that the class has and the
+    instance has not. absent: names that neither has. optional: (name, is None) of parameters and buffers.
     """
 
     cls: type
     forward: Any
-    children: tuple[nn.Module | None, ...]
+    children: tuple[nn.Module | None, ...] | None
     names: tuple[str, ...]
     values: tuple[Any, ...]
     methods: tuple[str, ...]
+    absent: tuple[str, ...] = ()
+    optional: tuple[tuple[str, bool], ...] = ()
+
+    @property
+    def matters(self) -> bool:
+        """True if there is more to it than the class of a module."""
+        return bool(self.children is not None or self.names or self.methods or self.absent or self.optional)
 
 
 def stock_class(module: nn.Module) -> type:
@@ -55,82 +82,106 @@ def stock_class(module: nn.Module) -> type:
     return cls if recipe is None or recipe.make_class() is not cls else recipe.original
 
 
-def observe(module: nn.Module) -> State:
-    """The state of a module that its capture depends on."""
+def observe(module: nn.Module, reading: Reading | None = None) -> State:
+    """The state of a module that its capture depends on; of everything in it if reading is None."""
+    reading = Reading(None) if reading is None else reading
     cls = stock_class(module)
-    found = {k: v for k, v in vars(module).items() if k not in _INTERNAL}
+    wanted = None if _is_read_by_torch(cls.forward) else reading.names
+    return _observe(module, reading, wanted, tuple(module._modules.values()))
+
+
+def observe_read(module: nn.Module, reading: Reading) -> State:
+    """The state of a module of which something was read and that was not inlined."""
+    parent = any(m is module for m in reading.parents)
+    children = tuple(module._modules.values()) if parent else None
+    # Code of torch iterates over these, by attributes of its own.
+    every = isinstance(module, (nn.ParameterList, nn.ParameterDict))
+    return _observe(module, reading, None if every else reading.names, children)
+
+
+def _is_read_by_torch(forward: Any) -> bool:
+    """True for a forward whose reads no capture follows."""
+    code = getattr(forward, "__code__", None)
+    return code is None or owner(code.co_filename, getattr(forward, "__module__", "") or "") in (
+        LAYERS,
+        TORCH,
+    )
+
+
+def _observe(
+    module: nn.Module,
+    reading: Reading,
+    wanted: Collection[str] | None,
+    children: tuple[nn.Module | None, ...] | None,
+) -> State:
+    cls = stock_class(module)
+    found = {
+        k: v
+        for k, v in without_links(vars(module)).items()
+        if k not in INTERNAL and (wanted is None or k in wanted)
+    }
     methods = []
     for base in cls.__mro__:
         if base.__module__.startswith("torch.") or base is object:
             continue
         for name, value in vars(base).items():
-            if name.startswith("__") or name == "_opswap_recipe":
+            if name.startswith("__") or name == "_opswap_recipe" or not (wanted is None or name in wanted):
                 continue
-            if hasattr(value, "__get__"):
+            if _is_constant(snapshot(value)) and name not in found:
+                found[name] = value
+            elif name not in vars(module):
                 methods.append(name)
-            elif _is_constant(_snapshot(value)):
-                found.setdefault(name, value)
-    kept = {k: _snapshot(v) for k, v in found.items() if not isinstance(v, Tensor)}
-    children = tuple(module._modules.values())
-    return State(cls, cls.forward, children, tuple(kept), tuple(kept.values()), tuple(dict.fromkeys(methods)))
+    kept = {k: snapshot(v, Wanted(reading.names, reading.texts)) for k, v in found.items()}
+    optional = {n: getattr(module, n, None) is None for m, n in reading.optional if m is module}
+    absent = [n for n in sorted(reading.texts) if _is_absent(module, cls, n)]
+    return State(
+        cls,
+        cls.forward,
+        children,
+        tuple(kept),
+        tuple(kept.values()),
+        tuple(dict.fromkeys(methods)),
+        tuple(absent),
+        tuple(optional.items()),
+    )
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
-
-
-def _snapshot(value: Any, depth: int = 0) -> Any:
-    if _is_plain(value) or type(value) not in (list, tuple, dict, partial) or depth == _DEEP:
-        return value
-    kind, value = type(value), _parts(value)
-    if len(value) > _LONG:
-        return _Contents(kind, (), (), len(value))
-    keys, values = (tuple(value), value.values()) if kind is dict else ((), value)
-    return _Contents(kind, keys, tuple(_snapshot(v, depth + 1) for v in values), len(value))
-
-
-def _parts(value: Any) -> Any:
-    """The container itself, or the function and the arguments that a partial is made of."""
-    return (value.func, value.args, value.keywords) if type(value) is partial else value
+def _is_absent(module: nn.Module, cls: type, name: str) -> bool:
+    tensors_and_modules = (module._parameters, module._buffers, module._modules)
+    return not hasattr(cls, name) and not any(name in d for d in (vars(module), *tensors_and_modules))
 
 
 def _is_constant(kept: Any) -> bool:
     """True for a snapshot without objects, which a copy of the module would not share with the class."""
-    return all(map(_is_constant, kept.values)) if type(kept) is _Contents else _is_plain(kept)
-
-
-def _is_as(now: Any, then: Any) -> bool:
-    """True where `now` is what the snapshot was taken of, or another object that means the same."""
-    if type(then) is not _Contents:
-        return now is then or (type(now) is type(then) and isinstance(then, (*_PLAIN, tuple)) and now == then)
-    if type(now) is not then.kind:
-        return False
-    now = _parts(now)
-    if len(now) != then.length:
-        return False
-    if then.keys:
-        for (key, value), known, kept in zip(now.items(), then.keys, then.values):  # noqa: B905
-            if key != known or not _is_as(value, kept):
-                return False
-        return True
-    for value, kept in zip(now, then.values):  # noqa: B905, SIM110 (neither is traceable otherwise)
-        if not _is_as(value, kept):
-            return False
-    return True
+    if type(kept) is Contents:
+        return all(map(_is_constant, kept.values))
+    return type(kept) is Plain or is_plain(kept)
 
 
 def unchanged(module: nn.Module, state: State) -> bool:
-    """True where the module is as it was observed; torch.compile traces through it."""
-    children = module._modules.values()
-    if state.cls.forward is not state.forward or len(children) != len(state.children):
+    """True if the module is as it was observed; torch.compile traces through it."""
+    if state.cls.forward is not state.forward:
         return False
-    for now, then in zip(children, state.children):  # noqa: B905 (strict= is not traceable; lengths are equal)
-        if now is not then:
+    if state.children is not None:
+        children = module._modules.values()
+        if len(children) != len(state.children):
             return False
+        for now, then in zip(children, state.children):  # noqa: B905 (strict= is not traceable; lengths are equal)
+            if now is not then:
+                return False
     for name, value in zip(state.names, state.values):  # noqa: B905
-        if not _is_as(getattr(module, name, None), value):
+        now = getattr(module, name, MISSING)
+        if now is not value and not is_as(now, value):
             return False
-    for name in state.methods:  # noqa: SIM110
+    for name in state.methods:
         if name in module.__dict__:
+            return False
+    for name, none in state.optional:
+        if (getattr(module, name, None) is None) is not none:
+            return False
+    for name in state.absent:
+        if name in module.__dict__ or name in module._parameters:
+            return False
+        if name in module._buffers or name in module._modules:
             return False
     return True

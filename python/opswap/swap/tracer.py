@@ -16,8 +16,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, wraps
-from types import CodeType, FrameType
+from functools import wraps
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -26,10 +26,15 @@ from torch.fx.graph import inplace_methods
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.proxy import Attribute
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_leaves
 
+from opswap._torch import tree_leaves
+
+from . import purity
 from .alias import returns_tensor
+from .bytecode import unfaithful
+from .concrete import Concrete
 from .facts import ATTRIBUTES, counts_dimensions, is_fact, is_shape
+from .follow import CHECKPOINTED, Follower
 from .match import graph_kinds, operation
 from .runtime import hooked
 
@@ -56,27 +61,15 @@ _TRANSPARENT = (
     "fx" + os.sep,
     "nn" + os.sep,
     "overrides.py",
+    os.path.join("utils", "_device.py"),  # the default device, which only factories take notice of
 )
-_CHECKPOINTED = (
-    "forward hands a function to torch.utils.checkpoint; what is checkpointed can be swapped where it is a module "
-    "of its own: checkpoint(self.block, x)"
-)
-_ASSERT = torch._assert.__code__  # becomes a node
+_ASSERT = getattr(getattr(torch, "_assert", None), "__code__", None)  # becomes a node; public, and documented
 # The frame below the user's own; torch.compile wraps the method once it has been imported.
 _TRACE = inspect.unwrap(fx.Tracer.trace).__code__
-_BAKED = {
-    "callable",
-    "hasattr",
-    "is_autocast_enabled",
-    "is_grad_enabled",
-    "is_inference_mode_enabled",
-    "is_tensor",
-    "issubclass",
-    "type",
-}
-_CATCHES = ("CHECK_EG_MATCH", "CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH")
 _CONTAINERS = (list, dict, immutable_list, immutable_dict)
 # They take sizes, which may be proxies, but no tensor by which torch would hand the call to fx.
+# Attributes of tensors that are None at times: no proxy is.
+_NONE_OR_NOT = frozenset(("_backward_hooks", "_base", "_grad", "_grad_fn", "grad", "grad_fn"))
 _FACTORIES = ("empty", "full", "ones", "zeros")
 # The number of dimensions is tried in this order where no run has shown it.
 _DIMENSIONS = (4, 3, 5, 2)
@@ -117,6 +110,8 @@ class _Proxy(fx.Proxy):
     tracer: Tracer
 
     def __getattr__(self, name: str) -> _AttributeProxy:
+        if name in _NONE_OR_NOT and not _called_from_torch():
+            raise self.tracer.refuse(f"a tensor is asked for its {name} at {self.tracer.inspect_frames()}")
         return _AttributeProxy(self, name)
 
     def __len__(self) -> int:
@@ -210,6 +205,7 @@ class Tracer(fx.Tracer):
         self.modes = _modes()
         self.thread = threading.get_ident()
         self.answered: dict[str, bool | int] = {}
+        self.follower: Follower  # what runs in the trace, by whoever makes the tracer
         self.hinting = False  # modules are called on tensors, for a hint
 
     def refuse(self, reason: str) -> CaptureError:
@@ -218,13 +214,19 @@ class Tracer(fx.Tracer):
         return self.refusal
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        """The graph of root's forward; `follower` knows afterwards what it read and wrote elsewhere."""
+        with Concrete(self):
+            return self._trace(root)
+
+    def _trace(self, root: nn.Module) -> fx.Graph:
         stock = {name: getattr(torch, name) for name in _FACTORIES}
         recorded = {name: self._recorded(function) for name, function in stock.items()}
         try:
             for name, function in recorded.items():
                 setattr(torch, name, function)
-            return super().trace(root, concrete_args)
+            return super().trace(root)
         finally:
+            self.follower.stop()
             for name, function in stock.items():
                 if (
                     getattr(torch, name) is recorded[name]
@@ -235,14 +237,22 @@ class Tracer(fx.Tracer):
         """The function, whose calls become nodes where an argument is a proxy; other threads' are left alone."""
 
         @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def record_or_call(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == self.thread and any(
                 isinstance(a, fx.Proxy) for a in tree_leaves((args, kwargs))
             ):
                 return self.create_proxy("call_function", function, args, kwargs)
             return function(*args, **kwargs)
 
-        return call
+        return record_or_call
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        """As fx does; no code of the user runs in it."""
+        before = self.follower.pause()
+        try:
+            return super().create_proxy(*args, **kwargs)
+        finally:
+            self.follower.go_on(before)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -272,18 +282,26 @@ class Tracer(fx.Tracer):
             return forward(*args, **kwargs)
         if m is self.root:
             raise self.refuse("forward calls its own module")
+        # What is not a leaf has no hooks of its own, and those of the process must not fire.
         if self.is_passing(m):
-            return forward(*args, **kwargs)
+            return m.forward(*args, **kwargs)
         self.owners.append(self.path_of_module(m))
         try:
-            return super().call_module(m, forward, args, kwargs)
+            return super().call_module(m, m.forward, args, kwargs)
         finally:
             self.owners.pop()
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         if threading.get_ident() != self.thread:
             return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
+        frame = sys._getframe(1)
+        if _reads_modules(frame.f_back) and not self.hinting:
+            self.follower.fetched(frame.f_locals["mod"], attr, attr_val)
+        before = self.follower.pause()
+        try:
+            return super().getattr(attr, attr_val, parameter_proxy_cache)
+        finally:
+            self.follower.go_on(before)
 
     def create_arg(self, a: Any) -> Any:
         """What a node may take; fx would make plain lists and dicts of those of other classes."""
@@ -292,7 +310,16 @@ class Tracer(fx.Tracer):
         known = getattr(type(a), "__dataclass_fields__", {})
         if hasattr(type(a), "__post_init__") or not all(f.init for f in known.values()):
             raise self.refuse(f"forward makes a {type(a).__name__}, which sets fields of its own")
-        return super().create_arg(a)
+        if isinstance(a, torch.Tensor) and not isinstance(a, nn.Parameter) and not self._has(a):
+            raise self.refuse(f"a tensor from outside of the module is used at {self.inspect_frames()}")
+        try:
+            return super().create_arg(a)
+        except (NameError, NotImplementedError) as error:
+            kind = f"{type(a).__module__}.{type(a).__qualname__}"
+            raise self.refuse(f"a {kind} is passed to torch at {self.inspect_frames()}") from error
+
+    def _has(self, tensor: torch.Tensor) -> bool:
+        return tensor in self.tensor_attrs or any(tensor is b for b in self.root.buffers())
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
@@ -306,6 +333,7 @@ class Tracer(fx.Tracer):
                 raise self.refuse(f"forward has the required keyword-only argument {p.name!r}")
             required.append(p.name)
         self.arguments = tuple(required)
+        self.follower.start()  # the forward runs next
         return root_fn, [self.root, *(self.create_proxy("placeholder", n, (), {}) for n in required)]
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -313,7 +341,7 @@ class Tracer(fx.Tracer):
             files = [f.f_code.co_filename for f in _frames()]
             checkpointed = checkpoint.__file__ in files
             raise self.refuse(
-                _CHECKPOINTED if checkpointed else "forward changes the gradient or autocast mode"
+                CHECKPOINTED if checkpointed else "forward changes the gradient or autocast mode"
             )
         source = self.inspect_frames() or class_name(self.root.get_submodule(self.owners[-1]))
         node = super().create_node(kind, target, *args, **kwargs)
@@ -335,12 +363,12 @@ class Tracer(fx.Tracer):
             code, name = frame.f_code, frame.f_code.co_filename
             if name.startswith(_TORCH):
                 if name == checkpoint.__file__:
-                    raise self.refuse(_CHECKPOINTED)
+                    raise self.refuse(CHECKPOINTED)
                 if not name[len(_TORCH) :].startswith(_TRANSPARENT) and code is not _ASSERT:
                     raise self.refuse(f"forward runs through {os.path.relpath(name, _TORCH + os.pardir)}")
             elif not name.startswith(_HERE) and _EINOPS not in name:
                 source = source or f"{name}:{frame.f_lineno}"
-                reason = _unfaithful(code)
+                reason = unfaithful(code)
                 if reason:
                     raise self.refuse(reason)
         return source
@@ -386,11 +414,12 @@ class Tracer(fx.Tracer):
     def _hint(self, node: fx.Node) -> Any:
         if self.hints is None:
             return None
-        self.hinting = True
+        self.hinting, before = True, self.follower.pause()
         try:
             return self.hints.value(node)
         finally:
             self.hinting = False
+            self.follower.go_on(before)
 
     def _decide(self, node: fx.Node, kind: type, guesses: tuple[bool | int, ...]) -> bool | int:
         key = f"{kind.__name__} {_expression(node)}"
@@ -441,15 +470,17 @@ def class_name(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-def _loads_self(op: dis.Instruction, code: CodeType) -> bool:
-    """True where the instruction leaves the module on the stack whose method the code is."""
-    name = op.argval[-1] if isinstance(op.argval, tuple) else op.argval
-    return name == "self" or (code.co_name == "forward" and name in code.co_varnames[:1])
-
-
 def _called_from_torch() -> bool:
     """True where the caller's caller is code of torch or of opswap."""
     return sys._getframe(2).f_code.co_filename.startswith((_TORCH, _HERE))
+
+
+def _reads_modules(frame: FrameType | None) -> bool:
+    """True for code of the user, or of a layer that is inlined, which may ask a module for a child."""
+    if frame is None or frame.f_code.co_filename.endswith(os.path.join("nn", "modules", "module.py")):
+        return False
+    kind = purity.owner(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
+    return kind in (purity.LAYERS, purity.USER)
 
 
 def _frames() -> Iterator[FrameType]:
@@ -467,25 +498,3 @@ def _modes() -> tuple[bool, ...]:
         torch.is_autocast_enabled("cpu"),
         torch.is_autocast_enabled("cuda"),
     )
-
-
-@lru_cache(maxsize=1024)
-def _unfaithful(code: CodeType) -> str | None:
-    """Why a trace of this code may mean something else than the code."""
-    where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-    asked = sorted(_BAKED.intersection(code.co_names))
-    if asked:
-        return f"{code.co_name} ({where}) asks for {asked[0]}(), which a capture cannot follow"
-    before = None
-    for op in dis.get_instructions(code):
-        if op.opname in _CATCHES or (op.opname == "POP_EXCEPT" and before.opname != "COPY"):
-            return f"{code.co_name} ({where}) catches exceptions, which a capture does not record"
-        if (op.opname, op.argval) == ("LOAD_ATTR", "training") and not _loads_self(before, code):
-            return f"{code.co_name} ({where}) asks another module whether it trains"
-        before = op
-        if op.opname in ("BEFORE_WITH", "SETUP_WITH") or (op.opname, op.argrepr) == (
-            "LOAD_SPECIAL",
-            "__enter__",
-        ):
-            return f"{code.co_name} ({where}) has a with statement, which a capture does not record"
-    return None

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from opswap._torch import tree_leaves, tree_map
+
+from .quiet import generators_kept, quiet_copy, seed_generators
 from .report import Check, Report
 
 __all__ = ["FACTOR", "VerificationError", "compare"]
@@ -85,7 +86,7 @@ def _check_once(
     if not unequal:
         return Check(name, True, "bit-equal")
     try:
-        truth = _step(copy.deepcopy(stock).double(), _double(inputs), layout, mode)
+        truth = _step(quiet_copy(stock, stock=False).double(), _double(inputs), layout, mode)
         runs = [theirs]
         if layout != "contiguous":
             runs.append(_step(stock, inputs, layout, mode, held=True))
@@ -156,26 +157,26 @@ def _step(
 
     Args:
         mode: one of `_MODES`; "inference" is eval() without a graph.
-        held: every innermost module gets its inputs in the layout, which a stock model may lose on the way.
+        held: every innermost module but a scripted one gets its inputs in the layout, which a stock model may lose on
+            the way.
     """
-    model = copy.deepcopy(model)
+    model = quiet_copy(model, stock=False)
     model.train(mode == "train")  # an override may return None
     formats = _FORMATS[layout]
     for module in model.modules() if held else ():
-        if next(module.children(), None) is None:
+        if next(module.children(), None) is None and not isinstance(module, torch.jit.ScriptModule):
             module.register_forward_pre_hook(lambda _, args: tree_map(lambda t: _in_format(t, formats), args))
     if layout != "contiguous":
         for ndim, memory_format in formats.items():
             if any(p.dim() == ndim for p in model.parameters()):
                 model.to(memory_format=memory_format)
     inputs = tree_map(lambda t: _prepared(t, formats) if isinstance(t, Tensor) else t, inputs)
-    devices = sorted({t.device.index or 0 for t in model.parameters() if t.is_cuda})
-    with torch.random.fork_rng(devices), torch.set_grad_enabled(mode != "inference"):
-        torch.manual_seed(0)
+    with generators_kept(), torch.set_grad_enabled(mode != "inference"):
+        seed_generators(0)
         results = dict(_named("output", model(*inputs)))
-        torch.manual_seed(1)
+        seed_generators(1)
         loss = [
-            (y * torch.randn(y.shape).to(y)).sum()
+            (y * torch.randn(y.shape, dtype=torch.float32, device="cpu").to(y)).sum()
             for y in results.values()
             if y.requires_grad and y.is_floating_point()
         ]

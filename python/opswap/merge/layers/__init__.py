@@ -9,7 +9,16 @@ from .attention import BranchAttention
 from .conv import BranchConv, BranchConvTranspose
 from .layer import RECORDED, Layer
 from .linear import BranchLinear
-from .norm import BranchBatchNorm, BranchGroupNorm, BranchInstanceNorm, BranchLayerNorm
+from .norm import (
+    BranchBatchNorm1d,
+    BranchBatchNorm2d,
+    BranchBatchNorm3d,
+    BranchGroupNorm,
+    BranchInstanceNorm1d,
+    BranchInstanceNorm2d,
+    BranchInstanceNorm3d,
+    BranchLayerNorm,
+)
 from .other import BranchAdaptiveMaxPool2d, BranchPReLU, Separate
 
 __all__ = ["CHANNELWISE", "ELEMENTWISE", "LAYERS", "POOLS", "RANDOM", "RECORDED", "Layer", "Separate"]
@@ -22,8 +31,12 @@ def _of_dimensions(name: str) -> list[type[nn.Module]]:
 LAYERS: dict[type[nn.Module], type[Layer]] = {
     **dict.fromkeys(_of_dimensions("Conv"), BranchConv),
     **dict.fromkeys(_of_dimensions("ConvTranspose"), BranchConvTranspose),
-    **dict.fromkeys(_of_dimensions("BatchNorm"), BranchBatchNorm),
-    **dict.fromkeys(_of_dimensions("InstanceNorm"), BranchInstanceNorm),
+    nn.BatchNorm1d: BranchBatchNorm1d,
+    nn.BatchNorm2d: BranchBatchNorm2d,
+    nn.BatchNorm3d: BranchBatchNorm3d,
+    nn.InstanceNorm1d: BranchInstanceNorm1d,
+    nn.InstanceNorm2d: BranchInstanceNorm2d,
+    nn.InstanceNorm3d: BranchInstanceNorm3d,
     nn.GroupNorm: BranchGroupNorm,
     nn.LayerNorm: BranchLayerNorm,
     nn.Linear: BranchLinear,

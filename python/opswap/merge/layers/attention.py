@@ -22,7 +22,7 @@ Result = tuple[Tensor, None]
 class BranchAttention(Layer):
     """N MultiheadAttentions over tokens (B, L, E), queries, keys and values being one tensor, without weights returned.
 
-    in_proj_weight (N * 3 * E, E), in_proj_bias (N * 3 * E); out_proj has weight (N, E, E) and bias (N, E).
+    in_proj_weight (N * 3 * E, E), in_proj_bias (N * 3 * E); out_proj has weight (N, E, E) and bias (N * E).
     """
 
     takes = Form.STACKED
@@ -59,16 +59,16 @@ class BranchAttention(Layer):
         y = F.scaled_dot_product_attention(*parts, dropout_p=self.dropout if self.training else 0.0)
         rows = y.transpose(1, 2).unflatten(2, (n, self.num_heads)).flatten(3)
         out = self.get_submodule("out_proj")
-        return grouped_linear(rows, out.weight, out.bias).movedim(-2, 1), None
+        bias = None if out.bias is None else out.bias.view(n, -1)
+        return grouped_linear(rows, out.weight, bias).movedim(-2, 1), None
 
     def branch_calls(self) -> list[Callable[[Tensor], Result]]:
         out = self.get_submodule("out_proj")
-        biases = (None,) * self.branches if out.bias is None else out.bias.unbind(0)
         tensors = zip(
             self.pieces(self.in_proj_weight),
             self.pieces(self.in_proj_bias),
             out.weight,
-            biases,
+            self.pieces(out.bias),
             strict=True,
         )
         return [partial(self._attend, own) for own in tensors]

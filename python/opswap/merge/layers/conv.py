@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ...functional import grouped_linear
 from ..costs import Choice, Site, recorded_choice
 from ..forms import channels_innermost
+from ..recent import Recent
 from .layer import RECORDED, Layer
 
 __all__ = ["BranchConv", "BranchConvTranspose"]
@@ -66,13 +67,13 @@ class BranchConv(_Convolution):
 
     ways: "chunks" runs one branch after another; "dense" one convolution with zeros between the branches; "product",
     for 1 x 1 kernels, a batched matrix product. RECORDED takes what `costs` has for the input's sizes.
-    choices: what was taken so, by those sizes.
+    choices: what was taken so, by those sizes, the latest ones alone.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules, "padding_mode")
         self.border = tuple(modules[0]._reversed_padding_repeated_twice)
-        self.choices: dict[tuple[Any, ...], tuple[Site, Choice]] = {}
+        self.choices: Recent[tuple[Any, ...], tuple[Site, Choice]] = Recent()
 
     @property
     def wide_shared(self) -> bool:
@@ -108,10 +109,11 @@ class BranchConv(_Convolution):
         return self._product(x) if mode == "product" else super().wide(x, mode)
 
     def _recorded(self, x: Tensor) -> str:
-        if torch.compiler.is_compiling() or not self.ways:
+        if not self.ways or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return "wide"
         key = (x.shape, channels_innermost(x), torch.is_grad_enabled(), torch.get_num_threads())
-        if key not in self.choices:
+        found = self.choices.look_up(key)
+        if found is None:
             site = Site(
                 self.weight[0, 0].numel(),
                 self.in_channels,
@@ -121,8 +123,9 @@ class BranchConv(_Convolution):
                 math.prod(x.shape[2:]),
                 *key[1:],
             )
-            self.choices[key] = site, recorded_choice(site, self.ways)
-        return self.choices[key][1].way
+            found = site, recorded_choice(site, self.ways)
+            self.choices.add(key, found)
+        return found[1].way
 
     def _block_diagonal(self) -> Tensor:
         """(N * out, N * in, *kernel), zero where the input is another branch's."""
@@ -144,7 +147,8 @@ class BranchConv(_Convolution):
         columns = x.unflatten(1, (self.branches, self.in_channels)).flatten(3)
         if len(columns) != 1:
             output = torch.matmul(weight, columns)
-            output = output if bias is None else output + bias.unsqueeze(2)
+            # Under autocast the product is of a lower dtype, which a convolution's bias does not raise.
+            output = output if bias is None else output + bias.unsqueeze(2).to(output.dtype)
         elif bias is None:
             output = torch.bmm(weight, columns[0])
         else:

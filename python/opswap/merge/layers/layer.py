@@ -36,7 +36,8 @@ class Layer(nn.Module):
     ways: tuple[str, ...] = ()
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        super().__init__()
+        # Some subclasses are layers of torch too, which would make tensors of their own.
+        nn.Module.__init__(self)
         self.branches = len(modules)
         self.training = modules[0].training
 

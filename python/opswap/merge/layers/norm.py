@@ -14,67 +14,100 @@ from torch.nn import functional as F
 from ..forms import Form
 from .layer import Layer
 
-__all__ = ["BranchBatchNorm", "BranchGroupNorm", "BranchInstanceNorm", "BranchLayerNorm"]
+__all__ = [
+    "BranchBatchNorm",
+    "BranchBatchNorm1d",
+    "BranchBatchNorm2d",
+    "BranchBatchNorm3d",
+    "BranchGroupNorm",
+    "BranchInstanceNorm",
+    "BranchInstanceNorm1d",
+    "BranchInstanceNorm2d",
+    "BranchInstanceNorm3d",
+    "BranchLayerNorm",
+]
 
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class BranchBatchNorm(Layer):
-    """N BatchNorms as one over N * C channels; num_batches_tracked has one count a branch.
+    """N BatchNorms as one over N * C channels; num_batches_tracked has one count per branch.
 
-    Raises: ValueError where momentum is None (a cumulative average) and the branches have seen different numbers of
+    The subclasses are torch's BatchNorms as well, with num_features = N * C, for code that freezes or collects these.
+    Raises: ValueError if momentum is None (a cumulative average) and the branches have seen different numbers of
         batches.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules)
         first: Any = modules[0]
-        self.eps, self.momentum = first.eps, first.momentum
+        self.num_features = first.num_features * len(modules)
+        for name in ("eps", "momentum", "affine", "track_running_stats"):
+            setattr(self, name, getattr(first, name))
         self.join(modules, "weight", "bias", *_RUNNING)
-        if self.momentum is None and self.num_batches_tracked is not None:
-            counts = self.num_batches_tracked.tolist()
-            if len(set(counts)) > 1:
-                raise ValueError(f"branches: cumulative averages over different numbers of batches: {counts}")
+        if self.momentum is None:
+            self._cumulative_factor()
 
-    def _count(self) -> float:
-        """Count a batch of every branch; the weight of its statistics in the running ones."""
-        if not self.training or self.num_batches_tracked is None:
-            return 0.0 if self.momentum is None else self.momentum
-        self.num_batches_tracked.add_(1)
-        return 1.0 / float(self.num_batches_tracked[0]) if self.momentum is None else self.momentum
+    def _cumulative_factor(self) -> float:
+        counts = [] if self.num_batches_tracked is None else self.num_batches_tracked.tolist()
+        if len(set(counts)) > 1:
+            raise ValueError(f"branches: cumulative averages over different numbers of batches: {counts}")
+        return 1.0 / counts[0] if counts and counts[0] else 0.0
 
-    @property
-    def _of_batch(self) -> bool:
-        return self.training or self.running_mean is None
+    def _options(self) -> tuple[bool, float, float]:
+        """Count a batch of every branch. Returns: the last arguments of batch_norm, as torch's modules have them."""
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = self._cumulative_factor()
+        of_batch = self.training or (self.running_mean is None and self.running_var is None)
+        return of_batch, factor, self.eps
+
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        if self.training and not self.track_running_stats:
+            return None, None, self.weight, self.bias
+        return self.running_mean, self.running_var, self.weight, self.bias
 
     def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
-        momentum = self._count()
-        tensors = self.running_mean, self.running_var, self.weight, self.bias
-        return F.batch_norm(x, *tensors, self._of_batch, momentum, self.eps)
+        options = self._options()
+        return F.batch_norm(x, *self._tensors(), *options)
 
     def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
-        momentum = self._count()
-        tensors = self.running_mean, self.running_var, self.weight, self.bias
-        options = self._of_batch, momentum, self.eps
+        options = self._options()
         return [
             lambda x, own=own: F.batch_norm(x, *own, *options)
-            for own in zip(*map(self.pieces, tensors), strict=True)
+            for own in zip(*map(self.pieces, self._tensors()), strict=True)
         ]
 
 
+class BranchBatchNorm1d(BranchBatchNorm, nn.BatchNorm1d):
+    """N BatchNorm1d."""
+
+
+class BranchBatchNorm2d(BranchBatchNorm, nn.BatchNorm2d):
+    """N BatchNorm2d."""
+
+
+class BranchBatchNorm3d(BranchBatchNorm, nn.BatchNorm3d):
+    """N BatchNorm3d."""
+
+
 class BranchInstanceNorm(Layer):
-    """N InstanceNorms as one over N * C channels."""
+    """N InstanceNorms as one over N * C channels; the subclasses are torch's InstanceNorms as well."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules)
         first: Any = modules[0]
-        self.eps, self.momentum = first.eps, 0.0 if first.momentum is None else first.momentum
-        self.track_running_stats = first.track_running_stats
+        self.num_features = first.num_features * len(modules)
+        for name in ("eps", "momentum", "affine", "track_running_stats"):
+            setattr(self, name, getattr(first, name))
         self.join(modules, "weight", "bias", *_RUNNING)
 
     def _normalise(self, x: Tensor, mean: Any, var: Any, weight: Any, bias: Any) -> Tensor:
         of_input = self.training or not self.track_running_stats
-        return F.instance_norm(x, mean, var, weight, bias, of_input, self.momentum, self.eps)
+        momentum = 0.0 if self.momentum is None else self.momentum
+        return F.instance_norm(x, mean, var, weight, bias, of_input, momentum, self.eps)
 
     def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
         return self._normalise(x, self.running_mean, self.running_var, self.weight, self.bias)
@@ -87,26 +120,44 @@ class BranchInstanceNorm(Layer):
         ]
 
 
-class BranchGroupNorm(Layer):
+class BranchInstanceNorm1d(BranchInstanceNorm, nn.InstanceNorm1d):
+    """N InstanceNorm1d."""
+
+
+class BranchInstanceNorm2d(BranchInstanceNorm, nn.InstanceNorm2d):
+    """N InstanceNorm2d."""
+
+
+class BranchInstanceNorm3d(BranchInstanceNorm, nn.InstanceNorm3d):
+    """N InstanceNorm3d."""
+
+
+class BranchGroupNorm(Layer, nn.GroupNorm):
     """N GroupNorms as one with N times the groups."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules)
         first: Any = modules[0]
-        self.num_groups, self.eps = first.num_groups, first.eps
+        self.num_groups, self.num_channels = (
+            len(modules) * n for n in (first.num_groups, first.num_channels)
+        )
+        self.eps, self.affine = first.eps, first.affine
         self.join(modules, "weight", "bias")
 
     def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
-        return F.group_norm(x, self.num_groups * self.branches, self.weight, self.bias, self.eps)
+        return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
     def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
         tensors = zip(self.pieces(self.weight), self.pieces(self.bias), strict=True)
-        options = {"num_groups": self.num_groups, "eps": self.eps}
+        options = {"num_groups": self.num_groups // self.branches, "eps": self.eps}
         return [partial(F.group_norm, weight=w, bias=b, **options) for w, b in tensors]
 
 
-class BranchLayerNorm(Layer):
-    """N LayerNorms: weight and bias (N * normalized_shape[0], *); a shared input is normalised once for all."""
+class BranchLayerNorm(Layer, nn.LayerNorm):
+    """N LayerNorms: weight and bias (N * normalized_shape[0], *); a shared input is normalised once for all.
+
+    normalized_shape is that of one branch.
+    """
 
     takes = Form.STACKED
     gives = Form.STACKED
@@ -116,6 +167,7 @@ class BranchLayerNorm(Layer):
         super().__init__(modules)
         first: Any = modules[0]
         self.normalized_shape, self.eps = tuple(first.normalized_shape), first.eps
+        self.elementwise_affine = first.elementwise_affine
         self.join(modules, "weight", "bias")
 
     def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
@@ -126,7 +178,8 @@ class BranchLayerNorm(Layer):
         if self.weight is None:
             return y.expand(-1, self.branches, *(-1,) * (y.dim() - 2)) if shared else y
         weight = self.weight.view(sizes)
-        return y * weight if self.bias is None else torch.addcmul(self.bias.view(sizes), y, weight)
+        scaled = y * weight if self.bias is None else torch.addcmul(self.bias.view(sizes), y, weight)
+        return scaled.to(y.dtype)  # that of the input under autocast, whatever the weight's is
 
     def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
         tensors = zip(self.pieces(self.weight), self.pieces(self.bias), strict=True)

@@ -11,6 +11,7 @@ operators again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,18 @@ from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
+from opswap._torch import functorch_active
 
-from .._function import DeclinedError, base_apply, make_apply, needs_graph, plain_cpu, transforms_active
+from .._function import (
+    DeclinedError,
+    base_apply,
+    concrete_size,
+    make_apply,
+    needs_graph,
+    plain_cpu,
+    tracing,
+    transforms_active,
+)
 from .._stats import count_kernel, count_reference, reference_forced
 from ._operators import backward_operator, batch, batch_backward, operator
 from ._run import FLOATS, NAME, Sections, kernel, kernel_backward, reference
@@ -31,7 +42,8 @@ __all__ = ["grouped_linear"]
 # Looked up once: what lies on the way to a name costs microseconds where it has left the caches.
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
-_transforms = torch._C._are_functorch_transforms_active
+_transforms = functorch_active
+_is_tracing = torch.jit.is_tracing
 _NAME_BACKWARD = f"{NAME}_backward"
 
 
@@ -215,9 +227,10 @@ def _check_sections(weight: Tensor, out_features: Any) -> tuple[int, ...]:
     for n in out_features:
         if isinstance(n, bool) or not isinstance(n, int):
             raise TypeError(f"{NAME}(): out_features must be a list of ints, got {list(out_features)}")
-    if min(out_features, default=-1) < 0 or sum(out_features) != weight.shape[0]:
+    rows = concrete_size(weight)[0]
+    if min(out_features, default=-1) < 0 or sum(out_features) != rows:
         raise RuntimeError(
-            f"{NAME}: out_features {list(out_features)} must be non-negative and sum to the {weight.shape[0]} rows "
+            f"{NAME}: out_features {list(out_features)} must be non-negative and sum to the {rows} rows "
             f"of the weight"
         )
     return tuple(out_features)
@@ -229,21 +242,21 @@ def _check(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> N
             raise RuntimeError(
                 f"{NAME}: {name} is {t.dtype} on {t.device}, input is {input.dtype} on {input.device}"
             )
-    if bias is not None and bias.shape != weight.shape[:-1]:
+    weight_size = concrete_size(weight)
+    if bias is not None and concrete_size(bias) != weight_size[:-1]:
         raise RuntimeError(
             f"{NAME}: bias of size {tuple(bias.shape)} does not fit the weight of size {tuple(weight.shape)}"
         )
-    if not _is_stacked(input, groups, weight.shape[-1]) and (
-        input.dim() < 1 or input.shape[-1] != groups * weight.shape[-1]
-    ):
+    size, in_features = concrete_size(input), weight_size[-1]
+    if not _is_stacked(size, groups, in_features) and (not size or size[-1] != groups * in_features):
         raise RuntimeError(
-            f"{NAME}: input of size {tuple(input.shape)} must end in ({groups}, {weight.shape[-1]}) or "
-            f"({groups * weight.shape[-1]},) for {groups} groups of {weight.shape[-1]} features"
+            f"{NAME}: input of size {tuple(size)} must end in ({groups}, {in_features}) or "
+            f"({groups * in_features},) for {groups} groups of {in_features} features"
         )
 
 
-def _is_stacked(input: Tensor, groups: int, in_features: int) -> bool:
-    return input.dim() > 1 and input.shape[-1] == in_features and input.shape[-2] == groups
+def _is_stacked(size: Sequence[int], groups: int, in_features: int) -> bool:
+    return len(size) > 1 and size[-1] == in_features and size[-2] == groups
 
 
 def _autocast(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -267,19 +280,20 @@ def _plain(input: Tensor) -> bool:
 def grouped_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, out_features: Sequence[int] | None = None
 ) -> Tensor:
-    """One linear map a group: output[..., g, :] = input[..., g, :] @ weight[g].T + bias[g].
+    """One linear map per group: output[..., g, :] = input[..., g, :] @ weight[g].T + bias[g].
 
     Args:
         input: (*, G, in), or (*, G * in), with any leading dimensions; strided input is read in place. An input that
             ends in (G, in) is read as the former.
         weight: (G, out, in); with out_features (sum(out_features), in), the rows of group after group.
         bias: (G, out) or (sum(out_features),), or None.
-        out_features: outputs of every group, where these differ; None where all have as many.
+        out_features: the number of outputs of each group, if these differ; None if they are equal.
     Returns: (*, G, out), or (*, G * out) for a flat input; with out_features (*, sum(out_features)); contiguous.
     float32 and float64 are computed as they are; bfloat16 and float16 with sums in float32 that are rounded once, to
         nearest and ties to even, after the bias, as torch.baddbmm and torch.nn.functional.linear do, gradients
         likewise; other dtypes as torch does.
-    Raises: RuntimeError for sizes, dtypes or devices that do not fit; TypeError for what is no tensor or list.
+    Raises: RuntimeError for sizes, dtypes or devices that do not fit; TypeError for an argument that is not a tensor or
+        list.
     Source: Ridnik et al. 2021, ML-Decoder, section 3.
     """
     if not _compiling() and not reference_forced():
@@ -288,7 +302,8 @@ def grouped_linear(
             if _grad_enabled() and (
                 input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
             ):
-                output = NotImplemented if _transforms() else _apply_plain(sections, input, weight, bias)
+                hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls
+                output = NotImplemented if hidden else _apply_plain(sections, input, weight, bias)
             else:
                 output = _core.plain_grouped_linear(input, weight, bias, sections, True)
             if output is not NotImplemented:
@@ -314,20 +329,21 @@ def _checked(input: Any, weight: Any, bias: Any, out_features: Any) -> Tensor:
     device = input.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         input, weight, bias = _autocast(input, weight, bias)
-    groups = weight.shape[0] if sections is None else len(sections)
+    weight_size = concrete_size(weight)
+    groups = weight_size[0] if sections is None else len(sections)
     _check(input, weight, bias, groups)
-    in_features = weight.shape[-1]
-    stacked = _is_stacked(input, groups, in_features)
+    in_features = weight_size[-1]
+    stacked = _is_stacked(concrete_size(input), groups, in_features)
     if stacked and input.dim() == 3:
         return _linear(input, weight, bias, sections)
     lead = input.shape[: -2 if stacked else -1]
     output = _linear(input.reshape(-1, groups, in_features), weight, bias, sections)
     if stacked:
         return output.reshape(*lead, *output.shape[1:])
-    return output.reshape(*lead, weight.shape[:-1].numel())
+    return output.reshape(*lead, math.prod(weight_size[:-1]))
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, sections: Sections) -> Tensor:
-    if _plain(input):
+    if tracing() or _plain(input):
         return reference(input, weight, bias, sections)
     return _differentiable(sections, input, weight, bias)

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ACTIVATIONS", "check", "check_kinds", "count_values"]
+from .._layout import is_strided
+
+__all__ = ["ACTIVATIONS", "check", "check_kinds", "count_values", "is_covered"]
 
 ACTIVATIONS = ("relu", "relu6", "hardswish")
 
@@ -38,6 +40,16 @@ def check_kinds(
         raise ValueError(
             f"batch_norm_act: activation must be None or one of {ACTIVATIONS}, got {activation!r}"
         )
+
+
+def is_covered(input: Tensor) -> bool:
+    """False for what torch alone knows how to treat: other dtypes and layouts, less than two dimensions, no elements.
+
+    In a compiled graph no size is asked for.
+    """
+    if input.dtype not in _FLOATS or not is_strided(input) or input.dim() < 2:
+        return False
+    return torch.compiler.is_compiling() or input.numel() > 0
 
 
 def count_values(input: Tensor) -> int:

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .._function import make_apply, needs_graph, plain_cpu, plain_eager, transforms_active
+from opswap._torch import without_transforms
+
+from .._function import make_apply, needs_graph, plain_cpu, plain_eager, tracing, transforms_active
 from .._stats import count_reference, reference_forced
-from ._arguments import check, check_kinds, count_values
+from ._arguments import check, check_kinds, count_values, is_covered
 from ._operators import (
     FRESH,
     OVER,
@@ -75,13 +77,9 @@ def _move(
     if torch.compiler.is_compiling() or not transforms_active():
         update_running(statistics, running_mean, running_var, momentum, count)
         return
-    # A tensor from outside torch.func.grad may be written outside only; statistics have no gradient to lose.
-    while torch._C._functorch.is_gradtrackingtensor(statistics):
-        statistics = torch._C._functorch.get_unwrapped(statistics)
-    wrapped = any(
-        map(torch._C._functorch.is_functorch_wrapped_tensor, (statistics, running_mean, running_var))
-    )
-    with contextlib.nullcontext() if wrapped else torch._C._DisableFuncTorch():
+    # Statistics have no gradient to lose.
+    statistics, outside = without_transforms(statistics, running_mean, running_var)
+    with outside:
         update_running(statistics, running_mean, running_var, momentum, count)
 
 
@@ -273,7 +271,7 @@ def batch_norm_act(
     """torch.nn.functional.batch_norm and the activation after it, in one.
 
     Args:
-        input: (N, C, *) in float32, float64, bfloat16 or float16.
+        input: (N, C, *). The kernels take float32, float64, bfloat16 and float16; torch's operator runs for others.
         running_mean, running_var: (C); normalise with them, or in training (both or none) move them in place by
             momentum towards the batch's mean and unbiased variance.
         weight, bias: (C), scale and shift after the normalisation. All four vectors have the dtype of input, or
@@ -284,9 +282,9 @@ def batch_norm_act(
         activation: None, "relu", "relu6" or "hardswish".
     Returns: (N, C, *), dense, memory format and dtype of input. Statistics and sums are good to float64's precision
         and do not depend on the number of threads; arithmetic on values is float32, or float64 for float64.
-    Raises: as torch.nn.functional.batch_norm: ValueError for one value a channel in training; RuntimeError for
+    Raises: as torch.nn.functional.batch_norm: ValueError for one value per channel in training; RuntimeError for
         running statistics missing in evaluation, sizes and dtypes of vectors; NotImplementedError for integers;
-        also ValueError for an unknown activation, TypeError for what is no tensor, bool or number.
+        also ValueError for an unknown activation, TypeError for an argument that is not a tensor, bool or number.
     Source: Ioffe and Szegedy 2015, Batch Normalization, algorithm 1; section 4.1 for the gradient.
     """
     vectors = (running_mean, running_var, weight, bias)
@@ -302,6 +300,8 @@ def batch_norm_act(
             batch_norm_act, (input, *vectors), input, *vectors, training, momentum, eps, activation
         )
     check_kinds(input, vectors, training, momentum, eps, activation)
+    if tracing() or not is_covered(input):
+        return reference(input, *vectors, training, momentum, eps, activation)
     if input.device.type != "cpu" or reference_forced():
         check(input, *vectors, training, eps)
         if not torch.compiler.is_compiling():

@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._layout import is_strided
+
 __all__ = [
     "FLOATS",
     "INTEGERS",
     "Window",
+    "as_torch",
     "autocast_to_float32",
     "check_dtype",
-    "check_input",
+    "check_tensor",
+    "fits",
     "make_window",
     "pooled_size",
     "require_bool",
@@ -60,15 +64,18 @@ class Window(NamedTuple):
 
 def require_int(name: str, argument: str, value: Any) -> int:
     """`value` as an int; like torch, a bool is none, and a one-element integer tensor is one."""
-    if isinstance(value, torch.SymInt) or type(value) is int:
+    if isinstance(value, torch.SymInt):
         return value
     try:
         if isinstance(value, bool):
             raise TypeError
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         kind = type(value).__name__
         raise TypeError(f"{name}(): {argument} must be an int, got {value!r} of type {kind}") from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name}(): {argument} must be a number of 64 bits, got {number}")
+    return number
 
 
 def require_bool(name: str, argument: str, value: Any) -> bool:
@@ -78,8 +85,6 @@ def require_bool(name: str, argument: str, value: Any) -> bool:
 
 
 def _per_dimension(name: str, argument: str, value: Any, count: int) -> tuple[int, ...]:
-    if type(value) is int:
-        return (value,) * count
     if not isinstance(value, (list, tuple)):
         return (require_int(name, argument, value),) * count
     values = tuple(require_int(name, argument, v) for v in value)
@@ -129,16 +134,28 @@ def make_window(
     return window
 
 
-def check_input(name: str, input: Any, spatial: int) -> None:
-    """Raise unless `input` is (C, *) or (N, C, *) with `spatial` dimensions after C, empty at most in N."""
+def check_tensor(name: str, input: Any) -> None:
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}(): input must be a tensor, got {type(input).__name__}")
-    if input.dim() not in (spatial + 1, spatial + 2):
-        raise RuntimeError(
-            f"{name}: expected {spatial + 1} or {spatial + 2} dimensions, got size {tuple(input.shape)}"
-        )
-    if 0 in input.shape[-spatial - 1 :]:
-        raise RuntimeError(f"{name}: only the batch may be empty, got size {tuple(input.shape)}")
+
+
+def fits(input: Tensor, spatial: int) -> bool:
+    """True for (C, *) or (N, C, *) with `spatial` dimensions after C, empty at most in N; the rest is torch's."""
+    if not is_strided(input):
+        return False
+    return input.dim() in (spatial + 1, spatial + 2) and 0 not in input.shape[-spatial - 1 :]
+
+
+def as_torch(name: str, spatial: int, pool: Callable[..., Any], input: Tensor, *arguments: Any) -> Any:
+    """What torch's `pool(input, *arguments)` returns, of an input that does not fit; its class of error."""
+    try:
+        return pool(input, *arguments)
+    except (IndexError, RuntimeError, ValueError) as error:
+        if not is_strided(input):
+            raise
+        size = tuple(input.shape)
+        expected = f"{spatial + 1} or {spatial + 2} dimensions, of which only the batch may be empty"
+        raise type(error)(f"{name}: expected {expected}, got size {size}") from error
 
 
 def pooled_size(name: str, input: Tensor, window: Window, channel_step: int) -> tuple[int, ...]:

@@ -17,9 +17,18 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import base_apply
+from .._function import base_apply, tracing
 from .._layout import suggest_memory_format
-from ._arguments import FLOATS, autocast_to_float32, check_dtype, check_input, require_bool, require_int
+from ._arguments import (
+    FLOATS,
+    as_torch,
+    autocast_to_float32,
+    check_dtype,
+    check_tensor,
+    fits,
+    require_bool,
+    require_int,
+)
 from ._call import (
     batch_together,
     dense_copy,
@@ -38,7 +47,11 @@ from ._call import (
 __all__ = ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"]
 
 _MAX_PLANE = 2**31 - 1
-_TORCH = {2: torch_functional.adaptive_max_pool2d, 3: torch_functional.adaptive_max_pool3d}
+_TORCH = {
+    1: torch_functional.adaptive_max_pool1d,
+    2: torch_functional.adaptive_max_pool2d,
+    3: torch_functional.adaptive_max_pool3d,
+}
 
 
 def _reference_with_index(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -271,7 +284,11 @@ def _output_size(name: str, output_size: Any, input_size: Sequence[int]) -> tupl
 def _adaptive(
     name: str, spatial: int, input: Tensor, output_size: Any, return_indices: Any
 ) -> Tensor | tuple[Tensor, Tensor]:
-    check_input(name, input, spatial)
+    check_tensor(name, input)
+    if tracing():
+        return _TORCH[spatial](input, output_size, return_indices)
+    if not fits(input, spatial):
+        return as_torch(name, spatial, _TORCH[spatial], input, output_size, return_indices)
     require_bool(name, "return_indices", return_indices)
     size = _output_size(name, output_size, input.shape[-spatial:])
     if plain_torch(input, "adaptive_max_pool") or math.prod(input.shape[-spatial:]) > _MAX_PLANE:
@@ -297,7 +314,11 @@ def adaptive_max_pool1d(
         arguments = (input, output_size, return_indices)
         return handle_torch_function(adaptive_max_pool1d, (input,), *arguments)
     name = "adaptive_max_pool1d"
-    check_input(name, input, 1)
+    check_tensor(name, input)
+    if tracing():
+        return _TORCH[1](input, output_size, return_indices)
+    if not fits(input, 1):
+        return as_torch(name, 1, _TORCH[1], input, output_size, return_indices)
     sizes = output_size if isinstance(output_size, (list, tuple)) else (output_size,)
     if len(sizes) != 1:
         raise RuntimeError(f"{name}: output_size must be one int, got {tuple(sizes)}")
@@ -318,7 +339,7 @@ def adaptive_max_pool2d(
     Returns: (N, C, OH, OW) or (C, OH, OW) in the memory format of input; with return_indices also the flat
         int64 index h * W + w of the first maximum of every window, or of its last NaN, exact for every dtype.
     Raises: RuntimeError for a size that torch refuses, NotImplementedError for a dtype that it refuses,
-        TypeError for what is no tensor, int or bool.
+        TypeError for an argument that is not a tensor, int or bool, ValueError for an int of more than 64 bits.
     """
     output = _pool_plain(2, input, output_size, return_indices)
     if output is not NotImplemented:
@@ -346,5 +367,5 @@ def adaptive_max_pool3d(
         arguments = (input, output_size, return_indices)
         return handle_torch_function(adaptive_max_pool3d, (input,), *arguments)
     name = "adaptive_max_pool3d"
-    check_input(name, input, 3)
+    check_tensor(name, input)
     return _adaptive(name, 3, autocast_to_float32(input), output_size, return_indices)

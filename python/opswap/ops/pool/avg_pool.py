@@ -14,14 +14,16 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import base_apply
+from .._function import base_apply, tracing
 from .._layout import suggest_memory_format
 from ._arguments import (
     FLOATS,
     Window,
+    as_torch,
     autocast_to_float32,
     check_dtype,
-    check_input,
+    check_tensor,
+    fits,
     make_window,
     pooled_size,
     require_bool,
@@ -262,6 +264,10 @@ def _pool_in_torch(volumes: bool, input: Tensor, window: Window, options: tuple[
     return torch_functional.avg_pool2d(input, *window[:3], window.ceil_mode, *options)
 
 
+def _torch_avg_pool3d(input: Tensor, *arguments: Any) -> Tensor:
+    return torch_functional.avg_pool3d(_widened(input), *arguments).to(input.dtype)
+
+
 def _avg_pool(ours: Callable[..., Any], volumes: bool, input: Any, *arguments: Any) -> Tensor:
     """The public functions. Args: volumes: `ours` is avg_pool3d; arguments: as of `ours`, after the input."""
     output = plain_call("avg_pool", _core.plain_avg_pool, _apply_plain, volumes, input, *arguments)
@@ -270,8 +276,13 @@ def _avg_pool(ours: Callable[..., Any], volumes: bool, input: Any, *arguments: A
     if has_torch_function_unary(input):
         return handle_torch_function(ours, (input,), input, *arguments)
     name, spatial = ours.__name__, 3 if volumes else 2
+    check_tensor(name, input)
+    stock = _torch_avg_pool3d if volumes else torch_functional.avg_pool2d
+    if tracing():
+        return stock(input, *arguments)
+    if not fits(input, spatial):
+        return as_torch(name, spatial, stock, input, *arguments)
     *sides, ceil_mode, count_include_pad, divisor_override = arguments
-    check_input(name, input, spatial)
     window = make_window(name, spatial, *sides, 1, ceil_mode)
     options = _check_options(name, count_include_pad, divisor_override)
     if volumes:
@@ -305,7 +316,7 @@ def avg_pool2d(
         divisor_override: divide by this instead.
     Returns: (N, C, OH, OW) or (C, OH, OW) in the memory format of input.
     Raises: RuntimeError for a window, input or divisor that torch refuses, NotImplementedError for another
-        dtype, TypeError for what is no tensor, int or bool.
+        dtype, TypeError for an argument that is not a tensor, int or bool, ValueError for an int of more than 64 bits.
     """
     arguments = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     return _avg_pool(avg_pool2d, False, input, *arguments)

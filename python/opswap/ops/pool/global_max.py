@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import base_apply
+from .._function import base_apply, tracing
 from .._layout import suggest_memory_format
 from ._arguments import FLOATS, require_bool
 from ._call import (
@@ -149,7 +149,9 @@ _differentiable_backward = differentiable(
 
 def _backward_of_pixels(input: Tensor, output: Tensor, positions: Tensor, grad_output: Tensor) -> Tensor:
     """Of an output (N, C) or (N, C, 1, 1); differentiable, and without the positions."""
-    return _differentiable_backward(input, output.flatten(1), grad_output.flatten(1))
+    planes = output.flatten(1)
+    # Gradients in a batch, torch.autograd.grad(..., is_grads_batched=True), know no flatten.
+    return _differentiable_backward(input, planes, grad_output.reshape(planes.shape))
 
 
 class _GlobalAmax(Function):
@@ -173,7 +175,7 @@ _apply_plain = base_apply(_GlobalAmax)
 
 def _amax(input: Tensor) -> Tensor:
     """amax over (2, 3) of (N, C, H, W)."""
-    if plain_torch(input, "global_amax") or input.dtype not in FLOATS:
+    if tracing() or plain_torch(input, "global_amax") or input.dtype not in FLOATS:
         return _reference(input)
     if 0 in input.shape[2:]:
         raise IndexError(f"global_max_pool2d: planes must not be empty, got size {tuple(input.shape)}")
@@ -184,14 +186,14 @@ def global_max_pool2d(input: Tensor, *, ties: str = "first", keepdim: bool = Tru
     """The maximum of every plane.
 
     Args:
-        input: (N, C, H, W). ties="first" takes what adaptive_max_pool2d takes, ties="split" what amax takes.
-        ties: where the gradient goes when several pixels are the maximum: "first" to the first of them, as
+        input: (N, C, H, W). ties="first" accepts the dtypes of adaptive_max_pool2d, ties="split" those of amax.
+        ties: which pixels get the gradient if several are the maximum: "first" to the first of them, as
             adaptive_max_pool2d(input, 1); "split" in equal shares, as input.amax((2, 3)).
         keepdim: return (N, C, 1, 1) instead of (N, C).
-    Returns: (N, C, 1, 1) in the memory format of input, or (N, C); NaN where the plane has one. Of zeros of both
+    Returns: (N, C, 1, 1) in the memory format of input, or (N, C); NaN if the plane has one. Of zeros of both
         signs the first one is returned; which one amax returns depends on sizes and strides.
-    Raises: ValueError for another rule; RuntimeError for another number of dimensions; else as the operator
-        replaced.
+    Raises: ValueError for other ties; RuntimeError for another number of dimensions; TypeError if input is not a tensor
+        or keepdim not a bool; else as the operator replaced.
     """
     if ties == "split":
         output = plain_call("global_amax", _core.plain_amax, _apply_plain, keepdim, input)

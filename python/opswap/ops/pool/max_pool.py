@@ -18,15 +18,17 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import base_apply
+from .._function import base_apply, tracing
 from .._layout import suggest_memory_format
 from ._arguments import (
     FLOATS,
     INTEGERS,
     Window,
+    as_torch,
     autocast_to_float32,
     check_dtype,
-    check_input,
+    check_tensor,
+    fits,
     make_window,
     pooled_size,
     require_bool,
@@ -391,6 +393,11 @@ def _pool_in_torch(
     return reference_max_pool3d(input, window)
 
 
+def _torch_max_pool3d(input: Tensor, *arguments: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """torch's, which refuses a batch of images in channels_last."""
+    return torch_functional.max_pool3d(input.contiguous() if input.dim() == 4 else input, *arguments)
+
+
 def _max_pool(
     ours: Callable[..., Any], volumes: bool, input: Any, *arguments: Any
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -403,7 +410,12 @@ def _max_pool(
     if has_torch_function_unary(input):
         return handle_torch_function(ours, (input,), input, *arguments)
     name, spatial = ours.__name__, 3 if volumes else 2
-    check_input(name, input, spatial)
+    check_tensor(name, input)
+    stock = _torch_max_pool3d if volumes else torch_functional.max_pool2d
+    if tracing():
+        return stock(input, *window_arguments, return_indices)
+    if not fits(input, spatial):
+        return as_torch(name, spatial, stock, input, *window_arguments, return_indices)
     require_bool(name, "return_indices", return_indices)
     window = make_window(name, spatial, *window_arguments)
     if volumes and not return_indices:
@@ -439,7 +451,7 @@ def max_pool2d(
     Returns: (N, C, OH, OW) or (C, OH, OW) in the memory format of input; with return_indices also the flat
         int64 index h * W + w of the first maximum of every window, or of its last NaN.
     Raises: RuntimeError for a window or an input that torch refuses, NotImplementedError for another dtype,
-        TypeError for what is no tensor, int or bool.
+        TypeError for an argument that is not a tensor, int or bool, ValueError for an int of more than 64 bits.
     """
     return _max_pool(
         max_pool2d, False, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The rules that `swap` applies, one file a family; a rule that comes first takes a piece of code first."""
 
+from dataclasses import replace
+
 from . import channels, convolution, dropout, groups, linear, norm, norm_functional, permutation, pool
 from .rule import Replacement, Rule
 
@@ -9,5 +11,13 @@ __all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
 _NORMS = norm.RULES + norm_functional.RULES
 _LINEAR = linear.RULES + groups.RULES
 _ARITHMETIC = _NORMS + _LINEAR + convolution.RULES
-DEFAULT: tuple[Rule, ...] = channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES
-OPTIONAL: tuple[Rule, ...] = pool.OPTIONAL
+_KERNELS = channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES
+
+
+def _where_kernels_are(rule: Rule) -> Rule:
+    """The kernels are for CPUs; "identity" needs none."""
+    return rule if rule.name == "identity" else replace(rule, devices=("cpu",))
+
+
+DEFAULT: tuple[Rule, ...] = tuple(map(_where_kernels_are, _KERNELS))
+OPTIONAL: tuple[Rule, ...] = tuple(map(_where_kernels_are, pool.OPTIONAL))

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from opswap.nn.norm import apply_norm
 
 from ..match import Region
-from ..runtime import CONVOLUTIONS, NORMS, activation_of, hooked, normable, owned, unhooked
+from ..runtime import CONVOLUTIONS, NORMS, activation_of, hooked, normable, owned, poolable, unhooked
 from .activation import activation
 from .rule import Replacement, Rule, Shapes
 
@@ -89,9 +89,9 @@ def _prove_in_place(region: Region, shapes: Shapes) -> Replacement:
 
 # With given statistics and a new result torch's own is as fast: both read and write at the speed of memory.
 _ALONE = Replacement(
-    "m0.training and normable(m0, x0)",
+    "m0.training and poolable(x0)",
     "apply_norm(m0, x0, None)",
-    {"normable": normable, "apply_norm": apply_norm},
+    {"poolable": poolable, "apply_norm": apply_norm},
 )
 
 

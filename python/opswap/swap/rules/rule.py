@@ -26,12 +26,14 @@ class Replacement:
     result: one value for a region with one output, a sequence for more.
     names: the objects that the two texts mention.
     contiguous: true where the outputs are, for code that returns contiguous ones whatever it is given; "" elsewhere.
+    label: "rule | module path", for the comment above the generated code; the planner sets it.
     """
 
     condition: str
     result: str
     names: Mapping[str, Any]
     contiguous: str = ""
+    label: str = ""
 
 
 def _find_nothing(graph: Graph) -> Iterable[Region]:
@@ -60,6 +62,7 @@ class Rule:
     takes: of these instances, those that `whole` is for.
     inference: the condition holds only where no gradient is needed; elsewhere the modules of the region are
         called, and may have a `whole` of another rule.
+    devices: types of devices, such as ("cpu",), on which the replacement is faster; () is every device.
     """
 
     name: str
@@ -73,3 +76,4 @@ class Rule:
     whole: Replacement | None = None
     takes: Callable[[nn.Module], bool] = _take_all
     inference: bool = False
+    devices: tuple[str, ...] = ()

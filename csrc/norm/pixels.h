@@ -1,9 +1,21 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels where the channels of a position are neighbours; included by avx2_types.h.
+/* Kernels where the channels of a position are neighbours; included once per dtype.
  *
  * A pattern is the least number of whole rows, but some, that fills whole vectors: no number of
  * channels has a tail. What a value takes depends on its place in the pattern only. Wide patterns
  * are walked in strips of at most STRIP values, whose factors and sums stay in L1. */
+#include "core/simd.h"
+#include "norm/activation.h"
+#include "norm/below.h"
+#include "norm/norm.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
 
 /* Rows of a pattern: the multiple that fills vectors, then more while the pattern is short. Divides
  * OSW_NORM_ROWS. */
@@ -29,7 +41,7 @@ typedef struct LOCAL(strip) {
     _Alignas(64) float factors[FACTORS][STRIP_ROW];
 } LOCAL(strip);
 
-OSW_INLINE void LOCAL(fill_strip)(LOCAL(strip) * strip, const osw_norm *norm, const osw_mode mode)
+OSW_INLINE void LOCAL(fill_strip)(LOCAL(strip) *strip, const osw_norm *norm, const osw_mode mode)
 {
     const double *const factors[FACTORS] = {norm->center, norm->scale, norm->shift, norm->tilt,
                                             norm->offset};
@@ -49,9 +61,9 @@ OSW_INLINE void LOCAL(fill_strip)(LOCAL(strip) * strip, const osw_norm *norm, co
 }
 
 /* The strip at `column` of the pattern, of the patterns that a part has. */
-OSW_INLINE void LOCAL(start_strip)(LOCAL(strip) * strip, const osw_norm *norm,
-                                   const osw_norm_part *part, int64_t column, int64_t rows,
-                                   const osw_mode mode)
+OSW_INLINE void LOCAL(start_strip)(
+    LOCAL(strip) *strip, const osw_norm *norm, const osw_norm_part *part,
+                            int64_t column, int64_t rows, const osw_mode mode)
 {
     const int64_t pattern = rows * norm->channels, start = part->begin * norm->channels + column;
     const bool writes = mode != MOMENTS && mode != REDUCE;
@@ -69,28 +81,28 @@ OSW_INLINE void LOCAL(start_strip)(LOCAL(strip) * strip, const osw_norm *norm,
     LOCAL(fill_strip)(strip, norm, mode);
 }
 
-OSW_INLINE osw_factors LOCAL(factors_at)(const float (*factors)[STRIP_ROW], int64_t i,
-                                         const osw_mode mode)
+OSW_INLINE osw_factors
+LOCAL(factors_at)(const float (*factors)[STRIP_ROW], int64_t i, const osw_mode mode)
 {
-    osw_factors f = {.center = _mm256_load_ps(factors[0] + i)};
+    osw_factors f = {.center = load_f32(factors[0] + i)};
     if (mode != MOMENTS) {
-        f.scale = _mm256_load_ps(factors[1] + i);
-        f.shift = _mm256_load_ps(factors[2] + i);
+        f.scale = load_f32(factors[1] + i);
+        f.shift = load_f32(factors[2] + i);
     }
     if (mode == GRADIENT) {
-        f.tilt = _mm256_load_ps(factors[3] + i);
-        f.offset = _mm256_load_ps(factors[4] + i);
+        f.tilt = load_f32(factors[3] + i);
+        f.offset = load_f32(factors[4] + i);
     }
     return f;
 }
 
 /* Ask for the lines that `count` patterns need later, where value i of a pattern begins one. */
-OSW_INLINE void LOCAL(fetch)(const ELEMENT *from, int64_t i, int64_t step, int64_t ahead,
-                             const int count)
+OSW_INLINE void
+LOCAL(fetch)(const ELEMENT *from, int64_t i, int64_t step, int64_t ahead, const int count)
 {
     if (i % (64 / (int64_t)sizeof(ELEMENT)) == 0)
         for (int u = 0; u < count; u++)
-            _mm_prefetch((const char *)(from + u * step + i + ahead), _MM_HINT_T1);
+            prefetch_far(from + u * step + i + ahead);
 }
 
 /* Sums of one strip in float. */
@@ -100,9 +112,9 @@ typedef struct LOCAL(strip_sums) {
 } LOCAL(strip_sums);
 
 /* Add `count` patterns of a strip, the first of which is number p. */
-OSW_INLINE void LOCAL(add_patterns)(LOCAL(strip_sums) * sums, const LOCAL(strip) * strip, int64_t p,
-                                    const int count, const osw_mode mode,
-                                    const osw_activation activation)
+OSW_INLINE void LOCAL(add_patterns)(
+    LOCAL(strip_sums) *sums, const LOCAL(strip) *strip, int64_t p, const int count,
+                             const osw_mode mode, const osw_activation activation)
 {
     const int64_t step = strip->step, ahead = strip->ahead, width = strip->width;
     const ELEMENT *x = strip->x + p * step, *dy = mode == REDUCE ? strip->dy + p * step : NULL;
@@ -111,22 +123,22 @@ OSW_INLINE void LOCAL(add_patterns)(LOCAL(strip_sums) * sums, const LOCAL(strip)
         if (mode == REDUCE)
             LOCAL(fetch)(dy, i, step, ahead, count);
         const osw_factors f = LOCAL(factors_at)(strip->factors, i, mode);
-        __m256 first = _mm256_load_ps(sums->first + i), second = _mm256_load_ps(sums->second + i);
+        vf32 first = load_f32(sums->first + i), second = load_f32(sums->second + i);
         for (int u = 0; u < count; u++) {
             const int64_t at = u * step + i;
-            const __m256 centered = _mm256_sub_ps(LOAD8(x + at), f.center);
-            const __m256 given = mode == REDUCE ? LOAD8(dy + at) : centered;
-            const __m256 value = summand(centered, given, &f, mode, activation);
-            first = _mm256_add_ps(first, value);
-            second = _mm256_fmadd_ps(value, centered, second);
+            const vf32 centered = LOCAL(load)(x + at) - f.center;
+            const vf32 given = mode == REDUCE ? LOCAL(load)(dy + at) : centered;
+            const vf32 value = summand(centered, given, &f, mode, activation);
+            first += value;
+            second = fma_f32(value, centered, second);
         }
-        _mm256_store_ps(sums->first + i, first);
-        _mm256_store_ps(sums->second + i, second);
+        store_f32(sums->first + i, first);
+        store_f32(sums->second + i, second);
     }
 }
 
 /* Carry sums of a strip over to its channels, in double. */
-OSW_INLINE void LOCAL(flush_strip)(double *to, float *from, const LOCAL(strip) * strip)
+OSW_INLINE void LOCAL(flush_strip)(double *to, float *from, const LOCAL(strip) *strip)
 {
     int64_t c = strip->channel;
     for (int64_t i = 0; i < strip->width;) {
@@ -140,8 +152,9 @@ OSW_INLINE void LOCAL(flush_strip)(double *to, float *from, const LOCAL(strip) *
     memset(from, 0, (size_t)strip->width * sizeof *from);
 }
 
-OSW_INLINE void LOCAL(sum_strip)(const osw_norm_part *part, const LOCAL(strip) * strip,
-                                 const osw_mode mode, const osw_activation activation)
+OSW_INLINE void
+LOCAL(sum_strip)(const osw_norm_part *part, const LOCAL(strip) *strip, const osw_mode mode,
+                          const osw_activation activation)
 {
     LOCAL(strip_sums) sums = {{0}, {0}};
     const int64_t patterns = strip->patterns;
@@ -156,18 +169,19 @@ OSW_INLINE void LOCAL(sum_strip)(const osw_norm_part *part, const LOCAL(strip) *
     }
 }
 
-/* The rows that fill no pattern go to the scalar kernel. */
+/* The rows that fill no pattern are left to the tier below. */
 OSW_INLINE void LOCAL(rest_of_pixels)(const osw_norm *norm, const osw_norm_part *part, int64_t rows,
-                                      osw_norm_id id)
+                               osw_norm_id id)
 {
     osw_norm_part rest = *part;
     rest.begin = part->end - (part->end - part->begin) % rows;
     if (rest.begin < rest.end)
-        fallback[id](norm, &rest);
+        below[id](norm, &rest);
 }
 
-OSW_INLINE void LOCAL(sum_pixels)(const osw_norm *norm, const osw_norm_part *part,
-                                  const osw_mode mode, const osw_activation activation)
+OSW_INLINE void
+LOCAL(sum_pixels)(const osw_norm *norm, const osw_norm_part *part, const osw_mode mode,
+                           const osw_activation activation)
 {
     const int64_t rows = LOCAL(pattern_rows)(norm->channels), pattern = rows * norm->channels;
     LOCAL(strip) strip;
@@ -180,9 +194,9 @@ OSW_INLINE void LOCAL(sum_pixels)(const osw_norm *norm, const osw_norm_part *par
 }
 
 /* Write `count` patterns of a strip, the first of which is number p. */
-OSW_INLINE void LOCAL(write_patterns)(const LOCAL(strip) * strip, int64_t p, const int count,
-                                      const bool stream, const osw_mode mode,
-                                      const osw_activation activation)
+OSW_INLINE void
+LOCAL(write_patterns)(const LOCAL(strip) *strip, int64_t p, const int count, const bool stream,
+                               const osw_mode mode, const osw_activation activation)
 {
     const int64_t step = strip->step, ahead = strip->ahead, width = strip->width;
     const ELEMENT *x = strip->x + p * step, *dy = mode == APPLY ? NULL : strip->dy + p * step;
@@ -196,18 +210,19 @@ OSW_INLINE void LOCAL(write_patterns)(const LOCAL(strip) * strip, int64_t p, con
         const osw_factors f = LOCAL(factors_at)(strip->factors, i, mode);
         for (int u = 0; u < count; u++) {
             const int64_t at = u * step + i;
-            const __m256 given = mode == APPLY ? _mm256_setzero_ps() : LOAD8(dy + at);
-            const __m256 value = written(LOAD8(x + at), given, &f, mode, activation);
+            const vf32 given = mode == APPLY ? (vf32){0} : LOCAL(load)(dy + at);
+            const vf32 value = written(LOCAL(load)(x + at), given, &f, mode, activation);
             if (stream)
-                STREAM8(to + at, value);
+                LOCAL(stream_rounded)(to + at, value);
             else
-                STORE8(to + at, value);
+                LOCAL(store_rounded)(to + at, value);
         }
     }
 }
 
-OSW_INLINE void LOCAL(write_strip)(const LOCAL(strip) * strip, const bool stream,
-                                   const osw_mode mode, const osw_activation activation)
+OSW_INLINE void
+LOCAL(write_strip)(const LOCAL(strip) *strip, const bool stream, const osw_mode mode,
+                            const osw_activation activation)
 {
     int64_t p = 0;
     for (; p + 2 <= strip->patterns; p += 2)
@@ -216,20 +231,21 @@ OSW_INLINE void LOCAL(write_strip)(const LOCAL(strip) * strip, const bool stream
         LOCAL(write_patterns)(strip, p, 1, stream, mode, activation);
 }
 
-OSW_INLINE void LOCAL(write_pixels)(const osw_norm *norm, const osw_norm_part *part,
-                                    const osw_mode mode, const osw_activation activation)
+OSW_INLINE void
+LOCAL(write_pixels)(const osw_norm *norm, const osw_norm_part *part, const osw_mode mode,
+                             const osw_activation activation)
 {
     const int64_t rows = LOCAL(pattern_rows)(norm->channels), pattern = rows * norm->channels;
     LOCAL(strip) strip;
     for (int64_t column = 0; column < pattern && part->end - part->begin >= rows; column += STRIP) {
         LOCAL(start_strip)(&strip, norm, part, column, rows, mode);
-        if (norm->stream && (uintptr_t)strip.to % 32 == 0)
+        if (norm->stream && (uintptr_t)strip.to % VEC_BYTES == 0)
             LOCAL(write_strip)(&strip, true, mode, activation);
         else
             LOCAL(write_strip)(&strip, false, mode, activation);
     }
     if (norm->stream)
-        _mm_sfence();
+        stream_fence();
     const osw_norm_id id = mode == APPLY ? ID_OF(apply_pixels) : ID_OF(gradient_pixels);
     LOCAL(rest_of_pixels)(norm, part, rows, id);
 }

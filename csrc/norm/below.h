@@ -1,18 +1,26 @@
 /* SPDX-License-Identifier: MIT */
-/* All AVX2 kernels of one dtype; included once a dtype by norm_avx2.c with SUFFIX, ELEMENT, LOAD
- * and STORE defined. */
+/* What the kernels of a tier share whatever the dtype. */
+#ifndef OSW_NORM_BELOW_H
+#define OSW_NORM_BELOW_H
 
-#define JOIN_(a, b, c) a##b##c
-#define JOIN(a, b, c)  JOIN_(a, b, c)
-#define LOCAL(name)    JOIN(name, _, SUFFIX)
-#define KERNEL(name)   JOIN(JOIN(osw_, name, _), SUFFIX, __avx2)
-#define ID_OF(name)    JOIN(OSW_NORM_##name, _, SUFFIX)
-#define LOAD8          LOCAL(load)
-#define STORE8         LOCAL(store_rounded)
-#define STREAM8        LOCAL(stream_rounded)
-#define VALUE          float
+#include "core/names.h"
+#include "norm/norm.h"
 
-/* One body for each activation, so that no loop asks which it is. */
+enum {
+    SHORT_PATTERN = 256,
+    STRIP = 1024,           /* values: five factors and two sums take 28 KiB */
+    STRIP_ROW = STRIP + 16, /* so that arrays of a strip do not meet in the same sets of L1 */
+    FLUSH_PATTERNS = 64,    /* additions to one float before it goes on in double */
+    AHEAD_BYTES = 4096,
+    STREAM_VALUES = 512, /* of a plane, so that its edges are few */
+};
+
+/* The kernels of the tier below, for what is too small for vectors. */
+static osw_norm_fn *below[OSW_NORM_COUNT];
+
+#define ID_OF(name) OSW_JOIN(OSW_NORM_##name##_, SUFFIX)
+
+/* One body per activation, so that no loop asks which it is. */
 #define EACH_ACTIVATION(body, mode)                                                                \
     switch (norm->activation) {                                                                    \
     case OSW_RELU:                                                                                 \
@@ -29,18 +37,4 @@
         break;                                                                                     \
     }
 
-#include "norm/avx2_pixels.h"
-#include "norm/avx2_planes.h"
-
-#undef JOIN_
-#undef JOIN
-#undef LOCAL
-#undef KERNEL
-#undef ID_OF
-#undef LOAD8
-#undef STORE8
-#undef STREAM8
-#undef VALUE
-#undef EACH_ACTIVATION
-#undef SUFFIX
-#undef ELEMENT
+#endif

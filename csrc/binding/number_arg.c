@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+#include "binding/number_arg.h"
+
+bool osw_expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted)
+{
+    if (nargs == wanted)
+        return true;
+    PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, wanted, nargs);
+    return false;
+}
+
+/* An int within [low, high]; an error quotes `quoted`. */
+static int read_int(const char *name, const char *what, PyObject *object, PyObject *quoted,
+                    int64_t low, int64_t high, int64_t *value)
+{
+    *value = PyLong_AsLongLong(object);
+    const bool failed = *value == -1 && PyErr_Occurred();
+    if (failed && !PyErr_ExceptionMatches(PyExc_OverflowError))
+        return -1;
+    if (!failed && *value >= low && *value <= high)
+        return 0;
+    PyErr_Clear();
+    PyErr_Format(PyExc_RuntimeError, "%s: %s must be from %lld to %lld, got %R", name, what,
+                 (long long)low, (long long)high, quoted);
+    return -1;
+}
+
+int osw_int_arg(const char *name, const char *what, PyObject *object, int64_t low, int64_t high,
+                int64_t *value)
+{
+    return read_int(name, what, object, object, low, high, value);
+}
+
+int osw_ints_arg(const char *name, const char *what, PyObject *tuple, int count, int64_t low,
+                 int64_t high, int64_t *values)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
+        PyErr_Format(PyExc_TypeError, "%s: %s must be a tuple of %d ints, got %R", name, what,
+                     count, tuple);
+        return -1;
+    }
+    for (int i = 0; i < count; i++)
+        if (read_int(name, what, PyTuple_GetItem(tuple, i), tuple, low, high, &values[i]) != 0)
+            return -1;
+    return 0;
+}
+
+int osw_float_arg(PyObject *object, double *value)
+{
+    *value = PyFloat_AsDouble(object);
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+bool osw_exact_int(PyObject *object, int64_t low, int64_t high, int64_t *value)
+{
+    if (!PyLong_CheckExact(object))
+        return false;
+    *value = PyLong_AsLongLong(object);
+    if (*value == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return false;
+    }
+    return *value >= low && *value <= high;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* Numbers of a call.
+ *
+ * Every entry parses its numbers before its tensors: a number may be any object with an __index__
+ * or a __float__, which can run any code, also code that resizes a tensor whose pointer has been
+ * copied already. */
+#ifndef OSW_BINDING_NUMBER_ARG_H
+#define OSW_BINDING_NUMBER_ARG_H
+
+#include "binding/binding.h"
+
+#include <stdbool.h>
+
+/* That a function of this name got as many arguments as it wants; false with a TypeError. */
+bool osw_expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted);
+
+/* An int within [low, high]. -1 with TypeError (no int) or RuntimeError (out of range), which name
+ * the function and the argument. */
+int osw_int_arg(const char *name, const char *what, PyObject *object, int64_t low, int64_t high,
+                int64_t *value);
+
+/* A tuple of `count` ints within [low, high]; -1 as osw_int_arg, TypeError also for another
+ * length. */
+int osw_ints_arg(const char *name, const char *what, PyObject *tuple, int count, int64_t low,
+                 int64_t high, int64_t *values);
+
+/* A number as a double; -1 with an exception. */
+int osw_float_arg(PyObject *object, double *value);
+
+/* An int within [low, high] and of no derived type: a bool is none. False, without an exception and
+ * without running any code of the caller's, for all else. */
+bool osw_exact_int(PyObject *object, int64_t low, int64_t high, int64_t *value);
+
+#endif

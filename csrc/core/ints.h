@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+/* Integers: sizes and offsets are int64_t, and not negative unless said. */
+#ifndef OSW_CORE_INTS_H
+#define OSW_CORE_INTS_H
+
+#include <stdint.h>
+
+static inline int64_t osw_min_int(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t osw_max_int(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* a / b rounded up; a >= 0, b > 0, a + b fits. */
+static inline int64_t osw_ceil(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* The least multiple of b from a on. */
+static inline int64_t osw_round_up(int64_t a, int64_t b)
+{
+    return osw_ceil(a, b) * b;
+}
+
+#endif

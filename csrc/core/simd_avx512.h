@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: MIT */
+/* The avx512 tier: 64-byte vectors for AVX-512 F, BW, DQ and VL, and all of the avx2 tier; see
+ * core/simd_avx2.h. What is missing here compiles well from the language: comparisons and
+ * selections use mask registers. */
+#ifndef OSW_CORE_SIMD_AVX512_H
+#define OSW_CORE_SIMD_AVX512_H
+
+#if defined(__x86_64__)
+
+#    define TIER      avx512
+#    define VEC_BYTES 64
+#    define REGISTERS 32
+
+#    include "core/half.h"
+#    include "core/ints.h"
+#    include "core/names.h"
+#    include "core/prefetch.h"
+#    include "core/simd_types.h"
+#    include "core/target.h"
+
+#    include <immintrin.h>
+#    include <math.h>
+#    include <stdbool.h>
+#    include <stdint.h>
+#    include <string.h>
+
+OSW_TARGET_BEGIN_AVX512
+#    ifdef OSW_CONTRACT
+OSW_TARGET_CONTRACT
+#    endif
+
+#    define OSW_KEEP(v) __asm__("" : "+v"(v))
+
+#    ifdef __clang__
+#        define select_f32 select_f32
+OSW_INLINE vf32 select_f32(vi32 mask, vf32 a, vf32 b)
+{
+    return (vf32)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)mask), (__m512)b, (__m512)a);
+}
+
+#        define select_f64 select_f64
+OSW_INLINE vf64 select_f64(vi64 mask, vf64 a, vf64 b)
+{
+    return (vf64)_mm512_mask_blend_pd(_mm512_movepi64_mask((__m512i)mask), (__m512d)b, (__m512d)a);
+}
+
+#        define select_i32 select_i32
+OSW_INLINE vi32 select_i32(vi32 mask, vi32 a, vi32 b)
+{
+    return (vi32)_mm512_mask_blend_epi32(_mm512_movepi32_mask((__m512i)mask), (__m512i)b,
+                                         (__m512i)a);
+}
+
+#        define select_i16 select_i16
+OSW_INLINE vi16 select_i16(vi16 mask, vi16 a, vi16 b)
+{
+    return (vi16)_mm512_mask_blend_epi16(_mm512_movepi16_mask((__m512i)mask), (__m512i)b,
+                                         (__m512i)a);
+}
+#    endif
+
+#    define max_f32 max_f32
+OSW_INLINE vf32 max_f32(vf32 a, vf32 b)
+{
+    return (vf32)_mm512_max_ps((__m512)a, (__m512)b);
+}
+
+#    define min_f32 min_f32
+OSW_INLINE vf32 min_f32(vf32 a, vf32 b)
+{
+    return (vf32)_mm512_min_ps((__m512)a, (__m512)b);
+}
+
+#    define max_i16 max_i16
+OSW_INLINE vi16 max_i16(vi16 a, vi16 b)
+{
+    return (vi16)_mm512_max_epi16((__m512i)a, (__m512i)b);
+}
+
+#    define min_i16 min_i16
+OSW_INLINE vi16 min_i16(vi16 a, vi16 b)
+{
+    return (vi16)_mm512_min_epi16((__m512i)a, (__m512i)b);
+}
+
+#    define abs_i16 abs_i16
+OSW_INLINE vi16 abs_i16(vi16 v)
+{
+    return (vi16)_mm512_abs_epi16((__m512i)v);
+}
+
+#    define fma_f32 fma_f32
+OSW_INLINE vf32 fma_f32(vf32 a, vf32 b, vf32 c)
+{
+    return (vf32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+
+#    define fma_f64 fma_f64
+OSW_INLINE vf64 fma_f64(vf64 a, vf64 b, vf64 c)
+{
+    return (vf64)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+}
+
+#    define bits_i32 bits_i32
+OSW_INLINE uint32_t bits_i32(vi32 mask)
+{
+    return _mm512_movepi32_mask((__m512i)mask);
+}
+
+#    define bits_i64 bits_i64
+OSW_INLINE uint32_t bits_i64(vi64 mask)
+{
+    return _mm512_movepi64_mask((__m512i)mask);
+}
+
+#    define bits_i16 bits_i16
+OSW_INLINE uint32_t bits_i16(vi16 mask)
+{
+    return _mm512_movepi16_mask((__m512i)mask);
+}
+
+#    define lanes_of_bits_i32 lanes_of_bits_i32
+OSW_INLINE vi32 lanes_of_bits_i32(uint32_t bits)
+{
+    return (vi32)_mm512_movm_epi32((__mmask16)bits);
+}
+
+#    define load_u8_i32 load_u8_i32
+OSW_INLINE vi32 load_u8_i32(const uint8_t *p)
+{
+    return (vi32)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+
+#    define store_u8_i32 store_u8_i32
+OSW_INLINE void store_u8_i32(uint8_t *p, vi32 v)
+{
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v));
+}
+
+#    define load_u16_i32 load_u16_i32
+OSW_INLINE vi32 load_u16_i32(const uint16_t *p)
+{
+    return (vi32)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+}
+
+#    define store_u16_i32 store_u16_i32
+OSW_INLINE void store_u16_i32(uint16_t *p, vi32 v)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)v));
+}
+
+#    define load_f16 load_f16
+OSW_INLINE vf32 load_f16(const uint16_t *p)
+{
+    return (vf32)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+OSW_INLINE __m256i narrow_f16(vf32 v)
+{
+    return _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+}
+
+#    define store_f16 store_f16
+OSW_INLINE void store_f16(uint16_t *p, vf32 v)
+{
+    _mm256_storeu_si256((__m256i *)p, narrow_f16(v));
+}
+
+#    define round_f16 round_f16
+OSW_INLINE vf32 round_f16(vf32 v)
+{
+    return (vf32)_mm512_cvtph_ps(narrow_f16(v));
+}
+
+#    define stream_rounded_f32 stream_rounded_f32
+OSW_INLINE void stream_rounded_f32(float *p, vf32 v)
+{
+    _mm512_stream_ps(p, (__m512)v);
+}
+
+#    define stream_u16_i32 stream_u16_i32
+OSW_INLINE void stream_u16_i32(uint16_t *p, vi32 v)
+{
+    _mm256_stream_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)v));
+}
+
+#    define stream_rounded_f16 stream_rounded_f16
+OSW_INLINE void stream_rounded_f16(uint16_t *p, vf32 v)
+{
+    _mm256_stream_si256((__m256i *)p, narrow_f16(v));
+}
+
+#    define stream_i32 stream_i32
+OSW_INLINE void stream_i32(void *p, vi32 v)
+{
+    _mm512_stream_si512(p, (__m512i)v);
+}
+
+#    define stream_fence stream_fence
+OSW_INLINE void stream_fence(void)
+{
+    _mm_sfence();
+}
+
+/* Bits [0, n), n <= 16. */
+OSW_INLINE __mmask16 first_bits(int64_t n)
+{
+    return (__mmask16)_bzhi_u32(0xffff, (unsigned)n);
+}
+
+#    define load_first_f32 load_first_f32
+OSW_INLINE vf32 load_first_f32(const float *p, int64_t n)
+{
+    return (vf32)_mm512_maskz_loadu_ps(first_bits(n), p);
+}
+
+#    define load_first_f64 load_first_f64
+OSW_INLINE vf64 load_first_f64(const double *p, int64_t n)
+{
+    return (vf64)_mm512_maskz_loadu_pd((__mmask8)first_bits(n), p);
+}
+
+#    define load_first_u16_i32 load_first_u16_i32
+OSW_INLINE vi32 load_first_u16_i32(const uint16_t *p, int64_t n)
+{
+    return (vi32)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_bits(n), p));
+}
+
+#    define load_first_f16 load_first_f16
+OSW_INLINE vf32 load_first_f16(const uint16_t *p, int64_t n)
+{
+    return (vf32)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_bits(n), p));
+}
+
+#    define store_first_f32 store_first_f32
+OSW_INLINE void store_first_f32(float *p, vf32 v, int64_t n)
+{
+    _mm512_mask_storeu_ps(p, first_bits(n), (__m512)v);
+}
+
+#    define store_first_f64 store_first_f64
+OSW_INLINE void store_first_f64(double *p, vf64 v, int64_t n)
+{
+    _mm512_mask_storeu_pd(p, (__mmask8)first_bits(n), (__m512d)v);
+}
+
+#    define store_first_u16_i32 store_first_u16_i32
+OSW_INLINE void store_first_u16_i32(uint16_t *p, vi32 v, int64_t n)
+{
+    _mm256_mask_storeu_epi16(p, first_bits(n), _mm512_cvtepi32_epi16((__m512i)v));
+}
+
+#    define store_first_f16 store_first_f16
+OSW_INLINE void store_first_f16(uint16_t *p, vf32 v, int64_t n)
+{
+    _mm256_mask_storeu_epi16(p, first_bits(n), narrow_f16(v));
+}
+
+OSW_INLINE __m256 low_half_ps(vf32 v)
+{
+    return _mm512_castps512_ps256((__m512)v);
+}
+
+OSW_INLINE __m256 high_half_ps(vf32 v)
+{
+    return _mm512_extractf32x8_ps((__m512)v, 1);
+}
+
+#    define add_as_doubles add_as_doubles
+OSW_INLINE void add_as_doubles(double *to, vf32 v)
+{
+    const __m512d low = _mm512_cvtps_pd(low_half_ps(v)), high = _mm512_cvtps_pd(high_half_ps(v));
+    _mm512_storeu_pd(to, _mm512_add_pd(_mm512_loadu_pd(to), low));
+    _mm512_storeu_pd(to + 8, _mm512_add_pd(_mm512_loadu_pd(to + 8), high));
+}
+
+#    define zip_f32 zip_f32
+OSW_INLINE void zip_f32(vf32 a, vf32 b, vf32 *lo, vf32 *hi)
+{
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    *lo = (vf32)_mm512_permutex2var_ps((__m512)a, low, (__m512)b);
+    *hi = (vf32)_mm512_permutex2var_ps((__m512)a, high, (__m512)b);
+}
+
+#    define even_f32 even_f32
+OSW_INLINE vf32 even_f32(vf32 a, vf32 b)
+{
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return (vf32)_mm512_permutex2var_ps((__m512)a, even, (__m512)b);
+}
+
+OSW_INLINE vf32 odd_f32(vf32 a, vf32 b)
+{
+    const __m512i odd =
+        _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return (vf32)_mm512_permutex2var_ps((__m512)a, odd, (__m512)b);
+}
+
+OSW_INLINE vi32 in_order_i32(vi32 v, const int step)
+{
+    (void)step;
+    return v;
+}
+
+#    define swap_pairs_i32 swap_pairs_i32
+OSW_INLINE vi32 swap_pairs_i32(vi32 v)
+{
+    return (vi32)_mm512_shuffle_epi32((__m512i)v, _MM_PERM_CDAB);
+}
+
+/* Four rows turned within each quarter: v[j] then holds column 4q + j of them in quarter q. */
+OSW_INLINE void transpose_quarters(__m512 v[4])
+{
+    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(v[0], v[1]));
+    const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(v[0], v[1]));
+    const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(v[2], v[3]));
+    const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(v[2], v[3]));
+    v[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+    v[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    v[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+    v[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+}
+
+#    define transpose_f32 transpose_f32
+OSW_INLINE void transpose_f32(vf32 v[LANES])
+{
+    __m512 rows[16];
+    for (int i = 0; i < 16; i++)
+        rows[i] = (__m512)v[i];
+    for (int i = 0; i < 16; i += 4)
+        transpose_quarters(rows + i);
+    for (int j = 0; j < 4; j++) {
+        const __m512 a = _mm512_shuffle_f32x4(rows[j], rows[4 + j], 0x88);
+        const __m512 b = _mm512_shuffle_f32x4(rows[j], rows[4 + j], 0xdd);
+        const __m512 c = _mm512_shuffle_f32x4(rows[8 + j], rows[12 + j], 0x88);
+        const __m512 d = _mm512_shuffle_f32x4(rows[8 + j], rows[12 + j], 0xdd);
+        v[j] = (vf32)_mm512_shuffle_f32x4(a, c, 0x88);
+        v[8 + j] = (vf32)_mm512_shuffle_f32x4(a, c, 0xdd);
+        v[4 + j] = (vf32)_mm512_shuffle_f32x4(b, d, 0x88);
+        v[12 + j] = (vf32)_mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+}
+
+#    define transpose_f64 transpose_f64
+OSW_INLINE void transpose_f64(vf64 v[LANES_64])
+{
+    __m512d t[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm512_unpacklo_pd((__m512d)v[i], (__m512d)v[i + 1]);
+        t[i + 1] = _mm512_unpackhi_pd((__m512d)v[i], (__m512d)v[i + 1]);
+    }
+    for (int j = 0; j < 2; j++) {
+        const __m512d a = _mm512_shuffle_f64x2(t[j], t[2 + j], 0x88);
+        const __m512d b = _mm512_shuffle_f64x2(t[j], t[2 + j], 0xdd);
+        const __m512d c = _mm512_shuffle_f64x2(t[4 + j], t[6 + j], 0x88);
+        const __m512d d = _mm512_shuffle_f64x2(t[4 + j], t[6 + j], 0xdd);
+        v[j] = (vf64)_mm512_shuffle_f64x2(a, c, 0x88);
+        v[4 + j] = (vf64)_mm512_shuffle_f64x2(a, c, 0xdd);
+        v[2 + j] = (vf64)_mm512_shuffle_f64x2(b, d, 0x88);
+        v[6 + j] = (vf64)_mm512_shuffle_f64x2(b, d, 0xdd);
+    }
+}
+
+#    define max_lanes_f32 max_lanes_f32
+OSW_INLINE vf32 max_lanes_f32(vf32 v)
+{
+    __m512 m = (__m512)v;
+    m = _mm512_max_ps(m, _mm512_shuffle_f32x4(m, m, 0x4e));
+    m = _mm512_max_ps(m, _mm512_shuffle_f32x4(m, m, 0xb1));
+    m = _mm512_max_ps(m, _mm512_shuffle_ps(m, m, 0x4e));
+    return (vf32)_mm512_max_ps(m, _mm512_shuffle_ps(m, m, 0xb1));
+}
+
+/* From the top the numbers are unsigned, of which there is an instruction for the least. */
+#    define max_lanes_i16 max_lanes_i16
+OSW_INLINE vi16 max_lanes_i16(vi16 v)
+{
+    const __m256i half = _mm256_max_epi16(_mm512_castsi512_si256((__m512i)v),
+                                          _mm512_extracti64x4_epi64((__m512i)v, 1));
+    const __m128i quarter =
+        _mm_max_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    const __m128i top = _mm_set1_epi16(0x7fff);
+    const __m128i least = _mm_minpos_epu16(_mm_sub_epi16(top, quarter));
+    return (vi16)_mm512_broadcastw_epi16(_mm_sub_epi16(top, least));
+}
+
+#    define sum_lanes_i32 sum_lanes_i32
+OSW_INLINE int32_t sum_lanes_i32(vi32 v)
+{
+    return _mm512_reduce_add_epi32((__m512i)v);
+}
+
+#    define sum4_f32 sum4_f32
+OSW_INLINE void sum4_f32(const vf32 v[4], float out[4])
+{
+    __m256 half[4];
+    for (int i = 0; i < 4; i++)
+        half[i] = _mm256_add_ps(low_half_ps(v[i]), high_half_ps(v[i]));
+    const __m256 low = _mm256_hadd_ps(half[0], half[1]), high = _mm256_hadd_ps(half[2], half[3]);
+    const __m256 sums = _mm256_hadd_ps(low, high);
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+}
+
+#    define sum4_f64 sum4_f64
+OSW_INLINE void sum4_f64(const vf64 v[4], double out[4])
+{
+    __m256d half[4];
+    for (int i = 0; i < 4; i++)
+        half[i] = _mm256_add_pd(_mm512_castpd512_pd256((__m512d)v[i]),
+                                _mm512_extractf64x4_pd((__m512d)v[i], 1));
+    const __m256d low = _mm256_hadd_pd(half[0], half[1]), high = _mm256_hadd_pd(half[2], half[3]);
+    const __m256d crossed = _mm256_permute2f128_pd(low, high, 0x21);
+    _mm256_storeu_pd(out, _mm256_add_pd(crossed, _mm256_blend_pd(low, high, 0xc)));
+}
+
+#    include "core/simd.h"
+#    ifdef OSW_KERNELS
+#        include OSW_KERNELS
+#    endif
+
+OSW_TARGET_END
+
+#endif
+#endif

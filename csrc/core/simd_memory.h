@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: MIT */
+/* To and from memory, and the rounding on the way; part of core/simd.h. */
+#ifndef OSW_CORE_SIMD_MEMORY_H
+#define OSW_CORE_SIMD_MEMORY_H
+
+#include "core/half.h"
+#include "core/simd_lanes.h"
+#include "core/simd_types.h"
+#include "core/target.h"
+
+#include <stdint.h>
+#include <string.h>
+
+OSW_INLINE vf32 load_f32(const float *p)
+{
+    return *(const vf32_memory *)p;
+}
+
+OSW_INLINE void store_f32(float *p, vf32 v)
+{
+    *(vf32_memory *)p = v;
+}
+
+OSW_INLINE vf64 load_f64(const double *p)
+{
+    return *(const vf64_memory *)p;
+}
+
+OSW_INLINE void store_f64(double *p, vf64 v)
+{
+    *(vf64_memory *)p = v;
+}
+
+OSW_INLINE vi32 load_i32(const void *p)
+{
+    return *(const vi32_memory *)p;
+}
+
+OSW_INLINE void store_i32(void *p, vi32 v)
+{
+    *(vi32_memory *)p = v;
+}
+
+OSW_INLINE vi16 load_i16(const void *p)
+{
+    return *(const vi16_memory *)p;
+}
+
+OSW_INLINE void store_i16(void *p, vi16 v)
+{
+    *(vi16_memory *)p = v;
+}
+
+/* LANES unsigned elements as integers, and integers of that range as elements. */
+#ifndef load_u8_i32
+OSW_INLINE vi32 load_u8_i32(const uint8_t *p)
+{
+    return __builtin_convertvector(*(const vu8_quarter_memory *)p, vi32);
+}
+#endif
+
+#ifndef store_u8_i32
+OSW_INLINE void store_u8_i32(uint8_t *p, vi32 v)
+{
+    *(vu8_quarter_memory *)p = __builtin_convertvector(v, vu8_quarter);
+}
+#endif
+
+#ifndef load_u16_i32
+OSW_INLINE vi32 load_u16_i32(const uint16_t *p)
+{
+    return __builtin_convertvector(*(const vu16_half_memory *)p, vi32);
+}
+#endif
+
+#ifndef store_u16_i32
+OSW_INLINE void store_u16_i32(uint16_t *p, vi32 v)
+{
+    *(vu16_half_memory *)p = __builtin_convertvector(v, vu16_half);
+}
+#endif
+
+OSW_INLINE vf32 load_bf16(const uint16_t *p)
+{
+    return (vf32)(load_u16_i32(p) << 16);
+}
+
+#ifndef load_f16
+OSW_INLINE vf32 load_f16(const uint16_t *p)
+{
+    vf32 v;
+    for (int i = 0; i < LANES; i++)
+        v[i] = osw_float_of_f16(p[i]);
+    return v;
+}
+#endif
+
+/* The upper halves of the lanes as integers. */
+OSW_INLINE vi32 upper_half_i32(vf32 v)
+{
+    return (vi32)((vu32)v >> 16);
+}
+
+/* Values that bfloat16 can hold. */
+OSW_INLINE void store_bf16(uint16_t *p, vf32 v)
+{
+    store_u16_i32(p, upper_half_i32(v));
+}
+
+/* Rounded values in the upper halves of the lanes; the lower ones hold anything. A NaN that differs
+ * from infinity in its lower half only is lost. */
+OSW_INLINE vf32 carry_bf16(vf32 v)
+{
+    const vu32 bits = (vu32)v;
+    return (vf32)(bits + 0x7fff + (bits >> 16 & 1));
+}
+
+/* The same for any NaN; it becomes quiet. */
+OSW_INLINE vf32 carry_any_bf16(vf32 v)
+{
+    return select_f32(v != v, (vf32)((vi32)v | 0x400000), carry_bf16(v));
+}
+
+/* Round to the values of a dtype, to nearest, ties to even. */
+OSW_INLINE vf32 round_f32(vf32 v)
+{
+    return v;
+}
+
+OSW_INLINE vf64 round_f64(vf64 v)
+{
+    return v;
+}
+
+OSW_INLINE vf32 round_bf16(vf32 v)
+{
+    return (vf32)((vu32)carry_any_bf16(v) & 0xffff0000);
+}
+
+#ifndef round_f16
+OSW_INLINE vf32 round_f16(vf32 v)
+{
+    for (int i = 0; i < LANES; i++)
+        v[i] = osw_float_of_f16(osw_f16_of_float(v[i]));
+    return v;
+}
+#endif
+
+/* Rounds, whether the dtype can hold the values or not. */
+#ifndef store_f16
+OSW_INLINE void store_f16(uint16_t *p, vf32 v)
+{
+    for (int i = 0; i < LANES; i++)
+        p[i] = osw_f16_of_float(v[i]);
+}
+#endif
+
+OSW_INLINE void store_rounded_f32(float *p, vf32 v)
+{
+    store_f32(p, v);
+}
+
+OSW_INLINE void store_rounded_f64(double *p, vf64 v)
+{
+    store_f64(p, v);
+}
+
+OSW_INLINE void store_rounded_bf16(uint16_t *p, vf32 v)
+{
+    store_bf16(p, carry_any_bf16(v));
+}
+
+OSW_INLINE void store_rounded_f16(uint16_t *p, vf32 v)
+{
+    store_f16(p, v);
+}
+
+/* The same around the caches, to a multiple of the bytes written; stream_fence() before the output
+ * is handed on. */
+#ifndef stream_rounded_f32
+OSW_INLINE void stream_rounded_f32(float *p, vf32 v)
+{
+    store_f32(p, v);
+}
+#endif
+
+#ifndef stream_u16_i32
+OSW_INLINE void stream_u16_i32(uint16_t *p, vi32 v)
+{
+    store_u16_i32(p, v);
+}
+#endif
+
+OSW_INLINE void stream_rounded_bf16(uint16_t *p, vf32 v)
+{
+    stream_u16_i32(p, upper_half_i32(carry_any_bf16(v)));
+}
+
+#ifndef stream_rounded_f16
+OSW_INLINE void stream_rounded_f16(uint16_t *p, vf32 v)
+{
+    store_f16(p, v);
+}
+#endif
+
+#ifndef stream_i32
+OSW_INLINE void stream_i32(void *p, vi32 v)
+{
+    store_i32(p, v);
+}
+#endif
+
+#ifndef stream_fence
+OSW_INLINE void stream_fence(void)
+{
+}
+#endif
+
+/* Elements [0, n) in the first lanes, 0 in the others. */
+#ifndef load_first_f32
+OSW_INLINE vf32 load_first_f32(const float *p, int64_t n)
+{
+    float room[LANES] = {0};
+    memcpy(room, p, (size_t)n * sizeof *p);
+    return load_f32(room);
+}
+#endif
+
+#ifndef load_first_f64
+OSW_INLINE vf64 load_first_f64(const double *p, int64_t n)
+{
+    double room[LANES_64] = {0};
+    memcpy(room, p, (size_t)n * sizeof *p);
+    return load_f64(room);
+}
+#endif
+
+#ifndef load_first_u16_i32
+OSW_INLINE vi32 load_first_u16_i32(const uint16_t *p, int64_t n)
+{
+    uint16_t room[LANES] = {0};
+    memcpy(room, p, (size_t)n * sizeof *p);
+    return load_u16_i32(room);
+}
+#endif
+
+OSW_INLINE vf32 load_first_bf16(const uint16_t *p, int64_t n)
+{
+    return (vf32)(load_first_u16_i32(p, n) << 16);
+}
+
+#ifndef load_first_f16
+OSW_INLINE vf32 load_first_f16(const uint16_t *p, int64_t n)
+{
+    uint16_t room[LANES] = {0};
+    memcpy(room, p, (size_t)n * sizeof *p);
+    return load_f16(room);
+}
+#endif
+
+/* The first n lanes, rounded. */
+#ifndef store_first_f32
+OSW_INLINE void store_first_f32(float *p, vf32 v, int64_t n)
+{
+    float room[LANES];
+    store_f32(room, v);
+    memcpy(p, room, (size_t)n * sizeof *p);
+}
+#endif
+
+#ifndef store_first_f64
+OSW_INLINE void store_first_f64(double *p, vf64 v, int64_t n)
+{
+    double room[LANES_64];
+    store_f64(room, v);
+    memcpy(p, room, (size_t)n * sizeof *p);
+}
+#endif
+
+#ifndef store_first_u16_i32
+OSW_INLINE void store_first_u16_i32(uint16_t *p, vi32 v, int64_t n)
+{
+    uint16_t room[LANES];
+    store_u16_i32(room, v);
+    memcpy(p, room, (size_t)n * sizeof *p);
+}
+#endif
+
+OSW_INLINE void store_first_bf16(uint16_t *p, vf32 v, int64_t n)
+{
+    store_first_u16_i32(p, upper_half_i32(carry_any_bf16(v)), n);
+}
+
+#ifndef store_first_f16
+OSW_INLINE void store_first_f16(uint16_t *p, vf32 v, int64_t n)
+{
+    uint16_t room[LANES];
+    store_f16(room, v);
+    memcpy(p, room, (size_t)n * sizeof *p);
+}
+#endif
+
+/* to[i] += v[i] for all LANES */
+#ifndef add_as_doubles
+OSW_INLINE void add_as_doubles(double *to, vf32 v)
+{
+    for (int i = 0; i < LANES; i++)
+        to[i] += (double)v[i];
+}
+#endif
+
+/* Ask for the cache line at p: into L1, into L2. */
+OSW_INLINE void prefetch_near(const void *p)
+{
+    __builtin_prefetch(p, 0, 3);
+}
+
+OSW_INLINE void prefetch_far(const void *p)
+{
+    __builtin_prefetch(p, 0, 2);
+}
+
+#endif

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT */
+/* The hidden tiers portable16, portable32 and portable64: plain C with vectors of VEC_BYTES (16, 32
+ * or 64, by the compiler's command line), whatever the CPU has. Tests run the kernels of a width
+ * on machines without it. On x86 they are compiled for AVX2, so that they are not slower still. */
+#ifndef OSW_CORE_SIMD_PORTABLE_H
+#define OSW_CORE_SIMD_PORTABLE_H
+
+#ifndef VEC_BYTES
+#    define VEC_BYTES 32
+#endif
+#if VEC_BYTES == 64
+#    define TIER portable64
+#elif VEC_BYTES == 32
+#    define TIER portable32
+#else
+#    define TIER portable16
+#endif
+#define REGISTERS 16
+
+#include "core/half.h"
+#include "core/ints.h"
+#include "core/names.h"
+#include "core/prefetch.h"
+#include "core/simd_types.h"
+#include "core/target.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+OSW_TARGET_BEGIN_AVX2
+#else
+OSW_TARGET_BEGIN_BASELINE
+#endif
+#ifdef OSW_CONTRACT
+OSW_TARGET_CONTRACT
+#endif
+
+#include "core/simd.h"
+#ifdef OSW_KERNELS
+#    include OSW_KERNELS
+#endif
+
+OSW_TARGET_END
+
+#endif

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT */
+/* Whether a call keeps what depthwise.h says of its numbers; asserted where kernels are called. */
+#ifndef OSW_DEPTHWISE_HOLDS_H
+#define OSW_DEPTHWISE_HOLDS_H
+
+#include "depthwise/depthwise.h"
+
+static inline bool osw_depthwise_holds(const osw_depthwise *d)
+{
+    return d->batch >= 1 && d->channels >= 1 && d->height >= 1 && d->width >= 1 &&
+           d->out_height >= 1 && d->out_width >= 1 && (d->side == 3 || d->side == 5) &&
+           (d->stride == 1 || d->stride == 2) && d->top >= 0 && d->left >= 0 &&
+           d->out_height == (d->height + 2 * d->top - d->side) / d->stride + 1 &&
+           d->out_width == (d->width + 2 * d->left - d->side) / d->stride + 1;
+}
+
+/* Rows [begin, end) of all images, which are `height` high. */
+static inline bool osw_depthwise_rows_hold(const osw_depthwise *d, int64_t begin, int64_t end,
+                                           int64_t height)
+{
+    return begin >= 0 && begin <= end && end <= d->batch * height;
+}
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT */
+/* Activations of a vector of floats, and what z and dx of its values depend on. */
+#ifndef OSW_NORM_ACTIVATION_H
+#define OSW_NORM_ACTIVATION_H
+
+#include "core/prefetch.h"
+#include "core/simd.h"
+#include "norm/norm.h"
+
+enum { FACTORS = 5 };
+
+typedef struct osw_factors {
+    vf32 center, scale, shift, tilt, offset;
+} osw_factors;
+
+/* What a kernel adds up, or writes. */
+typedef enum osw_mode { MOMENTS, REDUCE, APPLY, GRADIENT, SCALED_GRADIENT } osw_mode;
+
+/* How many of the factors a mode takes: the first ones. */
+OSW_INLINE int factor_count(const osw_mode mode)
+{
+    static const int counts[] = {
+        [MOMENTS] = 1, [REDUCE] = 3, [APPLY] = 3, [SCALED_GRADIENT] = 3, [GRADIENT] = FACTORS};
+    return counts[mode];
+}
+
+/* A NaN and -0.0 stay as they are. */
+OSW_INLINE vf32 clamp_low(vf32 z)
+{
+    return max_f32((vf32){0}, z);
+}
+
+OSW_INLINE vf32 clamp6(vf32 z)
+{
+    return min_f32(set1_f32(6), clamp_low(z));
+}
+
+OSW_INLINE vf32 activate(vf32 z, const osw_activation activation)
+{
+    switch (activation) {
+    case OSW_RELU:
+        return clamp_low(z);
+    case OSW_RELU6:
+        return clamp6(z);
+    case OSW_HARDSWISH:
+        return z * clamp6(z + 3) * (1.0f / 6);
+    default:
+        return z;
+    }
+}
+
+/* dy * f'(z) */
+OSW_INLINE vf32 gate(vf32 dy, vf32 z, const osw_activation activation)
+{
+    switch (activation) {
+    case OSW_RELU:
+        return keep_f32(not_le_f32(z, (vf32){0}), dy);
+    case OSW_RELU6:
+        return keep_f32(not_le_f32(z, (vf32){0}) & not_ge_f32(z, set1_f32(6)), dy);
+    case OSW_HARDSWISH: {
+        const vf32 slope = fma_f32(z, set1_f32(1.0f / 3), set1_f32(0.5f));
+        const vf32 d = select_f32(not_lt_f32(z, set1_f32(3)), dy, dy * slope);
+        return keep_f32(not_le_f32(z, set1_f32(-3)), d);
+    }
+    default:
+        return dy;
+    }
+}
+
+OSW_INLINE vf32 z_of(vf32 centered, const osw_factors *f)
+{
+    return fma_f32(centered, f->scale, f->shift);
+}
+
+/* The value that a writing kernel stores; dy counts for a gradient only. */
+OSW_INLINE vf32 written(vf32 x, vf32 dy, const osw_factors *f, const osw_mode mode,
+                        const osw_activation activation)
+{
+    const vf32 centered = x - f->center;
+    if (mode == APPLY)
+        return activate(z_of(centered, f), activation);
+    const vf32 d = gate(dy, z_of(centered, f), activation);
+    if (mode == SCALED_GRADIENT)
+        return d * f->scale;
+    return fma_f32(d, f->scale, fma_f32(centered, f->tilt, f->offset));
+}
+
+/* What a value gives to the first sum; its product with x - center goes to the second. */
+OSW_INLINE vf32 summand(vf32 centered, vf32 dy, const osw_factors *f, const osw_mode mode,
+                        const osw_activation activation)
+{
+    return mode == MOMENTS ? centered : gate(dy, z_of(centered, f), activation);
+}
+
+OSW_INLINE void prefetch_ahead(const void *at)
+{
+    prefetch_near((const char *)at + osw_prefetch_ahead);
+}
+
+#endif

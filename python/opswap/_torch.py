@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: MIT
+"""The private names of torch that opswap uses, in one place, each with what is done in a torch that lacks it.
+
+No other module of opswap names one (csrc/binding/torch_names.h lists those of the extension). A name is looked up
+once, at import; a torch that lacks it costs speed or a diagnosis, never a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "FIRST",
+    "LAST",
+    "SYMBOLIC_TRACE",
+    "DispatchMode",
+    "OpOverload",
+    "TensorBase",
+    "any_global_hook",
+    "current_node",
+    "dispatch_modes",
+    "fake_copy",
+    "functorch_active",
+    "graph_task",
+    "is_compiled_module",
+    "is_wrapper",
+    "lookup_backend",
+    "nn_functions",
+    "sequence_number",
+    "transforms_active",
+    "tree_leaves",
+    "tree_map",
+    "warn_of_version",
+    "without_transforms",
+]
+
+# The releases that the tests were run with, both included.
+FIRST, LAST = (2, 10), (2, 13)
+
+
+def _find(module: str, name: str) -> Any:
+    """The attribute of a module of torch, None if either is missing."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def _yes() -> bool:
+    return True
+
+
+# --- what watches over operators ---------------------------------------------------------------------------------
+
+# Whether a transform of torch.func is active; without the name it is taken to be: the class of autograd Function that
+# serves them is right, and slower, for all callers.
+functorch_active: Callable[[], bool] = _find("torch._C", "_are_functorch_transforms_active") or _yes
+_forward_ad = _find("torch.autograd", "forward_ad")
+
+
+def transforms_active() -> bool:
+    """True where an operator called on its own would hide from torch.func or forward-mode AD, or if nobody knows."""
+    return functorch_active() or getattr(_forward_ad, "_current_level", 0) >= 0
+
+
+# Dispatch modes that are on; without the name one is taken to be: constants are made anew for every call.
+dispatch_modes: Callable[[], int] = _find("torch._C", "_len_torch_dispatch_stack") or _yes
+
+
+# Whether a hook for all modules is registered; without the name one is taken to be: the original forward runs.
+any_global_hook: Callable[[], bool] = _find("torch.nn.modules.module", "_has_any_global_hook") or _yes
+
+
+# --- tensors of torch.func ---------------------------------------------------------------------------------------
+
+_functorch = _find("torch._C", "_functorch")
+_is_tracking = getattr(_functorch, "is_gradtrackingtensor", None)
+_unwrap = getattr(_functorch, "get_unwrapped", None)
+_is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", None)
+_DisableFuncTorch = _find("torch._C", "_DisableFuncTorch")
+
+
+def without_transforms(
+    tensor: Tensor, *others: Tensor
+) -> tuple[Tensor, contextlib.AbstractContextManager[Any]]:
+    """`tensor` without the levels of torch.func.grad, and the context in which to write it to `others`.
+
+    A tensor from outside torch.func.grad may be written outside only. In a torch that lacks a name for this, the
+    tensor and no context: torch raises its own error for such a write.
+    """
+    if not (_is_tracking and _unwrap and _is_wrapped and _DisableFuncTorch):
+        return tensor, contextlib.nullcontext()
+    while _is_tracking(tensor):
+        tensor = _unwrap(tensor)
+    wrapped = any(map(_is_wrapped, (tensor, *others)))
+    return tensor, contextlib.nullcontext() if wrapped else _DisableFuncTorch()
+
+
+def _has_parts(tensor: Tensor) -> bool:
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+# Whether a tensor consists of others.
+is_wrapper: Callable[[Tensor], bool] = (
+    _find("torch.utils._python_dispatch", "is_traceable_wrapper_subclass") or _has_parts
+)
+
+
+# --- tensors without data ----------------------------------------------------------------------------------------
+
+_FakeTensorMode = _find("torch._subclasses.fake_tensor", "FakeTensorMode")
+_FakeCopyMode = _find("torch._subclasses.fake_tensor", "FakeCopyMode")
+
+
+def fake_copy(
+    copy: Callable[[], Any],
+) -> tuple[Any, contextlib.AbstractContextManager[Any]] | None:
+    """What `copy()` makes, on tensors without data, and the mode to use it in; None in a torch that cannot."""
+    if not (_FakeTensorMode and _FakeCopyMode):
+        return None
+    mode = _FakeTensorMode(allow_non_fake_inputs=True)
+    with _FakeCopyMode(mode):
+        return copy(), mode
+
+
+# --- trees -------------------------------------------------------------------------------------------------------
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """The leaves of nested tuples, lists and dicts, in their order."""
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in _leaves(value)]
+    if isinstance(tree, (tuple, list)):
+        return [leaf for value in tree for leaf in _leaves(value)]
+    return [tree]
+
+
+def _map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same tree with `function` of every leaf."""
+    if isinstance(tree, dict):
+        return type(tree)((key, _map(function, value)) for key, value in tree.items())
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_map(function, value) for value in tree))
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(_map(function, value) for value in tree)
+    return function(tree)
+
+
+# torch's own know more containers, such as the outputs of transformers.
+tree_leaves: Callable[[Any], list[Any]] = _find("torch.utils._pytree", "tree_leaves") or _leaves
+tree_map: Callable[[Callable[[Any], Any], Any], Any] = _find("torch.utils._pytree", "tree_map") or _map
+
+
+# --- torch.compile -----------------------------------------------------------------------------------------------
+
+
+def lookup_backend(name: str) -> Callable[..., Any]:
+    """The backend of torch.compile with this name. Raises: ValueError in a torch that does not tell."""
+    lookup = _find("torch._dynamo", "lookup_backend")
+    if lookup is None:
+        raise ValueError(
+            f"torch {torch.__version__} does not tell which backend '{name}' is; pass the function itself"
+        )
+    return lookup(name)
+
+
+# Where torch.fx keeps the functions that stand for others while it traces.
+SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
+
+
+def is_compiled_module(module: Any) -> bool:
+    """True for a module that torch.compile returned; asked without importing the compiler."""
+    compiler = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+    return isinstance(module, compiler)
+
+
+# --- operators and nodes, for the finders --------------------------------------------------------------------------
+
+
+class _NoDispatchMode:
+    """Stands for torch's dispatch mode in a torch that lacks it."""
+
+    def __enter__(self) -> Any:
+        raise RuntimeError(f"torch {torch.__version__} shows its operators to no dispatch mode")
+
+    def __exit__(self, *error: object) -> None:
+        """Never reached."""
+
+
+DispatchMode: Any = _find("torch.utils._python_dispatch", "TorchDispatchMode") or _NoDispatchMode
+# The class of operators; without the name, none is known to be one.
+OpOverload: Any = _find("torch._ops", "OpOverload") or ()
+# Without these names a backward operator has no line of its own, and is shown at the line that called backward.
+sequence_number: Callable[[], int] = _find("torch._C._autograd", "_get_sequence_nr") or (lambda: 0)
+current_node: Callable[[], Any] = _find("torch._C", "_current_autograd_node") or (lambda: None)
+graph_task: Callable[[], int] = _find("torch._C", "_current_graph_task_id") or (lambda: -1)
+
+
+# --- functions in C ------------------------------------------------------------------------------------------------
+
+TensorBase: type = _find("torch._C", "TensorBase") or Tensor
+nn_functions: Any = _find("torch._C", "_nn")
+
+
+# --- versions ----------------------------------------------------------------------------------------------------
+
+
+def warn_of_version() -> None:
+    """Warn, once a process, of a torch that is newer than those the tests were run with."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is None or tuple(map(int, found.groups())) <= LAST:
+        return
+    tested = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}"
+    warnings.warn(
+        f"opswap was tested with torch {tested}, not with {torch.__version__}: it uses what it finds there, "
+        "and torch's own code for the rest",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""`check`: watch the memory format of every operator of any steps, forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
+
+from opswap._torch import DispatchMode, OpOverload, graph_task
+from opswap.finding import Locator, short_path
+
+from .call import make_call
+from .formats import Format, format_of
+from .observer import Observer
+from .operators import SKIPPED, op_name, tensors_in
+from .report import LayoutReport
+from .tally import Tally
+
+__all__ = ["LayoutError", "check"]
+
+_MODES = ("report", "raise")
+_ORDINARY = frozenset({Tensor, Parameter})
+_MOST_FUNCTIONS = 4096
+
+
+class LayoutError(RuntimeError):
+    """The first loss of the format, under `check(mode="raise")`."""
+
+
+class check:
+    """Watch the memory format of every operator that this thread runs within the context.
+
+        with opswap.layout.check(model) as report:
+            model(images).mean().backward()
+        print(report)
+
+    Args:
+        model: modules and parameters are named by their path in it. Without it they are named by the class of the
+            outermost module that is called: "ResNet.layer1.0".
+        mode: "report" counts; "raise" stops at the first loss with a LayoutError.
+        allow: losses that are known: names of operators ("aten.grid_sampler_2d" or "grid_sampler_2d"), module paths,
+            or lines ("net.py:31", or a whole file, "net.py"); each may hold wildcards, as "head.*". They are
+            counted, but are no findings and raise nothing.
+    Returns: as a context manager, the `LayoutReport`, which can be read inside and after the context.
+    Raises: TypeError for a model that is not a module or an allow-list that is not of strings; ValueError for a mode
+        that does not exist; RuntimeError if entered twice at once. Within the context, LayoutError (see mode).
+
+    It changes no result, needs no hooks, and ends with the context, also after an error. opswap's kernels for 1x1 and
+    depthwise convolutions are not operators of torch's dispatcher: torch's convolutions run in their place. Contexts
+    nest; each has its own report. While it is in force, torch.compile runs the Python code that it would compile.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        mode: str = "report",
+        allow: Iterable[str] = (),
+    ) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"check: model must be a torch.nn.Module or None, got {type(model).__name__}")
+        if mode not in _MODES:
+            raise ValueError(f"check: mode must be one of {_MODES}, got {mode!r}")
+        if isinstance(allow, str):
+            raise TypeError(f"check: allow must be several strings, such as ({allow!r},), got one string")
+        self._allow = tuple(allow)
+        for pattern in self._allow:
+            if not isinstance(pattern, str):
+                raise TypeError(f"check: allow must hold strings, got {pattern!r}")
+        self._model = model
+        self._raises = mode == "raise"
+        self._after_operator: Callable[[bool], None] | None = (
+            None  # called with whether it ran inside a backward
+        )
+        self._stack: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> LayoutReport:
+        if self._stack is not None:
+            raise RuntimeError("check: this context is in force already; make another one to nest it")
+        locator = Locator(self._model)
+        observer = Observer(locator, self._is_allowed, self._on_loss)
+        report = LayoutReport(observer, locator)
+        with contextlib.ExitStack() as stack:
+            stack.callback(report.close)
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_Mode(observer, locator, report, self._after_operator))
+            self._stack = stack.pop_all()
+        return report
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.__exit__(kind, error, traceback)
+
+    def _is_allowed(self, tally: Tally) -> bool:
+        origin = tally.origin
+        short = short_path(origin.file)
+        names = {tally.op, tally.op.rpartition(".")[2], origin.module}
+        for file in (origin.file, short, short.rpartition("/")[2]):
+            names |= {file, f"{file}:{origin.line}"}
+        return any(fnmatchcase(name, pattern) for pattern in self._allow for name in names if name)
+
+    def _on_loss(self, tally: Tally, shape: tuple[int, ...]) -> None:
+        if self._raises:
+            origin = tally.origin
+            where = f"{short_path(origin.file)}:{origin.line}" if origin.file else "no Python line"
+            module = f", module {origin.module}" if origin.module else ""
+            raise LayoutError(
+                f"{tally.op} lost channels_last in the {origin.phase} at {where}{module}: {shape}; {tally.hint}"
+            )
+
+
+class _Mode(DispatchMode):
+    """Calls every operator as it is, and shows it to the observer afterwards."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper around each call, which costs as much as all else; nothing is compiled while this is in force."""
+        return False
+
+    def __init__(
+        self,
+        observer: Observer,
+        locator: Locator,
+        report: LayoutReport,
+        after_operator: Callable[[bool], None] | None,
+    ) -> None:
+        super().__init__()
+        self._after_operator = after_operator
+        self._observer = observer
+        self._locator = locator
+        self._report = report
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()  # CUDA runs a backward in one thread per device
+        self._names: dict[int, tuple[str, Any]] = {}  # by id: the hash of an operator is a Python function
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if types and not _ORDINARY.issuperset(types):
+            if any(hasattr(t, "__tensor_flatten__") for t in types):
+                return NotImplemented  # a wrapper takes itself apart; its parts come here
+            return func(*args, **(kwargs or {}))  # fake tensors, and others that hold nothing
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):
+            # Without autograd, composite operators come as a whole; elsewhere their parts do.
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        name = (self._names.get(id(func)) or self._name(func))[0]
+        start = perf_counter_ns()
+        try:
+            out = func(*args, **kwargs)
+        except Exception as error:
+            self._refused(name, args, error, sys._getframe(1))
+            raise
+        elapsed = perf_counter_ns() - start
+        new_node = threading.get_ident() == self._thread and self._locator.new_node()
+        call = (
+            None
+            if name in SKIPPED
+            else make_call(name, func, args, kwargs, out, elapsed, self._observer.marks)
+        )
+        if new_node or call is not None:
+            origin = self._locator.locate(sys._getframe(1))
+            if new_node:
+                self._locator.remember(origin)
+            if call is not None:
+                with self._lock:
+                    self._observer.observe(call, origin)
+                    self._report.look_around(origin, sys._getframe(1))
+        if self._after_operator is not None:
+            self._after_operator(graph_task() >= 0)
+        return out
+
+    def _name(self, func: Any) -> tuple[str, Any]:
+        if len(self._names) >= _MOST_FUNCTIONS:
+            self._names.clear()
+        # What is no operator, such as torch.cond, has its own operators seen; it itself is passed over.
+        name = op_name(func) if isinstance(func, OpOverload) else "aten.detach"
+        self._names[id(func)] = name, func
+        return self._names[id(func)]
+
+    def _refused(self, name: str, args: tuple[Any, ...], error: Exception, frame: Any) -> None:
+        if not self._observer.is_refusal(error):
+            return
+        for tensor in tensors_in(args):
+            known = self._observer.marks.get(tensor.untyped_storage()._cdata)
+            if format_of(tensor) is Format.LAST or known is not None:
+                with self._lock:
+                    origin = self._locator.locate(frame)
+                    self._observer.refuse(name, origin, tuple(tensor.shape), error)
+                return

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Activations that survive the conversion of the BatchNorm that they belong to.
+
+torch.nn.SyncBatchNorm.convert_sync_batchnorm makes a new norm for each BatchNorm and moves its children into the new
+norm, whose forward does not call them. The conversion calls no method of the old norm, but it asks each child for its
+own children before it moves it. A kept activation answers that question, and on that occasion looks among the local
+variables of its callers for the new norm, to which it adds a forward hook. Nothing of torch is patched, and modules
+that opswap did not make are left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["KeptHardswish", "KeptReLU", "KeptReLU6"]
+
+# The converter calls itself with the child, and may ask it for `children()`, which asks for its `named_children()`.
+_FRAMES = 4
+_STOCK_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+_STATE = ("weight", "bias", "running_mean", "running_var")
+
+
+def _apply_child(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    return module.act(output)
+
+
+class _Kept(nn.Module):
+    """Moves with its norm: see the docstring of this file."""
+
+    def _get_name(self) -> str:
+        return type(self).__name__.removeprefix("Kept")
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        norm = _converted(self, sys._getframe(1))
+        if norm is not None and _apply_child not in norm._forward_hooks.values():
+            norm.register_forward_hook(_apply_child)
+        return super().named_children()
+
+
+def _converted(activation: nn.Module, frame: FrameType | None) -> _BatchNorm | None:
+    """The norm that a converter among the callers is about to give the activation, in place of the norm that has it.
+
+    A converter is a function that has called itself with the activation, and has two norms among its variables: the
+    old one with the activation as "act", and a new one without, which holds the parameters or buffers of the old one.
+    """
+    visitors = []
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        found = list(frame.f_locals.values())
+        if frame.f_code in visitors:
+            norms = [v for v in found if isinstance(v, _BatchNorm)]
+            old = next((n for n in norms if n._modules.get("act") is activation), None)
+            new = next((n for n in norms if "act" not in n._modules), None)
+            replaces = old is not None and new is not None and type(new).forward in _STOCK_FORWARDS
+            return new if replaces and _shares_state(old, new) else None
+        if any(v is activation for v in found):
+            visitors.append(frame.f_code)
+        frame = frame.f_back
+    return None
+
+
+def _shares_state(old: _BatchNorm, new: _BatchNorm) -> bool:
+    """True if the norms share a parameter or buffer, and if neither has any."""
+    pairs = [(getattr(old, name), getattr(new, name)) for name in _STATE]
+    return any(a is b is not None for a, b in pairs) or all(a is b is None for a, b in pairs)
+
+
+class KeptReLU(_Kept, nn.ReLU):
+    """torch.nn.ReLU."""
+
+
+class KeptReLU6(_Kept, nn.ReLU6):
+    """torch.nn.ReLU6."""
+
+
+class KeptHardswish(_Kept, nn.Hardswish):
+    """torch.nn.Hardswish."""

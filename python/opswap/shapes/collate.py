@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""Batches of one size from a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .images import PaddedImages, pad_images
+from .targets import PaddedTarget, pad_targets
+
+__all__ = ["CollateFixed", "collate_fixed"]
+
+
+@dataclass(frozen=True)
+class CollateFixed:
+    """The `collate_fn` that `collate_fixed` makes; it can be pickled, as worker processes need."""
+
+    max_boxes: int
+    images: dict[str, Any]
+    targets: dict[str, Any]
+
+    def __call__(
+        self, samples: Sequence[tuple[Any, dict[str, Any]]]
+    ) -> tuple[PaddedImages, list[PaddedTarget]]:
+        """(image, target) pairs as (PaddedImages, targets of one length), boxes in the batch's coordinates."""
+        images, targets = zip(*samples, strict=True)
+        batch = pad_images(images, **self.images)
+        fitted = [_fit_target(t, batch, i) for i, t in enumerate(targets)]
+        size = tuple(batch.images.shape[-2:])
+        return batch, pad_targets(fitted, self.max_boxes, size=size, **self.targets)
+
+
+def collate_fixed(
+    size: int | tuple[int, int] | None = None,
+    *,
+    max_boxes: int,
+    buckets: Sequence[int | tuple[int, int]] | None = None,
+    divisor: int | tuple[int, int] | None = None,
+    value: float | Sequence[float] = 0,
+    mode: str = "error",
+    memory_format: torch.memory_format = torch.contiguous_format,
+    overflow: str = "error",
+    label: int = -1,
+    per_box: Sequence[str] | None = None,
+) -> CollateFixed:
+    """A `collate_fn` for DataLoader: pairs (image, target) become (PaddedImages, targets of one length).
+
+    Arguments as of `pad_images` and `pad_targets`. If an image is resized or cropped, its boxes, keypoints, areas and
+    masks follow; boxes that a crop leaves without area are dropped.
+    """
+    images = {"size": size, "buckets": buckets, "divisor": divisor, "value": value, "mode": mode}
+    images["memory_format"] = memory_format
+    return CollateFixed(max_boxes, images, {"overflow": overflow, "label": label, "per_box": per_box})
+
+
+def _fit_target(target: dict[str, Any], batch: PaddedImages, index: int) -> dict[str, Any]:
+    """The target in the coordinates of its image in the batch."""
+    mode = batch.modes[index]
+    if mode == "kept":
+        return target
+    (h, w), (down, across) = batch.sizes[index], batch.scale(index)
+    boxes = target["boxes"] if target["boxes"].is_floating_point() else target["boxes"].float()
+    scaled = boxes * boxes.new_tensor([across, down, across, down])
+    scaled = torch.minimum(scaled, scaled.new_tensor([w, h, w, h]))
+    found = {**target, "boxes": scaled}
+    if "keypoints" in target:
+        points = target["keypoints"].clone()
+        points[..., :2] *= points.new_tensor([across, down])
+        outside = (points[..., 0] >= w) | (points[..., 1] >= h)
+        points[..., 2:][outside] = 0  # not visible
+        found["keypoints"] = points
+    if "masks" in target:
+        found["masks"] = _fit_masks(target["masks"], h, w, mode)
+    if "area" in target:
+        found["area"] = target["area"] * (down * across) if mode == "resized" else _area(found)
+    return found if mode == "resized" else _drop_empty(found, len(boxes))
+
+
+def _area(target: dict[str, Any]) -> torch.Tensor:
+    """What is left of each object's area after a crop: that of its mask, or of its box if it has no mask."""
+    if "masks" in target:
+        left = (target["masks"] != 0).flatten(1).sum(1)
+    else:
+        left = (target["boxes"][:, 2:] - target["boxes"][:, :2]).clamp(min=0).prod(1)
+    return left.to(target["area"].dtype)
+
+
+def _fit_masks(masks: torch.Tensor, h: int, w: int, mode: str) -> torch.Tensor:
+    if mode == "cropped":
+        return masks[..., :h, :w]
+    small = torch.nn.functional.interpolate(masks[:, None].float(), (h, w), mode="nearest-exact")
+    return small[:, 0].to(masks.dtype)
+
+
+def _drop_empty(target: dict[str, Any], count: int) -> dict[str, Any]:
+    """The target without the boxes that the crop cut off whole."""
+    boxes = target["boxes"]
+    kept = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(1)
+    per_box = {k for k, v in target.items() if isinstance(v, torch.Tensor) and v.dim() and len(v) == count}
+    return {k: v[kept] if k in per_box else v for k, v in target.items()}

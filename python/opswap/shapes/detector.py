@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: MIT
+"""`detect`: watch every operator whose output size depends on data, and every input whose shape changes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from opswap._torch import DispatchMode, graph_task
+from opswap.finding import Locator, Origin, short_path
+
+from .report import InputShapes, ShapesReport
+from .rewrites import Facts
+
+__all__ = ["detect"]
+
+# Operators by what they are to a user; all but the last three have an output whose size depends on data.
+_OPERATORS = {
+    "aten::nonzero": "nonzero",
+    "aten::masked_select": "masked_select",
+    "aten::_unique": "unique",
+    "aten::_unique2": "unique",
+    "aten::unique_dim": "unique",
+    "aten::unique_consecutive": "unique",
+    "aten::unique_dim_consecutive": "unique",
+    "aten::repeat_interleave": "repeat_interleave",
+    "aten::bincount": "bincount",
+    "aten::index": "index",
+    "aten::index_put": "index_put",
+    "aten::index_put_": "index_put",
+    "aten::_index_put_impl_": "index_put",
+    "aten::_local_scalar_dense": "item",
+    "aten::unbind": "loop",
+}
+_MASKED = ("index", "index_put")
+_MASKS = (torch.bool, torch.uint8)
+_ITERATES = Tensor.__iter__.__code__
+_ORDINARY = frozenset({Tensor, nn.Parameter})
+
+
+class detect:
+    """Watch what this thread runs within the context for sizes that depend on data.
+
+        with opswap.shapes.detect(model) as report:
+            model(images).sum().backward()
+        print(report)
+
+    Args:
+        model: names modules by their path in it; without it by the class of the outermost module that is called.
+        allow: findings that are known: names of operators, module paths or lines ("net.py:31"), with wildcards. They
+            are counted, but are no findings.
+    Returns: as a context manager, the `ShapesReport`, which can be read inside and after the context.
+    Raises: TypeError for a model that is not a module, or an allow-list that is not of strings; RuntimeError if
+        entered twice at once.
+
+    Results stay as they are. Contexts nest, and end with whatever ends them. While one is in force, torch.compile
+    runs the Python code that it would compile, and a swapped model the original code of blocks that are fused with
+    their neighbours, as it does under any global hook.
+    """
+
+    def __init__(self, model: nn.Module | None = None, *, allow: Iterable[str] = ()) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"detect: model must be a torch.nn.Module or None, got {type(model).__name__}")
+        if isinstance(allow, str) or not all(isinstance(pattern, str) for pattern in allow):
+            raise TypeError(f"detect: allow must be several strings, got {allow!r}")
+        self._model, self._allow = model, tuple(allow)
+        self._after_operator: Callable[[bool], None] | None = None
+        self._stack: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> ShapesReport:
+        if self._stack is not None:
+            raise RuntimeError("detect: this context is in force already; make another one to nest it")
+        locator = Locator(self._model)
+        report = ShapesReport(self._is_allowed)
+        watcher = _Watcher(locator, report)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.callback(register_module_forward_pre_hook(watcher.called).remove)
+            stack.enter_context(_Lists(watcher))
+            stack.enter_context(_Mode(watcher, self._after_operator))
+            self._stack = stack.pop_all()
+        return report
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.__exit__(kind, error, traceback)
+
+    def _is_allowed(self, op: str, origin: Origin) -> bool:
+        short = short_path(origin.file)
+        names = {
+            op,
+            origin.module,
+            *(f"{f}:{origin.line}" for f in (origin.file, short, short.rpartition("/")[2])),
+        }
+        return any(fnmatchcase(name, pattern) for pattern in self._allow for name in names if name)
+
+
+class _Watcher:
+    """Notes what the modes and the hook see, in its own thread."""
+
+    def __init__(self, locator: Locator, report: ShapesReport) -> None:
+        self.locator, self.report = locator, report
+        self._thread = threading.get_ident()
+
+    def note(self, op: str, size: int, moved: int, facts: Facts, frame: FrameType | None) -> None:
+        """One call of an operator of the list."""
+        origin = self.locator.locate(frame)
+        self.report.tally(op, origin, facts).add(size, moved)
+
+    def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Before a module's forward: the shapes of its tensors."""
+        if threading.get_ident() != self._thread:
+            return
+        name = self.locator.module_name(module, sys._getframe(1))
+        shapes = tuple(tuple(a.shape) if isinstance(a, Tensor) else None for a in args)
+        if any(s is not None for s in shapes):
+            self.report.inputs.setdefault(name, InputShapes(type(module).__name__)).add(shapes)
+
+
+class _Lists(TorchFunctionMode):
+    """Sees tolist(), which reads memory without an operator."""
+
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.tolist:
+            tensor = args[0]
+            moved = tensor.numel() * tensor.element_size()
+            self._watcher.note("tolist", tensor.numel(), moved, Facts("tolist"), sys._getframe(1))
+        return func(*args, **(kwargs or {}))
+
+
+class _Mode(DispatchMode):
+    """Calls every operator as it is, and shows those of the list to the watcher."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while this is in force
+
+    def __init__(self, watcher: _Watcher, after_operator: Callable[[bool], None] | None) -> None:
+        super().__init__()
+        self._watcher, self._after_operator = watcher, after_operator
+        self._kinds: dict[
+            int, tuple[str | None, Any]
+        ] = {}  # by id: the hash of an operator is a Python function
+        self._thread = threading.get_ident()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if types and not _ORDINARY.issuperset(types):
+            return NotImplemented  # a wrapper takes itself apart; its parts come here
+        known = self._kinds.get(id(func))
+        if known is None:
+            schema = getattr(func, "_schema", None)
+            known = self._kinds[id(func)] = (_OPERATORS.get(getattr(schema, "name", "")), func)
+        out = func(*args, **(kwargs or {}))
+        locator = self._watcher.locator
+        if threading.get_ident() == self._thread:
+            if locator.new_node():
+                locator.remember(locator.locate(sys._getframe(1)))
+            if known[0] is not None:
+                self._look(known[0], args, out, sys._getframe(1))
+        if self._after_operator is not None:
+            self._after_operator(graph_task() >= 0)
+        return out
+
+    def _look(self, op: str, args: tuple[Any, ...], out: Any, frame: FrameType | None) -> None:
+        facts = Facts(op)
+        if op in _MASKED:
+            masks = [i for i in args[1] if isinstance(i, Tensor) and i.dtype in _MASKS]
+            if not masks:
+                return
+            dims = sum(m.dim() for m in masks)
+            facts = Facts(op, dims, args[0].dim() - dims)
+        if op == "loop" and not _iterates(frame):
+            return
+        if op == "repeat_interleave" and not isinstance(args[0], Tensor):
+            return
+        size, moved = _size(op, args, out)
+        self._watcher.note(op, size, moved, facts, frame)
+
+
+def _iterates(frame: FrameType | None) -> bool:
+    """True if a loop over a tensor called the operator."""
+    for _ in range(4):
+        if frame is None:
+            return False
+        if frame.f_code is _ITERATES:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _size(op: str, args: tuple[Any, ...], out: Any) -> tuple[int, int]:
+    """(what depends on data, bytes of the result): elements, rows, or how often a loop turns."""
+    if op == "loop":
+        return len(out), sum(t.numel() * t.element_size() for t in out)
+    if op == "item":
+        return 1, 0
+    first = out[0] if isinstance(out, (tuple, list)) else out
+    moved = first.numel() * first.element_size()
+    return int(first.shape[0]) if first.dim() else 1, moved

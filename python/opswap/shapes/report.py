@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: MIT
+"""What `detect` found: lines whose sizes depend on data, and modules whose inputs change their shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+from opswap.finding import Origin, Report, Site, plural
+
+from .rewrites import Facts, rewrite
+from .syntax import BRANCH, LOOP, SIZE, VALUE, role_of, statement_at
+
+__all__ = ["InputShapes", "ShapesReport", "ShapesSite", "Tally"]
+
+FINDINGS = ("size", "branch", "loop", "write", "input")
+_MOST_SIZES = 64
+_MOST_SHAPES = 8
+_MOST_STEPS = 512
+_MOST_PANELS = 8
+_Shapes = tuple["tuple[int, ...] | None", ...]
+
+_ADVICE = {
+    SIZE: "a size is made of data: use the largest size and a mask",
+    BRANCH: "a branch depends on data: compute both sides and choose with torch.where, or use torch.cond",
+    LOOP: "Python loops over a tensor: work on the whole tensor, or use torch.vmap",
+    "nonzero": "keep the mask and use torch.where, or torch.nonzero_static(mask, size=N)",
+    "unique": "sort, and mask equal neighbours",
+    "index": "keep all elements and a mask: torch.where(mask, x, 0), opswap.shapes.losses with valid=mask",
+    "masked_select": "keep all elements and a mask: torch.where(mask, x, 0), opswap.shapes.losses with valid=mask",
+    "repeat_interleave": "pass output_size=",
+    "bincount": "count into a tensor of a fixed size: torch.zeros(N).index_add(0, x, ones)",
+    "index_put": "torch.where(mask, value, x)",
+    "input": "give every batch one size: opswap.shapes.pad_images, pad_targets, collate_fixed",
+}
+
+
+@dataclass
+class Tally:
+    """Counts of one operator at one line. sizes: how often each size came, at most 64; series: the first 512."""
+
+    op: str
+    origin: Origin
+    facts: Facts
+    count: int = 0
+    bytes: int = 0
+    sizes: Counter[int] = field(default_factory=Counter)
+    series: list[int] = field(default_factory=list)
+
+    def add(self, size: int, moved: int) -> None:
+        """One more call."""
+        self.count += 1
+        self.bytes += moved
+        if size in self.sizes or len(self.sizes) < _MOST_SIZES:
+            self.sizes[size] += 1
+        if len(self.series) < _MOST_STEPS:
+            self.series.append(size)
+
+
+@dataclass
+class InputShapes:
+    """Shapes that a module was called with. shapes: how often each tuple of shapes came, at most 64."""
+
+    kind: str
+    count: int = 0
+    shapes: Counter[_Shapes] = field(default_factory=Counter)
+    series: list[int] = field(default_factory=list)
+
+    def add(self, shapes: _Shapes) -> None:
+        """One more call."""
+        self.count += 1
+        if shapes in self.shapes or len(self.shapes) < _MOST_SIZES:
+            self.shapes[shapes] += 1
+        if len(self.series) < _MOST_STEPS:
+            self.series.append(sum(_numel(s) for s in shapes))
+
+    def graphs(self, dynamic: bool | None = None) -> int:
+        """How many graphs torch.compile makes of these calls, with dynamic=False or by default (None).
+
+        By default the second shape is compiled for open sizes; only sizes of 0 and 1 get graphs of their own.
+        """
+        if dynamic is False or len(self.shapes) < 2:
+            return len(self.shapes)
+        first, *rest = self.shapes
+        return 1 + len({tuple(_open(a, b) for a, b in zip(first, other, strict=False)) for other in rest})
+
+
+def _open(first: tuple[int, ...] | None, other: tuple[int, ...] | None) -> Any:
+    if first is None or other is None or len(first) != len(other):
+        return other
+    return tuple(b if b in (0, 1) or a == b else -1 for a, b in zip(first, other, strict=True))
+
+
+def _numel(shape: tuple[int, ...] | None) -> int:
+    total = 1
+    for size in shape or (0,):
+        total *= size
+    return total
+
+
+@dataclass(frozen=True)
+class ShapesSite(Site):
+    """A finding; `sizes` is the histogram of (size, times): rows of a result, turns of a loop, or elements of inputs.
+
+    status: "size" (the size of a result depends on data), "branch" (a Python branch does), "loop", "write" (a masked
+    store), "input" (the shape of a module's input changes), "value" (a number that decides neither).
+    """
+
+    sizes: tuple[tuple[int, int], ...] = ()
+
+
+class ShapesReport(Report):
+    """Which shapes depend on data; current at any time, inside the context and after it.
+
+    `sites` has every operator of the list, the most different sizes first; `findings` are those but the values.
+    `inputs` has the shapes of the inputs of every module, by its path.
+    """
+
+    title = "opswap.shapes"
+    nothing_found = "no shape depends on data"
+
+    def __init__(self, is_allowed: Callable[[str, Origin], bool]) -> None:
+        self._is_allowed = is_allowed
+        self._tallies: dict[tuple[str, Origin], Tally] = {}
+        self.inputs: dict[str, InputShapes] = {}
+
+    def tally(self, op: str, origin: Origin, facts: Facts) -> Tally:
+        """The counts of an operator at a line."""
+        found = self._tallies.get((op, origin))
+        if found is None:
+            found = self._tallies[op, origin] = Tally(op, origin, facts)
+        return found
+
+    @property
+    def sites(self) -> list[ShapesSite]:
+        found = [self._site(t) for t in list(self._tallies.values())]
+        found += [self._input_site(name, shapes) for name, shapes in self._changing()]
+        return sorted(found, key=lambda s: (s.status == "value", -len(s.sizes), -s.bytes, -s.count))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """operators: calls of those in the list. graphs, graphs_dynamic: what torch.compile would make of the
+        outermost module's inputs, with dynamic=False and by default."""
+        outer = self.outermost()
+        return {
+            "operators": sum(t.count for t in self._tallies.values()),
+            "graphs": outer.graphs(False) if outer else 0,
+            "graphs_dynamic": outer.graphs() if outer else 0,
+        }
+
+    def outermost(self) -> InputShapes | None:
+        """The inputs of the module that was called first of all, None if no module was called."""
+        return min(
+            self.inputs.items(), key=lambda item: item[0].count(".") if item[0] else -1, default=("", None)
+        )[1]
+
+    def is_finding(self, site: ShapesSite) -> bool:
+        return site.status in FINDINGS and site.phase != "backward"
+
+    def detail(self, sites: Sequence[ShapesSite]) -> str:
+        sizes: Counter[int] = Counter()
+        for site in sites:
+            sizes.update(dict(site.sizes))
+        if sites[0].status in ("branch", "value") or not sizes:
+            return ""
+        shown = ", ".join(f"{size} ({count}x)" for size, count in sorted(sizes.items())[:6])
+        more = f" and {plural(len(sizes) - 6, 'other size')}" if len(sizes) > 6 else ""
+        return f"sizes: {shown}{more}"
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Sizes over calls, a panel for each of the first eight findings: a PNG file whatever the suffix.
+
+        Raises: ModuleNotFoundError without matplotlib.
+        """
+        from .plot import draw
+
+        shown = [s for s in self.findings if s.status != BRANCH][:_MOST_PANELS]
+        series = {f"{s.source} {s.op}" if s.file else s.op: self._series(s) for s in shown}
+        draw(path, series, self._headline())
+
+    def _series(self, site: ShapesSite) -> list[int]:
+        if site.status == "input":
+            return self.inputs[site.module].series
+        place = (site.file, site.line, site.phase, site.module)
+        found = [t for t in self._tallies.values() if t.op == site.op.removeprefix("aten.")]
+        origins = ((t, t.origin) for t in found)
+        return [n for t, o in origins if (o.file, o.line, o.phase, o.module) == place for n in t.series]
+
+    def _changing(self) -> list[tuple[str, InputShapes]]:
+        """Modules whose inputs change although those of the module around them do not."""
+        changing = {name for name, shapes in self.inputs.items() if len(shapes.shapes) > 1}
+        return [
+            (n, self.inputs[n]) for n in changing if not any(p in changing for p in _parents(n, self.inputs))
+        ]
+
+    def _site(self, tally: Tally) -> ShapesSite:
+        origin = tally.origin
+        status = {"loop": LOOP, "index_put": "write"}.get(tally.op, SIZE)
+        if tally.op in ("item", "tolist"):
+            status = role_of(origin.file, origin.line)
+        statement = statement_at(origin.file, origin.line)
+        text = rewrite(statement, tally.facts) if statement is not None and status != VALUE else ""
+        hint = f"`{text}`" if text else _ADVICE.get(tally.op) or _ADVICE.get(status, "")
+        return ShapesSite(
+            status=status,
+            op=f"aten.{tally.op}" if tally.op not in ("loop", "tolist") else tally.op,
+            module=origin.module,
+            file=origin.file,
+            line=origin.line,
+            function=origin.function,
+            phase=origin.phase,
+            count=tally.count,
+            bytes=tally.bytes,
+            shapes=tuple((size,) for size, _ in tally.sizes.most_common(_MOST_SHAPES)),
+            hint="" if status == VALUE else hint,
+            allowed=self._is_allowed(tally.op, origin),
+            sizes=tuple(sorted(tally.sizes.items())),
+        )
+
+    def _input_site(self, name: str, shapes: InputShapes) -> ShapesSite:
+        first = next(iter(shapes.shapes))
+        changed = [i for i in range(len(first)) if len({s[i] for s in shapes.shapes if i < len(s)}) > 1]
+        number = changed[0] if changed else 0
+        seen = Counter[Any]()
+        for key, count in shapes.shapes.items():
+            seen[key[number] if number < len(key) else None] += count
+        graphs = f"torch.compile makes {plural(shapes.graphs(False), 'graph')} of it with dynamic=False"
+        origin = Origin(name, "", 0, "", "forward")
+        return ShapesSite(
+            status="input",
+            op=f"input {number} of {shapes.kind}",
+            module=name,
+            file="",
+            line=0,
+            function="",
+            phase="forward",
+            count=shapes.count,
+            bytes=0,
+            shapes=tuple(s for s, _ in seen.most_common(_MOST_SHAPES) if s is not None),
+            hint=f"{_ADVICE['input']}; {graphs}",
+            allowed=self._is_allowed("input", origin),
+            sizes=tuple(sorted((_numel(s), count) for s, count in seen.items())),
+        )
+
+
+def _parents(name: str, known: dict[str, Any]) -> list[str]:
+    """The modules around one, by their paths; a model that is not named has the path ""."""
+    parts = name.split(".")
+    found = [".".join(parts[:i]) for i in range(1, len(parts))]
+    return found + [""] * bool(name and "" in known)

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: MIT
+"""Rewrites that keep a size, spelled for the user's own line.
+
+Each takes an expression whose size depends on data and gives one of the same value and gradients whose size does not.
+`N` in a rewrite is the user's to choose: the largest number that may come.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Facts", "rewrite"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the run showed. op: the operator's name. mask_dims, trailing: dimensions of a mask, and of what it selects
+    from behind those."""
+
+    op: str
+    mask_dims: int = 1
+    trailing: int = 0
+
+
+_SELECTIONS = ("index", "masked_select", "index_put")
+_LOSSES = {
+    "l1_loss": "l1",
+    "smooth_l1_loss": "smooth_l1",
+    "mse_loss": "mse",
+    "cross_entropy": "cross_entropy",
+    "binary_cross_entropy_with_logits": "bce_with_logits",
+}
+
+
+def rewrite(statement: ast.stmt, facts: Facts) -> str:
+    """The statement's code with the first expression replaced that a rewrite knows; "" if none does.
+
+    Of a compound statement only the first line is given.
+    """
+    tree = copy.deepcopy(statement)
+    changed = _store(tree, facts) if facts.op in _SELECTIONS else None
+    if changed is None:
+        replacer = _Replacer(facts)
+        changed = replacer.visit(tree)
+        if not replacer.found:
+            return ""
+    text = ast.unparse(ast.fix_missing_locations(changed))
+    return text.splitlines()[0]
+
+
+class _Replacer(ast.NodeTransformer):
+    """Replaces the outermost expression for which there is a rewrite."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.found = False
+        self._facts = facts
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if self.found:
+            return node
+        if isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", None) or ast.Load(), ast.Load):
+            text = _expression(node, self._facts)
+            if text is not None:
+                self.found = True
+                return ast.parse(text, mode="eval").body
+        return self.generic_visit(node)
+
+
+def _expression(node: ast.expr, facts: Facts) -> str | None:
+    """The text that replaces one expression, None if there is none."""
+    for known in _BY_OPERATOR.get(facts.op, ()):
+        text = known(node, facts)
+        if text is not None:
+            return text
+    return None
+
+
+# --- parts of expressions -------------------------------------------------------------------------------------------
+
+
+def _text(node: ast.expr) -> str:
+    """The code of an expression, in brackets if it would not bind as a name does."""
+    text = ast.unparse(node)
+    simple = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
+    return text if isinstance(node, simple) else f"({text})"
+
+
+def _call(node: ast.expr) -> tuple[str, list[ast.expr], dict[str, ast.expr]] | None:
+    """(name, tensors and other arguments, keywords) of torch.name(x, ...) and of x.name(...) alike."""
+    if not isinstance(node, ast.Call):
+        return None
+    keywords = {k.arg: k.value for k in node.keywords if k.arg}
+    if isinstance(node.func, ast.Name):
+        return node.func.id, list(node.args), keywords
+    if not isinstance(node.func, ast.Attribute):
+        return None
+    holder = node.func.value
+    of_torch = ast.unparse(holder) in ("torch", "F", "nn.functional", "torch.nn.functional", "functional")
+    return node.func.attr, [*([] if of_torch else [holder]), *node.args], keywords
+
+
+def _selection(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """(x, mask) of x[mask], x.masked_select(mask) and torch.masked_select(x, mask)."""
+    if isinstance(node, ast.Subscript) and not isinstance(node.slice, (ast.Slice, ast.Tuple, ast.Constant)):
+        return node.value, node.slice
+    call = _call(node)
+    if call is not None and call[0] == "masked_select" and len(call[1]) == 2:
+        return call[1][0], call[1][1]
+    return None
+
+
+def _mask(mask: ast.expr, facts: Facts) -> str:
+    """The mask with as many dimensions as what it selects from."""
+    text = _text(mask)
+    return f"{text}[{', '.join(['...'] + ['None'] * facts.trailing)}]" if facts.trailing else text
+
+
+def _counted(node: ast.expr) -> ast.expr | None:
+    """x of len(x), x.numel(), x.shape[0] and x.size(0)."""
+    if (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "shape"
+    ):
+        return node.value.value if ast.unparse(node.slice) == "0" else None
+    call = _call(node)
+    if call is None or not call[1]:
+        return None
+    name, (first, *rest), _ = call
+    if name in ("len", "numel") and not rest:
+        return first
+    return first if name == "size" and [ast.unparse(r) for r in rest] == ["0"] else None
+
+
+# --- the rewrites ---------------------------------------------------------------------------------------------------
+
+
+def _count_of_selection(node: ast.expr, facts: Facts) -> str | None:
+    found = _counted(node)
+    chosen = _selection(found) if found is not None else None
+    if chosen is None or (facts.trailing and "numel" in ast.unparse(node)):
+        return None
+    return f"{_text(chosen[1])}.sum()"
+
+
+def _reduction(node: ast.expr, facts: Facts) -> str | None:
+    call = _call(node)
+    chosen = _selection(call[1][0]) if call is not None and call[1] else None
+    if chosen is None:
+        return None
+    (name, arguments, keywords), (x, mask) = call, chosen
+    dim = arguments[1] if len(arguments) == 2 else keywords.get("dim")
+    if len(arguments) > 2 or set(keywords) - {"dim"} or (dim is not None and ast.unparse(dim) != "0"):
+        return None
+    places = "0" if facts.mask_dims == 1 else str(tuple(range(facts.mask_dims)))
+    inner = "" if dim is None else places
+    where = f"torch.where({_mask(mask, facts)}, {ast.unparse(x)}, 0)"
+    if name in ("sum", "norm") and not (name == "norm" and dim is not None):
+        return f"{where}.{name}({inner})"
+    if name == "mean":
+        whole = facts.trailing and dim is None
+        count = f"{_mask(mask, facts)}.expand_as({ast.unparse(x)})" if whole else _text(mask)
+        return f"{where}.sum({inner}) / {count}.sum()"
+    if name == "prod" and (dim is None or facts.mask_dims == 1):
+        return f"torch.where({_mask(mask, facts)}, {ast.unparse(x)}, 1).prod({inner})"
+    if name in ("max", "min", "amax", "amin", "logsumexp") and (dim is None or name not in ("max", "min")):
+        sign = "" if name in ("min", "amin") else "-"
+        return f"{_text(x)}.masked_fill(~{_mask(mask, facts)}, float('{sign}inf')).{name}({inner})"
+    return None
+
+
+def _loss(node: ast.expr, facts: Facts) -> str | None:
+    call = _call(node)
+    if call is None or call[0] not in _LOSSES or len(call[1]) != 2:
+        return None
+    chosen = [_selection(a) for a in call[1]]
+    if None in chosen or ast.unparse(chosen[0][1]) != ast.unparse(chosen[1][1]):
+        return None
+    options = "".join(f", {k}={ast.unparse(v)}" for k, v in call[2].items())
+    x, target, mask = ast.unparse(chosen[0][0]), ast.unparse(chosen[1][0]), ast.unparse(chosen[0][1])
+    if call[0] == "cross_entropy" and facts.mask_dims > 1:
+        return None
+    return f"opswap.shapes.losses.{_LOSSES[call[0]]}({x}, {target}, {mask}{options})"
+
+
+def _store(statement: ast.AST, facts: Facts) -> ast.AST | None:
+    """x[mask] = value and x[mask] += value."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target, value = statement.targets[0], statement.value
+    elif isinstance(statement, ast.AugAssign):
+        target = statement.target
+        value = ast.BinOp(copy.deepcopy(target), statement.op, statement.value)
+    else:
+        return None
+    chosen = _selection(target) if isinstance(target, ast.Subscript) else None
+    if chosen is None:
+        return None
+    x, mask = chosen
+    value = _Unselected(ast.unparse(target), x).visit(copy.deepcopy(value))
+    text = f"{ast.unparse(x)} = torch.where({_mask(mask, facts)}, {ast.unparse(value)}, {ast.unparse(x)})"
+    return ast.parse(text).body[0]
+
+
+class _Unselected(ast.NodeTransformer):
+    """Puts x in place of x[mask], element by element code that runs on all of x instead."""
+
+    def __init__(self, selection: str, x: ast.expr) -> None:
+        self._selection, self._x = selection, x
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        return copy.deepcopy(self._x) if ast.unparse(node) == self._selection else self.generic_visit(node)
+
+
+def _nonzero_argument(node: ast.expr) -> ast.expr | None:
+    call = _call(node)
+    if call is not None and call[0] in ("nonzero", "argwhere") and len(call[1]) == 1:
+        return call[1][0]
+    if call is not None and call[0] == "where" and len(call[1]) == 1:
+        return call[1][0]
+    return None
+
+
+def _count_of_nonzero(node: ast.expr, facts: Facts) -> str | None:
+    found = _counted(node)
+    x = _nonzero_argument(found) if found is not None else None
+    if x is None or "where" in ast.unparse(found).split("(")[0].rpartition(".")[2].replace("argwhere", ""):
+        return None
+    return None if "numel" in ast.unparse(node) else f"torch.count_nonzero({ast.unparse(x)})"
+
+
+def _nonzero(node: ast.expr, facts: Facts) -> str | None:
+    x, call = _nonzero_argument(node), _call(node)
+    if x is None:
+        return None
+    fixed = f"torch.nonzero_static({ast.unparse(x)}, size=N, fill_value=0)"
+    several = call[0] == "where" or "as_tuple" in call[2]
+    return f"{fixed}.unbind(1)" if several else fixed
+
+
+def _count_of_unique(node: ast.expr, facts: Facts) -> str | None:
+    found = _counted(node)
+    call = _call(found) if found is not None else None
+    if call is None or call[0] not in ("unique", "unique_consecutive") or len(call[1]) != 1 or call[2]:
+        return None
+    flat = f"{_text(call[1][0])}.flatten()"
+    ordered = flat if call[0] == "unique_consecutive" else f"{flat}.sort().values"
+    return f"({ordered}.diff() != 0).sum() + 1"
+
+
+def _bincount(node: ast.expr, facts: Facts) -> str | None:
+    call = _call(node)
+    if call is None or call[0] != "bincount" or len(call[1]) > 2:
+        return None
+    x = ast.unparse(call[1][0])
+    weights = call[1][1] if len(call[1]) == 2 else call[2].get("weights")
+    size = ast.unparse(call[2]["minlength"]) if "minlength" in call[2] else "N"
+    added = f"torch.ones_like({x})" if weights is None else ast.unparse(weights)
+    return f"torch.zeros({size}, dtype={_text(ast.parse(added, mode='eval').body)}.dtype).index_add(0, {x}, {added})"
+
+
+def _repeat_interleave(node: ast.expr, facts: Facts) -> str | None:
+    call = _call(node)
+    if call is None or call[0] != "repeat_interleave" or "output_size" in call[2]:
+        return None
+    return f"{ast.unparse(node)[:-1]}, output_size=N)"
+
+
+def _choice(node: ast.expr, facts: Facts) -> str | None:
+    """a if condition else b."""
+    if not isinstance(node, ast.IfExp):
+        return None
+    return f"torch.where({_tensor(node.test)}, {ast.unparse(node.body)}, {ast.unparse(node.orelse)})"
+
+
+def _number(node: ast.expr, facts: Facts) -> str | None:
+    """x.item(), float(x) among tensors: the tensor itself will do."""
+    if not isinstance(node, ast.BinOp):
+        return None
+    text = _tensor(node)
+    return None if text == ast.unparse(node) else text
+
+
+def _first_rows(node: ast.expr, facts: Facts) -> str | None:
+    """x[:n].sum(): n, a number made of a tensor, becomes a mask."""
+    call = _call(node)
+    part = call[1][0] if call is not None and call[1] else None
+    if (
+        call is None
+        or call[0] != "sum"
+        or not isinstance(part, ast.Subscript)
+        or not isinstance(part.slice, ast.Slice)
+    ):
+        return None
+    cut = part.slice
+    if cut.lower is not None or cut.step is not None or cut.upper is None or len(call[1]) > 1 or call[2]:
+        return None
+    x = ast.unparse(part.value)
+    rows = f"torch.arange({_text(part.value)}.shape[0]) < {_tensor(cut.upper)}"
+    return f"torch.where(({rows}).reshape(-1, *[1] * ({_text(part.value)}.dim() - 1)), {x}, 0).sum()"
+
+
+def _tensor(node: ast.expr) -> str:
+    """The expression with the tensors in place of x.item(), int(x), float(x) and bool(x)."""
+    return ast.unparse(_Tensors().visit(copy.deepcopy(node)))
+
+
+class _Tensors(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        call = _call(node)
+        if call is not None and call[0] in ("item", "int", "float", "bool") and len(call[1]) == 1:
+            return self.visit(call[1][0])
+        return self.generic_visit(node)
+
+
+_Rewrite = Callable[[ast.expr, Facts], "str | None"]
+_OF_SELECTIONS: tuple[_Rewrite, ...] = (_loss, _count_of_selection, _reduction)
+_BY_OPERATOR: dict[str, tuple[_Rewrite, ...]] = {
+    "index": _OF_SELECTIONS,
+    "masked_select": _OF_SELECTIONS,
+    "index_put": (),
+    "nonzero": (_count_of_nonzero, _nonzero),
+    "unique": (_count_of_unique,),
+    "bincount": (_bincount,),
+    "repeat_interleave": (_repeat_interleave,),
+    "item": (_choice, _first_rows, _number),
+}

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: MIT
+"""What the byte code of a function says: which names it reads and writes, and why a trace of it would not be faithful.
+
+It imports nothing of torch, so that its rules can be tested under every version of Python.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+
+__all__ = ["Reads", "place", "reads", "trains_of", "unfaithful"]
+
+# Answers that a trace would give once and for all: about Python itself, or about state of torch's threads.
+_BAKED = frozenset(
+    {
+        "callable",
+        "hasattr",
+        "is_autocast_enabled",
+        "is_grad_enabled",
+        "is_inference_mode_enabled",
+        "is_tensor",
+        "issubclass",
+        "type",
+    }
+)
+_CATCHES = frozenset({"CHECK_EG_MATCH", "CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
+_WITH = frozenset({"BEFORE_ASYNC_WITH", "BEFORE_WITH", "SETUP_ASYNC_WITH", "SETUP_WITH"})
+_ATTRIBUTES = frozenset(
+    {"DELETE_ATTR", "IMPORT_FROM", "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR"}
+)
+_STORES = frozenset({"DELETE_ATTR", "STORE_ATTR"})
+_GLOBALS = frozenset({"LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"})
+_CALLS = frozenset({"CALL", "CALL_FUNCTION", "PRECALL"})
+_WRITES = frozenset({"DELETE_GLOBAL", "STORE_GLOBAL"})
+# Names by which code reads attributes that its byte code does not name.
+_LOOK_UPS = frozenset({"attrgetter", "methodcaller", "__getattribute__"})
+_INSIDE = frozenset({"__dict__", "__hash__"})
+_NAMESPACES = frozenset({"dir", "globals", "locals", "vars"})
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The names in one function, without those of the functions inside it.
+
+    names: global variables, or builtins. attributes: of any object; `stored` are those that are also written.
+    imports: (name, level) of import statements. texts: attributes that are looked up by a constant text.
+    dynamic: attributes are looked up by other texts.
+    """
+
+    names: tuple[str, ...]
+    attributes: frozenset[str]
+    stored: frozenset[str]
+    imports: tuple[tuple[str, int], ...]
+    texts: frozenset[str]
+    dynamic: bool
+
+
+def place(code: CodeType) -> str:
+    """The function as messages name it: its name, file and line."""
+    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+@lru_cache(maxsize=4096)
+def reads(code: CodeType) -> Reads:
+    """What one function reads and writes by name."""
+    names: dict[str, None] = {}
+    attributes, stored, texts, imports = set(), set(), set(), []
+    dynamic = False
+    steps = list(dis.get_instructions(code))
+    for i, op in enumerate(steps):
+        if op.opname in _GLOBALS:
+            names[op.argval] = None
+            if op.argval == "getattr":
+                text = _looked_up(steps, i)
+                dynamic = dynamic or text is None
+                texts.update(filter(None, [text]))
+        elif op.opname in _ATTRIBUTES:
+            attributes.add(op.argval)
+            if op.opname in _STORES:
+                stored.add(op.argval)
+        elif op.opname == "IMPORT_NAME":
+            level = steps[i - 2].argval
+            imports.append((op.argval, level if isinstance(level, int) else 0))
+        dynamic = dynamic or op.opname == "MATCH_CLASS"
+    dynamic = dynamic or not _LOOK_UPS.isdisjoint(names) or not _LOOK_UPS.isdisjoint(attributes)
+    sets = map(frozenset, (attributes, stored))
+    return Reads(tuple(names), *sets, tuple(imports), frozenset(texts), dynamic)
+
+
+def _looked_up(steps: list[dis.Instruction], start: int) -> str | None:
+    """The constant name in the call getattr(object, name, ...) that begins here; None for any other use."""
+    depth, name = 0, None
+    for last, op in zip(steps[start:], steps[start + 1 :], strict=False):
+        if op.opname in _CALLS and last.opname != "PRECALL":
+            count = op.arg or 0
+            if depth == count:
+                return name.argval if name is not None and isinstance(name.argval, str) else None
+        if "JUMP" in op.opname or op.opname.startswith("RETURN"):
+            return None
+        before = depth
+        depth += dis.stack_effect(op.opcode, op.arg if op.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
+        if depth <= 0:
+            return None
+        if before == 1 and depth == 2:
+            name = op if op.opname == "LOAD_CONST" else None
+        elif depth <= 2 and op.opname not in ("CACHE", "KW_NAMES", "NOP", "PRECALL"):
+            name = None  # something was made of it
+    return None
+
+
+def _catches(steps: list[dis.Instruction], i: int) -> bool:
+    """True for an instruction of an `except` clause, which a `finally` or a generator does not have."""
+    op = steps[i]
+    if op.opname in _CATCHES:
+        return True
+    return op.opname == "POP_EXCEPT" and (i == 0 or steps[i - 1].opname != "COPY")
+
+
+def _loads_self(op: dis.Instruction | None, code: CodeType) -> bool:
+    """True if the instruction leaves the first argument, or a variable called self, on the stack."""
+    if op is None:
+        return False
+    name = op.argval[-1] if isinstance(op.argval, tuple) else op.argval
+    return "LOAD_" in op.opname and (name == "self" or name in code.co_varnames[: min(1, code.co_argcount)])
+
+
+def _stored(op: dis.Instruction) -> tuple[str, ...]:
+    """The local variables that an instruction writes."""
+    if op.opname in ("DELETE_DEREF", "DELETE_FAST", "STORE_DEREF", "STORE_FAST", "STORE_FAST_MAYBE_NULL"):
+        return (op.argval,)
+    if op.opname == "STORE_FAST_LOAD_FAST":
+        return op.argval[:1]
+    return tuple(op.argval) if op.opname == "STORE_FAST_STORE_FAST" else ()
+
+
+@lru_cache(maxsize=4096)
+def trains_of(code: CodeType) -> str | None:
+    """The variable whose `.training` the code reads, None if it reads none."""
+    before = None
+    for op in dis.get_instructions(code):
+        if op.opname in ("LOAD_ATTR", "LOAD_METHOD") and op.argval == "training" and before is not None:
+            return before.argval[-1] if isinstance(before.argval, tuple) else str(before.argval)
+        before = op
+    return None
+
+
+@lru_cache(maxsize=4096)
+def unfaithful(code: CodeType) -> str | None:
+    """Why a trace of this function may mean something else than the function; None if it is faithful."""
+    asked = sorted(_BAKED.intersection(code.co_names))
+    if asked:
+        return f"{place(code)} asks for {asked[0]}(), which a capture cannot follow"
+    read = reads(code)
+    looked = [n for n in read.names if n in _NAMESPACES] + sorted(read.attributes & _INSIDE)
+    if looked:
+        return f"{place(code)} reads {looked[0]}, which a capture cannot follow"
+    if "training" in read.texts:
+        return f"{place(code)} asks another module whether it trains"
+    steps = list(dis.get_instructions(code))
+    own = {name for op in steps for name in _stored(op)}
+    before = None
+    for i, op in enumerate(steps):
+        if _catches(steps, i):
+            return f"{place(code)} catches exceptions, which a capture does not record"
+        if op.opname in ("LOAD_ATTR", "LOAD_METHOD") and op.argval == "training":
+            name = trains_of(code)
+            if not _loads_self(before, code) or name in own:
+                return f"{place(code)} asks another module whether it trains"
+        if op.opname in _WITH or (op.opname, op.argrepr) == ("LOAD_SPECIAL", "__enter__"):
+            return f"{place(code)} has a with statement, as for the gradient mode, which a capture does not record"
+        if op.opname in _WRITES:
+            return f"{place(code)} writes to the global variable {op.argval!r}"
+        before = op
+    return None

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""Bring a model to what a plan says: all at once, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from .capture import Capture
+from .instance_forward import has_link, put_back, recipe_of, saved
+from .plan import Plan, guarded
+from .report import Planned
+from .rewrite import Recipe, install, is_rewritten, make_record, restore, write, write_whole
+from .runtime import Record
+from .state import observe
+from .tracer import class_name
+
+__all__ = ["carry_out", "clear"]
+
+_RECORD, _PLAN = "_opswap_record", "_opswap_plan"
+
+
+@dataclass
+class _Work:
+    """What a module is to become. `recipe` and `record` are None for its stock class."""
+
+    module: nn.Module
+    recipe: Recipe | None
+    record: Record | None
+    planned: Planned | None
+
+
+def carry_out(plan: Plan, then: Callable[[], None] = lambda: None) -> None:
+    """Give the modules of the plan their new forwards, and all others their own.
+
+    A module whose forward and record would come out as they are is left alone.
+
+    Args: then: runs last. Whatever raises, here or there, leaves every module as it was.
+    """
+    work = _prepare(plan)
+    before = [(w.module, type(w.module), saved(w.module, _RECORD, _PLAN)) for w in work]
+    try:
+        for w in work:
+            _change(w)
+        then()
+    except BaseException:
+        for module, cls, entries in before:
+            _put_back(module, cls, entries)
+        raise
+
+
+def clear(module: nn.Module) -> None:
+    """Give a module its stock class, without any trace of a swap."""
+    _change(_Work(module, None, None, None))
+
+
+def _change(work: _Work) -> None:
+    module = work.module
+    if work.recipe is not None:
+        removed = has_link(module) and "forward" not in vars(module)
+        current = is_rewritten(module) and recipe_of(module) is work.recipe and not removed
+        if not current or vars(module).get(_RECORD) is not work.record:
+            install(module, work.recipe, work.record)
+    elif is_rewritten(module):
+        restore(module)
+    if work.planned is not None:
+        vars(module)[_PLAN] = work.planned
+    else:
+        vars(module).pop(_PLAN, None)
+
+
+def _put_back(module: nn.Module, cls: type[nn.Module], entries: dict[str, Any]) -> None:
+    if type(module) is not cls:
+        object.__setattr__(module, "__class__", cls)  # whatever the module's own __setattr__ does
+    put_back(module, entries)
+
+
+def _prepare(plan: Plan) -> list[_Work]:
+    """Write every forward and every record; touches no module."""
+    live = plan.shell.live
+    found: dict[nn.Module, tuple[Recipe, Record]] = dict(_rewrites(plan))
+    paths = {live(m): path for m, path in plan.paths.items()}
+    classes = tuple((path, class_name(m)) for m, path in plan.paths.items())
+    root = live(plan.shell.root)
+    work = []
+    for module, path in {**dict.fromkeys(plan.shell.originals(), ""), **paths}.items():
+        recipe, record = found.get(module, (None, None))
+        keeps = module is root or recipe is not None
+        planned = Planned(path, plan.report, classes) if keeps else None
+        if recipe is not None and _is_current(module, recipe, record):
+            recipe, record = recipe_of(module), module._opswap_record
+        if vars(module).get(_PLAN) == planned:
+            planned = vars(module).get(_PLAN)
+        if recipe is not None or planned is not None or is_rewritten(module) or _PLAN in vars(module):
+            work.append(_Work(module, recipe, record, planned))
+    return work
+
+
+def _rewrites(plan: Plan) -> Iterator[tuple[nn.Module, tuple[Recipe, Record]]]:
+    live = plan.shell.live
+    for m in plan.modules:
+        paths = [p for p in m.paths if p.changes]
+        record = make_record([_on_live(p.capture, live) for p in paths], m.sites())
+        recipe = write([(p.capture, [(c.region, c.replacement) for c in p.changes]) for p in paths])
+        recipe.make_class()
+        yield live(m.root), (recipe, record)
+    recipes: dict[tuple[type[nn.Module], str], Recipe] = {}
+    for w in plan.wholes:
+        cls = type(w.module)
+        key = (cls, w.rule.name)
+        if key not in recipes:
+            recipes[key] = write_whole(cls, guarded(w.rule, w.rule.whole))
+            recipes[key].make_class()
+        yield live(w.module), (recipes[key], Record(observe(live(w.module)), (), (), w.sites))
+
+
+def _on_live(capture: Capture, live: Callable[[Any], Any]) -> Capture:
+    """The capture of a twin as one of the module itself: what the record is to watch are the model's own objects."""
+    watched = [f.name for f in fields(capture) if f.name not in ("graph", "guards", "foreseen")]
+    return replace(capture, **{name: _mapped(getattr(capture, name), live) for name in watched})
+
+
+def _mapped(value: Any, live: Callable[[Any], Any]) -> Any:
+    """The value with the model's own objects in place of copies, also inside of tuples and of opswap's dataclasses."""
+    if type(value) is tuple:
+        return tuple(_mapped(v, live) for v in value)
+    if is_dataclass(value) and type(value).__module__.startswith("opswap."):
+        return replace(value, **{f.name: _mapped(getattr(value, f.name), live) for f in fields(value)})
+    return live(value)
+
+
+def _is_current(module: nn.Module, recipe: Recipe, record: Record) -> bool:
+    """True if the module already computes what the recipe says, under the same conditions."""
+    if not is_rewritten(module):
+        return False
+    installed = recipe_of(module)
+    try:
+        same = all(
+            getattr(installed, name) == getattr(recipe, name)
+            for name in ("original", "code", "modules", "names")
+        )
+        return same and bool(vars(module).get(_RECORD) == record)
+    except Exception:  # values that do not compare, such as arrays
+        return False

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""explain: which rewrites of a swapped model run on given inputs, and which condition keeps the others from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from .fallback import listener, why_declined, why_missed
+from .instance_forward import has_link, overridden, put_as, recipe_of
+from .planned import planned_report
+from .quiet import copied_inputs, generators_kept, quiet_call
+from .reasons import failure, site_names
+from .report import Site, table
+from .rewrite import install, is_rewritten
+from .shell import Shell
+
+__all__ = ["Explanation", "Outcome", "explain"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one rewrite in one run of the model.
+
+    path, rule, source: as in `Site`. calls: how often the run reached the rewrite. ran: in how many of these calls
+    the replacement ran; in the others the original code ran. reason: why, for the first such call; or why the run
+    did not reach it.
+    """
+
+    path: str
+    rule: str
+    source: str
+    calls: int
+    ran: int
+    reason: str = ""
+
+    @property
+    def result(self) -> str:
+        """ "ran", "original", "not called", or how many of the calls ran."""
+        if not self.calls:
+            return "not called"
+        if self.ran in (0, self.calls):
+            return "ran" if self.ran else "original"
+        return f"ran {self.ran} of {self.calls}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `opswap.explain` found; prints as a table.
+
+    outcomes: one for each rewrite of the model, in the order of its modules. kept: what was refused at the swap.
+    note: a sentence if the model was not swapped; else "".
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    kept: list[Site] = field(default_factory=list)
+    note: str = ""
+
+    def to_json(self) -> str:
+        """One object with the fields above, and each outcome's `result`."""
+        outcomes = [{**asdict(o), "result": o.result} for o in self.outcomes]
+        return json.dumps({**asdict(self), "outcomes": outcomes}, indent=2)
+
+    def __str__(self) -> str:
+        ran = sum(bool(o.ran) for o in self.outcomes)
+        rows = [(o.path, o.rule or "-", o.result, o.reason, o.source) for o in self.outcomes]
+        rows += [(s.path, s.rule or "-", "not swapped", s.reason, s.source) for s in self.kept]
+        lines = [f"{ran} of {len(self.outcomes)} replacements ran, {len(self.kept)} were refused at the swap"]
+        lines += table(("module", "rule", "result", "reason", "source"), rows)
+        return "\n".join([*lines, "", self.note] if self.note else lines)
+
+
+def explain(model: nn.Module, *inputs: Any) -> Explanation:
+    """Run a swapped model once, and say of each rewrite whether it ran, and if not, which condition failed.
+
+    A copy of the model runs, in the mode that the model is in and under the gradient mode of the caller: parameters,
+    buffers, random generators and the inputs stay as they are. Your hooks are not called, but a condition that
+    asks for hooks sees them. The calls count in `opswap.stats()`.
+
+    The same sentences go to `logging.getLogger("opswap")` at level INFO, once for each rewritten forward and for each
+    replacement in it, when their original code runs for the first time; not under torch.compile.
+
+    Of a model that was not swapped, the result has no outcomes and a `note`.
+
+    Args: inputs: the positional inputs of one call of the model.
+    Returns: an outcome for each rewrite, and the sites that the swap refused.
+    Raises: TypeError if model is not a module; what the model itself raises on these inputs.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    record = _Recorder()
+    shell = Shell(model, own=True, stock=False, call=record.call)
+    paths = {shell.twin(m): path for path, m in model.named_modules()}
+    watched = {m: path for m, path in paths.items() if is_rewritten(m)}
+    for module in watched:
+        record.watch(module)
+    token = listener.set(record)
+    try:
+        with generators_kept():
+            shell.root(*copied_inputs(inputs))
+    finally:
+        listener.reset(token)
+    planned = planned_report(model)
+    outcomes = record.outcomes(watched)
+    known = {(o.path, o.rule, o.source) for o in outcomes}
+    kept = [s for s in planned.kept if (s.path, s.rule, s.source) not in known]
+    return Explanation(outcomes, kept, planned.note)
+
+
+@dataclass
+class _Count:
+    calls: int = 0
+    ran: int = 0
+    reason: str = ""
+
+
+@dataclass
+class _Running:
+    """A function of generated code that is running, and why it runs the stock operators if it does."""
+
+    module: nn.Module
+    reason: str | None = None
+
+
+class _Recorder:
+    """Counts what the generated code of one copy of a model does."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[nn.Module, str], _Count] = {}
+        self.called: dict[nn.Module, int] = {}
+        self.missed: dict[nn.Module, _Count] = {}
+        self.entered: dict[nn.Module, int] = {}  # calls of generated forwards that are replaced as a whole
+        self._scopes: dict[nn.Module, dict[str, Any]] = {}  # of these
+        self._sites: list[_Running] = []
+
+    def call(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Runs in place of Module.__call__ of every copied module."""
+        self.called[module] = self.called.get(module, 0) + 1
+        return quiet_call(module, *args, **kwargs)
+
+    def watch(self, module: nn.Module) -> None:
+        """Give the copy a class of its own, whose functions are counted."""
+        recipe = replace(recipe_of(module), _cls=None)
+        cls = recipe.make_class()
+        scope = cls.forward.__globals__
+        sites = site_names(recipe.code)
+        for name in sites:
+            scope[name] = self._counted(module, name, scope[name])
+        if not sites:
+            self._scopes[module] = scope
+            cls.forward = self._entered(module, cls.forward)
+        if has_link(module):
+            put_as(module, module, recipe)
+        else:
+            install(module, recipe, module._opswap_record)
+
+    def _entered(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.entered[module] = self.entered.get(module, 0) + 1
+            return forward(*args, **kwargs)
+
+        return call
+
+    def _counted(self, module: nn.Module, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            count = self.counts.setdefault((module, name), _Count())
+            self._sites.append(_Running(module))
+            try:
+                return function(*args)
+            finally:
+                reason = self._sites.pop().reason
+                count.calls += 1
+                count.ran += reason is None
+                count.reason = count.reason or reason or ""
+
+        return call
+
+    def module_missed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        count = self.missed.setdefault(module, _Count())
+        count.calls += 1
+        count.reason = count.reason or why_missed(module, args, kwargs)
+
+    def site_declined(self, name: str, values: dict[str, Any]) -> None:
+        if name == "forward":
+            module = values["m0"]
+            count = self.missed.setdefault(module, _Count())
+            count.calls += 1
+            values = {**self._scopes[module], **values}
+            count.reason = count.reason or why_declined(module, name, values)
+        else:
+            running = self._sites[-1]
+            running.reason = why_declined(running.module, name, values)
+
+    def outcomes(self, paths: dict[nn.Module, str]) -> list[Outcome]:
+        """One for each rewrite; a module that is inlined where it is called has those of its caller alone."""
+        inlined = {
+            block
+            for m in paths
+            if self.called.get(m) and m not in self.missed
+            for block, _ in m._opswap_record.opened
+        }
+        found: list[Outcome] = []
+        for module, path in paths.items():
+            if self.called.get(module) or module not in inlined:
+                sites = site_names(recipe_of(module).code)
+                found += self._of_sites(module, path, sites) if sites else self._of_whole(module, path)
+        order = {path: i for i, path in enumerate(paths.values())}
+        return sorted(found, key=lambda o: order.get(o.path, 0))
+
+    def _of_sites(self, module: nn.Module, path: str, sites: dict[str, str]) -> list[Outcome]:
+        missed, called = self.missed.get(module, _Count()), self.called.get(module, 0)
+        found = []
+        for name, comment in sites.items():
+            source, rule, inner = [*comment.split(" | "), "", ""][:3]
+            count = self.counts.get((module, name), _Count())
+            calls, reason = count.calls + missed.calls, missed.reason or count.reason
+            if not calls:
+                reason = _bypassed(module, _PATH) if called else failure(module) or ""
+            whole = ".".join(p for p in (path, inner.strip()) if p)
+            found.append(Outcome(whole, rule, source, calls, count.ran, reason))
+        return found
+
+    def _of_whole(self, module: nn.Module, path: str) -> list[Outcome]:
+        missed, entered = self.missed.get(module, _Count()), self.entered.get(module, 0)
+        called = max(entered, self.called.get(module, 0))
+        sites = module._opswap_record.sites
+        if not sites and not called:
+            return []  # what replaced it together with its neighbour ran
+        code = recipe_of(module).code
+        rule = code.splitlines()[0].strip("#| ")
+        source = sites[0].source if sites else ""
+        reason = missed.reason or (_bypassed(module, "") if entered < called else "")
+        return [Outcome(path, rule, source, called, entered - missed.calls, reason)]
+
+
+_PATH = "its path of the forward is not the one that ran"
+
+
+def _bypassed(module: nn.Module, otherwise: str) -> str:
+    """Why calls of the module do not come to its generated forward; `otherwise` if they do."""
+    if not overridden(module):
+        return otherwise
+    return "its forward was replaced" if "forward" in vars(module) else "its new forward was removed"

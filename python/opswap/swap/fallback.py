@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""What generated code calls where the original code runs: it counts, tells a listener, and writes to the log once.
+
+Under torch.compile and torch.export these calls do nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from .instance_forward import fits, generated_forward, has_link, link_of, recipe_of
+from .reasons import call_reason, site_reason
+from .runtime import missed as _count
+from .state import stock_class
+
+__all__ = ["Listener", "declined", "listener", "missed", "why_declined", "why_missed"]
+
+_UNKNOWN = "a condition failed, which could not be shown: {}"
+_log = logging.getLogger("opswap")
+
+
+class Listener(Protocol):
+    """Hears of every fallback in its own thread and context."""
+
+    def module_missed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call of the module runs the original forward."""
+
+    def site_declined(self, name: str, values: dict[str, Any]) -> None:
+        """A function of the generated code runs the stock operators."""
+
+
+listener: ContextVar[Listener | None] = ContextVar("opswap_listener", default=None)
+
+
+def missed(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Note that a call of the module runs the original forward."""
+    if torch.compiler.is_compiling():
+        return
+    _count(module)
+    heard = listener.get()
+    if heard is not None:
+        heard.module_missed(module, args, kwargs)
+    elif _log.isEnabledFor(logging.INFO) and _is_first(module, "forward"):
+        _log.info("%s: the original forward runs: %s", _name(module), why_missed(module, args, kwargs))
+
+
+def declined(name: str, values: dict[str, Any]) -> None:
+    """Note that the function `name` of generated code runs the stock operators. `values`: its arguments."""
+    if torch.compiler.is_compiling():
+        return
+    heard = listener.get()
+    if heard is not None:
+        heard.site_declined(name, values)
+    elif _log.isEnabledFor(logging.INFO):
+        caller = sys._getframe(2)  # the generated forward, for the module
+        module = values.get("m0") if name == "forward" else caller.f_locals.get("self")
+        if isinstance(module, nn.Module) and _is_first(module, name):
+            _log.info("%s: the original operators run: %s", _name(module), why_declined(module, name, values))
+
+
+def why_missed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why a call runs the original forward. An error on the way to a reason never reaches that forward."""
+    try:
+        return call_reason(module, args, kwargs)
+    except Exception as error:
+        return _UNKNOWN.format(error)
+
+
+def why_declined(module: nn.Module, name: str, values: dict[str, Any]) -> str:
+    """Why a function of the module's generated code runs the stock operators."""
+    try:
+        link = link_of(module)
+        if has_link(module) and not fits(module, link.cls):
+            return f"its class is now {type(module).__name__}, was {link.recipe.original.__name__}"
+        scope = {**generated_forward(module).__globals__, **values, "opswap_link": link}
+        return site_reason(recipe_of(module).code, name, scope)
+    except Exception as error:
+        return _UNKNOWN.format(error)
+
+
+def _is_first(module: nn.Module, name: str) -> bool:
+    """True once for each module and function; replicas and threads share the record."""
+    record = vars(module).get("_opswap_record")
+    token = object()
+    return record is not None and record.told.setdefault(name, token) is token
+
+
+def _name(module: nn.Module) -> str:
+    planned = vars(module).get("_opswap_plan")
+    path = planned.path if planned is not None else ""
+    return f"{path} ({stock_class(module).__name__})" if path else stock_class(module).__name__

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: MIT
+"""Follow a trace through the user's Python code, and note what that code reads from outside of its arguments.
+
+The rule: every function that runs must have been reached from the traced module by attributes, globals, closures and
+containers, and everything reached on the way is either watched by the rewritten forward or refuses the capture.
+A function is followed before its first line runs, so that what it writes is found and taken back.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from torch import nn
+
+from . import purity
+from .bytecode import place, reads, trains_of, unfaithful
+from .outside import Outside, Scope, read
+from .reach import Reach
+from .state import INTERNAL, Reading
+
+__all__ = ["CHECKPOINTED", "Follower"]
+
+# From 3.12 on, a change of the profile function makes Python look at all code again.
+_CHEAP = sys.version_info < (3, 12)
+_MODULE = os.path.join("nn", "modules", "module.py")
+_CONTAINER = os.path.join("nn", "modules", "container.py")
+_CHECKPOINT = "torch.utils.checkpoint"
+CHECKPOINTED = (
+    f"forward hands a function to {_CHECKPOINT}; what is checkpointed can be swapped where it is a module "
+    "of its own: checkpoint(self.block, x)"
+)
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+# What torch keeps in every module, as far as a capture does not know about it anyway.
+_HIDDEN = INTERNAL - {"_modules", "training"}
+# Methods of torch's modules that tell which children a module has.
+_CHILDREN = frozenset(
+    {
+        "__contains__",
+        "__dir__",
+        "__getitem__",
+        "__iter__",
+        "__len__",
+        "_get_abs_string_index",
+        "children",
+        "items",
+        "keys",
+        "named_children",
+        "values",
+    }
+)
+# Those that tell which modules, parameters and buffers there are below it.
+_DESCENDANTS = frozenset(
+    {
+        "buffers",
+        "get_buffer",
+        "get_parameter",
+        "get_submodule",
+        "modules",
+        "named_buffers",
+        "named_modules",
+        "named_parameters",
+        "parameters",
+    }
+)
+# Those that the tracer or the ledger of writes sees for itself, and functions within them.
+_SEEN = frozenset(
+    {
+        "__call__",
+        "__delattr__",
+        "__getattr__",
+        "__setattr__",
+        "_call_impl",
+        "_get_item_by_idx",
+        "_wrapped_call_impl",
+        "inner",
+    }
+)
+
+
+class Follower:
+    """Follows what runs between `start` and `stop` in this thread.
+
+    refuse: makes the exception that ends the trace. While `paused`, nothing is followed.
+    """
+
+    def __init__(
+        self, root: nn.Module, opened: Iterable[nn.Module], refuse: Callable[[str], Exception]
+    ) -> None:
+        self.root, self.refuse = root, refuse
+        self.reached = Reach(root, refuse)
+        self._opened = tuple(opened)
+        self.inlined = {id(m) for m in (root, *self._opened)}
+        self.paused = False
+        self._owners: dict[int, tuple[str, CodeType]] = {}
+        self._ran: dict[CodeType, None] = {}
+        self._inner: set[CodeType] = set()  # of functions that are made while the trace runs
+        self._followed: set[int] = set()
+        self._scopes: dict[int, Any] = {}
+        self._shadows: dict[int, tuple[Any, dict[str, None]]] = {}
+        self._optional: dict[tuple[nn.Module, str], None] = {}
+        self._previous: Any = None
+        self._started = self._collects = False
+
+    def start(self) -> None:
+        self._previous = sys.getprofile()
+        if not (self._previous is None or callable(self._previous) or hasattr(self._previous, "enable")):
+            raise self.refuse(
+                "a profiler is active, in whose place a capture cannot see what a forward calls"
+            )
+        for module in (self.root, *self._opened):
+            self.reached.reach(module, "self")
+        self._started = True
+        self._collects = gc.isenabled()
+        gc.disable()  # it may run code that has nothing to do with the forward
+        sys.setprofile(self._event)
+
+    def stop(self) -> None:
+        if not self._started:
+            return
+        self._started = False
+        sys.setprofile(None)
+        if self._collects:
+            gc.enable()
+        if hasattr(self._previous, "enable"):  # cProfile
+            self._previous.enable()
+        elif self._previous is not None:
+            sys.setprofile(self._previous)
+
+    def undo(self) -> list[str]:
+        """Take back what the traced code wrote; returns what it wrote to, in words."""
+        return self.reached.ledger.undo()
+
+    def outside(self) -> Outside:
+        """What to watch that belongs to no module."""
+        shadows = tuple((h, tuple(ns)) for h, ns in self._shadows.values())
+        return replace(self.reached.outside(self._ran), shadows=shadows)
+
+    def reading(self) -> Reading:
+        """What was read of modules by name."""
+        found = self.reached.reading(self.inlined)
+        return replace(found, optional=tuple(self._optional))
+
+    def fetched(self, module: nn.Module, name: str, value: Any) -> None:
+        """torch's Module.__getattr__ found a child, a parameter or a buffer for code of the user or of a layer."""
+        if id(module) not in self.reached.tree:
+            return
+        if isinstance(value, nn.Module):
+            self.reached.parents[module] = None
+            self.reached.reach(module, "self")
+            self.reached.reach(value, name)
+        else:
+            self._optional[module, name] = None
+
+    # --- what runs ---------------------------------------------------------------------------------------------------
+
+    def pause(self) -> bool:
+        """Follow nothing until `go_on`; returns what that is to be told."""
+        before, self.paused = self.paused, True
+        if _CHEAP and self._started and not before:
+            sys.setprofile(None)
+        return before
+
+    def go_on(self, before: bool) -> None:
+        """Follow again, if that was so before `pause`."""
+        self.paused = before
+        if _CHEAP and self._started and not before:
+            sys.setprofile(self._event)
+
+    def _event(self, frame: FrameType, event: str, argument: Any) -> None:
+        if self.paused:
+            return
+        if event == "call":
+            try:
+                self._enter(frame)
+            except Exception:
+                # Python may be closing a generator, and crashes if that fails; the refusal stands.
+                if not frame.f_code.co_flags & _GENERATOR:
+                    raise
+        elif event == "c_call" and self._owner(frame) is purity.USER:
+            name = purity.refused_builtin(argument)
+            if name is not None:
+                raise self.refuse(f"{name}() is called at {_line(frame)}, which a capture cannot follow")
+            if purity.is_query(argument):
+                self.reached.ask(argument)
+
+    def _enter(self, frame: FrameType) -> None:
+        kind = self._owner(frame)
+        if kind is purity.USER:
+            self._follow(frame)
+        elif kind is purity.LAYERS:
+            self._enter_layer(frame, self._owner(frame.f_back) is purity.USER)
+        elif kind is not purity.OWN and frame.f_back is not None:
+            caller = self._owner(frame.f_back)
+            if kind is purity.STATEFUL and caller in (purity.USER, purity.LIBRARY):
+                raise self.refuse(
+                    f"{_name(frame)}() is called at {_line(frame.f_back)}, whose answers may change"
+                )
+            if kind is purity.TORCH and caller is purity.USER:
+                self._enter_torch(frame)
+
+    def _owner(self, frame: FrameType) -> str:
+        """Whose code runs; a code object is slow to look up by what it is."""
+        code = frame.f_code
+        known = self._owners.get(id(code))
+        if known is None:
+            kind = purity.owner(code.co_filename, _module(frame))
+            known = self._owners[id(code)] = kind, code
+        return known[0]
+
+    def _enter_torch(self, frame: FrameType) -> None:
+        code = frame.f_code
+        function = frame.f_locals.get("fn") if code.co_name == "inner" else None
+        if _CHECKPOINT in (_module(frame), getattr(function, "__module__", None)):
+            raise self.refuse(CHECKPOINTED)
+        if code.co_name == "decorate_context":
+            raise self.refuse(
+                f"a decorator changes the gradient mode, or another one, at {_line(frame.f_back)}"
+            )
+        if purity.is_pure_torch(code.co_filename, code.co_name):
+            return
+        function = getattr(sys.modules.get(_module(frame)), code.co_name, None)
+        if not purity.is_query(function):
+            raise self.refuse(
+                f"{_name(frame)}() is called at {_line(frame.f_back)}, which a capture cannot follow"
+            )
+        self.reached.ask(function)
+
+    def _enter_layer(self, frame: FrameType, by_user: bool) -> None:
+        """A method of one of torch's or opswap's modules runs."""
+        code = frame.f_code
+        me = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if not code.co_filename.endswith((_MODULE, _CONTAINER)):
+            self.reached.look_for(reads(code).attributes)
+        if not isinstance(me, nn.Module) or id(me) not in self.reached.tree:
+            return
+        if code.co_name in _CHILDREN and (by_user or id(me) in self.inlined):
+            self.reached.count_children(me)
+        elif not by_user:
+            return
+        elif code.co_name in _DESCENDANTS:
+            for m in tuple(nn.Module.modules(me)):
+                self.reached.count_children(m)
+                self._optional.update(dict.fromkeys((m, n) for n in (*m._parameters, *m._buffers)))
+        elif code.co_name in ("__repr__", "extra_repr") or (
+            code.co_filename.endswith(_MODULE) and code.co_name not in _SEEN
+        ):
+            name = f"{type(me).__name__}.{code.co_name}"
+            raise self.refuse(f"{name}() is called at {_line(frame.f_back)}, which a capture cannot follow")
+
+    # --- the user's functions ----------------------------------------------------------------------------------------
+
+    def _follow(self, frame: FrameType) -> None:
+        code = frame.f_code
+        name = trains_of(code)
+        if name is not None:
+            me = frame.f_locals.get(name)
+            if isinstance(me, nn.Module) and id(me) not in self.inlined:
+                raise self.refuse(f"{place(code)} asks another module whether it trains")
+        if code in self._ran and not code.co_freevars:
+            return
+        functions = self._functions_of(frame)
+        if code not in self._ran:
+            self._follow_code(frame)
+        for function in functions:
+            if id(function) not in self._followed:
+                self._followed.add(id(function))
+                self._follow_function(function)
+
+    def _functions_of(self, frame: FrameType) -> list[FunctionType]:
+        """The functions that may be the one that runs; refuses one that was not reached."""
+        code = frame.f_code
+        known = self.reached.functions.get(code, [])
+        if code.co_freevars:
+            known = [f for f in known if _has_cells(f, frame.f_locals)]
+        if not known and code not in self._inner:
+            raise self.refuse(f"{place(code)} was reached in a way that a capture cannot watch")
+        return known
+
+    def _follow_code(self, frame: FrameType) -> None:
+        code = frame.f_code
+        self._ran[code] = None
+        self._inner.update(c for c in code.co_consts if isinstance(c, CodeType))
+        reason = unfaithful(code)
+        if reason:
+            raise self.refuse(reason)
+        found = reads(code)
+        hidden = sorted((found.attributes | found.texts) & _HIDDEN)
+        if hidden:
+            raise self.refuse(f"{place(code)} reads {hidden[0]}, which a capture cannot follow")
+        self.reached.texts |= found.texts
+        self.reached.look_for(found.attributes | found.texts, found.stored)
+        if found.dynamic and not self.reached.dynamic:
+            self.reached.look_everywhere()
+        scope = self._scope(frame.f_globals)
+        for name in found.names:
+            if name in frame.f_globals:
+                self.reached.watch(scope, name, name)
+            elif hasattr(builtins, name):
+                self._shadows.setdefault(id(scope), (scope, {}))[1][name] = None
+                self.reached.reach(getattr(builtins, name), name)
+        for name, level in found.imports:
+            self._import(name, level, frame.f_globals)
+
+    def _scope(self, variables: dict[str, Any]) -> Any:
+        """The module whose global variables these are, or what stands for it."""
+        module = sys.modules.get(variables.get("__name__", ""))
+        if module is not None and getattr(module, "__dict__", None) is variables:
+            return module
+        if id(variables) not in self._scopes:
+            self._scopes[id(variables)] = Scope(variables)
+        return self._scopes[id(variables)]
+
+    def _import(self, name: str, level: int, variables: dict[str, Any]) -> None:
+        if level:
+            package = variables.get("__package__") or variables.get("__name__", "").rpartition(".")[0]
+            name = importlib.util.resolve_name("." * level + name, package)
+        parts = name.split(".")
+        for i in range(1, len(parts) + 1):
+            self.reached.reach(sys.modules.get(".".join(parts[:i])), name)
+
+    def _follow_function(self, function: FunctionType) -> None:
+        name = function.__qualname__
+        self.reached.watch(function, "__code__", name)
+        for defaults in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, defaults):
+                self.reached.watch(function, defaults, f"a default of {name}")
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if variable != "__class__":
+                self.reached.watch(cell, "cell_contents", variable)
+        for cls, member in self.reached.members.get(id(function), ()):
+            self.reached.watch(cls, member, f"{cls.__qualname__}.{member}")
+
+
+def _has_cells(function: FunctionType, variables: dict[str, Any]) -> bool:
+    """True if the function's closure has the values that a running frame has."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        value = read(cell, "cell_contents")
+        if name in variables and variables[name] is not value:
+            return False
+    return True
+
+
+def _module(frame: FrameType) -> str:
+    name = frame.f_globals.get("__name__", "")
+    return name if isinstance(name, str) else ""
+
+
+def _name(frame: FrameType) -> str:
+    return f"{_module(frame)}.{frame.f_code.co_name}"
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

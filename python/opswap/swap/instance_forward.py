@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: MIT
+"""Give one instance of a torch layer a new forward and leave its class as it is, so that `type(m) is nn.Conv2d` holds.
+
+What torch's Module calls is `self.forward`: a bound method on the instance comes first. It is bound to a `Link`, which
+knows the module by a weak reference; copies, pickles and DataParallel's replicas get links of their own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+
+__all__ = [
+    "Link",
+    "call_forward",
+    "fits",
+    "generated_forward",
+    "has_link",
+    "is_current",
+    "link_of",
+    "overridden",
+    "put",
+    "put_as",
+    "put_back",
+    "recipe_of",
+    "saved",
+    "take_back",
+    "traced_forward",
+    "without_links",
+]
+
+# The same object as "forward", as long as nobody puts another one there.
+_FORWARD = "_opswap_forward"
+_KEYS = frozenset(
+    {_FORWARD, "forward", "opswap_code", "__reduce_ex__", "_replicate_for_data_parallel", "_slow_forward"}
+)
+
+
+class Link:
+    """Between a generated forward and the module that it is for.
+
+    opswap_ref: the module, weakly: one that refers to itself would be freed by the garbage collector alone.
+    cls: the class that the forward was generated for, None after `take_back`.
+    """
+
+    __slots__ = ("cls", "opswap_ref")
+
+    recipe: Any = None
+
+    def __init__(self, module: nn.Module, cls: type | None) -> None:
+        self.opswap_ref, self.cls = weakref.ref(module), cls
+
+    def forward(self, *args: Any) -> Any:
+        """The generated forward; each recipe makes a subclass with its own."""
+        raise NotImplementedError
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Link:
+        """The link of the module's copy, where one is made."""
+        module = self.opswap_ref()
+        return _link_of(self.recipe, memo.get(id(module), module), self.cls)
+
+    def __reduce__(self) -> Any:
+        return _link_of, (self.recipe, self.opswap_ref(), self.cls)
+
+
+class _Bound:
+    """A method of one module that stands in its instance's dictionary, and follows its copies as a Link does."""
+
+    __slots__ = ("ref",)
+
+    def __init__(self, module: nn.Module) -> None:
+        self.ref = weakref.ref(module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Bound:
+        module = self.ref()
+        return type(self)(memo.get(id(module), module))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.ref(),)
+
+
+class _Reduce(_Bound):
+    """`__reduce_ex__`: what is put on the instance is made again for a copy, also for a shallow one."""
+
+    def __call__(self, protocol: Any) -> Any:
+        module: Any = self.ref()
+        reduced = type(module).__reduce_ex__(module, protocol)
+        if isinstance(reduced, str):
+            return reduced
+        make, args, *rest = reduced
+        if rest and isinstance(rest[0], tuple):  # with the values of slots
+            rest[0] = (without_links(rest[0][0]), *rest[0][1:])
+        elif rest and rest[0] is not None:
+            rest[0] = without_links(rest[0])
+        link = _own_link(module)
+        return (_rebuild, (link.recipe, link.cls, overridden(module), make, args), *rest)
+
+
+class _Replicate(_Bound):
+    """`_replicate_for_data_parallel`: a replica has a copy of the dictionary, whose forward is the module's own."""
+
+    def __call__(self) -> nn.Module:
+        module: Any = self.ref()
+        replica = type(module)._replicate_for_data_parallel(module)
+        link, own = _own_link(module), overridden(module)
+        _put(replica, link.recipe, link.cls, own)
+        return replica
+
+
+class _SlowForward(_Bound):
+    """`_slow_forward`: what torch's Module calls in place of `forward` under torch.jit.trace and the ONNX exporter that
+    uses it. The stock forward runs, so that the graph is that of the stock model and needs no opswap."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module: Any = self.ref()
+        if overridden(module):
+            return type(module)._slow_forward(module, *args, **kwargs)
+        return traced_forward(module, type(module), args, kwargs)
+
+
+class _Traced:
+    """Stands for a rewritten module in torch.nn.Module._slow_forward: equal to it, with the forward of a class."""
+
+    def __init__(self, module: nn.Module, cls: type) -> None:
+        self.module = module
+        self.forward = cls.forward.__get__(module)
+
+    def __hash__(self) -> int:
+        return hash(self.module)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self.module
+
+
+def traced_forward(module: nn.Module, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the forward of a class on a module as torch.nn.Module does while a graph is traced."""
+    return nn.Module._slow_forward(_Traced(module, cls), *args, **kwargs)
+
+
+def put(module: nn.Module, recipe: Any) -> None:
+    """Put the recipe's forward on the module, unless users have put one of their own there."""
+    former = _own_link(module)
+    if former is not None:
+        former.cls = None  # who has kept it would run former code under the conditions of the new
+    _put(module, recipe, recipe.original, "forward" in module.__dict__ and overridden(module))
+
+
+def put_as(twin: nn.Module, module: nn.Module, recipe: Any) -> None:
+    """Put the recipe's forward on the module or its twin where the module has one; users' changes stay."""
+    _put(twin, recipe, recipe.original, overridden(module))
+
+
+def take_back(module: nn.Module) -> Any:
+    """Remove what `put` did; who has kept the forward gets the stock one from now on. Returns: the recipe."""
+    link = _own_link(module)
+    for key in _KEYS - {"forward"} if overridden(module) else _KEYS:
+        vars(module).pop(key, None)
+    link.cls = None
+    return link.recipe
+
+
+def saved(module: nn.Module, *names: str) -> dict[str, Any]:
+    """What `put` put on the module, and entries of other names, for `put_back`; None for what it lacks."""
+    keys = {*_KEYS, *names}
+    found = {key: value for key, value in module.__dict__.items() if key in keys}
+    return {**found, **dict.fromkeys(keys - found.keys())}
+
+
+def put_back(module: nn.Module, entries: dict[str, Any]) -> None:
+    """Bring the module's dictionary to what `saved` saw."""
+    for key in entries:
+        module.__dict__.pop(key, None)
+    module.__dict__.update({key: value for key, value in entries.items() if value is not None})
+    link = _own_link(module)
+    if link is not None:
+        link.cls = link.recipe.original
+
+
+def has_link(module: nn.Module) -> bool:
+    """True if `put` was called for this module."""
+    return _FORWARD in module.__dict__
+
+
+def overridden(module: nn.Module) -> bool:
+    """True if the forward of the instance is not the one of `put`; also if that was removed."""
+    return module.__dict__.get("forward") is not module.__dict__.get(_FORWARD)
+
+
+def link_of(module: Any) -> Any:
+    """The link of a module that is passed to a generated forward itself, as by `m.forward.__func__(m, x)`."""
+    return _own_link(module) or Link(module, None)
+
+
+def recipe_of(module: nn.Module) -> Any:
+    """The recipe of a rewritten module, whichever way it was given its forward."""
+    link = _own_link(module)
+    return type(module)._opswap_recipe if link is None else link.recipe
+
+
+def generated_forward(module: nn.Module) -> Any:
+    """The function that was generated for a rewritten module."""
+    link = _own_link(module)
+    return type(module).forward if link is None else type(link).forward
+
+
+def is_current(method: Any) -> bool:
+    """True for a bound method that is the generated forward that its module has now."""
+    holder = method.__self__
+    if isinstance(holder, Link):
+        module = holder.opswap_ref()
+        return module is not None and _own_link(module) is holder
+    cls = type(holder)
+    return "_opswap_recipe" in vars(cls) and vars(cls).get("forward") is method.__func__
+
+
+def call_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run the generated forward that the module has at the time of the call, else that of its class."""
+    own = module.__dict__.get(_FORWARD)
+    return type(module).forward(module, *args, **kwargs) if own is None else own(*args, **kwargs)
+
+
+def without_links(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The dictionary of a module's instance without what `put` has put there."""
+    own = attributes.get(_FORWARD)
+    if own is None:
+        return attributes
+    keys = _KEYS if attributes.get("forward") is own else _KEYS - {"forward"}
+    return {k: v for k, v in attributes.items() if k not in keys}
+
+
+def fits(module: nn.Module | None, cls: type | None) -> bool:
+    """True if the module's class is `cls`, or adds nothing to it that its forward could meet.
+
+    torch makes such subclasses of parametrized and of sharded modules.
+    Raises: ReferenceError for None, what is left of a module that was freed.
+    """
+    if module is None:
+        raise ReferenceError(
+            "the module of this forward has been freed; keep the module beside its bound method"
+        )
+    kind = type(module)
+    return kind is cls or (cls is not None and _adds_nothing(kind, cls))
+
+
+@lru_cache(maxsize=64)
+def _adds_nothing(kind: type, cls: type) -> bool:
+    if cls not in kind.__mro__:
+        return False
+    order = kind.__mro__
+    own = order[: order.index(cls)]
+    base = [c for c in cls.__mro__ if c not in nn.Module.__mro__]
+    names = {name for c in base for name in vars(c)} | {"__call__", "_call_impl", "_wrapped_call_impl"}
+    added = {name for c in own for name in vars(c)}
+    return not {n for n in added & names if not n.startswith("__") or n == "__call__"}
+
+
+def _own_link(module: nn.Module) -> Any:
+    own = module.__dict__.get(_FORWARD)
+    return None if own is None else own.__self__
+
+
+def _link_of(recipe: Any, module: nn.Module, cls: type | None) -> Link:
+    known = _own_link(module)
+    return known if known is not None and known.recipe is recipe else recipe.make_class()(module, cls)
+
+
+def _put(module: nn.Module, recipe: Any, cls: type | None, own: bool) -> None:
+    attributes = module.__dict__
+    attributes[_FORWARD] = recipe.make_class()(module, cls).forward
+    if not own:
+        attributes["forward"] = attributes[_FORWARD]
+    attributes["opswap_code"] = recipe.code
+    attributes["__reduce_ex__"] = _Reduce(module)
+    attributes["_replicate_for_data_parallel"] = _Replicate(module)
+    attributes["_slow_forward"] = _SlowForward(module)
+
+
+def _rebuild(recipe: Any, cls: type | None, own: bool, make: Any, args: tuple[Any, ...]) -> Any:
+    module = make(*args)
+    _put(module, recipe, cls, own)
+    return module

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""Run copies of a model unnoticed: without hooks of the user or of the process, and without drawing random numbers."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opswap._torch import is_compiled_module, tree_map
+
+from .shell import Shell, is_part_of_torch
+
+__all__ = ["copied_inputs", "generators_kept", "quiet_call", "quiet_copy", "seed_generators"]
+
+
+def quiet_copy(model: nn.Module, *, stock: bool) -> nn.Module:
+    """A copy of the model that may be run: its hooks are there to be seen, but only torch's own are called.
+
+    Args: stock: the copy is as before a swap; else it is swapped as the model is.
+    """
+    return Shell(model, own=True, stock=stock, call=quiet_call).root
+
+
+def quiet_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call the module's forward with the hooks by which torch computes, such as those of weight_norm, and no others.
+
+    What torch.compile made of a module runs uncompiled.
+    """
+    if is_compiled_module(module):
+        return module._orig_mod(*args, **kwargs)
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if not is_part_of_torch(hook):
+            continue
+        if key in module._forward_pre_hooks_with_kwargs:
+            args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+        else:
+            changed = hook(module, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+    result = module.forward(*args, **kwargs)
+    for key, hook in list(module._forward_hooks.items()):
+        if not is_part_of_torch(hook):
+            continue
+        named = (kwargs,) if key in module._forward_hooks_with_kwargs else ()
+        changed = hook(module, args, *named, result)
+        result = result if changed is None else changed
+    return result
+
+
+def copied_inputs(inputs: Any) -> Any:
+    """The inputs with tensors of their own, of the same strides and with the same need of a gradient."""
+    return tree_map(lambda t: _copied(t) if isinstance(t, Tensor) else t, inputs)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        twin = tensor.detach().clone()
+    twin.requires_grad_(tensor.requires_grad)
+    return twin if tensor.is_leaf else twin.clone()  # which code may write to
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the random generators of Python, NumPy and torch."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave the random generators of Python, NumPy and torch as they were."""
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    legacy = numpy.random.get_state() if numpy is not None else None
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(legacy)

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: MIT
+"""Everything outside of its arguments that a traced forward can get hold of: watched, or a reason to refuse it.
+
+It is found by names: from the traced module, through the attributes, globals, closures and containers that the code
+that runs may read. Code written in C that may answer otherwise the next time, and objects whose state Python cannot
+see, are refused when code mentions them.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial, partialmethod
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+from torch import Tensor, nn
+
+from . import purity
+from .outside import Outside, read
+from .snapshot import (
+    MISSING,
+    Wanted,
+    attributes_of,
+    contents_of,
+    has_own_look_up,
+    is_plain,
+    is_transparent,
+    owner_of_class,
+    snapshot,
+    static_attribute,
+)
+from .state import INTERNAL, Reading, stock_class
+from .written import Ledger, unpatched
+
+__all__ = ["Reach"]
+
+_BUILTINS = (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
+_SLOTS = (GetSetDescriptorType, MemberDescriptorType)
+_WRAPPERS = (property, staticmethod, classmethod, cached_property, partialmethod)
+_MANY = 20000  # objects that a forward may reach
+
+
+class Reach:
+    """What is reached from one module.
+
+    refuse: makes the exception for a reason. names: attributes that code reads; `look_for` adds to them.
+    functions: by their code. members: (class, name) under which a function stands, by its id.
+    """
+
+    def __init__(self, root: nn.Module, refuse: Callable[[str], Exception]) -> None:
+        self.refuse = refuse
+        self.tree = {id(m) for m in root.modules()}
+        self.ledger = Ledger()
+        self.names: set[str] = set()
+        self.stored: set[str] = set()
+        self.texts: set[str] = set()
+        self.dynamic = False
+        self.functions: dict[CodeType, list[FunctionType]] = {}
+        self.members: dict[int, list[tuple[type, str]]] = {}
+        self.modules: dict[nn.Module, None] = {}
+        self.parents: dict[nn.Module, None] = {}
+        self._seen: dict[int, Any] = {}
+        self._holders: list[tuple[Callable[[Any, Iterable[str]], None], Any]] = []
+        self._watched: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._queries: dict[int, tuple[Callable[[], Any], Any]] = {}
+
+    def look_for(self, names: Iterable[str], stored: Iterable[str] = ()) -> None:
+        """Code that is about to run reads these attributes, and writes the `stored` ones, of whatever it gets."""
+        new, written = set(names) - self.names, set(stored) - self.stored
+        self.names |= new
+        self.stored |= written
+        for look, holder in tuple(self._holders):
+            if written:
+                self._note_fields(holder, written)
+            if new:
+                look(holder, new)
+
+    def look_everywhere(self) -> None:
+        """Code that is about to run reads attributes whose names nobody knows."""
+        self.dynamic = True
+        for look, holder in tuple(self._holders):
+            look(holder, self.names)
+
+    def watch(self, holder: Any, name: str, what: str) -> None:
+        """Watch an attribute of a Python module, class, function or cell, and follow its value."""
+        if (id(holder), name) not in self._watched:
+            self.ledger.field(holder, name)
+            value = unpatched(read(holder, name))
+            self._watched[id(holder), name] = holder, name, value
+            self.reach(value, what)
+
+    def count_children(self, module: nn.Module) -> None:
+        """Code asks a module for all its children."""
+        self.parents[module] = None
+        self.reach(module, "self")
+        for name, child in tuple(module._modules.items()):
+            self.reach(child, name)
+
+    def ask(self, function: Callable[[], Any]) -> None:
+        """Watch what torch says about itself."""
+        if id(function) not in self._queries:
+            self._queries[id(function)] = function, function()
+
+    def reach(self, value: Any, what: str) -> None:
+        """Follow a value that the forward can get, `what` in words; refuses a state that nobody can watch."""
+        value = unpatched(value)
+        known = id(value) in self._seen or is_plain(value) or value is MISSING
+        if known or isinstance(value, (Tensor, CodeType)):
+            return
+        if len(self._seen) > _MANY:
+            raise self.refuse(f"{what} leads to more than {_MANY} objects")
+        self._seen[id(value)] = value
+        if isinstance(value, nn.Module):
+            self._reach_layer(value, what)
+        elif isinstance(value, FunctionType):
+            self.functions.setdefault(value.__code__, []).append(value)
+            self._hold(self._look_in_function, value)
+        elif isinstance(value, type):
+            self._reach_class(value, what)
+        elif isinstance(value, ModuleType):
+            self._reach_module(value, what)
+        elif isinstance(value, _BUILTINS):
+            self._reach_builtin(value, what)
+        elif isinstance(value, enum.Enum):
+            self.reach(type(value), what)
+        elif isinstance(value, _WRAPPERS):
+            for part in ("fget", "fset", "__func__", "func", "args", "keywords"):
+                self.reach(getattr(value, part, None), what)
+        elif not isinstance(value, _SLOTS):
+            self._reach_object(value, what)
+
+    # --- kinds of values ---------------------------------------------------------------------------------------------
+
+    def _reach_object(self, value: Any, what: str) -> None:
+        kind = type(value)
+        parts = kind in (partial, MethodType)
+        if not parts and not is_transparent(value):
+            if isinstance(value, (operator.attrgetter, operator.methodcaller)):
+                self.look_for(n for a in value.__reduce__()[1] if isinstance(a, str) for n in a.split("."))
+            elif not _is_constant(value):
+                name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+                raise self.refuse(f"{what} is a {name}, whose state a capture cannot watch")
+            return
+        self.ledger.copy(value)
+        if kind.__module__ != "builtins":
+            self.reach(kind, what)
+        held = contents_of(value)
+        for part in (*held[1], *held[2]) if held is not None else ():
+            self.reach(part, what)
+        if not parts:
+            self._hold(self._look_in_object, value)
+
+    def _reach_layer(self, module: nn.Module, what: str) -> None:
+        if id(module) not in self.tree:
+            raise self.refuse(f"{what} is a {type(module).__qualname__}, which is not a submodule")
+        self.modules[module] = None
+        self.ledger.copy(module)
+        self.reach(stock_class(module), what)
+        self._hold(self._look_in_layer, module)
+
+    def _reach_class(self, cls: type, what: str) -> None:
+        users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
+        if not users and not _is_pure_class(cls):
+            raise self.refuse(f"{what} is {cls.__module__}.{cls.__qualname__}, whose answers may change")
+        for base in users:
+            for name, value in tuple(vars(base).items()):
+                for function in _functions_in(value):
+                    self.members.setdefault(id(function), []).append((cls, name))
+                    self.reach(function, f"{base.__qualname__}.{name}")
+        if type(cls) is not type and owner_of_class(type(cls)) == purity.USER:
+            self.reach(type(cls), what)
+        if users:
+            self._hold(self._look_in_class, cls)
+
+    def _reach_module(self, module: ModuleType, what: str) -> None:
+        kind = purity.module_kind(module)
+        if kind == purity.STATEFUL:
+            raise self.refuse(f"{what} is the module {module.__name__}, whose answers may change")
+        self._hold(self._look_in_module if kind == purity.USER else self._look_in_library, module)
+
+    def _reach_builtin(self, function: Any, what: str) -> None:
+        name = None if purity.is_effect(function) else purity.refused_builtin(function)
+        if name is not None:
+            raise self.refuse(f"{what} is {name}(), whose answers may change")
+        if purity.is_query(function):
+            self.ask(function)
+        own = getattr(function, "__self__", None)
+        if own is not None and not isinstance(own, (ModuleType, type)):
+            self.reach(own, what)
+
+    # --- attributes --------------------------------------------------------------------------------------------------
+
+    def _hold(self, look: Callable[[Any, Iterable[str]], None], holder: Any) -> None:
+        self._holders.append((look, holder))
+        self._note_fields(holder, self.stored)
+        look(holder, self.names)
+
+    def _note_fields(self, holder: Any, names: Iterable[str]) -> None:
+        if isinstance(holder, (ModuleType, type, FunctionType)):
+            for name in names:
+                self.ledger.field(holder, name)
+
+    def _look_in_function(self, function: FunctionType, names: Iterable[str]) -> None:
+        for name in names:
+            if name in function.__dict__ or name in ("__annotations__", "__doc__"):
+                self.watch(function, name, f"{function.__qualname__}.{name}")
+
+    def _look_in_class(self, cls: type, names: Iterable[str]) -> None:
+        for name in _public_names(cls) if self.dynamic else names:
+            value = static_attribute(cls, name)
+            what = f"{cls.__qualname__}.{name}"
+            if value is MISSING:
+                if name in self.texts:
+                    self.watch(cls, name, what)
+            elif name.startswith("__") or isinstance(value, _SLOTS) or not _is_of_user(cls, name):
+                continue
+            elif isinstance(value, (FunctionType, property, staticmethod)) or not hasattr(value, "__get__"):
+                self.watch(cls, name, what)
+            else:
+                self.reach(value, what)
+
+    def _look_in_module(self, module: ModuleType, names: Iterable[str]) -> None:
+        found = vars(module)
+        for name in tuple(found) if self.dynamic else names:
+            if (name in found and not name.startswith("__")) or name in self.texts:
+                self.watch(module, name, f"{module.__name__}.{name}")
+
+    def _look_in_library(self, module: ModuleType, names: Iterable[str]) -> None:
+        """In a pure library, look only for what may not be pure after all."""
+        impure = purity.IMPURE_NUMPY if module.__name__ == "numpy" else ()
+        for name in names:
+            value = vars(module).get(name)
+            if name in impure:
+                raise self.refuse(f"numpy.{name}() is mentioned, whose answers may change")
+            if isinstance(value, (ModuleType, *_BUILTINS)):
+                self.reach(value, f"{module.__name__}.{name}")
+
+    def _look_in_object(self, value: Any, names: Iterable[str]) -> None:
+        cls = type(value)
+        every = self.dynamic or owner_of_class(cls) != purity.USER
+        every = every or static_attribute(cls, "__getattr__") is not MISSING or has_own_look_up(cls)
+        for name, part in attributes_of(value):
+            if every or name in names:
+                self.reach(part, f"{cls.__qualname__}.{name}")
+
+    def _look_in_layer(self, module: nn.Module, names: Iterable[str]) -> None:
+        for name, value in tuple(vars(module).items()):
+            if name not in INTERNAL and (self.dynamic or name in names):
+                self.reach(value, f"{type(module).__qualname__}.{name}")
+        if "_modules" in names:
+            self.count_children(module)
+
+    # --- what was found ----------------------------------------------------------------------------------------------
+
+    def outside(self, ran: Iterable[CodeType]) -> Outside:
+        """What to watch that belongs to no module; of the functions in classes only those that ran."""
+        wanted = Wanted(None if self.dynamic else frozenset(self.names), frozenset(self.texts))
+        watches = tuple((h, n, snapshot(v, wanted)) for h, n, v in self._needed(set(ran)))
+        return Outside(watches, (), tuple(self._queries.values()))
+
+    def _needed(self, ran: set[CodeType]) -> Iterator[tuple[Any, str, Any]]:
+        for holder, name, value in self._watched.values():
+            if isinstance(holder, type) and isinstance(value, FunctionType) and value.__code__ not in ran:
+                continue
+            yield holder, name, value
+
+    def reading(self, inlined: set[int]) -> Reading:
+        """What was read of modules by name."""
+        names = None if self.dynamic else frozenset(self.names)
+        modules = tuple(m for m in self.modules if id(m) not in inlined)
+        return Reading(names, frozenset(self.texts), modules, tuple(self.parents))
+
+
+def _functions_in(value: Any) -> Iterator[FunctionType]:
+    """The functions that an entry of a class is made of."""
+    if isinstance(value, FunctionType):
+        yield value
+    elif isinstance(value, _WRAPPERS):
+        for part in ("fget", "fset", "fdel", "__func__", "func"):
+            yield from _functions_in(getattr(value, part, None))
+
+
+def _public_names(cls: type) -> list[str]:
+    return [n for b in cls.__mro__ if owner_of_class(b) == purity.USER for n in vars(b)]
+
+
+def _is_of_user(cls: type, name: str) -> bool:
+    """True if a class of the user, not one of torch, gives the attribute."""
+    return any(name in vars(b) and owner_of_class(b) == purity.USER for b in cls.__mro__)
+
+
+def _is_pure_class(cls: type) -> bool:
+    if owner_of_class(cls) == purity.STATEFUL:
+        return issubclass(cls, (BaseException, enum.Enum))
+    return any(f for f in map(_is_python, cls.__mro__) if f) or purity.is_pure_class(cls)
+
+
+def _is_python(cls: type) -> bool:
+    """True for a class that a class statement of torch or a pure library made."""
+    module = sys.modules.get(cls.__module__)
+    return cls is not object and str(getattr(module, "__file__", "")).endswith(".py")
+
+
+def _is_constant(value: Any) -> bool:
+    """True for an object made in C that never changes, as a compiled pattern."""
+    cls = type(value)
+    if cls.__module__ in ("_collections", "operator", "re", "types", "typing"):
+        return True
+    return cls.__module__ == "numpy" and cls.__name__ == "ufunc"

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: MIT
+"""Copies of plain Python values, and whether a value still is what its copy was taken of.
+
+Comparing runs on every call of a rewritten forward, and torch.compile traces through it.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import copysign
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .purity import IMMUTABLE, USER, module_kind, owner
+
+__all__ = [
+    "MISSING",
+    "Wanted",
+    "attributes_of",
+    "contents_of",
+    "has_own_look_up",
+    "is_as",
+    "is_plain",
+    "is_transparent",
+    "owner_of_class",
+    "slots_of",
+    "snapshot",
+    "static_attribute",
+]
+
+_SEQUENCES = (list, tuple, deque)
+_MAPPINGS = (dict, OrderedDict, defaultdict, types.MappingProxyType)
+_SETS = (set, frozenset)
+_PARTS = (partial, types.MethodType)
+_C_METHODS = (types.ClassMethodDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_HEAP_TYPE = 1 << 9  # set by every class statement
+
+
+class MISSING:
+    """Stands for an attribute that does not exist."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a list, tuple, set, dict, functools.partial or bound method holds; keys of a dict alone."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+    length: int
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A set, or a sequence of immutable values, which is compared at once; kinds are their types."""
+
+    kind: type
+    value: Any
+    kinds: tuple[type, ...]
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number of NumPy."""
+
+    kind: type
+    value: Any
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Attributes of an object of a class written in Python; contents of what else it is, a dict for one."""
+
+    kind: type
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    contents: Any
+
+
+@dataclass(frozen=True)
+class AnyTensor:
+    """A tensor, whichever: it is read by the rewritten forward itself."""
+
+
+def is_plain(value: Any) -> bool:
+    """True for a value that cannot change and is compared by what it is."""
+    return type(value) in IMMUTABLE or _is_numpy_scalar(value)
+
+
+def _is_numpy_scalar(value: Any) -> bool:
+    return any(c.__name__ == "generic" and c.__module__ == "numpy" for c in type(value).__mro__[1:])
+
+
+def is_transparent(value: Any) -> bool:
+    """True if all that an object is can be read by Python: its attributes, and the contents of a container.
+
+    A class written in C may keep more, which nobody can watch.
+    """
+    for cls in type(value).__mro__:
+        if cls in (object, *_SEQUENCES, *_MAPPINGS, *_SETS, types.SimpleNamespace):
+            continue
+        if not cls.__flags__ & _HEAP_TYPE or any(_is_made_in_c(n, v, cls) for n, v in vars(cls).items()):
+            return False
+        slots = sum(isinstance(v, types.MemberDescriptorType) for v in vars(cls).values())
+        # A class statement adds at most a dict and a list of weak references.
+        if cls.__basicsize__ - cls.__base__.__basicsize__ > 8 * (slots + 2):
+            return False
+    return True
+
+
+def _is_made_in_c(name: str, value: Any, cls: type) -> bool:
+    """True for an entry that a class has only if C made it."""
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is cls
+    if isinstance(value, types.GetSetDescriptorType):
+        return value.__objclass__ is cls and name not in ("__dict__", "__weakref__")
+    return isinstance(value, _C_METHODS) and value.__objclass__ is cls
+
+
+def contents_of(value: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
+    """(kind, keys, values) of a container, whichever subclass; None for what is no container."""
+    if type(value) is partial:
+        return partial, (), (value.func, value.args, value.keywords)
+    if type(value) is types.MethodType:
+        return types.MethodType, (), (value.__func__, value.__self__)
+    for kind in _MAPPINGS:
+        if isinstance(value, kind):
+            held = value if kind is types.MappingProxyType else dict.items(value)
+            pairs = tuple(held.items() if kind is types.MappingProxyType else held)
+            return type(value), tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
+    for kind in _SEQUENCES:
+        if isinstance(value, kind) and not isinstance(value, torch.Size):
+            return type(value), (), tuple(kind.__iter__(value))
+    for kind in _SETS:
+        if isinstance(value, kind):
+            return type(value), (), tuple(kind.__iter__(value))
+    return None
+
+
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of an instance: those of its dict and its slots."""
+    yield from tuple(getattr(value, "__dict__", {}).items())
+    for member in slots_of(type(value)):
+        try:
+            yield member.__name__, member.__get__(value)
+        except AttributeError:
+            continue
+
+
+def slots_of(cls: type) -> list[types.MemberDescriptorType]:
+    """The slots of a class and its bases."""
+    members = [v for base in cls.__mro__ for v in vars(base).values()]
+    return [
+        m for m in members if isinstance(m, types.MemberDescriptorType) and not m.__name__.startswith("__")
+    ]
+
+
+def owner_of_class(cls: type) -> str:
+    """Whose class it is: USER, LIBRARY, STATEFUL, or that of torch or opswap."""
+    for value in vars(cls).values():
+        if isinstance(value, types.FunctionType) and value.__module__ == cls.__module__:
+            return owner(value.__code__.co_filename, cls.__module__)
+    module = sys.modules.get(cls.__module__)
+    if module is None:
+        return USER
+    file = getattr(module, "__file__", None)
+    if file is None or not file.endswith((".py", ".pyc")):
+        in_c = cls.__module__ in sys.builtin_module_names or file is not None
+        return module_kind(module) if in_c or module_kind(module) != USER else USER
+    return owner(file, cls.__module__)
+
+
+def static_attribute(cls: type, name: str) -> Any:
+    """What a class or its bases have under a name, without running code; MISSING if nothing."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
+    return MISSING
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Attributes that code reads of objects: names, None for all, and texts, those that may not be there."""
+
+    names: Collection[str] | None = None
+    texts: Collection[str] = ()
+
+    def of(self, value: Any) -> dict[str, Any]:
+        """The attributes of an object that matter, MISSING for those that it may get."""
+        cls = type(value)
+        held = dict(attributes_of(value))
+        if static_attribute(cls, "__getattr__") is not MISSING or has_own_look_up(cls):
+            return held
+        if self.names is not None and owner_of_class(cls) == USER:
+            held = {k: v for k, v in held.items() if k in self.names}
+        held.update((n, MISSING) for n in self.texts if n not in held and static_attribute(cls, n) is MISSING)
+        return held
+
+
+_ALL = Wanted()
+
+
+def has_own_look_up(cls: type) -> bool:
+    """True for a class with a __getattribute__ written in Python."""
+    return isinstance(static_attribute(cls, "__getattribute__"), types.FunctionType)
+
+
+def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> Any:
+    """A copy to compare with later; the value itself if it is compared by identity.
+
+    Args: path: ids of the containers around it.
+    """
+    if _is_numpy_scalar(value):
+        return Scalar(type(value), value.item())
+    if is_plain(value) or id(value) in path:
+        return value
+    if isinstance(value, Tensor):
+        return value if path else AnyTensor()
+    if isinstance(value, enum.Enum):
+        added = {k: v for k, v in vars(value).items() if not k.startswith("_")}
+        kept = {"_name_": value._name_, **added}
+        return Attributes(type(value), tuple(kept), tuple(kept.values()), None) if added else value
+    if isinstance(value, (type, types.FunctionType, types.ModuleType, nn.Module)):
+        return value
+    path = (*path, id(value))
+    held = contents_of(value)
+    inside = _contents(held, value, wanted, path) if held is not None else None
+    if held is not None and type(value) in _PARTS:
+        return inside
+    if held is not None and not getattr(value, "__dict__", None) and not slots_of(type(value)):
+        return inside
+    if not is_transparent(value) or _is_identity(value):
+        return value
+    kept = wanted.of(value)
+    values = tuple(snapshot(v, wanted, path) for v in kept.values())
+    return Attributes(type(value), tuple(kept), values, inside)
+
+
+def _is_identity(value: Any) -> bool:
+    """True for objects of the standard library that describe types."""
+    return type(value).__module__ in ("typing", "types", "re") and type(value) is not types.SimpleNamespace
+
+
+def _contents(held: Any, value: Any, wanted: Wanted, path: tuple[int, ...]) -> Any:
+    kind, keys, values = held
+    if isinstance(value, _SETS):
+        return Plain(kind, frozenset(values), ())
+    if not keys and kind in (list, tuple) and all(map(is_plain, values)) and not any(map(_is_zero, values)):
+        return Plain(kind, kind(values), tuple(map(type, values)))
+    return Contents(kind, keys, tuple(snapshot(v, wanted, path) for v in values), len(values))
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (float, complex)) and value == 0
+
+
+def is_as(now: Any, then: Any) -> bool:
+    """True if `now` is what the snapshot `then` was taken of, or another object that means the same."""
+    if now is then:
+        return True
+    kind = type(then)
+    if kind is Plain:
+        # 1, 1.0 and True are equal.
+        if type(now) is not then.kind or now != then.value:
+            return False
+        return not then.kinds or tuple(map(type, now)) == then.kinds
+    if kind is Scalar:
+        return type(now) is then.kind and now.item() == then.value
+    if kind is Contents:
+        return _has_contents(now, then)
+    if kind is Attributes:
+        return _has_attributes(now, then)
+    if kind is AnyTensor:
+        return isinstance(now, Tensor)
+    if type(now) is not kind or not isinstance(then, IMMUTABLE):
+        return False
+    if kind is float and then == 0:
+        return now == 0 and copysign(1.0, now) == copysign(1.0, then)
+    return bool(now == then)
+
+
+def _has_contents(now: Any, then: Contents) -> bool:
+    if type(now) is not then.kind:
+        return False
+    if then.kind is partial:
+        now = (now.func, now.args, now.keywords)
+    elif then.kind is types.MethodType:
+        now = (now.__func__, now.__self__)
+    if len(now) != then.length:
+        return False
+    if then.keys:
+        for (key, value), known, kept in zip(now.items(), then.keys, then.values):  # noqa: B905
+            if not is_as(key, known) or not is_as(value, kept):
+                return False
+        return True
+    for value, kept in zip(now, then.values):  # noqa: B905, SIM110
+        if not is_as(value, kept):
+            return False
+    return True
+
+
+def _has_attributes(now: Any, then: Attributes) -> bool:
+    if type(now) is not then.kind or (then.contents is not None and not is_as(now, then.contents)):
+        return False
+    for name, value in zip(then.names, then.values):  # noqa: B905, SIM110
+        if not is_as(getattr(now, name, MISSING), value):
+            return False
+    return True

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""Kernels while another thread changes the tier, and on threads with small stacks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from surviving import survive
+
+
+class TestThreads:
+    def test_the_tier_may_change_while_kernels_run(self) -> None:
+        """Results are those of one tier or the other, which maxima and copies make the same; no count is lost."""
+        survive(
+            """
+torch.set_num_threads(2)
+x = torch.randn(4, 32, 64, 64)
+images = x.to(memory_format=torch.channels_last)
+expected = [F.max_pool2d(t, 3, 2, 1) for t in (x, images)]
+shuffled = F.channel_shuffle(images, 4)
+stop, wrong = threading.Event(), []
+
+def limit():
+    while not stop.is_set():
+        for tier in opswap.isa.available():
+            _core.isa_limit(tier)
+
+def work():
+    for _ in range(40):
+        for t, y in zip((x, images), expected):
+            if not torch.equal(F.max_pool2d(t, 3, 2, 1), y):
+                wrong.append("max")
+            F.batch_norm(t, None, None, training=True)
+        if not torch.equal(F.channel_shuffle(images, 4), shuffled):
+            wrong.append("shuffle")
+
+before = sum(_core.norm_variants().values())
+threads = [threading.Thread(target=work) for _ in range(3)]
+limiter = threading.Thread(target=limit)
+for t in (*threads, limiter):
+    t.start()
+for t in threads:
+    t.join()
+stop.set()
+limiter.join()
+assert not wrong, wrong
+# Two of the calls have a sampling pass, a pass of sums and one that writes each.
+assert sum(_core.norm_variants().values()) - before == 3 * 40 * 2 * 3, sum(_core.norm_variants().values()) - before
+"""
+        )
+
+    @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="sanitizers make frames larger")
+    def test_small_stacks(self) -> None:
+        """Every kernel fits a thread of 192 KiB, in which the interpreter's own calls lie too."""
+        survive(
+            """
+torch.set_num_threads(1)
+
+def run():
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for last in (False, True):
+            x = torch.randn(2, 64, 48, 48).to(dtype)
+            x = x.to(memory_format=torch.channels_last) if last else x
+            for numbers in ((3, 2, 1, 1), (2, 2, 0, 1), (3, 1, 1, 1), (5, 3, 2, 1), (3, 1, 1, 2)):
+                window = [(n, n) for n in numbers]
+                y, offsets = _core.max_pool(x, *window, False, 1, True)
+                _core.max_pool_backward(y, offsets, tuple(x.shape), *window, 1, last)
+                y = _core.avg_pool(x, *window[:3], False, True, None, 1)
+                _core.avg_pool_backward(y, tuple(x.shape), *window[:3], False, True, None, 1, last)
+            y, index = _core.adaptive_max_pool(x, (2, 64, 7, 7), True)
+            _core.adaptive_max_pool_backward(y, index, tuple(x.shape), last)
+            _core.max_pool(x, (3, 3), (2, 2), (1, 1), (1, 1), False, 2, True)
+            y = _core.amax(x)
+            _core.amax_backward(x, y, y)
+            made = _core.batch_norm(True, 0.1, 1e-5, "relu", x, None, None, None, None, 2, False)
+            _core.batch_norm_backward(True, 1e-5, "relu", (True,) * 3, x, x, made[1], None, None, False)
+            _core.new_shuffled((x,), 4, (32, 32), None, last)
+        rows, weight = torch.randn(300, 2, 96, dtype=dtype), torch.randn(2, 80, 96, dtype=dtype)
+        y = _core.grouped_linear(rows, weight, None, None, True)
+        _core.grouped_linear_backward(y, rows, weight, None, True, True, True)
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(2, 64, 48, 48, dtype=dtype).to(memory_format=torch.channels_last)
+        for side in (3, 5):
+            w = torch.randn(64, 1, side, side, dtype=dtype)
+            y = _core.depthwise(x, w, None, 1, 1)
+            _core.depthwise_backward(y, x, w, 1, 1, True, True, True)
+    print("done", flush=True)
+
+for tier in opswap.isa.available():
+    with opswap.isa.limit(tier):
+        threading.stack_size(192 << 10)
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+"""
+        )

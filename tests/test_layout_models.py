@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: MIT
+"""The layout checker on networks: the very line that loses the format, and nothing where it is kept."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from layout_models import (
+    Attention,
+    BroadPooling,
+    Chunks,
+    ConvNeXt,
+    Flattened,
+    Indexed,
+    MeanHead,
+    NonLocal,
+    SqueezeExcite,
+    UNet,
+    Volume,
+    Windows,
+    in_channels_last,
+    line_of,
+    only,
+    step,
+)
+from opswap.models import LPRNet, ShuffleNetV2, lprnet, shufflenetv2
+from step import assert_equal, outputs_and_gradients
+
+_SIZE = (2, 3, 8, 12)
+
+
+def shufflenet() -> tuple[ShuffleNetV2, Tensor]:
+    return in_channels_last(ShuffleNetV2((2, 2, 2), (24, 48, 96, 192, 64), 10), 2, 3, 64, 64)
+
+
+def _shuffle_line(text: str) -> int:
+    lines, first = inspect.getsourcelines(shufflenetv2._interleave)
+    return next(first + i for i, line in enumerate(lines) if text in line)
+
+
+def test_stock_shufflenet_loses_it_in_the_very_line_of_the_copy() -> None:
+    model, x = shufflenet()
+    with opswap.layout.check(model) as report:
+        step(model, x)
+    forward = [s for s in report.findings if s.phase == "forward"]
+    assert {(s.status, s.op, s.line) for s in forward} == {
+        ("lost", "aten.clone", _shuffle_line("transpose(1, 2).contiguous()"))
+    }
+    assert all(s.file == shufflenetv2.__file__ and s.function == "_interleave" for s in forward)
+    assert forward[0].module == "stage2.0" and forward[0].shapes == ((2, 48, 8, 8),)
+    assert forward[0].bytes == 2 * 4 * 2 * 48 * 8 * 8
+    assert "opswap.functional.channel_shuffle(x, 2)" in forward[0].hint
+    backward = [s for s in report.findings if s.phase == "backward"]
+    assert {s.line for s in backward} == {_shuffle_line("x.view(n, groups")}
+    assert all("opswap.functional.channel_shuffle(x, 2)" in s.hint for s in backward)
+    assert backward[0].module.startswith("stage")
+
+
+def test_the_first_of_a_chain_is_charged_with_what_follows() -> None:
+    model, x = shufflenet()
+    with opswap.layout.check(model) as report, torch.no_grad():
+        model(x)
+    sites = {s.module: s for s in report.findings}
+    first = sites["stage2.0"]
+    # Its victims: the second block's cat and shuffle, and the convolutions that bring the format back.
+    assert "stage2.1" not in sites and first.downstream_count >= 4
+    assert first.downstream_bytes > first.bytes and first.downstream_seconds > 0
+    assert first.cost == first.bytes + first.downstream_bytes
+    assert [s.cost for s in report.sites] == sorted((s.cost for s in report.sites), reverse=True)
+    assert report.summary["contiguous_bytes"] > 0
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_swapped_shufflenet_loses_nothing_with_the_same_kernels_and_bits(exact: bool) -> None:
+    model, x = shufflenet()
+    opswap.swap(model, exact=exact)
+    watched = copy.deepcopy(model)
+    opswap.reset_stats()
+    expected = outputs_and_gradients(model, x)
+    kernels = opswap.stats()
+    opswap.reset_stats()
+    with opswap.layout.check(watched) as report:
+        got = outputs_and_gradients(watched, x)
+    assert opswap.stats() == kernels
+    assert_equal(got, expected)
+    assert not report.findings, str(report)
+    assert any(s.op.startswith("opswap.") for s in report.sites)
+
+
+def test_swapped_shufflenet_learns_without_a_loss() -> None:
+    model, x = shufflenet()
+    opswap.swap(model)
+    with opswap.layout.check(model, mode="raise") as report:
+        nn.functional.cross_entropy(model(x), torch.tensor([1, 2])).backward()
+    sources = {(s.file, s.function.split(".")[-1]) for s in report.sites}
+    assert sources == {(shufflenetv2.__file__, "forward")}, "a generated forward is shown as the original's"
+
+
+def test_swap_hint_is_true_for_every_finding_of_the_stock_model() -> None:
+    model, x = shufflenet()
+    with opswap.layout.check(model) as report:
+        step(model, x)
+    assert report.findings
+    opswap.swap(model)
+    with opswap.layout.check(model) as report:
+        step(model, x)
+    assert not report.findings, str(report)
+
+
+def test_lprnet_is_refused_at_its_pool() -> None:
+    model, x = in_channels_last(lprnet(10), 2, 3, 24, 94)
+    with opswap.layout.check(model) as report, pytest.raises(RuntimeError, match="memory format"):
+        model(x)
+    site = only(report, "refused")
+    assert site.op == "aten.max_pool3d_with_indices" and site.module == "backbone.3"
+    assert site.function.endswith("LPRNet.forward") or site.function == "forward"
+    assert inspect.getsourcelines(LPRNet.forward)[1] <= site.line
+    assert "rule max_pool3d" in site.hint and "memory format" in site.hint
+
+
+def test_swapped_lprnet_keeps_it() -> None:
+    model, x = in_channels_last(lprnet(10), 2, 3, 24, 94)
+    opswap.swap(model)
+    with opswap.layout.check(model) as report:
+        step(model, x)
+    assert not [s for s in report.findings if s.phase == "forward"], str(report)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [UNet, lambda: Attention(copies=False), ConvNeXt, Windows, Chunks, SqueezeExcite],
+    ids=["unet", "attention", "convnext", "windows", "chunks", "squeeze-excite"],
+)
+def test_nothing_is_found_where_nothing_is_lost(make: type[nn.Module]) -> None:
+    model, x = in_channels_last(make(), *_SIZE)
+    with opswap.layout.check(model) as report:
+        y = step(model, x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert not report.findings, str(report)
+    assert "kept throughout" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("make", "op", "hint"),
+    [
+        (lambda: Attention(copies=True), "aten.clone", "unflatten"),
+        (NonLocal, "aten.clone", "unflatten"),
+        (Indexed, "aten.index", "channel_permutation"),
+        (Flattened, "aten.clone", "reshape copies"),
+    ],
+    ids=["attention", "non-local", "index", "flatten"],
+)
+def test_the_line_that_loses_it(make: type[nn.Module], op: str, hint: str) -> None:
+    model, x = in_channels_last(make(), *_SIZE)
+    with opswap.layout.check(model) as report:
+        step(model, x)
+    site = only(report, "lost")
+    assert (site.op, site.line) == (op, line_of(type(model)))
+    assert site.file == __file__.replace("test_layout_models", "layout_models")
+    assert hint in site.hint
+    assert f"layout_models.py:{site.line}" in str(report)
+
+
+def test_a_pixel_spread_over_an_image() -> None:
+    model, x = in_channels_last(BroadPooling(), *_SIZE)
+    with opswap.layout.check(model) as report, torch.no_grad():
+        model(x)
+    lost = only(report, "lost")
+    assert lost.line == line_of(BroadPooling) and "one pixel" in lost.hint
+    (ambiguous,) = [s for s in report.sites if s.status == "ambiguous"]
+    assert ambiguous.op == "aten.amax" and ambiguous.cost == 0
+
+
+def test_the_backward_of_a_mean_is_contiguous() -> None:
+    model, x = in_channels_last(MeanHead(), *_SIZE)
+    with opswap.layout.check(model) as report:
+        step(model, x)
+    assert not [s for s in report.findings if s.phase == "forward"]
+    lost = only(report, "lost", "backward")
+    assert (lost.op, lost.line) == ("aten.div", line_of(MeanHead)) and "one pixel" in lost.hint
+    assert lost.downstream_count >= 1
+
+
+def test_volumes() -> None:
+    model, x = in_channels_last(Volume(), 2, 3, 4, 6, 8)
+    with opswap.layout.check(model) as report:
+        step(model, x)
+    for phase, op in (("forward", "aten.avg_pool3d"), ("backward", "aten.avg_pool3d_backward")):
+        site = only(report, "lost", phase)
+        assert (site.op, site.line) == (op, line_of(Volume))
+        assert "rule avg_pool3d" in site.hint
+    restored = [s for s in report.sites if s.status == "restored"]
+    assert {s.module for s in restored} == {"exit"}

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: MIT
+"""The detector names the lines whose shapes depend on data, the inputs that change, and what a compiler makes of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import opswap
+from opswap import shapes
+
+
+def nonzero(x: Tensor) -> Any:
+    return torch.nonzero(x > 0)
+
+
+def argwhere(x: Tensor) -> Any:
+    return torch.argwhere(x > 0)
+
+
+def where(x: Tensor) -> Any:
+    return torch.where(x > 0)
+
+
+def masked_select(x: Tensor) -> Any:
+    return x.masked_select(x > 0)
+
+
+def index(x: Tensor) -> Any:
+    return x[x > 0]
+
+
+def index_rows(x: Tensor) -> Any:
+    return x[x[:, 0] > 0]
+
+
+def index_put(x: Tensor) -> Any:
+    y = x.clone()
+    y[x > 0] = 1
+    return y
+
+
+def unique(x: Tensor) -> Any:
+    return torch.unique(x.round())
+
+
+def unique_consecutive(x: Tensor) -> Any:
+    return x.round().unique_consecutive()
+
+
+def repeat_interleave(x: Tensor) -> Any:
+    return x.repeat_interleave((x[:, 0] > 0).long(), 0)
+
+
+def bincount(x: Tensor) -> Any:
+    return x[:, 0].abs().long().bincount()
+
+
+def loop(x: Tensor) -> Any:
+    return [row.sum() for row in x]
+
+
+def loop_statement(x: Tensor) -> Any:
+    total = 0
+    for row in x:
+        total = total + row
+    return total
+
+
+def size_of_item(x: Tensor) -> Any:
+    return x[: int((x[:, 0] > 0).sum())]
+
+
+def size_through_a_name(x: Tensor) -> Any:
+    n = (x[:, 0] > 0).sum().item()
+    return torch.zeros(n + 1)
+
+
+def topk(x: Tensor) -> Any:
+    return x[:, 0].topk(int((x[:, 0] > 0).sum()))
+
+
+def branch(x: Tensor) -> Any:
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def branch_expression(x: Tensor) -> Any:
+    return x if bool((x > 0).any()) else -x
+
+
+def branch_through_a_name(x: Tensor) -> Any:
+    n = x.sum().item()
+    return x if n > 0 else -x
+
+
+def loop_over_list(x: Tensor) -> Any:
+    return [v for v in x[:, 0].tolist()]  # noqa: C416
+
+
+def value(x: Tensor) -> Any:
+    return f"loss {x.sum().item():.3f}"
+
+
+FOUND = [
+    (nonzero, "size", "aten.nonzero"),
+    (argwhere, "size", "aten.nonzero"),
+    (where, "size", "aten.nonzero"),
+    (masked_select, "size", "aten.masked_select"),
+    (index, "size", "aten.index"),
+    (index_rows, "size", "aten.index"),
+    (index_put, "write", "aten.index_put"),
+    (unique, "size", "aten.unique"),
+    (unique_consecutive, "size", "aten.unique"),
+    (repeat_interleave, "size", "aten.repeat_interleave"),
+    (bincount, "size", "aten.bincount"),
+    (loop, "loop", "loop"),
+    (loop_statement, "loop", "loop"),
+    (size_of_item, "size", "aten.item"),
+    (size_through_a_name, "size", "aten.item"),
+    (topk, "size", "aten.item"),
+    (branch, "branch", "aten.item"),
+    (branch_expression, "branch", "aten.item"),
+    (branch_through_a_name, "branch", "aten.item"),
+    (loop_over_list, "loop", "tolist"),
+]
+
+
+@pytest.mark.parametrize(("function", "status", "op"), FOUND, ids=[f[0].__name__ for f in FOUND])
+def test_found_at_its_line(function: Any, status: str, op: str) -> None:
+    start = function.__code__.co_firstlineno
+    x = torch.randn(8, 3)
+    want = function(x)
+    with shapes.detect() as report:
+        got = function(x)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    (site,) = report.findings
+    assert (site.status, site.op, site.file, site.function) == (status, op, __file__, function.__name__)
+    assert start < site.line <= start + 4 and site.phase == "forward" and site.count == 1
+    assert site.hint and f"test_shapes_detect.py:{site.line}" in str(report)
+
+
+def test_a_number_for_a_log_is_no_finding() -> None:
+    with shapes.detect() as report:
+        value(torch.randn(3, 3))
+    assert not report.findings and [s.status for s in report.sites] == ["value"]
+    assert "no shape depends on data" in str(report)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[torch.tensor([0, 2])],
+        lambda x: x[:, 1:3] + x.sum(),
+        lambda x: torch.where(x > 0, x, 0),
+        lambda x: x.repeat_interleave(2, 0),
+        lambda x: x.unbind(0)[0],
+        lambda x: torch.nonzero_static(x > 0, size=4),
+        lambda x: F.one_hot(x.abs().long().clamp(max=3), 4),
+    ],
+)
+def test_fixed_sizes_are_no_findings(function: Any) -> None:
+    with shapes.detect() as report:
+        function(torch.randn(4, 4))
+    assert not [s for s in report.findings if s.status != "branch"], report
+
+
+def test_histogram_and_rewrite() -> None:
+    with shapes.detect() as report:
+        for n in (2, 3, 3, 5):
+            x = torch.ones(n)
+            x[x > 0].sum()
+    (site,) = report.findings
+    assert site.sizes == ((2, 1), (3, 2), (5, 1)) and site.count == 4
+    assert site.hint == "`torch.where(x > 0, x, 0).sum()`"
+    assert "sizes: 2 (1x), 3 (2x), 5 (1x)" in str(report)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.body(x).movedim(1, -1)
+        kept = features[features[..., 0] > 0]
+        return self.head(kept)
+
+
+def steps(net: nn.Module, sizes: list[int]) -> None:
+    for n in sizes:
+        net(torch.randn(2, 3, n, n)).sum().backward()
+
+
+def test_modules_lines_backward_and_inputs() -> None:
+    net = Net()
+    with shapes.detect(net) as report:
+        steps(net, [8, 8, 8])
+    found = {s.status: s for s in report.findings}
+    assert found["size"].function == "Net.forward" and found["size"].module == ""
+    # The input of the head changes although the net's own does not.
+    assert found["input"].module == "head" and len(found["input"].sizes) > 1
+    assert report.inputs[""].graphs(False) == 1 and len(report.inputs["head"].shapes) == 3
+    backward = [s for s in report.sites if s.phase == "backward"]
+    assert backward and all(s.file == __file__ for s in backward)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "sizes"),
+    [(False, [8, 8, 9, 10, 9, 12]), (None, [8, 8, 9, 10, 9, 12]), (False, [8, 8]), (None, [8, 8])],
+)
+def test_graphs_are_those_that_torch_compile_makes(dynamic: bool | None, sizes: list[int]) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    inputs = [torch.randn(2, 3, n, 8) for n in sizes]
+    with shapes.detect(net) as report:
+        for x in inputs:
+            net(x)
+    made = []
+    torch._dynamo.reset()
+    compiled = torch.compile(net, dynamic=dynamic, backend=lambda graph, _: made.append(1) or graph.forward)
+    for x in inputs:
+        compiled(x)
+    assert report.inputs[""].graphs(dynamic) == len(made)
+    assert report.summary["graphs" if dynamic is False else "graphs_dynamic"] == len(made)
+
+
+def test_contexts_nest_and_end_with_an_exception() -> None:
+    x = torch.randn(6)
+    with shapes.detect() as outer:
+        with pytest.raises(ZeroDivisionError), shapes.detect() as inner:
+            x[x > 0]
+            raise ZeroDivisionError
+        x[x < 0]
+    x[x > 1]
+    assert len(inner.findings) == 1 and len(outer.findings) == 2
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    with pytest.raises(RuntimeError, match="in force already"), (context := shapes.detect()), context:
+        pass
+
+
+def test_other_threads_are_left_alone() -> None:
+    net = Net()
+    with shapes.detect(net) as report:
+        thread = threading.Thread(target=steps, args=(net, [8]))
+        thread.start()
+        thread.join()
+    assert not report.sites and not report.inputs
+
+
+def test_allow_list() -> None:
+    x = torch.randn(5)
+    for allow in (["index"], ["test_shapes_detect.py:*"]):
+        with shapes.detect(allow=allow) as report:
+            x[x > 0]
+        assert not report.findings and len(report.sites) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"), [({"model": 3}, "model .* int"), ({"allow": "x"}, "allow .* 'x'")]
+)
+def test_bad_arguments(arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        shapes.detect(**arguments)
+
+
+def test_memory_does_not_grow_with_steps() -> None:
+    net = Net()
+    with shapes.detect(net) as report:
+        steps(net, list(range(8, 60)) * 2)
+        tracemalloc.start()
+        before = tracemalloc.take_snapshot()
+        steps(net, list(range(60, 130)))
+        after = tracemalloc.take_snapshot()
+        tracemalloc.stop()
+    grown = sum(
+        d.size_diff for d in after.compare_to(before, "filename") if "opswap" in d.traceback[0].filename
+    )
+    assert grown < 100_000
+    assert all(len(i.shapes) <= 64 for i in report.inputs.values())
+
+
+def test_a_swapped_model_computes_the_same() -> None:
+    net = opswap.models.shufflenet_v2_x0_5(num_classes=3).eval()
+    x = torch.randn(1, 3, 64, 64)
+    want = opswap.swap(net)(x)
+    with shapes.detect(net) as report:
+        got = net(x)
+    torch.testing.assert_close(got, want)
+    assert not report.findings
+
+
+def test_report_as_json_html_and_picture(tmp_path: Path) -> None:
+    net = Net()
+    with shapes.detect(net) as report:
+        steps(net, [8, 9])
+    data = json.loads(report.to_json())
+    assert {s["status"] for s in data["sites"]} >= {"size", "input"} and data["summary"]["graphs"] == 2
+    assert "<table>" in report._repr_html_()
+    report.plot(tmp_path / "shapes.png")
+    assert (tmp_path / "shapes.png").read_bytes().startswith(b"\x89PNG")
+
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for i in range(int(sys.argv[1])):
+    y = net(torch.randn(2, 3, 8 + i, 8))
+    y[y > 0].sum().backward()
+    optimizer.step()
+print("end of the script")
+"""
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
+    run = [sys.executable, "-m", "opswap", "shapes", *arguments]
+    return subprocess.run(run, cwd=folder, capture_output=True, text=True)
+
+
+def test_command_runs_a_script(tmp_path: Path) -> None:
+    run = command(tmp_path, "--steps", "2", "--json", "out.json", "--strict", "--", "train.py", "9")
+    assert run.returncode == 1 and "end of the script" not in run.stdout, run.stderr
+    assert "train.py:8" in run.stdout and "torch.where(y > 0, y, 0).sum().backward()" in run.stdout
+    found = {
+        s["status"]: s["count"]
+        for s in json.loads((tmp_path / "out.json").read_text())["sites"]
+        if s["phase"] == "forward"
+    }
+    assert found == {"size": 2, "input": 2}
+    assert command(tmp_path, "--", "train.py", "1").returncode == 0
+
+
+def test_command_runs_a_factory(tmp_path: Path) -> None:
+    run = command(tmp_path, "opswap.models:shufflenet_v2_x0_5", "--input", "1x3x64x64", "--backward")
+    assert run.returncode == 0 and "no shape depends on data" in run.stdout
+    assert command(tmp_path, "--backward", "--", "train.py").returncode == 2
+    assert "python3 -m opswap shapes" in command(tmp_path, "--help").stdout
+
+
+_README = Path(shapes.__file__).with_name("README.md")
+
+
+def test_readme_blocks_run() -> None:
+    names: dict[str, Any] = {}
+    for block in [part.split("```")[0] for part in _README.read_text().split("```python\n")[1:]]:
+        exec(compile(block, "README.md", "exec"), names)

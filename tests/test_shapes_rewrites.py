@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""Rewrites that keep a size: spelled for the line, and equal to it in value and gradient."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opswap
+from opswap.shapes.rewrites import Facts, rewrite
+
+
+def tensors() -> dict[str, Any]:
+    mask = torch.rand(6) < 0.6
+    mask[:2] = torch.tensor([True, False])
+    return {
+        "x": torch.randn(6, dtype=torch.float64),
+        "y": torch.randn(6, dtype=torch.float64),
+        "rows": torch.randn(6, 5, dtype=torch.float64),
+        "logits": torch.randn(6, 4, dtype=torch.float64),
+        "labels": torch.randint(4, (6,)),
+        "square": torch.randn(6, 6, dtype=torch.float64),
+        "corners": torch.rand(6, 6) < 0.5,
+        "mask": mask,
+        "count": torch.tensor(4),
+        "repeats": torch.tensor([1, 0, 2, 3, 0, 1]),
+        "classes": torch.randint(5, (9,)),
+        "weights": torch.rand(9, dtype=torch.float64),
+        "torch": torch,
+        "F": F,
+        "opswap": opswap,
+    }
+
+
+ROW = Facts("index", 1, 1)
+SQUARE = Facts("index", 2, 0)
+# The line, what the run showed, the rewrite; `N` is set by the test.
+REWRITES = [
+    ("r = x[mask].sum()", Facts("index"), "r = torch.where(mask, x, 0).sum()"),
+    ("r = x[x > 0].mean()", Facts("index"), "r = torch.where(x > 0, x, 0).sum() / (x > 0).sum()"),
+    ("r = torch.masked_select(x, mask).sum()", Facts("masked_select"), "r = torch.where(mask, x, 0).sum()"),
+    ("r = x.masked_select(mask).norm()", Facts("masked_select"), "r = torch.where(mask, x, 0).norm()"),
+    ("r = torch.sum(x[mask])", Facts("index"), "r = torch.where(mask, x, 0).sum()"),
+    ("r = x[mask].prod()", Facts("index"), "r = torch.where(mask, x, 1).prod()"),
+    ("r = x[mask].max()", Facts("index"), "r = x.masked_fill(~mask, float('-inf')).max()"),
+    ("r = x[mask].amin()", Facts("index"), "r = x.masked_fill(~mask, float('inf')).amin()"),
+    ("r = x[mask].logsumexp(0)", Facts("index"), "r = x.masked_fill(~mask, float('-inf')).logsumexp(0)"),
+    ("r = rows[mask].sum(0)", ROW, "r = torch.where(mask[..., None], rows, 0).sum(0)"),
+    ("r = rows[mask].mean(dim=0)", ROW, "r = torch.where(mask[..., None], rows, 0).sum(0) / mask.sum()"),
+    ("r = rows[mask].mean()", ROW, None),
+    ("r = rows[mask].amax(0)", ROW, "r = rows.masked_fill(~mask[..., None], float('-inf')).amax(0)"),
+    ("r = square[corners].sum(0)", SQUARE, "r = torch.where(corners, square, 0).sum((0, 1))"),
+    ("r = x[mask].shape[0]", Facts("index"), "r = mask.sum()"),
+    ("r = len(rows[mask])", ROW, "r = mask.sum()"),
+    ("r = x[mask].numel()", Facts("index"), "r = mask.sum()"),
+    ("r = F.l1_loss(x[mask], y[mask])", Facts("index"), "r = opswap.shapes.losses.l1(x, y, mask)"),
+    (
+        "r = F.smooth_l1_loss(rows[mask], rows.flip(0)[mask], beta=0.5)",
+        ROW,
+        "r = opswap.shapes.losses.smooth_l1(rows, rows.flip(0), mask, beta=0.5)",
+    ),
+    (
+        "r = F.cross_entropy(logits[mask], labels[mask], reduction='sum')",
+        ROW,
+        "r = opswap.shapes.losses.cross_entropy(logits, labels, mask, reduction='sum')",
+    ),
+    ("r = 2 * x; r[mask] = 0", Facts("index_put"), "r = torch.where(mask, 0, r)"),
+    ("r = 2 * x; r[mask] *= 3", Facts("index_put"), "r = torch.where(mask, r * 3, r)"),
+    (
+        "r = 2 * rows; r[mask] = r[mask] + 1",
+        Facts("index_put", 1, 1),
+        "r = torch.where(mask[..., None], r + 1, r)",
+    ),
+    ("r = len(torch.nonzero(mask))", Facts("nonzero"), "r = torch.count_nonzero(mask)"),
+    ("r = corners.nonzero().shape[0]", Facts("nonzero"), "r = torch.count_nonzero(corners)"),
+    ("r = torch.nonzero(mask)", Facts("nonzero"), "r = torch.nonzero_static(mask, size=N, fill_value=0)"),
+    ("r = torch.where(corners)", Facts("nonzero"), None),
+    (
+        "r = len(torch.unique(labels))",
+        Facts("unique"),
+        "r = (labels.flatten().sort().values.diff() != 0).sum() + 1",
+    ),
+    ("r = torch.bincount(classes)", Facts("bincount"), None),
+    ("r = torch.bincount(classes, weights, minlength=8)", Facts("bincount"), None),
+    (
+        "r = torch.repeat_interleave(x, repeats)",
+        Facts("repeat_interleave"),
+        "r = torch.repeat_interleave(x, repeats, output_size=N)",
+    ),
+    ("r = x if count.item() > 3 else y", Facts("item"), None),
+    ("r = x if (x > 0).any() else y", Facts("item"), "r = torch.where((x > 0).any(), x, y)"),
+    ("r = x[:int(count)].sum()", Facts("item"), None),
+    ("r = rows[:count].sum()", Facts("item"), None),
+    ("r = x * count.item()", Facts("item"), "r = x * count"),
+]
+
+
+def run(code: str, names: dict[str, Any], **more: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    floats = [k for k, v in names.items() if getattr(v, "dtype", None) is torch.float64 and k != "weights"]
+    leaves = {k: names[k].clone().requires_grad_() for k in floats}
+    scope = {**names, **leaves, **more}
+    exec(code, scope)
+    result = scope["r"]
+    parts = result if isinstance(result, tuple) else (result,)
+    total = sum((p * 1.5).sum() for p in parts if isinstance(p, torch.Tensor) and p.requires_grad)
+    if isinstance(total, torch.Tensor):
+        total.backward()
+    return result, {k: torch.zeros_like(v) if v.grad is None else v.grad for k, v in leaves.items()}
+
+
+@pytest.mark.parametrize(("code", "facts", "text"), REWRITES, ids=[r[0] for r in REWRITES])
+def test_equals_the_line(code: str, facts: Facts, text: str | None) -> None:
+    *setup, last = ast.parse(code).body
+    before = "".join(f"{ast.unparse(s)}\n" for s in setup)
+    found = rewrite(last, facts)
+    assert found and (text is None or found == text)
+    assert ast.dump(last) == ast.dump(ast.parse(ast.unparse(last)).body[0]), (
+        "the statement itself is left alone"
+    )
+    for _ in range(10):
+        names = tensors()
+        want, gradients = run(before + ast.unparse(last), names)
+        n = len(want[0]) if isinstance(want, tuple) else len(want) if getattr(want, "ndim", 0) else 0
+        got, others = run(before + found, names, N=n)
+        got, want = (v if isinstance(v, tuple) else torch.as_tensor(v) for v in (got, want))
+        torch.testing.assert_close(got, want, check_dtype=False)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(others[name], gradient)
+
+
+@pytest.mark.parametrize(
+    ("code", "facts"),
+    [
+        ("r = f(x[mask])", Facts("index")),
+        ("r = x[mask].sum(1)", ROW),
+        ("r = x[mask].median()", Facts("index")),
+        ("r = torch.unique(x)", Facts("unique")),
+        ("r = F.l1_loss(x[mask], y[other])", Facts("index")),
+        ("r = x.sum()", Facts("nonzero")),
+    ],
+)
+def test_what_has_no_rewrite(code: str, facts: Facts) -> None:
+    assert rewrite(ast.parse(code).body[0], facts) == ""

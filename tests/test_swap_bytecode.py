@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""The rules about byte code say the same under every version of Python that can be found."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.find_spec("opswap")
+RULES = Path(_spec.origin).parent / "swap" / "bytecode.py"
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+
+TABLE = """
+def faithful(self, x): return self.conv(x) * self.scale
+def own_flag(self): return self.training
+def flag_in_a_closure(self): return (lambda: self.training)()
+def flag_after_a_store(self):
+    x = self.a
+    y = x.b
+    return self.training and y
+def finishes(x):
+    try: return x.y
+    finally: x.close()
+def generates(x): return (i for i in x)
+def comprehends(x): return [i for i in x], {i for i in x}, {i: i for i in x}
+def loops(x):
+    for i in x:
+        if i: continue
+        while x: break
+    else: return 1
+def unpacks(x):
+    a, *b = x
+    return a, b
+def asserts(x):
+    assert x.a, f"{x!r}"
+    raise ValueError(x)
+def matches(x):
+    match x:
+        case 1: return 2
+        case [a, b]: return a
+def walrus(x): return [y := x, y]
+def with_statement(x):
+    with x: pass
+def with_as(x):
+    with x as y, y: return y
+def catches(x):
+    try: return x.y
+    except ValueError: return 2
+def catches_all(x):
+    try: return x.y
+    except: return 2
+def catches_a_tuple(x):
+    try: return x.y
+    except (ValueError, TypeError) as e: raise RuntimeError from e
+def swallows(x):
+    try: return x.y
+    finally: return 2
+def catches_in_a_loop(x):
+    for i in x:
+        try: i()
+        except Exception: continue
+def flag_of_another(self, o): return o.training
+def flag_of_a_child(self): return self.child.training
+def flag_of_each(self): return [m.training for m in self.blocks]
+def flag_of_a_new_self(x):
+    self = x.child
+    return self.training
+def flag_by_text(self): return getattr(self, "training")
+def writes_global():
+    global VALUE
+    VALUE = 1
+def deletes_global():
+    global VALUE
+    del VALUE
+def asks_type(x): return type(x) is int
+def asks_vars(x): return vars(x)
+def asks_dict(x): return x.__dict__
+def asks_hasattr(x): return hasattr(x, "y")
+"""
+FAITHFUL = 12  # the first ones
+LOOKS = """
+def constant(s): return getattr(s, "a")
+def default(s): return getattr(s.x[0]["k"], "b", None)
+def variable(s, n): return getattr(s, n)
+def formatted(s, n): return getattr(s, f"b{n}", 3)
+def nested(s): return getattr(getattr(s, "a"), "b")
+def call(s): return getattr(s, "c", s.d(1, "e"))(4)
+def passed(s): return list(map(getattr, s, ["z"]))
+def chosen(s, c): return getattr(s, "u" if c else "v")
+def renamed(s):
+    g = getattr
+    return g(s, "q")
+def imports(s):
+    import os.path as p
+    from . import q
+    from ..r import t as u
+"""
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(RULES.parent)!r})
+import bytecode
+for text in {[TABLE, LOOKS]!r}:
+    scope = {{}}
+    exec(compile(text, "table.py", "exec"), scope)
+    for name, f in scope.items():
+        if name.startswith("__"):
+            continue
+        code = f.__code__
+        inner = [c for c in code.co_consts if hasattr(c, "co_code") and c.co_name != "<lambda>"]
+        reasons = [bytecode.unfaithful(c) for c in (code, *inner)]
+        reason = next((r.partition(") ")[2] for r in reasons if r), None)
+        found = bytecode.reads(code)
+        print(name, reason, sorted(found.texts), found.dynamic, found.imports)
+"""
+# What each of LOOKS looks up, and whether that is all.
+EXPECTED = {
+    "constant": (["a"], False),
+    "default": (["b"], False),
+    "variable": ([], True),
+    "formatted": ([], True),
+    "nested": (["a", "b"], False),
+    "call": (["c"], False),
+    "passed": ([], True),
+    "chosen": ([], True),
+    "renamed": ([], True),
+    "imports": ([], False),
+}
+
+
+def interpreters() -> dict[str, str]:
+    found = {".".join(map(str, sys.version_info[:2])): sys.executable}
+    for version in VERSIONS:
+        homes = glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python"))
+        for path in (*homes, shutil.which(f"python{version}")):
+            if path is not None and version not in found and _runs(path, version):
+                found[version] = path
+    return found
+
+
+def _runs(path: str, version: str) -> bool:
+    command = [path, "-c", "import sys; print('.'.join(map(str, sys.version_info[:2])))"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return False
+    return done.stdout.strip() == version
+
+
+@pytest.fixture(scope="module")
+def pythons() -> dict[str, str]:
+    return interpreters()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rules(pythons: dict[str, str], version: str) -> None:
+    if version not in pythons:
+        pytest.skip(f"no Python {version} was found")
+    command = [pythons[version], "-c", SCRIPT]
+    lines = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120
+    ).stdout.splitlines()
+    told = dict(line.split(" ", 1) for line in lines)
+    rules = [name for name in told if f"def {name}(" in TABLE]
+    assert len(rules) > FAITHFUL + 15
+    for i, name in enumerate(rules):
+        assert told[name].startswith("None") == (i < FAITHFUL), (name, told[name])
+    for name, (texts, dynamic) in EXPECTED.items():
+        assert told[name].startswith(f"None {texts} {dynamic}"), (name, told[name])
+    assert told["imports"].endswith("(('os.path', 0), ('', 1), ('r', 2))")
+    for name in ("with_statement", "with_as"):
+        assert "with statement" in told[name]
+    for name in ("catches", "catches_all", "catches_a_tuple", "swallows", "catches_in_a_loop"):
+        assert "catches exceptions" in told[name]
+    for name in rules:
+        if name.startswith("flag_of"):
+            assert "another module" in told[name]

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""Forwards of swapped modules that users keep, wrap, put on or remove, and swaps, copies and reports after that."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from opswap.swap.reasons import site_names
+from opswap.swap.rules import DEFAULT
+from test_swap_types import CONV, conv, image, ran, wrap
+
+pytestmark = [pytest.mark.usefixtures("one_thread", "seed")]
+
+
+class Mixer(nn.Module):
+    def __init__(self, groups: int = 2) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        return x.view(n, self.groups, c // self.groups, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+class Pool(nn.MaxPool2d):
+    """Not a class of torch: its forward is put on as a subclass."""
+
+
+class Holder(nn.Module):
+    """Calls its part by a bound method, and so not by Module.__call__."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part, self.call = part, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x)
+
+
+def pair() -> nn.Sequential:
+    return nn.Sequential(nn.BatchNorm2d(12), nn.ReLU())
+
+
+def test_a_bound_forward_kept_over_a_second_swap_follows_changes() -> None:
+    model, x = opswap.swap(Mixer(2), exact=True, strict=True), image()
+    kept = model.forward
+    model.groups = 4
+    opswap.swap(model, exact=True, strict=True)
+    assert torch.equal(kept(x), Mixer(4)(x)) and torch.equal(model(x), Mixer(4)(x))
+
+
+def test_a_bound_forward_of_a_layer_kept_over_a_second_swap_follows_changes() -> None:
+    model, x = opswap.swap(pair(), rules=DEFAULT, strict=True), image()
+    kept = model.forward
+    model.append(nn.Threshold(1.0, 5.0))
+    opswap.swap(model, rules=DEFAULT, strict=True)
+    model.eval()
+    assert torch.equal(kept(x), model(x)) and kept(x).min() >= 1
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda m, x: opswap.explain(m, x),
+        lambda m, x: opswap.verify(m, (x,)),
+        lambda m, x: opswap.scan(m, rules=DEFAULT, example_inputs=(x,)),
+    ],
+    ids=["explain", "verify", "scan"],
+)
+@pytest.mark.parametrize("how", ["wrapped", "held"])
+def test_analysis_leaves_the_model_alone(how: str, do: Callable[[nn.Module, Tensor], Any]) -> None:
+    """A bound forward of the live model that a copy holds would train the live model."""
+    model = opswap.swap(Holder(pair()), rules=DEFAULT)
+    model.call = model.part.forward
+    if how == "wrapped":
+        wrap(model.part)
+        model.call = model.part
+    before = copy.deepcopy(model.state_dict())
+    do(model, image())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("how", ["wrapped", "held"])
+@pytest.mark.parametrize(
+    "make", [pair, lambda: nn.MaxPool2d(2), lambda: Pool(2)], ids=["pair", "torch", "own"]
+)
+def test_explain_counts_calls_of_kept_forwards(make: Callable[[], nn.Module], how: str) -> None:
+    model = opswap.swap(Holder(make()), rules=DEFAULT)
+    model.call = model.part.forward
+    if how == "wrapped":
+        wrap(model.part)
+        model.call = model.part
+    assert [o.result for o in opswap.explain(model, image()).outcomes] in (["ran"], [])
+    assert bool(opswap.explain(model, image()).outcomes) == bool(opswap.report(model).swapped)
+
+
+def test_explain_of_a_layer_whose_forward_was_replaced() -> None:
+    model = opswap.swap(nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(2)), rules=DEFAULT, strict=True)
+    model[0].forward = lambda x: x * 2
+    found = {o.path: (o.result, o.reason) for o in opswap.explain(model, image()).outcomes}
+    assert found["0"][0] != "ran" and "its forward was replaced" in found["0"][1]
+    assert found["1"] == ("ran", "")
+
+
+def test_reasons_tell_hooks_from_forwards() -> None:
+    model = opswap.swap(nn.Sequential(nn.BatchNorm2d(12), nn.ReLU()), rules=DEFAULT, strict=True)
+    model[0].register_forward_hook(lambda *_: None)
+    assert any(o.reason.startswith("hooks on") for o in opswap.explain(model, image()).outcomes)
+    model = opswap.swap(nn.Sequential(nn.BatchNorm2d(12), nn.ReLU()), rules=DEFAULT, strict=True)
+    model[0].forward = lambda x: x
+    found = [o.reason for o in opswap.explain(model, image()).outcomes]
+    assert any("forward was replaced" in reason for reason in found), found
+    assert not any("hooks on" in reason for reason in found), found
+
+
+@pytest.mark.parametrize("make", [lambda: nn.BatchNorm2d(12), lambda: nn.MaxPool2d(2), lambda: Pool(2)])
+def test_why_a_layer_declines(make: Callable[[], nn.Module]) -> None:
+    model = opswap.swap(make(), rules=DEFAULT, strict=True).to("meta")
+    (found,) = opswap.explain(model, image().to("meta")).outcomes
+    assert (found.result, found.reason) == ("original", "no kernel for meta")
+
+
+def test_why_a_layer_of_another_class_declines() -> None:
+    class Other(nn.BatchNorm2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return input
+
+    model = opswap.swap(nn.BatchNorm2d(12), rules=DEFAULT, strict=True)
+    model.__class__ = Other
+    (found,) = opswap.explain(model, image()).outcomes
+    assert (found.result, found.reason) == ("original", "its class is now Other, was BatchNorm2d")
+
+
+def test_a_removed_forward_is_put_on_by_the_next_swap() -> None:
+    model, x = conv(), image()
+    rules = opswap.report(model)
+    del model.forward
+    ran()  # forget the calls of other tests
+    model(x)
+    assert not ran()
+    found = opswap.explain(model, x).outcomes
+    assert not ran() and [o.result for o in found] == ["original"] and "removed" in found[0].reason
+    opswap.swap(model, rules=[CONV])
+    model(x)
+    assert ran() and opswap.report(model) == rules
+
+
+class Guarded(nn.Module):
+    """Asks for a size that its child decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.norm, self.act = nn.MaxPool2d(2), nn.BatchNorm2d(12), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(x)
+        return self.act(self.norm(x)) if x.shape[2] > 2 else x
+
+
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"]
+)
+def test_answers_about_sizes_are_as_good_for_copies(how: Callable[[nn.Module], nn.Module]) -> None:
+    model, x = opswap.swap(Guarded(), rules=DEFAULT, strict=True), image()
+    model(x)
+    known = len(model._opswap_record.known)
+    assert known
+    twin = how(model)
+    torch.testing.assert_close(twin(x), model(x))
+    assert len(twin._opswap_record.known) == known
+
+
+def test_generated_code_is_read_in_several_threads() -> None:
+    """CPython up to 3.12 raises SystemError where the collector lets two threads into ast.parse."""
+    model = opswap.swap(nn.Sequential(*(pair() for _ in range(8))), rules=DEFAULT, strict=True)
+    code = max((m.opswap_code for m in model.modules() if hasattr(m, "opswap_code")), key=len)
+    errors: list[BaseException] = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            time.sleep(0)  # lets another thread run
+
+    def work() -> None:
+        try:
+            for _ in range(30):
+                made = [Cycle() for _ in range(3)]
+                del made
+                site_names(code)
+        except BaseException as error:
+            errors.append(error)
+
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(100)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*threshold)
+    assert not errors, errors[0]

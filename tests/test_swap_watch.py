@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: MIT
+"""What a capture watches: answers about sizes, copies and files of a model, compilers, profilers, memory."""
+
+from __future__ import annotations
+
+import copy
+import cProfile
+import gc
+import io
+import linecache
+import pickle
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from opswap.swap import outside
+from spellings import by_size
+from swapping import images, same, swapped
+
+GROUPS = 2
+SHIFT = {"by": [1, 2]}
+act = lambda x: by_size(x, GROUPS)  # noqa: E731 (as people write it)
+
+
+def helper(x: Tensor) -> Tensor:
+    return by_size(x, GROUPS)
+
+
+class Config:
+    groups = 2
+
+
+class ReadsGlobals(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(12, 12, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = act(helper(self.conv(x)))
+        return by_size(x, Config.groups) + SHIFT["by"][0]
+
+
+class BySize(nn.Module):
+    """Decides by the size of what a convolution returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(12, 12, 3, padding=1)
+        self.seq = nn.Sequential(nn.Conv2d(12, 12, 1), nn.AvgPool2d(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.seq(self.conv(x))
+        return by_size(y, 2) if y.shape[2] > 4 else by_size(y, 3)
+
+
+def originals(model: nn.Module, x: Tensor) -> int:
+    opswap.reset_stats()
+    model(x)
+    return sum(opswap.stats()["original"].values())
+
+
+# --- answers about sizes ---
+
+
+def _weight(m: BySize) -> None:
+    m.conv.weight = nn.Parameter(torch.ones(12, 12, 5, 5) / 300)
+
+
+CHANGES: dict[str, Callable[[BySize], object]] = {
+    "stride": lambda m: setattr(m.conv, "stride", (2, 2)),
+    "padding": lambda m: setattr(m.conv, "padding", (0, 0)),
+    "dilation": lambda m: setattr(m.conv, "dilation", (3, 3)),
+    "weight": _weight,
+    "pool further down": lambda m: setattr(m.seq[1], "kernel_size", 2) or setattr(m.seq[1], "stride", 2),
+    "child of a child": lambda m: m.seq.append(nn.MaxPool2d(2)),
+    "child": lambda m: setattr(m, "conv", nn.Conv2d(12, 12, 3, stride=2, padding=1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_sizes_are_asked_again_when_a_child_changes(change: Callable[[BySize], object]) -> None:
+    stock = BySize()
+    model = swapped(stock)
+    for height in (8, 6):
+        same(model, stock, images(2, 12, height, 8))
+    for m in (model, stock):
+        torch.manual_seed(0)
+        change(m)
+    for height in (8, 6):
+        same(model, stock, images(2, 12, height, 8))
+
+
+def test_answers_about_sizes_are_bounded() -> None:
+    model = swapped(BySize())
+    for height in range(3, 103):
+        model(images(1, 12, height, 4))
+    known = model._opswap_record.known
+    assert 0 < len(known) <= 64
+    gc.collect()
+    before = sum(isinstance(o, nn.Conv2d) for o in gc.get_objects())
+    for height in range(110, 150):
+        model(images(1, 12, height, 4))
+    gc.collect()
+    assert sum(isinstance(o, nn.Conv2d) for o in gc.get_objects()) == before
+    assert len(known) <= 64
+
+
+def test_generated_sources_go_with_their_class() -> None:
+    gc.collect()
+    before = {k for k in linecache.cache if k.startswith("<opswap")}
+    model = swapped(ReadsGlobals())
+    assert {k for k in linecache.cache if k.startswith("<opswap")} - before
+    del model
+    gc.collect()
+    assert not {k for k in linecache.cache if k.startswith("<opswap")} - before
+
+
+# --- copies and files ---
+
+
+def test_copies_watch_the_same_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = ReadsGlobals()
+    model = copy.deepcopy(swapped(stock))
+    assert originals(model, images()) == 0
+    monkeypatch.setattr(Config, "groups", 3)
+    assert originals(model, images()) == 1
+    same(model, stock)
+
+
+def test_files_watch_the_same_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = ReadsGlobals()
+    file = io.BytesIO()
+    torch.save(swapped(stock), file)
+    model = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    assert originals(model, images()) == 0
+    monkeypatch.setitem(SHIFT, "by", [5, 2])
+    same(model, stock)
+    assert originals(model, images()) == 1
+    other = torch.load(io.BytesIO(file.getvalue()), weights_only=False)  # where the value is another
+    same(other, stock)
+    assert originals(other, images()) == 1
+
+
+@pytest.mark.parametrize("name", ["GROUPS", "helper", "act", "Config"])
+def test_files_of_another_version_of_the_code(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    class Other:
+        groups = 3
+
+    values = {"GROUPS": 3, "helper": lambda x: by_size(x, 6), "act": lambda x: x * 2, "Config": Other}
+    stock = ReadsGlobals()
+    data = pickle.dumps(swapped(stock))
+    monkeypatch.setattr(sys.modules[__name__], name, values[name])
+    model = pickle.loads(data)
+    same(model, stock)
+    assert originals(model, images()) == 1
+
+
+def test_a_file_without_the_module_of_a_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = ReadsGlobals()
+    model = swapped(stock)
+    monkeypatch.delattr(sys.modules[__name__], "act")
+    data = pickle.dumps(model)
+    monkeypatch.undo()
+    loaded = pickle.loads(data)
+    same(loaded, stock)
+
+
+def test_what_is_lost_never_stands() -> None:
+    assert outside.stands(outside.Outside())
+    assert not outside.stands(outside.Outside(lost=True))
+
+
+# --- compilers ---
+
+
+@pytest.mark.parametrize("name", ["GROUPS", "helper", "Config"])
+def test_compiled_code_watches_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    values = {"GROUPS": 3, "helper": lambda x: by_size(x, 6), "Config": type("Other", (), {"groups": 3})}
+    stock = ReadsGlobals()
+    model = swapped(stock)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    x = images()
+    assert torch.equal(compiled(x), stock(x))
+    monkeypatch.setattr(sys.modules[__name__], name, values[name])
+    assert torch.equal(compiled(x), stock(x))
+
+
+def test_compiles_in_one_graph_and_exports() -> None:
+    model = swapped(ReadsGlobals()).eval()
+    torch._dynamo.reset()
+    x = images()
+    opswap.reset_stats()
+    y = torch.compile(model, fullgraph=True, backend="eager")(x)
+    assert torch.equal(y, model(x)) and not opswap.stats()["original"]
+    for strict in (True, False):
+        assert torch.equal(torch.export.export(model, (x,), strict=strict).module()(x), y)
+
+
+# --- profilers ---
+
+
+def test_a_profile_function_stays() -> None:
+    calls: list[str] = []
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        calls.append(event)
+
+    sys.setprofile(profile)
+    try:
+        swapped(ReadsGlobals())
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(None)
+    assert calls
+
+
+def test_a_profiler_goes_on() -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        model = swapped(ReadsGlobals())
+        same(model, copy.deepcopy(opswap.unswap(copy.deepcopy(model))))
+    finally:
+        profiler.disable()
+    assert any(name == "outputs_and_gradients" for _, _, name in (e[0:3] for e in _entries(profiler)))
+
+
+def _entries(profiler: cProfile.Profile) -> list[tuple[str, int, str]]:
+    profiler.create_stats()
+    return list(profiler.stats)
+
+
+def test_the_collector_goes_on() -> None:
+    assert gc.isenabled()
+    swapped(ReadsGlobals())
+    assert gc.isenabled() and sys.getprofile() is None

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""torch without one of the private names that opswap uses: each is hidden in turn, and results stay torch's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import opswap
+from opswap import _torch
+
+# Hidden before opswap is imported; then every family, a swapped model's step, and what watches over operators.
+CODE = """
+import sys, importlib
+import torch, torch._dynamo
+
+hidden = []
+
+def hide(path):
+    module, name = path.rsplit(".", 1)
+    try:
+        owner = importlib.import_module(module)
+    except ImportError:
+        outer, kind = module.rsplit(".", 1)
+        owner = getattr(importlib.import_module(outer), kind)
+    hidden.append((owner, name, getattr(owner, name)))
+    delattr(owner, name)
+
+def dlpack():
+    import ctypes
+    # A type of torch's own extension: its dictionary is writable only from C.
+    get = ctypes.pythonapi.PyObject_GenericGetDict
+    get.restype, get.argtypes = ctypes.py_object, [ctypes.py_object]
+    for kind in (torch.Tensor, torch._C.TensorBase, torch.nn.Parameter):
+        if "__dlpack_c_exchange_api__" in vars(kind):
+            try:
+                delattr(kind, "__dlpack_c_exchange_api__")
+            except TypeError:
+                mapping = ctypes.cast(id(vars(kind)) + 16, ctypes.POINTER(ctypes.py_object)).contents.value
+                del mapping["__dlpack_c_exchange_api__"]
+                ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+    assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+for path in sys.argv[1:]:
+    dlpack() if path == "dlpack" else hide(path)
+
+import opswap
+F, N = opswap.functional, torch.nn.functional
+torch.manual_seed(0)
+opswap._core.plain_eager()  # opswap has looked: torch itself, which uses most of the names, gets them back
+for owner, name, value in hidden:
+    if name not in ("_current_level", "_is_any_autocast_enabled"):  # looked up later
+        setattr(owner, name, value)
+
+def same(ours, theirs, exact=True):
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-4, atol=1e-4), (a - b).abs().max()
+
+def results(function, *inputs):
+    inputs = [t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in inputs]
+    plain = function(*(t.detach() for t in inputs))
+    output = function(*inputs)
+    output.square().sum().backward()
+    return plain, output, *(t.grad for t in inputs)
+
+last = dict(memory_format=torch.channels_last)
+x, y = torch.randn(2, 16, 12, 12).to(**last), torch.randn(2, 16, 12, 12)
+for t in (x, y):
+    for _ in range(2):  # what is looked up once answers the second call as the first
+        same(results(lambda a: F.max_pool2d(a, 3, 2, 1), t), results(lambda a: N.max_pool2d(a, 3, 2, 1), t))
+        same(results(lambda a: F.adaptive_max_pool2d(a, 3), t), results(lambda a: N.adaptive_max_pool2d(a, 3), t))
+        same(results(lambda a: F.channel_shuffle(a, 4), t), results(lambda a: N.channel_shuffle(a, 4), t))
+        same(results(lambda a: F.batch_norm(a, None, None, training=True), t),
+             results(lambda a: N.batch_norm(a, None, None, training=True), t), exact=False)
+    volume = t.unsqueeze(0)
+    same(results(lambda a: F.avg_pool3d(a, 2), volume), results(lambda a: N.avg_pool3d(a, 2), volume), exact=False)
+rows, weight = torch.randn(8, 3, 20), torch.randn(3, 6, 20)
+same(results(F.grouped_linear, rows, weight),
+     results(lambda a, w: torch.einsum("ngi,goi->ngo", a, w).reshape(8, 3, 6), rows, weight), exact=False)
+big = torch.randn(4096)
+torch.manual_seed(1); ours = F.dropout(big, 0.4)
+torch.manual_seed(1); same((ours,), (N.dropout(big, 0.4),))
+
+# What must not be read past the dispatcher: transforms, modes, forward-mode AD, autocast, another subclass.
+def loss(function):
+    return lambda a: function(a, 3, 2, 1).square().sum()
+same((torch.func.grad(loss(F.max_pool2d))(x),), (torch.func.grad(loss(N.max_pool2d))(x),))
+same((torch.func.vmap(lambda a: F.max_pool2d(a, 2))(volume.expand(3, -1, -1, -1, -1)),),
+     (torch.func.vmap(lambda a: N.max_pool2d(a, 2))(volume.expand(3, -1, -1, -1, -1)),))
+with torch.autocast("cpu", torch.bfloat16):
+    same((F.max_pool2d(x, 2),), (N.max_pool2d(x, 2),))
+import torch.autograd.forward_ad as forward_ad
+if hasattr(forward_ad, "_current_level"):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(y, y)
+        same(forward_ad.unpack_dual(F.max_pool2d(dual, 2)), forward_ad.unpack_dual(N.max_pool2d(dual, 2)))
+
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 16, 3, 2, 1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.ChannelShuffle(4),
+    torch.nn.MaxPool2d(3, 2, 1), torch.nn.Conv2d(16, 16, 3, 1, 1, groups=16), torch.nn.BatchNorm2d(16),
+    torch.nn.Conv2d(16, 32, 1), torch.nn.AdaptiveMaxPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 4)).to(**last)
+import copy
+swapped = opswap.swap(copy.deepcopy(model))
+image = torch.randn(4, 3, 32, 32).to(**last)
+for m in (model, swapped):
+    m(image).square().sum().backward()
+same((p.grad for p in swapped.parameters()), (p.grad for p in model.parameters()), exact=False)
+same((b.float() for b in swapped.buffers()), (b.float() for b in model.buffers()), exact=False)
+print("well", sum(opswap.stats()["kernel"].values()))
+"""
+
+NAMES = [
+    "dlpack",
+    "torch._C._are_functorch_transforms_active",
+    "torch._C._len_torch_dispatch_stack",
+    "torch._C._len_torch_function_stack",
+    "torch._C._get_tracing_state",
+    "torch._C._is_any_autocast_enabled",
+    "torch.nn.modules.module._has_any_global_hook",
+    "torch._C._functorch.is_gradtrackingtensor",
+    "torch._C._functorch.is_functorch_wrapped_tensor",
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
+    "torch._subclasses.fake_tensor.FakeCopyMode",
+    "torch.utils._pytree.tree_leaves",
+    "torch.autograd.forward_ad._current_level",
+]
+
+
+def run(*names: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-X", "faulthandler", "-c", CODE, *names]
+    return subprocess.run(
+        command, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_torch_without_this_name(name: str) -> None:
+    done = run(name)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"^well \d+$", done.stdout, re.M)
+
+
+def test_no_other_module_uses_private_names() -> None:
+    """Every private name of torch is in _torch.py, or in csrc/binding/torch_names.c."""
+    root = Path(opswap.__file__).parent
+    private = re.compile(r"torch\.(utils\.|nn\.modules\.\w+\.|autograd\.|jit\.|fx\.)?_[A-Za-z]\w*|_C\._\w+")
+    own = re.compile(r"torch\.__|opswap\._torch")
+    found = [
+        f"{path.relative_to(root)}:{number}: {line.strip()}"
+        for path in sorted(root.rglob("*.py"))
+        if path.name != "_torch.py"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if private.search(own.sub("", line)) and not line.lstrip().startswith("#")
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "version, warns", [("2.10.0", False), ("2.13.0+cpu", False), ("2.14.0", True), ("3.0a0", True)]
+)
+def test_a_newer_torch_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, version: str, warns: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    _torch.warn_of_version()
+    messages = [str(w.message) for w in recwarn if w.category is RuntimeWarning]
+    assert len(messages) == warns and all(version in m and "2.10 to 2.13" in m for m in messages)
+
+
+def test_fallback_trees() -> None:
+    tree = {"a": [1, (2, 3)], "b": {"c": 4}}
+    assert _torch._leaves(tree) == _torch.tree_leaves(tree) == [1, 2, 3, 4]
+    assert _torch._map(str, tree) == _torch.tree_map(str, tree) == {"a": ["1", ("2", "3")], "b": {"c": "4"}}
+
+
+def test_a_backend_that_torch_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_torch, "_find", lambda module, name: None)
+    with pytest.raises(ValueError, match="'inductor'"):
+        _torch.lookup_backend("inductor")
