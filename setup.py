@@ -26,6 +26,8 @@ class ParallelBuild(build_ext):
     def finalize_options(self):
         super().finalize_options()
         self.test_tiers = os.environ.get("OPSWAP_TEST_TIERS", "1" if self.inplace else "0") == "1"
+
+    def build_extensions(self):
         for extension in self.extensions:
             if self.test_tiers:
                 extension.define_macros.append(("OSW_TEST_TIERS", "1"))
@@ -33,8 +35,6 @@ class ParallelBuild(build_ext):
                 extension.sources = [
                     source for source in extension.sources if not source.endswith("_portable.c")
                 ]
-
-    def build_extensions(self):
         compile_all, compile_one = self.compiler.compile, self.compiler._compile
 
         def compile_in_parallel(*args, **kwargs):

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import pickle
+import signal
 import threading
 
 import pytest
@@ -239,6 +241,28 @@ def test_two_threads_draw_each_number_once() -> None:
     torch.manual_seed(10)
     alone = [int(T.dropout(torch.ones(5000)).count_nonzero()) for _ in range(40)]
     assert sorted(counts) == sorted(alone) and torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_draws_although_a_thread_was_drawing() -> None:
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with module._drawing:
+            held.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        F.dropout(torch.ones(5000))
+        os._exit(0)
+    release.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_draw_of_another_thread_is_not_lost() -> None:

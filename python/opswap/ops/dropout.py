@@ -10,6 +10,8 @@ Source: Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks fro
 
 from __future__ import annotations
 
+import os
+import threading
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +31,18 @@ __all__ = ["draws_alike", "dropout"]
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Elements below which torch's own call is as fast.
 _FEWEST = 1024
+# torch lets other threads run while it reads or writes a generator's state. A finalizer may draw within a draw: RLock.
+_drawing = threading.RLock()
+
+
+def _fresh_lock() -> None:
+    """In a forked child: the thread that held the lock is not there to release it."""
+    global _drawing
+    _drawing = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fresh_lock)
 
 
 @lru_cache(maxsize=1)
@@ -59,7 +73,8 @@ def _draws_alike() -> bool:
 def _draw(generator: torch.Generator, keep: float, count: int) -> Tensor:
     """(count + 7) // 8 bytes: the bits of `count` elements in the order of memory, the first one lowest."""
     mask = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
-    _core.draw_mask(generator, keep, count, mask)
+    with _drawing:
+        _core.draw_mask(generator, keep, count, mask)
     return mask
 
 
