@@ -61,6 +61,20 @@ def test_training_goes_on(name: str, sizes: tuple[int, ...]) -> None:
         assert torch.allclose(a.weight, b.weight, atol=1e-5) and torch.allclose(a.bias, b.bias, atol=1e-5)
 
 
+def test_a_module_list_is_a_list() -> None:
+    linears = nn.ModuleList(nn.Linear(3, 2) for _ in range(2))
+    optimizer = torch.optim.SGD(linears.parameters(), lr=0.1, momentum=0.9)
+    sum(m(torch.randn(4, 3)).sum() for m in linears).backward()
+    optimizer.step()
+    momentum = torch.cat([optimizer.state[m.weight]["momentum_buffer"] for m in linears])
+    layer = GroupedLinear.from_linears(linears)
+    move_optimizer_state(optimizer, linears, layer)
+    assert torch.equal(optimizer.state[layer.weight]["momentum_buffer"].flatten(0, 1), momentum)
+    back = nn.ModuleList(layer.to_linears())
+    move_optimizer_state(optimizer, layer, back)
+    assert torch.equal(torch.cat([optimizer.state[m.weight]["momentum_buffer"] for m in back]), momentum)
+
+
 def test_optimizer_state_that_cannot_be_joined() -> None:
     linears = [nn.Linear(3, 2) for _ in range(2)]
     layer = GroupedLinear.from_linears(linears)

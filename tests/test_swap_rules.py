@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import opswap
 from nearness import assert_model_as_near
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(opswap.__file__).parent / "swap/README.md"
 
 
 @pytest.fixture

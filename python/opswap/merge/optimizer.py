@@ -57,7 +57,7 @@ def move_optimizer_state(optimizer: Optimizer, source: Modules, target: Modules)
     Args:
         optimizer: any whose state and step are elementwise (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adadelta,
             Adagrad, RMSprop, Rprop, ASGD, foreach, fused and capturable ones too); changed in place.
-        source: a module or a list of modules, such as Linears; parameters of one name belong together.
+        source: a module or a list (or ModuleList) of modules, such as Linears; parameters of one name belong together.
         target: what `branches` made of the source's modules, or the other way round; or as source, with the same
             parameter names, such as GroupedLinear.from_linears(source), where for every name its parameters one
             after another have the elements of the source's, in the same order.
@@ -85,6 +85,8 @@ def _moves(source: Modules, target: Modules) -> Iterator[_Move]:
         yield from (_Move(m.new, m.old, m.new_name, m.old_name) for m in _moves_of(source, target))
     else:
         old, new = _by_name(source), _by_name(target)
+        if list(old) != list(new):
+            old, new = (_by_name(list(m) if isinstance(m, nn.ModuleList) else m) for m in (source, target))
         if list(old) != list(new):
             raise ValueError(f"{_NAME}: source has the parameters {list(old)}, target has {list(new)}")
         yield from (_Move(old[name], new[name], name, name) for name in old)
