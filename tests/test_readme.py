@@ -15,9 +15,9 @@ from opswap.cli import main
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(opswap.__file__).parent
-READMES = {f"python/opswap/{path.parent.name}/README.md": path for path in sorted(PACKAGE.glob("*/README.md"))} | {
-    name: ROOT / name for name in ("README.md", "csrc/README.md", "benchmarks/README.md")
-}
+READMES = {
+    f"python/opswap/{path.parent.name}/README.md": path for path in sorted(PACKAGE.glob("*/README.md"))
+} | {name: ROOT / name for name in ("README.md", "csrc/README.md", "benchmarks/README.md")}
 
 pytestmark = pytest.mark.once
 
@@ -35,7 +35,9 @@ def python_blocks(text: str) -> list[str]:
 
 
 def test_every_folder_that_users_read_has_one() -> None:
-    assert {"demo", "layout", "merge", "ops", "shapes", "swap"} <= {Path(name).parent.name for name in READMES}
+    assert {"demo", "layout", "merge", "ops", "shapes", "swap"} <= {
+        Path(name).parent.name for name in READMES
+    }
 
 
 @pytest.mark.parametrize("name", [name for name, path in READMES.items() if "```python" in path.read_text()])
