@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -94,8 +95,17 @@ def seed(request: pytest.FixtureRequest) -> int:
     value = _seed(request.node.nodeid)
     print(f"seed {value} (OPSWAP_TEST_SEED={SEED!r}), {torch.get_num_threads()} threads")
     random.seed(value)
+    np.random.seed(value)
     torch.manual_seed(value)
     return value
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this machine's user has measured and kept is not read, in the processes that tests start neither."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -25,6 +27,12 @@ WIDTH_DTYPES = {
     64: torch.float64,
     128: torch.complex128,
 }
+# The same examples in every run of a seed, however busy the machine is.
+HYPOTHESIS = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}
+SEED = os.environ.get("OPSWAP_TEST_SEED", "")
 SPATIAL = {2: (), 3: (5,), 4: (3, 4), 5: (2, 3, 2)}
 
 
@@ -44,7 +52,8 @@ def pair(channels: int = 6, **options: object) -> tuple[Tensor, Tensor]:
 # --- the way around torch's dispatcher ---------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@hypothesis_seed(SEED)
+@settings(max_examples=300, **HYPOTHESIS)
 @given(data=st.data())
 def test_described_calls_are_what_python_works_out(data: st.DataObject) -> None:
     """Sizes and memory format that the extension tells of any strided tensors are torch's own."""
@@ -148,7 +157,8 @@ def test_bytes_around_the_outputs_stay(dtype: torch.dtype, last: bool, tier: str
             assert same_bits(room, want)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_seed(SEED)
+@settings(max_examples=150, **HYPOTHESIS)
 @given(data=st.data())
 def test_any_cut_of_any_shuffle(data: st.DataObject) -> None:
     groups = data.draw(st.integers(1, 12), "groups")

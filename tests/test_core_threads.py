@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+import opswap
 from surviving import survive
 
 
@@ -54,7 +55,7 @@ assert sum(_core.norm_variants().values()) - before == 3 * 40 * 2 * 3, sum(_core
     @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="sanitizers make frames larger")
     def test_small_stacks(self) -> None:
         """Every kernel fits a thread of 192 KiB, in which the interpreter's own calls lie too."""
-        survive(
+        out = survive(
             """
 torch.set_num_threads(1)
 
@@ -96,3 +97,4 @@ for tier in opswap.isa.available():
         thread.join()
 """
         )
+        assert out.split() == ["done"] * len(opswap.isa.available())

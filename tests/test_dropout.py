@@ -257,9 +257,13 @@ def test_a_forked_child_draws_although_a_thread_was_drawing() -> None:
     held.wait()
     child = os.fork()
     if child == 0:
-        signal.alarm(60)
-        F.dropout(torch.ones(5000))
-        os._exit(0)
+        status = 1
+        try:
+            signal.alarm(300)
+            F.dropout(torch.ones(5000))
+            status = 0
+        finally:
+            os._exit(status)
     release.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
@@ -296,23 +300,40 @@ def test_a_draw_of_another_thread_is_not_lost() -> None:
         assert torch.equal(shared.generator.get_state(), expected.get_state())
 
 
-def test_a_thread_inside_torch_keeps_its_numbers() -> None:
-    """One thread draws inside torch, without the interpreter's lock, the other masks: no number comes twice."""
-    torch.manual_seed(11)
-    firsts: list[float] = []
-    stop = threading.Event()
+@pytest.mark.parametrize("count", [2_000, 70_000])  # the large draw lets go of the interpreter's lock
+def test_a_thread_inside_torch_keeps_its_numbers(count: int) -> None:
+    """Another thread draws inside torch, without the interpreter's lock, while the kernel works."""
+    numbers: list[Tensor] = []
 
-    def draw() -> None:
-        while not stop.is_set():
-            firsts.append(float(torch.rand(40_000, dtype=torch.float64)[0]))
+    class Meanwhile:
+        """A generator from which another thread draws between the two readings of its state."""
 
-    thread = threading.Thread(target=draw)
-    thread.start()
-    for _ in range(40):
-        F.dropout(torch.ones(70_000), 0.5)
-    stop.set()
-    thread.join()
-    assert len(set(firsts)) == len(firsts)
+        def __init__(self) -> None:
+            self.generator, self.asked = torch.Generator().manual_seed(11), 0
+
+        def draw(self) -> None:
+            numbers.append(torch.rand(40_000, dtype=torch.float64, generator=self.generator))
+
+        def get_state(self) -> Tensor:
+            self.asked += 1
+            state = before = self.generator.get_state()
+            if self.asked == 2:
+                thread = threading.Thread(target=self.draw)
+                thread.start()
+                while torch.equal(state, before):  # waits in get_state() for a draw that has begun
+                    state = self.generator.get_state()
+                thread.join()
+            return state
+
+        def set_state(self, state: Tensor) -> None:
+            self.generator.set_state(state)
+
+    shared, mask = Meanwhile(), torch.empty(count // 8, dtype=torch.uint8)
+    _core.draw_mask(shared, 0.5, count, mask)
+    expected, alone = torch.Generator().manual_seed(11), torch.empty_like(mask)
+    assert torch.equal(numbers[0], torch.rand(40_000, dtype=torch.float64, generator=expected))
+    _core.draw_mask(expected, 0.5, count, alone)
+    assert torch.equal(mask, alone) and torch.equal(shared.generator.get_state(), expected.get_state())
 
 
 class TestExtension:

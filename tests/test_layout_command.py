@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,8 @@ if options.end == "interrupt":
     raise KeyboardInterrupt
 if options.end == "wait":
     import time
-    time.sleep(60)
+    print("waiting", flush=True)
+    time.sleep(600)
 if options.end:
     sys.exit(int(options.end) if options.end.isdecimal() else options.end)
 """
@@ -164,11 +164,13 @@ def test_ctrl_c(folder: Path) -> None:
     command = [sys.executable, "-m", "opswap", "layout", *SCRIPT, "--end", "wait"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    while "epoch 0" not in process.stdout.readline():
-        pass
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        lines = iter(process.stdout.readline, "")
+        assert any("waiting" in line for line in lines), "the script has ended"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
     assert process.returncode == 130 and "aten._softmax" in out and "Traceback" not in err
 
 

@@ -130,19 +130,23 @@ def test_a_report_can_be_read_inside() -> None:
 
 def test_other_threads_are_not_watched_and_said_to_be_so() -> None:
     model, x = lossy()
-    go, stop = threading.Event(), threading.Event()
+    ran, stop = threading.Event(), threading.Event()
 
     def work() -> None:
-        go.wait(10)
-        model(x)
-        stop.wait(10)
+        try:
+            model(x)
+        finally:
+            ran.set()
+        stop.wait()
 
-    with check(model) as report:
-        thread = threading.Thread(target=work, name="loader")
-        thread.start()
-        go.set()
-        model(x)
-    stop.set()
+    thread = threading.Thread(target=work, name="loader")
+    try:
+        with check(model) as report:
+            thread.start()
+            ran.wait()
+            model(x)
+    finally:
+        stop.set()
     thread.join()
     assert only(report, "lost").count == 1
     assert any("loader" in note and "not watched" in note for note in report.notes)
@@ -151,7 +155,7 @@ def test_other_threads_are_not_watched_and_said_to_be_so() -> None:
 def test_each_thread_has_its_own_context() -> None:
     model, x = lossy()
     counts: list[int] = []
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=300)
 
     def work(times: int) -> None:
         with check(model) as report:

@@ -117,12 +117,14 @@ def test_the_result_does_not_depend_on_threads(tier: str, shape: tuple[Any, ...]
     dy = torch.randn(shape[0], *bias.shape).to(dtype)
     results = []
     threads = torch.get_num_threads()
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        output = _core.grouped_linear(x, weight, bias, sections_of(shape), True)
-        made = _core.grouped_linear_backward(dy, x, weight, sections_of(shape), True, True, True)
-        results.append((output, *made))
-    torch.set_num_threads(threads)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            output = _core.grouped_linear(x, weight, bias, sections_of(shape), True)
+            made = _core.grouped_linear_backward(dy, x, weight, sections_of(shape), True, True, True)
+            results.append((output, *made))
+    finally:
+        torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 

@@ -129,10 +129,15 @@ class TestDenormalParameters:
 
 
 # In a process of its own: in the heap of a long test run, a hole that is large enough may serve either way.
+# Without huge pages, of which the kernel gives as many as it has: one fault for 512 pages or for one.
 _COUNT_PAGE_FAULTS = """
+import ctypes
 from pathlib import Path
 import torch
 from opswap import memory
+
+PR_SET_THP_DISABLE = 41
+ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 def faults():
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[7])

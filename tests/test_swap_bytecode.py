@@ -148,7 +148,7 @@ def _runs(path: str, version: str) -> bool:
     command = [path, "-c", "import sys; print('.'.join(map(str, sys.version_info[:2])))"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return False
     return done.stdout.strip() == version
 

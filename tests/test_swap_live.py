@@ -66,12 +66,15 @@ def state(model: nn.Module) -> list[object]:
 
 @contextlib.contextmanager
 def repeated_elsewhere(step: Callable[[], None]) -> Iterator[None]:
-    """Call `step` again and again in another thread."""
-    done = threading.Event()
+    """Call `step` again and again in another thread; an error there is raised here."""
+    done, errors = threading.Event(), []
 
     def repeat() -> None:
-        while not done.is_set():
-            step()
+        try:
+            while not done.is_set():
+                step()
+        except BaseException as error:
+            errors.append(error)
 
     thread = threading.Thread(target=repeat)
     thread.start()
@@ -80,6 +83,8 @@ def repeated_elsewhere(step: Callable[[], None]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+    if errors:
+        raise errors[0]
 
 
 @every_analysis

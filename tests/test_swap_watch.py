@@ -94,18 +94,22 @@ def test_sizes_are_asked_again_when_a_child_changes(change: Callable[[BySize], o
         same(model, stock, images(2, 12, height, 8))
 
 
+def convolutions() -> int:
+    """How many are alive. isinstance would ask dead proxies of other tests, which raise."""
+    gc.collect()
+    return sum(issubclass(type(o), nn.Conv2d) for o in gc.get_objects())
+
+
 def test_answers_about_sizes_are_bounded() -> None:
     model = swapped(BySize())
     for height in range(3, 103):
         model(images(1, 12, height, 4))
     known = model._opswap_record.known
     assert 0 < len(known) <= 64
-    gc.collect()
-    before = sum(isinstance(o, nn.Conv2d) for o in gc.get_objects())
+    before = convolutions()
     for height in range(110, 150):
         model(images(1, 12, height, 4))
-    gc.collect()
-    assert sum(isinstance(o, nn.Conv2d) for o in gc.get_objects()) == before
+    assert convolutions() <= before  # another test may have left some that are freed here
     assert len(known) <= 64
 
 

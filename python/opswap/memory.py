@@ -43,7 +43,7 @@ def flush_denormals(enabled: bool = True) -> None:
     Raises: RuntimeError where the processor has no such switch, or a thread of the pool did not answer.
     Source: Intel SDM volume 1, section 10.2.3 (MXCSR: FTZ, DAZ); Arm ARM, FPCR.FZ.
     """
-    reached, threads = _core.memory_flush(bool(enabled)), _core.threads()
+    reached, threads = _core.memory_flush(bool(enabled)), max(_core.threads(), torch.get_num_threads())
     if not reached:
         raise RuntimeError("flush_denormals: this processor has no switch for denormal numbers")
     if reached < threads:
