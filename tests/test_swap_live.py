@@ -22,6 +22,7 @@ from torch.nn.modules import module as torch_module
 
 import opswap
 from opswap.swap.shell import Shell
+from opswap.swap.tracer import Tracer
 from spellings import Split, Wrapped, by_size
 from swapping import images, same
 
@@ -223,6 +224,46 @@ def test_no_generator_is_advanced(
     before = model[0].state()
     analyse(model)
     assert before == model[0].state()
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+@pytest.mark.parametrize("draw", [lambda: torch.rand(3), lambda: torch.zeros(3).normal_(), random.random])
+def test_a_draw_while_a_forward_is_traced(
+    draw: Callable[[], object], elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of another thread stays drawn, and refuses nothing; that of the trace is undone, and refuses it."""
+    traces: list[int] = []
+    trace = Tracer.trace
+
+    def trace_and_draw(tracer: Tracer, root: nn.Module) -> object:
+        if not elsewhere:
+            draw()
+        elif not traces:
+            other = threading.Thread(target=draw)
+            other.start()
+            other.join()
+        traces.append(1)
+        return trace(tracer, root)
+
+    monkeypatch.setattr(Tracer, "trace", trace_and_draw)
+    model, states = Split(), [random.getstate(), torch.get_rng_state()]
+    if elsewhere:
+        draw()
+        after = [random.getstate(), torch.get_rng_state()]
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        states = after
+    alive = threading.Event()
+    third = threading.Thread(target=alive.wait)
+    third.start()
+    try:
+        report = opswap.scan(model, exact=True)
+    finally:
+        alive.set()
+        third.join()
+    assert traces and random.getstate() == states[0] and torch.equal(torch.get_rng_state(), states[1])
+    assert bool(report.swapped) == elsewhere
+    assert elsewhere or "draws random numbers" in report.kept[0].reason
 
 
 class Writes(nn.Module):

@@ -10,15 +10,18 @@ from __future__ import annotations
 import operator
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from opswap._torch import DispatchMode
+
 from . import einops_backend
+from .concrete import Draws
 from .facts import ancestors, copy_with_inputs, drop_unused_facts, is_entry, without_joins
 from .follow import Follower
 from .match import joined_parts
@@ -31,6 +34,7 @@ __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
 _TRACING = threading.RLock()  # a trace patches torch.nn.Module for all threads
 _PATHS = 4  # captured of one forward in one mode
+_TRACES = 3  # to find one in which no other thread draws
 _TRIES = 24  # traces to find the first of them
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -178,11 +182,43 @@ class _Explorer:
         raise CaptureError(f"{type(error).__name__}: {lines[0]}") from error
 
     def _trace(self, script: Sequence[bool | int]) -> _Trace:
+        """One trace. What a forward draws from the random generators is undone and refused."""
+        before = random.getstate(), torch.get_rng_state()
+        trace = self._run(script)
+        after = random.getstate(), torch.get_rng_state()
+        if before[0] == after[0] and torch.equal(before[1], after[1]):
+            return trace
+        if threading.active_count() > 1 and not self._draws(script):
+            return trace  # another thread drew
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+        error = trace.error or CaptureError("forward draws random numbers while it is traced")
+        return replace(trace, error=error)
+
+    def _draws(self, script: Sequence[bool | int]) -> bool:
+        """True if the forward itself draws, or may do so.
+
+        Operators of torch are heard in this thread alone. Python's generator does not show who drew, so that
+        a forward must leave it alone in one of several traces.
+        """
+        if not hasattr(DispatchMode, "__torch_dispatch__"):
+            return True
+        draws = Draws()
+        for _ in range(_TRACES):
+            before = random.getstate()
+            self._run(script, draws)
+            if draws.seen or random.getstate() == before:
+                return draws.seen
+        return True
+
+    def _run(self, script: Sequence[bool | int], draws: Draws | None = None) -> _Trace:
         tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
         follower = tracer.follower = Follower(self.root, self.opened, tracer.refuse)
+        if draws is not None:
+            draws.tracer = tracer
         error: BaseException | None = None
         try:
-            with torch.set_grad_enabled(torch.is_grad_enabled()), _undrawn():
+            with torch.set_grad_enabled(torch.is_grad_enabled()), draws or nullcontext():
                 try:
                     tracer.trace(self.root)
                 finally:
@@ -385,17 +421,3 @@ class _Shown:
 
     def __repr__(self) -> str:
         return str(self.value)
-
-
-@contextmanager
-def _undrawn() -> Iterator[None]:
-    """Undo what a traced forward draws from the random generators, and refuse it."""
-    python, native = random.getstate(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        drawn = random.getstate() != python or not torch.equal(torch.get_rng_state(), native)
-        random.setstate(python)
-        torch.set_rng_state(native)
-    if drawn:
-        raise CaptureError("forward draws random numbers while it is traced")

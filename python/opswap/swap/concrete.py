@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from opswap._torch import tree_leaves
+from opswap._torch import DispatchMode, tree_leaves
 
 from . import purity
 
 if TYPE_CHECKING:
     from .tracer import Tracer
 
-__all__ = ["Concrete"]
+__all__ = ["Concrete", "Draws"]
 
 _FX = os.path.join(os.path.dirname(torch.__file__), "fx") + os.sep
 # They give Python what is in the memory of a tensor.
@@ -89,6 +89,24 @@ class Concrete(TorchFunctionMode):
 
     def _proxy(self, tensor: Tensor) -> fx.Proxy:
         return self._tracer.proxy(self._tracer.create_arg(tensor))
+
+
+class Draws(DispatchMode):
+    """Whether an operator of a trace draws random numbers, in this thread.
+
+    Runs of modules for a hint do not count: they leave the generators as they were.
+    """
+
+    tracer: Tracer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.tracer.hinting and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            self.seen = True
+        return func(*args, **(kwargs or {}))
 
 
 def _has_proxy(arguments: Any) -> bool:
