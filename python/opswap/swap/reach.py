@@ -80,6 +80,7 @@ class Reach:
         self.members: dict[int, list[tuple[type, str]]] = {}
         self.modules: dict[nn.Module, None] = {}
         self.parents: dict[nn.Module, None] = {}
+        self.counted: dict[nn.Module, None] = {}
         self._seen: dict[int, Any] = {}
         self._holders: list[tuple[Callable[[Any, Iterable[str]], None], Any]] = []
         self._watched: dict[tuple[int, str], tuple[Any, str, Any]] = {}
@@ -112,7 +113,7 @@ class Reach:
 
     def count_children(self, module: nn.Module) -> None:
         """Code asks a module for all its children."""
-        self.parents[module] = None
+        self.parents[module] = self.counted[module] = None
         self.reach(module, "self")
         for name, child in tuple(module._modules.items()):
             self.reach(child, name)
@@ -289,7 +290,8 @@ class Reach:
         """What was read of modules by name."""
         names = None if self.dynamic else frozenset(self.names)
         modules = tuple(m for m in self.modules if id(m) not in inlined)
-        return Reading(names, frozenset(self.texts), modules, tuple(self.parents))
+        parents, counted = tuple(self.parents), tuple(self.counted)
+        return Reading(names, frozenset(self.texts), modules, parents, counted=counted)
 
 
 def _functions_in(value: Any) -> Iterator[FunctionType]:

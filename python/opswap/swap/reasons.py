@@ -23,7 +23,16 @@ from .runtime import any_global_hook, hooked
 from .snapshot import MISSING, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, stock_class
 
-__all__ = ["GLOBAL_HOOKS", "call_reason", "failure", "shown", "site_names", "site_reason"]
+__all__ = [
+    "GLOBAL_HOOKS",
+    "call_reason",
+    "difference",
+    "failure",
+    "outside_change",
+    "shown",
+    "site_names",
+    "site_reason",
+]
 
 GLOBAL_HOOKS = "torch has global module hooks"
 _SHORT = 80
@@ -84,7 +93,7 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
         changed = _change(child, state, names(child))
         if changed:
             return changed
-    return _outside_change(record.outside) or None
+    return outside_change(record.outside) or None
 
 
 def _hooked(module: nn.Module, name: str) -> str:
@@ -93,12 +102,12 @@ def _hooked(module: nn.Module, name: str) -> str:
     return f"{name}.forward was replaced" if replaced else f"hooks on {name}"
 
 
-def _outside_change(outside: Outside) -> str:
+def outside_change(outside: Outside) -> str:
     """What changed outside of the model's modules, "" if nothing did."""
     if outside.lost:
         return "something that the forward reads could not be saved with the model, or differs where it was loaded"
     for holder, name, then in outside.watches:
-        changed = _difference(read(holder, name), then, _holder(holder, name))
+        changed = difference(read(holder, name), then, _holder(holder, name))
         if changed:
             return changed
     for holder, names in outside.shadows:
@@ -136,7 +145,7 @@ def _change(module: nn.Module, state: State, name: str) -> str:
     if changed:
         return changed
     for attribute, then in zip(state.names, state.values, strict=True):
-        changed = _difference(getattr(module, attribute, MISSING), then, f"{name}.{attribute}")
+        changed = difference(getattr(module, attribute, MISSING), then, f"{name}.{attribute}")
         if changed:
             return changed
     for attribute, none in state.optional:
@@ -160,7 +169,7 @@ def _changed_child(module: nn.Module, children: tuple[nn.Module | None, ...], na
     return ""
 
 
-def _difference(now: Any, then: Any, name: str) -> str:
+def difference(now: Any, then: Any, name: str) -> str:
     """How a value differs from its snapshot, "" if it does not."""
     if is_as(now, then):
         return ""
@@ -173,8 +182,8 @@ def _difference(now: Any, then: Any, name: str) -> str:
             (getattr(now, k, MISSING), kept, f"{name}.{k}")
             for k, kept in zip(then.names, then.values, strict=True)
         )
-        inside = "" if then.contents is None else _difference(now, then.contents, name)
-        return inside or next(filter(None, (_difference(*part) for part in parts)), "")
+        inside = "" if then.contents is None else difference(now, then.contents, name)
+        return inside or next(filter(None, (difference(*part) for part in parts)), "")
     if type(then) is Plain and then.kinds and type(now) is then.kind:
         return _changed_element(now, then.value, name)
     was = shown(then.value if isinstance(then, (Plain, Scalar)) else then)
@@ -201,7 +210,7 @@ def _changed_contents(now: Any, then: Contents, name: str) -> str:
         return f"the keys of {name} changed from {shown(list(then.keys))} to {shown(list(keys))}"
     places = then.keys or range(then.length)
     parts = zip(places, values, then.values, strict=True)
-    return next(filter(None, (_difference(v, kept, f"{name}[{k!r}]") for k, v, kept in parts)), "")
+    return next(filter(None, (difference(v, kept, f"{name}[{k!r}]") for k, v, kept in parts)), "")
 
 
 def call_reason(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

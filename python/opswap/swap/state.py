@@ -27,7 +27,8 @@ class Reading:
     """What a capture read of modules by name; None is every attribute.
 
     names: attributes. texts: attributes that may be looked up where there are none. modules: those that were fetched
-    from their parents and neither called nor inlined. parents: those whose children were fetched or counted.
+    from their parents and neither called nor inlined. parents: those whose children were fetched or counted; `counted`
+    are those of which code asked for all children.
     optional: (module, name) of parameters and buffers that were fetched, which may be None.
     """
 
@@ -36,6 +37,7 @@ class Reading:
     modules: tuple[nn.Module, ...] = ()
     parents: tuple[nn.Module, ...] = ()
     optional: tuple[tuple[nn.Module, str], ...] = ()
+    counted: tuple[nn.Module, ...] = ()
 
     def __or__(self, other: Reading) -> Reading:
         """What either of the two read."""
@@ -46,6 +48,7 @@ class Reading:
                 (self.modules, other.modules),
                 (self.parents, other.parents),
                 (self.optional, other.optional),
+                (self.counted, other.counted),
             )
         ]
         return Reading(names, self.texts | other.texts, *lists)
