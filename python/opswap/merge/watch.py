@@ -22,7 +22,7 @@ from ..swap.outside import Outside, join, stands
 from ..swap.reasons import difference, outside_change
 from ..swap.runtime import hooked
 from ..swap.snapshot import MISSING, Wanted, is_as, is_plain, snapshot
-from ..swap.state import INTERNAL, Reading
+from ..swap.state import INTERNAL, Reading, names_of_tensors
 from .layers import Separate
 
 __all__ = ["Watch", "failure", "holds", "watch"]
@@ -36,13 +36,14 @@ class Place:
 
     path: its names below the root. values: (name, snapshot) of attributes; MISSING for those that only a branch has or
     that nobody has yet. children: the names of its children, None if nobody asked for all of them. optional: (name, is
-    None) of parameters and buffers.
+    None) of parameters and buffers. listed: the names of all below it, None if nobody asked for them.
     """
 
     path: tuple[str, ...]
     values: tuple[tuple[str, Any], ...]
     children: tuple[str, ...] | None
     optional: tuple[tuple[str, bool], ...]
+    listed: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,14 @@ def watch(root: nn.Module, modules: Sequence[nn.Module], captures: Sequence[Capt
 
 def _read(capture: Capture) -> set[nn.Module]:
     reading = capture.reading
-    found = {capture.root, *capture.opened, *reading.modules, *reading.parents, *reading.counted}
+    found = {
+        capture.root,
+        *capture.opened,
+        *reading.modules,
+        *reading.parents,
+        *reading.counted,
+        *reading.listed,
+    }
     return found | {m for m, _ in reading.optional}
 
 
@@ -94,7 +102,9 @@ def _place(root: nn.Module, path: tuple[str, ...], own: nn.Module, reading: Read
     values = tuple((k, snapshot(vars(merged).get(k, MISSING))) for k in names)
     children = tuple(merged._modules) if own in reading.counted else None
     optional = tuple((n, getattr(merged, n, None) is None) for m, n in reading.optional if m is own)
-    return Place(path, values, children, optional) if values or children is not None or optional else None
+    listed = tuple(names_of_tensors(merged)) if own in reading.listed else None
+    found = Place(path, values, children, optional, listed)
+    return found if values or optional or not (children is None and listed is None) else None
 
 
 def _shared(
@@ -151,6 +161,8 @@ def holds(watched: Watch, root: nn.Module) -> bool:
                 return False
         if place.children is not None and tuple(module._modules) != place.children:
             return False
+        if place.listed is not None and tuple(names_of_tensors(module)) != place.listed:
+            return False
     for path in watched.folders:
         module = root
         for name in path:
@@ -189,6 +201,8 @@ def changed_place(watched: Watch, root: nn.Module) -> str:
         if place.children is not None and tuple(module._modules) != place.children:
             now, then = list(module._modules), list(place.children)
             return f"the children of {prefix.rstrip('.') or 'the module'} are {now}, were {then}"
+        if place.listed is not None and tuple(names_of_tensors(module)) != place.listed:
+            return f"the parameters and buffers of {prefix.rstrip('.') or 'the module'} changed"
     for path in watched.folders:
         if hooked(root.get_submodule(".".join(path))):
             return f"{'.'.join(path)} has hooks, or a forward of its own, which a merged module does not call"

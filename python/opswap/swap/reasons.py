@@ -21,7 +21,7 @@ from .instance_forward import generated_forward, overridden, recipe_of
 from .outside import Outside, read
 from .runtime import any_global_hook, hooked
 from .snapshot import MISSING, Attributes, Contents, Plain, Scalar, contents_of, is_as
-from .state import State, stock_class
+from .state import State, names_of_tensors, stock_class
 
 __all__ = [
     "GLOBAL_HOOKS",
@@ -156,7 +156,17 @@ def _change(module: nn.Module, state: State, name: str) -> str:
     held = (kept, kept["_parameters"], kept["_buffers"], kept["_modules"])
     overridden = [k for k in state.methods if k in kept]
     overridden += [k for k in state.absent if any(k in values for values in held)]
-    return f"{name}.{overridden[0]} was set on the instance" if overridden else ""
+    if overridden:
+        return f"{name}.{overridden[0]} was set on the instance"
+    return "" if state.listed is None else _changed_tensors(names_of_tensors(module), state.listed, name)
+
+
+def _changed_tensors(now: list[str], then: tuple[str, ...], name: str) -> str:
+    added, gone = [n for n in now if n not in then], [n for n in then if n not in now]
+    if added or gone:
+        what = f"{added[0]} was added" if added else f"{gone[0]} is gone, or the same tensor as another one"
+        return f"the parameters and buffers of {name} changed: {what}"
+    return "" if tuple(now) == then else f"the parameters and buffers of {name} are in another order"
 
 
 def _changed_child(module: nn.Module, children: tuple[nn.Module | None, ...], name: str) -> str:
@@ -183,7 +193,9 @@ def difference(now: Any, then: Any, name: str) -> str:
             for k, kept in zip(then.names, then.values, strict=True)
         )
         inside = "" if then.contents is None else difference(now, then.contents, name)
-        return inside or next(filter(None, (difference(*part) for part in parts)), "")
+        changed = inside or next(filter(None, (difference(*part) for part in parts)), "")
+        own = next((n for n in then.absent if n in vars(now)), "")
+        return changed or (f"{name}.{own} was set on the object" if own else "")
     if type(then) is Plain and then.kinds and type(now) is then.kind:
         return _changed_element(now, then.value, name)
     was = shown(then.value if isinstance(then, (Plain, Scalar)) else then)
