@@ -102,6 +102,80 @@ def imports(s):
     from . import q
     from ..r import t as u
 """
+# name: what is compared with None: "unknown" or arguments; arguments compared with others; attributes; unclear.
+SAME = """
+def nothing(x): return x == 1
+def an_argument(x, y=None): return 1 if y is None else 2
+def not_none(x, y=None):
+    if y is not None: return 1
+def a_loop(x, y=None):
+    while x is not None: pass
+    return y
+def of_self(s, x):
+    if s.down is not None: return 1
+def of_child(s): return 1 if s.down.bias is None else 2
+def a_result(s, x):
+    y = s.aux(x)
+    return x if y is None else y
+def at_once(s, x): return 1 if s.aux(x) is None else 2
+def an_element(s, x): return 1 if x[0] is None else 2
+def written(x, y=None):
+    y = y or x
+    return x if y is None else y
+def in_a_list(x): return [i for i in x if i is not None]
+def a_constant(s): return 1 if s.mode is True else 2
+def a_global(s): return 1 if s.act is functional.relu else 2
+def globals_alone(): return 1 if Kind.A is Kind(2) else 2
+def two_arguments(a, b): return a is b
+def two_attributes(s): return s.a is s.b
+def argument_and_attribute(s, x): return s.a is x
+def result_and_argument(s, x): return s.f(x) is x
+def local_and_global(s):
+    y = s.f()
+    return y is KEPT
+def a_closure(x):
+    def inner(): return x is None
+    return inner
+def chosen(s, x, c): return (s.a if c else s.b) is x
+"""
+# asks_none, arguments, others, attributes, unknown
+SAME_EXPECTED = {
+    "nothing": "False [] [] 0 False",
+    "an_argument": "False ['y'] [] 0 False",
+    "not_none": "False ['y'] [] 0 False",
+    "a_loop": "False ['x'] [] 0 False",
+    "of_self": "False [] [] 1 False",
+    "of_child": "False [] [] 1 False",
+    "a_result": "True [] [] 0 False",
+    "at_once": "True [] [] 0 False",
+    "an_element": "True [] [] 0 False",
+    "written": "True [] [] 0 False",
+    "in_a_list": "True [] [] 0 False",
+    "a_constant": "False [] [] 1 False",
+    "a_global": "False [] [] 1 False",
+    "globals_alone": "False [] [] 0 False",
+    "two_arguments": "False [] ['a', 'b'] 0 False",
+    "two_attributes": "False [] [] 2 True",
+    "argument_and_attribute": "False [] ['x'] 1 False",
+    "result_and_argument": "False [] ['x'] 0 True",
+    "local_and_global": "False [] [] 0 True",
+    "a_closure": "False ['x'] [] 0 False",
+    "chosen": "False [] ['x'] 2 False",
+}
+SAME_SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(RULES.parent)!r})
+import identity
+scope = {{}}
+exec(compile({SAME!r}, "table.py", "exec"), scope)
+for name, f in scope.items():
+    if name.startswith("__"):
+        continue
+    inner = [c for c in f.__code__.co_consts if hasattr(c, "co_code")]
+    found = [identity.identities(c) for c in (f.__code__, *inner)]
+    best = found[-1] if len(found) > 1 and found[-1] != identity.Identities() else found[0]
+    print(name, best.asks_none, sorted(best.arguments), sorted(best.others), len(best.attributes), best.unknown)
+"""
 SCRIPT = f"""
 import sys
 sys.path.insert(0, {str(RULES.parent)!r})
@@ -181,3 +255,12 @@ def test_rules(pythons: dict[str, str], version: str) -> None:
     for name in rules:
         if name.startswith("flag_of"):
             assert "another module" in told[name]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_comparisons_by_identity(pythons: dict[str, str], version: str) -> None:
+    if version not in pythons:
+        pytest.skip(f"no Python {version} was found")
+    command = [pythons[version], "-c", SAME_SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert dict(line.split(" ", 1) for line in done.stdout.splitlines()) == SAME_EXPECTED

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.linear import register_flops
-from ..swap.api import unswap
-from ..swap.rewrite import is_rewritten
 from .build import Plan, build
 from .carry import check_layers, fill_branches, fill_merged, grow, links, skeleton
 from .examples import guess_example
@@ -25,11 +23,15 @@ from .program import Program
 from .prove import prove
 from .report import MergeReport, describe
 from .structure import check_structure
-from .trace import Trace, trace
+from .trace import Trace, capture_all, text_of, trace
+from .watch import Watch, changed_place, failure, holds, watch
 
 __all__ = ["MergedBranches", "branches"]
 
 _NAME = "branches"
+_CHANGED = (
+    f"{_NAME}: the merged module would not compute what its branches do, which read something that changed"
+)
 _BATCHES = (2, 3)
 # Sizes of inputs that a merged module has a measured program for, in each mode.
 _MEASURED = 16
@@ -81,8 +83,8 @@ class _State:
     """What a merged module knows beside its tensors.
 
     wrapped: the branches are single layers, put into a Sequential each. example: empty tensors of a branch's input
-    sizes. stacked: the output is one of all branches. programs: by "training" and "inference", pairs of the input's
-    elements and the program measured for them.
+    sizes. stacked: the output is one of all branches. text: the graph of a branch. watch: what it read. programs: by
+    "training" and "inference", pairs of the input's elements and the program measured for them.
     """
 
     skeletons: tuple[nn.Module, ...]
@@ -91,6 +93,8 @@ class _State:
     example: tuple[Tensor, ...]
     stacked: bool
     separate: dict[str, str]
+    text: list[str]
+    watch: Watch = field(default_factory=Watch)
     programs: dict[str, list[tuple[int, Program]]] = field(default_factory=dict)
     timings: list[Timing] = field(default_factory=list)
 
@@ -125,9 +129,11 @@ class MergedBranches(nn.Module):
             modules = [_in_sequential(m) for m in modules]
         traced = _trace(modules, example)
         empty = tuple(torch.empty_like(x, device="meta") for x in example)
-        skeletons = tuple(skeleton(m) for m in modules)
-        self._merge = _State(skeletons, wrapped, shared, empty, stacked, traced.separate)
         grow(self, modules, traced.separate)
+        watched = watch(self, modules, traced.captures)
+        skeletons = tuple(skeleton(m, watched.objects) for m in modules)
+        text = text_of(traced.graph)
+        self._merge = _State(skeletons, wrapped, shared, empty, stacked, traced.separate, text, watched)
         fill_merged(self, modules)
         program = self._proven(traced, modules, Plan())
         if recorded:
@@ -162,9 +168,30 @@ class MergedBranches(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         state = self._merge
         self._check_inputs(inputs)
+        if not holds(state.watch, self):
+            self._look_again()
         mode = "training" if torch.is_grad_enabled() else "inference"
         program = _nearest(state.programs[mode], _elements(inputs[0]))
         return program.run(self, _enter_all(program, inputs))
+
+    def _look_again(self) -> None:
+        """Something that the branches read has changed: raise unless their forwards are the same graph as before."""
+        if torch.compiler.is_compiling():  # which follows no code that words a reason
+            raise RuntimeError(f"{_CHANGED}. Without torch.compile, the error names it")
+        state = self._merge
+        error = RuntimeError(
+            f"{_CHANGED}: {failure(state.watch, self)}. split_back() gives modules that read it anew, and they "
+            "can be merged"
+        )
+        if changed_place(state.watch, self):
+            raise error
+        try:
+            captures = capture_all(state.skeletons, state.separate)
+        except ValueError as reason:
+            raise error from reason
+        if any(text_of(c.graph) != state.text for c in captures):
+            raise error
+        state.watch = watch(self, state.skeletons, captures)
 
     def _check_inputs(self, inputs: Sequence[Any]) -> None:
         expected = len(self._merge.shared)
@@ -177,7 +204,8 @@ class MergedBranches(nn.Module):
         return [m[0] for m in modules] if self._merge.wrapped else modules
 
     def _branches(self) -> list[nn.Module]:
-        modules = [copy.deepcopy(m) for m in self._merge.skeletons]
+        state = self._merge
+        modules = [copy.deepcopy(m, {id(o): o for o in state.watch.objects}) for m in state.skeletons]
         fill_branches(self, modules)
         return modules
 
@@ -239,6 +267,8 @@ class MergedBranches(nn.Module):
 
     def _measure(self, inputs: tuple[Any, ...], seconds: float) -> None:
         state = self._merge
+        if not holds(state.watch, self):
+            self._look_again()
         modules = self._branches()
         # Sizes are those of the proof; the parameters may have another dtype and device by now.
         example = [_like(x, given) for x, given in zip(state.example, inputs, strict=True)]
@@ -268,12 +298,7 @@ def _in_sequential(module: nn.Module) -> nn.Sequential:
 
 def _trace(modules: Sequence[nn.Module], example: Sequence[Tensor]) -> Trace:
     runs = [tuple(_sample(x, batch) for x in example) for batch in _BATCHES]
-    return trace([_stock(m) for m in modules], runs)
-
-
-def _stock(module: nn.Module) -> nn.Module:
-    """The module, or a copy without rewrites, whose graph is that of the code that its authors wrote."""
-    return unswap(copy.deepcopy(module)) if any(map(is_rewritten, module.modules())) else module
+    return trace(modules, runs)
 
 
 def _sample(x: Tensor, batch: int) -> Tensor:

@@ -183,9 +183,9 @@ def _training(root: nn.Module, path: str, branch: int) -> bool:
     return module.training
 
 
-def skeleton(module: nn.Module) -> nn.Module:
-    """A copy of a module whose tensors have sizes and no memory."""
-    memo: dict[int, Tensor] = {}
+def skeleton(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
+    """A copy of a module whose tensors have sizes and no memory; `shared` objects are not copied."""
+    memo: dict[int, Any] = {id(o): o for o in shared}
     for m in module.modules():
         for _, tensor in owned_tensors(m):
             if tensor is not None:

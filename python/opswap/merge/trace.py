@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from ..swap.capture import CaptureError, capture_unguarded
+from ..swap.capture import Capture, CaptureError, capture_unguarded
+from ..swap.shell import Shell
 from .layers import LAYERS
 from .structure import owned_tensors
 
-__all__ = ["Trace", "trace"]
+__all__ = ["Trace", "capture_all", "text_of", "trace"]
 
 _NAME = "branches"
 _OPENED = (nn.Sequential,)
@@ -28,11 +29,17 @@ class Trace:
     separate: paths of the modules that are not merged, with the reason.
     values: for every node the sizes of its tensor at the first example, or None where it is not a tensor; a tuple
         of tensors has a list of sizes.
+    captures: those of copies of the branches, which say what the forwards read.
     """
 
-    graph: fx.Graph
+    captures: tuple[Capture, ...]
     separate: dict[str, str]
     values: dict[fx.Node, Any]
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph of the first branch."""
+        return self.captures[0].graph
 
 
 def trace(modules: Sequence[nn.Module], examples: Sequence[tuple[Tensor, ...]]) -> Trace:
@@ -41,10 +48,12 @@ def trace(modules: Sequence[nn.Module], examples: Sequence[tuple[Tensor, ...]]) 
     Raises: ValueError where the branches cannot be captured, differ in what they compute, do not run on the examples,
         or do not keep the batch in the first dimension.
     """
+    modules = [Shell(m).root for m in modules]  # stock, and nothing is seen on the live ones
     separate = _not_merged(modules[0])
-    graphs = [_graph(m, separate, i) for i, m in enumerate(modules)]
+    captures = [_capture(m, separate, i) for i, m in enumerate(modules)]
+    graphs = [c.graph for c in captures]
     separate |= _called_otherwise(modules[0], graphs[0])
-    texts = [_text(g) for g in graphs]
+    texts = [text_of(g) for g in graphs]
     for i, text in enumerate(texts):
         for mine, first in zip(text, texts[0], strict=False):
             if mine != first:
@@ -53,7 +62,12 @@ def trace(modules: Sequence[nn.Module], examples: Sequence[tuple[Tensor, ...]]) 
             raise ValueError(f"{_NAME}: branches[{i}] has {len(text)} steps, branches[0] has {len(texts[0])}")
     runs = [_observe(graphs[0], modules[0], inputs) for inputs in examples]
     _check_batch(runs, [inputs[0].shape[0] for inputs in examples])
-    return Trace(graphs[0], separate, runs[0])
+    return Trace(tuple(captures), separate, runs[0])
+
+
+def capture_all(modules: Sequence[nn.Module], separate: Iterable[str]) -> list[Capture]:
+    """The captures of the branches alone. Raises: ValueError where a branch cannot be captured."""
+    return [_capture(Shell(m).root, separate, i) for i, m in enumerate(modules)]
 
 
 def _has_rule(module: nn.Module) -> bool:
@@ -117,7 +131,7 @@ def _why_closed(module: nn.Module) -> str:
     return ""
 
 
-def _graph(branch: nn.Module, separate: dict[str, str], index: int) -> fx.Graph:
+def _capture(branch: nn.Module, separate: Iterable[str], index: int) -> Capture:
     closed, opened = [f"{path}." for path in separate], []
     for path, m in branch.named_modules():
         if not path or path in separate or path.startswith(tuple(closed)):
@@ -127,12 +141,13 @@ def _graph(branch: nn.Module, separate: dict[str, str], index: int) -> fx.Graph:
         else:
             opened.append(m)
     try:
-        return capture_unguarded(branch, opened).graph
+        return capture_unguarded(branch, opened)
     except CaptureError as error:
         raise ValueError(f"{_NAME}: branches[{index}] cannot be captured: {error}") from error
 
 
-def _text(graph: fx.Graph) -> list[str]:
+def text_of(graph: fx.Graph) -> list[str]:
+    """What a graph computes, a line per node."""
     return [n.format_node() or f"return {n.args}" for n in graph.nodes]
 
 

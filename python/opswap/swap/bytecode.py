@@ -19,9 +19,11 @@ _BAKED = frozenset(
     {
         "callable",
         "hasattr",
+        "is_",
         "is_autocast_enabled",
         "is_grad_enabled",
         "is_inference_mode_enabled",
+        "is_not",
         "is_tensor",
         "issubclass",
         "type",
@@ -37,7 +39,7 @@ _GLOBALS = frozenset({"LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"})
 _CALLS = frozenset({"CALL", "CALL_FUNCTION", "PRECALL"})
 _WRITES = frozenset({"DELETE_GLOBAL", "STORE_GLOBAL"})
 # Names by which code reads attributes that its byte code does not name.
-_LOOK_UPS = frozenset({"attrgetter", "methodcaller", "__getattribute__"})
+_LOOK_UPS = frozenset({"attrgetter", "format", "format_map", "methodcaller", "__getattribute__"})
 _INSIDE = frozenset({"__dict__", "__hash__"})
 _NAMESPACES = frozenset({"dir", "globals", "locals", "vars"})
 

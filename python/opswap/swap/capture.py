@@ -21,12 +21,13 @@ from torch import fx, nn
 from opswap._torch import DispatchMode
 
 from . import einops_backend
+from .alias import returns_tensor
 from .concrete import Draws
 from .facts import ancestors, copy_with_inputs, drop_unused_facts, is_entry, without_joins
 from .follow import Follower
-from .match import joined_parts
+from .match import joined_parts, subject
 from .outside import Outside, join
-from .runtime import find_class, hooked, require
+from .runtime import find_class, hooked, require, unpackable
 from .state import Reading
 from .tracer import BorrowedModuleError, CaptureError, Decision, Hints, Tracer, raised_by_user
 
@@ -81,6 +82,8 @@ def capture(
 def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capture:
     """The forward of `root` as one graph that holds whatever sizes and mode it is called in; see `capture`.
 
+    How many values a child returns is not checked.
+
     Raises: CaptureError also for a forward that asks for sizes or for its mode.
     """
     first, *others = capture(root, opened)
@@ -89,6 +92,8 @@ def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capt
         raise CaptureError("forward differs between train() and eval()")
     if others or first.guards or first.foreseen or any(n.target is require for n in first.graph.nodes):
         raise CaptureError("control flow depends on the size of a tensor")
+    for node in [n for n in first.graph.nodes if n.target is unpackable]:
+        first.graph.erase_node(node)
     return first
 
 
@@ -132,6 +137,8 @@ class _Trace:
     error: BaseException | None
     reading: Reading
     outside: Outside
+    asks_none: bool
+    unpacked: dict[fx.Node, int]
 
     def script(self, place: int, answer: bool | int) -> list[bool | int]:
         """The answers up to a decision, and another one there."""
@@ -181,21 +188,21 @@ class _Explorer:
         lines = str(error).splitlines() or [""]
         raise CaptureError(f"{type(error).__name__}: {lines[0]}") from error
 
-    def _trace(self, script: Sequence[bool | int]) -> _Trace:
+    def _trace(self, script: Sequence[bool | int], nothing: str = "") -> _Trace:
         """One trace. What a forward draws from the random generators is undone and refused."""
         before = random.getstate(), torch.get_rng_state()
-        trace = self._run(script)
+        trace = self._run(script, nothing)
         after = random.getstate(), torch.get_rng_state()
         if before[0] == after[0] and torch.equal(before[1], after[1]):
             return trace
-        if threading.active_count() > 1 and not self._draws(script):
+        if threading.active_count() > 1 and not self._draws(script, nothing):
             return trace  # another thread drew
         random.setstate(before[0])
         torch.set_rng_state(before[1])
         error = trace.error or CaptureError("forward draws random numbers while it is traced")
         return replace(trace, error=error)
 
-    def _draws(self, script: Sequence[bool | int]) -> bool:
+    def _draws(self, script: Sequence[bool | int], nothing: str) -> bool:
         """True if the forward itself draws, or may do so.
 
         Operators of torch are heard in this thread alone. Python's generator does not show who drew, so that
@@ -206,13 +213,15 @@ class _Explorer:
         draws = Draws()
         for _ in range(_TRACES):
             before = random.getstate()
-            self._run(script, draws)
+            self._run(script, nothing, draws)
             if draws.seen or random.getstate() == before:
                 return draws.seen
         return True
 
-    def _run(self, script: Sequence[bool | int], draws: Draws | None = None) -> _Trace:
+    def _run(self, script: Sequence[bool | int], nothing: str, draws: Draws | None = None) -> _Trace:
+        """nothing: a node, by its name, in whose place the forward gets None."""
         tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
+        tracer.nothing = nothing
         follower = tracer.follower = Follower(self.root, self.opened, tracer.refuse)
         if draws is not None:
             draws.tracer = tracer
@@ -228,11 +237,13 @@ class _Explorer:
         if written:
             error = CaptureError(f"forward writes to {written[0]}")
         error = tracer.refusal or error
-        known = follower.reading(), follower.outside()
-        return _Trace(tracer.graph, tracer.arguments, tracer.decisions, error, *known)
+        known = follower.reading(), follower.outside(), follower.asks_none
+        return _Trace(tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.unpacked)
 
     def _finish(self, trace: _Trace) -> Capture:
         """Turn every decision into a guard or a check."""
+        if trace.asks_none:
+            self._check_none(trace)
         guards: dict[str, fx.Graph] = {}
         foreseen: dict[str, fx.Graph] = {}
         graph, reading, outside = trace.graph, trace.reading, trace.outside
@@ -256,9 +267,34 @@ class _Explorer:
                     f"control flow depends on the size of what a module returns at {decision.where}"
                 )
         drop_unused_facts(graph)
+        for node, number in trace.unpacked.items():
+            _insert_count(graph, node, number)
         found = tuple(guards.values()), tuple(foreseen.values())
         known = {"reading": reading, "outside": outside}
         return Capture(self.root, graph, self.opened, trace.arguments, *found, **known)
+
+    def _check_none(self, trace: _Trace) -> None:
+        """Refuse a forward that does something else where a module, which may return anything, returns None."""
+        answers = [d.answer for d in trace.decisions]
+        uncertain: set[fx.Node] = set()
+        for node in trace.graph.nodes:
+            if node.op == "call_module":
+                known = returns_tensor(node.meta["module"])
+            else:
+                # an element, an attribute, or what a method of such a result returns
+                taken = node.op == "call_method" or node.target in (operator.getitem, getattr)
+                known = not taken or subject(node) not in uncertain
+            if known:
+                continue
+            uncertain.add(node)
+            other = self._trace(answers, node.name)
+            refused = isinstance(other.error, CaptureError) or (
+                other.error is not None and raised_by_user(other.error)
+            )
+            differs = other.error is None and _lines(other.graph) != _lines(trace.graph, node.name)
+            if refused or differs:
+                where = node.meta["source"]
+                raise CaptureError(f"forward asks whether the result of {node.target} is None, after {where}")
 
     def _can_foresee(self, graph: fx.Graph, decision: Decision) -> bool:
         """True where the modules before the decision can be called on tensors without data, unnoticed."""
@@ -268,6 +304,15 @@ class _Explorer:
                     if hooked(m) or not type(m).__module__.startswith("torch.nn."):
                         return False
         return True
+
+
+def _lines(graph: fx.Graph, nothing: str = "") -> list[str]:
+    """The steps of a graph in words, with None in the place of one of them."""
+
+    def named(node: fx.Node) -> str | None:
+        return None if node.name == nothing else f"%{node.name}"
+
+    return [repr((n.op, n.target, fx.node.map_arg((n.args, n.kwargs), named))) for n in graph.nodes]
 
 
 def _can_be_made_again(error: BaseException) -> bool:
@@ -293,6 +338,13 @@ def _insert_check(graph: fx.Graph, decision: Decision, error: BaseException) -> 
         names = type(error).__module__, type(error).__qualname__
         check = graph.call_function(require, (fact, decision.answer, *names, tuple(error.args)))
     check.meta.update(decision.node.meta)
+
+
+def _insert_count(graph: fx.Graph, node: fx.Node, number: int) -> None:
+    """Raise what Python raises where a result is unpacked to another number of values."""
+    with graph.inserting_after(node):
+        check = graph.call_function(unpackable, (node, number))
+    check.meta.update(node.meta)
 
 
 def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capture]) -> list[Capture] | None:

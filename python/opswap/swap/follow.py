@@ -19,10 +19,12 @@ from dataclasses import replace
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.fx import Proxy
 
 from . import purity
 from .bytecode import place, reads, trains_of, unfaithful
+from .identity import identities
 from .outside import Outside, Scope, read
 from .reach import Reach
 from .state import INTERNAL, Reading
@@ -71,6 +73,9 @@ _DESCENDANTS = frozenset(
         "parameters",
     }
 )
+_LISTS = frozenset({"buffers", "named_buffers", "named_parameters", "parameters"})
+# Libraries that read attributes of objects whose names nobody knows.
+_READ_ALL = frozenset({"copy", "dataclasses", "string"})
 # Those that the tracer or the ledger of writes sees for itself, and functions within them.
 _SEEN = frozenset(
     {
@@ -89,7 +94,8 @@ _SEEN = frozenset(
 class Follower:
     """Follows what runs between `start` and `stop` in this thread.
 
-    refuse: makes the exception that ends the trace. While `paused`, nothing is followed.
+    refuse: makes the exception that ends the trace. While `paused`, nothing is followed. asks_none: code asked whether
+    something is None that may be the result of a module.
     """
 
     def __init__(
@@ -99,7 +105,7 @@ class Follower:
         self.reached = Reach(root, refuse)
         self._opened = tuple(opened)
         self.inlined = {id(m) for m in (root, *self._opened)}
-        self.paused = False
+        self.paused = self.asks_none = False
         self._owners: dict[int, tuple[str, CodeType]] = {}
         self._ran: dict[CodeType, None] = {}
         self._inner: set[CodeType] = set()  # of functions that are made while the trace runs
@@ -204,6 +210,8 @@ class Follower:
                 raise self.refuse(
                     f"{_name(frame)}() is called at {_line(frame.f_back)}, whose answers may change"
                 )
+            if kind is purity.LIBRARY and caller is purity.USER and _module(frame) in _READ_ALL:
+                self.reached.look_everywhere()
             if kind is purity.TORCH and caller is purity.USER:
                 self._enter_torch(frame)
 
@@ -247,6 +255,9 @@ class Follower:
         elif not by_user:
             return
         elif code.co_name in _DESCENDANTS:
+            if code.co_name in _LISTS:
+                self.reached.reach(me, "self")
+                self.reached.listed[me] = None
             for m in tuple(nn.Module.modules(me)):
                 self.reached.count_children(m)
                 self._optional.update(dict.fromkeys((m, n) for n in (*m._parameters, *m._buffers)))
@@ -265,6 +276,7 @@ class Follower:
             me = frame.f_locals.get(name)
             if isinstance(me, nn.Module) and id(me) not in self.inlined:
                 raise self.refuse(f"{place(code)} asks another module whether it trains")
+        self._compare(frame)
         if code in self._ran and not code.co_freevars:
             return
         functions = self._functions_of(frame)
@@ -274,6 +286,22 @@ class Follower:
             if id(function) not in self._followed:
                 self._followed.add(id(function))
                 self._follow_function(function)
+
+    def _compare(self, frame: FrameType) -> None:
+        """The code compares arguments by identity; a stand-in for a tensor is not what the tensor would be."""
+        found = identities(frame.f_code)
+        if found.unknown:
+            what = "asks whether two values are the same object, which a capture cannot follow"
+            raise self.refuse(f"{place(frame.f_code)} {what}")
+        self.asks_none = self.asks_none or found.asks_none
+        if not found.arguments and not found.others:
+            return
+        variables = frame.f_locals
+        for name in found.others:
+            if isinstance(variables.get(name), (Proxy, Tensor)):
+                raise self.refuse(f"{place(frame.f_code)} asks whether {name}, a tensor, is another object")
+        proxies = any(isinstance(variables.get(name), Proxy) for name in found.arguments)
+        self.asks_none = self.asks_none or proxies
 
     def _functions_of(self, frame: FrameType) -> list[FunctionType]:
         """The functions that may be the one that runs; refuses one that was not reached."""
@@ -301,6 +329,7 @@ class Follower:
         if found.dynamic and not self.reached.dynamic:
             self.reached.look_everywhere()
         scope = self._scope(frame.f_globals)
+        self.reached.classes = self.reached.classes or "isinstance" in found.names
         for name in found.names:
             if name in frame.f_globals:
                 self.reached.watch(scope, name, name)

@@ -39,6 +39,7 @@ from .snapshot import (
     contents_of,
     has_own_look_up,
     is_plain,
+    is_read_by_user,
     is_transparent,
     owner_of_class,
     snapshot,
@@ -64,8 +65,9 @@ _MANY = 20000  # objects that a forward may reach
 class Reach:
     """What is reached from one module.
 
-    refuse: makes the exception for a reason. names: attributes that code reads; `look_for` adds to them.
-    functions: by their code. members: (class, name) under which a function stands, by its id.
+    refuse: makes the exception for a reason. names: attributes that code reads; `look_for` adds to them. classes: code
+    asks what is an instance of which class. functions: by their code. members: (class, name) under which a function
+    stands, by its id.
     """
 
     def __init__(self, root: nn.Module, refuse: Callable[[str], Exception]) -> None:
@@ -75,11 +77,13 @@ class Reach:
         self.names: set[str] = set()
         self.stored: set[str] = set()
         self.texts: set[str] = set()
-        self.dynamic = False
+        self.dynamic = self.classes = False
         self.functions: dict[CodeType, list[FunctionType]] = {}
         self.members: dict[int, list[tuple[type, str]]] = {}
         self.modules: dict[nn.Module, None] = {}
         self.parents: dict[nn.Module, None] = {}
+        self.counted: dict[nn.Module, None] = {}
+        self.listed: dict[nn.Module, None] = {}
         self._seen: dict[int, Any] = {}
         self._holders: list[tuple[Callable[[Any, Iterable[str]], None], Any]] = []
         self._watched: dict[tuple[int, str], tuple[Any, str, Any]] = {}
@@ -112,7 +116,7 @@ class Reach:
 
     def count_children(self, module: nn.Module) -> None:
         """Code asks a module for all its children."""
-        self.parents[module] = None
+        self.parents[module] = self.counted[module] = None
         self.reach(module, "self")
         for name, child in tuple(module._modules.items()):
             self.reach(child, name)
@@ -237,6 +241,10 @@ class Reach:
                 continue
             elif isinstance(value, (FunctionType, property, staticmethod)) or not hasattr(value, "__get__"):
                 self.watch(cls, name, what)
+            elif owner_of_class(type(value)) == purity.USER:
+                raise self.refuse(
+                    f"{what} is a descriptor, a {type(value).__qualname__}, which answers for itself"
+                )
             else:
                 self.reach(value, what)
 
@@ -258,7 +266,7 @@ class Reach:
 
     def _look_in_object(self, value: Any, names: Iterable[str]) -> None:
         cls = type(value)
-        every = self.dynamic or owner_of_class(cls) != purity.USER
+        every = self.dynamic or not is_read_by_user(cls)
         every = every or static_attribute(cls, "__getattr__") is not MISSING or has_own_look_up(cls)
         for name, part in attributes_of(value):
             if every or name in names:
@@ -289,7 +297,8 @@ class Reach:
         """What was read of modules by name."""
         names = None if self.dynamic else frozenset(self.names)
         modules = tuple(m for m in self.modules if id(m) not in inlined)
-        return Reading(names, frozenset(self.texts), modules, tuple(self.parents))
+        asked = {"counted": tuple(self.counted), "listed": tuple(self.listed), "classes": self.classes}
+        return Reading(names, frozenset(self.texts), modules, tuple(self.parents), **asked)
 
 
 def _functions_in(value: Any) -> Iterator[FunctionType]:

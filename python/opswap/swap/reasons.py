@@ -21,9 +21,18 @@ from .instance_forward import generated_forward, overridden, recipe_of
 from .outside import Outside, read
 from .runtime import any_global_hook, hooked
 from .snapshot import MISSING, Attributes, Contents, Plain, Scalar, contents_of, is_as
-from .state import State, stock_class
+from .state import State, names_of_tensors, stock_class
 
-__all__ = ["GLOBAL_HOOKS", "call_reason", "failure", "shown", "site_names", "site_reason"]
+__all__ = [
+    "GLOBAL_HOOKS",
+    "call_reason",
+    "difference",
+    "failure",
+    "outside_change",
+    "shown",
+    "site_names",
+    "site_reason",
+]
 
 GLOBAL_HOOKS = "torch has global module hooks"
 _SHORT = 80
@@ -84,7 +93,7 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
         changed = _change(child, state, names(child))
         if changed:
             return changed
-    return _outside_change(record.outside) or None
+    return outside_change(record.outside) or None
 
 
 def _hooked(module: nn.Module, name: str) -> str:
@@ -93,12 +102,12 @@ def _hooked(module: nn.Module, name: str) -> str:
     return f"{name}.forward was replaced" if replaced else f"hooks on {name}"
 
 
-def _outside_change(outside: Outside) -> str:
+def outside_change(outside: Outside) -> str:
     """What changed outside of the model's modules, "" if nothing did."""
     if outside.lost:
         return "something that the forward reads could not be saved with the model, or differs where it was loaded"
     for holder, name, then in outside.watches:
-        changed = _difference(read(holder, name), then, _holder(holder, name))
+        changed = difference(read(holder, name), then, _holder(holder, name))
         if changed:
             return changed
     for holder, names in outside.shadows:
@@ -136,7 +145,7 @@ def _change(module: nn.Module, state: State, name: str) -> str:
     if changed:
         return changed
     for attribute, then in zip(state.names, state.values, strict=True):
-        changed = _difference(getattr(module, attribute, MISSING), then, f"{name}.{attribute}")
+        changed = difference(getattr(module, attribute, MISSING), then, f"{name}.{attribute}")
         if changed:
             return changed
     for attribute, none in state.optional:
@@ -147,7 +156,17 @@ def _change(module: nn.Module, state: State, name: str) -> str:
     held = (kept, kept["_parameters"], kept["_buffers"], kept["_modules"])
     overridden = [k for k in state.methods if k in kept]
     overridden += [k for k in state.absent if any(k in values for values in held)]
-    return f"{name}.{overridden[0]} was set on the instance" if overridden else ""
+    if overridden:
+        return f"{name}.{overridden[0]} was set on the instance"
+    return "" if state.listed is None else _changed_tensors(names_of_tensors(module), state.listed, name)
+
+
+def _changed_tensors(now: list[str], then: tuple[str, ...], name: str) -> str:
+    added, gone = [n for n in now if n not in then], [n for n in then if n not in now]
+    if added or gone:
+        what = f"{added[0]} was added" if added else f"{gone[0]} is gone, or the same tensor as another one"
+        return f"the parameters and buffers of {name} changed: {what}"
+    return "" if tuple(now) == then else f"the parameters and buffers of {name} are in another order"
 
 
 def _changed_child(module: nn.Module, children: tuple[nn.Module | None, ...], name: str) -> str:
@@ -160,7 +179,7 @@ def _changed_child(module: nn.Module, children: tuple[nn.Module | None, ...], na
     return ""
 
 
-def _difference(now: Any, then: Any, name: str) -> str:
+def difference(now: Any, then: Any, name: str) -> str:
     """How a value differs from its snapshot, "" if it does not."""
     if is_as(now, then):
         return ""
@@ -173,8 +192,10 @@ def _difference(now: Any, then: Any, name: str) -> str:
             (getattr(now, k, MISSING), kept, f"{name}.{k}")
             for k, kept in zip(then.names, then.values, strict=True)
         )
-        inside = "" if then.contents is None else _difference(now, then.contents, name)
-        return inside or next(filter(None, (_difference(*part) for part in parts)), "")
+        inside = "" if then.contents is None else difference(now, then.contents, name)
+        changed = inside or next(filter(None, (difference(*part) for part in parts)), "")
+        own = next((n for n in then.absent if n in vars(now)), "")
+        return changed or (f"{name}.{own} was set on the object" if own else "")
     if type(then) is Plain and then.kinds and type(now) is then.kind:
         return _changed_element(now, then.value, name)
     was = shown(then.value if isinstance(then, (Plain, Scalar)) else then)
@@ -201,7 +222,7 @@ def _changed_contents(now: Any, then: Contents, name: str) -> str:
         return f"the keys of {name} changed from {shown(list(then.keys))} to {shown(list(keys))}"
     places = then.keys or range(then.length)
     parts = zip(places, values, then.values, strict=True)
-    return next(filter(None, (_difference(v, kept, f"{name}[{k!r}]") for k, v, kept in parts)), "")
+    return next(filter(None, (difference(v, kept, f"{name}[{k!r}]") for k, v, kept in parts)), "")
 
 
 def call_reason(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

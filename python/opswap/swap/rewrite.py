@@ -419,7 +419,7 @@ def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     passed = dict.fromkeys(m for c in captures for m in passed_by(c))
     states = [tuple((m, observe(m, reading)) for m in modules) for modules in (opened, passed)]
     found = [(m, observe_read(m, reading)) for m in reading.modules if m not in passed]
-    read = tuple((m, state) for m, state in found if state.matters)
+    read = tuple((m, state) for m, state in found if reading.classes or state.matters)
     outside = join(c.outside for c in captures)
     return Record(observe(root, reading), *states, tuple(sites), read, outside)
 

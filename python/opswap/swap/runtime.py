@@ -54,6 +54,7 @@ __all__ = [
     "require",
     "trains",
     "unhooked",
+    "unpackable",
     "wins",
 ]
 
@@ -209,6 +210,15 @@ def require(fact: Any, answer: bool, module: str, name: str, args: tuple[Any, ..
     """Raise what the original forward raises, the class `name` of `module`, where a fact is not as captured."""
     if bool(fact) is not answer:
         raise find_class(module, name)(*args)
+
+
+def unpackable(values: Any, number: int) -> None:
+    """Raise what Python raises where values are unpacked to another number of names."""
+    found = len(values)
+    if found > number:
+        raise ValueError(f"too many values to unpack (expected {number})")
+    if found < number:
+        raise ValueError(f"not enough values to unpack (expected {number}, got {found})")
 
 
 def find_class(module: str, name: str) -> Any:

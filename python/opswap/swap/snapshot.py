@@ -29,6 +29,7 @@ __all__ = [
     "has_own_look_up",
     "is_as",
     "is_plain",
+    "is_read_by_user",
     "is_transparent",
     "owner_of_class",
     "slots_of",
@@ -77,12 +78,16 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes of an object of a class written in Python; contents of what else it is, a dict for one."""
+    """Attributes of an object of a class written in Python; contents of what else it is, a dict for one.
+
+    absent: names that its class has and the object has not.
+    """
 
     kind: type
     names: tuple[str, ...]
     values: tuple[Any, ...]
     contents: Any
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -199,13 +204,30 @@ class Wanted:
         held = dict(attributes_of(value))
         if static_attribute(cls, "__getattr__") is not MISSING or has_own_look_up(cls):
             return held
-        if self.names is not None and owner_of_class(cls) == USER:
+        if self.names is not None and is_read_by_user(cls):
             held = {k: v for k, v in held.items() if k in self.names}
         held.update((n, MISSING) for n in self.texts if n not in held and static_attribute(cls, n) is MISSING)
         return held
 
+    def absent(self, value: Any) -> tuple[str, ...]:
+        """Names that code reads, which the object has of its class and may get for itself."""
+        held = getattr(value, "__dict__", None)
+        users = [b for b in type(value).__mro__ if owner_of_class(b) == USER]
+        if not users or held is None:
+            return ()
+        found = dict.fromkeys(n for b in users for n in vars(b) if not n.startswith("__"))
+        return tuple(n for n in found if n not in held and (self.names is None or n in self.names))
+
 
 _ALL = Wanted()
+
+
+def is_read_by_user(cls: type) -> bool:
+    """True if the methods of a class are all the user's own, so that a capture knows which attributes they read."""
+    bases = (
+        b for b in cls.__mro__ if b.__flags__ & _HEAP_TYPE and b.__module__ not in ("abc", "enum", "typing")
+    )
+    return all(owner_of_class(b) == USER for b in bases)
 
 
 def has_own_look_up(cls: type) -> bool:
@@ -241,7 +263,7 @@ def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> A
         return value
     kept = wanted.of(value)
     values = tuple(snapshot(v, wanted, path) for v in kept.values())
-    return Attributes(type(value), tuple(kept), values, inside)
+    return Attributes(type(value), tuple(kept), values, inside, wanted.absent(value))
 
 
 def _is_identity(value: Any) -> bool:
@@ -310,7 +332,10 @@ def _has_contents(now: Any, then: Contents) -> bool:
 def _has_attributes(now: Any, then: Attributes) -> bool:
     if type(now) is not then.kind or (then.contents is not None and not is_as(now, then.contents)):
         return False
-    for name, value in zip(then.names, then.values):  # noqa: B905, SIM110
+    for name, value in zip(then.names, then.values):  # noqa: B905
         if not is_as(getattr(now, name, MISSING), value):
+            return False
+    for name in then.absent:  # noqa: SIM110
+        if name in now.__dict__:
             return False
     return True

@@ -17,7 +17,16 @@ from .instance_forward import without_links
 from .purity import LAYERS, TORCH, owner
 from .snapshot import MISSING, Contents, Plain, Wanted, is_as, is_plain, snapshot
 
-__all__ = ["INTERNAL", "Reading", "State", "observe", "observe_read", "stock_class", "unchanged"]
+__all__ = [
+    "INTERNAL",
+    "Reading",
+    "State",
+    "names_of_tensors",
+    "observe",
+    "observe_read",
+    "stock_class",
+    "unchanged",
+]
 
 INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", "_opswap_plan", "_opswap_record"}
 
@@ -27,7 +36,9 @@ class Reading:
     """What a capture read of modules by name; None is every attribute.
 
     names: attributes. texts: attributes that may be looked up where there are none. modules: those that were fetched
-    from their parents and neither called nor inlined. parents: those whose children were fetched or counted.
+    from their parents and neither called nor inlined. parents: those whose children were fetched or counted; `counted`
+    are those of which code asked for all children, `listed` those of which it asked for all parameters or buffers.
+    classes: their classes matter too.
     optional: (module, name) of parameters and buffers that were fetched, which may be None.
     """
 
@@ -36,6 +47,9 @@ class Reading:
     modules: tuple[nn.Module, ...] = ()
     parents: tuple[nn.Module, ...] = ()
     optional: tuple[tuple[nn.Module, str], ...] = ()
+    counted: tuple[nn.Module, ...] = ()
+    listed: tuple[nn.Module, ...] = ()
+    classes: bool = False
 
     def __or__(self, other: Reading) -> Reading:
         """What either of the two read."""
@@ -46,9 +60,11 @@ class Reading:
                 (self.modules, other.modules),
                 (self.parents, other.parents),
                 (self.optional, other.optional),
+                (self.counted, other.counted),
+                (self.listed, other.listed),
             )
         ]
-        return Reading(names, self.texts | other.texts, *lists)
+        return Reading(names, self.texts | other.texts, *lists, self.classes or other.classes)
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,8 @@ class State:
 
     cls: its class, `forward` that of the class. children: its modules, None if they do not matter. names, values:
     attributes of the instance and constants of the class as snapshots. methods: names that the class has and the
-    instance has not. absent: names that neither has. optional: (name, is None) of parameters and buffers.
+    instance has not. absent: names that neither has. optional: (name, is None) of parameters and buffers. listed: the
+    names of all parameters and buffers below it, each tensor once, None if they do not matter.
     """
 
     cls: type
@@ -68,11 +85,13 @@ class State:
     methods: tuple[str, ...]
     absent: tuple[str, ...] = ()
     optional: tuple[tuple[str, bool], ...] = ()
+    listed: tuple[str, ...] | None = None
 
     @property
     def matters(self) -> bool:
         """True if there is more to it than the class of a module."""
-        return bool(self.children is not None or self.names or self.methods or self.absent or self.optional)
+        held = self.names or self.methods or self.absent or self.optional
+        return bool(held or self.children is not None or self.listed is not None)
 
 
 def stock_class(module: nn.Module) -> type:
@@ -143,7 +162,16 @@ def _observe(
         tuple(dict.fromkeys(methods)),
         tuple(absent),
         tuple(optional.items()),
+        tuple(names_of_tensors(module)) if any(m is module for m in reading.listed) else None,
     )
+
+
+def names_of_tensors(module: nn.Module) -> list[str]:
+    """The names of all parameters and buffers below a module; a tensor that is there twice has one name."""
+    names = [name for name, _ in module.named_parameters()]
+    for name, _ in module.named_buffers():
+        names.append(name)
+    return names
 
 
 def _is_absent(module: nn.Module, cls: type, name: str) -> bool:
@@ -184,4 +212,4 @@ def unchanged(module: nn.Module, state: State) -> bool:
             return False
         if name in module._buffers or name in module._modules:
             return False
-    return True
+    return state.listed is None or tuple(names_of_tensors(module)) == state.listed

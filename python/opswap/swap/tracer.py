@@ -35,6 +35,7 @@ from .bytecode import unfaithful
 from .concrete import Concrete
 from .facts import ATTRIBUTES, counts_dimensions, is_fact, is_shape
 from .follow import CHECKPOINTED, Follower
+from .identity import is_compared
 from .match import graph_kinds, operation
 from .runtime import hooked
 
@@ -112,7 +113,21 @@ class _Proxy(fx.Proxy):
     def __getattr__(self, name: str) -> _AttributeProxy:
         if name in _NONE_OR_NOT and not _called_from_torch():
             raise self.tracer.refuse(f"a tensor is asked for its {name} at {self.tracer.inspect_frames()}")
+        frame = sys._getframe(1)
+        if is_compared(frame.f_code, frame.f_lasti) and not _called_from_torch():
+            where = self.tracer.inspect_frames()
+            raise self.tracer.refuse(f"the {name} of a tensor is compared by identity at {where}: use ==")
         return _AttributeProxy(self, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """As fx does; how many values a module's result is unpacked to is checked by the rewritten forward too."""
+        frame = sys._getframe(1)
+        number = _unpacked(frame)
+        if number is None:
+            return self.tracer.iter(self)
+        if self.node.op == "call_module":
+            self.tracer.unpacked[self.node] = number
+        return iter([self[i] for i in range(number)])
 
     def __len__(self) -> int:
         return self.tracer.length(self)
@@ -139,9 +154,11 @@ class _Proxy(fx.Proxy):
         if _called_from_torch() or (isinstance(self, Attribute) and self.attr not in ATTRIBUTES):
             return object.__hash__(self)
         node = self.node
+        if not is_fact(node):
+            raise self.tracer.refuse(f"a tensor is looked up by identity at {self.tracer.inspect_frames()}")
         if is_shape(node) or (is_fact(node) and node.target is getattr and node.args[1] != "ndim"):
             raise self.tracer.refuse(f"a fact about a tensor is looked up at {self.tracer.inspect_frames()}")
-        return hash(self.tracer.integer(self)) if is_fact(node) else object.__hash__(self)
+        return hash(self.tracer.integer(self))
 
     def __repr__(self) -> str:
         if _called_from_torch():
@@ -207,6 +224,10 @@ class Tracer(fx.Tracer):
         self.answered: dict[str, bool | int] = {}
         self.follower: Follower  # what runs in the trace, by whoever makes the tracer
         self.hinting = False  # modules are called on tensors, for a hint
+        self.unpacked: dict[
+            fx.Node, int
+        ] = {}  # results of modules, and to how many values the forward unpacks them
+        self.nothing = ""  # the name of the node in whose place the forward gets None
 
     def refuse(self, reason: str) -> CaptureError:
         """Remember the first refusal: the forward itself may catch the exception."""
@@ -250,9 +271,10 @@ class Tracer(fx.Tracer):
         """As fx does; no code of the user runs in it."""
         before = self.follower.pause()
         try:
-            return super().create_proxy(*args, **kwargs)
+            made = super().create_proxy(*args, **kwargs)
         finally:
             self.follower.go_on(before)
+        return None if made.node.name == self.nothing else made
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -468,6 +490,14 @@ def raised_by_user(error: BaseException) -> bool:
 def class_name(module: nn.Module) -> str:
     """The module's class by its full name."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _unpacked(frame: FrameType) -> int | None:
+    """To how many values the instruction at work unpacks what it iterates over; None for a loop."""
+    for op in dis.get_instructions(frame.f_code):
+        if op.offset == frame.f_lasti:
+            return op.arg if op.opname == "UNPACK_SEQUENCE" else None
+    return None
 
 
 def _called_from_torch() -> bool:

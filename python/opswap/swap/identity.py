@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""Where code compares by identity, which a trace cannot see: a stand-in for a tensor is never None, nor its own input.
+
+It imports nothing of torch, so that its rules can be tested under every version of Python.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+from typing import Any, NamedTuple
+
+__all__ = ["Identities", "identities", "is_compared"]
+
+_NONE = ("IF_NONE", "IF_NOT_NONE")
+_FIXED = frozenset({"LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT"})
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_CALLS = frozenset(
+    {"BINARY_OP", "BINARY_SUBSCR", "CALL", "CALL_FUNCTION", "CALL_KW", "KW_NAMES", "PRECALL", "PUSH_NULL"}
+)
+_SKIPPED = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "RESUME"})
+
+_PAIR = re.compile(r"((?:LOAD|STORE)_FAST(?:_BORROW)?)_((?:LOAD|STORE)_FAST(?:_BORROW)?)")
+
+
+@dataclass(frozen=True)
+class Identities:
+    """The comparisons by identity in one function, without those of the functions inside it.
+
+    asks_none: a result, or a variable that the function writes, is compared with None. arguments: those compared with
+    None. others: those compared with anything else. attributes: offsets of the instructions that fetch a compared
+    attribute. offsets: of all instructions. unknown: two values are compared that only the running code knows.
+    """
+
+    asks_none: bool = False
+    arguments: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
+    attributes: frozenset[int] = frozenset()
+    offsets: tuple[int, ...] = ()
+    unknown: bool = False
+
+
+class _Step(NamedTuple):
+    """An instruction; one of 3.13 and later that works on two variables is two steps."""
+
+    opname: str
+    argval: Any
+    offset: int
+    effect: int
+    target: bool
+
+
+def _steps(code: CodeType) -> list[_Step]:
+    steps = []
+    for op in dis.get_instructions(code):
+        pair = _PAIR.fullmatch(op.opname)
+        if op.opname in _SKIPPED:
+            continue
+        if pair is not None and isinstance(op.argval, tuple):
+            for name, variable in zip(pair.groups(), op.argval, strict=True):
+                effect = 1 if name.startswith("LOAD") else -1
+                steps.append(_Step(name, variable, op.offset, effect, op.is_jump_target))
+            continue
+        argument = op.arg if op.opcode >= dis.HAVE_ARGUMENT else None
+        effect = dis.stack_effect(op.opcode, argument, jump=False)
+        steps.append(_Step(op.opname, op.argval, op.offset, effect, op.is_jump_target))
+    return steps
+
+
+@lru_cache(maxsize=4096)
+def identities(code: CodeType) -> Identities:
+    """What one function compares by identity."""
+    steps = _steps(code)
+    tests = [(i, _operands(steps, i)) for i, op in enumerate(steps) if _is_test(op)]
+    if not tests:
+        return Identities()
+    written = {op.argval for op in steps if op.opname.startswith(("STORE_", "DELETE_"))}
+    asks_none = unknown = False
+    arguments, others, attributes = set(), set(), set()
+    for _, operands in tests:
+        kinds = [_kind(steps, i, code, written) for i in operands]
+        none = any(i is not None and _is_none(steps[i]) for i in operands) or len(operands) == 1
+        attributes.update(steps[i].offset for i, k in zip(operands, kinds, strict=True) if k == "attribute")
+        names = {k[1:] for k in kinds if k.startswith("=")}
+        if none:
+            asks_none = asks_none or "unknown" in kinds
+            arguments |= names
+        else:
+            others |= names
+            unknown = unknown or "unknown" in kinds or kinds == ["attribute"] * 2
+    found = frozenset(arguments), frozenset(others), frozenset(attributes)
+    return Identities(asks_none, *found, tuple(op.offset for op in steps), unknown)
+
+
+def is_compared(code: CodeType, last: int) -> bool:
+    """True if the instruction at work, a frame's f_lasti, fetches an attribute that is compared by identity."""
+    found = identities(code)
+    if not found.attributes:
+        return False
+    place = bisect_right(found.offsets, last) - 1
+    return place >= 0 and found.offsets[place] in found.attributes
+
+
+def _is_test(op: _Step) -> bool:
+    return op.opname == "IS_OP" or op.opname.endswith(_NONE)
+
+
+def _is_none(op: _Step) -> bool:
+    return op.opname == "LOAD_CONST" and op.argval is None
+
+
+def _operands(steps: list[_Step], test: int) -> list[int | None]:
+    """The instructions that make what is compared: one for a jump by None, else two; None where it is unclear."""
+    # Where several paths meet, a value may have been made on each of them.
+    last = test - 1 if test and not steps[test].target and "JUMP" not in steps[test - 1].opname else None
+    if steps[test].opname != "IS_OP":
+        return [last]
+    if last is None:
+        return [None, None]
+    start = _start(steps, last)
+    return [start - 1 if start and not steps[start].target else None, last]
+
+
+def _start(steps: list[_Step], last: int) -> int | None:
+    """The first instruction of the expression that ends with this one; None if it is unclear, or the very first."""
+    wanted = 1
+    for place in range(last, 0, -1):
+        op = steps[place]
+        if "JUMP" in op.opname or (op.target and place != last):
+            return None
+        wanted -= op.effect
+        if wanted <= 0:
+            return place if wanted == 0 else None
+    return None
+
+
+def _kind(steps: list[_Step], place: int | None, code: CodeType, written: set[str]) -> str:
+    """What makes an operand: "fixed", "attribute", "unknown", or "=name" of an argument that keeps its value."""
+    if place is None:
+        return "unknown"
+    op = steps[place]
+    if op.opname in _FIXED:
+        return "fixed"
+    if op.opname in _ATTRIBUTES:
+        root = place
+        while root > 0 and steps[root].opname in _ATTRIBUTES:
+            root -= 1
+        return "fixed" if steps[root].opname in ("LOAD_GLOBAL", "LOAD_NAME") else "attribute"
+    if op.opname.startswith(("CALL", "BINARY_SUBSCR", "BINARY_OP")):
+        first = place if place == 0 else _start(steps, place)
+        inside = steps[place if first is None else first : place]
+        if inside and all(
+            o.opname in _FIXED or o.opname in _ATTRIBUTES or o.opname in _CALLS for o in inside
+        ):
+            return "fixed"  # of constants and global variables alone
+    if op.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF")):
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+        kept = {*code.co_varnames[:count], *code.co_freevars} - written
+        if op.argval in kept:
+            return f"={op.argval}"
+    return "unknown"

@@ -1,0 +1,693 @@
+# SPDX-License-Identifier: MIT
+"""Forwards behind a shuffle that read what people read, and what happens to it between two calls.
+
+Each is `add(name, body, *changes, setup=...)`: body(model, x), changes(model) one after another, setup(model) at first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import operator
+import re
+import string
+import sys
+import types
+import weakref
+from collections import ChainMap, Counter, UserDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial, partialmethod, reduce, singledispatch
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from outside_children import Tree
+from spellings import by_size
+
+__all__ = ["CASES", "Forward", "reset"]
+
+ME = sys.modules[__name__]
+BOX = [2]
+TABLE = {"a": 2}
+NUMBERS = np.array([1.0, 2.0])
+SENTINEL = object()
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A class of models, and what is done to one between two calls."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    changes: tuple[Callable[[nn.Module], Any], ...]
+
+
+CASES: list[Forward] = []
+
+
+def reset() -> None:
+    """Bring back what changes have written to outside of the models."""
+    BOX[:] = [2]
+    TABLE.clear()
+    TABLE["a"] = 2
+    NUMBERS[:] = [1.0, 2.0]
+    Holder.steps, Holder.table = 2, {"k": 2}
+    Holder.__dict__["described"].v = 2
+    noted.k = 2
+    cached.cache_clear()
+
+
+def add(
+    name: str,
+    body: Callable[[Any, Tensor], Any],
+    *changes: Callable[[Any], Any],
+    setup: Callable[[Any], Any] | None = None,
+    base: type[nn.Module] = Tree,
+) -> None:
+    class Made(base):
+        def __init__(self) -> None:
+            super().__init__()
+            if setup is not None:
+                setup(self)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return body(self, by_size(self.conv(x)))
+
+    CASES.append(Forward(name, Made, changes))
+
+
+def put(**attributes: Any) -> Callable[[Any], None]:
+    """Set attributes; functions make the value."""
+
+    def apply(m: Any) -> None:
+        for name, value in attributes.items():
+            setattr(m, name, value() if isinstance(value, types.FunctionType) else value)
+
+    return apply
+
+
+def count_up(m: Any) -> None:
+    BOX[0] += 1
+
+
+def parameter(*size: int) -> Callable[[], nn.Parameter]:
+    return lambda: nn.Parameter(torch.ones(size))
+
+
+def add_layer(m: Any) -> None:
+    m.add_module("more", nn.Linear(2, 2))
+
+
+def add_parameter(m: Any) -> None:
+    m.register_parameter("another", nn.Parameter(torch.ones(3)))
+
+
+def add_buffer(m: Any) -> None:
+    m.register_buffer("another", torch.ones(3))
+
+
+def add_below(m: Any) -> None:
+    m.seq[1].append(nn.Linear(2, 2))
+
+
+def add_block(m: Any) -> None:
+    m.blocks.append(nn.ReLU())
+
+
+def reorder(m: Any) -> None:
+    m.add_module("conv", m._modules.pop("conv"))
+
+
+def tie(m: Any) -> None:
+    m.other.weight = m.seq[1][0].weight
+
+
+# --- what is counted ---
+
+add("parameters", lambda s, x: x * len(list(s.parameters())), add_parameter)
+add("parameters of a new layer", lambda s, x: x * len(list(s.parameters())), add_layer)
+add("parameters further down", lambda s, x: x * len(list(s.parameters())), add_below)
+add("parameters, one fewer", lambda s, x: x * len(list(s.parameters())), lambda m: delattr(m, "other"))
+add("parameters, tied", lambda s, x: x * len(list(s.parameters())), tie)
+add("named parameters", lambda s, x: x * len(dict(s.named_parameters())), add_parameter, add_below)
+add("buffers", lambda s, x: x * len(list(s.buffers())), add_buffer, put(bn=lambda: nn.Identity()))
+add("named buffers", lambda s, x: x * len(dict(s.named_buffers())), add_buffer)
+add("elements", lambda s, x: x * sum(p.numel() for p in s.parameters()), add_parameter)
+add("the first parameter", lambda s, x: x * next(s.parameters()).shape[0], put(shift=parameter(5)))
+add(
+    "its dtype",
+    lambda s, x: x.to(next(s.parameters()).dtype),
+    lambda m: m.double() and m.conv.float() and None,
+)
+add("modules", lambda s, x: x * len(list(s.modules())), add_below)
+add("named modules", lambda s, x: x * len(dict(s.named_modules())), add_below)
+add("children", lambda s, x: x * sum(1 for _ in s.children()), add_layer, lambda m: delattr(m, "other"))
+add("named children", lambda s, x: x * len(dict(s.named_children())), add_layer)
+add("_modules", lambda s, x: x * len(s._modules), add_layer)
+add("a name in _modules", lambda s, x: x * (1 + ("more" in s._modules)), add_layer)
+add("the order of children", lambda s, x: x * list(s._modules).index("other"), reorder)
+add("layers", lambda s, x: x * (1 + len(s.blocks)), add_block, add_block)
+add("layers backwards", lambda s, x: x * (1 + len(list(reversed(s.blocks)))), add_block)
+add("names of layers", lambda s, x: x * (1 + len(s.named.keys())), lambda m: m.named.update({"a": nn.ReLU()}))
+add("hasattr", lambda s, x: x * (1 + hasattr(s, "another")), add_parameter)
+add("getattr", lambda s, x: x * (1 if getattr(s, "another", None) is None else 2), add_parameter)
+add("linears", lambda s, x: x * (1 + any(isinstance(m, nn.Linear) for m in s.modules())), add_below)
+add(
+    "what is None", lambda s, x: x * (1 + sum(p is None for p in (s.shift, s.scale))), put(shift=parameter(5))
+)
+add(
+    "parameters by name",
+    lambda s, x: x * len([n for n, _ in s.named_parameters() if "bias" in n]),
+    put(shift=parameter(5)),
+    lambda m: setattr(m.conv, "bias", None),
+)
+
+# --- children that return no tensor, or not always ---
+
+
+class Maybe(nn.Module):
+    """Returns its input, or None."""
+
+    on = False
+
+    def forward(self, x: Tensor) -> Tensor | None:
+        return x if self.on else None
+
+
+class Several(nn.Module):
+    """Returns its input n times."""
+
+    n = 2
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x,) * self.n
+
+
+class Named(nn.Module):
+    """Returns a dictionary."""
+
+    key = "a"
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {self.key: x}
+
+
+class Number(nn.Module):
+    """Returns a number."""
+
+    k: Any = 2.0
+
+    def forward(self, x: Tensor) -> Any:
+        return self.k
+
+
+def on(m: Any) -> None:
+    m.aux.on = True
+
+
+def if_none(s: Any, x: Tensor) -> Tensor:
+    y = s.aux(x)
+    return x if y is None else x + y
+
+
+def if_not_none(s: Any, x: Tensor) -> Tensor:
+    y = s.aux(x)
+    if y is not None:
+        x = x + y
+    return x
+
+
+def plus(x: Tensor, y: Tensor | None = None) -> Tensor:
+    return x if y is None else x + y
+
+
+def matched(s: Any, x: Tensor) -> Tensor:
+    match s.aux(x):
+        case None:
+            return x
+        case y:
+            return x + y
+
+
+def two(s: Any, x: Tensor) -> Tensor:
+    a, b = s.aux(x)
+    return a + b
+
+
+def first(s: Any, x: Tensor) -> Tensor:
+    a, *b = s.aux(x)
+    return a * len(b)
+
+
+maybe, several, named, number = (put(aux=lambda c=c: c()) for c in (Maybe, Several, Named, Number))
+add("None", if_none, on, setup=maybe)
+add("not None", if_not_none, on, setup=maybe)
+add("None at once", lambda s, x: x + (1 if s.aux(x) is None else 2), on, setup=maybe)
+add("None in a function", lambda s, x: plus(x, s.aux(x)), on, setup=maybe)
+add("None in a list", lambda s, x: sum(y for y in (s.aux(x), x) if y is not None), on, setup=maybe)
+add("None in a filter", lambda s, x: sum(filter(lambda y: y is not None, (s.aux(x), x))), on, setup=maybe)
+add("None in a match", matched, on, setup=maybe)
+add("None by the operator", lambda s, x: x * (2 if operator.is_(s.aux(x), None) else 1), on, setup=maybe)
+add(
+    "None by default",
+    lambda s, x: s.aux(x).get("b") if s.aux(x).get("b") is not None else x,
+    lambda m: put(key="b")(m.aux),
+    setup=named,
+)
+add("another class", if_none, lambda m: put(aux=nn.ReLU())(m), setup=maybe)
+add("too many values", two, lambda m: put(n=3)(m.aux), setup=several)
+add("too few values", two, lambda m: put(n=1)(m.aux), setup=several)
+add("the rest of the values", first, lambda m: put(n=3)(m.aux), setup=several)
+add("values in a loop", lambda s, x: sum(s.aux(x)), lambda m: put(n=3)(m.aux), setup=several)
+add("a key", lambda s, x: x * 2 if "a" in s.aux(x) else x, lambda m: put(key="b")(m.aux), setup=named)
+add("a number", lambda s, x: x * s.aux(x), lambda m: put(k=3.0)(m.aux), setup=number)
+add("True", lambda s, x: x * 2 if s.aux(x) is True else x, lambda m: put(k=True)(m.aux), setup=number)
+add(
+    "a tuple",
+    lambda s, x: x * (1 + isinstance(s.aux(x), tuple)),
+    lambda m: put(aux=nn.ReLU())(m),
+    setup=several,
+)
+
+# --- identity of tensors and of what they are ---
+
+add("a dtype", lambda s, x: x * 2 if x.dtype is torch.float32 else x)
+add("a layout", lambda s, x: x * 2 if x.layout is torch.strided else x)
+add("a flag", lambda s, x: x * 2 if x.requires_grad is False else x, lambda m: m.requires_grad_(False))
+add("a copy", lambda s, x: x * 2 if x.contiguous() is x else x)
+add("the same dtype", lambda s, x: x * 2 if x.to(torch.float32) is x else x)
+add("in place", lambda s, x: x * 2 if x.relu_() is x else x)
+add("a child's input", lambda s, x: x * 2 if s.seq[0](x) is x else x)
+add("a set", lambda s, x: x * len({x, x.contiguous()}))
+add("a dict", lambda s, x: x * {x: 2}.get(x.contiguous(), 3))
+add("tied weights", lambda s, x: x * 2 if s.other.weight is s.seq[1][0].weight else x, tie)
+add("a sentinel", lambda s, x: x * (2 if s.v is SENTINEL else 3), put(v=3), setup=put(v=SENTINEL))
+
+# --- attributes, properties, descriptors, objects ---
+
+
+class Descriptor:
+    """Answers with its own value."""
+
+    def __init__(self, v: int) -> None:
+        self.v = v
+
+    def __get__(self, owner: Any, cls: Any = None) -> int:
+        return self.v
+
+
+class Holder(Tree):
+    """Has attributes of many kinds."""
+
+    described = Descriptor(2)
+    steps = 2
+    table: ClassVar[dict[str, int]] = {"k": 2}
+
+    @property
+    def doubled(self) -> int:
+        return self.steps * 2
+
+    @cached_property
+    def kept(self) -> int:
+        return BOX[0]
+
+    @classmethod
+    def of_class(cls) -> int:
+        return cls.steps
+
+    @staticmethod
+    def of_nobody() -> int:
+        return BOX[0]
+
+    def times(self, k: int, x: Tensor) -> Tensor:
+        return x * k * self.steps
+
+    twice = partialmethod(times, 2)
+
+
+class Guessing(Tree):
+    def __getattr__(self, name: str) -> Any:
+        return BOX[0] if name == "magic" else super().__getattr__(name)
+
+
+class Defaults:
+    g = 2
+
+    def f(self) -> int:
+        return self.g
+
+
+class Operators:
+    """A number of sorts."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+
+    def __mul__(self, x: Tensor) -> Tensor:
+        return x * self.k
+
+    def __index__(self) -> int:
+        return self.k
+
+    def __bool__(self) -> bool:
+        return self.k > 2
+
+    def __eq__(self, other: object) -> bool:
+        return self.k == other
+
+    __hash__ = None
+
+    def __iter__(self) -> Any:
+        return iter(range(self.k))
+
+
+@dataclass
+class Config:
+    g: int = 2
+    steps: list[int] = field(default_factory=lambda: [1, 2])
+
+
+class Settings(UserDict):
+    pass
+
+
+config = put(cfg=lambda: Config())
+bigger = lambda m: setattr(m.cfg, "g", 3)  # noqa: E731
+longer = lambda m: m.cfg.steps.insert(0, 5)  # noqa: E731
+add(
+    "a descriptor",
+    lambda s, x: x * s.described,
+    lambda m: put(v=3)(Holder.__dict__["described"]),
+    base=Holder,
+)
+add("a property", lambda s, x: x * s.doubled, put(steps=3), base=Holder)
+add("a cached property", lambda s, x: x * s.kept, count_up, lambda m: vars(m).pop("kept", None), base=Holder)
+add("a class method", lambda s, x: x * s.of_class(), lambda m: put(steps=4)(Holder), base=Holder)
+add("a static method", lambda s, x: x * s.of_nobody(), count_up, base=Holder)
+add("a partial method", lambda s, x: s.twice(x), lambda m: put(steps=5)(Holder), base=Holder)
+add("a table of the class", lambda s, x: x * s.table["k"], lambda m: Holder.table.update(k=3), base=Holder)
+add("__getattr__", lambda s, x: x * s.magic, count_up, base=Guessing)
+add("a default of a class", lambda s, x: x * s.cfg.g, bigger, setup=put(cfg=lambda: Defaults()))
+add(
+    "a method of an object",
+    lambda s, x: x * s.cfg.f(),
+    lambda m: put(f=lambda: lambda: 7)(m.cfg),
+    setup=put(cfg=lambda: Defaults()),
+)
+add(
+    "a bound method",
+    lambda s, x: x * s.f(),
+    lambda m: put(g=3)(m.cfg),
+    setup=lambda m: put(cfg=(c := Defaults()), f=c.f)(m),
+)
+add(
+    "a weak reference",
+    lambda s, x: x * s.w().g,
+    bigger,
+    setup=lambda m: put(cfg=(c := Config()), w=weakref.ref(c))(m),
+)
+add("an operator", lambda s, x: s.o * x, lambda m: put(k=3)(m.o), setup=put(o=lambda: Operators(2)))
+add(
+    "an index", lambda s, x: x * [1, 2, 3, 4][s.o], lambda m: put(k=3)(m.o), setup=put(o=lambda: Operators(2))
+)
+add(
+    "a truth value",
+    lambda s, x: x * (2 if s.o else 3),
+    lambda m: put(k=3)(m.o),
+    setup=put(o=lambda: Operators(2)),
+)
+add(
+    "an equality",
+    lambda s, x: x * (1 + (s.o == 2)),
+    lambda m: put(k=3)(m.o),
+    setup=put(o=lambda: Operators(2)),
+)
+add(
+    "an iteration",
+    lambda s, x: x * len(list(s.o)),
+    lambda m: put(k=3)(m.o),
+    setup=put(o=lambda: Operators(2)),
+)
+add("a dataclass", lambda s, x: x * s.cfg.g + s.cfg.steps[0], bigger, longer, setup=config)
+add("dataclasses.replace", lambda s, x: x * dataclasses.replace(s.cfg, steps=[]).g, bigger, setup=config)
+add("dataclasses.asdict", lambda s, x: x * dataclasses.asdict(s.cfg)["g"], bigger, setup=config)
+add("dataclasses.astuple", lambda s, x: x * dataclasses.astuple(s.cfg)[0], bigger, setup=config)
+add("equal dataclasses", lambda s, x: x * (2 if s.cfg == Config() else 3), longer, setup=config)
+add("str.format", lambda s, x: x * float("{.g}".format(s.cfg)), bigger, setup=config)  # noqa: UP032
+add("an f-string", lambda s, x: x * float(f"{s.cfg.g}"), bigger, setup=config)
+add(
+    "a template", lambda s, x: x * float(string.Template("$a").substitute(TABLE)), lambda m: TABLE.update(a=3)
+)
+add(
+    "a user's dict",
+    lambda s, x: x * s.cfg["g"],
+    lambda m: m.cfg.update(g=3),
+    setup=put(cfg=lambda: Settings(g=2)),
+)
+add(
+    "a chain of dicts",
+    lambda s, x: x * s.cfg["g"],
+    lambda m: m.cfg.maps[1].update(g=3),
+    setup=put(cfg=lambda: ChainMap({}, {"g": 2})),
+)
+add(
+    "a Counter", lambda s, x: x * s.cfg["g"], lambda m: m.cfg.update("g"), setup=put(cfg=lambda: Counter(g=2))
+)
+add(
+    "a defaultdict",
+    lambda s, x: x * s.cfg["z"],
+    lambda m: m.cfg.update(z=4),
+    setup=put(cfg=lambda: defaultdict(lambda: 2)),
+)
+add("a deque", lambda s, x: x * s.v[0], lambda m: m.v.appendleft(5), setup=put(v=lambda: deque([2])))
+add(
+    "sorted objects",
+    lambda s, x: x * min(s.v, key=lambda o: o.g).g,
+    lambda m: put(g=1)(m.v[1]),
+    setup=put(v=lambda: [Config(2), Config(3)]),
+)
+
+# --- values, functions, texts ---
+
+
+class Kind(enum.IntEnum):
+    A = 2
+    B = 3
+
+
+@cache
+def cached(n: int) -> int:
+    return n + BOX[0]
+
+
+@singledispatch
+def dispatched(value: Any) -> int:
+    return 2
+
+
+@dispatched.register
+def _(value: str) -> int:
+    return 3
+
+
+def noted() -> None:
+    """Has an attribute."""
+
+
+noted.k = 2
+
+
+def generates() -> Any:
+    yield from BOX
+
+
+def in_try(s: Any, x: Tensor) -> Tensor:
+    try:
+        return x * TABLE["z"]
+    except KeyError:
+        return x
+
+
+def in_finally(s: Any, x: Tensor) -> Tensor:
+    try:
+        y = x * TABLE["a"]
+    finally:
+        pass
+    return y
+
+
+def without_gradient(s: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 2
+    return x + y
+
+
+def under_autocast(s: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return s.conv(x).float()
+
+
+def trains_in_between(s: Any, x: Tensor) -> Tensor:
+    s.bn.train()
+    return s.bn(x)
+
+
+def flips_a_flag(s: Any, x: Tensor) -> Tensor:
+    before, s.bn.training = s.bn.training, False
+    y = s.bn(x)
+    s.bn.training = before
+    return y
+
+
+def remembers(s: Any, x: Tensor) -> Tensor:
+    if tuple(x.shape) not in s.memo:
+        s.memo[tuple(x.shape)] = len(s.memo) + 2
+    return x * s.memo[tuple(x.shape)]
+
+
+def by_mode(s: Any, x: Tensor) -> Tensor:
+    match s.mode:
+        case "a":
+            return x
+        case {"k": v}:
+            return x * v
+        case [_, *rest]:
+            return x * len(rest)
+    return x * 9
+
+
+def choose(m: Any) -> None:
+    m.i = 2
+
+
+add("an IntEnum", lambda s, x: x * s.e, put(e=Kind.B), setup=put(e=Kind.A))
+add("a member by name", lambda s, x: x * Kind[s.e].value, put(e="B"), setup=put(e="A"))
+add("a number of NumPy", lambda s, x: x * float(s.n), put(n=np.float32(3)), setup=put(n=np.float64(2)))
+add("an array", lambda s, x: x * float(np.sum(NUMBERS)), lambda m: NUMBERS.fill(4))
+add("-0.0", lambda s, x: x * math.copysign(1, s.c), put(c=-0.0), setup=put(c=0.0))
+add("1 and 1.0", lambda s, x: x * (2 if str(s.c) == "1" else 3), put(c=1.0), setup=put(c=1))
+add("lru_cache", lambda s, x: x * cached(2), lambda m: count_up(m) or cached.cache_clear())
+add(
+    "a partial",
+    lambda s, x: s.f(x),
+    lambda m: m.f.args[0].insert(0, 4),
+    setup=put(f=lambda: partial(lambda k, y: y * k[0], [2])),
+)
+add("singledispatch", lambda s, x: x * dispatched(s.v), put(v="s"), setup=put(v=1))
+add("reduce", lambda s, x: x * reduce(operator.mul, BOX), lambda m: BOX.append(3))
+add("a generator", lambda s, x: x * sum(generates()), lambda m: BOX.append(1))
+add("a comprehension", lambda s, x: x * sum([b for b in BOX]), lambda m: BOX.append(1))  # noqa: C416
+add("an attribute of a function", lambda s, x: x * noted.k, lambda m: put(k=3)(noted))
+add("a mutable default", lambda s, x, k=BOX: x * len(k), lambda m: BOX.append(4))
+add("attrgetter", lambda s, x: x * operator.attrgetter("cfg.g")(s), bigger, setup=config)
+add("itemgetter", lambda s, x: x * operator.itemgetter("a")(TABLE), lambda m: TABLE.update(a=3))
+add(
+    "a name made of a number",
+    lambda s, x: getattr(s, f"b{s.i}")(x),
+    choose,
+    put(b2=lambda: nn.Tanh()),
+    setup=put(i=1, b1=lambda: nn.ReLU(), b2=lambda: nn.Sigmoid()),
+)
+add("a function by name", lambda s, x: getattr(F, s.act)(x), put(act="tanh"), setup=put(act="relu"))
+add("a method by name", lambda s, x: getattr(x, s.act)(), put(act="tanh"), setup=put(act="relu"))
+add("a pattern", lambda s, x: x * len(re.findall(r"\d", s.text)), put(text="123"), setup=put(text="12"))
+add("try", in_try, lambda m: TABLE.update(z=3))
+add("finally", in_finally, lambda m: TABLE.update(a=3))
+add("no_grad", without_gradient)
+add("autocast", under_autocast)
+add("train() in between", trains_in_between, lambda m: m.eval() and None)
+add("a flag in between", flips_a_flag)
+add("a memory of shapes", remembers, lambda m: m.memo.clear(), setup=lambda m: put(memo={})(m))
+add(
+    "match",
+    by_mode,
+    put(mode=lambda: {"k": 3}),
+    put(mode=lambda: [1, 2, 3]),
+    put(mode=5),
+    setup=put(mode="a"),
+)
+add("globals()", lambda s, x: x * globals()["BOX"][0], count_up)
+
+# --- modules, hooks and weights ---
+
+add(
+    "another child",
+    lambda s, x: s.seq(x),
+    put(seq=lambda: nn.Sequential(nn.Tanh())),
+    lambda m: m.seq.append(nn.Sigmoid()),
+)
+add("a hook", lambda s, x: s.seq(x), lambda m: m.seq.register_forward_hook(lambda *a: a[-1] * 2) and None)
+add(
+    "a hook with keywords",
+    lambda s, x: s.seq(x),
+    lambda m: m.seq.register_forward_hook(lambda m, a, k, y: y * 2, with_kwargs=True) and None,
+)
+add(
+    "a hook before",
+    lambda s, x: x,
+    lambda m: m.conv.register_forward_pre_hook(lambda m, a: (a[0] * 2,)) and None,
+)
+add("a forward", lambda s, x: s.seq(x), lambda m: put(forward=lambda: lambda x: x * 3)(m.seq))
+add("a class", lambda s, x: s.seq[0](x), lambda m: put(__class__=nn.Tanh)(m.seq[0]))
+add(
+    "a class that is asked for",
+    lambda s, x: x * (2 if isinstance(s.seq[0], nn.ReLU) else 3),
+    lambda m: put(__class__=nn.Tanh)(m.seq[0]),
+)
+add(
+    "a parametrization",
+    lambda s, x: s.free(x),
+    lambda m: parametrize.register_parametrization(m.free, "weight", nn.Tanh()) and None,
+    lambda m: parametrize.remove_parametrizations(m.free, "weight") and None,
+)
+add(
+    "a norm of weights",
+    lambda s, x: F.conv2d(x, s.free.weight),
+    lambda m: parametrizations.weight_norm(m.free) and None,
+)
+add(
+    "tied at last",
+    lambda s, x: F.conv2d(x, s.free.weight) + s.conv(x),
+    lambda m: put(weight=m.conv.weight)(m.free),
+)
+add(
+    "modules in a list",
+    lambda s, x: s.ml[0](x),
+    lambda m: m.ml.insert(0, nn.Tanh()),
+    setup=put(ml=lambda: [nn.ReLU()]),
+)
+add(
+    "functions in a list",
+    lambda s, x: reduce(lambda y, f: f(y), s.fs, x),
+    lambda m: m.fs.append(torch.tanh),
+    setup=put(fs=lambda: [torch.relu]),
+)
+add(
+    "a tensor in a list",
+    lambda s, x: x * s.ts[0],
+    lambda m: m.ts[0].mul_(2) and None,
+    setup=put(ts=lambda: [torch.tensor(2.0)]),
+)
+add(
+    "parameters by key",
+    lambda s, x: x * s.pd["a"],
+    lambda m: m.pd.update({"a": nn.Parameter(torch.full((1,), 5.0))}),
+    setup=put(pd=lambda: nn.ParameterDict({"a": nn.Parameter(torch.ones(1))})),
+)
+add(
+    "requires_grad",
+    lambda s, x: x * (2 if s.conv.weight.requires_grad else 3),
+    lambda m: m.conv.requires_grad_(False) and None,
+)
+add("out_channels", lambda s, x: x * s.conv.out_channels, lambda m: put(out_channels=13)(m.conv))
+add(
+    "hooks that are counted",
+    lambda s, x: x * (1 + len(s._forward_hooks)),
+    lambda m: m.register_forward_hook(lambda *a: None) and None,
+)

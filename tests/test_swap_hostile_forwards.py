@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""A swapped model computes what the stock one does, whatever its forward reads and whatever happens to that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from hostile_forwards import CASES, Forward, reset
+from swapping import images
+
+
+@pytest.fixture(autouse=True)
+def outside_as_it_was() -> Iterator[None]:
+    reset()
+    yield
+    reset()
+
+
+def made(case: Forward) -> nn.Module:
+    torch.manual_seed(0)
+    return case.make()
+
+
+def answer(model: nn.Module, x: Tensor) -> Tensor | str:
+    """What the model returns, or the class of what it raises."""
+    torch.manual_seed(0)
+    try:
+        return model(x)
+    except Exception as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_as_the_stock_model(case: Forward) -> None:
+    x = images()
+    expected = []
+    for model in (made(case), opswap.swap(made(case), exact=True)):
+        reset()
+        found = []
+        for change in (lambda m: None, *case.changes):
+            torch.manual_seed(0)
+            change(model)
+            for training in (False, True):
+                found.append(answer(model.train(training), x))
+        expected = expected or found
+        for i, (mine, stock) in enumerate(zip(found, expected, strict=True)):
+            if isinstance(stock, str):
+                assert mine == stock, f"call {i}"
+            else:
+                assert torch.equal(mine, stock), f"call {i}"
