@@ -4,6 +4,7 @@
 #include "core/parallel.h"
 
 #include <limits.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -43,23 +44,55 @@ int osw_memory_reuse(int on)
 
 #if defined(__x86_64__) || defined(__aarch64__)
 
-static void flush_here(int on)
+#    if defined(__x86_64__)
+static const uint64_t flush_bits = 1u << 15 | 1u << 6; /* of results, and of operands */
+#    else
+static const uint64_t flush_bits = 1u << 24; /* of both */
+#    endif
+
+/* The register that holds these bits, of the thread. */
+static uint64_t read_control(void)
 {
 #    if defined(__x86_64__)
-    const unsigned flush_to_zero = 1u << 15, denormals_are_zero = 1u << 6;
-    const unsigned bits = flush_to_zero | denormals_are_zero;
-    _mm_setcsr(on ? _mm_getcsr() | bits : _mm_getcsr() & ~bits);
+    return _mm_getcsr();
 #    else
-    const uint64_t flush_to_zero = 1ull << 24; /* of operands as well */
     uint64_t control;
     __asm__ volatile("mrs %0, fpcr" : "=r"(control));
-    control = on ? control | flush_to_zero : control & ~flush_to_zero;
+    return control;
+#    endif
+}
+
+static void set_flush_bits(uint64_t bits)
+{
+    const uint64_t control = (read_control() & ~flush_bits) | bits;
+#    if defined(__x86_64__)
+    _mm_setcsr((unsigned)control);
+#    else
     __asm__ volatile("msr fpcr, %0" : : "r"(control));
 #    endif
 }
 
+enum { FLUSH_OFF, FLUSH_ON, FLUSH_SAVE, FLUSH_RESTORE };
+
+static void flush_here(int what)
+{
+    /* Bits that osw_memory_flush_restore brings back, if any were saved. */
+    static _Thread_local uint64_t saved_bits;
+    static _Thread_local int is_saved;
+    if (what == FLUSH_SAVE) {
+        saved_bits = read_control() & flush_bits;
+        is_saved = 1;
+    } else if (what == FLUSH_RESTORE) {
+        if (is_saved)
+            set_flush_bits(saved_bits);
+        is_saved = 0;
+    } else {
+        set_flush_bits(what == FLUSH_ON ? flush_bits : 0);
+    }
+}
+
 typedef struct {
-    int on;
+    int what;
     int expected;
     int64_t deadline;
     atomic_int arrived;
@@ -80,22 +113,39 @@ static void flush_item(int64_t begin, int64_t end, void *context)
 {
     (void)begin, (void)end;
     flush_job *job = context;
-    flush_here(job->on);
+    flush_here(job->what);
     atomic_fetch_add(&job->arrived, 1);
-    while (atomic_load(&job->arrived) < job->expected)
+    while (atomic_load(&job->arrived) < job->expected) {
         if (milliseconds() > job->deadline)
             return;
+        sched_yield(); /* a thread that has not come may need this core */
+    }
     atomic_fetch_add(&job->met, 1);
+}
+
+static int flush_everywhere(int what)
+{
+    const int64_t longest_wait = 1000;
+    flush_job job = {.what = what, .expected = osw_parallel_threads()};
+    job.deadline = milliseconds() + longest_wait;
+    flush_here(what);
+    osw_parallel_for(job.expected, 1, flush_item, &job);
+    return atomic_load(&job.met);
 }
 
 int osw_memory_flush(int on)
 {
-    const int64_t longest_wait = 1000;
-    flush_job job = {.on = on, .expected = osw_parallel_threads()};
-    job.deadline = milliseconds() + longest_wait;
-    flush_here(on);
-    osw_parallel_for(job.expected, 1, flush_item, &job);
-    return atomic_load(&job.met);
+    return flush_everywhere(on ? FLUSH_ON : FLUSH_OFF);
+}
+
+int osw_memory_flush_save(void)
+{
+    return flush_everywhere(FLUSH_SAVE);
+}
+
+int osw_memory_flush_restore(void)
+{
+    return flush_everywhere(FLUSH_RESTORE);
 }
 
 #else
@@ -103,6 +153,16 @@ int osw_memory_flush(int on)
 int osw_memory_flush(int on)
 {
     (void)on;
+    return 0;
+}
+
+int osw_memory_flush_save(void)
+{
+    return 0;
+}
+
+int osw_memory_flush_restore(void)
+{
     return 0;
 }
 
