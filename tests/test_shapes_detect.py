@@ -188,6 +188,16 @@ def test_histogram_and_rewrite() -> None:
     assert "sizes: 2 (1x), 3 (2x), 5 (1x)" in str(report)
 
 
+def test_the_size_is_that_of_the_masked_dimension() -> None:
+    x, mask = torch.zeros(2, 5, 4), torch.tensor([True, False, True, True, False])
+    with shapes.detect() as report:
+        assert x[:, mask].shape == (2, 3, 4)
+        assert x[:, mask, torch.tensor([1, 2, 3])].shape == (2, 3)
+        assert x[torch.tensor([0, 1, 0]), :, torch.tensor([1, 2, 3])][:, mask].shape == (3, 3)
+        assert x[mask[:2]].shape == (1, 5, 4)
+    assert [s.sizes for s in sorted(report.findings, key=lambda s: s.line)] == [((3, 1),)] * 3 + [((1, 1),)]
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

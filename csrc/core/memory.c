@@ -4,6 +4,7 @@
 #include "core/parallel.h"
 
 #include <limits.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -46,23 +47,55 @@ int osw_memory_reuse(int on)
 
 #if defined(__x86_64__) || defined(__aarch64__)
 
-static void flush_here(int on)
+#    if defined(__x86_64__)
+static const uint64_t flush_bits = 1u << 15 | 1u << 6; /* of results, and of operands */
+#    else
+static const uint64_t flush_bits = 1u << 24; /* of both */
+#    endif
+
+/* The register that holds these bits, of the thread. */
+static uint64_t read_control(void)
 {
 #    if defined(__x86_64__)
-    const unsigned flush_to_zero = 1u << 15, denormals_are_zero = 1u << 6;
-    const unsigned bits = flush_to_zero | denormals_are_zero;
-    _mm_setcsr(on ? _mm_getcsr() | bits : _mm_getcsr() & ~bits);
+    return _mm_getcsr();
 #    else
-    const uint64_t flush_to_zero = 1ull << 24; /* of operands as well */
     uint64_t control;
     __asm__ volatile("mrs %0, fpcr" : "=r"(control));
-    control = on ? control | flush_to_zero : control & ~flush_to_zero;
+    return control;
+#    endif
+}
+
+static void set_flush_bits(uint64_t bits)
+{
+    const uint64_t control = (read_control() & ~flush_bits) | bits;
+#    if defined(__x86_64__)
+    _mm_setcsr((unsigned)control);
+#    else
     __asm__ volatile("msr fpcr, %0" : : "r"(control));
 #    endif
 }
 
+enum { FLUSH_OFF, FLUSH_ON, FLUSH_SAVE, FLUSH_RESTORE };
+
+static void flush_here(int what)
+{
+    /* Bits that osw_memory_flush_restore brings back, if any were saved. */
+    static _Thread_local uint64_t saved_bits;
+    static _Thread_local int is_saved;
+    if (what == FLUSH_SAVE) {
+        saved_bits = read_control() & flush_bits;
+        is_saved = 1;
+    } else if (what == FLUSH_RESTORE) {
+        if (is_saved)
+            set_flush_bits(saved_bits);
+        is_saved = 0;
+    } else {
+        set_flush_bits(what == FLUSH_ON ? flush_bits : 0);
+    }
+}
+
 typedef struct {
-    int on;
+    int what;
     int expected;
     int64_t deadline;
     atomic_int arrived;
@@ -89,7 +122,7 @@ static void let_others_run(void)
 static void flush_item(int64_t begin, int64_t end, void *context)
 {
     flush_job *job = context;
-    flush_here(job->on);
+    flush_here(job->what);
     if (end - begin > 1) { /* torch runs this in series, and no other thread will come */
         atomic_fetch_add(&job->met, 1);
         return;
@@ -103,14 +136,29 @@ static void flush_item(int64_t begin, int64_t end, void *context)
     atomic_fetch_add(&job->met, 1);
 }
 
-int osw_memory_flush(int on)
+static int flush_everywhere(int what)
 {
     const int64_t longest_wait = 10000;
-    flush_job job = {.on = on, .expected = osw_parallel_threads()};
+    flush_job job = {.what = what, .expected = osw_parallel_threads()};
     job.deadline = milliseconds() + longest_wait;
-    flush_here(on);
+    flush_here(what);
     osw_parallel_for(job.expected, 1, flush_item, &job);
     return atomic_load(&job.met);
+}
+
+int osw_memory_flush(int on)
+{
+    return flush_everywhere(on ? FLUSH_ON : FLUSH_OFF);
+}
+
+int osw_memory_flush_save(void)
+{
+    return flush_everywhere(FLUSH_SAVE);
+}
+
+int osw_memory_flush_restore(void)
+{
+    return flush_everywhere(FLUSH_RESTORE);
 }
 
 #else
@@ -118,6 +166,16 @@ int osw_memory_flush(int on)
 int osw_memory_flush(int on)
 {
     (void)on;
+    return 0;
+}
+
+int osw_memory_flush_save(void)
+{
+    return 0;
+}
+
+int osw_memory_flush_restore(void)
+{
     return 0;
 }
 

@@ -13,4 +13,10 @@ int osw_memory_reuse(int on);
  * within a second; 0 where the processor has no such switch. */
 int osw_memory_flush(int on);
 
+/* Save whether each of these threads flushes, and restore it: one save for one restore, with any
+ * calls of osw_memory_flush between. A thread that has saved nothing is left as it is. Both return
+ * the number of threads reached. */
+int osw_memory_flush_save(void);
+int osw_memory_flush_restore(void);
+
 #endif

@@ -26,6 +26,7 @@ __all__ = [
     "OpOverload",
     "TensorBase",
     "any_global_hook",
+    "compiled_graphs",
     "current_node",
     "dispatch_modes",
     "fake_copy",
@@ -35,6 +36,7 @@ __all__ = [
     "is_wrapper",
     "lookup_backend",
     "nn_functions",
+    "no_dispatch",
     "sequence_number",
     "transforms_active",
     "tree_leaves",
@@ -173,6 +175,12 @@ def lookup_backend(name: str) -> Callable[..., Any]:
     return lookup(name)
 
 
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has built in this process, -1 in a torch that does not count them."""
+    counters = _find("torch._dynamo.utils", "counters")
+    return -1 if counters is None else int(counters["stats"]["unique_graphs"])
+
+
 # Where torch.fx keeps the functions that stand for others while it traces.
 SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
 
@@ -197,6 +205,8 @@ class _NoDispatchMode:
 
 
 DispatchMode: Any = _find("torch.utils._python_dispatch", "TorchDispatchMode") or _NoDispatchMode
+# Calls operators past all dispatch modes; without the name, other modes see what a finder computes for itself.
+no_dispatch: Any = _find("torch._C", "_DisableTorchDispatch") or contextlib.nullcontext
 # The class of operators; without the name, none is known to be one.
 OpOverload: Any = _find("torch._ops", "OpOverload") or ()
 # Without these names a backward operator has no line of its own, and is shown at the line that called backward.

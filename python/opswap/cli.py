@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line: `opswap demo | scan | layout | shapes | doctor`."""
+"""The command line: `opswap demo | scan | layout | shapes | denormals | doctor`."""
 
 from __future__ import annotations
 
@@ -67,20 +67,21 @@ def _size(text: str) -> tuple[int, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     from . import __version__
-    from .layout import command as layout
-    from .shapes import command as shapes
+    from .layout.command import COMMAND as LAYOUT
+    from .memory.command import COMMAND as DENORMALS
+    from .shapes.command import COMMAND as SHAPES
 
     parser = argparse.ArgumentParser(
         prog="opswap", description="Fast, verified replacements for slow operators in PyTorch models."
     )
     parser.add_argument("--version", action="version", version=f"opswap {__version__}")
     commands = parser.add_subparsers(
-        title="commands", required=True, metavar="{demo,scan,layout,shapes,doctor}"
+        title="commands", required=True, metavar="{demo,scan,layout,shapes,denormals,doctor}"
     )
     _add_demo(commands)
     _add_scan(commands)
-    layout.add_command(commands)
-    shapes.add_command(commands)
+    for finder in (LAYOUT, SHAPES, DENORMALS):
+        finder.add_to(commands)
     doctor = commands.add_parser("doctor", help="print versions and processor, and check every kernel tier")
     doctor.set_defaults(run=_run_doctor)
     return parser

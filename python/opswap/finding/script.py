@@ -183,20 +183,17 @@ def load_model(name: str) -> nn.Module:
     return model
 
 
-def factory_step(
-    model: nn.Module, inputs: tuple[Tensor, ...], *, backward: bool, steps: int
-) -> Callable[[], None]:
-    """A function that runs the model `steps` times, with a backward of the sum of its outputs' means."""
+def factory_step(model: nn.Module, inputs: tuple[Tensor, ...], *, backward: bool) -> Callable[[], None]:
+    """A function that runs the model once, with a backward of the sum of its outputs' means if asked for."""
 
     def run() -> None:
-        for _ in range(steps):
-            with torch.set_grad_enabled(backward):
-                outputs = model(*inputs)
-            if backward:
-                losses = [t.float().mean() for t in _tensors(outputs) if t.requires_grad]
-                if not losses:
-                    raise UsageError("--backward: no output of the model needs a gradient")
-                torch.stack(losses).sum().backward()
+        with torch.set_grad_enabled(backward):
+            outputs = model(*inputs)
+        if backward:
+            losses = [t.float().mean() for t in _tensors(outputs) if t.requires_grad]
+            if not losses:
+                raise UsageError("--backward: no output of the model needs a gradient")
+            torch.stack(losses).sum().backward()
 
     return run
 

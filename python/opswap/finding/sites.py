@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, ClassVar
 
-from .source import line_text, short_path
+from .source import Origin, line_text, short_path
 
 __all__ = ["Report", "Site", "format_bytes", "format_seconds", "plural", "text_table"]
 
@@ -45,9 +45,21 @@ class Site:
     hint: str = ""
     allowed: bool = False
 
+    @classmethod
+    def at(cls, origin: Origin, **fields: Any) -> Any:
+        """A site of this class at the line, in the module and phase, of `origin`."""
+        return cls(
+            module=origin.module,
+            file=origin.file,
+            line=origin.line,
+            function=origin.function,
+            phase=origin.phase,
+            **fields,
+        )
+
     @property
     def cost(self) -> int:
-        """By which sites are sorted, in bytes."""
+        """By which sites are sorted: bytes, if the finder does not say otherwise."""
         return self.bytes
 
     @property
@@ -96,6 +108,10 @@ class Report:
         """A sentence on sites of one line that differ in their module only, for the table; "" for none."""
         return ""
 
+    def format_cost(self, cost: float) -> str:
+        """The sum of the costs of some sites, with its unit."""
+        return format_bytes(cost)
+
     def plot(self, path: str | PathLike[str]) -> None:
         """Draw the report, a PNG file whatever the suffix. Raises: ModuleNotFoundError without matplotlib."""
         raise NotImplementedError
@@ -112,14 +128,14 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self._headline()]
-        rows = _merged(self.findings)
+        rows = self._rows()
         if rows:
             lines += self._blocks(rows)
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = _merged(self.findings)
+        rows = self._rows()
         head = "".join(f"<th>{name}</th>" for name in (*_HEAD, "code", "detail", "what to change"))
         body = "".join(self._html_row(row) for row in rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
@@ -128,7 +144,7 @@ class Report:
 
     def _blocks(self, rows: Sequence[_Row]) -> list[str]:
         """A table whose rows are followed by the line of code, the detail and what to change."""
-        head, *cells = text_table(_HEAD, [row.cells() for row in rows])
+        head, *cells = text_table(_HEAD, [self._cells(row) for row in rows])
         lines = [head]
         for row, text in zip(rows, cells, strict=True):
             lines.append(text)
@@ -137,10 +153,19 @@ class Report:
         return lines
 
     def _html_row(self, row: _Row) -> str:
-        cells = [html.escape(cell) for cell in row.cells()]
+        cells = [html.escape(cell) for cell in self._cells(row)]
         cells.append(f"<code>{html.escape(row.code())}</code>")
         cells += [html.escape(self.detail(row.sites)), html.escape(row.hint())]
         return "<tr>" + "".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells) + "</tr>"
+
+    def _rows(self) -> list[_Row]:
+        return _merged(self.findings)
+
+    def _cells(self, row: _Row) -> tuple[str, ...]:
+        first = row.sites[0]
+        count = sum(s.count for s in row.sites)
+        cost = self.format_cost(sum(s.cost for s in row.sites))
+        return first.status, f"{count}x", cost, first.op, first.phase, row.where(), row.modules()
 
     def _headline(self) -> str:
         found = self.findings
@@ -161,15 +186,14 @@ class _Row:
 
     sites: tuple[Any, ...]
 
-    def cells(self) -> tuple[str, ...]:
+    def modules(self) -> str:
+        names = list(dict.fromkeys(s.module or "(model)" for s in self.sites))
+        more = len(names) - _SHOWN_MODULES
+        return ", ".join(names[:_SHOWN_MODULES]) + (f" and {more} more" if more > 0 else "")
+
+    def where(self) -> str:
         first = self.sites[0]
-        modules = list(dict.fromkeys(s.module or "(model)" for s in self.sites))
-        more = len(modules) - _SHOWN_MODULES
-        named = ", ".join(modules[:_SHOWN_MODULES]) + (f" and {more} more" if more > 0 else "")
-        where = first.source + (f" in {first.function}" if first.function else "")
-        count = sum(s.count for s in self.sites)
-        cost = format_bytes(sum(s.cost for s in self.sites))
-        return first.status, f"{count}x", cost, first.op, first.phase, where, named
+        return first.source + (f" in {first.function}" if first.function else "")
 
     def code(self) -> str:
         return line_text(self.sites[0].file, self.sites[0].line)

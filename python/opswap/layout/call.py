@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
+from opswap.finding.operators import tensors_in
+from opswap.finding.storages import storage_key
+
 from .formats import Format, format_of
-from .marks import Mark, Marks, storage_key
+from .marks import Mark, Marks
 from .measured import COPIED_INSIDE
-from .operators import CONVERTERS, NOT_IMAGES, WEIGHTS, tensors_in
+from .operators import CONVERTERS, NOT_IMAGES, WEIGHTS
 
 _STRIDED = torch.strided
 _SPECIAL = CONVERTERS | COPIED_INSIDE

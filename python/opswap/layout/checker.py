@@ -7,9 +7,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
 from opswap._torch import DispatchMode, OpOverload, graph_task
-from opswap.finding import Locator, short_path
+from opswap.finding import Finder, Locator, short_path
+from opswap.finding.operators import SKIPPED, op_name, tensors_in
 
 from .call import make_call
 from .formats import Format, format_of
 from .observer import Observer
-from .operators import SKIPPED, op_name, tensors_in
 from .report import LayoutReport
 from .tally import Tally
 
@@ -37,7 +35,7 @@ class LayoutError(RuntimeError):
     """The first loss of the format, under `check(mode="raise")`."""
 
 
-class check:
+class check(Finder[LayoutReport]):
     """Watch the memory format of every operator that this thread runs within the context.
 
         with opswap.layout.check(model) as report:
@@ -60,6 +58,8 @@ class check:
     nest; each has its own report. While it is in force, torch.compile runs the Python code that it would compile.
     """
 
+    called = "check"
+
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -67,50 +67,18 @@ class check:
         mode: str = "report",
         allow: Iterable[str] = (),
     ) -> None:
-        if model is not None and not isinstance(model, nn.Module):
-            raise TypeError(f"check: model must be a torch.nn.Module or None, got {type(model).__name__}")
+        super().__init__(model, allow)
         if mode not in _MODES:
             raise ValueError(f"check: mode must be one of {_MODES}, got {mode!r}")
-        if isinstance(allow, str):
-            raise TypeError(f"check: allow must be several strings, such as ({allow!r},), got one string")
-        self._allow = tuple(allow)
-        for pattern in self._allow:
-            if not isinstance(pattern, str):
-                raise TypeError(f"check: allow must hold strings, got {pattern!r}")
-        self._model = model
         self._raises = mode == "raise"
-        self._after_operator: Callable[[bool], None] | None = (
-            None  # called with whether it ran inside a backward
-        )
-        self._stack: contextlib.ExitStack | None = None
 
-    def __enter__(self) -> LayoutReport:
-        if self._stack is not None:
-            raise RuntimeError("check: this context is in force already; make another one to nest it")
+    def _start(self, stack: contextlib.ExitStack) -> LayoutReport:
         locator = Locator(self._model)
         observer = Observer(locator, self._is_allowed, self._on_loss)
         report = LayoutReport(observer, locator)
-        with contextlib.ExitStack() as stack:
-            stack.callback(report.close)
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(_Mode(observer, locator, report, self._after_operator))
-            self._stack = stack.pop_all()
+        stack.callback(report.hidden.close)
+        stack.enter_context(_Mode(observer, locator, report, self._after_operator))
         return report
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        stack, self._stack = self._stack, None
-        if stack is not None:
-            stack.__exit__(kind, error, traceback)
-
-    def _is_allowed(self, tally: Tally) -> bool:
-        origin = tally.origin
-        short = short_path(origin.file)
-        names = {tally.op, tally.op.rpartition(".")[2], origin.module}
-        for file in (origin.file, short, short.rpartition("/")[2]):
-            names |= {file, f"{file}:{origin.line}"}
-        return any(fnmatchcase(name, pattern) for pattern in self._allow for name in names if name)
 
     def _on_loss(self, tally: Tally, shape: tuple[int, ...]) -> None:
         if self._raises:
@@ -187,7 +155,7 @@ class _Mode(DispatchMode):
             if call is not None:
                 with self._lock:
                     self._observer.observe(call, origin)
-                    self._report.look_around(origin, sys._getframe(1))
+                    self._report.hidden.look_around(origin, sys._getframe(1))
         if self._after_operator is not None:
             self._after_operator(graph_task() >= 0)
         return out

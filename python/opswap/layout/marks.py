@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
+from opswap.finding.storages import Storages
 
 from .formats import Format
 from .tally import Tally
 
-__all__ = ["Conversion", "Mark", "Marks", "storage_key"]
-
-_FEWEST_BEFORE_PRUNING = 256
+__all__ = ["Conversion", "Mark", "Marks"]
 
 
 @dataclass(slots=True)
@@ -55,39 +51,4 @@ class Mark:
     conversion: Conversion | None = None
 
 
-def storage_key(tensor: Tensor) -> int:
-    """Identity of the memory behind a tensor, for as long as the memory or a `StorageWeakRef` to it exists."""
-    return tensor.untyped_storage()._cdata
-
-
-class Marks:
-    """Marks by storage. Keeps no memory alive; forgets freed storages, so that its size follows that of the model."""
-
-    def __init__(self) -> None:
-        self._marks: dict[int, tuple[StorageWeakRef, Mark]] = {}
-        self._limit = _FEWEST_BEFORE_PRUNING
-
-    def __bool__(self) -> bool:
-        return bool(self._marks)
-
-    def __len__(self) -> int:
-        return len(self._marks)
-
-    def get(self, key: int) -> Mark | None:
-        """The mark of a storage. The weak reference keeps the address from being given to another one."""
-        entry = self._marks.get(key)
-        return None if entry is None else entry[1]
-
-    def set(self, tensor: Tensor, mark: Mark) -> None:
-        if len(self._marks) >= self._limit:
-            self.prune()
-        self._marks[storage_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), mark)
-
-    def drop(self, key: int) -> None:
-        self._marks.pop(key, None)
-
-    def prune(self) -> None:
-        """Forget the storages that were freed; done by itself whenever their number may have doubled."""
-        live: dict[int, Any] = {key: entry for key, entry in self._marks.items() if not entry[0].expired()}
-        self._marks = live
-        self._limit = max(_FEWEST_BEFORE_PRUNING, 2 * len(live))
+Marks = Storages[Mark]

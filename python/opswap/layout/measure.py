@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from opswap._torch import DispatchMode, OpOverload
+from opswap.finding.operators import SKIPPED, op_name, tensors_in
+from opswap.finding.storages import storage_key
 
 from .formats import Format, format_of
-from .marks import storage_key
-from .operators import CONVERTERS, NOT_IMAGES, SKIPPED, op_name, tensors_in
+from .operators import CONVERTERS, NOT_IMAGES
 
 __all__ = ["SAMPLES", "Measurement", "measure"]
 

@@ -39,7 +39,7 @@ class Observer:
     def __init__(
         self,
         locator: Locator,
-        is_allowed: Callable[[Tally], bool],
+        is_allowed: Callable[[str, Origin], bool],
         on_loss: Callable[[Tally, tuple[int, ...]], None],
     ) -> None:
         self.tallies: dict[tuple[str, str, Origin], Tally] = {}
@@ -311,7 +311,7 @@ class Observer:
 
     def _new_tally(self, status: str, op: str, origin: Origin, hint: str) -> Tally:
         tally = Tally(status, op, origin, hint)
-        tally.allowed = self._is_allowed(tally)
+        tally.allowed = self._is_allowed(op, origin)
         return tally
 
     def _tally(self, status: str, op: str, origin: Origin, hint: Callable[[], str]) -> Tally:

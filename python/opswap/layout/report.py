@@ -3,18 +3,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from types import FrameType
 from typing import Any
 
-import torch
-from torch import nn
-
-from opswap._torch import current_node
-from opswap.finding import Locator, Origin, Report, Site, format_bytes, format_seconds, plural
+from opswap.finding import Hidden, Locator, Report, Site, format_bytes, format_seconds, plural
 
 from .observer import Observer
 from .tally import STATUSES, Tally
@@ -22,7 +16,6 @@ from .tally import STATUSES, Tally
 __all__ = ["LayoutReport", "LayoutSite"]
 
 FINDINGS = frozenset({"lost", "needless", "copied inside", "refused"})
-_COMPILED = "compile_wrapper"
 
 
 @dataclass(frozen=True)
@@ -46,15 +39,10 @@ class LayoutSite(Site):
 
     @staticmethod
     def of(tally: Tally) -> LayoutSite:
-        origin = tally.origin
-        return LayoutSite(
+        return LayoutSite.at(
+            tally.origin,
             status=tally.status,
             op=tally.op,
-            module=origin.module,
-            file=origin.file,
-            line=origin.line,
-            function=origin.function,
-            phase=origin.phase,
             count=tally.count,
             bytes=tally.bytes,
             shapes=tuple(tally.shapes),
@@ -80,9 +68,7 @@ class LayoutReport(Report):
     def __init__(self, observer: Observer, locator: Locator) -> None:
         self._observer = observer
         self._locator = locator
-        self._seen: set[Origin] = set()
-        self._notes: dict[str, None] = {}
-        self._threads = set(threading.enumerate())
+        self.hidden = Hidden("which formats a compiler chooses inside its kernels is not shown")
 
     @property
     def sites(self) -> list[LayoutSite]:
@@ -92,7 +78,7 @@ class LayoutReport(Report):
 
     @property
     def notes(self) -> list[str]:
-        notes = list(self._notes)
+        notes = self.hidden.notes
         if not self._observer.seen_channels_last:
             notes.append(
                 "no 4-D or 5-D tensor was in channels_last: convert the model and its inputs, "
@@ -138,39 +124,6 @@ class LayoutReport(Report):
         modules = [tally.origin.module for tally in observer.tallies.values()]
         order = list(dict.fromkeys((*modules, *observer.wrong_bytes)))
         draw(path, self.sites, dict(observer.wrong_bytes), order, self._headline())
-
-    def look_around(self, origin: Origin, frame: FrameType | None) -> None:
-        """At the first operator of a line: note what of its surroundings hides operators."""
-        if origin in self._seen:
-            return
-        self._seen.add(origin)
-        while frame is not None:
-            if frame.f_code.co_name == _COMPILED and "eval_frame" in frame.f_code.co_filename:
-                self._notes[
-                    "torch.compile was asked for: the Python code ran uncompiled; which formats a compiler "
-                    "chooses inside its kernels is not shown"
-                ] = None
-            if frame.f_code is nn.Module._call_impl.__code__:
-                module = frame.f_locals["self"]
-                if isinstance(module, torch.jit.ScriptModule):
-                    self._notes[
-                        f"{type(module).__name__} is scripted: its operators are shown at the line that calls it, "
-                        "and fused ones not at all"
-                    ] = None
-            frame = frame.f_back
-        node = current_node()
-        if node is not None and node.name().startswith("CompiledFunction"):
-            self._notes[
-                "a backward was compiled before the context began: only calls that its code makes to torch's "
-                "operators are seen, at the line of the forward's call"
-            ] = None
-
-    def close(self) -> None:
-        """Called at the end of the context."""
-        others = {t for t in threading.enumerate() if t.is_alive()} - self._threads
-        if others:
-            names = ", ".join(sorted(t.name for t in others))
-            self._notes[f"threads started meanwhile are not watched: {names}"] = None
 
     def _headline(self) -> str:
         if not self._observer.seen_channels_last and not self.findings:

@@ -7,8 +7,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from opswap._torch import DispatchMode, graph_task
-from opswap.finding import Locator, Origin, short_path
+from opswap.finding import Finder, Locator
 
 from .report import InputShapes, ShapesReport
 from .rewrites import Facts
@@ -48,7 +47,7 @@ _ITERATES = Tensor.__iter__.__code__
 _ORDINARY = frozenset({Tensor, nn.Parameter})
 
 
-class detect:
+class detect(Finder[ShapesReport]):
     """Watch what this thread runs within the context for sizes that depend on data.
 
         with opswap.shapes.detect(model) as report:
@@ -68,44 +67,20 @@ class detect:
     their neighbours, as it does under any global hook.
     """
 
-    def __init__(self, model: nn.Module | None = None, *, allow: Iterable[str] = ()) -> None:
-        if model is not None and not isinstance(model, nn.Module):
-            raise TypeError(f"detect: model must be a torch.nn.Module or None, got {type(model).__name__}")
-        if isinstance(allow, str) or not all(isinstance(pattern, str) for pattern in allow):
-            raise TypeError(f"detect: allow must be several strings, got {allow!r}")
-        self._model, self._allow = model, tuple(allow)
-        self._after_operator: Callable[[bool], None] | None = None
-        self._stack: contextlib.ExitStack | None = None
+    called = "detect"
 
-    def __enter__(self) -> ShapesReport:
-        if self._stack is not None:
-            raise RuntimeError("detect: this context is in force already; make another one to nest it")
+    def __init__(self, model: nn.Module | None = None, *, allow: Iterable[str] = ()) -> None:
+        super().__init__(model, allow)
+
+    def _start(self, stack: contextlib.ExitStack) -> ShapesReport:
         locator = Locator(self._model)
         report = ShapesReport(self._is_allowed)
         watcher = _Watcher(locator, report)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.callback(register_module_forward_pre_hook(watcher.called).remove)
-            stack.enter_context(_Lists(watcher))
-            stack.enter_context(_Mode(watcher, self._after_operator))
-            self._stack = stack.pop_all()
+        stack.callback(report.hidden.close)
+        stack.callback(register_module_forward_pre_hook(watcher.called).remove)
+        stack.enter_context(_Lists(watcher))
+        stack.enter_context(_Mode(watcher, self._after_operator))
         return report
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        stack, self._stack = self._stack, None
-        if stack is not None:
-            stack.__exit__(kind, error, traceback)
-
-    def _is_allowed(self, op: str, origin: Origin) -> bool:
-        short = short_path(origin.file)
-        names = {
-            op,
-            origin.module,
-            *(f"{f}:{origin.line}" for f in (origin.file, short, short.rpartition("/")[2])),
-        }
-        return any(fnmatchcase(name, pattern) for pattern in self._allow for name in names if name)
 
 
 class _Watcher:
@@ -177,7 +152,10 @@ class _Mode(DispatchMode):
         locator = self._watcher.locator
         if threading.get_ident() == self._thread:
             if locator.new_node():
-                locator.remember(locator.locate(sys._getframe(1)))
+                frame = sys._getframe(1)
+                origin = locator.locate(frame)
+                locator.remember(origin)
+                self._watcher.report.hidden.look_around(origin, frame)
             if known[0] is not None:
                 self._look(known[0], args, out, sys._getframe(1))
         if self._after_operator is not None:
@@ -219,4 +197,14 @@ def _size(op: str, args: tuple[Any, ...], out: Any) -> tuple[int, int]:
         return 1, 0
     first = out[0] if isinstance(out, (tuple, list)) else out
     moved = first.numel() * first.element_size()
-    return int(first.shape[0]) if first.dim() else 1, moved
+    if not first.dim():
+        return 1, moved
+    # x[:, mask]: whole dimensions in front of the mask stay in front, unless indices stand apart.
+    at = _place_of_mask(args[1]) if op == "index" else 0
+    return int(first.shape[at]), moved
+
+
+def _place_of_mask(indices: Any) -> int:
+    """The dimension of x[indices] whose size is the number of elements that a mask selects."""
+    used = [i for i, index in enumerate(indices) if index is not None]
+    return used[0] if used == list(range(used[0], used[-1] + 1)) else 0

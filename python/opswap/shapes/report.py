@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from opswap.finding import Origin, Report, Site, plural
+from opswap.finding import Hidden, Origin, Report, Site, plural
 
 from .rewrites import Facts, rewrite
 from .syntax import BRANCH, LOOP, SIZE, VALUE, role_of, statement_at
@@ -124,6 +124,7 @@ class ShapesReport(Report):
 
     def __init__(self, is_allowed: Callable[[str, Origin], bool]) -> None:
         self._is_allowed = is_allowed
+        self.hidden = Hidden("which sizes a compiler guards on is told by TORCH_LOGS=recompiles")
         self._tallies: dict[tuple[str, Origin], Tally] = {}
         self.inputs: dict[str, InputShapes] = {}
 
@@ -139,6 +140,10 @@ class ShapesReport(Report):
         found = [self._site(t) for t in list(self._tallies.values())]
         found += [self._input_site(name, shapes) for name, shapes in self._changing()]
         return sorted(found, key=lambda s: (s.status == "value", -len(s.sizes), -s.bytes, -s.count))
+
+    @property
+    def notes(self) -> list[str]:
+        return self.hidden.notes
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -204,19 +209,15 @@ class ShapesReport(Report):
         statement = statement_at(origin.file, origin.line)
         text = rewrite(statement, tally.facts) if statement is not None and status != VALUE else ""
         hint = f"`{text}`" if text else _ADVICE.get(tally.op) or _ADVICE.get(status, "")
-        return ShapesSite(
+        return ShapesSite.at(
+            origin,
             status=status,
             op=f"aten.{tally.op}" if tally.op not in ("loop", "tolist") else tally.op,
-            module=origin.module,
-            file=origin.file,
-            line=origin.line,
-            function=origin.function,
-            phase=origin.phase,
             count=tally.count,
             bytes=tally.bytes,
             shapes=tuple((size,) for size, _ in tally.sizes.most_common(_MOST_SHAPES)),
             hint="" if status == VALUE else hint,
-            allowed=self._is_allowed(tally.op, origin),
+            allowed=self._is_allowed(f"aten.{tally.op}", origin),
             sizes=tuple(sorted(tally.sizes.items())),
         )
 
@@ -229,14 +230,10 @@ class ShapesReport(Report):
             seen[key[number] if number < len(key) else None] += count
         graphs = f"torch.compile makes {plural(shapes.graphs(False), 'graph')} of it with dynamic=False"
         origin = Origin(name, "", 0, "", "forward")
-        return ShapesSite(
+        return ShapesSite.at(
+            origin,
             status="input",
             op=f"input {number} of {shapes.kind}",
-            module=name,
-            file="",
-            line=0,
-            function="",
-            phase="forward",
             count=shapes.count,
             bytes=0,
             shapes=tuple(s for s, _ in seen.most_common(_MOST_SHAPES) if s is not None),

@@ -1,23 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""What the process pays for memory and for tiny numbers, for stock models as much as for swapped ones."""
+"""Switches of the process: freed memory, and arithmetic on denormal numbers."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+import contextlib
+from collections.abc import Iterator
 
-from . import _core
+from opswap import _core
 
-__all__ = ["denormal_parameters", "flush_denormals", "reuse_freed"]
-
-# For each dtype: the integer of its size, and its exponent's bits.
-_EXPONENT = {
-    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
-    torch.float32: (torch.int32, 0x7F80_0000),
-    torch.bfloat16: (torch.int16, 0x7F80),
-    torch.float16: (torch.int16, 0x7C00),
-}
+__all__ = ["flush_denormals", "flush_state_kept", "reuse_freed"]
 
 
 def reuse_freed(enabled: bool = True) -> None:
@@ -50,20 +41,15 @@ def flush_denormals(enabled: bool = True) -> None:
         raise RuntimeError(f"flush_denormals: {reached} of {threads} threads of the pool were reached")
 
 
-def denormal_parameters(model: nn.Module) -> dict[str, int]:
-    """How many denormal numbers each parameter holds; parameters without any are left out.
+@contextlib.contextmanager
+def flush_state_kept() -> Iterator[bool]:
+    """Within, flush_denormals may be called at will; afterwards every thread flushes, or not, as it did before.
 
-    A channel without a gradient decays under weight decay until its weights are denormal, and arithmetic on them
-    takes a CPU up to a hundred times longer. Counted by their bits, so that flush_denormals does not hide them.
+    Yields: False if this processor has no switch, or a thread of the pool did not answer: then nothing may be measured.
     """
-    counts = {name: _count(p.detach()) for name, p in model.named_parameters() if not is_lazy(p)}
-    return {name: count for name, count in counts.items() if count}
-
-
-def _count(tensor: Tensor) -> int:
-    if tensor.dtype not in _EXPONENT or tensor.is_meta or tensor.layout is not torch.strided:
-        return 0
-    integer, exponent = _EXPONENT[tensor.dtype]
-    bits = tensor.view(integer)
-    magnitude = bits & torch.iinfo(integer).max
-    return int(((bits & exponent == 0) & (magnitude != 0)).sum())
+    threads = _core.threads()
+    reached = _core.memory_flush_save()
+    try:
+        yield reached >= threads > 0
+    finally:
+        _core.memory_flush_restore()

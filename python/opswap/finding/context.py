@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT
+"""What every finder is as a context: its model, its allow-list, when it is in force; and what it could not see."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from types import FrameType, TracebackType
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from opswap._torch import current_node
+
+from .source import Origin, short_path
+
+__all__ = ["Finder", "Hidden"]
+
+ReportT = TypeVar("ReportT")
+
+_COMPILED = "compile_wrapper"
+
+
+class Finder(Generic[ReportT]):
+    """Base of the finders: a context manager that watches the calling thread and returns its report.
+
+    A subclass sets `called`, the name in its messages, and enters what watches in `_start`.
+
+    Args: model: modules and parameters are named by their path in it, or, if None, by the class of the outermost
+        module that is called. allow: names of operators ("aten.index" or "index"), module paths, or lines
+        ("net.py:31", or a whole file), each with wildcards: findings that are known.
+    Raises: TypeError for a model that is not a module, or an allow-list that is not of strings. On entering,
+        RuntimeError if the context is in force already.
+    """
+
+    called: ClassVar[str] = ""
+
+    def __init__(self, model: nn.Module | None, allow: Iterable[str]) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(
+                f"{self.called}: model must be a torch.nn.Module or None, got {type(model).__name__}"
+            )
+        if isinstance(allow, str):
+            raise TypeError(
+                f"{self.called}: allow must be several strings, such as ({allow!r},), got one string {allow!r}"
+            )
+        self._model, self._allow = model, tuple(allow)
+        for pattern in self._allow:
+            if not isinstance(pattern, str):
+                raise TypeError(f"{self.called}: allow must hold strings, got {pattern!r}")
+        # Called after every operator with whether it ran inside a backward.
+        self._after_operator: Callable[[bool], None] | None = None
+        self._stack: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> ReportT:
+        if self._stack is not None:
+            raise RuntimeError(
+                f"{self.called}: this context is in force already; make another one to nest it"
+            )
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            report = self._start(stack)
+            self._stack = stack.pop_all()
+        return report
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.__exit__(kind, error, traceback)
+
+    def _start(self, stack: contextlib.ExitStack) -> ReportT:
+        """Enter what watches; `stack` ends it."""
+        raise NotImplementedError
+
+    def _is_allowed(self, op: str, origin: Origin) -> bool:
+        """True if the allow-list names the operator, the module or the line."""
+        if not self._allow:
+            return False
+        names = {op, op.rpartition(".")[2], origin.module}
+        if origin.file:
+            short = short_path(origin.file)
+            for file in (origin.file, short, short.rpartition("/")[2]):
+                names |= {file, f"{file}:{origin.line}"}
+        return any(fnmatchcase(name, pattern) for pattern in self._allow for name in names if name)
+
+
+class Hidden:
+    """Notes on what a finder cannot see: compiled and scripted code, other threads.
+
+    Args: compiled: what to say of torch.compile's code, which runs uncompiled meanwhile.
+    """
+
+    def __init__(self, compiled: str) -> None:
+        self._compiled = compiled
+        self._seen: set[Origin] = set()
+        self._notes: dict[str, None] = {}
+        self._threads = set(threading.enumerate())
+
+    @property
+    def notes(self) -> list[str]:
+        """In the order in which they were made."""
+        return list(self._notes)
+
+    def look_around(self, origin: Origin, frame: FrameType | None) -> None:
+        """At the first operator of a line: note what of its surroundings hides operators."""
+        if origin in self._seen:
+            return
+        self._seen.add(origin)
+        while frame is not None:
+            if frame.f_code.co_name == _COMPILED and "eval_frame" in frame.f_code.co_filename:
+                self._note(f"torch.compile was asked for: the Python code ran uncompiled; {self._compiled}")
+            if frame.f_code is nn.Module._call_impl.__code__:
+                module = frame.f_locals["self"]
+                if isinstance(module, torch.jit.ScriptModule):
+                    self._note(
+                        f"{type(module).__name__} is scripted: its operators are shown at the line that calls it, "
+                        "and fused ones not at all"
+                    )
+            frame = frame.f_back
+        node: Any = current_node()
+        if node is not None and node.name().startswith("CompiledFunction"):
+            self._note(
+                "a backward was compiled before the context began: only calls that its code makes to torch's "
+                "operators are seen, at the line of the forward's call"
+            )
+
+    def close(self) -> None:
+        """At the end of the context: note the threads that were started meanwhile."""
+        others = {t for t in threading.enumerate() if t.is_alive()} - self._threads
+        if others:
+            names = ", ".join(sorted(t.name for t in others))
+            self._note(f"threads started meanwhile are not watched: {names}")
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None

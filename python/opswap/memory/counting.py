@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""How many denormal numbers a tensor holds, by their bits, so that flushing does not hide them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+__all__ = ["can_count", "count_denormals", "denormal_parameters"]
+
+# For each dtype: the integer of its size, and the bits of its mantissa.
+_MANTISSA = {
+    torch.float64: (torch.int64, 52),
+    torch.float32: (torch.int32, 23),
+    torch.bfloat16: (torch.int16, 7),
+    torch.float16: (torch.int16, 10),
+}
+_PART = 1 << 17  # numbers counted at once, whose bits stay in a cache
+
+
+def can_count(tensor: Tensor) -> bool:
+    """True for a strided real tensor of floating point with data."""
+    return tensor.dtype in _MANTISSA and tensor.layout is torch.strided and not tensor.is_meta
+
+
+def count_denormals(tensor: Tensor) -> int:
+    """The denormal numbers among those of a tensor, 0 if it is of another kind than `can_count` knows."""
+    if not can_count(tensor):
+        return 0
+    integer, mantissa = _MANTISSA[tensor.dtype]
+    largest = torch.iinfo(integer).max
+    # With the sign cut off, zero is 0 and the denormals are 1 and up. Adding the largest integer turns 0 into that,
+    # and 1 and up into the least ones, by the wrap of the sum: one comparison finds them.
+    limit = torch.iinfo(integer).min + (1 << mantissa) - 1
+    count = 0
+    for part in _flat(tensor.detach()).view(integer).split(_PART):
+        count += int((part & largest).add_(largest).lt(limit).count_nonzero())
+    return count
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """All numbers in a dense tensor of one dimension, without a copy if they lie dense in any order."""
+    if not tensor.is_contiguous():
+        order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        tensor = tensor.permute(order)
+    return tensor.reshape(-1)
+
+
+def denormal_parameters(model: nn.Module) -> dict[str, int]:
+    """How many denormal numbers each parameter holds; parameters without any are left out.
+
+    A channel without a gradient decays under weight decay until its weights are denormal, and arithmetic on them
+    takes a CPU up to a hundred times longer. Counted by their bits, so that flush_denormals does not hide them.
+    """
+    counts = {name: count_denormals(p) for name, p in model.named_parameters() if not is_lazy(p)}
+    return {name: count for name, count in counts.items() if count}
