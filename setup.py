@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Build of opswap._core: C11, no torch and no NumPy needed, every instruction set in one extension.
+"""Build of opswap._core and opswap._np: C11, no torch needed, every instruction set in one extension.
+
+opswap._core needs no NumPy either; opswap._np is compiled with NumPy's headers and runs with NumPy 1.22 and later.
+
 
 Environment switches, for work on opswap itself:
   OPSWAP_DEBUG=1             keep asserts, -O1 -g
@@ -13,6 +16,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -77,19 +81,45 @@ if sanitize:
     compile_args += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
     link_args += [f"-fsanitize={sanitize}"]
 
+# The extension with NumPy has these, and of core what they need.
+with_numpy = [Path("csrc/batch"), Path("csrc/binding_np")]
+shared = [Path("csrc/core/isa.c")]
+
+
+def is_for_numpy(path):
+    return any(folder in path.parents for folder in with_numpy)
+
+
+def extension(name, sources, macros, flags, libraries):
+    return Extension(
+        name,
+        sources=sorted(map(str, sources)),
+        depends=sorted(str(p) for p in Path("csrc").rglob("*.h")),
+        include_dirs=["csrc"],
+        define_macros=[("Py_LIMITED_API", "0x030A0000"), ("_POSIX_C_SOURCE", "200809L"), *macros],
+        extra_compile_args=[*compile_args, *flags],
+        extra_link_args=link_args,
+        libraries=libraries if os.name == "posix" else [],
+        py_limited_api=True,
+    )
+
+
+every = list(Path("csrc").rglob("*.c"))
+numpy_macros = [
+    ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+    ("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"),
+]
+
 setup(
     ext_modules=[
-        Extension(
-            "opswap._core",
-            sources=sorted(str(p) for p in Path("csrc").rglob("*.c")),
-            depends=sorted(str(p) for p in Path("csrc").rglob("*.h")),
-            include_dirs=["csrc"],
-            define_macros=[("Py_LIMITED_API", "0x030A0000"), ("_POSIX_C_SOURCE", "200809L")],
-            extra_compile_args=compile_args,
-            extra_link_args=link_args,
-            libraries=["dl", "m"] if os.name == "posix" else [],
-            py_limited_api=True,
-        )
+        extension("opswap._core", [p for p in every if not is_for_numpy(p)], [], [], ["dl", "m"]),
+        extension(
+            "opswap._np",
+            [*shared, *filter(is_for_numpy, every)],
+            numpy_macros,
+            ["-isystem", numpy.get_include()],  # warnings in headers of NumPy are not ours
+            ["m"],
+        ),
     ],
     cmdclass={"build_ext": ParallelBuild},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},

@@ -196,6 +196,42 @@ OSW_INLINE vf32 round_f16(vf32 v)
     return (vf32)_mm256_cvtph_ps(narrow_f16(v));
 }
 
+/* Each half of the vector holds 16 bytes that begin with, or end with, those of four times three.
+ */
+#    define unzip3_u8_i32 unzip3_u8_i32
+OSW_INLINE void unzip3_u8_i32(const uint8_t *p, vi32 v[3])
+{
+    const __m128i head = _mm_loadu_si128((const __m128i *)p);
+    const __m128i tail = _mm_loadu_si128((const __m128i *)(p + 8));
+    const __m256i all = _mm256_inserti128_si256(_mm256_castsi128_si256(head), tail, 1);
+    const __m256i from = _mm256_setr_epi32(~0xff, ~0xfc, ~0xf9, ~0xf6, ~0xfb, ~0xf8, ~0xf5, ~0xf2);
+    const __m256i one = _mm256_set1_epi32(1);
+    const __m256i next = _mm256_add_epi32(from, one);
+    v[0] = (vi32)_mm256_shuffle_epi8(all, from);
+    v[1] = (vi32)_mm256_shuffle_epi8(all, next);
+    v[2] = (vi32)_mm256_shuffle_epi8(all, _mm256_add_epi32(next, one));
+}
+
+OSW_INLINE __m256 load_halves(const float *low, const float *high)
+{
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+
+/* a, b and c are called x y z; of four times three in a half: x0 y0 z0 x1, y1 z1 x2 y2, z2 x3 y3 z3
+ */
+#    define unzip3_f32 unzip3_f32
+OSW_INLINE void unzip3_f32(const float *p, vf32 v[3])
+{
+    const __m256 a = load_halves(p, p + 12);
+    const __m256 b = load_halves(p + 4, p + 16);
+    const __m256 c = load_halves(p + 8, p + 20);
+    const __m256 xy = _mm256_shuffle_ps(b, c, _MM_SHUFFLE(2, 1, 3, 2)); /* x2 y2 x3 y3 */
+    const __m256 yz = _mm256_shuffle_ps(a, b, _MM_SHUFFLE(1, 0, 2, 1)); /* y0 z0 y1 z1 */
+    v[0] = (vf32)_mm256_shuffle_ps(a, xy, _MM_SHUFFLE(2, 0, 3, 0));
+    v[1] = (vf32)_mm256_shuffle_ps(yz, xy, _MM_SHUFFLE(3, 1, 2, 0));
+    v[2] = (vf32)_mm256_shuffle_ps(yz, c, _MM_SHUFFLE(3, 0, 3, 1));
+}
+
 #    define stream_rounded_f32 stream_rounded_f32
 OSW_INLINE void stream_rounded_f32(float *p, vf32 v)
 {

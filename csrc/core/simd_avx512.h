@@ -172,6 +172,35 @@ OSW_INLINE vf32 round_f16(vf32 v)
     return (vf32)_mm512_cvtph_ps(narrow_f16(v));
 }
 
+/* Each quarter of the vector holds the bytes of four times three, and four more. */
+#    define unzip3_u8_i32 unzip3_u8_i32
+OSW_INLINE void unzip3_u8_i32(const uint8_t *p, vi32 v[3])
+{
+    const __m512i words = _mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
+    const __m512i all = _mm512_permutexvar_epi32(words, _mm512_maskz_loadu_epi32(0xfff, p));
+    const __m512i from = _mm512_broadcast_i32x4(_mm_setr_epi32(~0xff, ~0xfc, ~0xf9, ~0xf6));
+    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i next = _mm512_add_epi32(from, one);
+    v[0] = (vi32)_mm512_shuffle_epi8(all, from);
+    v[1] = (vi32)_mm512_shuffle_epi8(all, next);
+    v[2] = (vi32)_mm512_shuffle_epi8(all, _mm512_add_epi32(next, one));
+}
+
+/* Lanes 3i + k of the 48: those of the first two vectors, then those of the third. */
+#    define unzip3_f32 unzip3_f32
+OSW_INLINE void unzip3_f32(const float *p, vf32 v[3])
+{
+    const __m512 a = _mm512_loadu_ps(p), b = _mm512_loadu_ps(p + 16), c = _mm512_loadu_ps(p + 32);
+    const __m512i third = _mm512_set1_epi32(16), one = _mm512_set1_epi32(1);
+    __m512i lanes = _mm512_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 45);
+    for (int k = 0; k < 3; k++) {
+        const __mmask16 late = _mm512_cmpge_epi32_mask(lanes, _mm512_set1_epi32(32));
+        const __m512 early = _mm512_permutex2var_ps(a, lanes, b);
+        v[k] = (vf32)_mm512_mask_permutexvar_ps(early, late, _mm512_sub_epi32(lanes, third), c);
+        lanes = _mm512_add_epi32(lanes, one);
+    }
+}
+
 #    define stream_rounded_f32 stream_rounded_f32
 OSW_INLINE void stream_rounded_f32(float *p, vf32 v)
 {

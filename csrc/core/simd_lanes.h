@@ -36,6 +36,11 @@ OSW_INLINE vi64 set1_i64(int64_t s)
     return s - (vi64){0};
 }
 
+OSW_INLINE vf32 f32_of_i32(vi32 v)
+{
+    return __builtin_convertvector(v, vf32);
+}
+
 /* 0, 1, 2, ... */
 OSW_INLINE vi32 lane_numbers_i32(void)
 {

@@ -216,6 +216,30 @@ OSW_INLINE void stream_fence(void)
 }
 #endif
 
+/* 3 * LANES elements: v[k] = elements k, k + 3, k + 6, ... */
+#ifndef unzip3_u8_i32
+OSW_INLINE void unzip3_u8_i32(const uint8_t *p, vi32 v[3])
+{
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < LANES; i++)
+            v[k][i] = p[3 * i + k];
+}
+#endif
+
+#ifndef unzip3_f32
+OSW_INLINE void unzip3_f32(const float *p, vf32 v[3])
+{
+    vi32 whole[3];
+    memcpy(whole, p, sizeof whole);
+    for (int k = 0; k < 3; k++) {
+        vi32 lanes;
+        for (int i = 0; i < LANES; i++)
+            lanes[i] = whole[(3 * i + k) / LANES][(3 * i + k) % LANES];
+        v[k] = (vf32)lanes;
+    }
+}
+#endif
+
 /* Elements [0, n) in the first lanes, 0 in the others. */
 #ifndef load_first_f32
 OSW_INLINE vf32 load_first_f32(const float *p, int64_t n)

@@ -92,6 +92,26 @@ OSW_INLINE bool any_i16(vi16 mask)
     return vmaxvq_u16((uint16x8_t)mask) != 0;
 }
 
+/* An index of 0xff, as all but the lowest byte of a lane have, gives 0. */
+#    define unzip3_u8_i32 unzip3_u8_i32
+OSW_INLINE void unzip3_u8_i32(const uint8_t *p, vi32 v[3])
+{
+    uint32_t last;
+    memcpy(&last, p + 8, sizeof last);
+    const uint8x16_t all = vcombine_u8(vld1_u8(p), vreinterpret_u8_u32(vdup_n_u32(last)));
+    const uint32x4_t from = {~0xffu, ~0xfcu, ~0xf9u, ~0xf6u};
+    for (unsigned k = 0; k < 3; k++)
+        v[k] = (vi32)vqtbl1q_u8(all, vreinterpretq_u8_u32(vaddq_u32(from, vdupq_n_u32(k))));
+}
+
+#    define unzip3_f32 unzip3_f32
+OSW_INLINE void unzip3_f32(const float *p, vf32 v[3])
+{
+    const float32x4x3_t all = vld3q_f32(p);
+    for (int k = 0; k < 3; k++)
+        v[k] = (vf32)all.val[k];
+}
+
 #    define load_u16_i32 load_u16_i32
 OSW_INLINE vi32 load_u16_i32(const uint16_t *p)
 {

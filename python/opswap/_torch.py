@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import re
 import sys
 import warnings
@@ -29,6 +30,7 @@ __all__ = [
     "compiled_graphs",
     "current_node",
     "dispatch_modes",
+    "empty_shared",
     "fake_copy",
     "functorch_active",
     "graph_task",
@@ -132,6 +134,25 @@ def fake_copy(
     mode = _FakeTensorMode(allow_non_fake_inputs=True)
     with _FakeCopyMode(mode):
         return copy(), mode
+
+
+# --- shared memory -----------------------------------------------------------------------------------------------
+
+_new_shared = getattr(torch.UntypedStorage, "_new_shared", None)
+
+
+def empty_shared(
+    shape: tuple[int, ...], dtype: torch.dtype, memory_format: torch.memory_format = torch.contiguous_format
+) -> Tensor:
+    """An uninitialised tensor in memory that a worker of a DataLoader can send without a copy.
+
+    In a torch that lacks the name, in plain memory, which the loader copies.
+    """
+    if _new_shared is None:
+        return torch.empty(shape, dtype=dtype, device="cpu", memory_format=memory_format)
+    strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
+    storage = _new_shared(math.prod(shape) * dtype.itemsize)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)
 
 
 # --- trees -------------------------------------------------------------------------------------------------------

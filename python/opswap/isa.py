@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
-from . import _core
+from . import _core, _np
 
 __all__ = ["available", "current", "limit"]
 
@@ -33,6 +33,12 @@ def current() -> str:
     return _core.isa_current()
 
 
+def _limit(tier: str) -> None:
+    """In both extensions. Raises: ValueError or TypeError, before anything changes."""
+    _core.isa_limit(tier)
+    _np.isa_limit(tier)
+
+
 class _Limit(contextlib.AbstractContextManager[str]):
     def __init__(self, previous: str) -> None:
         self._previous = previous
@@ -41,7 +47,7 @@ class _Limit(contextlib.AbstractContextManager[str]):
         return current()
 
     def __exit__(self, *exc: object) -> None:
-        _core.isa_limit(self._previous)
+        _limit(self._previous)
 
 
 def limit(tier: str) -> contextlib.AbstractContextManager[str]:
@@ -52,5 +58,5 @@ def limit(tier: str) -> contextlib.AbstractContextManager[str]:
     Raises: ValueError for another name.
     """
     previous = current()
-    _core.isa_limit(tier)
+    _limit(tier)
     return _Limit(previous)

@@ -105,6 +105,13 @@ static void memory(const void *x, osw_log *log)
     RECORD("load_i32", load_i32(bytes + 1));
     RECORD("load_u8_i32", load_u8_i32(bytes + 3));
     RECORD("load_u16_i32", load_u16_i32(halves + 1));
+    RECORD("f32_of_i32", f32_of_i32(load_i32(bytes)));
+    vi32 bytes_of_three[3];
+    vf32 floats_of_three[3];
+    unzip3_u8_i32(bytes + 1, bytes_of_three);
+    record(log, "unzip3_u8_i32", bytes_of_three, sizeof bytes_of_three);
+    unzip3_f32((const float *)x + 1, floats_of_three);
+    record(log, "unzip3_f32", floats_of_three, sizeof floats_of_three);
     RECORD("load_bf16", load_bf16(halves + 1));
     RECORD("load_f16", load_f16(halves + 1));
     RECORD("round_bf16", round_bf16(v));

@@ -2,6 +2,7 @@
 """Find shapes that depend on data; batches of one size, and losses that know which elements are padding."""
 
 from . import losses
+from .arrays import batch_images
 from .collate import CollateFixed, collate_fixed
 from .detector import detect
 from .images import PaddedImages, pad_images, unpad_images, unpad_predictions
@@ -17,6 +18,7 @@ __all__ = [
     "ShapesReport",
     "ShapesSite",
     "SizeHistogram",
+    "batch_images",
     "collate_fixed",
     "detect",
     "histogram",

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from .arrays import batch_images
 from .images import PaddedImages, pad_images
 from .targets import PaddedTarget, pad_targets
 
@@ -21,6 +23,7 @@ class CollateFixed:
 
     max_boxes: int
     images: dict[str, Any]
+    arrays: dict[str, Any]
     targets: dict[str, Any]
 
     def __call__(
@@ -28,10 +31,21 @@ class CollateFixed:
     ) -> tuple[PaddedImages, list[PaddedTarget]]:
         """(image, target) pairs as (PaddedImages, targets of one length), boxes in the batch's coordinates."""
         images, targets = zip(*samples, strict=True)
-        batch = pad_images(images, **self.images)
+        batch = self._batch(images)
         fitted = [_fit_target(t, batch, i) for i, t in enumerate(targets)]
         size = tuple(batch.images.shape[-2:])
         return batch, pad_targets(fitted, self.max_boxes, size=size, **self.targets)
+
+    def _batch(self, images: Sequence[Any]) -> PaddedImages:
+        if any(isinstance(x, np.ndarray) for x in images):
+            return batch_images(images, **self.images, **self.arrays)
+        given = [name for name, value in self.arrays.items() if value is not None]
+        if given:
+            raise TypeError(
+                f"collate_fixed: {', '.join(given)} need images that are NumPy arrays (h, w, c), "
+                f"image 0 is a {type(images[0]).__name__}"
+            )
+        return pad_images(images, **self.images)
 
 
 def collate_fixed(
@@ -43,18 +57,24 @@ def collate_fixed(
     value: float | Sequence[float] = 0,
     mode: str = "error",
     memory_format: torch.memory_format = torch.contiguous_format,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    scale: float | None = None,
+    dtype: torch.dtype | None = None,
     overflow: str = "error",
     label: int = -1,
     per_box: Sequence[str] | None = None,
 ) -> CollateFixed:
     """A `collate_fn` for DataLoader: pairs (image, target) become (PaddedImages, targets of one length).
 
-    Arguments as of `pad_images` and `pad_targets`. If an image is resized or cropped, its boxes, keypoints, areas and
-    masks follow; boxes that a crop leaves without area are dropped.
+    Arguments as of `pad_images` and `pad_targets`. Images are tensors (C, h, w), or NumPy arrays (h, w, C), which
+    `batch_images` puts together; mean, std, scale and dtype are its arguments, for arrays alone. If an image is
+    resized or cropped, its boxes, keypoints, areas and masks follow; boxes that a crop leaves without area are dropped.
     """
     images = {"size": size, "buckets": buckets, "divisor": divisor, "value": value, "mode": mode}
     images["memory_format"] = memory_format
-    return CollateFixed(max_boxes, images, {"overflow": overflow, "label": label, "per_box": per_box})
+    arrays = {"mean": mean, "std": std, "scale": scale, "dtype": dtype}
+    return CollateFixed(max_boxes, images, arrays, {"overflow": overflow, "label": label, "per_box": per_box})
 
 
 def _fit_target(target: dict[str, Any], batch: PaddedImages, index: int) -> dict[str, Any]:

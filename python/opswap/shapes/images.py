@@ -6,13 +6,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["PaddedImages", "batch_size", "pad_images", "unpad_images", "unpad_predictions"]
+__all__ = [
+    "MODES",
+    "PaddedImages",
+    "batch_size",
+    "fill_values",
+    "fit",
+    "pad_images",
+    "unpad_images",
+    "unpad_predictions",
+]
 
-_MODES = ("error", "resize", "crop")
+MODES = ("error", "resize", "crop")
 
 
 class PaddedImages(NamedTuple):
@@ -69,15 +79,15 @@ def pad_images(
         channels, an empty list, an image without pixels, sizes that are not positive, an image that is too large.
     """
     _check_images(images)
-    if mode not in _MODES:
-        raise ValueError(f"pad_images: mode must be one of {', '.join(_MODES)}, got {mode!r}")
+    if mode not in MODES:
+        raise ValueError(f"pad_images: mode must be one of {', '.join(MODES)}, got {mode!r}")
     originals = tuple((int(x.shape[1]), int(x.shape[2])) for x in images)
     height, width = batch_size(originals, size, buckets=buckets, divisor=divisor, fit=mode != "error")
-    fitted = [_fit(x, height, width, mode) for x in images]
+    fitted = [fit(x, height, width, mode) for x in images]
     channels = images[0].shape[0]
     shape = (len(images), channels, height, width)
     batch = torch.empty(shape, dtype=images[0].dtype, device=images[0].device, memory_format=memory_format)
-    fill = _fill(value, channels, batch)
+    fill = fill_values(value, channels, batch.dtype, device=batch.device)
     for slot, (image, _) in zip(batch, fitted, strict=True):
         h, w = image.shape[1:]
         slot[:, :h, :w] = image
@@ -116,37 +126,41 @@ def batch_size(
     buckets: Iterable[int | tuple[int, int]] | None = None,
     divisor: int | tuple[int, int] | None = None,
     fit: bool = False,
+    name: str = "pad_images",
 ) -> tuple[int, int]:
     """(H, W) of the batch that holds images of these sizes; arguments as of `pad_images`.
 
     Args: fit: larger images will be made to fit, so that a size that is too small is no error.
+        name: of the function that was called, for errors.
     """
     if sum(option is not None for option in (size, buckets, divisor)) != 1:
-        raise TypeError("pad_images: give exactly one of size, buckets and divisor")
+        raise TypeError(f"{name}: give exactly one of size, buckets and divisor")
     needed = max(h for h, _ in sizes), max(w for _, w in sizes)
     if divisor is not None:
-        return tuple(-(-n // d) * d for n, d in zip(needed, _pair("divisor", divisor), strict=True))
+        return tuple(-(-n // d) * d for n, d in zip(needed, _pair(name, "divisor", divisor), strict=True))
     if size is not None:
-        choice = _pair("size", size)
+        choice = _pair(name, "size", size)
         if fit or _holds(choice, needed):
             return choice
-        return _too_large(sizes, choice, f"size {choice}")
-    choices = sorted((_pair("buckets", b) for b in buckets), key=lambda b: (b[0] * b[1], b))
+        return _too_large(name, sizes, choice, f"size {choice}")
+    choices = sorted((_pair(name, "buckets", b) for b in buckets), key=lambda b: (b[0] * b[1], b))
     if not choices:
-        raise ValueError("pad_images: buckets is empty")
+        raise ValueError(f"{name}: buckets is empty")
     found = next((b for b in choices if _holds(b, needed)), None)
     if found is not None:
         return found
-    return choices[-1] if fit else _too_large(sizes, choices[-1], f"each of the buckets {choices}")
+    return choices[-1] if fit else _too_large(name, sizes, choices[-1], f"each of the buckets {choices}")
 
 
-def _too_large(sizes: Sequence[tuple[int, int]], choice: tuple[int, int], what: str) -> tuple[int, int]:
+def _too_large(
+    name: str, sizes: Sequence[tuple[int, int]], choice: tuple[int, int], what: str
+) -> tuple[int, int]:
     index, found = next(((i, s) for i, s in enumerate(sizes) if not _holds(choice, s)), (None, None))
     if found is None:  # no single image is: the highest and the widest are two
         needed = max(h for h, _ in sizes), max(w for _, w in sizes)
-        raise ValueError(f"pad_images: the batch needs {needed}, more than {what}")
+        raise ValueError(f"{name}: the batch needs {needed}, more than {what}")
     raise ValueError(
-        f"pad_images: image {index} of {found[0]} x {found[1]} pixels is larger than {what}; "
+        f"{name}: image {index} of {found[0]} x {found[1]} pixels is larger than {what}; "
         'mode="resize" or "crop" makes it fit'
     )
 
@@ -155,10 +169,10 @@ def _holds(size: tuple[int, int], needed: tuple[int, int]) -> bool:
     return size[0] >= needed[0] and size[1] >= needed[1]
 
 
-def _pair(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
+def _pair(name: str, option: str, value: int | tuple[int, int]) -> tuple[int, int]:
     pair = (value, value) if isinstance(value, int) else tuple(value)
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
-        raise ValueError(f"pad_images: {name} must be a positive int or two of them, got {value!r}")
+        raise ValueError(f"{name}: {option} must be a positive int or two of them, got {value!r}")
     return pair
 
 
@@ -181,16 +195,30 @@ def _check_images(images: Sequence[Tensor]) -> None:
             )
 
 
-def _fill(value: float | Sequence[float], channels: int, batch: Tensor) -> Tensor:
-    fill = torch.as_tensor(value, device=batch.device)
+def fill_values(
+    value: float | Sequence[float],
+    channels: int,
+    dtype: torch.dtype,
+    name: str = "pad_images",
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """What padding is filled with: (C, 1, 1) or (1, 1, 1) of this dtype.
+
+    Raises: ValueError, under the name of the function that was called.
+    """
+    fill = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    fill = fill.to(device)
     if fill.dim() > 1 or (fill.dim() == 1 and fill.shape[0] != channels):
-        raise ValueError(f"pad_images: value has {tuple(fill.shape)} entries for {channels} channels")
-    if not batch.dtype.is_floating_point and not torch.equal(fill, fill.to(batch.dtype).to(fill.dtype)):
-        raise ValueError(f"pad_images: value {value!r} is not a number of {batch.dtype}")
-    return fill.to(batch.dtype).reshape(-1, 1, 1)
+        raise ValueError(f"{name}: value has {tuple(fill.shape)} entries for {channels} channels")
+    if not dtype.is_floating_point and not torch.equal(fill, fill.to(dtype).to(fill.dtype)):
+        raise ValueError(f"{name}: value {value!r} is not a number of {dtype}")
+    if not torch.equal(fill.isinf(), fill.to(dtype).isinf()):
+        raise ValueError(f"{name}: value {value!r} is too large for {dtype}")
+    return fill.to(dtype).reshape(-1, 1, 1)
 
 
-def _fit(image: Tensor, height: int, width: int, mode: str) -> tuple[Tensor, str]:
+def fit(image: Tensor, height: int, width: int, mode: str) -> tuple[Tensor, str]:
+    """The image (C, h, w), cropped or resized if it is larger than (height, width), and what was done to it."""
     h, w = image.shape[1:]
     if h <= height and w <= width:
         return image, "kept"

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT */
+/* Images of different sizes into one batch: what every kernel of the family does.
+ *
+ * A kernel works on `pixels` pixels whose elements follow each other: the channels of a pixel, then
+ * those of the next one.
+ *
+ *     planes   writes channel c of pixel i to element c * step + i of `to`; step may be negative
+ *     pixels   writes the elements in the order in which it reads them
+ *
+ *     normalize   y = (x * scale - mean[c]) / std[c]      every operation rounded to float
+ *                 y = fma(x, slope[c], shift[c])          if the factors are fused
+ *     move        y = x, any bits (x8, x16, x32: elements of so many bits); planes only
+ *
+ * y is rounded to nearest, ties to even, where the dtype of the batch is not float. The fused form
+ * is for images of bytes alone: osw_batch_fuse allows it if it gives the bits of the first form for
+ * every byte and channel.
+ */
+#ifndef OSW_BATCH_BATCH_H
+#define OSW_BATCH_BATCH_H
+
+#include "core/isa.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Factors of a call. The arrays hold the values of the channels again and again, channels +
+ * OSW_BATCH_REPEAT in all, so that a vector of them can begin at every channel. */
+enum { OSW_BATCH_REPEAT = 15 };
+
+typedef struct osw_batch_factors {
+    int64_t channels;
+    float scale;
+    bool fused;
+    const float *mean, *std;
+    const float *slope, *shift;
+} osw_batch_factors;
+
+typedef void osw_batch_fn(const osw_batch_factors *factors, const void *from, void *to,
+                          int64_t pixels, int64_t step);
+
+/* The list of variants. X(operation, dtype) makes the numbers, the table and the list that is
+ * filled. */
+#define OSW_BATCH_NORMALIZE(X, dtype)                                                              \
+    X(normalize_planes_u8, dtype)                                                                  \
+    X(normalize_pixels_u8, dtype)                                                                  \
+    X(normalize_planes_float, dtype)                                                               \
+    X(normalize_pixels_float, dtype)
+
+#define OSW_BATCH_VARIANTS(X)                                                                      \
+    OSW_BATCH_NORMALIZE(X, f32)                                                                    \
+    OSW_BATCH_NORMALIZE(X, bf16)                                                                   \
+    OSW_BATCH_NORMALIZE(X, f16)                                                                    \
+    X(move_planes, x8)                                                                             \
+    X(move_planes, x16)                                                                            \
+    X(move_planes, x32)
+
+#define OSW_BATCH_ID(operation, dtype) OSW_BATCH_##operation##_##dtype,
+typedef enum osw_batch_id { OSW_BATCH_VARIANTS(OSW_BATCH_ID) OSW_BATCH_COUNT } osw_batch_id;
+
+/* Kernels in use, by osw_batch_id; filled by osw_batch_select. */
+extern osw_batch_fn *osw_batch_table[OSW_BATCH_COUNT];
+
+/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
+ * improves. */
+void osw_batch_select(osw_isa isa);
+
+OSW_DECLARE_FILLS(osw_batch_fill, osw_batch_fn **table);
+
+#endif

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT */
+/* What the kernels of a tier share. */
+#ifndef OSW_BATCH_BELOW_H
+#define OSW_BATCH_BELOW_H
+
+#include "batch/batch.h"
+#include "core/simd.h"
+
+/* Pixels of more channels are left to the tier below by the kernels that write planes. */
+enum { MAX_CHANNELS = 4 };
+
+/* The kernels of the tier below, for what is too small for vectors. */
+static osw_batch_fn *below[OSW_BATCH_COUNT];
+
+/* Channel k of LANES pixels of `channels` bytes each, as integers; the kernels call these with
+ * constants. Bytes of two and four channels are read as the wider integers that they make up. */
+OSW_INLINE int byte_shift(const int k, const int channels)
+{
+    return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 8 * k : 8 * (channels - 1 - k);
+}
+
+OSW_INLINE void load_channels_u8(const uint8_t *p, const int channels, vi32 v[MAX_CHANNELS])
+{
+    if (channels == 1) {
+        v[0] = load_u8_i32(p);
+    } else if (channels == 3) {
+        unzip3_u8_i32(p, v);
+    } else {
+        const vi32 all =
+            channels == 4 ? load_i32(p) : load_u16_i32((const uint16_t *)(const void *)p);
+        OSW_UNROLL
+        for (int k = 0; k < channels; k++)
+            v[k] = all >> byte_shift(k, channels) & 0xff;
+    }
+}
+
+/* The same of floats, or of any elements of 32 bits. */
+OSW_INLINE void load_channels_f32(const float *p, const int channels, vf32 v[MAX_CHANNELS])
+{
+    if (channels == 1) {
+        v[0] = load_f32(p);
+    } else if (channels == 3) {
+        unzip3_f32(p, v);
+    } else if (channels == 2) {
+        unzip_f32(load_f32(p), load_f32(p + LANES), &v[0], &v[1]);
+    } else {
+        vf32 even[2], odd[2];
+        unzip_f32(load_f32(p), load_f32(p + LANES), &even[0], &odd[0]);
+        unzip_f32(load_f32(p + 2 * LANES), load_f32(p + 3 * LANES), &even[1], &odd[1]);
+        unzip_f32(even[0], even[1], &v[0], &v[2]);
+        unzip_f32(odd[0], odd[1], &v[1], &v[3]);
+    }
+}
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+/* Elements to planes, bit by bit: see batch/batch.h. Pixels that do not fill the last vector are
+ * covered by one that begins earlier. */
+#ifndef OSW_BATCH_MOVE_H
+#define OSW_BATCH_MOVE_H
+
+#include "batch/batch.h"
+#include "batch/below.h"
+#include "core/simd.h"
+
+OSW_INLINE void move_planes_u8(const uint8_t *x, uint8_t *y, int64_t pixels, int64_t step,
+                               const int channels)
+{
+    for (int64_t i = 0; i < pixels; i += LANES) {
+        const int64_t at = i + LANES <= pixels ? i : pixels - LANES;
+        vi32 v[MAX_CHANNELS];
+        load_channels_u8(x + at * channels, channels, v);
+        OSW_UNROLL
+        for (int k = 0; k < channels; k++)
+            store_u8_i32(y + k * step + at, v[k]);
+    }
+}
+
+OSW_INLINE void move_planes_u32(const float *x, float *y, int64_t pixels, int64_t step,
+                                const int channels)
+{
+    for (int64_t i = 0; i < pixels; i += LANES) {
+        const int64_t at = i + LANES <= pixels ? i : pixels - LANES;
+        vf32 v[MAX_CHANNELS];
+        load_channels_f32(x + at * channels, channels, v);
+        OSW_UNROLL
+        for (int k = 0; k < channels; k++)
+            store_f32(y + k * step + at, v[k]);
+    }
+}
+
+#define MOVE(suffix, function)                                                                     \
+    static void TIERED(osw_move_planes_##suffix)(const osw_batch_factors *f, const void *from,     \
+                                                 void *to, int64_t pixels, int64_t step)           \
+    {                                                                                              \
+        if (pixels < LANES || f->channels > MAX_CHANNELS)                                          \
+            below[OSW_BATCH_move_planes_##suffix](f, from, to, pixels, step);                      \
+        else if (f->channels == 1)                                                                 \
+            function(from, to, pixels, step, 1);                                                   \
+        else if (f->channels == 2)                                                                 \
+            function(from, to, pixels, step, 2);                                                   \
+        else if (f->channels == 3)                                                                 \
+            function(from, to, pixels, step, 3);                                                   \
+        else                                                                                       \
+            function(from, to, pixels, step, 4);                                                   \
+    }
+
+MOVE(x8, move_planes_u8)
+MOVE(x32, move_planes_u32)
+
+#endif

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: MIT */
+#include "batch/run.h"
+#include "batch/factors.h"
+#include "batch/stage.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    STAGE_BYTES = 16384, /* of pixels that are staged at once, unless one pixel is larger */
+    BLOCK_BYTES = 1024,  /* of padding that is copied at once, unless one pixel is larger */
+    FUSE_PIXELS = 16384, /* in all: for fewer it costs more to find out than it gains */
+};
+
+/* What the parts of a job share. */
+typedef struct osw_batch_work {
+    const osw_batch_job *job;
+    osw_batch_fn *kernel; /* NULL: elements are copied as they are, in their order */
+    osw_batch_factors factors, reversed;
+    int64_t from_size, to_size;
+    bool convert;
+    char *stage;
+    int64_t stage_pixels;
+    char *blocks; /* of padding: one per channel for planes, else one of whole pixels */
+    int64_t block_bytes;
+    bool one_byte; /* all bytes of the padding are the same */
+} osw_batch_work;
+
+int64_t osw_batch_itemsize(osw_batch_dtype dtype)
+{
+    static const int64_t sizes[OSW_BATCH_DTYPES] = {1, 2, 2, 2, 4, 8};
+    return sizes[dtype];
+}
+
+static osw_batch_fn *kernel_of(const osw_batch_job *job, osw_batch_fn *const *kernels)
+{
+    if (job->move) {
+        if (!job->planes || job->channels == 1)
+            return NULL;
+        const int64_t size = osw_batch_itemsize(job->to);
+        const osw_batch_id id = size == 1   ? OSW_BATCH_move_planes_x8
+                                : size == 2 ? OSW_BATCH_move_planes_x16
+                                            : OSW_BATCH_move_planes_x32;
+        return kernels[id];
+    }
+#define KERNELS_OF(dtype)                                                                          \
+    {                                                                                              \
+        {OSW_BATCH_normalize_pixels_float_##dtype, OSW_BATCH_normalize_planes_float_##dtype},      \
+        {                                                                                          \
+            OSW_BATCH_normalize_pixels_u8_##dtype, OSW_BATCH_normalize_planes_u8_##dtype           \
+        }                                                                                          \
+    }
+    static const osw_batch_id ids[OSW_BATCH_DTYPES][2][2] = {[OSW_BATCH_F32] = KERNELS_OF(f32),
+                                                             [OSW_BATCH_BF16] = KERNELS_OF(bf16),
+                                                             [OSW_BATCH_F16] = KERNELS_OF(f16)};
+    const bool planes = job->planes && job->channels > 1;
+    return kernels[ids[job->to][job->from == OSW_BATCH_U8][planes]];
+}
+
+/* `bytes` of padding; what is at `to` continues the pattern of the block from its start. */
+static void pad(const osw_batch_work *work, char *to, int64_t bytes, const char *block)
+{
+    if (work->one_byte) {
+        memset(to, block[0], (size_t)bytes);
+        return;
+    }
+    for (; bytes > work->block_bytes; bytes -= work->block_bytes, to += work->block_bytes)
+        memcpy(to, block, (size_t)work->block_bytes);
+    memcpy(to, block, (size_t)bytes);
+}
+
+/* Pixels [begin, end) of image `n`'s place in the batch, counted over its rows. */
+static void pad_pixels(const osw_batch_work *work, int64_t n, int64_t begin, int64_t end)
+{
+    const osw_batch_job *job = work->job;
+    const int64_t plane = job->height * job->width;
+    char *place = job->batch + n * job->channels * plane * work->to_size;
+    if (begin == end)
+        return;
+    if (!job->planes) {
+        const int64_t pixel_bytes = job->channels * work->to_size;
+        pad(work, place + begin * pixel_bytes, (end - begin) * pixel_bytes, work->blocks);
+        return;
+    }
+    for (int64_t c = 0; c < job->channels; c++)
+        pad(work, place + (c * plane + begin) * work->to_size, (end - begin) * work->to_size,
+            work->blocks + c * work->block_bytes);
+}
+
+/* Pixels that follow each other, to the first of their places in the batch. */
+static void run_kernel(const osw_batch_work *work, const osw_batch_factors *factors,
+                       const char *from, char *to, int64_t pixels, int64_t step)
+{
+    if (work->kernel)
+        work->kernel(factors, from, to, pixels, step);
+    else
+        memcpy(to, from, (size_t)(pixels * work->job->channels * work->to_size));
+}
+
+static void stage_row(const osw_batch_work *work, const osw_batch_image *image, int64_t y, char *to)
+{
+    const osw_batch_job *job = work->job;
+    const int64_t step = job->height * job->width;
+    const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
+    for (int64_t i = 0; i < image->width; i += work->stage_pixels) {
+        const int64_t left = image->width - i;
+        const int64_t pixels = left < work->stage_pixels ? left : work->stage_pixels;
+        osw_batch_stage(job, image, y, i, pixels, work->convert, work->stage);
+        run_kernel(work, &work->factors, work->stage, to + i * pixel_bytes, pixels, step);
+    }
+}
+
+/* How an image lies in memory: channels of a pixel and pixels of a row follow each other, also if
+ * the channels do so backwards; else -1. */
+static int direction_of(const osw_batch_work *work, const osw_batch_image *image)
+{
+    const osw_batch_job *job = work->job;
+    if (work->convert || !image->aligned)
+        return -1;
+    if (image->width > 1 && image->pixel_stride != job->channels * work->from_size)
+        return -1;
+    if (job->channels == 1 || image->channel_stride == work->from_size)
+        return 0;
+    return job->planes && image->channel_stride == -work->from_size ? 1 : -1;
+}
+
+static void run_image(const osw_batch_work *work, int64_t n)
+{
+    const osw_batch_job *job = work->job;
+    osw_batch_image image = job->images[n];
+    const int64_t plane = job->height * job->width, last = job->channels - 1;
+    const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
+    char *place = job->batch + n * job->channels * plane * work->to_size;
+    const int direction = direction_of(work, &image);
+    const bool backwards = direction == 1;
+    const osw_batch_factors *factors = backwards ? &work->reversed : &work->factors;
+    const char *from = image.data + (backwards ? last * image.channel_stride : 0);
+    char *to = place + (backwards ? last * plane * work->to_size : 0);
+    const int64_t step = backwards ? -plane : plane;
+    const int64_t row_bytes = image.width * job->channels * work->from_size;
+    const int64_t end = image.height * job->width;
+    if (direction >= 0 && image.width == job->width &&
+        (image.height == 1 || image.row_stride == row_bytes)) {
+        run_kernel(work, factors, from, to, end, step);
+    } else {
+        for (int64_t y = 0; y < image.height; y++) {
+            const int64_t row = y * job->width;
+            if (direction < 0)
+                stage_row(work, &image, y, place + row * pixel_bytes);
+            else
+                run_kernel(work, factors, from + y * image.row_stride, to + row * pixel_bytes,
+                           image.width, step);
+            pad_pixels(work, n, row + image.width, row + job->width);
+        }
+    }
+    pad_pixels(work, n, end, plane);
+}
+
+static void make_blocks(osw_batch_work *work)
+{
+    const osw_batch_job *job = work->job;
+    const char *padding = job->padding;
+    const int64_t period = job->planes ? work->to_size : work->to_size * job->channels;
+    for (int64_t c = 0; c < (job->planes ? job->channels : 1); c++)
+        for (int64_t i = 0; i < work->block_bytes; i += period)
+            memcpy(work->blocks + c * work->block_bytes + i, padding + c * period, (size_t)period);
+    work->one_byte = true;
+    for (int64_t i = 1; i < job->channels * work->to_size; i++)
+        work->one_byte &= padding[i] == padding[0];
+}
+
+static bool many_pixels(const osw_batch_job *job)
+{
+    int64_t pixels = 0;
+    for (int64_t n = 0; n < job->count; n++)
+        pixels += job->images[n].height * job->images[n].width;
+    return pixels >= FUSE_PIXELS;
+}
+
+static int64_t at_least_one(int64_t count)
+{
+    return count > 0 ? count : 1;
+}
+
+int osw_batch_run(const osw_batch_job *job, osw_batch_fn *const kernels[OSW_BATCH_COUNT])
+{
+    osw_batch_work work = {.job = job, .kernel = kernel_of(job, kernels)};
+    work.from_size = osw_batch_itemsize(job->from);
+    work.to_size = osw_batch_itemsize(job->to);
+    work.convert = !job->move && job->from != OSW_BATCH_U8 && job->from != OSW_BATCH_F32;
+    const int64_t staged_bytes = job->channels * (work.convert ? 4 : work.from_size);
+    const int64_t period = job->planes ? work.to_size : work.to_size * job->channels;
+    work.stage_pixels = at_least_one(STAGE_BYTES / staged_bytes);
+    work.block_bytes = at_least_one(BLOCK_BYTES / period) * period;
+    const size_t factors = osw_batch_factors_room(job->channels);
+    const size_t stage = (size_t)((work.stage_pixels * staged_bytes + 63) / 64 * 64);
+    const size_t blocks = (size_t)(work.block_bytes * (job->planes ? job->channels : 1));
+    char *room = malloc(stage + 2 * factors + blocks);
+    if (!room)
+        return -1;
+    work.stage = room;
+    work.factors = osw_batch_factors_of(job, false, (float *)(void *)(room + stage));
+    work.reversed = osw_batch_factors_of(job, true, (float *)(void *)(room + stage + factors));
+    work.blocks = room + stage + 2 * factors;
+    if (!job->move && job->from == OSW_BATCH_U8 && many_pixels(job))
+        work.factors.fused = work.reversed.fused = osw_batch_fuse(&work.factors, job->to);
+    make_blocks(&work);
+    for (int64_t n = 0; n < job->count; n++)
+        run_image(&work, n);
+    free(room);
+    return 0;
+}
