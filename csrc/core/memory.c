@@ -4,7 +4,6 @@
 #include "core/parallel.h"
 
 #include <limits.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
