@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import torch
+
 from opswap import _core
 
 __all__ = ["flush_denormals", "flush_state_kept", "reuse_freed"]
