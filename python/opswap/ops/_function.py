@@ -28,6 +28,7 @@ __all__ = [
     "base_apply",
     "batch_together",
     "cached_constant",
+    "check_memory",
     "concrete_size",
     "make_apply",
     "make_eager_apply",
@@ -93,6 +94,16 @@ def plain_cpu(tensors: Sequence[Tensor]) -> bool:
     conjugate or negative view that is not yet carried out.
     """
     return plain_eager() and _core.plain_tensors(tensors)
+
+
+def check_memory(name: str, **tensors: Tensor) -> None:
+    """Raise RuntimeError for a tensor whose memory was released: torch's own operators would crash the process."""
+    if not plain_eager():
+        return
+    for what, t in tensors.items():
+        plain = type(t) in (Tensor, torch.nn.Parameter) and t.is_cpu and t.layout is torch.strided
+        if plain and t.numel() and not t.untyped_storage().nbytes():
+            raise RuntimeError(f"{name}: {what} of size {tuple(t.shape)} has no memory")
 
 
 def base_apply(function: type[Function]) -> Callable[..., Any]:

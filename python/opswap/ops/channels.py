@@ -30,7 +30,7 @@ from ._function import (
     tracing,
     transforms_active,
 )
-from ._layout import cat_memory_format, dense_copy, empty, is_strided
+from ._layout import cat_memory_format, dense_copy, dense_strides, empty, is_strided
 from ._library import library
 from ._stats import count_kernel, count_reference, reference_forced
 
@@ -55,7 +55,7 @@ def reference(
     memory_format: torch.memory_format | None = None,
     output_mask: Sequence[bool] | None = None,
 ) -> list[Tensor]:
-    """The operator in plain torch: cat, index_select, split.
+    """The operator in plain torch: cat, and an index_select for each output, which writes it as it is returned.
 
     It avoids strided copies, which some accelerators lack; its index tensor is made once per device.
 
@@ -64,11 +64,19 @@ def reference(
     if memory_format is None:
         memory_format = cat_memory_format(tensors)
     row = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), 1)
-    shuffled = row.index_select(1, _index(row.shape[1], groups, row.device))
-    parts = shuffled.split(list(sections), 1)
-    kept = [p for i, p in enumerate(parts) if output_mask is None or output_mask[i]]
-    # Copies, since an operator may return neither a view of its input nor two views of one storage.
-    return [dense_copy(p, memory_format) for p in kept]
+    index = _index(row.shape[1], groups, row.device).split(list(sections))
+    kept = [part for i, part in enumerate(index) if output_mask is None or output_mask[i]]
+    if memory_format is not torch.contiguous_format:
+        # In the order of its memory the row has its channels last, and so has what is selected from it.
+        row = row.movedim(1, -1)
+        return [_dense(row.index_select(-1, part).movedim(-1, 1), memory_format) for part in kept]
+    return [_dense(row.index_select(1, part), memory_format) for part in kept]
+
+
+def _dense(fresh: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """A tensor that nobody else has with exactly the strides of this memory format, copied if it has others."""
+    same = fresh.stride() == dense_strides(fresh.shape, memory_format)
+    return fresh if same else dense_copy(fresh, memory_format)
 
 
 def _check(tensors: Sequence[Tensor], groups: int, sections: Sequence[int]) -> None:

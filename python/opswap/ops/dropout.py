@@ -22,7 +22,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from ._function import make_eager_apply, needs_graph, plain_cpu, plain_eager, tracing
+from ._function import check_memory, make_eager_apply, needs_graph, plain_cpu, plain_eager, tracing
 from ._layout import suggest_memory_format
 from ._stats import count_kernel, count_reference
 
@@ -144,6 +144,8 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """
     if has_torch_function_unary(input):
         return handle_torch_function(dropout, (input,), input, p=p, training=training, inplace=inplace)
+    if not plain_cpu((input,)):
+        check_memory("dropout", input=input)
     if not training or inplace or not isinstance(p, float) or not 0.0 < p < 1.0 or tracing():
         return torch_functional.dropout(input, p, training, inplace)
     if (

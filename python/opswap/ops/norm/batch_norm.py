@@ -17,7 +17,15 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap._torch import without_transforms
 
-from .._function import make_apply, needs_graph, plain_cpu, plain_eager, tracing, transforms_active
+from .._function import (
+    check_memory,
+    make_apply,
+    needs_graph,
+    plain_cpu,
+    plain_eager,
+    tracing,
+    transforms_active,
+)
 from .._stats import count_reference, reference_forced
 from ._arguments import check, check_kinds, count_values, is_covered
 from ._operators import (
@@ -74,6 +82,7 @@ def _move(
     count = count_values(input)
     if not count or running_mean is None or running_var is None:
         return
+    check_memory("batch_norm", running_mean=running_mean, running_var=running_var)
     if torch.compiler.is_compiling() or not transforms_active():
         update_running(statistics, running_mean, running_var, momentum, count)
         return

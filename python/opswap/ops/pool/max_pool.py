@@ -7,6 +7,7 @@ output channel c reads input channel c * channel_step. The backward needs the of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ from ._offsets import (
 __all__ = ["max_pool2d", "max_pool3d", "reference_max_pool3d"]
 
 _DTYPES = FLOATS | INTEGERS
+_TAPS = 2**31
 
 
 def reference_max_pool3d(input: Tensor, window: Window) -> Tensor:
@@ -420,7 +422,9 @@ def _max_pool(
     window = make_window(name, spatial, *window_arguments)
     if volumes and not return_indices:
         input = autocast_to_float32(input)
-    if plain_torch(input, "max_pool"):
+    # Offsets are int32: of larger windows no kernel can say which tap it took.
+    offsets = return_indices or needs_function(input)
+    if plain_torch(input, "max_pool") or (offsets and math.prod(window.kernel_size) >= _TAPS):
         return _pool_in_torch(volumes, input, window, return_indices)
     if input.dim() == spatial + 2:
         output, indices = _pool(input, window, 1, return_indices)
