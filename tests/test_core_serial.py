@@ -66,7 +66,7 @@ torch.set_num_threads(3)
 print("threads", _core.threads())
 
 def digest(name, tensors):
-    tensors = [t.detach().contiguous().view(torch.uint8).numpy().tobytes() for t in tensors]
+    tensors = [t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors]
     print(name, hashlib.sha256(b"".join(tensors)).hexdigest())
 
 def with_gradients(name, function, *inputs):
