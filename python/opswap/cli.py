@@ -134,7 +134,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     detection = demo.add_argument_group("detector with sizes that depend on data, and with fixed sizes")
     detection.add_argument(
-        "--detection-steps", type=at_least_one, default=60, help="training steps of both forms"
+        "--detection-steps", type=at_least_one, default=40, help="training steps of both forms"
     )
     demo.set_defaults(run=functools.partial(_run_demo, demo))
 

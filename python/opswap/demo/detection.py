@@ -21,7 +21,7 @@ import opswap
 from .._torch import compiled_graphs
 from ..shapes import ShapesReport
 from . import canvases, digits
-from .detector import BACKGROUND, Batch, Detector, boxes_of, data_dependent_loss, fixed_loss
+from .detector import Batch, Detector, data_dependent_loss, fixed_loss
 from .settings import DemoError, Settings
 from .tables import table, time_cells
 from .training import Spread
@@ -30,7 +30,7 @@ __all__ = ["DEPENDENT", "FIXED", "Detection", "Form", "PaddingEffects", "padding
 
 DEPENDENT, FIXED = "different sizes", "fixed size"
 _COMPILED = "fixed, compiled"
-_BATCH, _BATCHES, _HELD_OUT = 16, 12, 48
+_BATCH, _BATCHES = 16, 12
 _WATCHED = 4  # batches under the detector and the compiler that counts
 _LEARNING_RATE = 3e-3
 # Of a loss, in float64; sums over other sizes are taken in another order.
@@ -117,9 +117,6 @@ class Detection:
         count = _BATCH * min(_BATCHES, max(settings.detection_steps, _WATCHED))
         samples = canvases.compose(data.train_images, data.train_labels, count, settings.seed)
         self.batches = [samples[i : i + _BATCH] for i in range(0, count, _BATCH)]
-        self.held_out = canvases.compose(
-            data.held_out_images, data.held_out_labels, _HELD_OUT, settings.seed + 1
-        )
         self._collate = opswap.shapes.collate_fixed(canvases.LARGEST, max_boxes=canvases.MOST_BOXES)
         torch.manual_seed(settings.seed)
         self.initial = Detector()
@@ -183,11 +180,9 @@ class Detection:
             yield step + 1
         pairs = list(zip(*(form.losses for form in self.forms), strict=True))
         worst = max(abs(b - a) / abs(a) for a, b in pairs)
-        found = self._found(nets[1].float())
-        self.notes += [
-            f"All {len(pairs)} losses are equal to {worst:.1g} of their value (allowed: {_TOLERANCE:g}).",
-            f"Held-out digits found, of the right class and with an overlap above one half: {found:.1f} %.",
-        ]
+        self.notes.append(
+            f"All {len(pairs)} losses are equal to {worst:.1g} of their value (allowed: {_TOLERANCE:g})."
+        )
 
     def time(self) -> Iterator[int]:
         """Time training steps in float32, the fixed form compiled too; yields the rounds done."""
@@ -263,19 +258,6 @@ class Detection:
             return torch.compile(fixed_loss, fullgraph=True, backend="aot_eager")
         return compiled
 
-    @torch.no_grad()
-    def _found(self, net: Detector) -> float:
-        """Percent of the held-out digits whose cell names their class and a box that overlaps by more than half."""
-        right = total = 0
-        for image, target in self.held_out:
-            output = net(image[None])[0]
-            classes, boxes = output[: BACKGROUND + 1].argmax(0), boxes_of(output[BACKGROUND + 1 :])
-            for box, label in zip(target["boxes"], target["labels"], strict=True):
-                column, row = ((box[:2] + box[2:]) / 2 // canvases.STRIDE).long().tolist()
-                right += int(classes[row, column] == label and _overlap(boxes[:, row, column], box) > 0.5)
-                total += 1
-        return 100.0 * right / max(total, 1)
-
 
 def _function_of(form: Form) -> Callable[..., Tensor]:
     return data_dependent_loss if form.name == DEPENDENT else fixed_loss
@@ -283,9 +265,3 @@ def _function_of(form: Form) -> Callable[..., Tensor]:
 
 def _arguments(form: Form, batch: Sequence) -> tuple:
     return tuple(zip(*batch, strict=True)) if form.name == DEPENDENT else (batch,)
-
-
-def _overlap(a: Tensor, b: Tensor) -> float:
-    """Intersection over union of two boxes (4,)."""
-    shared = (torch.minimum(a[2:], b[2:]) - torch.maximum(a[:2], b[:2])).clamp(min=0).prod()
-    return float(shared / ((a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - shared))
