@@ -26,5 +26,6 @@ def settings(tmp_path: Path, **changed: object) -> Settings:
         compared_steps=1,
         full=False,
         branch_steps=2,
+        detection_steps=4,
     )
     return dataclasses.replace(small, **changed)

@@ -247,6 +247,71 @@ def test_graphs_are_those_that_torch_compile_makes(dynamic: bool | None, sizes: 
     assert report.summary["graphs" if dynamic is False else "graphs_dynamic"] == len(made)
 
 
+class Several(nn.Module):
+    def forward(self, image: Tensor, others: Any, *, mask: Tensor | None = None, name: str = "") -> Tensor:
+        return image.sum() + others[0].sum() + others[1]["boxes"].sum()
+
+
+def test_every_argument_has_its_shapes() -> None:
+    net = Several()
+    with shapes.detect(net) as report:
+        for n in (1, 2, 2):
+            others = [torch.ones(n), {"boxes": torch.ones(3, 4)}]
+            net(torch.ones(2, 2), others, mask=torch.ones(4, n), name="a")
+    assert report.inputs[""].names == ("0", "1.0", "1.1.boxes", "mask", "name")
+    found = {s.op: s.shapes for s in report.findings}
+    assert found == {"input 1.0 of Several": ((2,), (1,)), "input mask of Several": ((4, 2), (4, 1))}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_shows_the_forward_again(reentrant: bool) -> None:
+    def selected(x: Tensor) -> Tensor:
+        return x[x > 0].exp()
+
+    with shapes.detect() as report:
+        x = torch.randn(9, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(selected, x, use_reentrant=reentrant).sum().backward()
+    line = selected.__code__.co_firstlineno + 1
+    found = {s.phase: (s.line, s.count) for s in report.findings}
+    assert found == {"forward": (line, 1), "recompute": (line, 1)}
+
+
+class Select(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        kept = torch.zeros_like(x)
+        kept[x > 0] = gradient[x > 0]
+        return kept
+
+
+def test_a_backward_of_ones_own_shows_its_line() -> None:
+    with shapes.detect() as report:
+        Select.apply(torch.randn(9, requires_grad=True)).sum().backward()
+    line = Select.backward.__code__.co_firstlineno + 4
+    found = {(s.status, s.op, s.line, s.phase) for s in report.sites}
+    assert found == {
+        ("write", "aten.index_put", line, "backward"),
+        ("size", "aten.index", line, "backward"),
+    }
+
+
+def test_compiled_modules_run_uncompiled_and_that_is_said() -> None:
+    net = Net()
+    compiled = torch.compile(net, backend="eager")
+    x = torch.randn(2, 3, 8, 8)
+    compiled(x)
+    with shapes.detect(net) as report:
+        compiled(x)
+    assert [s.function for s in report.findings if s.status == "size"] == ["Net.forward"]
+    assert any("ran uncompiled" in note for note in report.notes) and "note: " in str(report)
+
+
 def test_contexts_nest_and_end_with_an_exception() -> None:
     x = torch.randn(6)
     with shapes.detect() as outer:

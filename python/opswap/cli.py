@@ -90,15 +90,18 @@ def _parser() -> argparse.ArgumentParser:
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     demo = commands.add_parser(
         "demo",
-        help="train ShuffleNetV2, LPRNet and a multi-branch net on handwritten digits, two forms side by side",
+        help="train ShuffleNetV2, LPRNet, a multi-branch net and a detector on handwritten digits, in two forms each",
         description="Train stock and swapped copies of two networks on the same batches: ShuffleNetV2 x0.5, "
         "which tells handwritten digits apart, and LPRNet, which reads strips of seven of them. Their losses "
         "must be equal at every step. Then train a net with twelve branches, in a loop and merged, whose losses "
-        "must be equal within a tolerance. Prints accuracies and step times, draws a plot.",
+        "must be equal within a tolerance, and a small detector, whose sizes depend on data, and its form of fixed "
+        "sizes, of which torch.compile builds one graph. Prints accuracies and step times, draws a plot.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument(
-        "--only", choices=("shufflenet", "lprnet", "multi_branch"), help="one network, None for all"
+        "--only",
+        choices=("shufflenet", "lprnet", "multi_branch", "detection"),
+        help="one part, None for all",
     )
     demo.add_argument("--batch-size", type=_batch_size, default=32, help="images in a training step")
     demo.add_argument("--seed", type=_seed, default=0, help="of the weights, the split and the batches")
@@ -128,6 +131,10 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     branches = demo.add_argument_group("multi-branch net")
     branches.add_argument(
         "--branch-steps", type=at_least_one, default=132, help="training steps of both forms"
+    )
+    detection = demo.add_argument_group("detector with sizes that depend on data, and with fixed sizes")
+    detection.add_argument(
+        "--detection-steps", type=at_least_one, default=40, help="training steps of both forms"
     )
     demo.set_defaults(run=functools.partial(_run_demo, demo))
 

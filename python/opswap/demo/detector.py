@@ -29,7 +29,7 @@ _EPS = 1e-7
 class Detector(nn.Module):
     """Three convolutions of stride 2, one of stride 1, and a 1 x 1 convolution to 11 classes and 4 numbers of a box."""
 
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
         channels = (1, width, 2 * width, 4 * width, 4 * width)
         self.convs = nn.ModuleList(
@@ -44,11 +44,13 @@ class Detector(nn.Module):
         image ended there and the next convolution added zeros of its own.
         """
         x = images
+        mask = None if inside is None else inside[:, None].to(x.dtype)
         for conv in self.convs:
             x = F.relu(conv(x))
-            if inside is not None:
-                step = inside.shape[-1] // x.shape[-1]
-                x = x * inside[:, None, ::step, ::step]
+            if mask is not None:
+                step = mask.shape[-1] // x.shape[-1]
+                mask = mask[..., ::step, ::step]
+                x = x * mask
         return self.head(x)
 
 

@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from .detection import Detection
 from .task import Task
 from .training import Learner, Spread
 
@@ -28,20 +29,27 @@ _TITLE_WIDTH = 22  # letters, of the panels side by side
 
 
 def draw(
-    path: Path, machine: str, tasks: Sequence[Task], timings: Mapping[str, Mapping[str, Spread]]
+    path: Path,
+    machine: str,
+    tasks: Sequence[Task],
+    timings: Mapping[str, Mapping[str, Spread]],
+    detections: Sequence[Detection] = (),
 ) -> None:
     """Write a PNG, whatever the suffix of `path`.
 
     Args:
         tasks: after their last stage; a row of panels each.
         timings: by workload, then by copy of the model, as `FormatTiming.spreads`; the last row.
+        detections: the part about shapes, after its training; a row too.
     """
-    heights = [_TRAINING_HEIGHT] * len(tasks) + [_TIMING_HEIGHT] * bool(timings)
+    heights = [_TRAINING_HEIGHT] * (len(tasks) + len(detections)) + [_TIMING_HEIGHT] * bool(timings)
     figure = Figure(figsize=(12.0, sum(heights) + 0.4), layout="constrained")
     figure.suptitle(f"opswap on {machine}", fontsize="medium")
     rows = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights, hspace=0.03)[:, 0]
     for row, task in zip(rows, tasks, strict=False):
         _draw_training(row, task)
+    for row, detection in zip(rows[len(tasks) :], detections, strict=False):
+        detection.draw(row)
     if timings:
         panels = rows[-1].subplots(1, len(timings), squeeze=False)[0]
         for axes, (title, spreads) in zip(panels, timings.items(), strict=True):

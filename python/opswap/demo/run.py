@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -15,11 +14,13 @@ import opswap
 
 from .. import isa
 from ..doctor import cpu_model
+from .detection import Detection
 from .lprnet import LPRNetTask
 from .multi_branch import MultiBranchTask
 from .plot import draw
 from .settings import DemoError, Settings
 from .shufflenet import ShuffleNetTask
+from .tables import table, time_cells
 from .task import Outcome, Task
 from .training import Spread
 
@@ -56,15 +57,30 @@ def run(settings: Settings) -> None:
         _print_results(console, task, outcome, spreads)
         outcomes.append(outcome)
         timings |= spreads
+    detection = [_detect(console, settings)] if settings.only in (None, "detection") else []
     console.print()
-    if settings.only != "multi_branch":
+    if settings.only not in ("multi_branch", "detection"):
         console.print(
             "exact: by the rules that are bit-equal alone; swapped: by all rules, equal up to rounding."
         )
-    draw(settings.output, machine, tasks, timings)
+    draw(settings.output, machine, tasks, timings, detection)
     console.print(f"Plot: {settings.output}", soft_wrap=True)
     for task, outcome in zip(tasks, outcomes, strict=True):
         _check_accuracy(task, outcome)
+
+
+def _detect(console: Console, settings: Settings) -> Detection:
+    """The part about shapes: find, count, train, time, print."""
+    console.print(f"\n{Detection.title}", style="bold", highlight=False)
+    part = Detection(settings)
+    part.find()
+    part.count_graphs()
+    with _progress(console) as progress:
+        _follow(progress, "training, both forms", part.train(), settings.detection_steps)
+        if settings.rounds:
+            _follow(progress, "timing, and compiling", part.time(), settings.rounds)
+    part.print(console)
+    return part
 
 
 def _progress(console: Console) -> Progress:
@@ -111,52 +127,27 @@ def _print_results(
         console.print(_timing_table(title, spreads))
 
 
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100.0 else f"{value:.1f}"
-
-
-def _time_cells(spread: Spread, base: Spread) -> tuple[str, str, str]:
-    quartiles = f"{_number(spread.low)}-{_number(spread.high)}"
-    return _number(spread.median), quartiles, f"{base.median / spread.median:.2f}x"
-
-
-def _table(title: str, *headings: str, time: str = "ms/step") -> Table:
-    """A table of the given columns and those of `_time_cells`; no wider than 80 characters."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column(headings[0], no_wrap=True)
-    for heading in (*headings[1:], time, "quartiles", "speed"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
 def _training_table(task: Task, outcome: Outcome) -> Table:
     pair = " and ".join(learner.name for learner in task.learners[:2])
-    table = _table(f"{task.network}, {pair} in turn", "copy", "steps", "loss", "held out")
+    made = table(f"{task.network}, {pair} in turn", "copy", "steps", "loss", "held out")
     base = task.learners[0].spread(skip=1)
     for learner in task.learners:
         accuracy = outcome.accuracies.get(learner.name)
-        table.add_row(
+        made.add_row(
             learner.name,
             f"{learner.first_step}-{learner.first_step + len(learner.losses) - 1}",
             f"{learner.losses[0]:.2f} to {learner.losses[-1]:.2f}",
             "" if accuracy is None else f"{accuracy:.1f} %",
-            *_time_cells(learner.spread(skip=1), base),
+            *time_cells(learner.spread(skip=1), base),
         )
-    return table
+    return made
 
 
 def _timing_table(title: str, spreads: dict[str, Spread]) -> Table:
-    table = _table(f"{title}, in turn", "copy", time="ms")
+    made = table(f"{title}, in turn", "copy", time="ms")
     for name, spread in spreads.items():
-        table.add_row(name, *_time_cells(spread, next(iter(spreads.values()))))
-    return table
+        made.add_row(name, *time_cells(spread, next(iter(spreads.values()))))
+    return made
 
 
 def _check_accuracy(task: Task, outcome: Outcome) -> None:

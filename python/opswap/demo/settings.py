@@ -18,7 +18,7 @@ class DemoError(Exception):
 @dataclass(frozen=True)
 class Settings:
     """
-    only: "shufflenet", "lprnet" or "multi_branch"; None for all.
+    only: "shufflenet", "lprnet", "multi_branch" or "detection"; None for all.
     batch_size, seed, threads: of every training; threads None leaves torch's own number.
     rounds: timed steps of every memory format; 0 for none.
     output: file of the plot.
@@ -26,7 +26,7 @@ class Settings:
     min_accuracy: percent of the held-out images that ShuffleNetV2, stock and swapped, must get right.
     steps: LPRNet's training steps; None for as many as the demo, or the full demo, is meant to have.
     compared_steps: how many of them, fewer than all, the stock LPRNet takes as well.
-    branch_steps: training steps of the multi-branch net.
+    branch_steps: training steps of the multi-branch net. detection_steps: of both forms of the detector.
     full: train LPRNet longer, and fail unless it reads nine in ten held-out strips.
 
     Raises: ValueError where two of them contradict each other.
@@ -45,6 +45,7 @@ class Settings:
     compared_steps: int
     full: bool
     branch_steps: int
+    detection_steps: int
 
     def __post_init__(self) -> None:
         if self.full and self.only not in (None, "lprnet"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -99,10 +99,26 @@ class _Watcher:
         """Before a module's forward: the shapes of its tensors."""
         if threading.get_ident() != self._thread:
             return
-        name = self.locator.module_name(module, sys._getframe(1))
-        shapes = tuple(tuple(a.shape) if isinstance(a, Tensor) else None for a in args)
-        if any(s is not None for s in shapes):
-            self.report.inputs.setdefault(name, InputShapes(type(module).__name__)).add(shapes)
+        frame = sys._getframe(1)
+        name = self.locator.module_name(module, frame)
+        # A global hook gets no keyword arguments; they are those of the frame that calls it.
+        keywords = frame.f_locals.get("kwargs")
+        found = dict(_shapes_in(args, ""))
+        if isinstance(keywords, dict):
+            found.update(_shapes_in(keywords, ""))
+        if any(shape is not None for shape in found.values()):
+            self.report.inputs.setdefault(name, InputShapes(type(module).__name__)).add(found)
+
+
+def _shapes_in(values: Any, prefix: str) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+    """(name, shape) of arguments: "0", "mask", or "1.boxes" in a list or dict; a shape of None is of no tensor."""
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        if isinstance(value, Tensor):
+            yield f"{prefix}{key}", tuple(value.shape)
+        elif isinstance(value, (list, tuple, dict)):
+            yield from _shapes_in(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", None
 
 
 class _Lists(TorchFunctionMode):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -62,15 +62,20 @@ class Tally:
 
 @dataclass
 class InputShapes:
-    """Shapes that a module was called with. shapes: how often each tuple of shapes came, at most 64."""
+    """Shapes that a module was called with. names: of the arguments, by place, keyword or both ("1.boxes" in a dict or
+    list); shapes: how often each tuple of their shapes came, at most 64; None stands for what is no tensor."""
 
     kind: str
+    names: tuple[str, ...] = ()
     count: int = 0
     shapes: Counter[_Shapes] = field(default_factory=Counter)
     series: list[int] = field(default_factory=list)
 
-    def add(self, shapes: _Shapes) -> None:
-        """One more call."""
+    def add(self, found: Mapping[str, tuple[int, ...] | None]) -> None:
+        """One more call, with the shapes of its arguments."""
+        shapes = tuple(found.values())
+        if len(found) > len(self.names):
+            self.names = tuple(found)
         self.count += 1
         if shapes in self.shapes or len(self.shapes) < _MOST_SIZES:
             self.shapes[shapes] += 1
@@ -138,7 +143,8 @@ class ShapesReport(Report):
     @property
     def sites(self) -> list[ShapesSite]:
         found = [self._site(t) for t in list(self._tallies.values())]
-        found += [self._input_site(name, shapes) for name, shapes in self._changing()]
+        for name, shapes in self._changing():
+            found += self._input_sites(name, shapes)
         return sorted(found, key=lambda s: (s.status == "value", -len(s.sizes), -s.bytes, -s.count))
 
     @property
@@ -221,26 +227,27 @@ class ShapesReport(Report):
             sizes=tuple(sorted(tally.sizes.items())),
         )
 
-    def _input_site(self, name: str, shapes: InputShapes) -> ShapesSite:
-        first = next(iter(shapes.shapes))
-        changed = [i for i in range(len(first)) if len({s[i] for s in shapes.shapes if i < len(s)}) > 1]
-        number = changed[0] if changed else 0
-        seen = Counter[Any]()
-        for key, count in shapes.shapes.items():
-            seen[key[number] if number < len(key) else None] += count
+    def _input_sites(self, name: str, shapes: InputShapes) -> Iterator[ShapesSite]:
+        """One for each argument whose shape changes."""
         graphs = f"torch.compile makes {plural(shapes.graphs(False), 'graph')} of it with dynamic=False"
         origin = Origin(name, "", 0, "", "forward")
-        return ShapesSite.at(
-            origin,
-            status="input",
-            op=f"input {number} of {shapes.kind}",
-            count=shapes.count,
-            bytes=0,
-            shapes=tuple(s for s, _ in seen.most_common(_MOST_SHAPES) if s is not None),
-            hint=f"{_ADVICE['input']}; {graphs}",
-            allowed=self._is_allowed("input", origin),
-            sizes=tuple(sorted((_numel(s), count) for s, count in seen.items())),
-        )
+        for place, argument in enumerate(shapes.names):
+            seen = Counter[Any]()
+            for key, count in shapes.shapes.items():
+                seen[key[place] if place < len(key) else None] += count
+            if len(seen) < 2:
+                continue
+            yield ShapesSite.at(
+                origin,
+                status="input",
+                op=f"input {argument} of {shapes.kind}",
+                count=shapes.count,
+                bytes=0,
+                shapes=tuple(s for s, _ in seen.most_common(_MOST_SHAPES) if s is not None),
+                hint=f"{_ADVICE['input']}; {graphs}",
+                allowed=self._is_allowed("input", origin),
+                sizes=tuple(sorted((_numel(s), count) for s, count in seen.items())),
+            )
 
 
 def _parents(name: str, known: dict[str, Any]) -> list[str]:
