@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from case import Case
 
-from . import channels, depthwise, dropout, linear, merge, models, norm, pointwise, pool
+from . import batch, channels, depthwise, dropout, linear, merge, models, norm, pointwise, pool
 
 __all__ = ["FAMILIES"]
 
@@ -17,6 +17,7 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "linear": linear.cases,
     "pointwise": pointwise.cases,
     "depthwise": depthwise.cases,
+    "batch": batch.cases,
     "merge": merge.cases,
     "models": models.cases,
     "compiled": models.compiled_cases,

@@ -8,12 +8,11 @@
  *     pixels   writes the elements in the order in which it reads them
  *
  *     normalize   y = (x * scale - mean[c]) / std[c]      every operation rounded to float
- *                 y = fma(x, slope[c], shift[c])          if the factors are fused
  *     move        y = x, any bits (x8, x16, x32: elements of so many bits); planes only
  *
- * y is rounded to nearest, ties to even, where the dtype of the batch is not float. The fused form
- * is for images of bytes alone: osw_batch_fuse allows it if it gives the bits of the first form for
- * every byte and channel.
+ * y is rounded to nearest, ties to even, where the dtype of the batch is not float. Of bytes, a
+ * kernel may compute fma(x, slope[c], shift[c]) instead, and round ties away from zero, if the
+ * factors are `fused`: the results have the same bits (osw_batch_fusable).
  */
 #ifndef OSW_BATCH_BATCH_H
 #define OSW_BATCH_BATCH_H

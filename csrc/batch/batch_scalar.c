@@ -2,14 +2,10 @@
 #include "batch/batch.h"
 #include "core/half.h"
 
-#include <math.h>
-
 #define TIER scalar
 
 static float normalized(const osw_batch_factors *f, int64_t channel, float x)
 {
-    if (f->fused)
-        return fmaf(x, f->slope[channel], f->shift[channel]);
     return (x * f->scale - f->mean[channel]) / f->std[channel];
 }
 

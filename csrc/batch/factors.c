@@ -30,13 +30,19 @@ static uint32_t rounded_bits(float y, osw_batch_dtype to)
     return to == OSW_BATCH_BF16 ? osw_bf16_of_float(y) : osw_f16_of_float(y);
 }
 
-bool osw_batch_fuse(const osw_batch_factors *f, osw_batch_dtype to)
+/* As store_near of core/simd.h rounds. */
+static uint32_t near_bits(float y, osw_batch_dtype to)
+{
+    return to == OSW_BATCH_BF16 ? (osw_bits_of_float(y) + 0x8000) >> 16 : rounded_bits(y, to);
+}
+
+bool osw_batch_fusable(const osw_batch_factors *f, osw_batch_dtype to)
 {
     for (int64_t c = 0; c < f->channels; c++)
         for (int byte = 0; byte < 256; byte++) {
-            const float x = (float)byte;
-            const float y = (x * f->scale - f->mean[c]) / f->std[c];
-            if (rounded_bits(fmaf(x, f->slope[c], f->shift[c]), to) != rounded_bits(y, to))
+            const float x = (float)byte, y = (x * f->scale - f->mean[c]) / f->std[c];
+            const float fused = fmaf(x, f->slope[c], f->shift[c]);
+            if (fused != fused || near_bits(fused, to) != rounded_bits(y, to))
                 return false;
         }
     return true;

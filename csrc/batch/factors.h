@@ -15,6 +15,6 @@ osw_batch_factors osw_batch_factors_of(const osw_batch_job *job, bool reversed, 
 
 /* Whether the fused form gives the bits of the other one, in the dtype of the batch, for each byte
  * and channel. */
-bool osw_batch_fuse(const osw_batch_factors *factors, osw_batch_dtype to);
+bool osw_batch_fusable(const osw_batch_factors *factors, osw_batch_dtype to);
 
 #endif

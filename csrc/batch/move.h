@@ -8,9 +8,25 @@
 #include "batch/below.h"
 #include "core/simd.h"
 
+OSW_INLINE void move_three_planes_u8(const uint8_t *x, uint8_t *y, int64_t pixels, int64_t step)
+{
+    for (int64_t i = 0; i < pixels; i += VEC_BYTES) {
+        const int64_t at = i + VEC_BYTES <= pixels ? i : pixels - VEC_BYTES;
+        vu8 v[3];
+        unzip3_u8(x + at * 3, v);
+        OSW_UNROLL
+        for (int k = 0; k < 3; k++)
+            store_u8(y + k * step + at, v[k]);
+    }
+}
+
 OSW_INLINE void move_planes_u8(const uint8_t *x, uint8_t *y, int64_t pixels, int64_t step,
                                const int channels)
 {
+    if (channels == 3 && pixels >= VEC_BYTES) {
+        move_three_planes_u8(x, y, pixels, step);
+        return;
+    }
     for (int64_t i = 0; i < pixels; i += LANES) {
         const int64_t at = i + LANES <= pixels ? i : pixels - LANES;
         vi32 v[MAX_CHANNELS];

@@ -8,103 +8,122 @@
 #    include "core/each_float.h"
 #endif
 
-/* first, second: slope and shift if fused, else mean and std. */
-OSW_INLINE vf32 LOCAL(normalized)(vf32 x, vf32 scale, vf32 first, vf32 second, const bool fused)
+/* Bytes do not become NaN. */
+OSW_INLINE void LOCAL(put)(ELEMENT *y, vf32 x, osw_lanes f, const bool bytes, const bool fused)
 {
-    return fused ? fma_f32(x, first, second) : (x * scale - first) / second;
+    if (fused)
+        LOCAL(store_near)(y, fma_f32(x, f.first, f.second));
+    else if (bytes)
+        LOCAL(store_number)(y, (x * f.scale - f.first) / f.second);
+    else
+        LOCAL(store_rounded)(y, (x * f.scale - f.first) / f.second);
 }
 
-OSW_INLINE void
-LOCAL(normalize_planes)(const osw_batch_factors *f, const void *from, ELEMENT *y,
-                                 int64_t pixels, int64_t step, const bool bytes, const int channels,
-                                 const bool fused)
+OSW_INLINE void LOCAL(planes)(const osw_batch_factors *f, const void *x, ELEMENT *y, int64_t pixels,
+                       int64_t step, const bool bytes, const int channels, const bool fused)
 {
-    vf32 first[MAX_CHANNELS], second[MAX_CHANNELS];
-    const vf32 scale = set1_f32(f->scale);
+    osw_lanes lanes[MAX_CHANNELS];
     OSW_UNROLL
-    for (int k = 0; k < channels; k++) {
-        first[k] = set1_f32(fused ? f->slope[k] : f->mean[k]);
-        second[k] = set1_f32(fused ? f->shift[k] : f->std[k]);
-    }
+    for (int k = 0; k < channels; k++)
+        lanes[k] = lanes_of(f, k, true, fused);
     for (int64_t i = 0; i < pixels; i += LANES) {
         const int64_t at = i + LANES <= pixels ? i : pixels - LANES;
         vi32 whole[MAX_CHANNELS];
         vf32 v[MAX_CHANNELS];
         if (bytes)
-            load_channels_u8((const uint8_t *)from + at * channels, channels, whole);
+            load_channels_u8((const uint8_t *)x + at * channels, channels, whole);
         else
-            load_channels_f32((const float *)from + at * channels, channels, v);
+            load_channels_f32((const float *)x + at * channels, channels, v);
         OSW_UNROLL
         for (int k = 0; k < channels; k++) {
-            const vf32 x = bytes ? f32_of_i32(whole[k]) : v[k];
-            const vf32 z = LOCAL(normalized)(x, scale, first[k], second[k], fused);
-            LOCAL(store_rounded)(y + k * step + at, z);
+            const vf32 z = bytes ? f32_of_i32(whole[k]) : v[k];
+            LOCAL(put)(y + k * step + at, z, lanes[k], bytes, fused);
         }
     }
 }
 
-/* The factors of element i are those from channel i % channels on. */
-OSW_INLINE void LOCAL(normalize_pixels)(const osw_batch_factors *f, const void *from, ELEMENT *y,
-                                 int64_t pixels, const bool bytes, const bool fused)
+/* Elements from `begin` on, the first of a pixel, to `count`, at least LANES of them. */
+OSW_INLINE void
+LOCAL(pixels_of_any)(const osw_batch_factors *f, const void *x, ELEMENT *y, int64_t begin,
+                              int64_t count, const bool bytes, const bool fused)
 {
-    const float *const firsts = fused ? f->slope : f->mean;
-    const float *const seconds = fused ? f->shift : f->std;
-    const vf32 scale = set1_f32(f->scale);
-    const int64_t channels = f->channels, count = pixels * channels, jump = LANES % channels;
-    int64_t channel = 0;
-    for (int64_t i = 0; i < count; i += LANES) {
-        int64_t at = i;
-        if (i + LANES > count) {
-            at = count - LANES;
-            channel = at % channels;
-        }
-        const vf32 x = bytes ? f32_of_i32(load_u8_i32((const uint8_t *)from + at))
-                             : load_f32((const float *)from + at);
-        const vf32 first = load_f32(firsts + channel), second = load_f32(seconds + channel);
-        LOCAL(store_rounded)(y + at, LOCAL(normalized)(x, scale, first, second, fused));
+    const int64_t channels = f->channels, jump = LANES % channels;
+    int64_t channel = 0, i = begin;
+    for (; i + LANES <= count; i += LANES) {
+        LOCAL(put)(y + i, load_any(x, i, bytes), lanes_of(f, channel, false, fused), bytes, fused);
         channel += jump;
         channel -= channel >= channels ? channels : 0;
     }
+    if (i < count) {
+        i = count - LANES;
+        const osw_lanes lanes = lanes_of(f, i % channels, false, fused);
+        LOCAL(put)(y + i, load_any(x, i, bytes), lanes, bytes, fused);
+    }
 }
 
-#define PLANES_OF(channels_, bytes_)                                                               \
-    if ((bytes_) && f->fused)                                                                      \
-        LOCAL(normalize_planes)(f, from, to, pixels, step, bytes_, channels_, true);               \
-    else                                                                                           \
-        LOCAL(normalize_planes)(f, from, to, pixels, step, bytes_, channels_, false)
+/* `channels` vectors at a time, which begin with a pixel. */
+OSW_INLINE void
+LOCAL(pixels_of)(const osw_batch_factors *f, const void *x, ELEMENT *y, int64_t pixels,
+                          const bool bytes, const int channels, const bool fused)
+{
+    osw_lanes lanes[MAX_CHANNELS];
+    OSW_UNROLL
+    for (int k = 0; k < channels; k++)
+        lanes[k] = lanes_of(f, k * LANES % channels, false, fused);
+    int64_t i = 0;
+    for (; i + LANES <= pixels; i += LANES) {
+        OSW_UNROLL
+        for (int k = 0; k < channels; k++) {
+            const int64_t at = i * channels + k * LANES;
+            prefetch_to_write((const char *)(y + at) + AHEAD_BYTES);
+            LOCAL(put)(y + at, load_any(x, at, bytes), lanes[k], bytes, fused);
+        }
+    }
+    LOCAL(pixels_of_any)(f, x, y, i * channels, pixels * channels, bytes, fused);
+}
 
-#define NORMALIZE(name, bytes)                                                                     \
-    static void KERNEL(normalize_planes_##name)(const osw_batch_factors *f, const void *from,      \
-                                                void *to, int64_t pixels, int64_t step)            \
+OSW_INLINE void
+LOCAL(planes_in)(const osw_batch_factors *f, const void *x, ELEMENT *y, int64_t pixels,
+                          int64_t step, const bool bytes, const bool fused)
+{
+    if (f->channels == 1)
+        LOCAL(planes)(f, x, y, pixels, step, bytes, 1, fused);
+    else if (f->channels == 2)
+        LOCAL(planes)(f, x, y, pixels, step, bytes, 2, fused);
+    else if (f->channels == 3)
+        LOCAL(planes)(f, x, y, pixels, step, bytes, 3, fused);
+    else
+        LOCAL(planes)(f, x, y, pixels, step, bytes, 4, fused);
+}
+
+OSW_INLINE void
+LOCAL(pixels_in)(const osw_batch_factors *f, const void *x, ELEMENT *y, int64_t pixels,
+                          int64_t step, const bool bytes, const bool fused)
+{
+    (void)step;
+    if (f->channels == 1)
+        LOCAL(pixels_of)(f, x, y, pixels, bytes, 1, fused);
+    else if (f->channels == 3)
+        LOCAL(pixels_of)(f, x, y, pixels, bytes, 3, fused);
+    else
+        LOCAL(pixels_of_any)(f, x, y, 0, pixels * f->channels, bytes, fused);
+}
+
+#define KERNEL_OF(operation, body, bytes, elements, most)                                          \
+    static void KERNEL(operation)(const osw_batch_factors *f, const void *x, void *y,              \
+                                  int64_t pixels, int64_t step)                                    \
     {                                                                                              \
-        if (pixels < LANES || f->channels > MAX_CHANNELS) {                                        \
-            below[OSW_JOIN(OSW_BATCH_normalize_planes_##name##_, SUFFIX)](f, from, to, pixels,     \
-                                                                          step);                   \
-        } else if (f->channels == 1) {                                                             \
-            PLANES_OF(1, bytes);                                                                   \
-        } else if (f->channels == 2) {                                                             \
-            PLANES_OF(2, bytes);                                                                   \
-        } else if (f->channels == 3) {                                                             \
-            PLANES_OF(3, bytes);                                                                   \
-        } else {                                                                                   \
-            PLANES_OF(4, bytes);                                                                   \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
-    static void KERNEL(normalize_pixels_##name)(const osw_batch_factors *f, const void *from,      \
-                                                void *to, int64_t pixels, int64_t step)            \
-    {                                                                                              \
-        if (pixels * f->channels < LANES)                                                          \
-            below[OSW_JOIN(OSW_BATCH_normalize_pixels_##name##_, SUFFIX)](f, from, to, pixels,     \
-                                                                          step);                   \
+        if ((elements) < LANES || f->channels > (most))                                            \
+            below[OSW_JOIN(OSW_BATCH_##operation##_, SUFFIX)](f, x, y, pixels, step);              \
         else if ((bytes) && f->fused)                                                              \
-            LOCAL(normalize_pixels)(f, from, to, pixels, bytes, true);                             \
+            LOCAL(body)(f, x, y, pixels, step, bytes, true);                                       \
         else                                                                                       \
-            LOCAL(normalize_pixels)(f, from, to, pixels, bytes, false);                            \
+            LOCAL(body)(f, x, y, pixels, step, bytes, false);                                      \
     }
 
-NORMALIZE(u8, true)
-NORMALIZE(float, false)
+KERNEL_OF(normalize_planes_u8, planes_in, true, pixels, MAX_CHANNELS)
+KERNEL_OF(normalize_planes_float, planes_in, false, pixels, MAX_CHANNELS)
+KERNEL_OF(normalize_pixels_u8, pixels_in, true, pixels * f->channels, INT64_MAX)
+KERNEL_OF(normalize_pixels_float, pixels_in, false, pixels * f->channels, INT64_MAX)
 
-#undef NORMALIZE
-#undef PLANES_OF
+#undef KERNEL_OF

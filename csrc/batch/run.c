@@ -203,7 +203,7 @@ int osw_batch_run(const osw_batch_job *job, osw_batch_fn *const kernels[OSW_BATC
     work.reversed = osw_batch_factors_of(job, true, (float *)(void *)(room + stage + factors));
     work.blocks = room + stage + 2 * factors;
     if (!job->move && job->from == OSW_BATCH_U8 && many_pixels(job))
-        work.factors.fused = work.reversed.fused = osw_batch_fuse(&work.factors, job->to);
+        work.factors.fused = work.reversed.fused = osw_batch_fusable(&work.factors, job->to);
     make_blocks(&work);
     for (int64_t n = 0; n < job->count; n++)
         run_image(&work, n);

@@ -41,6 +41,17 @@ static int refuse(PyObject *error, Py_ssize_t index, PyArrayObject *array, const
     return -1;
 }
 
+static int refuse_class(PyObject *object, Py_ssize_t index, bool masked)
+{
+    PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__name__");
+    if (name)
+        PyErr_Format(PyExc_TypeError, "batch_images: image %zd is a %S, %s", index, name,
+                     masked ? "whose mask would be lost; pass filled()"
+                            : "expected a NumPy array (h, w, c) or (h, w)");
+    Py_XDECREF(name);
+    return -1;
+}
+
 static osw_batch_dtype dtype_of_image(PyArrayObject *array)
 {
     const int type = PyArray_TYPE(array);
@@ -52,15 +63,10 @@ static osw_batch_dtype dtype_of_image(PyArrayObject *array)
 
 static int read_image(PyObject *object, Py_ssize_t index, osw_images *images)
 {
-    if (!PyArray_Check(object)) {
-        PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__name__");
-        if (name)
-            PyErr_Format(PyExc_TypeError,
-                         "batch_images: image %zd is a %S, expected a NumPy array (h, w, c) or "
-                         "(h, w)",
-                         index, name);
-        Py_XDECREF(name);
-        return -1;
+    if (!PyArray_CheckExact(object)) {
+        const bool masked = PyObject_HasAttrString(object, "mask");
+        if (!PyArray_Check(object) || masked)
+            return refuse_class(object, index, masked);
     }
     PyArrayObject *array = (PyArrayObject *)object;
     const osw_batch_dtype dtype = dtype_of_image(array);

@@ -212,6 +212,37 @@ OSW_INLINE void unzip3_u8_i32(const uint8_t *p, vi32 v[3])
     v[2] = (vi32)_mm256_shuffle_epi8(all, _mm256_add_epi32(next, one));
 }
 
+/* 16 bytes and, in the upper half, the 16 that lie 48 further on. */
+OSW_INLINE __m256i load_bytes_48(const uint8_t *p)
+{
+    const __m128i low = _mm_loadu_si128((const __m128i *)p);
+    const __m128i high = _mm_loadu_si128((const __m128i *)(p + 48));
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+
+/* In a, b and c every third byte is of one channel, in each of the three at other places: two
+ * blends gather the channel, a shuffle puts it in order. */
+#    define unzip3_u8 unzip3_u8
+OSW_INLINE void unzip3_u8(const uint8_t *p, vu8 v[3])
+{
+    const __m256i a = load_bytes_48(p), b = load_bytes_48(p + 16), c = load_bytes_48(p + 32);
+    const __m256i first = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1));
+    const __m256i second = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0));
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 3, 6, 9, 12, 15, 2, 5, 8, 11, 14, 1, 4, 7, 10, 13));
+    const __m256i one = _mm256_set1_epi8(1), wrap = _mm256_set1_epi8(15);
+    const __m256i next = _mm256_and_si256(_mm256_add_epi8(order, one), wrap);
+    const __m256i last = _mm256_and_si256(_mm256_add_epi8(next, one), wrap);
+    const __m256i x = _mm256_blendv_epi8(_mm256_blendv_epi8(b, a, first), c, second);
+    const __m256i y = _mm256_blendv_epi8(_mm256_blendv_epi8(c, a, second), b, first);
+    const __m256i z = _mm256_blendv_epi8(_mm256_blendv_epi8(a, b, second), c, first);
+    v[0] = (vu8)_mm256_shuffle_epi8(x, order);
+    v[1] = (vu8)_mm256_shuffle_epi8(y, next);
+    v[2] = (vu8)_mm256_shuffle_epi8(z, last);
+}
+
 OSW_INLINE __m256 load_halves(const float *low, const float *high)
 {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);

@@ -172,6 +172,34 @@ OSW_INLINE vf32 round_f16(vf32 v)
     return (vf32)_mm512_cvtph_ps(narrow_f16(v));
 }
 
+/* 16 bytes in each quarter, those of the next one 48 further on. */
+OSW_INLINE __m512i load_bytes_48(const uint8_t *p)
+{
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)p));
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(p + 48)), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(p + 96)), 2);
+    return _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(p + 144)), 3);
+}
+
+/* As that of avx2. */
+#    define unzip3_u8 unzip3_u8
+OSW_INLINE void unzip3_u8(const uint8_t *p, vu8 v[3])
+{
+    const __m512i a = load_bytes_48(p), b = load_bytes_48(p + 16), c = load_bytes_48(p + 32);
+    const __mmask64 first = 0x9249924992499249, second = 0x2492249224922492;
+    const __m512i order =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 3, 6, 9, 12, 15, 2, 5, 8, 11, 14, 1, 4, 7, 10, 13));
+    const __m512i one = _mm512_set1_epi8(1), wrap = _mm512_set1_epi8(15);
+    const __m512i next = _mm512_and_si512(_mm512_add_epi8(order, one), wrap);
+    const __m512i last = _mm512_and_si512(_mm512_add_epi8(next, one), wrap);
+    const __m512i x = _mm512_mask_blend_epi8(second, _mm512_mask_blend_epi8(first, b, a), c);
+    const __m512i y = _mm512_mask_blend_epi8(first, _mm512_mask_blend_epi8(second, c, a), b);
+    const __m512i z = _mm512_mask_blend_epi8(first, _mm512_mask_blend_epi8(second, a, b), c);
+    v[0] = (vu8)_mm512_shuffle_epi8(x, order);
+    v[1] = (vu8)_mm512_shuffle_epi8(y, next);
+    v[2] = (vu8)_mm512_shuffle_epi8(z, last);
+}
+
 /* Each quarter of the vector holds the bytes of four times three, and four more. */
 #    define unzip3_u8_i32 unzip3_u8_i32
 OSW_INLINE void unzip3_u8_i32(const uint8_t *p, vi32 v[3])

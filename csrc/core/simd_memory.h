@@ -41,6 +41,11 @@ OSW_INLINE void store_i32(void *p, vi32 v)
     *(vi32_memory *)p = v;
 }
 
+OSW_INLINE void store_u8(uint8_t *p, vu8 v)
+{
+    *(vu8_memory *)p = v;
+}
+
 OSW_INLINE vi16 load_i16(const void *p)
 {
     return *(const vi16_memory *)p;
@@ -175,8 +180,40 @@ OSW_INLINE void store_rounded_f16(uint16_t *p, vf32 v)
     store_f16(p, v);
 }
 
-/* The same around the caches, to a multiple of the bytes written; stream_fence() before the output
- * is handed on. */
+/* The same of lanes that are not NaN. */
+OSW_INLINE void store_number_f32(float *p, vf32 v)
+{
+    store_f32(p, v);
+}
+
+OSW_INLINE void store_number_bf16(uint16_t *p, vf32 v)
+{
+    store_bf16(p, carry_bf16(v));
+}
+
+OSW_INLINE void store_number_f16(uint16_t *p, vf32 v)
+{
+    store_f16(p, v);
+}
+
+/* The same, but ties may go away from zero. */
+OSW_INLINE void store_near_f32(float *p, vf32 v)
+{
+    store_f32(p, v);
+}
+
+OSW_INLINE void store_near_bf16(uint16_t *p, vf32 v)
+{
+    store_bf16(p, (vf32)((vu32)v + 0x8000));
+}
+
+OSW_INLINE void store_near_f16(uint16_t *p, vf32 v)
+{
+    store_f16(p, v);
+}
+
+/* store_rounded around the caches, to a multiple of the bytes written; stream_fence() before the
+ * output is handed on. */
 #ifndef stream_rounded_f32
 OSW_INLINE void stream_rounded_f32(float *p, vf32 v)
 {
@@ -216,7 +253,16 @@ OSW_INLINE void stream_fence(void)
 }
 #endif
 
-/* 3 * LANES elements: v[k] = elements k, k + 3, k + 6, ... */
+/* Of three vectors' elements v[k] becomes elements k, k + 3, k + 6, ... */
+#ifndef unzip3_u8
+OSW_INLINE void unzip3_u8(const uint8_t *p, vu8 v[3])
+{
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < VEC_BYTES; i++)
+            v[k][i] = p[3 * i + k];
+}
+#endif
+
 #ifndef unzip3_u8_i32
 OSW_INLINE void unzip3_u8_i32(const uint8_t *p, vi32 v[3])
 {
@@ -333,10 +379,15 @@ OSW_INLINE void add_as_doubles(double *to, vf32 v)
 }
 #endif
 
-/* Ask for the cache line at p: into L1, into L2. */
+/* Ask for the cache line at p: into L1, into L1 to write to it, into L2. */
 OSW_INLINE void prefetch_near(const void *p)
 {
     __builtin_prefetch(p, 0, 3);
+}
+
+OSW_INLINE void prefetch_to_write(const void *p)
+{
+    __builtin_prefetch(p, 1, 3);
 }
 
 OSW_INLINE void prefetch_far(const void *p)

@@ -92,6 +92,14 @@ OSW_INLINE bool any_i16(vi16 mask)
     return vmaxvq_u16((uint16x8_t)mask) != 0;
 }
 
+#    define unzip3_u8 unzip3_u8
+OSW_INLINE void unzip3_u8(const uint8_t *p, vu8 v[3])
+{
+    const uint8x16x3_t all = vld3q_u8(p);
+    for (int k = 0; k < 3; k++)
+        v[k] = (vu8)all.val[k];
+}
+
 /* An index of 0xff, as all but the lowest byte of a lane have, gives 0. */
 #    define unzip3_u8_i32 unzip3_u8_i32
 OSW_INLINE void unzip3_u8_i32(const uint8_t *p, vi32 v[3])

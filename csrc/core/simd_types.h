@@ -37,6 +37,7 @@ typedef vf32 vf32_memory OSW_UNALIGNED;
 typedef vf64 vf64_memory OSW_UNALIGNED;
 typedef vi32 vi32_memory OSW_UNALIGNED;
 typedef vi16 vi16_memory OSW_UNALIGNED;
+typedef vu8 vu8_memory OSW_UNALIGNED;
 typedef vu16_half vu16_half_memory OSW_UNALIGNED;
 typedef vu8_quarter vu8_quarter_memory OSW_UNALIGNED;
 typedef vf32_half vf32_half_memory OSW_UNALIGNED;

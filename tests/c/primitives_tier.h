@@ -106,8 +106,11 @@ static void memory(const void *x, osw_log *log)
     RECORD("load_u8_i32", load_u8_i32(bytes + 3));
     RECORD("load_u16_i32", load_u16_i32(halves + 1));
     RECORD("f32_of_i32", f32_of_i32(load_i32(bytes)));
+    vu8 some_bytes[3];
     vi32 bytes_of_three[3];
     vf32 floats_of_three[3];
+    unzip3_u8(bytes + 1, some_bytes);
+    record(log, "unzip3_u8", some_bytes, sizeof some_bytes);
     unzip3_u8_i32(bytes + 1, bytes_of_three);
     record(log, "unzip3_u8_i32", bytes_of_three, sizeof bytes_of_three);
     unzip3_f32((const float *)x + 1, floats_of_three);

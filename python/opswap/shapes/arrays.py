@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ _KEPT = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
+_NAMES = {dtype: name for name, dtype in _KEPT.items()} | {torch.bfloat16: "bfloat16"}
 _SCALES = {"uint8": 1 / 255, "uint16": 1 / 65535}
 
 
@@ -76,32 +78,42 @@ def batch_images(
             f"batch_images: memory_format must be contiguous or channels_last, got {memory_format}"
         )
     images = tuple(arrays)
-    masked = next((i for i, x in enumerate(images) if isinstance(x, np.ma.MaskedArray)), None)
-    if masked is not None:
-        raise TypeError(
-            f"batch_images: image {masked} is a MaskedArray, whose mask would be lost; use filled()"
-        )
     given, channels, originals = _np.examine(images)
     height, width = batch_size(
         originals, size, buckets=buckets, divisor=divisor, fit=mode != "error", name="batch_images"
     )
-    dtype, *factors = _factors(given, channels, mean, std, scale, dtype)
-    fitted = [_fit(x, s, height, width, mode) for x, s in zip(images, originals, strict=True)]
+    dtype, *factors = _factors(given, channels, _hashable(mean), _hashable(std), _hashable(scale), dtype)
+    padding = _padding(_hashable(value), channels, dtype)
     shape = (len(images), channels, height, width)
     batch = _empty(shape, dtype, memory_format) if out is None else _checked(out, shape, dtype, memory_format)
-    padding = fill_values(value, channels, dtype, "batch_images").reshape(-1).expand(channels).contiguous()
+    modes, sizes = ("kept",) * len(images), originals
+    if mode != "error":
+        fitted = [_fit(x, s, height, width, mode) for x, s in zip(images, originals, strict=True)]
+        images, modes = zip(*fitted, strict=True)
+        sizes = tuple(x.shape[:2] for x in images)
     last = memory_format == torch.channels_last
-    pixels = tuple(x for x, _ in fitted)
-    name = str(dtype).removeprefix("torch.")
-    _np.fill(
-        pixels, _bits(batch.permute(0, 2, 3, 1) if last else batch), name, last, _bits(padding), *factors
-    )
+    rows = _bits(batch.permute(0, 2, 3, 1) if last else batch)
+    _np.fill(images, rows, _NAMES[dtype], last, padding, *factors)
     if out is not None and not batch.is_inference():
         torch.autograd.graph.increment_version(batch)
-    sizes = tuple((int(x.shape[0]), int(x.shape[1])) for x in pixels)
-    return PaddedImages(batch, sizes, originals, tuple(m for _, m in fitted))
+    return PaddedImages(batch, sizes, originals, modes)
 
 
+def _hashable(values: Any) -> Any:
+    """Numbers as tuples, so that what is made of them can be kept for the next batch."""
+    if isinstance(values, (np.ndarray, Tensor)):
+        values = values.tolist()
+    return tuple(map(_hashable, values)) if isinstance(values, (list, tuple)) else values
+
+
+@functools.lru_cache(64)
+def _padding(value: Any, channels: int, dtype: torch.dtype) -> NDArray[Any]:
+    """One element per channel, as `_bits`."""
+    values = fill_values(value, channels, dtype, "batch_images")
+    return _bits(values.reshape(-1).expand(channels).contiguous())
+
+
+@functools.lru_cache(64)
 def _factors(
     given: str,
     channels: int,
