@@ -24,7 +24,7 @@ OSW_TARGET_BEGIN_AVX2
 #    define VECTOR   __m256
 #    define LANES    8
 #    define V(name)  _mm256_##name##_ps
-#    include "linear/avx2_linear.h"
+#    include "linear/kernels.h"
 
 #    define SUFFIX   f64
 #    define ELEMENT  double
@@ -34,7 +34,7 @@ OSW_TARGET_BEGIN_AVX2
 #    define VECTOR   __m256d
 #    define LANES    4
 #    define V(name)  _mm256_##name##_pd
-#    include "linear/avx2_linear.h"
+#    include "linear/kernels.h"
 
 #    define HALF
 
@@ -46,7 +46,7 @@ OSW_TARGET_BEGIN_AVX2
 #    define VECTOR   __m256
 #    define LANES    8
 #    define V(name)  _mm256_##name##_ps
-#    include "linear/avx2_linear.h"
+#    include "linear/kernels.h"
 
 #    define SUFFIX   f16
 #    define ELEMENT  uint16_t
@@ -56,7 +56,7 @@ OSW_TARGET_BEGIN_AVX2
 #    define VECTOR   __m256
 #    define LANES    8
 #    define V(name)  _mm256_##name##_ps
-#    include "linear/avx2_linear.h"
+#    include "linear/kernels.h"
 
 OSW_TARGET_END
 

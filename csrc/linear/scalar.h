@@ -27,8 +27,8 @@ static SUM LOCAL(dot)(const ELEMENT *restrict x, const ELEMENT *restrict w, int6
 
 /* y[i] = sum of factors[t * factor_step] * rows[t * row_step + i] over t < terms, i < count */
 static void LOCAL(combine)(int64_t terms, const ELEMENT *restrict factors, int64_t factor_step,
-                           const ELEMENT *restrict rows, int64_t row_step, int64_t count,
-                           ELEMENT *restrict y)
+                    const ELEMENT *restrict rows, int64_t row_step, int64_t count,
+                    ELEMENT *restrict y)
 {
     enum { STRIP = 256 };
     for (int64_t begin = 0; begin < count; begin += STRIP) {
@@ -68,8 +68,8 @@ static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *bloc
         const int64_t o = l->first[g];
         for (int64_t n = block->begin; n < block->end; n++)
             LOCAL(combine)(l->first[g + 1] - o, grad_output + n * l->grad_output.row_step + o, 1,
-                           weight + o * l->in_features, l->in_features, l->in_features,
-                           grad_input + n * l->grad_input.row_step + g * l->grad_input.group_step);
+                    weight + o * l->in_features, l->in_features, l->in_features,
+                    grad_input + n * l->grad_input.row_step + g * l->grad_input.group_step);
     }
 }
 
@@ -84,10 +84,10 @@ static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *blo
         if (block->begin == 0 && l->grad_bias)
             LOCAL(sum_rows)(l, g, part);
         for (int64_t o = l->first[g]; grad_weight && o < l->first[g + 1]; o++)
-            LOCAL(combine)(
-                rows, grad_output + o, dy_step, input + g * l->input.group_step + block->begin,
-                l->input.row_step, block->end - block->begin,
-                grad_weight + (part * l->first[l->groups] + o) * l->in_features + block->begin);
+            LOCAL(
+                combine)(rows, grad_output + o, dy_step, input + g * l->input.group_step + block->begin,
+                    l->input.row_step, block->end - block->begin,
+                    grad_weight + (part * l->first[l->groups] + o) * l->in_features + block->begin);
     }
 }
 

@@ -7,8 +7,8 @@ enum { LOCAL(MOST_TERMS) = 8 };
 /* (add ? sums[j] : 0) + sum of a[t * a_term] * b[t * b_term + j] over t < terms, j < columns; to
  * sums[j], of which whole vectors are there, or rounded to c[j] where c is given. */
 OSW_INLINE void LOCAL(combine_terms)(const int terms, bool add, int64_t columns, const ELEMENT *a,
-                                     int64_t a_term, const ELEMENT *b, int64_t b_term, SUM *sums,
-                                     ELEMENT *c)
+                              int64_t a_term, const ELEMENT *b, int64_t b_term, SUM *sums,
+                              ELEMENT *c)
 {
     VECTOR factors[LOCAL(MOST_TERMS)];
     for (int t = 0; t < terms; t++)
@@ -34,8 +34,9 @@ OSW_INLINE void LOCAL(combine_terms)(const int terms, bool add, int64_t columns,
     }
 }
 
-static void LOCAL(combine)(int64_t terms, bool add, int64_t columns, const ELEMENT *a,
-                           int64_t a_term, const ELEMENT *b, int64_t b_term, SUM *sums, ELEMENT *c)
+static void
+LOCAL(combine)(int64_t terms, bool add, int64_t columns, const ELEMENT *a, int64_t a_term,
+                    const ELEMENT *b, int64_t b_term, SUM *sums, ELEMENT *c)
 {
 #define CASE(terms)                                                                                \
     case terms:                                                                                    \

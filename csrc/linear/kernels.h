@@ -19,14 +19,14 @@ typedef struct LOCAL(product) {
     bool transposed, adds;
 } LOCAL(product);
 
-#include "linear/avx2_combine.h"
-#include "linear/avx2_dot.h"
 #include "linear/bias.h"
+#include "linear/combine.h"
+#include "linear/dot.h"
 
 #ifdef HALF
-#    include "linear/avx2_half_product.h"
+#    include "linear/half_product.h"
 #else
-#    include "linear/avx2_product.h"
+#    include "linear/product.h"
 #endif
 
 /* Packing costs by the weight, the sums over the lanes of dot products by the output: the first is
@@ -38,11 +38,10 @@ static bool LOCAL(pays_packing)(const osw_linear *l, int64_t outputs)
 
 /* The first `outputs` outputs of group g, by a packed weight. */
 static void LOCAL(packed_forward)(const osw_linear *l, int64_t g, int64_t begin, int64_t end,
-                                  int64_t outputs)
+                           int64_t outputs)
 {
     const int64_t x_step = l->input.row_step, y_step = l->output.row_step, o = l->first[g];
-    LOCAL(multiply)
-    (&(LOCAL(product)){
+    LOCAL(multiply)(&(LOCAL(product)){
         .rows = end - begin,
         .columns = outputs,
         .terms = l->in_features,
@@ -91,12 +90,12 @@ static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *bloc
             (ELEMENT *)l->grad_input.base + block->begin * dx_step + g * l->grad_input.group_step;
         if (outputs > 0 && outputs <= LOCAL(FEW)) {
             for (int64_t n = 0; n < rows; n++)
-                LOCAL(combine)(outputs, false, l->in_features, dy + n * dy_step, 1, weight,
-                               l->in_features, NULL, dx + n * dx_step);
+                LOCAL(
+                    combine)(outputs, false, l->in_features, dy + n * dy_step, 1, weight, l->in_features,
+                        NULL, dx + n * dx_step);
             continue;
         }
-        LOCAL(multiply)
-        (&(LOCAL(product)){
+        LOCAL(multiply)(&(LOCAL(product)){
             .rows = rows,
             .columns = l->in_features,
             .terms = outputs,
@@ -114,7 +113,7 @@ static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *bloc
 /* Features [i, i + count) of the weights of group g, the input read once. grad_weight: that of the
  * row part. */
 static void LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, int64_t row_part, int64_t i,
-                                    int64_t count, ELEMENT *grad_weight)
+                             int64_t count, ELEMENT *grad_weight)
 {
     alignas(32) SUM sums[LOCAL(FEW)][LOCAL(STRIP)];
     const int64_t dy_step = l->grad_output.row_step, x_step = l->input.row_step, o = l->first[g];
@@ -124,9 +123,10 @@ static void LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, int64_t row_
     for (int64_t n = first; n < end; n += LOCAL(MOST_TERMS)) {
         const bool last = end - n <= LOCAL(MOST_TERMS);
         for (int64_t k = 0; k < l->first[g + 1] - o; k++)
-            LOCAL(combine)(last ? end - n : LOCAL(MOST_TERMS), n > first, count,
-                           dy + n * dy_step + k, dy_step, x + n * x_step, x_step, sums[k],
-                           last ? grad_weight + (o + k) * l->in_features + i : NULL);
+            LOCAL(
+                combine)(last ? end - n : LOCAL(MOST_TERMS), n > first, count, dy + n * dy_step + k, dy_step,
+                    x + n * x_step, x_step, sums[k],
+                    last ? grad_weight + (o + k) * l->in_features + i : NULL);
     }
 }
 
@@ -144,13 +144,12 @@ static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *blo
             continue;
         if (outputs <= LOCAL(FEW)) {
             for (int64_t i = block->begin; i < block->end; i += LOCAL(STRIP))
-                LOCAL(few_grad_weights)
-            (l, g, part, i, block->end - i < LOCAL(STRIP) ? block->end - i : LOCAL(STRIP),
-             grad_weight);
+                LOCAL(
+                    few_grad_weights)(l, g, part, i, block->end - i < LOCAL(STRIP) ? block->end - i : LOCAL(STRIP),
+                                 grad_weight);
             continue;
         }
-        LOCAL(multiply)
-        (&(LOCAL(product)){
+        LOCAL(multiply)(&(LOCAL(product)){
             .rows = outputs,
             .columns = block->end - block->begin,
             .terms = osw_linear_part_end(l, part) - row,

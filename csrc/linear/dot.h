@@ -6,13 +6,14 @@ enum {
     LOCAL(DOT_ROWS) = 3,
     LOCAL(DOT_OUTPUTS) = 4,
     /* Elements of weight that stay in L1 while all rows pass. */
-    LOCAL(DOT_BLOCK) = 16384 / (int)sizeof(ELEMENT)
+    LOCAL(DOT_BLOCK) =
+        16384 / (int)sizeof(ELEMENT)
 };
 
 /* y[r][o] = bias[o] + sum of x[r][i] * w[o][i] */
 OSW_INLINE void LOCAL(dot_tile)(const int rows, const int outputs, int64_t count, const ELEMENT *x,
-                                int64_t x_step, const ELEMENT *w, const ELEMENT *bias, ELEMENT *y,
-                                int64_t y_step)
+                         int64_t x_step, const ELEMENT *w, const ELEMENT *bias, ELEMENT *y,
+                         int64_t y_step)
 {
     VECTOR sums[LOCAL(DOT_ROWS)][LOCAL(DOT_OUTPUTS)];
     for (int r = 0; r < rows; r++)
@@ -62,13 +63,13 @@ DOT_TILES(3)
 #define DOT_NAMES(rows) {DOT_NAME(rows, 1), DOT_NAME(rows, 2), DOT_NAME(rows, 3), DOT_NAME(rows, 4)}
 
 typedef void LOCAL(dot_fn)(int64_t count, const ELEMENT *x, int64_t x_step, const ELEMENT *w,
-                           const ELEMENT *bias, ELEMENT *y, int64_t y_step);
-static LOCAL(dot_fn) *const LOCAL(dot_tiles)[LOCAL(DOT_ROWS)][LOCAL(DOT_OUTPUTS)] = {
-    DOT_NAMES(1), DOT_NAMES(2), DOT_NAMES(3)};
+                    const ELEMENT *bias, ELEMENT *y, int64_t y_step);
+static LOCAL(dot_fn) *const LOCAL(dot_tiles)[LOCAL(DOT_ROWS)][LOCAL(DOT_OUTPUTS)] = {DOT_NAMES(1), DOT_NAMES(2), DOT_NAMES(3)};
 
 /* Outputs [first, last) of group g for rows [begin, end). */
-static void LOCAL(dot_outputs)(const osw_linear *l, int64_t g, int64_t begin, int64_t end,
-                               int64_t first, int64_t last)
+static void
+LOCAL(dot_outputs)(const osw_linear *l, int64_t g, int64_t begin, int64_t end, int64_t first,
+                        int64_t last)
 {
     const ELEMENT *weight = l->weight, *bias = l->bias, *input = l->input.base;
     const int64_t count = l->in_features, x_step = l->input.row_step, y_step = l->output.row_step;
@@ -78,9 +79,8 @@ static void LOCAL(dot_outputs)(const osw_linear *l, int64_t g, int64_t begin, in
         ELEMENT *y = (ELEMENT *)l->output.base + n * y_step;
         for (int64_t o = first; o < last; o += LOCAL(DOT_OUTPUTS)) {
             const int64_t outputs = last - o < LOCAL(DOT_OUTPUTS) ? last - o : LOCAL(DOT_OUTPUTS);
-            LOCAL(dot_tiles)
-            [rows - 1][outputs - 1](count, x, x_step, weight + o * count, bias ? bias + o : NULL,
-                                    y + o, y_step);
+            LOCAL(dot_tiles)[rows - 1][outputs - 1](count, x, x_step, weight + o * count,
+                                             bias ? bias + o : NULL, y + o, y_step);
         }
     }
 }

@@ -3,12 +3,19 @@
  * vectors of columns. A panel stays in L1 while the rows of a block of a pass. */
 
 enum {
-    LOCAL(MOST_VECTORS) = 4, /* of a panel */
-    LOCAL(MOST_ROWS) = 8,    /* of a tile */
-    LOCAL(DEPTH) = 256,      /* terms that are summed before they are added to c */
-    LOCAL(FAR_DEPTH) = 128,  /* the same, where those of a lie in rows of their own */
-    LOCAL(PANELS) = 262144 / (int)sizeof(ELEMENT),  /* of b, packed at once */
-    LOCAL(ROW_BLOCK) = 65536 / (int)sizeof(ELEMENT) /* of a, for which panels are fetched again */
+    LOCAL(MOST_VECTORS) = 4,
+    /* of a panel */
+    LOCAL(MOST_ROWS) = 8,
+    /* of a tile */
+    LOCAL(DEPTH) = 256,
+    /* terms that are summed before they are added to c */
+    LOCAL(FAR_DEPTH) = 128,
+    /* the same, where those of a lie in rows of their own */
+    LOCAL(PANELS) =
+        262144 / (int)sizeof(ELEMENT),
+    /* of b, packed at once */
+    LOCAL(ROW_BLOCK) =
+        65536 / (int)sizeof(ELEMENT) /* of a, for which panels are fetched again */
 };
 
 /* Rows of a tile, by its vectors: as many sums as registers hold. */
@@ -29,7 +36,7 @@ typedef struct LOCAL(tile) {
     int64_t last;
 } LOCAL(tile);
 
-OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const LOCAL(tile) * t)
+OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const LOCAL(tile) *t)
 {
     const ELEMENT *a = t->a, *panel = t->panel;
     const int64_t a_row = t->a_row, a_term = t->a_term, panel_step = t->panel_step;
@@ -89,7 +96,7 @@ TILE(1, 4)
 TILE(2, 4)
 TILE(3, 4)
 #define NAME(rows, vectors) JOIN(LOCAL(tile), _##rows, _##vectors),
-typedef void LOCAL(tile_fn)(const LOCAL(tile) * t);
+typedef void LOCAL(tile_fn)(const LOCAL(tile) *t);
 static LOCAL(tile_fn) *const LOCAL(tiles)[LOCAL(MOST_VECTORS)][LOCAL(MOST_ROWS)] = {
     {TILES(NAME, 1) MORE_TILES(NAME, 1) NAME(7, 1) NAME(8, 1)},
     {TILES(NAME, 2) MORE_TILES(NAME, 2)},
@@ -98,8 +105,9 @@ static LOCAL(tile_fn) *const LOCAL(tiles)[LOCAL(MOST_VECTORS)][LOCAL(MOST_ROWS)]
 };
 
 /* Columns [0, columns) of b, `terms` long, with zeros up to whole vectors. */
-static void LOCAL(pack)(const ELEMENT *b, int64_t b_term, int64_t terms, int64_t columns,
-                        int64_t width, ELEMENT *panel)
+static void
+LOCAL(pack)(const ELEMENT *b, int64_t b_term, int64_t terms, int64_t columns, int64_t width,
+                 ELEMENT *panel)
 {
     const int64_t whole = columns / LANES * LANES;
     const __m256i mask = LOCAL(mask)(columns - whole);
@@ -112,7 +120,7 @@ static void LOCAL(pack)(const ELEMENT *b, int64_t b_term, int64_t terms, int64_t
 }
 
 static void LOCAL(pack_transposed)(const ELEMENT *b, int64_t b_term, int64_t terms, int64_t columns,
-                                   int64_t width, ELEMENT *panel)
+                            int64_t width, ELEMENT *panel)
 {
     const int64_t squares = columns / LANES * LANES, long_terms = terms / LANES * LANES;
     for (int64_t j = 0; j < squares; j += LANES)
@@ -133,9 +141,10 @@ static int64_t LOCAL(panel_vectors)(int64_t left)
 }
 
 /* Rows [m, end) of c, from column j on, terms [d, d + terms), by one panel. */
-static void LOCAL(multiply_panel)(const LOCAL(product) * p, int64_t m, int64_t end, int64_t j,
-                                  int64_t vectors, int64_t last, int64_t d, int64_t terms,
-                                  const ELEMENT *panel, int64_t panel_step)
+static void
+LOCAL(multiply_panel)(const LOCAL(product) *p, int64_t m, int64_t end, int64_t j, int64_t vectors,
+                           int64_t last, int64_t d, int64_t terms, const ELEMENT *panel,
+                           int64_t panel_step)
 {
     const bool adds = d > 0 || p->adds;
     const ELEMENT *start = adds ? p->c : p->start;
@@ -161,8 +170,9 @@ static void LOCAL(multiply_panel)(const LOCAL(product) * p, int64_t m, int64_t e
 
 /* Columns [j, j + columns) of c, terms [d, d + terms). b is packed, then all rows pass; for few
  * rows whole vectors of it are read where they lie. */
-static void LOCAL(multiply_columns)(const LOCAL(product) * p, int64_t j, int64_t columns, int64_t d,
-                                    int64_t terms, ELEMENT *panels)
+static void LOCAL(
+    multiply_columns)(const LOCAL(product) *p, int64_t j, int64_t columns, int64_t d, int64_t terms,
+                             ELEMENT *panels)
 {
     enum { ROWS = 24 /* of whole tiles of every kind */, FEW_ROWS = 32 };
     const int64_t fitting = LOCAL(ROW_BLOCK) / (terms ? terms : 1) / ROWS;
@@ -181,15 +191,14 @@ static void LOCAL(multiply_columns)(const LOCAL(product) * p, int64_t j, int64_t
                 LOCAL(pack_transposed)(b, p->b_term, terms, count, width, panel);
             else if (packs && m == 0)
                 LOCAL(pack)(b, p->b_term, terms, count, width, panel);
-            LOCAL(multiply_panel)
-            (p, m, end, j + k, vectors, count - width + LANES, d, terms, packs ? panel : b,
-             packs ? width : p->b_term);
+            LOCAL(multiply_panel)(p, m, end, j + k, vectors, count - width + LANES, d, terms,
+                           packs ? panel : b, packs ? width : p->b_term);
             k += width;
         }
     }
 }
 
-static void LOCAL(multiply)(const LOCAL(product) * p)
+static void LOCAL(multiply)(const LOCAL(product) *p)
 {
     ELEMENT *const panels = osw_scratch_inner(LOCAL(PANELS) * sizeof(ELEMENT));
     const int64_t most = p->a_term == 1 ? LOCAL(DEPTH) : LOCAL(FAR_DEPTH);

@@ -13,8 +13,9 @@ typedef struct LOCAL(piece) {
 } LOCAL(piece);
 
 /* Lines of `to` have room for whole vectors. */
-static void LOCAL(widen)(int64_t lines, int64_t count, const ELEMENT *from, int64_t from_step,
-                         float *to, int64_t to_step)
+static void
+LOCAL(widen)(int64_t lines, int64_t count, const ELEMENT *from, int64_t from_step, float *to,
+                  int64_t to_step)
 {
     for (; lines > 0; lines--, from += from_step, to += to_step) {
         int64_t i = 0;
@@ -25,8 +26,9 @@ static void LOCAL(widen)(int64_t lines, int64_t count, const ELEMENT *from, int6
     }
 }
 
-static void LOCAL(narrow)(int64_t lines, int64_t count, const float *from, int64_t from_step,
-                          ELEMENT *to, int64_t to_step)
+static void
+LOCAL(narrow)(int64_t lines, int64_t count, const float *from, int64_t from_step, ELEMENT *to,
+                   int64_t to_step)
 {
     for (; lines > 0; lines--, from += from_step, to += to_step) {
         int64_t i = 0;
@@ -39,8 +41,9 @@ static void LOCAL(narrow)(int64_t lines, int64_t count, const float *from, int64
 
 /* c of the piece += terms [d, d + terms) of a and b, for rows [m, m + rows) and columns
  * [j, j + columns). */
-static void LOCAL(add_terms)(const LOCAL(product) * p, int64_t m, int64_t rows, int64_t j,
-                             int64_t columns, int64_t d, int64_t terms, LOCAL(piece) * piece)
+static void
+LOCAL(add_terms)(const LOCAL(product) *p, int64_t m, int64_t rows, int64_t j, int64_t columns,
+                      int64_t d, int64_t terms, LOCAL(piece) *piece)
 {
     const ELEMENT *a = p->a + m * p->a_row + d * p->a_term;
     const bool lies = p->a_term == 1; /* the terms of a side by side */
@@ -49,10 +52,11 @@ static void LOCAL(add_terms)(const LOCAL(product) * p, int64_t m, int64_t rows, 
     else
         LOCAL(widen)(terms, rows, a, p->a_term, piece->a, LOCAL(PIECE_ROWS));
     if (p->transposed)
-        LOCAL(widen)
-    (columns, terms, p->b + j * p->b_term + d, p->b_term, piece->b, LOCAL(PIECE_TERMS));
-    else LOCAL(widen)(terms, columns, p->b + d * p->b_term + j, p->b_term, piece->b,
-                      LOCAL(PIECE_COLUMNS));
+        LOCAL(widen)(columns, terms, p->b + j * p->b_term + d, p->b_term, piece->b,
+                     LOCAL(PIECE_TERMS));
+    else
+        LOCAL(widen)(terms, columns, p->b + d * p->b_term + j, p->b_term, piece->b,
+                     LOCAL(PIECE_COLUMNS));
     multiply_f32(&(product_f32){
         .rows = rows,
         .columns = columns,
@@ -70,7 +74,7 @@ static void LOCAL(add_terms)(const LOCAL(product) * p, int64_t m, int64_t rows, 
     });
 }
 
-static void LOCAL(multiply)(const LOCAL(product) * p)
+static void LOCAL(multiply)(const LOCAL(product) *p)
 {
     LOCAL(piece) *const piece = osw_scratch_outer(sizeof *piece);
     for (int64_t j = 0; j < p->columns; j += LOCAL(PIECE_COLUMNS)) {
@@ -83,13 +87,12 @@ static void LOCAL(multiply)(const LOCAL(product) * p)
             const int64_t rows = rest < LOCAL(PIECE_ROWS) ? rest : LOCAL(PIECE_ROWS);
             int64_t d = 0;
             do { /* once without terms too: c becomes `start` */
-                const int64_t terms =
-                    p->terms - d < LOCAL(PIECE_TERMS) ? p->terms - d : LOCAL(PIECE_TERMS);
+                const int64_t terms = p->terms - d < LOCAL(PIECE_TERMS) ? p->terms - d : LOCAL(PIECE_TERMS);
                 LOCAL(add_terms)(p, m, rows, j, columns, d, terms, piece);
                 d += LOCAL(PIECE_TERMS);
             } while (d < p->terms);
-            LOCAL(narrow)
-            (rows, columns, piece->c, LOCAL(PIECE_COLUMNS), p->c + m * p->c_row + j, p->c_row);
+            LOCAL(narrow)(rows, columns, piece->c,
+                          LOCAL(PIECE_COLUMNS), p->c + m * p->c_row + j, p->c_row);
         }
     }
 }
