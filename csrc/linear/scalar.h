@@ -1,19 +1,50 @@
 /* SPDX-License-Identifier: MIT */
-/* The kernels of one dtype in plain C; included once a dtype by linear_scalar.c with SUFFIX,
- * ELEMENT, SUM, LOAD and STORE defined: the type in memory, that of sums, and the ways between. */
+/* The kernels of one dtype in plain C; included once per dtype by linear_scalar.c. */
+#include "core/ints.h"
+#include "linear/linear.h"
 
-#define JOIN_(a, b, c) a##b##c
-#define JOIN(a, b, c)  JOIN_(a, b, c)
-#define LOCAL(name)    JOIN(name, _, SUFFIX)
-#define KERNEL(name)   JOIN(JOIN(osw_linear_, name, _), SUFFIX, __scalar)
+#include <stdint.h>
 
-#include "linear/bias.h"
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
+
+/* grad_bias[o] = sum of grad_output[n][o] over n of a row part, for the outputs of group g; in
+ * blocks of rows, whose sums are added up, so that the error grows slowly. */
+static void LOCAL(sum_rows)(const osw_linear *l, int64_t g, int64_t part)
+{
+    enum { COLUMNS = 16, ROWS = 128 };
+    const int64_t step = l->grad_output.row_step, end = l->first[g + 1];
+    const int64_t rows_end = osw_linear_part_end(l, part);
+    ELEMENT *grad_bias = (ELEMENT *)l->grad_bias + part * l->first[l->groups];
+    for (int64_t o = l->first[g]; o < end; o += COLUMNS) {
+        const int columns = end - o < COLUMNS ? (int)(end - o) : COLUMNS;
+        VALUE total[COLUMNS] = {0};
+        for (int64_t n = part * l->part_rows; n < rows_end; n += ROWS) {
+            const int64_t last = rows_end - n < ROWS ? rows_end : n + ROWS;
+            VALUE sum[COLUMNS] = {0};
+            for (int64_t m = n; m < last; m++) {
+                const ELEMENT *dy = (const ELEMENT *)l->grad_output.base + m * step + o;
+                if (columns == COLUMNS)
+                    for (int j = 0; j < COLUMNS; j++)
+                        sum[j] += LOAD(dy[j]);
+                else
+                    for (int j = 0; j < columns; j++)
+                        sum[j] += LOAD(dy[j]);
+            }
+            for (int j = 0; j < COLUMNS; j++)
+                total[j] += sum[j];
+        }
+        for (int j = 0; j < columns; j++)
+            grad_bias[o + j] = STORE(total[j]);
+    }
+}
 
 /* Several sums side by side, so that the compiler may use vectors without changing any order. */
-static SUM LOCAL(dot)(const ELEMENT *restrict x, const ELEMENT *restrict w, int64_t count)
+static VALUE LOCAL(dot)(const ELEMENT *restrict x, const ELEMENT *restrict w, int64_t count)
 {
     enum { SUMS = 8 };
-    SUM sums[SUMS] = {0}, total = 0;
+    VALUE sums[SUMS] = {0}, total = 0;
     int64_t i = 0;
     for (; i + SUMS <= count; i += SUMS)
         for (int j = 0; j < SUMS; j++)
@@ -33,9 +64,9 @@ static void LOCAL(combine)(int64_t terms, const ELEMENT *restrict factors, int64
     enum { STRIP = 256 };
     for (int64_t begin = 0; begin < count; begin += STRIP) {
         const int64_t length = count - begin < STRIP ? count - begin : STRIP;
-        SUM sums[STRIP] = {0};
+        VALUE sums[STRIP] = {0};
         for (int64_t t = 0; t < terms; t++) {
-            const SUM factor = LOAD(factors[t * factor_step]);
+            const VALUE factor = LOAD(factors[t * factor_step]);
             const ELEMENT *row = rows + t * row_step + begin;
             for (int64_t i = 0; i < length; i++)
                 sums[i] += factor * LOAD(row[i]);
@@ -45,7 +76,7 @@ static void LOCAL(combine)(int64_t terms, const ELEMENT *restrict factors, int64
     }
 }
 
-static void KERNEL(forward)(const osw_linear *l, const osw_linear_block *block)
+static void KERNEL(linear_forward)(const osw_linear *l, const osw_linear_block *block)
 {
     const ELEMENT *weight = l->weight, *bias = l->bias, *input = l->input.base;
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
@@ -53,14 +84,14 @@ static void KERNEL(forward)(const osw_linear *l, const osw_linear_block *block)
             const ELEMENT *x = input + n * l->input.row_step + g * l->input.group_step;
             ELEMENT *y = (ELEMENT *)l->output.base + n * l->output.row_step;
             for (int64_t o = l->first[g]; o < l->first[g + 1]; o++) {
-                const SUM sum = LOCAL(dot)(x, weight + o * l->in_features, l->in_features);
+                const VALUE sum = LOCAL(dot)(x, weight + o * l->in_features, l->in_features);
                 y[o] = STORE(bias ? sum + LOAD(bias[o]) : sum);
             }
         }
     }
 }
 
-static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *block)
+static void KERNEL(linear_grad_input)(const osw_linear *l, const osw_linear_block *block)
 {
     const ELEMENT *weight = l->weight, *grad_output = l->grad_output.base;
     ELEMENT *grad_input = l->grad_input.base;
@@ -73,7 +104,7 @@ static void KERNEL(grad_input)(const osw_linear *l, const osw_linear_block *bloc
     }
 }
 
-static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *block)
+static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_block *block)
 {
     const int64_t part = block->row_part, first = part * l->part_rows;
     const int64_t rows = osw_linear_part_end(l, part) - first, dy_step = l->grad_output.row_step;
@@ -83,20 +114,12 @@ static void KERNEL(grad_weight)(const osw_linear *l, const osw_linear_block *blo
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
         if (block->begin == 0 && l->grad_bias)
             LOCAL(sum_rows)(l, g, part);
-        for (int64_t o = l->first[g]; grad_weight && o < l->first[g + 1]; o++)
-            LOCAL(
-                combine)(rows, grad_output + o, dy_step, input + g * l->input.group_step + block->begin,
-                    l->input.row_step, block->end - block->begin,
-                    grad_weight + (part * l->first[l->groups] + o) * l->in_features + block->begin);
+        const ELEMENT *x = input + g * l->input.group_step + block->begin;
+        const int64_t count = block->end - block->begin;
+        for (int64_t o = l->first[g]; grad_weight && o < l->first[g + 1]; o++) {
+            const int64_t row = part * l->first[l->groups] + o;
+            LOCAL(combine)(rows, grad_output + o, dy_step, x, l->input.row_step, count,
+                    grad_weight + row * l->in_features + block->begin);
+        }
     }
 }
-
-#undef JOIN_
-#undef JOIN
-#undef LOCAL
-#undef KERNEL
-#undef SUFFIX
-#undef ELEMENT
-#undef SUM
-#undef LOAD
-#undef STORE
