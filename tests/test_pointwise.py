@@ -18,7 +18,6 @@ from opswap import functional as F
 from opswap.ops import pointwise
 
 LAST = torch.channels_last
-vectors = pytest.mark.skipif(not pointwise.pointwise_wins(), reason="left to torch on this tier")
 
 # (N, C, H, W), outputs: tails of vectors, of tiles and of panels, several blocks of terms,
 # several parts of rows.
@@ -36,6 +35,13 @@ SIZES = [
     ((1, 130, 40, 41), 2),
     ((1, 520, 3, 3), 270),
 ]
+
+
+@pytest.fixture
+def kernels(tier: str) -> None:
+    """Run the test on every tier whose kernels convolve."""
+    if not pointwise.pointwise_wins():
+        pytest.skip(f"{tier} leaves convolutions to torch")
 
 
 def inputs(
@@ -81,7 +87,7 @@ def assert_near(ours: list[Tensor], tensors: Sequence[Tensor | None]) -> None:
         assert_within_roundings(*quantity, i)
 
 
-@vectors
+@pytest.mark.usefixtures("kernels")
 class TestKernels:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("with_bias", [True, False])

@@ -346,7 +346,7 @@ static PyObject *run_call(const char *name, bool plain, const osw_role *roles, P
 static PyObject *run_plain(const char *name, const osw_role *roles, Py_ssize_t count,
                            PyObject *const *args, Py_ssize_t nargs)
 {
-    if (osw_isa_current() != OSW_ISA_AVX2 || !osw_plain_eager(true))
+    if (!osw_linear_leads(osw_isa_current()) || !osw_plain_eager(true))
         Py_RETURN_NOTIMPLEMENTED;
     return osw_or_declined(run_call(name, true, roles, count, args, nargs));
 }
@@ -392,6 +392,12 @@ static PyObject *linear_variants(PyObject *module, PyObject *unused)
     return osw_variant_counts(OSW_LINEAR_COUNT, names, osw_linear_calls);
 }
 
+static PyObject *linear_leads(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyBool_FromLong(osw_linear_leads(osw_isa_current()));
+}
+
 PyMethodDef osw_linear_methods[] = {
     {"grouped_linear", OSW_METHOD(grouped_linear), METH_FASTCALL,
      "grouped_linear(input, weight, bias, sections, output)"},
@@ -402,6 +408,8 @@ PyMethodDef osw_linear_methods[] = {
      "As grouped_linear, or NotImplemented where the caller has to look more closely."},
     {"plain_grouped_linear_backward", OSW_METHOD(plain_grouped_linear_backward), METH_FASTCALL,
      "As grouped_linear_backward, or NotImplemented where the caller has to look more closely."},
+    {"linear_leads", linear_leads, METH_NOARGS,
+     "Whether products that torch computes as well go to the kernels of the tier in use."},
     {"linear_variants", linear_variants, METH_NOARGS, "Calls of every kernel, by name."},
     {NULL, NULL, 0, NULL},
 };

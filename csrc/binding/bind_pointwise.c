@@ -76,7 +76,7 @@ static PyObject *new_image(PyObject *object, const osw_tensor *like, int64_t cha
 
 static bool is_ours(Py_ssize_t nargs, Py_ssize_t expected)
 {
-    return nargs == expected && osw_isa_current() == OSW_ISA_AVX2 && osw_plain_eager(true);
+    return nargs == expected && osw_linear_leads(osw_isa_current()) && osw_plain_eager(true);
 }
 
 static PyObject *plain_pointwise(PyObject *module, PyObject *const *args, Py_ssize_t nargs)

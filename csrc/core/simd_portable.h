@@ -15,7 +15,7 @@
 #else
 #    define TIER portable16
 #endif
-#define REGISTERS 16
+#define REGISTERS (VEC_BYTES == 32 ? 16 : 32) /* as avx2, and as neon and avx512 */
 
 #include "core/half.h"
 #include "core/ints.h"

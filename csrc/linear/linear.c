@@ -1,43 +1,40 @@
 /* SPDX-License-Identifier: MIT */
 #include "linear/linear.h"
 
+#include "core/ints.h"
+
 #include <string.h>
 
-/* THIN: bytes of all weights up to which blocks span all groups, so that rows are walked as they
- * lie in memory; such blocks must be MANY. FEATURES: a line's worth of floats times the vectors
- * that a kernel holds at once. MOST_PARTS: a group in more parts is packed too often. PART_ROWS,
- * MOST_ROW_PARTS, FEW_GROUPS, PARTIAL: where and how rows are cut; the last one is what all parts
- * of a gradient of the weight may hold, in elements. */
 enum {
-    THIN_WEIGHT = 1 << 18,
-    THIN_BLOCK = 1 << 17,
-    THIN_ROWS = 3,
-    MANY = 16,
-    ROWS = 24,
-    FEATURES = 64,
-    MOST_PARTS = 8,
-    PART_ROWS = 528,
+    THIN_WEIGHT = 1 << 18, /* bytes of all weights up to which blocks of rows span all groups, so
+                              that rows are walked as they lie in memory, */
+    THIN_BLOCK = 1 << 17,  /* bytes of such a block, */
+    THIN_ROWS = 3,         /* its rows at least, */
+    MANY = 16,             /* and how many of them there must be */
+    ROWS = 24,             /* blocks of rows of one group are multiples of it */
+    FEATURES = 64,         /* the same of features: the widest panel of floats */
+    MOST_PARTS = 8,        /* of a group: in more of them it is packed too often */
+    PART_ROWS = 528,       /* of a row part at least */
     MOST_ROW_PARTS = 32,
-    FEW_GROUPS = 4,
-    PARTIAL = 1 << 18
+    FEW_GROUPS = 4,              /* up to which rows are cut into parts */
+    PARTIAL = 1 << 18,           /* elements that all parts of a gradient of the weight may hold */
+    UNMEASURED = OSW_ISA_AVX512, /* such a CPU runs the kernels of avx2 until somebody has measured
+                                    those of the tier: OSW_ISA_COUNT turns them on */
 };
 
 osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];
 
 void osw_linear_select(osw_isa isa)
 {
-    osw_linear_fill__scalar(osw_linear_table);
-#if defined(__x86_64__)
-    if (isa >= OSW_ISA_AVX2)
-        osw_linear_fill__avx2(osw_linear_table);
-#else
-    (void)isa;
-#endif
+    static void (*const fills[OSW_ISA_COUNT])(osw_linear_fn **) = OSW_FILLS(osw_linear_fill);
+    for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
+        if (fills[tier] && tier != UNMEASURED && osw_isa_fills((osw_isa)tier, isa))
+            fills[tier](osw_linear_table);
 }
 
-static int64_t ceil_div(int64_t a, int64_t b)
+bool osw_linear_leads(osw_isa isa)
 {
-    return (a + b - 1) / b;
+    return isa == OSW_ISA_AVX2 || isa >= OSW_ISA_FIRST_HIDDEN;
 }
 
 void osw_linear_cut(osw_linear *linear)
@@ -46,9 +43,9 @@ void osw_linear_cut(osw_linear *linear)
     const int64_t fitting = weight < PARTIAL / MOST_ROW_PARTS ? MOST_ROW_PARTS : PARTIAL / weight;
     const bool cuts = linear->groups <= FEW_GROUPS && fitting > 1;
     const int64_t even =
-        cuts ? ceil_div(ceil_div(linear->rows, fitting), ROWS) * ROWS : linear->rows;
+        cuts ? osw_ceil(osw_ceil(linear->rows, fitting), ROWS) * ROWS : linear->rows;
     linear->part_rows = cuts && even < PART_ROWS ? PART_ROWS : even;
-    linear->row_parts = ceil_div(linear->rows, linear->part_rows);
+    linear->row_parts = osw_ceil(linear->rows, linear->part_rows);
 }
 
 #define ADD_PARTS(name, type)                                                                      \
@@ -78,10 +75,10 @@ static osw_linear_grid by_group(const osw_linear *linear, int64_t total, int64_t
     const int64_t blocks = linear->groups * copies;
     int64_t wanted = 1;
     while (wanted < MOST_PARTS &&
-           8 * ceil_div(wanted * blocks, threads) * threads > 9 * wanted * blocks)
+           8 * osw_ceil(wanted * blocks, threads) * threads > 9 * wanted * blocks)
         wanted++;
-    const int64_t length = ceil_div(ceil_div(total, unit), wanted) * unit;
-    return (osw_linear_grid){1, length, linear->groups, ceil_div(total, length), copies};
+    const int64_t length = osw_ceil(osw_ceil(total, unit), wanted) * unit;
+    return (osw_linear_grid){1, length, linear->groups, osw_ceil(total, length), copies};
 }
 
 osw_linear_grid osw_linear_row_grid(const osw_linear *linear, int threads)
@@ -92,7 +89,7 @@ osw_linear_grid osw_linear_row_grid(const osw_linear *linear, int threads)
         linear->first[linear->groups] <= 2 * linear->groups) {
         const int64_t fitting = THIN_BLOCK / row;
         const int64_t length = fitting > THIN_ROWS ? fitting : THIN_ROWS;
-        const int64_t parts = ceil_div(linear->rows, length);
+        const int64_t parts = osw_ceil(linear->rows, length);
         if (parts >= MANY)
             return (osw_linear_grid){linear->groups, length, 1, parts, 1};
     }

@@ -13,9 +13,6 @@
  * float32 and rounded once, to nearest and ties to even, the bias included. The order of their
  * terms depends on the sizes and the tier alone, never on the block that an element belongs to or
  * on the number of threads.
- *
- * There is no avx512 file: where 512-bit vectors would help there is arithmetic enough for the
- * library's own, which opswap.ops.linear calls there.
  */
 #ifndef OSW_LINEAR_LINEAR_H
 #define OSW_LINEAR_LINEAR_H
@@ -88,8 +85,12 @@ extern osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];
  * improves. */
 void osw_linear_select(osw_isa isa);
 
-void osw_linear_fill__scalar(osw_linear_fn **table);
-void osw_linear_fill__avx2(osw_linear_fn **table);
+OSW_DECLARE_FILLS(osw_linear_fill, osw_linear_fn **table);
+
+/* Whether convolutions, and products that torch's library computes as well, go to the kernels for
+ * `isa`: where vectors are as wide as the library's, and in tests. Not measured yet for avx512,
+ * whose CPUs run the kernels of avx2, and for neon. */
+bool osw_linear_leads(osw_isa isa);
 
 /* How the work of one kernel is cut into blocks. */
 typedef struct osw_linear_grid {

@@ -1,34 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-#include "core/half.h"
 #include "linear/linear.h"
 
-#define SUFFIX   f32
-#define ELEMENT  float
-#define SUM      float
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#include "linear/scalar_linear.h"
-
-#define SUFFIX   f64
-#define ELEMENT  double
-#define SUM      double
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#include "linear/scalar_linear.h"
-
-#define SUFFIX   bf16
-#define ELEMENT  uint16_t
-#define SUM      float
-#define LOAD(x)  osw_float_of_bf16(x)
-#define STORE(x) osw_bf16_of_float(x)
-#include "linear/scalar_linear.h"
-
-#define SUFFIX   f16
-#define ELEMENT  uint16_t
-#define SUM      float
-#define LOAD(x)  osw_float_of_f16(x)
-#define STORE(x) osw_f16_of_float(x)
-#include "linear/scalar_linear.h"
+#define TIER   scalar
+#define EACH   "linear/scalar.h"
+#define FLOATS OSW_EACH_F32 + OSW_EACH_F64 + OSW_EACH_BF16 + OSW_EACH_F16
+#include "core/each_float.h"
 
 #define FILL(operation, dtype)                                                                     \
     table[OSW_LINEAR_##operation##_##dtype] = osw_linear_##operation##_##dtype##__scalar;

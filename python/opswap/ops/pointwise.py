@@ -32,7 +32,7 @@ _grad_enabled = torch.is_grad_enabled
 
 def pointwise_wins() -> bool:
     """True where the kernels have vectors as wide as the convolution library's."""
-    return _core.isa_current() == "avx2"
+    return _core.linear_leads()
 
 
 def is_pointwise(module: nn.Conv2d) -> bool:

@@ -74,7 +74,7 @@ def _library_wins(input: Tensor, weight: Tensor) -> bool:
     small ones; a library with wider vectors, or kernels without vectors, leave them the small ones only, and half
     precision where the library would have to convert it.
     """
-    if _core.isa_current() == "avx2" or (input.dtype in _HALVES and not _matrix_units(input.dtype)):
+    if _core.linear_leads() or (input.dtype in _HALVES and not _matrix_units(input.dtype)):
         return False
     rows, groups, in_features = input.shape
     outputs = weight.numel() // (groups * in_features)

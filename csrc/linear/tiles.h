@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: MIT */
+/* What the kernels of a tier share whatever the dtype: products and the tiles they are cut into. */
+#ifndef OSW_LINEAR_TILES_H
+#define OSW_LINEAR_TILES_H
+
+#include "core/simd.h"
+
+#include "core/half.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* fma -> fma_f32 or fma_f64: of the type that a dtype is computed in. */
+#define VALUED(name) _Generic((VALUE)0, float: name##_f32, double: name##_f64)
+
+enum {
+    MOST_VECTORS = 4,           /* of a panel */
+    DEPTH = 256,                /* terms that are summed before they are added to c */
+    FAR_DEPTH = 128,            /* the same if the terms of a lie in rows of their own */
+    PANEL_BYTES = 256 << 10,    /* of b, packed at once */
+    ROW_BLOCK_BYTES = 64 << 10, /* of a, for which panels are fetched again */
+    TILE_ROWS = 24,             /* whole tiles, of however many vectors */
+    FEW_ROWS = 32,              /* too few to pack b, unless it is transposed */
+    DOT_ROWS = 3,
+    DOT_OUTPUTS = 4,
+    DOT_BLOCK_BYTES = 16 << 10, /* of weight, which stay in L1 while all rows pass */
+    MOST_TERMS = 8,             /* of sums of rows as they lie in memory */
+    FEW_OUTPUTS = 2,            /* of a group, up to which its gradients are plain sums of rows */
+    STRIP = 1024,               /* features whose sums stay in L1 until they are rounded */
+    BIAS_VECTORS = 4,
+    BIAS_ROWS = 128,
+};
+
+/* c = start + a b. Element (m, d) of a lies at a[m * a_row + d * a_term]; (d, j) of b at
+ * b[d * b_term + j], or at b[d + j * b_term] if transposed; (m, j) of c at c[m * c_row + j]. start:
+ * one value per column, or NULL for zero. adds: c holds what is added instead; not for 16-bit
+ * elements. */
+typedef struct osw_product {
+    int64_t rows, columns, terms;
+    const void *a, *b, *start;
+    void *c;
+    int64_t a_row, a_term, b_term, c_row;
+    bool transposed, adds;
+} osw_product;
+
+/* One tile of c, rows x vectors, of whose last vector `last` lanes are there; `start` is a tile
+ * with rows start_row apart, NULL for zero. */
+typedef struct osw_tile {
+    int64_t terms;
+    const void *a;
+    int64_t a_row, a_term;
+    const void *panel;
+    int64_t panel_step; /* from one term to the next */
+    const void *start;
+    int64_t start_row;
+    void *c;
+    int64_t c_row;
+    int64_t last;
+} osw_tile;
+
+typedef void osw_tile_fn(const osw_tile *tile);
+
+/* Of the product of a 16-bit type, widened: as many terms as are summed before they are added. */
+enum { PIECE_ROWS = 128, PIECE_COLUMNS = 128, PIECE_TERMS = DEPTH };
+typedef struct osw_piece {
+    _Alignas(64) float a[PIECE_ROWS * PIECE_TERMS];
+    _Alignas(64) float b[PIECE_COLUMNS * PIECE_TERMS];
+    _Alignas(64) float c[PIECE_ROWS * PIECE_COLUMNS];
+    _Alignas(64) float start[PIECE_COLUMNS];
+} osw_piece;
+
+/* X(rows, vectors) for all tiles of so many vectors: up to as many rows as registers hold the sums
+ * of, beside a panel's vectors and a factor. The most rows divide TILE_ROWS. */
+#define UP_TO_3(X, vectors) X(1, vectors) X(2, vectors) X(3, vectors)
+#define UP_TO_4(X, vectors) UP_TO_3(X, vectors) X(4, vectors)
+#define UP_TO_6(X, vectors) UP_TO_4(X, vectors) X(5, vectors) X(6, vectors)
+#define UP_TO_8(X, vectors) UP_TO_6(X, vectors) X(7, vectors) X(8, vectors)
+#define UP_TO_12(X, vectors)                                                                       \
+    UP_TO_8(X, vectors) X(9, vectors) X(10, vectors) X(11, vectors) X(12, vectors)
+#if (REGISTERS) == 32
+#    define TILES_1(X) UP_TO_12(X, 1)
+#    define TILES_2(X) UP_TO_12(X, 2)
+#    define TILES_3(X) UP_TO_8(X, 3)
+#    define TILES_4(X) UP_TO_6(X, 4)
+enum { MOST_ROWS = 12 };
+#else
+#    define TILES_1(X) UP_TO_8(X, 1)
+#    define TILES_2(X) UP_TO_6(X, 2)
+#    define TILES_3(X) UP_TO_4(X, 3)
+#    define TILES_4(X) UP_TO_3(X, 4)
+enum { MOST_ROWS = 8 };
+#endif
+
+/* The most rows of a tile, by its vectors. */
+#define ONE_TILE(rows, vectors) +1
+static const int tile_rows[MOST_VECTORS + 1] = {0, TILES_1(ONE_TILE), TILES_2(ONE_TILE),
+                                                TILES_3(ONE_TILE), TILES_4(ONE_TILE)};
+
+/* Vectors of the next panel if so many are left: three, or four if that leaves threes and fours
+ * only. */
+static inline int64_t panel_vectors(int64_t left)
+{
+    if (left <= MOST_VECTORS)
+        return left;
+    return left % 3 == 1 || left == 8 ? 4 : 3;
+}
+
+/* One element as a value, and back, rounded. */
+OSW_INLINE float widen_one_f32(float x)
+{
+    return x;
+}
+
+OSW_INLINE float narrow_one_f32(float v)
+{
+    return v;
+}
+
+OSW_INLINE double widen_one_f64(double x)
+{
+    return x;
+}
+
+OSW_INLINE double narrow_one_f64(double v)
+{
+    return v;
+}
+
+OSW_INLINE float widen_one_bf16(uint16_t x)
+{
+    return osw_float_of_bf16(x);
+}
+
+OSW_INLINE uint16_t narrow_one_bf16(float v)
+{
+    return osw_bf16_of_float(v);
+}
+
+/* By the instruction for vectors, if the tier has one. */
+OSW_INLINE float widen_one_f16(uint16_t x)
+{
+    return load_first_f16(&x, 1)[0];
+}
+
+OSW_INLINE uint16_t narrow_one_f16(float v)
+{
+    uint16_t x;
+    store_first_f16(&x, (vf32){v}, 1);
+    return x;
+}
+
+#endif
