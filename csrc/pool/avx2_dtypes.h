@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Includes OSW_POOL_KERNELS, a header of AVX2 kernels, once a dtype, with SUFFIX, ELEMENT (in
- * memory), LOAD, STORE, the names of vectors of that dtype, and of its keys (avx2_keys.h), defined.
+ * memory), LOAD, STORE, the names of vectors of that dtype, and of its keys (keys.h), defined.
  * No include guard. */
 
 #define JOIN_(a, b, c)       a##b##c

@@ -6,19 +6,19 @@
 OSW_TARGET_BEGIN_AVX2
 
 #    include "core/avx2_half.h"
-#    include "pool/avx2_vector.h"
+#    include "pool/kernels/rounding.h"
 
-#    include "pool/avx2_margin.h"
+#    include "pool/kernels/margin.h"
 
-#    include "pool/avx2_lines.h"
+#    include "pool/kernels/lines.h"
 
-#    include "pool/avx2_cut.h"
-#    include "pool/avx2_rows.h"
+#    include "pool/kernels/line_blocks.h"
+#    include "pool/kernels/rows.h"
 
-#    include "pool/avx2_sources.h"
+#    include "pool/kernels/sources.h"
 
-#    include "pool/avx2_octets.h"
-#    include "pool/avx2_shares.h"
+#    include "pool/kernels/tile.h"
+#    include "pool/kernels/avg_windows.h"
 
 #    define OSW_POOL_KERNELS "pool/avx2_backward.h"
 #    include "pool/avx2_dtypes.h"

@@ -6,18 +6,18 @@
 OSW_TARGET_BEGIN_AVX2
 
 #    include "core/avx2_half.h"
-#    include "pool/avx2_vector.h"
+#    include "pool/kernels/rounding.h"
 
-#    include "pool/avx2_lines.h"
+#    include "pool/kernels/lines.h"
 
-#    include "pool/avx2_octets.h"
-#    include "pool/avx2_reduce.h"
+#    include "pool/kernels/tile.h"
+#    include "pool/kernels/adaptive_windows.h"
 
-#    include "pool/avx2_keys.h"
-#    include "pool/avx2_rows.h"
-#    include "pool/avx2_strip.h"
+#    include "pool/kernels/keys.h"
+#    include "pool/kernels/rows.h"
+#    include "pool/kernels/strip.h"
 
-#    include "pool/avx2_window.h"
+#    include "pool/kernels/windows.h"
 
 #    define OSW_POOL_KERNELS "pool/avx2_max.h"
 #    include "pool/avx2_dtypes.h"

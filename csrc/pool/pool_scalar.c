@@ -15,7 +15,7 @@
 #define LOWEST   -INFINITY
 #define FLOATING 1
 #define AVERAGED 0
-#include "pool/scalar_types.h"
+#include "pool/scalar/each.h"
 
 #define SUFFIX   f64
 #define ELEMENT  double
@@ -25,7 +25,7 @@
 #define LOWEST   -(double)INFINITY
 #define FLOATING 1
 #define AVERAGED 0
-#include "pool/scalar_types.h"
+#include "pool/scalar/each.h"
 
 #define SUFFIX   bf16
 #define ELEMENT  uint16_t
@@ -35,7 +35,7 @@
 #define LOWEST   -INFINITY
 #define FLOATING 1
 #define AVERAGED 0
-#include "pool/scalar_types.h"
+#include "pool/scalar/each.h"
 
 #define SUFFIX   f16
 #define ELEMENT  uint16_t
@@ -45,7 +45,7 @@
 #define LOWEST   -INFINITY
 #define FLOATING 1
 #define AVERAGED 0
-#include "pool/scalar_types.h"
+#include "pool/scalar/each.h"
 
 #define SUFFIX   u8
 #define ELEMENT  uint8_t
@@ -55,7 +55,7 @@
 #define LOWEST   0
 #define FLOATING 0
 #define AVERAGED 0
-#include "pool/scalar_types.h"
+#include "pool/scalar/each.h"
 
 #define SUFFIX   i8
 #define ELEMENT  int8_t
@@ -65,7 +65,7 @@
 #define LOWEST   INT8_MIN
 #define FLOATING 0
 #define AVERAGED 0
-#include "pool/scalar_types.h"
+#include "pool/scalar/each.h"
 
 #define SUFFIX   i16
 #define ELEMENT  int16_t
@@ -75,7 +75,7 @@
 #define LOWEST   INT16_MIN
 #define FLOATING 0
 #define AVERAGED 0
-#include "pool/scalar_types.h"
+#include "pool/scalar/each.h"
 
 #define SUFFIX   i32
 #define ELEMENT  int32_t
@@ -85,7 +85,7 @@
 #define LOWEST   INT32_MIN
 #define FLOATING 0
 #define AVERAGED 0
-#include "pool/scalar_types.h"
+#include "pool/scalar/each.h"
 
 #define SUFFIX   i64
 #define ELEMENT  int64_t
@@ -95,7 +95,7 @@
 #define LOWEST   INT64_MIN
 #define FLOATING 0
 #define AVERAGED 1
-#include "pool/scalar_types.h"
+#include "pool/scalar/each.h"
 
 #define FILL(operation, form, dtype)                                                               \
     table[OSW_POOL_##operation##_##form##_##dtype] = osw_##operation##_##form##_##dtype##__scalar;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* max_backward over a whole plane of one dtype, the other way round: zeros first, then every output
- * adds its gradient where its offset says. Included with the macros of scalar_max.h. With fewer
+ * adds its gradient where its offset says. Included with the macros of max.h. With fewer
  * outputs than inputs this takes fewer steps than collecting, as long as the plane stays in cache.
  */
 

@@ -325,6 +325,6 @@ static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int
     }
 }
 
-#include "pool/avx2_moves.h"
+#include "pool/kernels/interleave.h"
 
-#include "pool/avx2_avg_planes.h"
+#include "pool/kernels/avg_planes.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* max_backward of one floating-point dtype; included like scalar_max.h.
+/* max_backward of one floating-point dtype; included like max.h.
  *
  * Every position of the input collects the gradient of the outputs whose offset names it, in
  * row-major order, so that the taps run backwards. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What max over pixels needs whatever the dtype; included by pool_avx2_max.c inside its target
- * region, after avx2_rows.h. */
+ * region, after rows.h. */
 
 enum { COMPACT_FLOATS = 1 << 15 };
 

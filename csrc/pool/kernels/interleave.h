@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Eight planes of one dtype, side by side and back; included after avx2_octets.h. */
+/* Eight planes of one dtype, side by side and back; included after tile.h. */
 
 /* `count` neighbouring elements of eight planes, side by side. */
 static void LOCAL(interleave)(const ELEMENT *const *planes, int64_t count, float *to)

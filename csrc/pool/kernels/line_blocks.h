@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* How max_backward over planes cuts lines into blocks, whatever the dtype; included inside a target
- * region, after avx2_lines.h. */
+ * region, after lines.h. */
 
 enum { MAX_EDGES = 4 };
 

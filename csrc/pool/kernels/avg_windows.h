@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What avg and its backward need whatever the dtype; included by pool_avx2_backward.c inside its
- * target region, after avx2_margin.h and avx2_sources.h. */
+ * target region, after margin.h and sources.h. */
 
 /* The valid taps of one window: where channel 0 of each lies. */
 typedef struct osw_taps_at {

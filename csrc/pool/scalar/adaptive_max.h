@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* adaptive_max and amax with their backwards of one floating-point dtype; included like
- * scalar_max.h, after it. A unit is a plane, or a block of channels of an image. */
+ * max.h, after it. A unit is a plane, or a block of channels of an image. */
 
 /* One window of one plane. */
 static inline void LOCAL(adaptive_one)(const osw_pool *pool, const ELEMENT *x,

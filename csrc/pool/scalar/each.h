@@ -15,18 +15,18 @@
 #    define DIVIDE(a, b) ((a) / (b))
 #endif
 
-#include "pool/scalar_max.h"
+#include "pool/scalar/max.h"
 #if FLOATING || AVERAGED
-#    include "pool/scalar_backward.h"
+#    include "pool/scalar/gradient_rows.h"
 #endif
 #if FLOATING
-#    include "pool/scalar_global.h"
+#    include "pool/scalar/adaptive_max.h"
 #    include "pool/scatter.h"
 
-#    include "pool/scalar_gradient.h"
+#    include "pool/scalar/max_backward.h"
 #endif
 #if FLOATING || AVERAGED
-#    include "pool/scalar_avg.h"
+#    include "pool/scalar/avg.h"
 #endif
 
 #undef JOIN_

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* max over pixels with a channel step of 2 or 4, for one dtype; included by avx2_max.h before
- * avx2_pixels.h. The channels that count are copied side by side as floats, a row of the input at a
+ * max_pixels.h. The channels that count are copied side by side as floats, a row of the input at a
  * time, and kept for the windows that share it: each is picked out of its neighbours once. */
 
 /* Channels c to c + 8 of the output at a position of the input, `step` channels apart. With steps

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What max_backward over pixels needs whatever the dtype; included by pool_avx2_backward.c inside
- * its target region, after avx2_rows.h. */
+ * its target region, after rows.h. */
 
 /* The windows that one position of the input belongs to, in the order of the output. */
 typedef struct osw_sources {

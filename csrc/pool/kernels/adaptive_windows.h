@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What adaptive and global pools need whatever the dtype; included by pool_avx2_max.c inside its
- * target region, after avx2_octets.h. */
+ * target region, after tile.h. */
 
 typedef struct osw_ties {
     float best[OSW_POOL_MAX_BLOCK];

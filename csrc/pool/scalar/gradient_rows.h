@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The walk over grad_input that the backward of max and of avg share; included like scalar_max.h.
+/* The walk over grad_input that the backward of max and of avg share; included like max.h.
  * Lanes are neighbouring positions of a row in planes, channels of a position in pixels. */
 
 /* Adds what positions [from, to) of a row get to sum[0, to - from); `row` holds the channel of the

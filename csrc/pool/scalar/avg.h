@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* avg and avg_backward of one dtype; included like scalar_max.h. The lanes are those of max. */
+/* avg and avg_backward of one dtype; included like max.h. The lanes are those of max. */
 
 /* Row `row` of the input that tap (d, h) of the spans names, in a channel whose plane is given. */
 static inline const ELEMENT *LOCAL(avg_row)(const osw_pool *pool, const ELEMENT *plane,

@@ -2,7 +2,7 @@
 /* Keys stand for the elements of a vector of 32 bytes where only their order matters: floats
  * themselves; 16-bit floats as integers, sign and magnitude turned into two's complement, which
  * makes both zeros 0 and takes no conversion. A NaN is no key: `watch_keys` notices it. Included
- * inside a target region, after avx2_vector.h. */
+ * inside a target region, after rounding.h. */
 
 /* Lanes of keys, as many as there are elements of the dtype in a vector. */
 #define KEYS (32 / (int)sizeof(ELEMENT))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* avg and avg_backward over planes, eight planes at a time, for one dtype; included by avx2_avg.h.
+/* avg and avg_backward over planes, eight planes at a time, for one dtype; included by avg_backward.h.
  */
 
 /* One row of averages; `tile` begins with row `top` of the input. */
