@@ -1,36 +1,46 @@
 /* SPDX-License-Identifier: MIT */
-/* adaptive_max over pixels for outputs of any size, for one dtype; included by avx2_max.h. */
+/* adaptive_max over pixels. */
+#include "core/simd.h"
+#include "pool/kernels/adaptive_windows.h"
+#include "pool/kernels/below.h"
+#include "pool/kernels/best.h"
+#include "pool/window.h"
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#    include "pool/kernels/amax_pixels.h"
+#endif
 
 /* `vectors` vectors of channels from c on, over the positions of one window, of
  * which nothing changes when one is taken twice. */
-OSW_INLINE void LOCAL(adaptive_channels)(const osw_pool *pool, const ELEMENT *x,
-                                         const osw_range *window, int64_t c, ELEMENT *y,
-                                         int32_t *index, const int vectors)
+OSW_INLINE void
+LOCAL(adaptive_channels)(const osw_pool *pool, const ELEMENT *x, const osw_range *window,
+                                  int64_t c, ELEMENT *y, int32_t *index, const int vectors)
 {
     osw_best best[4];
     const int64_t start =
         osw_input_position(pool, window[DEPTH].first, window[HEIGHT].first, window[WIDTH].first);
     for (int v = 0; v < vectors; v++) {
-        best[v].value = LOAD8(x + start * pool->input.pixel_step + c + v * LANES);
-        best[v].tap = _mm256_set1_epi32((int32_t)start);
+        best[v].value = LOCAL(load)(x + start * pool->input.pixel_step + c + v * LANES);
+        best[v].tap = set1_i32((int32_t)start);
     }
     for (int64_t d = window[DEPTH].first; d < window[DEPTH].end; d++)
         for (int64_t h = window[HEIGHT].first; h < window[HEIGHT].end; h++)
             for (int64_t w = window[WIDTH].first; w < window[WIDTH].end; w++) {
                 const int64_t position = osw_input_position(pool, d, h, w);
                 const ELEMENT *at = x + position * pool->input.pixel_step + c;
-                const __m256i tap = _mm256_set1_epi32((int32_t)position);
+                const vi32 tap = set1_i32((int32_t)position);
                 for (int v = 0; v < vectors; v++)
-                    take(&best[v], LOAD8(at + v * LANES), tap, true);
+                    take(&best[v], LOCAL(load)(at + v * LANES), tap, true);
             }
     for (int v = 0; v < vectors; v++) {
-        STORE8(y + c + v * LANES, best[v].value);
+        LOCAL(store)(y + c + v * LANES, best[v].value);
         if (index)
-            _mm256_storeu_si256((__m256i *)(index + c + v * LANES), best[v].tap);
+            store_i32(index + c + v * LANES, best[v].tap);
     }
 }
 
-/* Channels [first, last) of image n, at least eight, for outputs of any size. */
+/* Channels [first, last) of image n, at least LANES, for outputs of any size. */
 static void LOCAL(adaptive_block)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
 {
     const osw_pool_dim *dims = pool->dims;
@@ -50,7 +60,20 @@ static void LOCAL(adaptive_block)(const osw_pool *pool, int64_t n, int64_t first
         for (; c + 4 * LANES <= channels; c += 4 * LANES)
             LOCAL(adaptive_channels)(pool, x, window, c, y, index, 4);
         for (; c < channels; c += LANES)
-            LOCAL(adaptive_channels)
-        (pool, x, window, osw_min(c, channels - LANES), y, index, 1);
+            LOCAL(adaptive_channels)(pool, x, window, osw_min(c, channels - LANES), y, index, 1);
+    }
+}
+
+static void KERNEL(adaptive_max_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    for (int64_t unit = begin; unit < end; unit++) {
+        const osw_block block = osw_block_of(pool, unit);
+        if (is_global(pool) && (pool->offsets.base ? LOCAL(max_of_pixels)(pool, &block, FIRST)
+                                                   : LOCAL(max_of_pixels)(pool, &block, VALUES)))
+            continue;
+        if (block.end - block.first >= LANES)
+            LOCAL(adaptive_block)(pool, block.image, block.first, block.end);
+        else
+            below[ID_OF(adaptive_max_pixels)](pool, unit, unit + 1);
     }
 }

@@ -1,6 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* What avg and its backward need whatever the dtype; included by pool_avx2_backward.c inside its
- * target region, after margin.h and sources.h. */
+/* The windows of avg and of its backward. */
+#ifndef OSW_POOL_AVG_WINDOWS_H
+#define OSW_POOL_AVG_WINDOWS_H
+
+#include "core/target.h"
+#include "pool/kernels/rows.h"
+#include "pool/kernels/sources.h"
+#include "pool/kernels/tile.h"
+#include "pool/window.h"
 
 /* The valid taps of one window: where channel 0 of each lies. */
 typedef struct osw_taps_at {
@@ -21,17 +28,19 @@ static inline void set_taps_at(osw_taps_at *taps, const osw_pool *pool, const os
     const osw_range depth = inputs_of(&pool->dims[DEPTH], row->depth);
     const osw_range height = inputs_of(&pool->dims[HEIGHT], row->height);
     const osw_range width = inputs_of(&pool->dims[WIDTH], w);
-    taps->count = 0;
+    const int64_t step = pool->input.pixel_step * element;
+    int count = 0;
     for (int64_t d = depth.first; d < depth.end; d++)
         for (int64_t h = height.first; h < height.end; h++) {
             const int64_t position = osw_input_position(pool, d, h, width.first);
             const char *at = (const char *)pool->input.base +
                              osw_place(&pool->input, row->image, 0, position) * element;
-            for (int64_t i = width.first; i < width.end; i++) {
-                taps->at[taps->count++] = at;
-                at += pool->input.pixel_step * element;
+            for (int64_t i = width.first; i < width.end; i++, at += step) {
+                OSW_FEW_TURNS(at);
+                taps->at[count++] = at;
             }
         }
+    taps->count = count;
 }
 
 /* Rows of the output over their divisors, for a block of channels of one image; a row of the input
@@ -117,12 +126,12 @@ static inline osw_range even_outputs(const osw_pool *pool, int64_t from, int64_t
 }
 
 /* Windows one slice deep, of which a tile holds at least one row, in both directions. */
-static inline bool fits_octets(const osw_pool *pool)
+static inline bool fits_tile(const osw_pool *pool)
 {
     const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
     return pool->dims[DEPTH].kernel == 1 && height->kernel <= MAX_TAPS &&
-           width->kernel <= MAX_TAPS && height->kernel * width->input <= OCTET_TILE &&
-           height->kernel * width->output <= OCTET_TILE;
+           width->kernel <= MAX_TAPS && height->kernel * width->input <= TILE &&
+           height->kernel * width->output <= TILE;
 }
 
 /* Rows of the input that output rows read. */
@@ -147,7 +156,7 @@ static inline int64_t depth_reading(const osw_pool_dim *depth, int64_t d)
 static inline int64_t tile_outputs(const osw_pool *pool)
 {
     const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
-    const int64_t rows_in = OCTET_TILE / width->input, rows_out = OCTET_TILE / width->output;
+    const int64_t rows_in = TILE / width->input, rows_out = TILE / width->output;
     return osw_max(1, osw_min(rows_out, (rows_in - height->kernel) / height->stride + 1));
 }
 
@@ -155,7 +164,7 @@ static inline int64_t tile_outputs(const osw_pool *pool)
 static inline int64_t tile_inputs(const osw_pool *pool)
 {
     const osw_pool_dim *height = &pool->dims[HEIGHT], *width = &pool->dims[WIDTH];
-    const int64_t rows_in = OCTET_TILE / width->input, rows_out = OCTET_TILE / width->output;
+    const int64_t rows_in = TILE / width->input, rows_out = TILE / width->output;
     /* n rows of the input are read by at most (n + kernel - 2) / stride + 1 of the output. */
     return osw_max(1, osw_min(rows_in, (rows_out - 1) * height->stride - height->kernel + 2));
 }
@@ -163,9 +172,9 @@ static inline int64_t tile_inputs(const osw_pool *pool)
 /* The outputs that meet each column of the input, and whether they are those of the column before.
  */
 typedef struct osw_columns {
-    int32_t first[OCTET_TILE];
-    int32_t end[OCTET_TILE];
-    bool same[OCTET_TILE];
+    int32_t first[TILE];
+    int32_t end[TILE];
+    bool same[TILE];
 } osw_columns;
 
 static inline void set_columns(osw_columns *columns, const osw_pool_dim *width)
@@ -189,3 +198,5 @@ static inline int64_t next_planes(int64_t unit, int64_t end, int64_t rows, int64
     *range = (osw_range){first, osw_min(rows, first + end - unit)};
     return first == 0 ? osw_max(1, osw_min(most, (end - unit) / rows)) : 1;
 }
+
+#endif

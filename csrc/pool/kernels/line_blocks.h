@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: MIT */
-/* How max_backward over planes cuts lines into blocks, whatever the dtype; included inside a target
- * region, after lines.h. */
+/* How max_backward over planes cuts lines into blocks of columns. */
+#ifndef OSW_POOL_LINE_BLOCKS_H
+#define OSW_POOL_LINE_BLOCKS_H
+
+#include "core/simd.h"
+#include "pool/kernels/lines.h"
+#include "pool/window.h"
 
 enum { MAX_EDGES = 4 };
 
 /* A block of columns whose vectors reach over an end of the rows of the output, or of the line. */
 typedef struct osw_edge {
-    int64_t column;   /* of the input */
-    int64_t at;       /* of the output: lane 0 of the first window */
-    __m256 inside[3]; /* of window o: the lanes that there are */
+    int64_t column; /* of the input */
+    int64_t at;     /* of the output: lane 0 of the first window */
+    vi32 inside[3]; /* of window o: the lanes that there are */
 } osw_edge;
 
 /* How a line of the input is cut into blocks of columns, the same for all lines. */
@@ -57,3 +62,11 @@ static inline void set_cut(osw_cut *cut, const osw_pool_dim *dim, const osw_side
         add_edge(cut, column, at, outputs, columns);
     }
 }
+
+/* Elements from the base to the end of the last plane. */
+static inline int64_t extent_of(const osw_pool *pool, const osw_pool_tensor *t)
+{
+    return osw_place(t, pool->images - 1, pool->channels - 1, osw_output_plane(pool));
+}
+
+#endif

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* What max and its backward over planes need for windows of two or three rows and columns whatever
- * the dtype; included inside a target region. Both work on two lines at a time, and read whole
- * vectors where the rows lie, up to BEYOND elements outside. */
+/* Windows of two or three rows and columns over planes: max and its backward work on two lines at a
+ * time, and read whole vectors where the rows lie, up to BEYOND elements outside. */
+#ifndef OSW_POOL_LINES_H
+#define OSW_POOL_LINES_H
+
+#include "core/simd.h"
+#include "pool/window.h"
 
 enum { MAX_LINE = 4096, BEYOND = 3 * LANES, MAX_MET = 4, MAX_ROWS = 5 };
 
@@ -70,14 +74,26 @@ static inline osw_range readable_rows(int64_t at, int64_t extent, int64_t height
 }
 
 /* Lanes that hold columns [0, width) where lane 0 holds column `at`. */
-OSW_INLINE __m256 columns_within(int64_t at, int64_t width)
+OSW_INLINE vi32 columns_within(int64_t at, int64_t width)
 {
-    static const int32_t ramp[3 * LANES] = {0,  0,  0,  0,  0, 0, 0, 0, -1, -1, -1, -1,
-                                            -1, -1, -1, -1, 0, 0, 0, 0, 0,  0,  0,  0};
+    enum { MOST = 16 };
+    static const int32_t ramp[3 * MOST] = {[MOST] = -1, -1, -1, -1, -1, -1, -1, -1,
+                                           -1,          -1, -1, -1, -1, -1, -1, -1};
     const int64_t before = osw_min(osw_max(-at, 0), LANES);
     const int64_t behind = osw_min(osw_max(at + LANES - width, 0), LANES);
-    return _mm256_castsi256_ps(
-        _mm256_and_si256(load_ints(ramp + LANES - before), load_ints(ramp + LANES + behind)));
+    return load_i32(ramp + MOST - before) & load_i32(ramp + 2 * MOST - LANES + behind);
+}
+
+/* inside[k]: where tap k of LANES windows is in the input, the first window beginning at `column`;
+ * with a stride of 2 in the order of even_f32. */
+OSW_INLINE void find_inside(vi32 *inside, int64_t column, int64_t width, const osw_side columns)
+{
+    for (int k = 0; k < columns.kernel; k++) {
+        inside[k] = columns_within(column + k, width);
+        if (columns.stride == 2)
+            inside[k] =
+                (vi32)even_f32((vf32)inside[k], (vf32)columns_within(column + k + LANES, width));
+    }
 }
 
 /* `size` bytes, `whole` in the calls that matter: no call of memcpy for these. */
@@ -88,3 +104,5 @@ OSW_INLINE void copy_part(void *to, const void *from, size_t size, const size_t 
     else
         memcpy(to, from, size);
 }
+
+#endif

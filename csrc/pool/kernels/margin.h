@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: MIT */
-/* What max_backward over planes needs whatever the dtype; included by pool_avx2_backward.c inside
- * its target region. */
+/* Rows of the output kept with a margin, for the rows of the input that share them. */
+#ifndef OSW_POOL_MARGIN_H
+#define OSW_POOL_MARGIN_H
+
+#include "core/simd_types.h"
+#include "core/target.h"
+#include "pool/kernels/rows.h"
+#include "pool/window.h"
+
+#include <string.h>
 
 enum {
     MARGIN_ROWS = 32,
     MARGIN_ROOM = 264,
     AHEAD = 2, /* rows */
     MAX_STRIDE = 8,
-    MAX_KERNEL = 16,
     MAX_CODES = 64,
     NO_TAP = 255
 };
@@ -185,3 +192,5 @@ static inline bool is_dilated(const osw_pool *pool)
     const osw_pool_dim *dims = pool->dims;
     return dims[DEPTH].dilation > 1 || dims[HEIGHT].dilation > 1 || dims[WIDTH].dilation > 1;
 }
+
+#endif

@@ -1,38 +1,46 @@
 /* SPDX-License-Identifier: MIT */
-/* max_backward over pixels for one dtype; included by avx2_backward.h. A vector holds eight
- * channels of a position of the input. */
+/* max_backward over pixels. A vector holds channels of a position of the input. */
+#include "core/simd.h"
+#include "pool/kernels/below.h"
+#include "pool/kernels/rounding.h"
+#include "pool/kernels/sources.h"
+#include "pool/window.h"
 
-/* `total` to channels c to c + 8 of the output, zeros to the channels between. */
-OSW_INLINE void LOCAL(store_step)(ELEMENT *to, int64_t c, __m256 total, int64_t step)
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
+
+/* `total` to channels c to c + LANES of the output, zeros to the channels between. */
+OSW_INLINE void LOCAL(store_step)(ELEMENT *to, int64_t c, vf32 total, int64_t step)
 {
     ELEMENT *p = to + c * step;
-    __m256 a, b;
+    vf32 a, b;
     if (step == 1) {
-        STORE8(p, total);
+        LOCAL(store)(p, total);
         return;
     }
-    zip(total, _mm256_setzero_ps(), &a, &b);
+    zip_f32(total, (vf32){0}, &a, &b);
     if (step == 2) {
-        STORE8(p, a);
-        STORE8(p + 8, b);
+        LOCAL(store)(p, a);
+        LOCAL(store)(p + LANES, b);
         return;
     }
-    __m256 quarter[4];
-    zip(a, _mm256_setzero_ps(), &quarter[0], &quarter[1]);
-    zip(b, _mm256_setzero_ps(), &quarter[2], &quarter[3]);
+    vf32 quarter[4];
+    zip_f32(a, (vf32){0}, &quarter[0], &quarter[1]);
+    zip_f32(b, (vf32){0}, &quarter[2], &quarter[3]);
     for (int i = 0; i < 4; i++)
-        STORE8(p + 8 * i, quarter[i]);
+        LOCAL(store)(p + LANES * i, quarter[i]);
 }
 
 /* The last channels, where whole vectors would write past the last one. */
-OSW_INLINE void LOCAL(store_last)(const osw_pool *pool, ELEMENT *to, int64_t c, __m256 total)
+OSW_INLINE void LOCAL(store_last)(const osw_pool *pool, ELEMENT *to, int64_t c, vf32 total)
 {
     float lanes[LANES];
     if (pool->channel_step == 1) {
-        STORE8(to + c, total);
+        LOCAL(store)(to + c, total);
         return;
     }
-    _mm256_storeu_ps(lanes, total);
+    store_f32(lanes, total);
     for (int64_t i = 0; i < LANES; i++) {
         const int64_t first = (c + i) * pool->channel_step;
         const int64_t end = osw_min(first + pool->channel_step, pool->input_channels);
@@ -42,16 +50,15 @@ OSW_INLINE void LOCAL(store_last)(const osw_pool *pool, ELEMENT *to, int64_t c, 
     }
 }
 
-/* The gradient of eight channels of the output at one position of the input. */
-OSW_INLINE __m256 LOCAL(sum_sources)(const osw_sources *sources, int64_t c)
+/* The gradient of a vector of channels of the output at one position of the input. */
+OSW_INLINE vf32 LOCAL(sum_sources)(const osw_sources *sources, int64_t c)
 {
-    __m256 total = _mm256_setzero_ps();
+    vf32 total = (vf32){0};
     for (int k = 0; k < sources->count; k++) {
-        const __m256i hit = _mm256_cmpeq_epi32(load_taps(sources->source[k].offsets + c),
-                                               _mm256_set1_epi32(sources->source[k].tap));
-        const __m256 gradient = LOAD8((const ELEMENT *)sources->source[k].gradient + c);
-        total = ROUND_MODERATE8(
-            _mm256_add_ps(total, _mm256_and_ps(gradient, _mm256_castsi256_ps(hit))));
+        const vi32 hit =
+            load_u8_i32(sources->source[k].offsets + c) == set1_i32(sources->source[k].tap);
+        const vf32 gradient = LOCAL(load)((const ELEMENT *)sources->source[k].gradient + c);
+        total = LOCAL(round_moderate)(total + keep_f32(hit, gradient));
     }
     return total;
 }
@@ -70,45 +77,45 @@ static void LOCAL(collect_position)(const osw_pool *pool, const osw_sources *sou
 }
 
 /* Two columns of the input next to each other, the first of which is where the window of output o
- * begins: eight channels of each, from outputs o - before to o + after. */
-OSW_INLINE void LOCAL(sum_block)(const osw_block_rows *block, const osw_rows *rows,
-                                 const __m256i *codes, int64_t c, __m256 *totals, const int count,
-                                 const int kernel, const int stride)
+ * begins: a vector of channels of each, from outputs o - before to o + after. */
+OSW_INLINE void
+LOCAL(sum_block)(const osw_block_rows *block, const osw_rows *rows, const vi32 *codes,
+                          int64_t c, vf32 *totals, const int count, const int kernel,
+                          const int stride)
 {
     const int before = (kernel - 1) / stride, after = 1 / stride;
-    totals[0] = totals[1] = _mm256_setzero_ps();
+    totals[0] = totals[1] = (vf32){0};
     for (int r = 0; r < count; r++)
         for (int o = 0; o <= before + after; o++) {
-            const __m256i offset =
-                load_taps(rows->taps[r] + block->offsets_at + o * block->offsets_step + c);
-            const __m256 gradient = LOAD8((const ELEMENT *)rows->at[r] + block->gradient_at +
-                                          o * block->gradient_step + c);
+            const vi32 offset =
+                load_u8_i32(rows->taps[r] + block->offsets_at + o * block->offsets_step + c);
+            const vf32 gradient = LOCAL(load)((const ELEMENT *)rows->at[r] + block->gradient_at +
+                                       o * block->gradient_step + c);
             for (int j = 0; j < 2; j++) {
                 const int tap = j + stride * (before - o);
                 if (tap < 0 || tap >= kernel)
                     continue;
-                const __m256i hit = _mm256_cmpeq_epi32(offset, codes[r * kernel + tap]);
-                totals[j] =
-                    _mm256_add_ps(totals[j], _mm256_and_ps(gradient, _mm256_castsi256_ps(hit)));
+                const vi32 hit = offset == codes[r * kernel + tap];
+                totals[j] = totals[j] + keep_f32(hit, gradient);
                 if (r > 0 || tap + stride < kernel)
-                    totals[j] = ROUND_MODERATE8(totals[j]);
-                KEEP_IN_PLACE(totals[j]);
+                    totals[j] = LOCAL(round_moderate)(totals[j]);
+                OSW_KEEP(totals[j]);
             }
         }
 }
 
 /* All channels of all blocks of one row of the input. */
-OSW_INLINE void LOCAL(collect_blocks)(const osw_pool *pool, osw_block_rows *block,
-                                      const osw_rows *rows, ELEMENT *to, const int count,
-                                      const int kernel, const int stride)
+OSW_INLINE void
+LOCAL(collect_blocks)(const osw_pool *pool, osw_block_rows *block, const osw_rows *rows,
+                               ELEMENT *to, const int count, const int kernel, const int stride)
 {
     const int64_t whole = pool->input_channels / pool->channel_step;
     const int64_t pitch = pool->grad_input.pixel_step, last = pool->channels - LANES;
-    __m256i codes[12];
-    __m256 totals[2];
+    vi32 codes[12];
+    vf32 totals[2];
     for (int r = 0; r < count; r++)
         for (int k = 0; k < kernel; k++)
-            codes[r * kernel + k] = _mm256_set1_epi32(rows->tap[r] + k);
+            codes[r * kernel + k] = set1_i32(rows->tap[r] + k);
     for (int64_t b = 0; b < block->count; b++) {
         int64_t c = 0;
         for (; c + LANES <= whole; c += LANES) {
@@ -127,9 +134,9 @@ OSW_INLINE void LOCAL(collect_blocks)(const osw_pool *pool, osw_block_rows *bloc
     }
 }
 
-OSW_INLINE void LOCAL(collect_rows)(const osw_pool *pool, osw_block_rows *block,
-                                    const osw_rows *rows, ELEMENT *to, const int kernel,
-                                    const int stride)
+OSW_INLINE void
+LOCAL(collect_rows)(const osw_pool *pool, osw_block_rows *block, const osw_rows *rows,
+                             ELEMENT *to, const int kernel, const int stride)
 {
     if (rows->count == 1)
         LOCAL(collect_blocks)(pool, block, rows, to, 1, kernel, stride);
@@ -196,7 +203,7 @@ static void KERNEL(max_backward_pixels)(const osw_pool *pool, int64_t begin, int
     for (int64_t unit = begin; unit < end;) {
         const int64_t last = osw_min(end, unit - unit % rows + rows);
         if (!fits_window(pool) || !LOCAL(is_moderate)(pool, unit / rows)) {
-            fallback[OSW_POOL_ID_OF(max_backward_pixels)](pool, unit, last);
+            below[ID_OF(max_backward_pixels)](pool, unit, last);
             unit = last;
         }
         for (; unit < last; unit++) {

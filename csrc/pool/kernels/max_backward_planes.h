@@ -1,10 +1,26 @@
 /* SPDX-License-Identifier: MIT */
-/* max_backward over planes for one dtype and windows of two or three rows and columns; included by
- * avx2_backward.h.
+/* max_backward over planes; windows of two or three rows and columns have code of their own.
  *
- * A block is two lines of the input, eight times the stride wide: all windows that meet it are read
+ * A block is two lines of the input, LANES times the stride wide: all windows that meet it are read
  * once, where they lie. Rows that are not there are read as zeros, what lies beyond the ends of a
  * row is masked. */
+#include "core/scratch.h"
+#include "core/simd.h"
+#include "pool/kernels/below.h"
+#include "pool/kernels/line_blocks.h"
+#include "pool/kernels/lines.h"
+#include "pool/kernels/margin.h"
+#include "pool/kernels/rounding.h"
+#include "pool/window.h"
+
+#include <string.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#    include "pool/scatter.h"
+
+#    include "pool/kernels/max_backward_planes_strips.h"
+#endif
 
 /* Rows of the output that meet a block, one after the other. */
 typedef struct LOCAL(met) {
@@ -22,11 +38,11 @@ typedef struct LOCAL(slice) {
     osw_range readable;
     ELEMENT copied[MAX_MET * MAX_LINE + 2 * BEYOND];
     uint8_t copied_offsets[MAX_MET * MAX_LINE + 2 * BEYOND];
-    _Alignas(32) ELEMENT unwanted[MAX_LINE]; /* a line of the input */
+    _Alignas(64) ELEMENT unwanted[MAX_LINE]; /* a line of the input */
 } LOCAL(slice);
 
 /* Rows [h, h + count) of the output. */
-OSW_INLINE LOCAL(met) LOCAL(meet_rows)(LOCAL(slice) * slice, int64_t h, const int count)
+OSW_INLINE LOCAL(met) LOCAL(meet_rows)(LOCAL(slice) *slice, int64_t h, const int count)
 {
     const int64_t width = slice->width;
     if (h >= slice->readable.first && h + count <= slice->readable.end)
@@ -43,56 +59,56 @@ OSW_INLINE LOCAL(met) LOCAL(meet_rows)(LOCAL(slice) * slice, int64_t h, const in
     return (LOCAL(met)){gradient, offsets, width};
 }
 
-/* totals[2 * s + l]: line l, eight columns of remainder s modulo the stride. */
-OSW_INLINE void LOCAL(sum_windows)(__m256 *totals, const LOCAL(met) * met, int64_t at,
-                                   const __m256 *inside, const osw_side rows,
-                                   const osw_side columns)
+/* totals[2 * s + l]: line l, LANES columns of remainder s modulo the stride. */
+OSW_INLINE void
+LOCAL(sum_windows)(vf32 *totals, const LOCAL(met) *met, int64_t at, const vi32 *inside,
+                            const osw_side rows, const osw_side columns)
 {
     for (int i = 0; i < 2 * columns.stride; i++)
-        totals[i] = _mm256_setzero_ps();
+        totals[i] = (vf32){0};
     OSW_UNROLL
     for (int r = 0; r < windows_met(rows, 2); r++)
         OSW_UNROLL
     for (int o = 0; o < windows_met(columns, columns.stride); o++) {
-        const __m256i offset = load_taps(met->offsets + r * met->width + at + o);
-        __m256 gradient = LOAD8(met->gradient + r * met->width + at + o);
+        const vi32 offset = load_u8_i32(met->offsets + r * met->width + at + o);
+        vf32 gradient = LOCAL(load)(met->gradient + r * met->width + at + o);
         if (inside)
-            gradient = _mm256_and_ps(gradient, inside[o]);
-        KEEP_IN_PLACE(gradient);
+            gradient = keep_f32(inside[o], gradient);
+        OSW_KEEP(gradient);
         OSW_UNROLL
         for (int i = 0; i < 2 * columns.stride; i++) {
             const int kh = rows.tap + i % 2 - r * rows.stride;
             const int kw = columns.tap + i / 2 - o * columns.stride;
             if (kh < 0 || kh >= rows.kernel || kw < 0 || kw >= columns.kernel)
                 continue;
-            const __m256i tap = _mm256_set1_epi32(kh * columns.kernel + kw);
-            const __m256 hit = _mm256_castsi256_ps(_mm256_cmpeq_epi32(offset, tap));
-            totals[i] = _mm256_add_ps(totals[i], _mm256_and_ps(gradient, hit));
+            const vi32 tap = set1_i32(kh * columns.kernel + kw);
+            totals[i] += keep_f32(offset == tap, gradient);
             if (kh + rows.stride < rows.kernel || kw + columns.stride < columns.kernel)
-                totals[i] = ROUND_MODERATE8(totals[i]);
-            KEEP_IN_PLACE(totals[i]);
+                totals[i] = LOCAL(round_moderate)(totals[i]);
+            OSW_KEEP(totals[i]);
         }
     }
 }
 
-OSW_INLINE void LOCAL(put_windows)(const LOCAL(met) * met, int64_t at, const __m256 *inside,
-                                   ELEMENT *const *to, int64_t c, const bool stream,
-                                   const osw_side rows, const osw_side columns)
+OSW_INLINE void
+LOCAL(put_windows)(const LOCAL(met) *met, int64_t at, const vi32 *inside, ELEMENT *const *to,
+                            int64_t c, const bool stream, const osw_side rows,
+                            const osw_side columns)
 {
-    __m256 totals[4];
+    vf32 totals[4];
     LOCAL(sum_windows)(totals, met, at, inside, rows, columns);
     for (int l = 0; l < 2; l++) {
         if (columns.stride == 1)
-            STORE8(to[l] + c, totals[l]);
+            LOCAL(store)(to[l] + c, totals[l]);
         else
-            ZIP8(to[l] + c, totals[l], totals[2 + l], stream);
+            LOCAL(store_zip)(to[l] + c, totals[l], totals[2 + l], stream);
     }
 }
 
 /* The same where vectors reach over an end of the rows, or of the lines. */
-OSW_INLINE void LOCAL(put_edge)(const LOCAL(met) * met, const osw_edge *edge, ELEMENT *const *to,
-                                int64_t width, const bool stream, const osw_side rows,
-                                const osw_side columns)
+OSW_INLINE void
+LOCAL(put_edge)(const LOCAL(met) *met, const osw_edge *edge, ELEMENT *const *to, int64_t width,
+                         const bool stream, const osw_side rows, const osw_side columns)
 {
     ELEMENT part[2][2 * LANES];
     ELEMENT *const parts[2] = {part[0], part[1]};
@@ -108,8 +124,9 @@ OSW_INLINE void LOCAL(put_edge)(const LOCAL(met) * met, const osw_edge *edge, EL
 
 /* With a stride, few steps a line, the end of the line is written first, so that it is fetched
  * while the rest is summed. */
-OSW_INLINE void LOCAL(put_lines)(const LOCAL(met) * met, const osw_cut *cut, ELEMENT *const *to,
-                                 const bool stream, const osw_side rows, const osw_side columns)
+OSW_INLINE void
+LOCAL(put_lines)(const LOCAL(met) *met, const osw_cut *cut, ELEMENT *const *to, const bool stream,
+                          const osw_side rows, const osw_side columns)
 {
     const int step = LANES * columns.stride;
     const int before = columns.stride > 1 ? cut->edges : cut->column > 0;
@@ -123,9 +140,10 @@ OSW_INLINE void LOCAL(put_lines)(const LOCAL(met) * met, const osw_cut *cut, ELE
 }
 
 /* Lines [from, to) of a slice of the input; `line` is where the first of them goes. */
-OSW_INLINE void LOCAL(slice_lines)(LOCAL(slice) * slice, const osw_pool *pool, const osw_cut *cut,
-                                   int64_t from, int64_t to, ELEMENT *line, const bool stream,
-                                   const osw_side rows, const osw_side columns)
+OSW_INLINE void LOCAL(slice_lines)(
+    LOCAL(slice) *slice, const osw_pool *pool, const osw_cut *cut, int64_t from,
+                            int64_t to, ELEMENT *line, const bool stream, const osw_side rows,
+                            const osw_side columns)
 {
     const int64_t first_row = first_window(&pool->dims[HEIGHT], rows);
     ELEMENT *block[2];
@@ -139,24 +157,19 @@ OSW_INLINE void LOCAL(slice_lines)(LOCAL(slice) * slice, const osw_pool *pool, c
     }
 }
 
-/* Elements from the base to the end of the last plane. */
-static inline int64_t LOCAL(extent_of)(const osw_pool *pool, const osw_pool_tensor *t)
-{
-    return osw_place(t, pool->images - 1, pool->channels - 1, osw_output_plane(pool));
-}
-
 /* Begin with the output slice that a slice of the input belongs to. False where sums of its
  * gradients need more care. */
-OSW_INLINE bool LOCAL(find_slice)(LOCAL(slice) * slice, const osw_pool *pool, int64_t image,
-                                  int64_t channel, int64_t depth)
+OSW_INLINE bool LOCAL(find_slice)(
+    LOCAL(slice) *slice, const osw_pool *pool, int64_t image, int64_t channel,
+                           int64_t depth)
 {
     const int64_t position = osw_output_position(pool, depth, 0, 0);
     const int64_t gradient = osw_place(&pool->grad_output, image, channel, position);
     const int64_t offsets = osw_place(&pool->offsets, image, channel, position);
-    const osw_range a = readable_rows(gradient, LOCAL(extent_of)(pool, &pool->grad_output),
-                                      slice->height, slice->width);
+    const osw_range a =
+        readable_rows(gradient, extent_of(pool, &pool->grad_output), slice->height, slice->width);
     const osw_range b =
-        readable_rows(offsets, LOCAL(extent_of)(pool, &pool->offsets), slice->height, slice->width);
+        readable_rows(offsets, extent_of(pool, &pool->offsets), slice->height, slice->width);
     slice->gradient = (const ELEMENT *)pool->grad_output.base + gradient;
     slice->offsets = (const uint8_t *)pool->offsets.base + offsets;
     slice->readable = (osw_range){osw_max(a.first, b.first), osw_min(a.end, b.end)};
@@ -164,8 +177,9 @@ OSW_INLINE bool LOCAL(find_slice)(LOCAL(slice) * slice, const osw_pool *pool, in
 }
 
 /* Lines [begin, end) of the input, counted through image, channel, depth. */
-OSW_INLINE void LOCAL(all_lines)(const osw_pool *pool, int64_t begin, int64_t end,
-                                 const bool stream, const osw_side rows, const osw_side columns)
+OSW_INLINE void
+LOCAL(all_lines)(const osw_pool *pool, int64_t begin, int64_t end, const bool stream,
+                          const osw_side rows, const osw_side columns)
 {
     const osw_pool_dim *dims = pool->dims;
     const int64_t height = dims[HEIGHT].input, width = dims[WIDTH].input;
@@ -192,7 +206,7 @@ OSW_INLINE void LOCAL(all_lines)(const osw_pool *pool, int64_t begin, int64_t en
         unit += to - row.height;
     }
     if (stream)
-        _mm_sfence();
+        stream_fence();
 }
 
 #define LINES(name, stream, rows, columns)                                                         \
@@ -212,8 +226,8 @@ LINES(lines_k2s2_stream, true, SIDE_K2S2, SIDE_K2S2)
 static bool LOCAL(streams_lines)(const osw_pool *pool)
 {
     const osw_pool_tensor *t = &pool->grad_input;
-    const int64_t width = pool->dims[WIDTH].input, vector = 32 / (int64_t)sizeof(ELEMENT);
-    return pool->stream && width >= 2 * LANES && (uintptr_t)t->base % 32 == 0 &&
+    const int64_t width = pool->dims[WIDTH].input, vector = VEC_BYTES / (int64_t)sizeof(ELEMENT);
+    return pool->stream && width >= 2 * LANES && (uintptr_t)t->base % VEC_BYTES == 0 &&
            (width | t->channel_step | t->image_step) % vector == 0;
 }
 
@@ -231,9 +245,7 @@ static osw_pool_fn *LOCAL(lines_for)(const osw_pool *pool)
     const osw_side rows = side_of(&pool->dims[HEIGHT]), columns = side_of(&pool->dims[WIDTH]);
     for (size_t i = 0; fits_lines(pool) && i < sizeof all / sizeof *all; i++)
         if (same_side(rows, all[i].rows) && same_side(columns, all[i].columns))
-            return all[i].run == LOCAL(lines_k2s2) && LOCAL(streams_lines)(pool)
-                       ? LOCAL(lines_k2s2_stream)
-                       : all[i].run;
+            return all[i].run == LOCAL(lines_k2s2) && LOCAL(streams_lines)(pool) ? LOCAL(lines_k2s2_stream) : all[i].run;
     return NULL;
 }
 
@@ -248,7 +260,7 @@ static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int
 {
     osw_pool_fn *lines = LOCAL(lines_for)(pool);
     if (!fits_margin(pool))
-        fallback[OSW_POOL_ID_OF(max_backward_planes)](pool, begin, end);
+        below[ID_OF(max_backward_planes)](pool, begin, end);
     else if (lines)
         lines(pool, begin, end);
     else if (LOCAL(is_narrow)(pool))

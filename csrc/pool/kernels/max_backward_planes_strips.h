@@ -1,19 +1,31 @@
 /* SPDX-License-Identifier: MIT */
-/* max_backward over planes for one dtype; included by avx2_backward.h.
+/* max_backward over planes, any window that a margin has room for.
  *
  * Rows of the output are copied with a margin, gradients as floats, and kept for the input rows
  * that share them. Columns of the input that have the same remainder modulo the stride see the same
  * taps: for each remainder, a pixel is the sum of the gradients whose offset is the tap, row after
  * row in the order of the output. */
+#include "core/simd.h"
+#include "pool/indices.h"
+#include "pool/kernels/margin.h"
+#include "pool/kernels/rounding.h"
+#include "pool/window.h"
+
+#include <string.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#    include "pool/scatter.h"
+#endif
 
 /* `count` gradients as floats. */
 OSW_INLINE void LOCAL(copy_floats)(const ELEMENT *from, float *to, int64_t count)
 {
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES)
-        _mm256_storeu_ps(to + i, LOAD8(from + i));
+        store_f32(to + i, LOCAL(load)(from + i));
     if (i < count && count >= LANES)
-        _mm256_storeu_ps(to + count - LANES, LOAD8(from + count - LANES));
+        store_f32(to + count - LANES, LOCAL(load)(from + count - LANES));
     else
         for (; i < count; i++)
             to[i] = LOAD(from[i]);
@@ -21,7 +33,7 @@ OSW_INLINE void LOCAL(copy_floats)(const ELEMENT *from, float *to, int64_t count
 
 /* Output row (d, h) of the channel, in its slot, filled if it is not yet there. */
 OSW_INLINE const osw_margin_row *LOCAL(margin_row)(osw_margin *margin, const osw_pool *pool,
-                                                   const osw_row *row, int64_t d, int64_t h)
+                                            const osw_row *row, int64_t d, int64_t h)
 {
     const int64_t number = d * pool->dims[HEIGHT].output + h;
     const int64_t slot = margin_slot(margin, d, h);
@@ -40,8 +52,8 @@ OSW_INLINE const osw_margin_row *LOCAL(margin_row)(osw_margin *margin, const osw
     return to;
 }
 
-OSW_INLINE void LOCAL(meet)(osw_met *met, osw_margin *margin, const osw_pool *pool,
-                            const osw_row *row)
+OSW_INLINE void
+LOCAL(meet)(osw_met *met, osw_margin *margin, const osw_pool *pool, const osw_row *row)
 {
     const osw_pool_dim *dims = pool->dims;
     meet_outputs(margin, pool, row);
@@ -66,8 +78,8 @@ OSW_INLINE void LOCAL(meet_ahead)(osw_margin *margin, const osw_pool *pool, cons
 }
 
 /* The same for any dilation. */
-static void LOCAL(meet_dilated)(osw_met *met, osw_margin *margin, const osw_pool *pool,
-                                const osw_row *row)
+static void
+LOCAL(meet_dilated)(osw_met *met, osw_margin *margin, const osw_pool *pool, const osw_row *row)
 {
     osw_walk walk = osw_walk_begin(pool, row);
     met->count = 0;
@@ -79,21 +91,19 @@ static void LOCAL(meet_dilated)(osw_met *met, osw_margin *margin, const osw_pool
 
 /* sums[i] of the columns of one remainder, for any window. */
 static void LOCAL(sum_columns)(const osw_met *met, const osw_remainder *remainder, float *sums,
-                               int64_t columns)
+                        int64_t columns)
 {
     for (int64_t i = 0; i < columns; i += LANES) {
-        __m256 total = _mm256_setzero_ps();
+        vf32 total = (vf32){0};
         for (int r = 0; r < met->count; r++)
             for (int k = remainder->count - 1; k >= 0; k--) {
                 const int64_t at = remainder->at[k] + i;
-                const __m256i hit =
-                    _mm256_cmpeq_epi32(load_taps(met->row[r]->offset + at),
-                                       _mm256_set1_epi32(met->tap[r] + remainder->tap[k]));
-                const __m256 gradient = _mm256_loadu_ps(met->row[r]->gradient + at);
-                total = ROUND_SUM8(
-                    _mm256_add_ps(total, _mm256_and_ps(gradient, _mm256_castsi256_ps(hit))));
+                const vi32 hit = load_u8_i32(met->row[r]->offset + at) ==
+                                 set1_i32(met->tap[r] + remainder->tap[k]);
+                const vf32 gradient = load_f32(met->row[r]->gradient + at);
+                total = LOCAL(round_sum)(total + keep_f32(hit, gradient));
             }
-        _mm256_storeu_ps(sums + i, total);
+        store_f32(sums + i, total);
     }
 }
 
@@ -109,8 +119,8 @@ OSW_INLINE void LOCAL(merge)(const osw_margin *margin, ELEMENT *to)
 }
 
 /* One row of the input, in the columns of the strip; `row` holds the channel of the output. */
-static void LOCAL(gradient_line)(osw_margin *margin, const osw_pool *pool, const osw_row *row,
-                                 ELEMENT *to)
+static void
+LOCAL(gradient_line)(osw_margin *margin, const osw_pool *pool, const osw_row *row, ELEMENT *to)
 {
     osw_met met;
     if (is_dilated(pool)) {
@@ -120,15 +130,14 @@ static void LOCAL(gradient_line)(osw_margin *margin, const osw_pool *pool, const
         LOCAL(meet_ahead)(margin, pool, row);
     }
     for (int64_t s = 0; s < margin->stride; s++)
-        LOCAL(sum_columns)
-    (&met, &margin->remainders[s], margin->sums + s * margin->room,
-     osw_ceil_div(margin->columns, margin->stride));
+        LOCAL(sum_columns)(&met, &margin->remainders[s], margin->sums + s * margin->room,
+                    osw_ceil_div(margin->columns, margin->stride));
     LOCAL(merge)(margin, to);
 }
 
 /* `count` rows of one plane, from `row` on. */
-static void LOCAL(gradient_rows)(osw_margin *margin, const osw_pool *pool, osw_row row,
-                                 int64_t count)
+static void
+LOCAL(gradient_rows)(osw_margin *margin, const osw_pool *pool, osw_row row, int64_t count)
 {
     const int64_t width = pool->dims[WIDTH].input, height = pool->dims[HEIGHT].input;
     const int64_t first = row.depth * height + row.height;
@@ -156,8 +165,7 @@ static void LOCAL(gradient_units)(const osw_pool *pool, int64_t begin, int64_t e
     const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
     for (int64_t unit = begin; unit < end;) {
         const int64_t count = osw_min(end - unit, rows - unit % rows);
-        LOCAL(gradient_rows)
-        (&margin, pool, osw_input_row(pool, pool->input_channels, unit), count);
+        LOCAL(gradient_rows)(&margin, pool, osw_input_row(pool, pool->input_channels, unit), count);
         unit += count;
     }
 }

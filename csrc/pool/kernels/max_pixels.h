@@ -1,55 +1,67 @@
 /* SPDX-License-Identifier: MIT */
-/* max over pixels for one dtype; included by avx2_max.h. A vector holds eight
- * channels of a position; the taps of a window are read where they lie. */
+/* max over pixels. A vector holds channels of a position; the taps of a window are read where they
+ * lie. */
+#include "core/simd.h"
+#include "pool/kernels/below.h"
+#include "pool/kernels/best.h"
+#include "pool/kernels/compact.h"
+#include "pool/kernels/windows.h"
+#include "pool/window.h"
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#    include "pool/kernels/max_pixels_strided.h"
+#endif
 
 /* One vector of channels; count is a constant in the calls that matter. */
-OSW_INLINE osw_best LOCAL(window_max)(const osw_window *window, int64_t c, const int count,
-                                      const int step, const bool with_taps)
+OSW_INLINE osw_best
+LOCAL(window_max)(const osw_window *window, int64_t c, const int count, const int step,
+                               const bool with_taps)
 {
     osw_best best = {LOCAL(load_step)((const ELEMENT *)window->taps[0].at, c, step),
-                     _mm256_set1_epi32(window->taps[0].tap)};
+                     set1_i32(window->taps[0].tap)};
     for (int k = 1; k < count; k++)
         take(&best, LOCAL(load_step)((const ELEMENT *)window->taps[k].at, c, step),
-             _mm256_set1_epi32(window->taps[k].tap), with_taps);
-    restore(&best, step);
+             set1_i32(window->taps[k].tap), with_taps);
+    in_order(&best, step);
     return best;
 }
 
 OSW_INLINE osw_best LOCAL(window_last)(const osw_window *window, int64_t c, int64_t step)
 {
     osw_best best = {LOCAL(load_last)((const ELEMENT *)window->taps[0].at, c, step),
-                     _mm256_set1_epi32(window->taps[0].tap)};
+                     set1_i32(window->taps[0].tap)};
     for (int k = 1; k < window->count; k++)
         take(&best, LOCAL(load_last)((const ELEMENT *)window->taps[k].at, c, step),
-             _mm256_set1_epi32(window->taps[k].tap), true);
+             set1_i32(window->taps[k].tap), true);
     return best;
 }
 
 /* All channels of one position. */
 OSW_INLINE void LOCAL(window_position)(const osw_pool *pool, const osw_window *window, ELEMENT *y,
-                                       uint8_t *taps, const int count, const int step)
+                                uint8_t *taps, const int count, const int step)
 {
     const int64_t whole = pool->input_channels / step;
     int64_t c = 0;
     for (; c + LANES <= whole; c += LANES) {
         const osw_best best = taps ? LOCAL(window_max)(window, c, count, step, true)
                                    : LOCAL(window_max)(window, c, count, step, false);
-        STORE8(y + c, best.value);
+        LOCAL(store)(y + c, best.value);
         if (taps)
-            store_taps(taps + c, best.tap);
+            store_u8_i32(taps + c, best.tap);
     }
     if (c == pool->channels)
         return;
     c = pool->channels - LANES;
-    const osw_best best = step == 1 ? LOCAL(window_max)(window, c, count, 1, true)
-                                    : LOCAL(window_last)(window, c, step);
-    STORE8(y + c, best.value);
+    const osw_best best =
+        step == 1 ? LOCAL(window_max)(window, c, count, 1, true) : LOCAL(window_last)(window, c, step);
+    LOCAL(store)(y + c, best.value);
     if (taps)
-        store_taps(taps + c, best.tap);
+        store_u8_i32(taps + c, best.tap);
 }
 
 OSW_INLINE void LOCAL(window_steps)(const osw_pool *pool, const osw_window *window, ELEMENT *y,
-                                    uint8_t *taps, const int count)
+                             uint8_t *taps, const int count)
 {
     if (pool->channel_step == 1)
         LOCAL(window_position)(pool, window, y, taps, count, 1);
@@ -86,7 +98,7 @@ OSW_INLINE void LOCAL(window_row)(const osw_pool *pool, const osw_row *row)
 static void KERNEL(max_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
     if (!fits_window(pool)) {
-        fallback[OSW_POOL_ID_OF(max_pixels)](pool, begin, end);
+        below[ID_OF(max_pixels)](pool, begin, end);
         return;
     }
     if (fits_compact(pool)) {

@@ -1,50 +1,57 @@
 /* SPDX-License-Identifier: MIT */
-/* max over pixels with a channel step of 2 or 4, for one dtype; included by avx2_max.h before
- * max_pixels.h. The channels that count are copied side by side as floats, a row of the input at a
- * time, and kept for the windows that share it: each is picked out of its neighbours once. */
+/* max over pixels with a channel step of 2 or 4. The channels that count are copied side by side as
+ * floats, a row of the input at a time, and kept for the windows that share it: each is picked out
+ * of its neighbours once. */
+#include "core/scratch.h"
+#include "core/simd.h"
+#include "pool/kernels/best.h"
+#include "pool/kernels/compact.h"
+#include "pool/window.h"
 
-/* Channels c to c + 8 of the output at a position of the input, `step` channels apart. With steps
- * of 2 and 4 the lanes are out of order until `restore`. */
-OSW_INLINE __m256 LOCAL(load_step)(const ELEMENT *x, int64_t c, const int step)
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
+
+/* Channels c to c + LANES of the output at a position of the input, `step` channels apart. With
+ * steps of 2 and 4 the lanes are out of order until `in_order`. */
+OSW_INLINE vf32 LOCAL(load_step)(const ELEMENT *x, int64_t c, const int step)
 {
     const ELEMENT *p = x + c * step;
     if (step == 1)
-        return LOAD8(p);
-    const __m256 even = _mm256_shuffle_ps(LOAD8(p), LOAD8(p + 8), 0x88);
+        return LOCAL(load)(p);
+    const vf32 even = even_f32(LOCAL(load)(p), LOCAL(load)(p + LANES));
     if (step == 2)
         return even;
-    return _mm256_shuffle_ps(even, _mm256_shuffle_ps(LOAD8(p + 16), LOAD8(p + 24), 0x88), 0x88);
+    return even_f32(even, even_f32(LOCAL(load)(p + 2 * LANES), LOCAL(load)(p + 3 * LANES)));
 }
 
 /* The same where whole vectors would read past the last channel. */
-OSW_INLINE __m256 LOCAL(load_last)(const ELEMENT *x, int64_t c, int64_t step)
+OSW_INLINE vf32 LOCAL(load_last)(const ELEMENT *x, int64_t c, int64_t step)
 {
     float lanes[LANES];
     for (int i = 0; i < LANES; i++)
         lanes[i] = LOAD(x[(c + i) * step]);
-    return _mm256_loadu_ps(lanes);
+    return load_f32(lanes);
 }
 
-/* Eight channels of the output from channel c on, `step` apart, in order. */
-OSW_INLINE __m256 LOCAL(pick)(const ELEMENT *x, int64_t c, int64_t whole, const int step)
+/* A vector of channels of the output, from channel c on, `step` apart, in order. */
+OSW_INLINE vf32 LOCAL(pick)(const ELEMENT *x, int64_t c, int64_t whole, const int step)
 {
-    osw_best picked = {_mm256_setzero_ps(), _mm256_setzero_si256()};
     if (c + LANES > whole)
         return LOCAL(load_last)(x, c, step);
-    picked.value = LOCAL(load_step)(x, c, step);
-    restore(&picked, step);
-    return picked.value;
+    return in_order_f32(LOCAL(load_step)(x, c, step), step);
 }
 
-OSW_INLINE void LOCAL(compact_row)(const osw_pool *pool, const osw_compact *compact,
-                                   const ELEMENT *x, float *to, const int step)
+OSW_INLINE void
+LOCAL(compact_row)(const osw_pool *pool, const osw_compact *compact, const ELEMENT *x,
+                            float *to, const int step)
 {
     const int64_t whole = pool->input_channels / step - compact->first;
     x += compact->first * step;
     for (int64_t w = 0; w < pool->dims[WIDTH].input; w++) {
         for (int64_t c = 0; c < compact->channels; c += LANES) {
             c = osw_min(c, compact->channels - LANES);
-            _mm256_storeu_ps(to + c, LOCAL(pick)(x, c, whole, step));
+            store_f32(to + c, LOCAL(pick)(x, c, whole, step));
         }
         to += compact->channels;
         x += pool->input.pixel_step;
@@ -53,7 +60,7 @@ OSW_INLINE void LOCAL(compact_row)(const osw_pool *pool, const osw_compact *comp
 
 /* The rows of the input that an output row reads, copied if they are not yet there. */
 OSW_INLINE void LOCAL(compact_rows)(const osw_pool *pool, osw_compact *compact, osw_rows *rows,
-                                    const osw_row *row)
+                             const osw_row *row)
 {
     set_input_rows(rows, pool, row, sizeof(ELEMENT));
     for (int r = 0; r < rows->count; r++) {
@@ -72,19 +79,19 @@ OSW_INLINE void LOCAL(compact_rows)(const osw_pool *pool, osw_compact *compact, 
 
 /* All channels of the block at one position. */
 OSW_INLINE void LOCAL(compact_position)(const osw_window *window, int64_t channels, ELEMENT *y,
-                                        uint8_t *taps, const int count)
+                                 uint8_t *taps, const int count)
 {
     for (int64_t c = 0; c < channels; c += LANES) {
         c = osw_min(c, channels - LANES);
         const osw_best best = window_max_floats(window, c, count);
-        STORE8(y + c, best.value);
+        LOCAL(store)(y + c, best.value);
         if (taps)
-            store_taps(taps + c, best.tap);
+            store_u8_i32(taps + c, best.tap);
     }
 }
 
-OSW_INLINE void LOCAL(compact_output)(const osw_pool *pool, osw_compact *compact,
-                                      const osw_row *row)
+OSW_INLINE void
+LOCAL(compact_output)(const osw_pool *pool, osw_compact *compact, const osw_row *row)
 {
     osw_rows rows;
     osw_window window;

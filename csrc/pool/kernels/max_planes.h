@@ -1,10 +1,24 @@
 /* SPDX-License-Identifier: MIT */
-/* max over planes for one dtype and windows of two or three rows and columns; included by
- * avx2_max.h.
+/* max over planes; windows of two or three rows and columns have code of their own.
  *
- * A block is two lines of the output, eight columns wide. Every row of the input that it needs is
+ * A block is two lines of the output, LANES columns wide. Every row of the input that it needs is
  * reduced along the width, then these are compared, all in registers. A NaN is found, not followed:
  * what has one is done again by the general code. */
+#include "core/scratch.h"
+#include "core/simd.h"
+#include "pool/kernels/below.h"
+#include "pool/kernels/best.h"
+#include "pool/kernels/lines.h"
+#include "pool/kernels/strip.h"
+#include "pool/window.h"
+
+#include <math.h>
+#include <string.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#    include "pool/kernels/max_planes_strips.h"
+#endif
 
 /* Rows of the input that two lines of the output read, with the first tap of each in the window of
  * the first line. Where the first row is not there, the second is read twice: it cannot win again,
@@ -26,7 +40,7 @@ typedef struct LOCAL(input_slice) {
     uint8_t unwanted_taps[MAX_LINE + LANES];
 } LOCAL(input_slice);
 
-OSW_INLINE const ELEMENT *LOCAL(read_row)(LOCAL(input_slice) * slice, int64_t h, int r)
+OSW_INLINE const ELEMENT *LOCAL(read_row)(LOCAL(input_slice) *slice, int64_t h, int r)
 {
     if (h >= slice->height)
         return slice->lowest + BEYOND;
@@ -36,98 +50,87 @@ OSW_INLINE const ELEMENT *LOCAL(read_row)(LOCAL(input_slice) * slice, int64_t h,
     return memcpy(slice->copied[r] + BEYOND, row, (size_t)slice->width * sizeof(ELEMENT));
 }
 
-/* values[k]: tap k of eight windows from `column` on. With a stride of 2 the lanes are in the order
+/* values[k]: tap k of LANES windows from `column` on. With a stride of 2 the lanes are in the order
  * that `in_order` mends. */
-OSW_INLINE void LOCAL(load_windows)(__m256 *values, const ELEMENT *row, const osw_side columns)
+OSW_INLINE void LOCAL(load_windows)(vf32 *values, const ELEMENT *row, const osw_side columns)
 {
     if (columns.stride == 1) {
         for (int k = 0; k < columns.kernel; k++)
-            values[k] = LOAD8(row + k);
+            values[k] = LOCAL(load)(row + k);
         return;
     }
-    const __m256 a = LOAD8(row), b = LOAD8(row + LANES);
-    values[0] = _mm256_shuffle_ps(a, b, 0x88);
-    values[1] = _mm256_shuffle_ps(a, b, 0xdd);
+    const vf32 a = LOCAL(load)(row), b = LOCAL(load)(row + LANES);
+    values[0] = even_f32(a, b);
+    values[1] = odd_f32(a, b);
     if (columns.kernel == 3)
-        values[2] = _mm256_shuffle_ps(LOAD8(row + 2), LOAD8(row + LANES + 2), 0x88);
-}
-
-/* inside[k]: where tap k of those windows is in the input. */
-OSW_INLINE void LOCAL(find_inside)(__m256 *inside, int64_t column, int64_t width,
-                                   const osw_side columns)
-{
-    for (int k = 0; k < columns.kernel; k++) {
-        inside[k] = columns_within(column + k, width);
-        if (columns.stride == 2)
-            inside[k] =
-                _mm256_shuffle_ps(inside[k], columns_within(column + k + LANES, width), 0x88);
-    }
+        values[2] = even_f32(LOCAL(load)(row + 2), LOCAL(load)(row + LANES + 2));
 }
 
 /* The maximum of each window in one row, and its tap, counted from `tap`: the first one that has
  * the bits of the maximum. */
-OSW_INLINE osw_best LOCAL(reduce_row)(const ELEMENT *row, int32_t tap, const __m256 *inside,
-                                      __m256 *sum, const osw_side columns, const bool with_taps)
+OSW_INLINE osw_best
+LOCAL(reduce_row)(const ELEMENT *row, int32_t tap, const vi32 *inside, vf32 *sum,
+                               const osw_side columns, const bool with_taps)
 {
     const int last = columns.kernel - 1;
-    __m256 values[3];
+    vf32 values[3];
     osw_best best;
     LOCAL(load_windows)(values, row, columns);
     for (int k = 0; inside && k <= last; k++)
-        values[k] = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), values[k], inside[k]);
-    best.value = max_first(values[0], values[1]);
+        values[k] = select_f32(inside[k], values[k], set1_f32(-INFINITY));
+    best.value = max_f32(values[1], values[0]);
     if (last == 2)
-        best.value = max_first(best.value, values[2]);
-    *sum = best.value; /* not a number where values[0] is none */
+        best.value = max_f32(values[2], best.value);
+    *sum = best.value; /* NaN if values[0] is NaN */
     for (int k = 1; k <= last; k++)
         if (inside || k < columns.stride)
-            *sum = _mm256_add_ps(*sum, values[k]);
+            *sum += values[k];
     if (!with_taps)
         return best;
-    __m256i first = same_lanes(values[0], best.value);
+    vi32 first = same_lanes(values[0], best.value);
     if (inside)
-        first = _mm256_and_si256(first, _mm256_castps_si256(inside[0]));
-    best.tap = _mm256_set1_epi32(last);
+        first &= inside[0];
+    best.tap = set1_i32(last);
     if (last == 2)
-        best.tap = _mm256_add_epi32(best.tap, same_lanes(values[1], best.value));
-    best.tap = _mm256_add_epi32(_mm256_andnot_si256(first, best.tap), _mm256_set1_epi32(tap));
+        best.tap += same_lanes(values[1], best.value);
+    best.tap = (~first & best.tap) + set1_i32(tap);
     return best;
 }
 
-/* sum: not a number if one of the values is none. */
-OSW_INLINE void LOCAL(max_windows)(const LOCAL(read) * read, int64_t column, const __m256 *inside,
-                                   ELEMENT *y0, ELEMENT *y1, uint8_t *taps0, uint8_t *taps1,
-                                   __m256 *sum, const osw_side rows, const osw_side columns,
-                                   const bool with_taps)
+/* sum: NaN if one of the values is NaN. */
+OSW_INLINE void
+LOCAL(max_windows)(const LOCAL(read) *read, int64_t column, const vi32 *inside, ELEMENT *y0,
+                            ELEMENT *y1, uint8_t *taps0, uint8_t *taps1, vf32 *sum,
+                            const osw_side rows, const osw_side columns, const bool with_taps)
 {
     osw_best row[MAX_ROWS], lines[2];
-    __m256 block = _mm256_setzero_ps(), of_row;
+    vf32 block = (vf32){0}, of_row;
     OSW_UNROLL
     for (int r = 0; r < rows.kernel + rows.stride; r++) {
-        row[r] = LOCAL(reduce_row)(read->row[r] + column, read->tap[r], inside, &of_row, columns,
-                                   with_taps);
-        block = _mm256_add_ps(block, of_row);
-        KEEP_IN_PLACE(row[r].value);
+        row[r] = LOCAL(
+            reduce_row)(read->row[r] + column, read->tap[r], inside, &of_row, columns, with_taps);
+        block += of_row;
+        OSW_KEEP(row[r].value);
     }
-    *sum = _mm256_add_ps(*sum, block);
+    *sum += block;
     for (int l = 0; l < 2; l++) {
         const osw_best *of = row + l * rows.stride;
         lines[l] = of[rows.kernel - 1];
-        lines[l].value = max_first(of[0].value, of[1].value);
+        lines[l].value = max_f32(of[1].value, of[0].value);
         if (rows.kernel == 3)
-            lines[l].value = max_first(lines[l].value, of[2].value);
+            lines[l].value = max_f32(of[2].value, lines[l].value);
         for (int k = rows.kernel - 2; with_taps && k >= 0; k--)
-            lines[l].tap = choose(same_lanes(of[k].value, lines[l].value), of[k].tap, lines[l].tap);
+            lines[l].tap =
+                select_i32(same_lanes(of[k].value, lines[l].value), of[k].tap, lines[l].tap);
         if (columns.stride == 2)
-            in_order(&lines[l]);
+            in_order(&lines[l], 2);
     }
-    STORE8(y0, lines[0].value);
-    STORE8(y1, lines[1].value);
+    LOCAL(store)(y0, lines[0].value);
+    LOCAL(store)(y1, lines[1].value);
     if (!with_taps)
         return;
-    store_taps(taps0, lines[0].tap);
-    store_taps(taps1,
-               _mm256_sub_epi32(lines[1].tap, _mm256_set1_epi32(rows.stride * columns.kernel)));
+    store_u8_i32(taps0, lines[0].tap);
+    store_u8_i32(taps1, lines[1].tap - set1_i32(rows.stride * columns.kernel));
 }
 
 /* Where two lines of the output go. */
@@ -138,17 +141,18 @@ typedef struct LOCAL(two_lines) {
 } LOCAL(two_lines);
 
 /* The block at column `at` where windows reach over an end of the rows, or fewer are wanted. */
-OSW_INLINE void LOCAL(max_edge)(const LOCAL(read) * read, int64_t width, int64_t padding,
-                                const LOCAL(two_lines) * to, int64_t at, __m256 *sum,
-                                const osw_side rows, const osw_side columns, const bool with_taps)
+OSW_INLINE void
+LOCAL(max_edge)(const LOCAL(read) *read, int64_t width, int64_t padding, const LOCAL(two_lines) *to,
+                         int64_t at, vf32 *sum, const osw_side rows, const osw_side columns,
+                         const bool with_taps)
 {
     const int64_t column = at * columns.stride - padding;
-    __m256 inside[3];
+    vi32 inside[3];
     ELEMENT y[2][LANES];
     uint8_t taps[2][LANES];
-    LOCAL(find_inside)(inside, column, width, columns);
-    LOCAL(max_windows)
-    (read, column, inside, y[0], y[1], taps[0], taps[1], sum, rows, columns, with_taps);
+    find_inside(inside, column, width, columns);
+    LOCAL(
+        max_windows)(read, column, inside, y[0], y[1], taps[0], taps[1], sum, rows, columns, with_taps);
     const size_t count = (size_t)osw_min(to->count - at, LANES);
     for (int l = 0; l < 2; l++) {
         copy_part(to->y[l] + at, y[l], count * sizeof(ELEMENT), sizeof y[l]);
@@ -158,9 +162,10 @@ OSW_INLINE void LOCAL(max_edge)(const LOCAL(read) * read, int64_t width, int64_t
 }
 
 /* Two lines from rows `width` long. The last block overlaps the one before, if there is one. */
-OSW_INLINE void LOCAL(max_two)(const LOCAL(read) * read, int64_t width, int64_t padding,
-                               const LOCAL(two_lines) * to, __m256 *sum, const osw_side rows,
-                               const osw_side columns, const bool with_taps)
+OSW_INLINE void
+LOCAL(max_two)(const LOCAL(read) *read, int64_t width, int64_t padding, const LOCAL(two_lines) *to,
+                        vf32 *sum, const osw_side rows, const osw_side columns,
+                        const bool with_taps)
 {
     const int64_t reach = (LANES - 1) * columns.stride + columns.kernel;
     const int64_t room = osw_max(width + padding - reach + columns.stride, 0);
@@ -172,11 +177,10 @@ OSW_INLINE void LOCAL(max_two)(const LOCAL(read) * read, int64_t width, int64_t 
     }
     for (int r = 0; inner > 0 && r < rows.kernel + rows.stride;
          r++) /* as no other window begins there */
-        *sum = _mm256_add_ps(*sum, LOAD8(read->row[r] + width - LANES));
+        *sum += LOCAL(load)(read->row[r] + width - LANES);
     for (; at < inner; at += LANES)
-        LOCAL(max_windows)
-    (read, at * columns.stride - padding, NULL, to->y[0] + at, to->y[1] + at, to->taps[0] + at,
-     to->taps[1] + at, sum, rows, columns, with_taps);
+        LOCAL(max_windows)(read, at * columns.stride - padding, NULL, to->y[0] + at, to->y[1] + at,
+                    to->taps[0] + at, to->taps[1] + at, sum, rows, columns, with_taps);
     for (; at < to->count; at += LANES) {
         at = osw_max(osw_min(at, to->count - LANES), 0);
         LOCAL(max_edge)(read, width, padding, to, at, sum, rows, columns, with_taps);
@@ -184,14 +188,15 @@ OSW_INLINE void LOCAL(max_two)(const LOCAL(read) * read, int64_t width, int64_t 
 }
 
 /* Lines [from, to) of a slice of the output. False if there is a NaN. */
-OSW_INLINE bool LOCAL(max_slice)(LOCAL(input_slice) * slice, const osw_pool *pool, int64_t from,
-                                 int64_t to, ELEMENT *y, uint8_t *taps, const osw_side rows,
-                                 const osw_side columns, const bool with_taps)
+OSW_INLINE bool LOCAL(max_slice)(
+    LOCAL(input_slice) *slice, const osw_pool *pool, int64_t from, int64_t to,
+                          ELEMENT *y, uint8_t *taps, const osw_side rows, const osw_side columns,
+                          const bool with_taps)
 {
     const osw_pool_dim *dims = pool->dims;
     const int64_t count = dims[WIDTH].output;
     LOCAL(read) read;
-    __m256 sum = _mm256_setzero_ps();
+    vf32 sum = (vf32){0};
     for (int64_t line = from; line < to; line += 2) {
         const LOCAL(two_lines) lines = {
             .y = {y + line * count, line + 1 < to ? y + (line + 1) * count : slice->unwanted},
@@ -205,16 +210,16 @@ OSW_INLINE bool LOCAL(max_slice)(LOCAL(input_slice) * slice, const osw_pool *poo
             read.row[r] = LOCAL(read_row)(slice, first + r + skipped, r);
             read.tap[r] = (r + skipped) * columns.kernel;
         }
-        LOCAL(max_two)
-        (&read, slice->width, dims[WIDTH].padding, &lines, &sum, rows, columns, with_taps);
+        LOCAL(
+            max_two)(&read, slice->width, dims[WIDTH].padding, &lines, &sum, rows, columns, with_taps);
     }
-    const __m256 nan = _mm256_cmp_ps(sum, sum, _CMP_UNORD_Q);
-    return _mm256_testz_ps(nan, nan);
+    return !any_i32(sum != sum);
 }
 
 /* Lines [begin, end) of the output, counted through image, channel, depth. */
-OSW_INLINE void LOCAL(max_lines)(const osw_pool *pool, int64_t begin, int64_t end,
-                                 const osw_side rows, const osw_side columns, const bool with_taps)
+OSW_INLINE void
+LOCAL(max_lines)(const osw_pool *pool, int64_t begin, int64_t end, const osw_side rows,
+                          const osw_side columns, const bool with_taps)
 {
     const osw_pool_dim *dims = pool->dims;
     const int64_t extent =
@@ -275,7 +280,7 @@ static void KERNEL(max_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
     osw_pool_fn *lines = LOCAL(max_lines_for)(pool);
     if (!fits_strip(pool))
-        fallback[OSW_POOL_ID_OF(max_planes)](pool, begin, end);
+        below[ID_OF(max_planes)](pool, begin, end);
     else if (lines)
         lines(pool, begin, end);
     else

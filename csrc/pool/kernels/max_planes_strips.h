@@ -1,20 +1,28 @@
 /* SPDX-License-Identifier: MIT */
-/* max over planes for one dtype; included by avx2_max.h.
+/* max over planes, any window that a strip has room for.
  *
  * Every row of the input is copied as floats into a buffer with its padding, the columns that have
  * the same remainder modulo the stride side by side (phases), so that every tap of a window row is
  * a plain load. It is reduced along the width once, and kept for the windows that share it; then
  * the reduced rows are compared. Tap order is row-major in both steps, so the first maximum and the
  * last NaN stay what they are in one step. Wide rows are cut into strips. */
+#include "core/simd.h"
+#include "pool/kernels/best.h"
+#include "pool/kernels/strip.h"
+#include "pool/window.h"
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
 
 OSW_INLINE void LOCAL(spread_two)(const ELEMENT *x, int64_t count, float *even, float *odd)
 {
     int64_t i = 0;
     for (; i + 2 * LANES <= count; i += 2 * LANES) {
-        __m256 a, b;
-        unzip(LOAD8(x + i), LOAD8(x + i + LANES), &a, &b);
-        _mm256_storeu_ps(even + i / 2, a);
-        _mm256_storeu_ps(odd + i / 2, b);
+        vf32 a, b;
+        unzip_f32(LOCAL(load)(x + i), LOCAL(load)(x + i + LANES), &a, &b);
+        store_f32(even + i / 2, a);
+        store_f32(odd + i / 2, b);
     }
     for (; i < count; i++)
         (i % 2 ? odd : even)[i / 2] = LOAD(x[i]);
@@ -24,9 +32,9 @@ OSW_INLINE void LOCAL(spread_one)(const ELEMENT *x, int64_t count, float *to)
 {
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES)
-        _mm256_storeu_ps(to + i, LOAD8(x + i));
+        store_f32(to + i, LOCAL(load)(x + i));
     if (i < count && count >= LANES)
-        _mm256_storeu_ps(to + count - LANES, LOAD8(x + count - LANES));
+        store_f32(to + count - LANES, LOCAL(load)(x + count - LANES));
     else
         for (; i < count; i++)
             to[i] = LOAD(x[i]);
@@ -40,16 +48,17 @@ OSW_INLINE void LOCAL(spread)(osw_strip *strip, const ELEMENT *x)
     if (stride == 1)
         LOCAL(spread_one)(x + strip->from, count, phases + at);
     else if (stride == 2)
-        LOCAL(spread_two)
-    (x + strip->from, count, phases + at % 2 * strip->pitch + at / 2,
-     phases + (at + 1) % 2 * strip->pitch + (at + 1) / 2);
-    else for (int64_t i = 0; i < count; i++)
-        phases[(at + i) % stride * strip->pitch + (at + i) / stride] = LOAD(x[strip->from + i]);
+        LOCAL(spread_two)(x + strip->from, count, phases + at % 2 * strip->pitch + at / 2,
+                   phases + (at + 1) % 2 * strip->pitch + (at + 1) / 2);
+    else
+        for (int64_t i = 0; i < count; i++)
+            phases[(at + i) % stride * strip->pitch + (at + i) / stride] = LOAD(x[strip->from + i]);
 }
 
 /* The reduced row (d, h) of the input plane: its slot, filled if it is not yet there. */
-OSW_INLINE int64_t LOCAL(reduced)(osw_strip *strip, const osw_pool *pool, const ELEMENT *plane,
-                                  int64_t d, int64_t h, const bool with_taps)
+OSW_INLINE int64_t
+LOCAL(reduced)(osw_strip *strip, const osw_pool *pool, const ELEMENT *plane, int64_t d,
+                           int64_t h, const bool with_taps)
 {
     const osw_pool_dim *dims = pool->dims;
     const int64_t slot = d % dims[DEPTH].kernel * dims[HEIGHT].kernel + h % dims[HEIGHT].kernel;
@@ -65,15 +74,15 @@ OSW_INLINE int64_t LOCAL(reduced)(osw_strip *strip, const osw_pool *pool, const 
 OSW_INLINE void LOCAL(put_best)(ELEMENT *y, uint8_t *taps, const osw_best *best, int64_t count)
 {
     if (count >= LANES) {
-        STORE8(y, best->value);
+        LOCAL(store)(y, best->value);
         if (taps)
-            store_taps(taps, best->tap);
+            store_u8_i32(taps, best->tap);
         return;
     }
     ELEMENT values[LANES];
     uint8_t bytes[LANES];
-    STORE8(values, best->value);
-    store_taps(bytes, best->tap);
+    LOCAL(store)(values, best->value);
+    store_u8_i32(bytes, best->tap);
     for (int64_t i = 0; i < count; i++) {
         y[i] = values[i];
         if (taps)
@@ -83,30 +92,28 @@ OSW_INLINE void LOCAL(put_best)(ELEMENT *y, uint8_t *taps, const osw_best *best,
 
 /* Compare `count` reduced rows; rows is a constant in the calls that matter. */
 OSW_INLINE void LOCAL(reduce_rows)(const osw_strip *strip, const osw_reduced *rows, ELEMENT *y,
-                                   uint8_t *taps, const int count, const bool with_taps)
+                            uint8_t *taps, const int count, const bool with_taps)
 {
     for (int64_t j = 0; j < strip->count; j += LANES) {
         if (j + LANES > strip->count && strip->count >= LANES)
             j = strip->count - LANES;
-        osw_best best = {_mm256_loadu_ps(rows[0].values + j), _mm256_setzero_si256()};
+        osw_best best = {load_f32(rows[0].values + j), (vi32){0}};
         if (with_taps)
-            best.tap =
-                _mm256_add_epi32(load_ints(rows[0].taps + j), _mm256_set1_epi32(rows[0].base));
+            best.tap = load_i32(rows[0].taps + j) + set1_i32(rows[0].base);
         for (int i = 1; i < count; i++) {
-            __m256i tap = _mm256_setzero_si256();
+            vi32 tap = (vi32){0};
             if (with_taps)
-                tap =
-                    _mm256_add_epi32(load_ints(rows[i].taps + j), _mm256_set1_epi32(rows[i].base));
-            take(&best, _mm256_loadu_ps(rows[i].values + j), tap, with_taps);
+                tap = load_i32(rows[i].taps + j) + set1_i32(rows[i].base);
+            take(&best, load_f32(rows[i].values + j), tap, with_taps);
         }
         LOCAL(put_best)(y + j, with_taps ? taps + j : NULL, &best, strip->count - j);
     }
 }
 
 /* One row of the output: gather the reduced rows that its windows need, compare them. */
-OSW_INLINE void LOCAL(strip_row)(osw_strip *strip, const osw_pool *pool, const ELEMENT *plane,
-                                 const osw_row *row, ELEMENT *y, uint8_t *taps,
-                                 const bool with_taps)
+OSW_INLINE void
+LOCAL(strip_row)(osw_strip *strip, const osw_pool *pool, const ELEMENT *plane,
+                          const osw_row *row, ELEMENT *y, uint8_t *taps, const bool with_taps)
 {
     const osw_span depth = osw_taps(&pool->dims[DEPTH], row->depth);
     const osw_span height = osw_taps(&pool->dims[HEIGHT], row->height);
@@ -129,8 +136,9 @@ OSW_INLINE void LOCAL(strip_row)(osw_strip *strip, const osw_pool *pool, const E
 }
 
 /* `count` rows of the output of one plane, from `row` on. */
-OSW_INLINE void LOCAL(plane_rows)(osw_strip *strip, const osw_pool *pool, osw_row row,
-                                  int64_t count, const bool with_taps)
+OSW_INLINE void
+LOCAL(plane_rows)(osw_strip *strip, const osw_pool *pool, osw_row row, int64_t count,
+                           const bool with_taps)
 {
     const ELEMENT *plane = (const ELEMENT *)pool->input.base +
                            osw_place(&pool->input, row.image, row.channel * pool->channel_step, 0);

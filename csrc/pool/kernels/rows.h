@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* What max over pixels needs in both directions whatever the dtype; included inside a target
- * region.
- */
+/* Windows of at most MAX_TAPS taps over pixels: the rows that one reads, or is read by. */
+#ifndef OSW_POOL_ROWS_H
+#define OSW_POOL_ROWS_H
 
-enum { MAX_TAPS = 64 };
+#include "core/simd_types.h"
+#include "pool/window.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { MAX_TAPS = 64, MAX_KERNEL = 16 };
 
 /* Dilated windows may have no valid tap. */
 static inline bool fits_window(const osw_pool *pool)
@@ -26,3 +32,5 @@ typedef struct osw_rows {
     const uint8_t *taps[MAX_TAPS];
     int32_t tap[MAX_TAPS]; /* the first of the row */
 } osw_rows;
+
+#endif

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* What max_backward over pixels needs whatever the dtype; included by pool_avx2_backward.c inside
- * its target region, after rows.h. */
+/* The windows that one position of the input belongs to, over pixels. */
+#ifndef OSW_POOL_SOURCES_H
+#define OSW_POOL_SOURCES_H
+
+#include "core/target.h"
+#include "pool/kernels/rows.h"
+#include "pool/window.h"
 
 /* The windows that one position of the input belongs to, in the order of the output. */
 typedef struct osw_sources {
@@ -28,6 +33,7 @@ static inline void set_output_rows(osw_rows *rows, const osw_pool *pool, const o
     rows->count = 0;
     for (int64_t d = depth.first; d < depth.end; d++) {
         for (int64_t h = height.first; h < height.end; h++) {
+            OSW_FEW_TURNS(h);
             const int64_t position = osw_output_position(pool, d, h, 0);
             rows->at[rows->count] =
                 (const char *)pool->grad_output.base +
@@ -51,13 +57,21 @@ static inline void set_sources(osw_sources *sources, const osw_pool *pool, const
         range->first++;
     while (range->end < dim->output && range->end * dim->stride <= column)
         range->end++;
+    const int64_t first = range->first, end = range->end, stride = dim->stride;
+    const int64_t gradient_step = pool->grad_output.pixel_step * element;
+    const int64_t offsets_step = pool->offsets.pixel_step;
     int count = 0;
     for (int r = 0; r < rows->count; r++) {
-        for (int64_t o = range->first; o < range->end; o++) {
-            sources->source[count].gradient =
-                rows->at[r] + o * pool->grad_output.pixel_step * element;
-            sources->source[count].offsets = rows->taps[r] + o * pool->offsets.pixel_step;
-            sources->source[count++].tap = rows->tap[r] + (int32_t)(column - o * dim->stride);
+        const char *gradient = rows->at[r] + first * gradient_step;
+        const uint8_t *offsets = rows->taps[r] + first * offsets_step;
+        int32_t tap = rows->tap[r] + (int32_t)(column - first * stride);
+        for (int64_t o = first; o < end; o++, tap -= (int32_t)stride) {
+            OSW_FEW_TURNS(gradient);
+            sources->source[count].gradient = gradient;
+            sources->source[count].offsets = offsets;
+            sources->source[count++].tap = tap;
+            gradient += gradient_step;
+            offsets += offsets_step;
         }
     }
     sources->count = count;
@@ -92,3 +106,5 @@ static inline bool set_block_rows(osw_block_rows *block, const osw_pool *pool)
     block->offsets_at = (first - before) * block->offsets_step;
     return true;
 }
+
+#endif

@@ -1,8 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* What max over planes needs whatever the dtype: the buffers of a strip and the reduction along the
- * width; included by pool_avx2_max.c inside its target region. */
+/* Rows of planes reduced along the width, in strips that stay in a cache. */
+#ifndef OSW_POOL_STRIP_H
+#define OSW_POOL_STRIP_H
 
-enum { BUFFER = 2048, MAX_SLOTS = 64, MAX_KERNEL = 16 };
+#include "core/simd.h"
+#include "pool/kernels/best.h"
+#include "pool/kernels/rows.h"
+#include "pool/window.h"
+
+#include <math.h>
+
+enum { BUFFER = 2048, MAX_SLOTS = 64 };
 
 /* Outputs [first, first + count) of every row, and the columns of the input that they read. */
 typedef struct osw_strip {
@@ -76,7 +84,7 @@ static void set_strip(osw_strip *strip, const osw_pool *pool, int64_t first)
     for (int64_t j = 0; j < strip->clipped; j++)
         strip->first_tap[j] = (int32_t)osw_taps(dim, first + j).first;
     for (int64_t i = 0; i < BUFFER; i += LANES)
-        _mm256_storeu_ps(strip->phases + i, _mm256_set1_ps(-INFINITY));
+        store_f32(strip->phases + i, set1_f32(-INFINITY));
 }
 
 /* Begin with a plane: nothing of it is there yet. The padding stays from plane to plane. */
@@ -94,13 +102,12 @@ OSW_INLINE void reduce_taps(osw_strip *strip, int64_t slot, const int kernel, co
     int32_t *taps = strip->taps + slot * strip->room;
     const float *phases = strip->phases;
     for (int64_t j = 0; j < strip->count; j += LANES) {
-        osw_best best = {_mm256_loadu_ps(phases + j), _mm256_setzero_si256()};
+        osw_best best = {load_f32(phases + j), (vi32){0}};
         for (int k = 1; k < kernel; k++)
-            take(&best, _mm256_loadu_ps(phases + strip->tap_at[k] + j), _mm256_set1_epi32(k),
-                 with_taps);
-        _mm256_storeu_ps(values + j, best.value);
+            take(&best, load_f32(phases + strip->tap_at[k] + j), set1_i32(k), with_taps);
+        store_f32(values + j, best.value);
         if (with_taps)
-            _mm256_storeu_si256((__m256i *)(taps + j), best.tap);
+            store_i32(taps + j, best.tap);
     }
 }
 
@@ -119,3 +126,5 @@ OSW_INLINE void reduce_width(osw_strip *strip, int64_t slot, const bool with_tap
         if (taps[j] < strip->first_tap[j])
             taps[j] = strip->first_tap[j];
 }
+
+#endif

@@ -3,8 +3,9 @@
  * max.h, after it. A unit is a plane, or a block of channels of an image. */
 
 /* One window of one plane. */
-static inline void LOCAL(adaptive_one)(const osw_pool *pool, const ELEMENT *x,
-                                       const osw_range *window, LOCAL(lanes) * lanes)
+static inline void
+LOCAL(adaptive_one)(const osw_pool *pool, const ELEMENT *x, const osw_range *window,
+                    LOCAL(lanes) *lanes)
 {
     VALUE best = lanes->best[0];
     int32_t tap = lanes->tap[0];
@@ -25,7 +26,7 @@ static inline void LOCAL(adaptive_one)(const osw_pool *pool, const ELEMENT *x,
 
 /* One window of `count` channels of one image; x is channel 0 of them. */
 static inline void LOCAL(adaptive_window)(const osw_pool *pool, const ELEMENT *x, int64_t count,
-                                          const osw_range *window, LOCAL(lanes) * lanes)
+                                   const osw_range *window, LOCAL(lanes) *lanes)
 {
     for (int64_t i = 0; i < count; i++) {
         lanes->best[i] = LOWEST;
@@ -40,14 +41,13 @@ static inline void LOCAL(adaptive_window)(const osw_pool *pool, const ELEMENT *x
         for (int64_t h = window[HEIGHT].first; h < window[HEIGHT].end; h++)
             for (int64_t w = window[WIDTH].first; w < window[WIDTH].end; w++) {
                 const int64_t position = osw_input_position(pool, d, h, w);
-                LOCAL(apply)
-                (lanes, 0, count, x + osw_place(&pool->input, 0, 0, position), 1,
-                 (int32_t)position);
+                LOCAL(apply)(lanes, 0, count, x + osw_place(&pool->input, 0, 0, position), 1,
+                      (int32_t)position);
             }
 }
 
 static inline void LOCAL(adaptive_unit)(const osw_pool *pool, int64_t image, int64_t channel,
-                                        int64_t count)
+                                 int64_t count)
 {
     const osw_pool_dim *dims = pool->dims;
     const ELEMENT *x =
@@ -61,9 +61,8 @@ static inline void LOCAL(adaptive_unit)(const osw_pool *pool, int64_t image, int
                 const int64_t position = osw_output_position(pool, d, h, w);
                 window[WIDTH] = osw_adaptive(&dims[WIDTH], w);
                 LOCAL(adaptive_window)(pool, x, count, window, &lanes);
-                LOCAL(put)
-                (pool, &lanes, count, osw_place(&pool->output, image, channel, position),
-                 osw_place(&pool->offsets, image, channel, position));
+                LOCAL(put)(pool, &lanes, count, osw_place(&pool->output, image, channel, position),
+                    osw_place(&pool->offsets, image, channel, position));
             }
         }
 }
@@ -84,7 +83,7 @@ static inline void LOCAL(clear)(const osw_pool *pool, int64_t image, int64_t cha
 
 /* Every output adds its gradient where its index says. */
 static inline void LOCAL(adaptive_scatter)(const osw_pool *pool, int64_t image, int64_t channel,
-                                           int64_t count)
+                                    int64_t count)
 {
     ELEMENT *target =
         (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, image, channel, 0);
@@ -132,8 +131,8 @@ static void KERNEL(adaptive_max_backward_pixels)(const osw_pool *pool, int64_t b
 }
 
 /* As adaptive_unit with one window; then the maxima that are not alone are marked. */
-static inline void LOCAL(amax_unit)(const osw_pool *pool, int64_t image, int64_t channel,
-                                    int64_t count)
+static inline void
+LOCAL(amax_unit)(const osw_pool *pool, int64_t image, int64_t channel, int64_t count)
 {
     const ELEMENT *x =
         (const ELEMENT *)pool->input.base + osw_place(&pool->input, image, channel, 0);
@@ -153,11 +152,10 @@ static inline void LOCAL(amax_unit)(const osw_pool *pool, int64_t image, int64_t
                 alone[i] = false;
     for (int64_t i = 0; i < count; i++)
         lanes.tap[i] = IS_NAN(lanes.best[i]) ? OSW_POOL_NOWHERE
-                       : alone[i]            ? lanes.tap[i]
-                                             : ~lanes.tap[i];
-    LOCAL(put)
-    (pool, &lanes, count, osw_place(&pool->output, image, channel, 0),
-     osw_place(&pool->offsets, image, channel, 0));
+                       : alone[i] ? lanes.tap[i]
+                                  : ~lanes.tap[i];
+    LOCAL(put)(pool, &lanes, count, osw_place(&pool->output, image, channel, 0),
+        osw_place(&pool->offsets, image, channel, 0));
 }
 
 /* What a position gets that is the maximum, and what one that is not (0, or NaN). */
@@ -167,8 +165,9 @@ typedef struct LOCAL(share) {
     VALUE miss[OSW_POOL_LANES];
 } LOCAL(share);
 
-static inline void LOCAL(share_out)(const osw_pool *pool, int64_t image, int64_t channel,
-                                    int64_t count, LOCAL(share) * share)
+static inline void
+LOCAL(share_out)(const osw_pool *pool, int64_t image, int64_t channel, int64_t count,
+                 LOCAL(share) *share)
 {
     const ELEMENT *y =
         (const ELEMENT *)pool->output.base + osw_place(&pool->output, image, channel, 0);
@@ -190,7 +189,7 @@ static inline void LOCAL(share_out)(const osw_pool *pool, int64_t image, int64_t
 }
 
 static inline void LOCAL(amax_backward_unit)(const osw_pool *pool, int64_t image, int64_t channel,
-                                             int64_t count)
+                                      int64_t count)
 {
     LOCAL(share) share;
     LOCAL(share_out)(pool, image, channel, count, &share);

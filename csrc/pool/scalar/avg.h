@@ -3,7 +3,7 @@
 
 /* Row `row` of the input that tap (d, h) of the spans names, in a channel whose plane is given. */
 static inline const ELEMENT *LOCAL(avg_row)(const osw_pool *pool, const ELEMENT *plane,
-                                            const osw_span *taps, int64_t d, int64_t h)
+                                     const osw_span *taps, int64_t d, int64_t h)
 {
     return plane +
            osw_place(&pool->input, 0, 0,
@@ -11,15 +11,16 @@ static inline const ELEMENT *LOCAL(avg_row)(const osw_pool *pool, const ELEMENT 
 }
 
 /* sum[i] += x[i * step] */
-static inline void LOCAL(add)(VALUE *restrict sum, const ELEMENT *restrict x, int64_t step,
-                              int64_t count)
+static inline void
+LOCAL(add)(VALUE *restrict sum, const ELEMENT *restrict x, int64_t step, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         sum[i] += LOAD(x[i * step]);
 }
 
-static inline void LOCAL(avg_strip)(const osw_pool *pool, const ELEMENT *plane,
-                                    const osw_span *taps, int64_t from, int64_t to, VALUE *sum)
+static inline void
+LOCAL(avg_strip)(const osw_pool *pool, const ELEMENT *plane, const osw_span *taps,
+                             int64_t from, int64_t to, VALUE *sum)
 {
     const osw_pool_dim *dim = &pool->dims[WIDTH];
     const osw_range columns = osw_taps_of(dim, from, to);
@@ -30,9 +31,8 @@ static inline void LOCAL(avg_strip)(const osw_pool *pool, const ELEMENT *plane,
                 const osw_range range = osw_outputs(dim, w, 0, dim->input);
                 const int64_t first = osw_max(range.first, from), end = osw_min(range.end, to);
                 if (first < end)
-                    LOCAL(add)
-                (sum + first - from, row + first * dim->stride - dim->padding + w, dim->stride,
-                 end - first);
+                    LOCAL(add)(sum + first - from, row + first * dim->stride - dim->padding + w,
+                        dim->stride, end - first);
             }
         }
     }
@@ -63,16 +63,18 @@ static void KERNEL(avg_planes)(const osw_pool *pool, int64_t begin, int64_t end)
     }
 }
 
-static inline void LOCAL(avg_position)(const osw_pool *pool, const ELEMENT *image,
-                                       const osw_span *taps, int64_t c, int64_t count, VALUE *sum)
+static inline void
+LOCAL(avg_position)(const osw_pool *pool, const ELEMENT *image, const osw_span *taps,
+                                int64_t c, int64_t count, VALUE *sum)
 {
     for (int64_t d = taps[DEPTH].first; d < taps[DEPTH].end; d++) {
         for (int64_t h = taps[HEIGHT].first; h < taps[HEIGHT].end; h++) {
             const ELEMENT *row = LOCAL(avg_row)(pool, image, taps, d, h);
             for (int64_t w = taps[WIDTH].first; w < taps[WIDTH].end; w++)
-                LOCAL(add)
-            (sum, row + osw_place(&pool->input, 0, c * pool->channel_step, taps[WIDTH].start + w),
-             pool->channel_step, count);
+                LOCAL(
+                    add)(sum,
+                    row + osw_place(&pool->input, 0, c * pool->channel_step, taps[WIDTH].start + w),
+                    pool->channel_step, count);
         }
     }
 }
@@ -104,8 +106,9 @@ static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 }
 
 /* Positions [from, to) of one row of a channel; outputs in row-major order, as in max_backward. */
-static inline void LOCAL(share_strip)(const osw_pool *pool, const osw_row *row, int64_t from,
-                                      int64_t to, VALUE *sum)
+static inline void
+LOCAL(share_strip)(const osw_pool *pool, const osw_row *row, int64_t from, int64_t to,
+                               VALUE *sum)
 {
     const osw_pool_dim *dim = &pool->dims[WIDTH];
     const osw_pool_tensor *t = &pool->grad_output;
@@ -132,8 +135,9 @@ static void KERNEL(avg_backward_planes)(const osw_pool *pool, int64_t begin, int
     LOCAL(write_planes)(pool, begin, end, LOCAL(share_strip));
 }
 
-static inline void LOCAL(share_position)(const osw_pool *pool, const osw_row *row, int64_t w,
-                                         int64_t c, int64_t count, VALUE *sum)
+static inline void
+LOCAL(share_position)(const osw_pool *pool, const osw_row *row, int64_t w, int64_t c,
+                                  int64_t count, VALUE *sum)
 {
     const osw_pool_tensor *t = &pool->grad_output;
     const osw_range columns = osw_taps_meeting(&pool->dims[WIDTH], w, w + 1);

@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* All plain-C kernels of one dtype; included once a dtype by pool_scalar.c with SUFFIX, ELEMENT,
- * VALUE, LOAD, STORE, LOWEST and one of FLOATING, AVERAGED and neither defined. ROUND is the value
- * that memory would hold. */
-
-#define JOIN_(a, b, c) a##b##c
-#define JOIN(a, b, c)  JOIN_(a, b, c)
-#define LOCAL(name)    JOIN(name, _, SUFFIX)
-#define KERNEL(name)   JOIN(JOIN(osw_, name, _), SUFFIX, __scalar)
-#define ROUND(value)   LOAD(STORE(value))
-#define IS_NAN(value)  ((value) != (value))
-#if AVERAGED
-#    define DIVIDE(a, b) osw_divide_i64(a, b)
-#else
-#    define DIVIDE(a, b) ((a) / (b))
+/* All plain-C kernels of one dtype; included by pool_scalar.c with the macros of core/each_float.h,
+ * LOWEST, DIVIDE and FLOATING. Integers that are AVERAGED have avg, too. */
+#ifndef ROUND
+#    define ROUND(value)  LOAD(STORE(value)) /* the value that memory would hold */
+#    define IS_NAN(value) ((value) != (value))
 #endif
 
 #include "pool/scalar/max.h"
-#if FLOATING || AVERAGED
+
+#if FLOATING || defined(AVERAGED)
 #    include "pool/scalar/gradient_rows.h"
+
+#    include "pool/scalar/avg.h"
 #endif
 #if FLOATING
 #    include "pool/scalar/adaptive_max.h"
@@ -25,22 +19,3 @@
 
 #    include "pool/scalar/max_backward.h"
 #endif
-#if FLOATING || AVERAGED
-#    include "pool/scalar/avg.h"
-#endif
-
-#undef JOIN_
-#undef JOIN
-#undef LOCAL
-#undef KERNEL
-#undef ROUND
-#undef IS_NAN
-#undef DIVIDE
-#undef SUFFIX
-#undef ELEMENT
-#undef VALUE
-#undef LOAD
-#undef STORE
-#undef LOWEST
-#undef FLOATING
-#undef AVERAGED

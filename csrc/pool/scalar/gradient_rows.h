@@ -5,14 +5,14 @@
 /* Adds what positions [from, to) of a row get to sum[0, to - from); `row` holds the channel of the
  * input, which is one that counts. */
 typedef void LOCAL(sum_strip)(const osw_pool *pool, const osw_row *row, int64_t from, int64_t to,
-                              VALUE *sum);
+                       VALUE *sum);
 
 /* Adds what `count` channels of the output, from channel c on, give to position w of a row. */
 typedef void LOCAL(sum_position)(const osw_pool *pool, const osw_row *row, int64_t w, int64_t c,
-                                 int64_t count, VALUE *sum);
+                          int64_t count, VALUE *sum);
 
 static inline void LOCAL(write_planes)(const osw_pool *pool, int64_t begin, int64_t end,
-                                       LOCAL(sum_strip) * add)
+                                       LOCAL(sum_strip) *add)
 {
     VALUE sum[OSW_POOL_LANES];
     const int64_t width = pool->dims[WIDTH].input;
@@ -34,7 +34,7 @@ static inline void LOCAL(write_planes)(const osw_pool *pool, int64_t begin, int6
 }
 
 static inline void LOCAL(write_pixels)(const osw_pool *pool, int64_t begin, int64_t end,
-                                       LOCAL(sum_position) * add)
+                                       LOCAL(sum_position) *add)
 {
     VALUE sum[OSW_POOL_LANES];
     for (int64_t unit = begin; unit < end; unit++) {

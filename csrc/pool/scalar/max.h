@@ -11,7 +11,7 @@ typedef struct LOCAL(lanes) {
 } LOCAL(lanes);
 
 static inline void LOCAL(apply)(LOCAL(lanes) *restrict lanes, int64_t first, int64_t end,
-                                const ELEMENT *restrict x, int64_t step, int32_t tap)
+                         const ELEMENT *restrict x, int64_t step, int32_t tap)
 {
     for (int64_t i = first; i < end; i++) {
         const VALUE value = LOAD(x[(i - first) * step]);
@@ -22,8 +22,9 @@ static inline void LOCAL(apply)(LOCAL(lanes) *restrict lanes, int64_t first, int
 }
 
 /* Lanes [0, count) go to the output and, where wanted, to the offsets, from element `at` on. */
-static inline void LOCAL(put)(const osw_pool *pool, const LOCAL(lanes) *restrict lanes,
-                              int64_t count, int64_t output_at, int64_t offsets_at)
+static inline void
+LOCAL(put)(const osw_pool *pool, const LOCAL(lanes) *restrict lanes, int64_t count,
+                       int64_t output_at, int64_t offsets_at)
 {
     ELEMENT *y = (ELEMENT *)pool->output.base + output_at;
     for (int64_t i = 0; i < count; i++)
@@ -42,7 +43,7 @@ static inline void LOCAL(put)(const osw_pool *pool, const LOCAL(lanes) *restrict
 
 /* Outputs [first, end) of one row. `rows` are the taps of depth and height. */
 static inline void LOCAL(max_strip)(const osw_pool *pool, const ELEMENT *plane, osw_span depth,
-                                    osw_span height, int64_t from, int64_t to, LOCAL(lanes) * lanes)
+                             osw_span height, int64_t from, int64_t to, LOCAL(lanes) *lanes)
 {
     const osw_pool_dim *dim = &pool->dims[WIDTH];
     const osw_range columns = osw_taps_of(dim, from, to);
@@ -59,10 +60,10 @@ static inline void LOCAL(max_strip)(const osw_pool *pool, const ELEMENT *plane, 
                 const osw_range range = osw_outputs(dim, w, 0, dim->input);
                 const int64_t first = osw_max(range.first, from), end = osw_min(range.end, to);
                 if (first < end)
-                    LOCAL(apply)
-                (lanes, first - from, end - from,
-                 row + first * dim->stride - dim->padding + w * dim->dilation, dim->stride,
-                 osw_tap(pool, d, h, w));
+                    LOCAL(
+                        apply)(lanes, first - from, end - from,
+                          row + first * dim->stride - dim->padding + w * dim->dilation, dim->stride,
+                          osw_tap(pool, d, h, w));
             }
         }
     }
@@ -83,17 +84,17 @@ static void KERNEL(max_planes)(const osw_pool *pool, int64_t begin, int64_t end)
         for (int64_t w = 0; w < width; w += OSW_POOL_LANES) {
             const int64_t to = osw_min(w + OSW_POOL_LANES, width);
             LOCAL(max_strip)(pool, plane, depth, height, w, to, &lanes);
-            LOCAL(put)
-            (pool, &lanes, to - w, osw_place(&pool->output, row.image, row.channel, position + w),
-             osw_place(&pool->offsets, row.image, row.channel, position + w));
+            LOCAL(put)(pool, &lanes, to - w,
+                osw_place(&pool->output, row.image, row.channel, position + w),
+                osw_place(&pool->offsets, row.image, row.channel, position + w));
         }
     }
 }
 
 /* `count` channels of one position of the output, from channel c on. */
-static inline void LOCAL(max_position)(const osw_pool *pool, const ELEMENT *image,
-                                       const osw_span *taps, int64_t c, int64_t count,
-                                       LOCAL(lanes) * lanes)
+static inline void
+LOCAL(max_position)(const osw_pool *pool, const ELEMENT *image, const osw_span *taps,
+                                int64_t c, int64_t count, LOCAL(lanes) *lanes)
 {
     const osw_pool_dim *dims = pool->dims;
     const int32_t start = osw_tap(pool, taps[DEPTH].first, taps[HEIGHT].first, taps[WIDTH].first);
@@ -131,9 +132,8 @@ static void KERNEL(max_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
             for (int64_t c = 0; c < pool->channels; c += OSW_POOL_LANES) {
                 const int64_t count = osw_min(OSW_POOL_LANES, pool->channels - c);
                 LOCAL(max_position)(pool, image, taps, c, count, &lanes);
-                LOCAL(put)
-                (pool, &lanes, count, osw_place(&pool->output, row.image, c, position),
-                 osw_place(&pool->offsets, row.image, c, position));
+                LOCAL(put)(pool, &lanes, count, osw_place(&pool->output, row.image, c, position),
+                    osw_place(&pool->offsets, row.image, c, position));
             }
         }
     }

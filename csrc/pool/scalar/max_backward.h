@@ -5,9 +5,9 @@
  * row-major order, so that the taps run backwards. */
 
 /* sum[i * step] += gradient[i] where offset i is `tap`, 0 <= i < count */
-static inline void LOCAL(collect)(const osw_pool *pool, VALUE *restrict sum, int64_t step,
-                                  int64_t count, int64_t gradient_at, int64_t offsets_at,
-                                  int32_t tap)
+static inline void
+LOCAL(collect)(const osw_pool *pool, VALUE *restrict sum, int64_t step, int64_t count,
+                           int64_t gradient_at, int64_t offsets_at, int32_t tap)
 {
     const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base + gradient_at;
     if (pool->wide) {
@@ -25,7 +25,7 @@ static inline void LOCAL(collect)(const osw_pool *pool, VALUE *restrict sum, int
 
 /* Positions [from, to) of one row of a channel. */
 static inline void LOCAL(gradient_strip)(const osw_pool *pool, const osw_row *row, int64_t from,
-                                         int64_t to, VALUE *sum)
+                                  int64_t to, VALUE *sum)
 {
     const osw_pool_dim *dim = &pool->dims[WIDTH];
     const int64_t channel = row->channel / pool->channel_step;
@@ -37,11 +37,10 @@ static inline void LOCAL(gradient_strip)(const osw_pool *pool, const osw_row *ro
             const int64_t position = osw_output_position(pool, walk.od, walk.oh, range.first);
             const int64_t column = range.first * dim->stride - dim->padding + w * dim->dilation;
             if (range.first < range.end)
-                LOCAL(collect)
-            (pool, sum + column - from, dim->stride, range.end - range.first,
-             osw_place(&pool->grad_output, row->image, channel, position),
-             osw_place(&pool->offsets, row->image, channel, position),
-             osw_tap(pool, walk.kd, walk.kh, w));
+                LOCAL(collect)(pool, sum + column - from, dim->stride, range.end - range.first,
+                        osw_place(&pool->grad_output, row->image, channel, position),
+                        osw_place(&pool->offsets, row->image, channel, position),
+                        osw_tap(pool, walk.kd, walk.kh, w));
         }
     }
 }
@@ -57,8 +56,9 @@ static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int
 }
 
 /* `count` channels of the output, from channel c on, at input position (depth, height, w). */
-static inline void LOCAL(gradient_position)(const osw_pool *pool, const osw_row *row, int64_t w,
-                                            int64_t c, int64_t count, VALUE *sum)
+static inline void
+LOCAL(gradient_position)(const osw_pool *pool, const osw_row *row, int64_t w, int64_t c,
+                                     int64_t count, VALUE *sum)
 {
     const osw_range columns = osw_taps_meeting(&pool->dims[WIDTH], w, w + 1);
     osw_walk walk = osw_walk_begin(pool, row);
@@ -67,10 +67,10 @@ static inline void LOCAL(gradient_position)(const osw_pool *pool, const osw_row 
             const int64_t ow = osw_output_of(&pool->dims[WIDTH], w, kw);
             const int64_t position = osw_output_position(pool, walk.od, walk.oh, ow);
             if (ow >= 0)
-                LOCAL(collect)
-            (pool, sum, 1, count, osw_place(&pool->grad_output, row->image, c, position),
-             osw_place(&pool->offsets, row->image, c, position),
-             osw_tap(pool, walk.kd, walk.kh, kw));
+                LOCAL(
+                    collect)(pool, sum, 1, count, osw_place(&pool->grad_output, row->image, c, position),
+                        osw_place(&pool->offsets, row->image, c, position),
+                        osw_tap(pool, walk.kd, walk.kh, kw));
         }
     }
 }
