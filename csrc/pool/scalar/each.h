@@ -12,9 +12,13 @@
 #    include "pool/scalar/gradient_rows.h"
 
 #    include "pool/scalar/avg.h"
+#    include "pool/scalar/avg_backward.h"
 #endif
 #if FLOATING
 #    include "pool/scalar/adaptive_max.h"
+#    include "pool/scalar/adaptive_max_backward.h"
+#    include "pool/scalar/amax.h"
+#    include "pool/scalar/amax_backward.h"
 #    include "pool/scatter.h"
 
 #    include "pool/scalar/max_backward.h"
