@@ -33,6 +33,13 @@ HIDDEN_TIERS_OF = (
     "test_norm_modules",
     "test_norm_transforms",
     "test_pointwise",
+    "test_pool",
+    "test_pool_adaptive",
+    "test_pool_avg",
+    "test_pool_errors",
+    "test_pool_modules",
+    "test_pool_planes",
+    "test_pool_windows",
 )
 # Test files, by the beginning of their names, about code that calls no kernel, or has kernels only as an example.
 # Single tests have the marker itself.

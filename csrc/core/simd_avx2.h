@@ -103,6 +103,12 @@ OSW_INLINE vi16 abs_i16(vi16 v)
     return (vi16)_mm256_abs_epi16((__m256i)v);
 }
 
+#    define signed_like_i16 signed_like_i16
+OSW_INLINE vi16 signed_like_i16(vi16 v, vi16 sign)
+{
+    return (vi16)_mm256_sign_epi16((__m256i)v, (__m256i)sign);
+}
+
 #    define fma_f32 fma_f32
 OSW_INLINE vf32 fma_f32(vf32 a, vf32 b, vf32 c)
 {
@@ -188,6 +194,17 @@ OSW_INLINE __m128i narrow_f16(vf32 v)
 OSW_INLINE void store_f16(uint16_t *p, vf32 v)
 {
     _mm_storeu_si128((__m128i *)p, narrow_f16(v));
+}
+
+#    define widen_one_f16 widen_one_f16
+OSW_INLINE float widen_one_f16(uint16_t x)
+{
+    return _cvtsh_ss(x);
+}
+
+OSW_INLINE uint16_t narrow_one_f16(float v)
+{
+    return _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);
 }
 
 #    define round_f16 round_f16

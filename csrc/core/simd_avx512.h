@@ -166,6 +166,17 @@ OSW_INLINE void store_f16(uint16_t *p, vf32 v)
     _mm256_storeu_si256((__m256i *)p, narrow_f16(v));
 }
 
+#    define widen_one_f16 widen_one_f16
+OSW_INLINE float widen_one_f16(uint16_t x)
+{
+    return _cvtsh_ss(x);
+}
+
+OSW_INLINE uint16_t narrow_one_f16(float v)
+{
+    return _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);
+}
+
 #    define round_f16 round_f16
 OSW_INLINE vf32 round_f16(vf32 v)
 {

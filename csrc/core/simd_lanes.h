@@ -187,11 +187,20 @@ OSW_INLINE vi16 abs_i16(vi16 v)
 }
 #endif
 
+/* v, negated where `sign` is negative; where `sign` is 0, v is 0. */
+#ifndef signed_like_i16
+OSW_INLINE vi16 signed_like_i16(vi16 v, vi16 sign)
+{
+    const vi16 negative = sign >> 15;
+    return (v ^ negative) - negative;
+}
+#endif
+
 /* a * b + c, rounded once, on every tier. */
 #ifndef fma_f32
 OSW_INLINE vf32 fma_f32(vf32 a, vf32 b, vf32 c)
 {
-    vf32 r;
+    vf32 r = {0};
     for (int i = 0; i < LANES; i++)
         r[i] = fmaf(a[i], b[i], c[i]);
     return r;

@@ -93,7 +93,7 @@ OSW_INLINE vf32 load_bf16(const uint16_t *p)
 #ifndef load_f16
 OSW_INLINE vf32 load_f16(const uint16_t *p)
 {
-    vf32 v;
+    vf32 v = {0};
     for (int i = 0; i < LANES; i++)
         v[i] = osw_float_of_f16(p[i]);
     return v;
@@ -150,6 +150,50 @@ OSW_INLINE vf32 round_f16(vf32 v)
     return v;
 }
 #endif
+
+/* One element to float and back, rounded. */
+OSW_INLINE float widen_one_f32(float x)
+{
+    return x;
+}
+
+OSW_INLINE float narrow_one_f32(float v)
+{
+    return v;
+}
+
+OSW_INLINE float widen_one_bf16(uint16_t x)
+{
+    return osw_float_of_bf16(x);
+}
+
+OSW_INLINE uint16_t narrow_one_bf16(float v)
+{
+    return osw_bf16_of_float(v);
+}
+
+#ifndef widen_one_f16
+OSW_INLINE float widen_one_f16(uint16_t x)
+{
+    return osw_float_of_f16(x);
+}
+
+OSW_INLINE uint16_t narrow_one_f16(float v)
+{
+    return osw_f16_of_float(v);
+}
+#endif
+
+/* A double is as wide as its values. */
+OSW_INLINE double widen_one_f64(double x)
+{
+    return x;
+}
+
+OSW_INLINE double narrow_one_f64(double v)
+{
+    return v;
+}
 
 /* Rounds, whether the dtype can hold the values or not. */
 #ifndef store_f16

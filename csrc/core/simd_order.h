@@ -14,12 +14,15 @@
 #ifndef zip_f32
 OSW_INLINE void zip_f32(vf32 a, vf32 b, vf32 *lo, vf32 *hi)
 {
+    vf32 low = {0}, high = {0};
     for (int i = 0; i < LANES / 2; i++) {
-        (*lo)[2 * i] = a[i];
-        (*lo)[2 * i + 1] = b[i];
-        (*hi)[2 * i] = a[LANES / 2 + i];
-        (*hi)[2 * i + 1] = b[LANES / 2 + i];
+        low[2 * i] = a[i];
+        low[2 * i + 1] = b[i];
+        high[2 * i] = a[LANES / 2 + i];
+        high[2 * i + 1] = b[LANES / 2 + i];
     }
+    *lo = low;
+    *hi = high;
 }
 #endif
 
@@ -29,7 +32,7 @@ OSW_INLINE void zip_f32(vf32 a, vf32 b, vf32 *lo, vf32 *hi)
 #ifndef even_f32
 OSW_INLINE vf32 even_f32(vf32 a, vf32 b)
 {
-    vf32 v;
+    vf32 v = {0};
     for (int i = 0; i < LANES / 2; i++) {
         v[i] = a[2 * i];
         v[LANES / 2 + i] = b[2 * i];
@@ -39,7 +42,7 @@ OSW_INLINE vf32 even_f32(vf32 a, vf32 b)
 
 OSW_INLINE vf32 odd_f32(vf32 a, vf32 b)
 {
-    vf32 v;
+    vf32 v = {0};
     for (int i = 0; i < LANES / 2; i++) {
         v[i] = a[2 * i + 1];
         v[LANES / 2 + i] = b[2 * i + 1];

@@ -40,6 +40,10 @@
 #    define OSW_UNROLL OSW_PRAGMA(GCC unroll 16)
 #endif
 
+/* In the body of a loop of few turns, of its counter: gcc makes no vectors of it, whose prologue
+ * would cost more than the turns. */
+#define OSW_FEW_TURNS(i) __asm__("" : "+r"(i))
+
 /* Before a loop over the lanes of a vector, which is to become one instruction. */
 #if defined(__clang__)
 #    define OSW_NOT_UNROLLED

@@ -40,9 +40,7 @@
  * All others: in planes these, counted through image, channel; in pixels blocks of `block`
  * channels, counted through image, block.
  *
- * Every element of output and grad_input that belongs to a unit is written. There is no avx512
- * file: nobody has measured one yet on a machine that has it.
- */
+ * Every element of output and grad_input that belongs to a unit is written. */
 #ifndef OSW_POOL_POOL_H
 #define OSW_POOL_POOL_H
 
@@ -138,6 +136,6 @@ extern osw_pool_fn *osw_pool_table[OSW_POOL_COUNT];
  * improves. */
 void osw_pool_select(osw_isa isa);
 
-void osw_pool_fill__scalar(osw_pool_fn **table);
+OSW_DECLARE_FILLS(osw_pool_fill, osw_pool_fn **table);
 
 #endif

@@ -7,95 +7,61 @@
 #include <math.h>
 #include <string.h>
 
-#define SUFFIX   f32
-#define ELEMENT  float
-#define VALUE    float
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define LOWEST   -INFINITY
-#define FLOATING 1
-#define AVERAGED 0
-#include "pool/scalar_types.h"
+#define TIER scalar
 
-#define SUFFIX   f64
-#define ELEMENT  double
-#define VALUE    double
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define LOWEST   -(double)INFINITY
-#define FLOATING 1
-#define AVERAGED 0
-#include "pool/scalar_types.h"
+#define FLOATING     1
+#define LOWEST       (-(VALUE)INFINITY)
+#define DIVIDE(a, b) ((a) / (b))
+#define EACH         "pool/scalar/each.h"
+#define FLOATS       OSW_EACH_F32 + OSW_EACH_F64 + OSW_EACH_BF16 + OSW_EACH_F16
+#include "core/each_float.h"
+#undef FLOATING
+#undef LOWEST
+#undef DIVIDE
 
-#define SUFFIX   bf16
-#define ELEMENT  uint16_t
-#define VALUE    float
-#define LOAD(x)  osw_float_of_bf16(x)
-#define STORE(x) osw_bf16_of_float(x)
-#define LOWEST   -INFINITY
-#define FLOATING 1
-#define AVERAGED 0
-#include "pool/scalar_types.h"
+#define FLOATING     0
+#define DIVIDE(a, b) osw_divide_i64(a, b)
+#define LOAD         OSW_SAME
+#define STORE        OSW_SAME
+#define ELEMENT      VALUE
 
-#define SUFFIX   f16
-#define ELEMENT  uint16_t
-#define VALUE    float
-#define LOAD(x)  osw_float_of_f16(x)
-#define STORE(x) osw_f16_of_float(x)
-#define LOWEST   -INFINITY
-#define FLOATING 1
-#define AVERAGED 0
-#include "pool/scalar_types.h"
+#define SUFFIX u8
+#define VALUE  uint8_t
+#define LOWEST 0
+#include "pool/scalar/each.h"
+#undef SUFFIX
+#undef VALUE
+#undef LOWEST
 
-#define SUFFIX   u8
-#define ELEMENT  uint8_t
-#define VALUE    uint8_t
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define LOWEST   0
-#define FLOATING 0
-#define AVERAGED 0
-#include "pool/scalar_types.h"
+#define SUFFIX i8
+#define VALUE  int8_t
+#define LOWEST INT8_MIN
+#include "pool/scalar/each.h"
+#undef SUFFIX
+#undef VALUE
+#undef LOWEST
 
-#define SUFFIX   i8
-#define ELEMENT  int8_t
-#define VALUE    int8_t
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define LOWEST   INT8_MIN
-#define FLOATING 0
-#define AVERAGED 0
-#include "pool/scalar_types.h"
+#define SUFFIX i16
+#define VALUE  int16_t
+#define LOWEST INT16_MIN
+#include "pool/scalar/each.h"
+#undef SUFFIX
+#undef VALUE
+#undef LOWEST
 
-#define SUFFIX   i16
-#define ELEMENT  int16_t
-#define VALUE    int16_t
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define LOWEST   INT16_MIN
-#define FLOATING 0
-#define AVERAGED 0
-#include "pool/scalar_types.h"
+#define SUFFIX i32
+#define VALUE  int32_t
+#define LOWEST INT32_MIN
+#include "pool/scalar/each.h"
+#undef SUFFIX
+#undef VALUE
+#undef LOWEST
 
-#define SUFFIX   i32
-#define ELEMENT  int32_t
-#define VALUE    int32_t
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define LOWEST   INT32_MIN
-#define FLOATING 0
-#define AVERAGED 0
-#include "pool/scalar_types.h"
-
-#define SUFFIX   i64
-#define ELEMENT  int64_t
-#define VALUE    int64_t
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define LOWEST   INT64_MIN
-#define FLOATING 0
-#define AVERAGED 1
-#include "pool/scalar_types.h"
+#define AVERAGED
+#define SUFFIX i64
+#define VALUE  int64_t
+#define LOWEST INT64_MIN
+#include "pool/scalar/each.h"
 
 #define FILL(operation, form, dtype)                                                               \
     table[OSW_POOL_##operation##_##form##_##dtype] = osw_##operation##_##form##_##dtype##__scalar;

@@ -1,8 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /* max_backward over a whole plane of one dtype, the other way round: zeros first, then every output
- * adds its gradient where its offset says. Included with the macros of scalar_max.h. With fewer
+ * adds its gradient where its offset says. Included with the macros of max.h. With fewer
  * outputs than inputs this takes fewer steps than collecting, as long as the plane stays in cache.
  */
+#include "pool/indices.h"
+#include "pool/window.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
 
 /* Whether to scatter: overlapping windows, with uint8 offsets and no dilation (so that each has a
  * valid tap). */
@@ -22,7 +32,7 @@ static inline bool LOCAL(scatters)(const osw_pool *pool)
 /* Input channel `channel`; distance[tap] from the start of a window, beyond any plane for taps that
  * do not exist. */
 static inline void LOCAL(scatter)(const osw_pool *pool, int64_t image, int64_t channel,
-                                  const int64_t *distance)
+                           const int64_t *distance)
 {
     const osw_pool_dim *dims = pool->dims;
     const uint64_t size = (uint64_t)osw_input_plane(pool);
@@ -54,7 +64,7 @@ static inline void LOCAL(scatter)(const osw_pool *pool, int64_t image, int64_t c
 /* Rows [begin, end) of the input: whole planes are scattered where that is faster, the rest goes to
  * `collect`. */
 static inline void LOCAL(scatter_rows)(const osw_pool *pool, int64_t begin, int64_t end,
-                                       osw_pool_fn *collect)
+                                osw_pool_fn *collect)
 {
     const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
     const int64_t first = osw_ceil_div(begin, rows), last = end / rows;

@@ -71,6 +71,7 @@ static void lanes_others(const void *x, osw_log *log)
     RECORD("max_i16", max_i16(p, q));
     RECORD("min_i16", min_i16(p, q));
     RECORD("abs_i16", abs_i16(p));
+    RECORD("signed_like_i16", signed_like_i16(p & (int16_t)0x7fff, p));
     RECORD("bits_i16", bits_i16(p > q));
     RECORD("any_i16", any_i16(p > q));
     RECORD("any_i16 of none", any_i16(p > p));
@@ -119,6 +120,9 @@ static void memory(const void *x, osw_log *log)
     RECORD("load_f16", load_f16(halves + 1));
     RECORD("round_bf16", round_bf16(v));
     RECORD("round_f16", round_f16(v));
+    RECORD("widen_one_f16", widen_one_f16(halves[1]));
+    RECORD("narrow_one_f16", narrow_one_f16(v[0]));
+    RECORD("narrow_one_bf16", narrow_one_bf16(v[1]));
     STORED("store_u8_i32", uint8_t, LANES, store_u8_i32(to + 1, load_u8_i32(bytes)));
     STORED("store_u16_i32", uint16_t, LANES, store_u16_i32(to + 1, load_u16_i32(halves)));
     STORED("store_bf16", uint16_t, LANES, store_bf16(to + 1, load_bf16(halves)));
