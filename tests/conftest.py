@@ -24,7 +24,13 @@ from opswap.swap.rules import DEFAULT, OPTIONAL
 TIERS = ("scalar", "neon", "avx2", "avx512", "portable16", "portable32", "portable64")
 
 # Files whose family has kernels in the hidden tiers.
-HIDDEN_TIERS_OF = ("test_norm", "test_norm_errors", "test_norm_modules", "test_norm_transforms")
+HIDDEN_TIERS_OF = (
+    "test_channels",
+    "test_norm",
+    "test_norm_errors",
+    "test_norm_modules",
+    "test_norm_transforms",
+)
 # Test files, by the beginning of their names, about code that calls no kernel, or has kernels only as an example.
 # Single tests have the marker itself.
 TIER_INDEPENDENT = (
