@@ -43,18 +43,16 @@ OSW_INLINE void LOCAL(unzip_three)(const ELEMENT *wide, ELEMENT *const *narrow, 
         store_v128(narrow[i] + j, v[i]);
 }
 
-/* The columns of a pixel behind the tiles. */
-OSW_INLINE void
-LOCAL(rest_of_three)(ELEMENT *wide, ELEMENT *const *narrow, int64_t begin, int64_t end,
-                              const int interleave)
+/* The SPARE columns of a pixel behind the tiles, from column j on. */
+OSW_INLINE void LOCAL(spare_of_three)(ELEMENT *wide, ELEMENT *const *narrow, int64_t j,
+                               const int interleave)
 {
-    for (int64_t j = begin; j < end; j++) {
-        for (int i = 0; i < 3; i++) {
-            if (interleave)
-                wide[3 * j + i] = narrow[i][j];
-            else
-                narrow[i][j] = wide[3 * j + i];
-        }
+    for (int at = 0; at < 3 * SPARE; at++) {
+        ELEMENT *one = &narrow[at % 3][j + at / 3];
+        if (interleave)
+            wide[3 * j + at] = *one;
+        else
+            *one = wide[3 * j + at];
     }
 }
 
@@ -76,7 +74,7 @@ OSW_INLINE bool LOCAL(three)(const osw_run *run, int64_t image, int64_t begin, i
             else
                 LOCAL(unzip_three)(wide, narrow, first);
         }
-        LOCAL(rest_of_three)(wide, narrow, tiled, run->columns, interleave);
+        LOCAL(spare_of_three)(wide, narrow, tiled, interleave);
     }
     return true;
 }
