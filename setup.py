@@ -46,9 +46,9 @@ class ParallelBuild(build_ext):
 
             def submit(target, source, extension, flags, postargs, macros):
                 widths = (16, 32, 64) if source.endswith("_portable.c") else ()
-                for width in widths:  # -O1: they are many, and need not be fast
+                for width in widths:
                     more.append(target.replace(".o", f"{width}.o"))
-                    wide = [*postargs, f"-DVEC_BYTES={width}", "-O1", "-Wno-psabi"]
+                    wide = [*postargs, f"-DVEC_BYTES={width}", *portable_args]
                     jobs.append(pool.submit(compile_one, more[-1], source, extension, flags, wide, macros))
                 if not widths:
                     jobs.append(pool.submit(compile_one, target, source, extension, flags, postargs, macros))
@@ -70,6 +70,8 @@ sanitize = os.environ.get("OPSWAP_SANITIZE", "")
 debug = bool(sanitize) or os.environ.get("OPSWAP_DEBUG") == "1"
 
 compile_args = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wpedantic"]
+# They are many, and need not be fast; at -O1 gcc does not see that a loop over lanes sets them all.
+portable_args = ["-O1", "-Wno-psabi", "-Wno-maybe-uninitialized"]
 link_args = []
 # Kernels run on threads of any size: see csrc/core/scratch.h. Without optimisation frames are larger.
 compile_args += (

@@ -27,6 +27,9 @@ TIERS = ("scalar", "neon", "avx2", "avx512", "portable16", "portable32", "portab
 # Files whose family has kernels in the hidden tiers.
 HIDDEN_TIERS_OF = (
     "test_batch",
+    "test_channels",
+    "test_depthwise",
+    "test_dropout",
     "test_linear",
     "test_norm",
     "test_norm_errors",

@@ -401,7 +401,7 @@ static PyObject *new_shuffled(PyObject *module, PyObject *const *args, Py_ssize_
     return result;
 }
 
-#define OSW_VARIANT_NAME(operation, type, rows, width) #operation "_" #rows "_x" #width,
+#define OSW_VARIANT_NAME(index, name) [index] = name,
 
 static PyObject *channels_variants(PyObject *module, PyObject *unused)
 {

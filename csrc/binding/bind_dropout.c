@@ -10,8 +10,6 @@
 #include <assert.h>
 #include <string.h>
 
-enum { CODE_FLOAT = 2, CODE_BFLOAT = 4 };
-
 /* What torch.Generator.get_state() holds of a CPU generator: the layout of old releases, which
  * torch keeps for checkpoints; what follows it (normal numbers drawn ahead) stays as it is. */
 typedef struct osw_generator_state {
@@ -94,7 +92,7 @@ static int draw_once(osw_drawing *drawing, bool keep_lock, osw_twister *twister)
 {
     if (read_state(&drawing->state_tensor, twister) != 0)
         return -1;
-    osw_draw_fn *kernel = osw_dropout.draw_bits;
+    osw_draw_fn *kernel = osw_dropout.draw;
     uint8_t *mask = (uint8_t *)drawing->mask.data;
     assert(drawing->threshold <= (uint64_t)1 << 53 && drawing->count >= 0);
     assert(twister->next >= 0 && twister->next <= OSW_TWISTER_WORDS);
@@ -177,21 +175,11 @@ static void apply_part(int64_t begin, int64_t end, void *context)
     job->apply(job->input, job->mask, job->scale, job->output, 8 * begin, last);
 }
 
+/* NULL if there is none for the dtype. */
 static osw_mask_fn *kernel_for(const osw_tensor *t)
 {
-    const bool brain = t->dtype.code == CODE_BFLOAT;
-    if (!brain && t->dtype.code != CODE_FLOAT)
-        return NULL;
-    switch (t->itemsize) {
-    case 2:
-        return brain ? osw_dropout.apply_bf16 : osw_dropout.apply_f16;
-    case 4:
-        return osw_dropout.apply_f32;
-    case 8:
-        return osw_dropout.apply_f64;
-    default:
-        return NULL;
-    }
+    const osw_dtype dtype = osw_dtype_of_dlpack(t->dtype.code, t->dtype.bits, t->dtype.lanes);
+    return dtype == OSW_DTYPE_COUNT ? NULL : osw_dropout.apply[dtype];
 }
 
 /* Without gaps, in any order of the dimensions. */

@@ -5,11 +5,9 @@ osw_channels_table osw_channels;
 
 void osw_channels_select(osw_isa isa)
 {
-    osw_channels_fill__scalar(&osw_channels);
-#if defined(__x86_64__)
-    if (isa >= OSW_ISA_AVX2)
-        osw_channels_fill__avx2(&osw_channels);
-#else
-    (void)isa;
-#endif
+    static void (*const fills[OSW_ISA_COUNT])(osw_channels_table *) =
+        OSW_FILLS_TO_AVX2(osw_channels_fill);
+    for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
+        if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
+            fills[tier](&osw_channels);
 }

@@ -11,9 +11,7 @@
  * inverse, and a shuffle with few channels a group, reads the wide side and writes the narrow one
  * (deinterleave).
  *
- * Channels are moved by width, whatever the dtype. There is no avx512 file: at these shapes the
- * 512-bit forms were measured within 1 % of the 256-bit ones, both wait for memory.
- */
+ * Channels are moved by width, whatever the dtype. */
 #ifndef OSW_CHANNELS_CHANNELS_H
 #define OSW_CHANNELS_CHANNELS_H
 
@@ -63,40 +61,62 @@ typedef void osw_move_fn(const osw_move *moves, int64_t count, int64_t image, in
 typedef void osw_planes_fn(const osw_move *moves, int64_t channels, int64_t bytes, int64_t begin,
                            int64_t end);
 
-/* The list of variants. X(operation, type of function, rows, width in bits); rows ANY takes any
- * number of rows. It makes the prototypes, the table and the list that tests and benchmarks walk.
- */
-#define OSW_CHANNELS_WIDTHS(X, operation, type, rows)                                              \
-    X(operation, type, rows, 8)                                                                    \
-    X(operation, type, rows, 16)                                                                   \
-    X(operation, type, rows, 32)                                                                   \
-    X(operation, type, rows, 64)                                                                   \
-    X(operation, type, rows, 128)
+typedef enum osw_direction { OSW_interleave, OSW_deinterleave, OSW_DIRECTION_COUNT } osw_direction;
+
+/* A kernel for any number of rows, or one that is made for so many. */
+typedef enum osw_rows {
+    OSW_ROWS_1,
+    OSW_ROWS_2,
+    OSW_ROWS_3,
+    OSW_ROWS_4,
+    OSW_ROWS_8,
+    OSW_ROWS_ANY,
+    OSW_ROWS_COUNT
+} osw_rows;
+
+/* Widths of an element in bits: 8 << width. */
+typedef enum osw_width { OSW_x8, OSW_x16, OSW_x32, OSW_x64, OSW_x128, OSW_WIDTH_COUNT } osw_width;
+
+typedef struct osw_channels_table {
+    osw_run_fn *transpose[OSW_DIRECTION_COUNT][OSW_ROWS_COUNT][OSW_WIDTH_COUNT];
+    osw_move_fn *move[OSW_WIDTH_COUNT];
+    osw_planes_fn *copy;
+} osw_channels_table;
+
+/* Indices of the kernels for counters. */
+#define OSW_TRANSPOSE_ID(direction, rows, width)                                                   \
+    (((direction) * OSW_ROWS_COUNT + (rows)) * OSW_WIDTH_COUNT + (width))
+enum {
+    OSW_MOVE_ID = OSW_DIRECTION_COUNT * OSW_ROWS_COUNT * OSW_WIDTH_COUNT, /* + width */
+    OSW_COPY_ID = OSW_MOVE_ID + OSW_WIDTH_COUNT,
+    OSW_CHANNELS_COUNT
+};
+
+/* The list of variants that tests and benchmarks walk: X(index, name). */
+#define OSW_CHANNELS_WIDTHS(X, index, name)                                                        \
+    X(index + OSW_x8, name "_x8")                                                                  \
+    X(index + OSW_x16, name "_x16")                                                                \
+    X(index + OSW_x32, name "_x32")                                                                \
+    X(index + OSW_x64, name "_x64")                                                                \
+    X(index + OSW_x128, name "_x128")
+
+#define OSW_CHANNELS_ROWS(X, operation, rows)                                                      \
+    OSW_CHANNELS_WIDTHS(X, OSW_TRANSPOSE_ID(OSW_##operation, OSW_ROWS_##rows, 0),                  \
+                        #operation "_" #rows)
 
 #define OSW_CHANNELS_TRANSPOSES(X, operation)                                                      \
-    OSW_CHANNELS_WIDTHS(X, operation, osw_run_fn, 1)                                               \
-    OSW_CHANNELS_WIDTHS(X, operation, osw_run_fn, 2)                                               \
-    OSW_CHANNELS_WIDTHS(X, operation, osw_run_fn, 3)                                               \
-    OSW_CHANNELS_WIDTHS(X, operation, osw_run_fn, 4)                                               \
-    OSW_CHANNELS_WIDTHS(X, operation, osw_run_fn, 8)                                               \
-    OSW_CHANNELS_WIDTHS(X, operation, osw_run_fn, ANY)
+    OSW_CHANNELS_ROWS(X, operation, 1)                                                             \
+    OSW_CHANNELS_ROWS(X, operation, 2)                                                             \
+    OSW_CHANNELS_ROWS(X, operation, 3)                                                             \
+    OSW_CHANNELS_ROWS(X, operation, 4)                                                             \
+    OSW_CHANNELS_ROWS(X, operation, 8)                                                             \
+    OSW_CHANNELS_ROWS(X, operation, ANY)
 
 #define OSW_CHANNELS_VARIANTS(X)                                                                   \
     OSW_CHANNELS_TRANSPOSES(X, interleave)                                                         \
     OSW_CHANNELS_TRANSPOSES(X, deinterleave)                                                       \
-    OSW_CHANNELS_WIDTHS(X, move, osw_move_fn, 1)                                                   \
-    X(copy, osw_planes_fn, PLANES, 8)
-
-#define OSW_CHANNELS_ENTRY(operation, type, rows, width) type *operation##_##rows##_x##width;
-typedef struct osw_channels_table {
-    OSW_CHANNELS_VARIANTS(OSW_CHANNELS_ENTRY)
-} osw_channels_table;
-
-/* A number for every entry, in the order of the list. */
-#define OSW_CHANNELS_ID(operation, type, rows, width) OSW_##operation##_##rows##_x##width,
-typedef enum osw_channels_id {
-    OSW_CHANNELS_VARIANTS(OSW_CHANNELS_ID) OSW_CHANNELS_COUNT
-} osw_channels_id;
+    OSW_CHANNELS_WIDTHS(X, OSW_MOVE_ID, "move_1")                                                  \
+    X(OSW_COPY_ID, "copy_PLANES_x8")
 
 /* Kernels in use, filled by osw_channels_select. */
 extern osw_channels_table osw_channels;
@@ -105,7 +125,6 @@ extern osw_channels_table osw_channels;
  * improves. */
 void osw_channels_select(osw_isa isa);
 
-void osw_channels_fill__scalar(osw_channels_table *table);
-void osw_channels_fill__avx2(osw_channels_table *table);
+OSW_DECLARE_FILLS(osw_channels_fill, osw_channels_table *table);
 
 #endif

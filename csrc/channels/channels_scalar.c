@@ -8,28 +8,13 @@ typedef struct osw_pair {
     uint64_t half[2];
 } osw_pair;
 
-#define WIDTH   8
-#define ELEMENT uint8_t
-#include "channels/scalar_width.h"
+#define TIER      scalar
+#define MAX_WIDTH 128
+#define EACH      "channels/scalar.h"
+#include "channels/each_width.h"
 
-#define WIDTH   16
-#define ELEMENT uint16_t
-#include "channels/scalar_width.h"
-
-#define WIDTH   32
-#define ELEMENT uint32_t
-#include "channels/scalar_width.h"
-
-#define WIDTH   64
-#define ELEMENT uint64_t
-#include "channels/scalar_width.h"
-
-#define WIDTH   128
-#define ELEMENT osw_pair
-#include "channels/scalar_width.h"
-
-static void osw_copy_PLANES_x8__scalar(const osw_move *moves, int64_t channels, int64_t bytes,
-                                       int64_t begin, int64_t end)
+static void osw_copy_planes__scalar(const osw_move *moves, int64_t channels, int64_t bytes,
+                                    int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i++) {
         const osw_move *m = &moves[i % channels];
@@ -38,10 +23,29 @@ static void osw_copy_PLANES_x8__scalar(const osw_move *moves, int64_t channels, 
     }
 }
 
-#define FILL(operation, type, rows, width)                                                         \
-    table->operation##_##rows##_x##width = osw_##operation##_##rows##_x##width##__scalar;
+#define FILL(operation, rows, width)                                                               \
+    table->transpose[OSW_##operation][OSW_ROWS_##rows][OSW_x##width] =                             \
+        osw_##operation##_##rows##_x##width##__scalar;
+
+#define FILL_ROWS(operation, width)                                                                \
+    FILL(operation, 1, width)                                                                      \
+    FILL(operation, 2, width)                                                                      \
+    FILL(operation, 3, width)                                                                      \
+    FILL(operation, 4, width)                                                                      \
+    FILL(operation, 8, width)                                                                      \
+    FILL(operation, ANY, width)
+
+#define FILL_WIDTH(width)                                                                          \
+    FILL_ROWS(interleave, width)                                                                   \
+    FILL_ROWS(deinterleave, width)                                                                 \
+    table->move[OSW_x##width] = osw_move_1_x##width##__scalar;
 
 void osw_channels_fill__scalar(osw_channels_table *table)
 {
-    OSW_CHANNELS_VARIANTS(FILL)
+    FILL_WIDTH(8)
+    FILL_WIDTH(16)
+    FILL_WIDTH(32)
+    FILL_WIDTH(64)
+    FILL_WIDTH(128)
+    table->copy = osw_copy_planes__scalar;
 }

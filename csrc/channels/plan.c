@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "channels/plan.h"
 
+#include "core/ints.h"
 #include "core/parallel.h"
 
 #include <assert.h>
@@ -45,11 +46,6 @@ static int64_t remaining(osw_place place)
     return place.segment->channels - place.offset;
 }
 
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* The narrow side has the fewer rows. */
 static osw_matrix matrix_of(const osw_shuffle *s)
 {
@@ -88,11 +84,11 @@ static void add_column(osw_plan *plan, const osw_matrix *m, int64_t j)
 static int64_t add_columns(osw_plan *plan, const osw_matrix *m, int64_t j, osw_stream *narrow)
 {
     const osw_place wide = find(m->wide, j * m->rows);
-    int64_t columns = min64(m->columns - j, remaining(wide) / m->rows);
+    int64_t columns = osw_min_int(m->columns - j, remaining(wide) / m->rows);
     bool wanted = wide.segment->base != NULL;
     for (int64_t i = 0; i < m->rows; i++) {
         const osw_place place = find(m->narrow, i * m->columns + j);
-        columns = min64(columns, remaining(place));
+        columns = osw_min_int(columns, remaining(place));
         narrow[i] = stream_at(place);
         wanted = wanted && narrow[i].base;
     }
@@ -104,49 +100,33 @@ static int64_t add_columns(osw_plan *plan, const osw_matrix *m, int64_t j, osw_s
     return columns;
 }
 
-#define USE(operation, rows, width)                                                                \
-    do {                                                                                           \
-        plan->transpose = osw_channels.operation##_##rows##_x##width;                              \
-        plan->transpose_id = OSW_##operation##_##rows##_x##width;                                  \
-    } while (0)
+/* The kernel for so many rows, and for elements of so many bytes. */
+static osw_rows rows_of(int64_t rows)
+{
+    static const osw_rows made_for[] = {OSW_ROWS_ANY, OSW_ROWS_1,   OSW_ROWS_2,
+                                        OSW_ROWS_3,   OSW_ROWS_4,   OSW_ROWS_ANY,
+                                        OSW_ROWS_ANY, OSW_ROWS_ANY, OSW_ROWS_8};
+    return rows < (int64_t)(sizeof made_for / sizeof *made_for) ? made_for[rows] : OSW_ROWS_ANY;
+}
 
-#define PICK_ROWS(operation, width)                                                                \
-    do {                                                                                           \
-        if (rows == 1)                                                                             \
-            USE(operation, 1, width);                                                              \
-        else if (rows == 2)                                                                        \
-            USE(operation, 2, width);                                                              \
-        else if (rows == 3)                                                                        \
-            USE(operation, 3, width);                                                              \
-        else if (rows == 4)                                                                        \
-            USE(operation, 4, width);                                                              \
-        else if (rows == 8)                                                                        \
-            USE(operation, 8, width);                                                              \
-        else                                                                                       \
-            USE(operation, ANY, width);                                                            \
-    } while (0)
-
-#define PICK(width)                                                                                \
-    case width / 8:                                                                                \
-        plan->move = osw_channels.move_1_x##width;                                                 \
-        plan->move_id = OSW_move_1_x##width;                                                       \
-        if (interleave)                                                                            \
-            PICK_ROWS(interleave, width);                                                          \
-        else                                                                                       \
-            PICK_ROWS(deinterleave, width);                                                        \
-        break;
+static osw_width width_of(int64_t element_bytes)
+{
+    int width = 0;
+    while (element_bytes > 1 << width)
+        width++;
+    assert(element_bytes == 1 << width && width < OSW_WIDTH_COUNT);
+    return (osw_width)width;
+}
 
 static void pick_kernels(osw_plan *plan, int64_t element_bytes, int64_t rows, bool interleave)
 {
-    switch (element_bytes) {
-        PICK(8)
-        PICK(16)
-        PICK(32)
-        PICK(64)
-        PICK(128)
-    default:
-        assert(!"element_bytes is 1, 2, 4, 8 or 16");
-    }
+    const osw_direction direction = interleave ? OSW_interleave : OSW_deinterleave;
+    const osw_rows made_for = rows_of(rows);
+    const osw_width width = width_of(element_bytes);
+    plan->transpose = osw_channels.transpose[direction][made_for][width];
+    plan->transpose_id = OSW_TRANSPOSE_ID(direction, made_for, width);
+    plan->move = osw_channels.move[width];
+    plan->move_id = OSW_MOVE_ID + width;
 }
 
 static bool images_join(osw_side side, int64_t pixels)
@@ -181,8 +161,8 @@ void osw_plan_planes(osw_plan *plan, const osw_shuffle *s, int64_t images, int64
 {
     const osw_matrix m = matrix_of(s);
     *plan = (osw_plan){.images = images, .plane_bytes = plane_bytes, .moves = scratch};
-    plan->move_id = OSW_copy_PLANES_x8;
-    plan->copy = osw_channels.copy_PLANES_x8;
+    plan->move_id = OSW_COPY_ID;
+    plan->copy = osw_channels.copy;
     /* In the order of the wide side: one stream there, `rows` streams on the other. */
     for (int64_t j = 0; j < m.columns; j++)
         add_column(plan, &m, j);
@@ -201,7 +181,7 @@ static void pixels_body(int64_t begin, int64_t end, void *context)
     const int64_t block = BLOCK_BYTES / plan->pixel_bytes + 1;
     while (begin < end) {
         const int64_t image = begin / plan->pixels, first = begin % plan->pixels;
-        const int64_t last = min64(first + min64(block, end - begin), plan->pixels);
+        const int64_t last = osw_min_int(first + osw_min_int(block, end - begin), plan->pixels);
         for (int64_t i = 0; i < plan->run_count; i++)
             plan->transpose(&plan->runs[i], image, first, last);
         if (plan->move_count)

@@ -42,8 +42,8 @@ typedef struct osw_plan {
     osw_run_fn *transpose;
     osw_move_fn *move;
     osw_planes_fn *copy; /* of planes */
-    osw_channels_id transpose_id;
-    osw_channels_id move_id;
+    int transpose_id;    /* index in the list of variants */
+    int move_id;
     int64_t images;
     int64_t pixels;
     int64_t pixel_bytes;

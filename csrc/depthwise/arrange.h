@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* Weights from torch's order to that of the kernels and back; included once a dtype by depthwise.c
- * with SUFFIX and ELEMENT defined. */
+/* Weights from torch's order to that of the kernels and back; included once per dtype. */
 
-#define JOIN_(a, b)  a##b
-#define JOIN(a, b)   JOIN_(a, b)
-#define PUBLIC(name) JOIN(osw_depthwise_##name##_, SUFFIX)
+#include "depthwise/depthwise.h"
 
-void PUBLIC(pack)(const osw_depthwise *d, const ELEMENT *weight, ELEMENT *taps)
+#include <stdint.h>
+#include <string.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
+
+void LOCAL(osw_depthwise_pack)(const osw_depthwise *d, const ELEMENT *weight, ELEMENT *taps)
 {
     const int64_t count = d->side * d->side;
     for (int64_t c = 0; c < d->channels; c++)
@@ -14,8 +18,8 @@ void PUBLIC(pack)(const osw_depthwise *d, const ELEMENT *weight, ELEMENT *taps)
             taps[t * d->channels + c] = weight[c * count + t];
 }
 
-void PUBLIC(finish)(const osw_depthwise *d, int64_t count, const ELEMENT *sums, double *totals,
-                    ELEMENT *grad_weight, ELEMENT *grad_bias)
+void LOCAL(osw_depthwise_finish)(const osw_depthwise *d, int64_t count, const ELEMENT *sums,
+                          double *totals, ELEMENT *grad_weight, ELEMENT *grad_bias)
 {
     const int64_t taps = d->side * d->side, length = (taps + 1) * d->channels;
     memset(totals, 0, (size_t)length * sizeof *totals);
@@ -28,9 +32,3 @@ void PUBLIC(finish)(const osw_depthwise *d, int64_t count, const ELEMENT *sums, 
     for (int64_t c = 0; grad_bias && c < d->channels; c++)
         grad_bias[c] = (ELEMENT)totals[taps * d->channels + c];
 }
-
-#undef JOIN_
-#undef JOIN
-#undef PUBLIC
-#undef SUFFIX
-#undef ELEMENT

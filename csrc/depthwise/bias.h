@@ -1,5 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Sums for the gradient of the bias; included once a dtype by the kernels of a tier. */
+/* Sums for the gradient of the bias; included once per dtype by the kernels of a
+ * tier. */
+#include "depthwise/depthwise.h"
+
+#include <stdint.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
 
 /* sums[side * side][c] += sum of grad_output[row][j][c] over j, or nothing */
 static void LOCAL(add_pixels)(const osw_depthwise *d, int64_t row, ELEMENT *sums)

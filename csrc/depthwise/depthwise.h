@@ -13,11 +13,7 @@
  *
  * A place outside of the image has no term: padding is no zero that an infinite tap would turn into
  * NaN. Sums are taken in the dtype; the order of their terms depends on the sizes and the tier
- * alone.
- *
- * There is no avx512 file: there the library's own kernels use vectors twice as wide, and
- * opswap.ops.depthwise calls them.
- */
+ * alone. */
 #ifndef OSW_DEPTHWISE_DEPTHWISE_H
 #define OSW_DEPTHWISE_DEPTHWISE_H
 
@@ -76,8 +72,7 @@ extern osw_depthwise_fn *osw_depthwise_table[OSW_DEPTHWISE_COUNT];
  * improves. */
 void osw_depthwise_select(osw_isa isa);
 
-void osw_depthwise_fill__scalar(osw_depthwise_fn **table);
-void osw_depthwise_fill__avx2(osw_depthwise_fn **table);
+OSW_DECLARE_FILLS(osw_depthwise_fill, osw_depthwise_fn **table);
 
 /* How the images are cut into chunks, each with sums of its own: by the sizes alone, so that no
  * result depends on the number of threads. */

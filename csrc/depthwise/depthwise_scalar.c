@@ -3,13 +3,10 @@
 
 #include <string.h>
 
-#define SUFFIX  f32
-#define ELEMENT float
-#include "depthwise/scalar_depthwise.h"
-
-#define SUFFIX  f64
-#define ELEMENT double
-#include "depthwise/scalar_depthwise.h"
+#define TIER   scalar
+#define FLOATS OSW_EACH_F32 + OSW_EACH_F64
+#define EACH   "depthwise/scalar.h"
+#include "core/each_float.h"
 
 #define FILL(operation, dtype)                                                                     \
     table[OSW_DEPTHWISE_##operation##_##dtype] = osw_depthwise_##operation##_##dtype##__scalar;

@@ -11,12 +11,11 @@
  * A dropped infinity or NaN is therefore NaN, and a dropped negative number -0, as in torch.
  *
  * Source: M. Matsumoto, T. Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998). Draws are serial, as
- * the numbers are one sequence. There is no avx512 file: the draw takes about a nanosecond an
- * element.
- */
+ * the numbers are one sequence. */
 #ifndef OSW_DROPOUT_DROPOUT_H
 #define OSW_DROPOUT_DROPOUT_H
 
+#include "core/dtype.h"
 #include "core/isa.h"
 
 #include <stdint.h>
@@ -35,17 +34,9 @@ typedef void osw_draw_fn(osw_twister *twister, uint64_t threshold, uint8_t *mask
 typedef void osw_mask_fn(const void *input, const uint8_t *mask, double scale, void *output,
                          int64_t begin, int64_t end);
 
-/* The list of variants: X(type of function, operation, dtype). */
-#define OSW_DROPOUT_VARIANTS(X)                                                                    \
-    X(osw_draw_fn, draw, bits)                                                                     \
-    X(osw_mask_fn, apply, f32)                                                                     \
-    X(osw_mask_fn, apply, f64)                                                                     \
-    X(osw_mask_fn, apply, bf16)                                                                    \
-    X(osw_mask_fn, apply, f16)
-
-#define OSW_DROPOUT_ENTRY(type, operation, dtype) type *operation##_##dtype;
 typedef struct osw_dropout_table {
-    OSW_DROPOUT_VARIANTS(OSW_DROPOUT_ENTRY)
+    osw_draw_fn *draw;
+    osw_mask_fn *apply[OSW_DTYPE_COUNT];
 } osw_dropout_table;
 
 /* Kernels in use, filled by osw_dropout_select. */
@@ -53,7 +44,6 @@ extern osw_dropout_table osw_dropout;
 
 void osw_dropout_select(osw_isa isa);
 
-void osw_dropout_fill__scalar(osw_dropout_table *table);
-void osw_dropout_fill__avx2(osw_dropout_table *table);
+OSW_DECLARE_FILLS(osw_dropout_fill, osw_dropout_table *table);
 
 #endif

@@ -35,7 +35,8 @@ static uint32_t next_word(osw_twister *twister)
     return word ^ (word >> 18);
 }
 
-static void draw_bits(osw_twister *twister, uint64_t threshold, uint8_t *mask, int64_t count)
+static void osw_draw_mask__scalar(osw_twister *twister, uint64_t threshold, uint8_t *mask,
+                                  int64_t count)
 {
     memset(mask, 0, (size_t)((count + 7) / 8));
     for (int64_t i = 0; i < count; i++) {
@@ -45,27 +46,16 @@ static void draw_bits(osw_twister *twister, uint64_t threshold, uint8_t *mask, i
     }
 }
 
-#define APPLY(dtype, element, value, load, store)                                                  \
-    static void apply_##dtype(const void *input, const uint8_t *mask, double scale, void *output,  \
-                              int64_t begin, int64_t end)                                          \
-    {                                                                                              \
-        const element *x = input;                                                                  \
-        element *y = output;                                                                       \
-        for (int64_t i = begin; i < end; i++) {                                                    \
-            const value factor = (mask[i / 8] >> (i % 8)) & 1 ? (value)scale : 0;                  \
-            y[i] = store((value)load(x[i]) * factor);                                              \
-        }                                                                                          \
-    }
-
-#define SAME(x) (x)
-APPLY(f32, float, float, SAME, SAME)
-APPLY(f64, double, double, SAME, SAME)
-APPLY(bf16, uint16_t, float, osw_float_of_bf16, osw_bf16_of_float)
-APPLY(f16, uint16_t, float, osw_float_of_f16, osw_f16_of_float)
-
-#define FILL(type, operation, dtype) table->operation##_##dtype = operation##_##dtype;
+#define TIER   scalar
+#define FLOATS OSW_EACH_F32 + OSW_EACH_F64 + OSW_EACH_BF16 + OSW_EACH_F16
+#define EACH   "dropout/scalar.h"
+#include "core/each_float.h"
 
 void osw_dropout_fill__scalar(osw_dropout_table *table)
 {
-    OSW_DROPOUT_VARIANTS(FILL)
+    table->draw = osw_draw_mask__scalar;
+    table->apply[OSW_F32] = osw_apply_mask_f32__scalar;
+    table->apply[OSW_F64] = osw_apply_mask_f64__scalar;
+    table->apply[OSW_BF16] = osw_apply_mask_bf16__scalar;
+    table->apply[OSW_F16] = osw_apply_mask_f16__scalar;
 }

@@ -16,19 +16,18 @@ enum {
     MOST_PARTS = 8,        /* of a group: in more of them it is packed too often */
     PART_ROWS = 528,       /* of a row part at least */
     MOST_ROW_PARTS = 32,
-    FEW_GROUPS = 4,              /* up to which rows are cut into parts */
-    PARTIAL = 1 << 18,           /* elements that all parts of a gradient of the weight may hold */
-    UNMEASURED = OSW_ISA_AVX512, /* such a CPU runs the kernels of avx2 until somebody has measured
-                                    those of the tier: OSW_ISA_COUNT turns them on */
+    FEW_GROUPS = 4,    /* up to which rows are cut into parts */
+    PARTIAL = 1 << 18, /* elements that all parts of a gradient of the weight may hold */
 };
 
 osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];
 
 void osw_linear_select(osw_isa isa)
 {
-    static void (*const fills[OSW_ISA_COUNT])(osw_linear_fn **) = OSW_FILLS(osw_linear_fill);
+    static void (*const fills[OSW_ISA_COUNT])(osw_linear_fn **) =
+        OSW_FILLS_TO_AVX2(osw_linear_fill);
     for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
-        if (fills[tier] && tier != UNMEASURED && osw_isa_fills((osw_isa)tier, isa))
+        if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
             fills[tier](osw_linear_table);
 }
 

@@ -105,48 +105,4 @@ static inline int64_t panel_vectors(int64_t left)
     return left % 3 == 1 || left == 8 ? 4 : 3;
 }
 
-/* One element as a value, and back, rounded. */
-OSW_INLINE float widen_one_f32(float x)
-{
-    return x;
-}
-
-OSW_INLINE float narrow_one_f32(float v)
-{
-    return v;
-}
-
-OSW_INLINE double widen_one_f64(double x)
-{
-    return x;
-}
-
-OSW_INLINE double narrow_one_f64(double v)
-{
-    return v;
-}
-
-OSW_INLINE float widen_one_bf16(uint16_t x)
-{
-    return osw_float_of_bf16(x);
-}
-
-OSW_INLINE uint16_t narrow_one_bf16(float v)
-{
-    return osw_bf16_of_float(v);
-}
-
-/* By the instruction for vectors, if the tier has one. */
-OSW_INLINE float widen_one_f16(uint16_t x)
-{
-    return load_first_f16(&x, 1)[0];
-}
-
-OSW_INLINE uint16_t narrow_one_f16(float v)
-{
-    uint16_t x;
-    store_first_f16(&x, (vf32){v}, 1);
-    return x;
-}
-
 #endif

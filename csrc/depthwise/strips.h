@@ -1,7 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /* Strips of neighbouring pixels of a row, all their channels: one vector of channels after the
  * other, every pixel of the strip in a register of its own. The last vector of channels overlaps
- * the one before it. */
+ * the one before it. Included once per dtype. */
+#include "core/simd.h"
+#include "depthwise/below.h"
+#include "depthwise/depthwise.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
 
 /* A row of an image, and where its taps are. */
 typedef struct LOCAL(line) {
@@ -27,12 +37,12 @@ typedef struct LOCAL(strip) {
 enum { LOCAL(MOST_PIXELS) = 8 };
 
 /* Columns [low, high) of a window are inside of the lines. */
-OSW_INLINE int LOCAL(low)(const LOCAL(strip) * s)
+OSW_INLINE int LOCAL(low)(const LOCAL(strip) *s)
 {
     return s->first < 0 ? (int)-s->first : 0;
 }
 
-OSW_INLINE int LOCAL(high)(const LOCAL(strip) * s)
+OSW_INLINE int LOCAL(high)(const LOCAL(strip) *s)
 {
     return (int)(s->columns - s->first);
 }
@@ -47,14 +57,15 @@ OSW_INLINE bool LOCAL(outside)(int column, const int window, const int checked, 
 /* Channels that come after those of the vector at c. */
 OSW_INLINE int64_t LOCAL(next)(int64_t c, int64_t channels)
 {
-    const bool whole = c + LANES >= channels || c + 2 * LANES <= channels;
-    return whole ? c + LANES : channels - LANES;
+    const bool whole = c + VLANES >= channels || c + 2 * VLANES <= channels;
+    return whole ? c + VLANES : channels - VLANES;
 }
 
 /* pixel p = start + sum of taps[l][t] * line l at p * stride + t over the lines and t, or, flipped,
  * with the taps of every line in reverse */
-OSW_INLINE void LOCAL(gather)(const int side, const int stride, const int pixels,
-                              const bool flipped, const int checked, const LOCAL(strip) * s)
+OSW_INLINE void
+LOCAL(gather)(const int side, const int stride, const int pixels, const bool flipped,
+                       const int checked, const LOCAL(strip) *s)
 {
     const int window = (pixels - 1) * stride + side;
     const int64_t step = s->channels;
@@ -63,36 +74,36 @@ OSW_INLINE void LOCAL(gather)(const int side, const int stride, const int pixels
         VECTOR sums[LOCAL(MOST_PIXELS)], w[OSW_DEPTHWISE_MOST_SIDE];
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
-            sums[p] = s->start ? V(loadu)(s->start + c) : V(setzero)();
+            sums[p] = s->start ? LOCAL(load)(s->start + c) : (VECTOR){0};
         for (int l = 0; l < s->lines; l++) {
             const ELEMENT *x = s->line[l].pixels + s->first * step + c;
             const ELEMENT *taps = s->taps + s->line[l].taps + c;
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                w[t] = V(loadu)(taps + (flipped ? side - 1 - t : t) * step);
+                w[t] = LOCAL(load)(taps + (flipped ? side - 1 - t : t) * step);
             OSW_UNROLL
             for (int column = 0; column < window; column++, x += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
-                const VECTOR value = V(loadu)(x);
+                const VECTOR value = LOCAL(load)(x);
                 OSW_UNROLL
                 for (int p = 0; p < pixels; p++) {
                     const int t = column - p * stride;
                     if (t >= 0 && t < side)
-                        sums[p] = V(fmadd)(value, w[t], sums[p]);
+                        sums[p] = LOCAL(fma)(value, w[t], sums[p]);
                 }
             }
         }
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
-            V(storeu)(s->row + (s->place + p) * step + c, sums[p]);
+            LOCAL(store)(s->row + (s->place + p) * step + c, sums[p]);
     }
 }
 
 /* The gradient of a window of stride 2, for pixels at even places of the padded row and their right
  * neighbours: pixel p = sum of taps[l][t] * line l at (p - t) / 2 + side / 2 over the lines and all
  * t of the same parity as p */
-OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(strip) * s)
+OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(strip) *s)
 {
     const int pixels = LOCAL(MOST_PIXELS), half = side / 2, window = pixels / 2 + half;
     const int64_t step = s->channels;
@@ -101,36 +112,37 @@ OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(str
         VECTOR sums[LOCAL(MOST_PIXELS)], w[OSW_DEPTHWISE_MOST_SIDE];
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
-            sums[p] = V(setzero)();
+            sums[p] = (VECTOR){0};
         for (int l = 0; l < s->lines; l++) {
             const ELEMENT *dy = s->line[l].pixels + s->first * step + c;
             const ELEMENT *taps = s->taps + s->line[l].taps + c;
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                w[t] = V(loadu)(taps + t * step);
+                w[t] = LOCAL(load)(taps + t * step);
             OSW_UNROLL
             for (int column = 0; column < window; column++, dy += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
-                const VECTOR value = V(loadu)(dy);
+                const VECTOR value = LOCAL(load)(dy);
                 OSW_UNROLL
                 for (int p = 0; p < pixels; p++) {
                     const int t = 2 * (p / 2 + half - column) + p % 2;
                     if (t >= 0 && t < side)
-                        sums[p] = V(fmadd)(value, w[t], sums[p]);
+                        sums[p] = LOCAL(fma)(value, w[t], sums[p]);
                 }
             }
         }
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
             if (!checked || (p ? s->place + p < s->row_length : s->place >= 0))
-                V(storeu)(s->row + (s->place + p) * step + c, sums[p]);
+                LOCAL(store)(s->row + (s->place + p) * step + c, sums[p]);
     }
 }
 
 /* sums[l][t] += sum of pixel p * line l at p * stride + t over p */
-OSW_INLINE void LOCAL(correlate)(const int side, const int stride, const int pixels,
-                                 const int checked, const LOCAL(strip) * s)
+OSW_INLINE void
+LOCAL(correlate)(const int side, const int stride, const int pixels, const int checked,
+                          const LOCAL(strip) *s)
 {
     const int window = (pixels - 1) * stride + side;
     const int64_t step = s->channels;
@@ -140,34 +152,34 @@ OSW_INLINE void LOCAL(correlate)(const int side, const int stride, const int pix
         VECTOR dy[LOCAL(MOST_PIXELS)], sums[OSW_DEPTHWISE_MOST_SIDE];
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
-            dy[p] = V(loadu)(s->row + (s->place + p) * step + c);
+            dy[p] = LOCAL(load)(s->row + (s->place + p) * step + c);
         for (int l = 0; l < s->lines; l++) {
             const ELEMENT *x = s->line[l].pixels + s->first * step + c;
             ELEMENT *to = s->sums + s->line[l].taps + c;
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                sums[t] = V(loadu)(to + t * step);
+                sums[t] = LOCAL(load)(to + t * step);
             OSW_UNROLL
             for (int column = 0; column < window; column++, x += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
-                const VECTOR value = V(loadu)(x);
+                const VECTOR value = LOCAL(load)(x);
                 OSW_UNROLL
                 for (int p = 0; p < pixels; p++) {
                     const int t = column - p * stride;
                     if (t >= 0 && t < side)
-                        sums[t] = V(fmadd)(value, dy[p], sums[t]);
+                        sums[t] = LOCAL(fma)(value, dy[p], sums[t]);
                 }
             }
             if (c < done) {
-                const VECTOR fresh = LOCAL(lanes_from)(done - c);
+                const MASK before = LOCAL(first_lanes)(done - c);
                 for (int t = 0; t < side; t++)
-                    sums[t] = V(blendv)(V(loadu)(to + t * step), sums[t], fresh);
+                    sums[t] = LOCAL(select)(before, LOCAL(load)(to + t * step), sums[t]);
             }
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                V(storeu)(to + t * step, sums[t]);
+                LOCAL(store)(to + t * step, sums[t]);
         }
-        done = c + LANES;
+        done = c + VLANES;
     }
 }

@@ -1,25 +1,29 @@
 /* SPDX-License-Identifier: MIT */
-/* The kernels of one dtype in plain C; included once a dtype by depthwise_scalar.c with SUFFIX and
- * ELEMENT defined. */
+/* Plain loops for one dtype; included once per dtype. */
+#include "core/names.h"
+#include "depthwise/depthwise.h"
 
-#define JOIN_(a, b, c) a##b##c
-#define JOIN(a, b, c)  JOIN_(a, b, c)
-#define LOCAL(name)    JOIN(name, _, SUFFIX)
-#define KERNEL(name)   JOIN(JOIN(osw_depthwise_, name, _), SUFFIX, __scalar)
+#include <stdint.h>
+#include <string.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
 
 #include "depthwise/bias.h"
 
 /* to[c] += a[c] * b[c] */
-static void LOCAL(add_products)(int64_t channels, const ELEMENT *restrict a,
-                                const ELEMENT *restrict b, ELEMENT *restrict to)
+static void
+LOCAL(add_products)(int64_t channels, const ELEMENT *restrict a, const ELEMENT *restrict b,
+                         ELEMENT *restrict to)
 {
     for (int64_t c = 0; c < channels; c++)
         to[c] += a[c] * b[c];
 }
 
 /* The input under tap (r, s) of the window of pixel j of an output row, or NULL: outside. */
-static const ELEMENT *LOCAL(under)(const osw_depthwise *d, int64_t row, int64_t j, int64_t r,
-                                   int64_t s)
+static const ELEMENT *
+LOCAL(under)(const osw_depthwise *d, int64_t row, int64_t j, int64_t r, int64_t s)
 {
     const int64_t n = row / d->out_height, y = row % d->out_height * d->stride + r - d->top;
     const int64_t x = j * d->stride + s - d->left;
@@ -28,7 +32,8 @@ static const ELEMENT *LOCAL(under)(const osw_depthwise *d, int64_t row, int64_t 
     return (const ELEMENT *)d->input + ((n * d->height + y) * d->width + x) * d->channels;
 }
 
-static void KERNEL(forward)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
+static void
+KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
     (void)sums;
     const size_t bytes = (size_t)d->channels * sizeof(ELEMENT);
@@ -42,14 +47,15 @@ static void KERNEL(forward)(const osw_depthwise *d, int64_t begin, int64_t end, 
             for (int64_t t = 0; t < d->side * d->side; t++) {
                 const ELEMENT *x = LOCAL(under)(d, row, j, t / d->side, t % d->side);
                 if (x)
-                    LOCAL(add_products)
-                (d->channels, x, (const ELEMENT *)d->taps + t * d->channels, y);
+                    LOCAL(
+                        add_products)(d->channels, x, (const ELEMENT *)d->taps + t * d->channels, y);
             }
         }
     }
 }
 
-static void KERNEL(grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
+static void
+KERNEL(depthwise_grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
     ELEMENT *to = sums;
     memset(to, 0, (size_t)((d->side * d->side + 1) * d->channels) * sizeof *to);
@@ -74,7 +80,8 @@ static int64_t LOCAL(reached)(int64_t place, int64_t stride, int64_t count)
     return place >= 0 && place % stride == 0 && place / stride < count ? place / stride : -1;
 }
 
-static void KERNEL(grad_input)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
+static void
+KERNEL(depthwise_grad_input)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
     (void)sums;
     for (int64_t row = begin; row < end; row++) {
@@ -89,17 +96,10 @@ static void KERNEL(grad_input)(const osw_depthwise *d, int64_t begin, int64_t en
                 if (i < 0 || j < 0)
                     continue;
                 const int64_t pixel = (n * d->out_height + i) * d->out_width + j;
-                LOCAL(add_products)
-                (d->channels, (const ELEMENT *)d->grad_output + pixel * d->channels,
-                 (const ELEMENT *)d->taps + t * d->channels, dx);
+                LOCAL(
+                    add_products)(d->channels, (const ELEMENT *)d->grad_output + pixel * d->channels,
+                             (const ELEMENT *)d->taps + t * d->channels, dx);
             }
         }
     }
 }
-
-#undef JOIN_
-#undef JOIN
-#undef LOCAL
-#undef KERNEL
-#undef SUFFIX
-#undef ELEMENT

@@ -1,20 +1,49 @@
 /* SPDX-License-Identifier: MIT */
-/* Tiles of one width and one vector size; included by avx2_width.h with VECTOR (bits) and VEC (its
- * type) defined.
+/* Tiles of one width and one kind of vector; included by transpose.h with FORM, the kind's name in
+ * zip.h, and FORM_BITS defined.
  *
- * A tile is LANES columns of 2, 4 or 8 rows, one vector a row. Zipping rows k and k + rows / 2,
+ * A tile is COLUMNS columns of 2, 4 or 8 rows, one vector a row. Zipping rows k and k + rows / 2,
  * log2(rows) times over, turns it into the wide order; unzipping turns it back. `rows` is a
  * constant at every call. */
+#include "channels/below.h"
+#include "channels/channels.h"
+#include "channels/zip.h"
+#include "core/prefetch.h"
+#include "core/simd.h"
 
-#define TILE(name) JOIN(WITH_WIDTH(name), JOIN(_v, VECTOR))
-#define LANES      (VECTOR / WIDTH)
-#define LOAD       JOIN(load_v, VECTOR)
-#define STORE      JOIN(store_v, VECTOR)
+#include <stdint.h>
+
+#ifndef SUFFIX
+#    include "channels/each_width.h"
+#endif
+#ifndef FORM
+#    define FORM      v128
+#    define FORM_BITS 128
+#endif
+
+#define TILE(name) OSW_JOIN(LOCAL(name), OSW_JOIN(_, FORM))
+#define COLUMNS    (FORM_BITS / WIDTH)
+
+/* Addresses of one pixel of a run, and the prefetch of those that follow. */
+OSW_INLINE ELEMENT *TILE(locate)(const osw_run *run, int64_t image, int64_t pixel, ELEMENT **narrow,
+                                 const int rows)
+{
+    char *wide = osw_at(&run->wide, image, pixel);
+    for (int i = 0; i < rows; i++)
+        narrow[i] = (ELEMENT *)osw_at(&run->narrow[i], image, pixel);
+    if (osw_prefetch_ahead) {
+        const int64_t row_bytes = run->columns * (int64_t)sizeof(ELEMENT);
+        prefetch_ahead(wide, row_bytes * rows);
+        for (int i = 0; i < rows; i++)
+            prefetch_ahead((const char *)narrow[i], row_bytes);
+    }
+    return (ELEMENT *)wide;
+}
 
 /* v: row by row on entry, in wide order on return. */
-OSW_INLINE void TILE(zip_tile)(VEC *v, const int rows)
+OSW_INLINE void TILE(zip_tile)(FORM *v, const int rows)
 {
-    VEC t[MAX_TILE_ROWS];
+    FORM t[MAX_TILE_ROWS];
     const int half = rows / 2;
     for (int streams = rows; streams > 1; streams /= 2) {
         for (int i = 0; i < half; i++)
@@ -25,9 +54,9 @@ OSW_INLINE void TILE(zip_tile)(VEC *v, const int rows)
 }
 
 /* The inverse of zip_tile. */
-OSW_INLINE void TILE(unzip_tile)(VEC *v, const int rows)
+OSW_INLINE void TILE(unzip_tile)(FORM *v, const int rows)
 {
-    VEC t[MAX_TILE_ROWS];
+    FORM t[MAX_TILE_ROWS];
     const int half = rows / 2;
     for (int streams = 1; streams < rows; streams *= 2) {
         for (int i = 0; i < half; i++)
@@ -37,37 +66,39 @@ OSW_INLINE void TILE(unzip_tile)(VEC *v, const int rows)
     }
 }
 
-/* Columns j to j + LANES of a pixel. The wide side of a tile is dense where the run has as many
- * rows as the tile (stride == rows); otherwise its columns lie `stride` elements apart and a column
- * is a whole number of vectors. */
+/* Columns j to j + COLUMNS of a pixel. The wide side of a tile is dense if the run has as many rows
+ * as the tile (stride == rows); otherwise its columns lie `stride` elements apart and a column is a
+ * whole number of vectors. */
 OSW_INLINE void TILE(zip_columns)(ELEMENT *wide, ELEMENT *const *narrow, int64_t j, int64_t stride,
                                   const int rows)
 {
-    VEC v[MAX_TILE_ROWS];
+    FORM v[MAX_TILE_ROWS];
     for (int i = 0; i < rows; i++)
-        v[i] = LOAD(narrow[i] + j);
+        v[i] = OSW_JOIN(load_, FORM)(narrow[i] + j);
     TILE(zip_tile)(v, rows);
     for (int i = 0; i < rows; i++)
-        STORE(wide + (j + i * LANES / rows) * stride + i * LANES % rows, v[i]);
+        OSW_JOIN(store_, FORM)(wide + (j + i * COLUMNS / rows) * stride + i * COLUMNS % rows, v[i]);
 }
 
 OSW_INLINE void TILE(unzip_columns)(const ELEMENT *wide, ELEMENT *const *narrow, int64_t j,
                                     int64_t stride, const int rows)
 {
-    VEC v[MAX_TILE_ROWS];
+    FORM v[MAX_TILE_ROWS];
     for (int i = 0; i < rows; i++)
-        v[i] = LOAD(wide + (j + i * LANES / rows) * stride + i * LANES % rows);
+        v[i] = OSW_JOIN(load_, FORM)(wide + (j + i * COLUMNS / rows) * stride + i * COLUMNS % rows);
     TILE(unzip_tile)(v, rows);
     for (int i = 0; i < rows; i++)
-        STORE(narrow[i] + j, v[i]);
+        OSW_JOIN(store_, FORM)(narrow[i] + j, v[i]);
 }
 
-/* All columns of a pixel, at least LANES; the last tile overlaps the one before. */
+/* All columns of a pixel, at least COLUMNS; the last tile overlaps the one before. */
 OSW_INLINE void TILE(pixel)(ELEMENT *wide, ELEMENT *const *narrow, int64_t columns, int64_t stride,
                             const int rows, const int interleave)
 {
-    for (int64_t j = 0; j < columns; j += LANES) {
-        const int64_t first = j + LANES <= columns ? j : columns - LANES;
+    int64_t next;
+    for (int64_t j = 0; j < columns; j = next) {
+        next = j + COLUMNS;
+        const int64_t first = next <= columns ? j : columns - COLUMNS;
         if (interleave)
             TILE(zip_columns)(wide, narrow, first, stride, rows);
         else
@@ -81,7 +112,7 @@ OSW_INLINE void TILE(fixed)(const osw_run *run, int64_t image, int64_t begin, in
 {
     ELEMENT *narrow[MAX_TILE_ROWS];
     for (int64_t p = begin; p < end; p++) {
-        ELEMENT *wide = WITH_WIDTH(locate)(run, image, p, narrow, rows);
+        ELEMENT *wide = TILE(locate)(run, image, p, narrow, rows);
         TILE(pixel)(wide, narrow, run->columns, rows, rows, interleave);
     }
 }
@@ -103,8 +134,6 @@ OSW_INLINE void TILE(any)(const osw_run *run, int64_t image, int64_t begin, int6
 }
 
 #undef TILE
-#undef LANES
-#undef LOAD
-#undef STORE
-#undef VECTOR
-#undef VEC
+#undef COLUMNS
+#undef FORM
+#undef FORM_BITS

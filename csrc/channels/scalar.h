@@ -1,17 +1,22 @@
 /* SPDX-License-Identifier: MIT */
-/* The scalar kernels for one width; included once a width by channels_scalar.c with WIDTH and
- * ELEMENT defined. */
+/* Plain loops for one width of elements; included once per width. */
+#include "channels/channels.h"
+#include "core/target.h"
 
-#define JOIN4_(a, b, c, d) a##b##c##d
-#define JOIN4(a, b, c, d)  JOIN4_(a, b, c, d)
-#define KERNEL(name)       JOIN4(osw_##name##_x, WIDTH, __, scalar)
-#define FIXED(operation)   JOIN4(osw_, operation, _rows_x, WIDTH)
-#define MAX_FIXED_ROWS     8
+#include <stdint.h>
+
+#ifndef SUFFIX
+#    include "channels/each_width.h"
+#endif
+
+#ifndef MAX_FIXED_ROWS
+#    define MAX_FIXED_ROWS 8
+#endif
 
 /* `rows` is a constant at every call, so that the inner loop unrolls and the outer one vectorises.
  */
-OSW_INLINE void FIXED(interleave)(const osw_run *run, int64_t image, int64_t begin, int64_t end,
-                                  const int rows)
+OSW_INLINE void LOCAL(interleave)(const osw_run *run, int64_t image, int64_t begin, int64_t end,
+                           const int rows)
 {
     for (int64_t p = begin; p < end; p++) {
         ELEMENT *restrict wide = (ELEMENT *)osw_at(&run->wide, image, p);
@@ -24,8 +29,8 @@ OSW_INLINE void FIXED(interleave)(const osw_run *run, int64_t image, int64_t beg
     }
 }
 
-OSW_INLINE void FIXED(deinterleave)(const osw_run *run, int64_t image, int64_t begin, int64_t end,
-                                    const int rows)
+OSW_INLINE void LOCAL(deinterleave)(const osw_run *run, int64_t image, int64_t begin, int64_t end,
+                             const int rows)
 {
     for (int64_t p = begin; p < end; p++) {
         const ELEMENT *wide = (const ELEMENT *)osw_at(&run->wide, image, p);
@@ -39,27 +44,27 @@ OSW_INLINE void FIXED(deinterleave)(const osw_run *run, int64_t image, int64_t b
 
 static void KERNEL(interleave_1)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(interleave)(run, image, begin, end, 1);
+    LOCAL(interleave)(run, image, begin, end, 1);
 }
 
 static void KERNEL(interleave_2)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(interleave)(run, image, begin, end, 2);
+    LOCAL(interleave)(run, image, begin, end, 2);
 }
 
 static void KERNEL(interleave_3)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(interleave)(run, image, begin, end, 3);
+    LOCAL(interleave)(run, image, begin, end, 3);
 }
 
 static void KERNEL(interleave_4)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(interleave)(run, image, begin, end, 4);
+    LOCAL(interleave)(run, image, begin, end, 4);
 }
 
 static void KERNEL(interleave_8)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(interleave)(run, image, begin, end, 8);
+    LOCAL(interleave)(run, image, begin, end, 8);
 }
 
 static void KERNEL(interleave_ANY)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
@@ -76,47 +81,39 @@ static void KERNEL(interleave_ANY)(const osw_run *run, int64_t image, int64_t be
 
 static void KERNEL(deinterleave_1)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(deinterleave)(run, image, begin, end, 1);
+    LOCAL(deinterleave)(run, image, begin, end, 1);
 }
 
 static void KERNEL(deinterleave_2)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(deinterleave)(run, image, begin, end, 2);
+    LOCAL(deinterleave)(run, image, begin, end, 2);
 }
 
 static void KERNEL(deinterleave_3)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(deinterleave)(run, image, begin, end, 3);
+    LOCAL(deinterleave)(run, image, begin, end, 3);
 }
 
 static void KERNEL(deinterleave_4)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(deinterleave)(run, image, begin, end, 4);
+    LOCAL(deinterleave)(run, image, begin, end, 4);
 }
 
 static void KERNEL(deinterleave_8)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(deinterleave)(run, image, begin, end, 8);
+    LOCAL(deinterleave)(run, image, begin, end, 8);
 }
 
 static void KERNEL(deinterleave_ANY)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
-    FIXED(deinterleave)(run, image, begin, end, (int)run->rows);
+    LOCAL(deinterleave)(run, image, begin, end, (int)run->rows);
 }
 
-static void KERNEL(move_1)(const osw_move *moves, int64_t count, int64_t image, int64_t begin,
-                           int64_t end)
+static void
+KERNEL(move_1)(const osw_move *moves, int64_t count, int64_t image, int64_t begin, int64_t end)
 {
     for (int64_t p = begin; p < end; p++)
         for (int64_t i = 0; i < count; i++)
             *(ELEMENT *)osw_at(&moves[i].to, image, p) =
                 *(const ELEMENT *)osw_at(&moves[i].from, image, p);
 }
-
-#undef JOIN4_
-#undef JOIN4
-#undef KERNEL
-#undef FIXED
-#undef MAX_FIXED_ROWS
-#undef WIDTH
-#undef ELEMENT

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: MIT */
-/* The AVX2 kernels of one dtype; included once a dtype by depthwise_avx2.c with SUFFIX, ELEMENT,
- * VECTOR, LANES and V defined. */
+/* Kernels of one dtype: the rows of images, in strips. Included once per dtype. */
+#include "core/simd.h"
+#include "depthwise/below.h"
+#include "depthwise/depthwise.h"
 
-#define JOIN_(a, b, c) a##b##c
-#define JOIN(a, b, c)  JOIN_(a, b, c)
-#define LOCAL(name)    JOIN(name, _, SUFFIX)
-#define KERNEL(name)   JOIN(JOIN(osw_depthwise_, name, _), SUFFIX, __avx2)
-#define NARROW(name)   narrow[JOIN(OSW_DEPTHWISE_##name, _, SUFFIX)]
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
 
-#include "depthwise/avx2_strips.h"
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
 
-#include "depthwise/avx2_forms.h"
 #include "depthwise/bias.h"
+#include "depthwise/strips.h"
+
+#include "depthwise/forms.h" /* of what strips.h defines */
 
 /* Input and output are beyond L2. Measured on Zen 4: asking for the rows ahead gains 10 to 50 %
  * where they come from L3 or memory, and costs 5 to 10 % where they are in L2. */
@@ -25,14 +29,14 @@ OSW_INLINE void LOCAL(ask_pixels)(const ELEMENT *pixels, int64_t count)
 {
     const char *bytes = (const char *)pixels;
     for (int64_t i = 0; i < count * (int64_t)sizeof(ELEMENT); i += 64)
-        _mm_prefetch(bytes + i, _MM_HINT_T1);
+        prefetch_far(bytes + i);
 }
 
 /* Bring into L2 what the strip below this one reads and writes anew: `lines` rows of `columns`, and
  * `pixels`. A strip goes from pixel to pixel for a few channels at a time, which no prefetcher of a
  * CPU follows. */
-OSW_INLINE void LOCAL(ask_below)(const LOCAL(strip) * s, int64_t lines, int64_t columns,
-                                 int64_t pixels)
+OSW_INLINE void
+LOCAL(ask_below)(const LOCAL(strip) *s, int64_t lines, int64_t columns, int64_t pixels)
 {
     const int64_t step = s->channels, first = s->first < 0 ? 0 : s->first;
     if (!s->asks)
@@ -45,7 +49,7 @@ OSW_INLINE void LOCAL(ask_below)(const LOCAL(strip) * s, int64_t lines, int64_t 
 }
 
 /* What of a window of so many columns is outside of the lines. */
-OSW_INLINE int LOCAL(margin)(const LOCAL(strip) * s, int64_t side, int64_t window)
+OSW_INLINE int LOCAL(margin)(const LOCAL(strip) *s, int64_t side, int64_t window)
 {
     const int64_t before = -s->first, behind = s->first + window - s->columns;
     if (before <= 0 && behind <= 0)
@@ -56,8 +60,9 @@ OSW_INLINE int LOCAL(margin)(const LOCAL(strip) * s, int64_t side, int64_t windo
 /* Walk a row in strips, pixel by pixel where most of a window is outside. The window of the first
  * pixel begins at column `first`; the row below needs `lines` more of those under it, 0 if they are
  * at hand. */
-static void LOCAL(walk)(LOCAL(strip) * s, LOCAL(strip_fn) *const *strips, int64_t side,
-                        int64_t stride, int64_t first, int64_t lines)
+static void LOCAL(walk)(LOCAL(strip) *s,
+                        LOCAL(strip_fn) *const *strips, int64_t side, int64_t stride, int64_t first,
+                 int64_t lines)
 {
     int64_t length;
     for (s->place = 0; s->place < s->row_length; s->place += length) {
@@ -75,46 +80,48 @@ static void LOCAL(walk)(LOCAL(strip) * s, LOCAL(strip_fn) *const *strips, int64_
 }
 
 /* The lines of the input under the windows of an output row. */
-static void LOCAL(find_input)(LOCAL(strip) * s, const osw_depthwise *d, int64_t row)
+static void LOCAL(find_input)(LOCAL(strip) *s, const osw_depthwise *d, int64_t row)
 {
     const int64_t n = row / d->out_height, top = row % d->out_height * d->stride - d->top;
     s->lines = 0;
     for (int64_t r = 0; r < d->side; r++)
         if (top + r >= 0 && top + r < d->height)
-            s->line[s->lines++] = (LOCAL(line)){
-                (const ELEMENT *)d->input + (n * d->height + top + r) * d->width * d->channels,
-                r * d->side * d->channels};
+            s->line[s->lines++] = (LOCAL(
+                line)){(const ELEMENT *)d->input +
+                                             (n * d->height + top + r) * d->width * d->channels,
+                                         r * d->side * d->channels};
 }
 
 /* The lines of the output whose windows reach an input row, from the top. */
-static void LOCAL(find_output)(LOCAL(strip) * s, const osw_depthwise *d, int64_t row)
+static void LOCAL(find_output)(LOCAL(strip) *s, const osw_depthwise *d, int64_t row)
 {
     const int64_t n = row / d->height, y = row % d->height + d->top;
     s->lines = 0;
     for (int64_t r = d->side - 1; r >= 0; r--) {
         const int64_t i = (y - r) / d->stride;
         if (y >= r && (y - r) % d->stride == 0 && i < d->out_height)
-            s->line[s->lines++] =
-                (LOCAL(line)){(const ELEMENT *)d->grad_output +
-                                  (n * d->out_height + i) * d->out_width * d->channels,
-                              r * d->side * d->channels};
+            s->line[s->lines++] = (LOCAL(
+                line)){(const ELEMENT *)d->grad_output +
+                                             (n * d->out_height + i) * d->out_width * d->channels,
+                                         r * d->side * d->channels};
     }
 }
 
-static void KERNEL(forward)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
+static void
+KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
-    if (d->channels < LANES) {
-        NARROW(forward)(d, begin, end, sums);
+    if (d->channels < VLANES) {
+        below[ID_OF(forward)](d, begin, end, sums);
         return;
     }
-    LOCAL(strip_fn) *const *strips =
-        (d->side == 3 ? LOCAL(gathers_3) : LOCAL(gathers_5))[d->stride - 1];
+    LOCAL(
+        strip_fn) *const *strips = (d->side == 3 ? LOCAL(gathers_3) : LOCAL(gathers_5))[d->stride - 1];
     struct LOCAL(strip) s = {.channels = d->channels,
-                             .asks = LOCAL(is_large)(d),
-                             .columns = d->width,
-                             .row_length = d->out_width,
-                             .taps = d->taps,
-                             .start = d->bias};
+                      .asks = LOCAL(is_large)(d),
+                      .columns = d->width,
+                      .row_length = d->out_width,
+                      .taps = d->taps,
+                      .start = d->bias};
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_input)(&s, d, row);
         s.row = (ELEMENT *)d->output + row * d->out_width * d->channels;
@@ -122,20 +129,21 @@ static void KERNEL(forward)(const osw_depthwise *d, int64_t begin, int64_t end, 
     }
 }
 
-static void KERNEL(grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
+static void
+KERNEL(depthwise_grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
-    if (d->channels < LANES) {
-        NARROW(grad_weight)(d, begin, end, sums);
+    if (d->channels < VLANES) {
+        below[ID_OF(grad_weight)](d, begin, end, sums);
         return;
     }
     memset(sums, 0, (size_t)((d->side * d->side + 1) * d->channels) * sizeof(ELEMENT));
-    LOCAL(strip_fn) *const *strips =
-        (d->side == 3 ? LOCAL(correlates_3) : LOCAL(correlates_5))[d->stride - 1];
+    LOCAL(
+        strip_fn) *const *strips = (d->side == 3 ? LOCAL(correlates_3) : LOCAL(correlates_5))[d->stride - 1];
     struct LOCAL(strip) s = {.channels = d->channels,
-                             .asks = LOCAL(is_large)(d),
-                             .columns = d->width,
-                             .row_length = d->out_width,
-                             .sums = sums};
+                      .asks = LOCAL(is_large)(d),
+                      .columns = d->width,
+                      .row_length = d->out_width,
+                      .sums = sums};
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_input)(&s, d, row);
         s.row = (ELEMENT *)d->grad_output + row * d->out_width * d->channels;
@@ -146,8 +154,7 @@ static void KERNEL(grad_weight)(const osw_depthwise *d, int64_t begin, int64_t e
 
 /* A row of the gradient of windows of stride 2, from the last even place of the padded row that is
  * not behind its first pixel. */
-static void LOCAL(walk_pairs)(LOCAL(strip) * s, LOCAL(strip_fn) * spread, int64_t side,
-                              int64_t left)
+static void LOCAL(walk_pairs)(LOCAL(strip) *s, LOCAL(strip_fn) *spread, int64_t side, int64_t left)
 {
     const int64_t pairs = LOCAL(MOST_PIXELS) / 2;
     for (int64_t q = left / 2; 2 * q - left < s->row_length; q += pairs) {
@@ -161,19 +168,20 @@ static void LOCAL(walk_pairs)(LOCAL(strip) * s, LOCAL(strip_fn) * spread, int64_
 }
 
 /* Callers run this on rows that they have just read for grad_weight: the lines are at hand. */
-static void KERNEL(grad_input)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
+static void
+KERNEL(depthwise_grad_input)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
-    if (d->channels < LANES) {
-        NARROW(grad_input)(d, begin, end, sums);
+    if (d->channels < VLANES) {
+        below[ID_OF(grad_input)](d, begin, end, sums);
         return;
     }
     LOCAL(strip_fn) *const *flippeds = d->side == 3 ? LOCAL(flippeds_3) : LOCAL(flippeds_5);
     LOCAL(strip_fn) *spread = d->side == 3 ? LOCAL(spread_3) : LOCAL(spread_5);
     struct LOCAL(strip) s = {.channels = d->channels,
-                             .asks = LOCAL(is_large)(d),
-                             .columns = d->out_width,
-                             .row_length = d->width,
-                             .taps = d->taps};
+                      .asks = LOCAL(is_large)(d),
+                      .columns = d->out_width,
+                      .row_length = d->width,
+                      .taps = d->taps};
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_output)(&s, d, row);
         s.row = (ELEMENT *)d->grad_input + row * d->width * d->channels;
@@ -183,14 +191,3 @@ static void KERNEL(grad_input)(const osw_depthwise *d, int64_t begin, int64_t en
             LOCAL(walk_pairs)(&s, spread, d->side, d->left);
     }
 }
-
-#undef JOIN_
-#undef JOIN
-#undef LOCAL
-#undef KERNEL
-#undef NARROW
-#undef SUFFIX
-#undef ELEMENT
-#undef VECTOR
-#undef LANES
-#undef V

@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* The strips for every side and stride of a window and every length, and their tables. */
+/* The strips for every side and stride of a window and every length, and their tables;
+ * included once per dtype, after strips.h. */
+#include "depthwise/below.h"
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#    include "depthwise/strips.h"
+#endif
 
 /* Pixels of a strip, the longest first; the maps of common networks are multiples of 7. */
 enum { LOCAL(LENGTHS) = 4 };
@@ -10,9 +17,9 @@ enum { LOCAL(NONE), LOCAL(OUTER), LOCAL(ANY) };
 
 /* margin: one of them; OUTER: at most side / 2 columns at each end. Strips of several pixels do not
  * take ANY, but for spread. */
-typedef void LOCAL(strip_fn)(const LOCAL(strip) * s, int margin);
+typedef void LOCAL(strip_fn)(const LOCAL(strip) *s, int margin);
 
-#define NAME(kind, side, stride, pixels) JOIN(LOCAL(kind##_##side##_##stride), _, pixels)
+#define NAME(kind, side, stride, pixels) OSW_JOIN(LOCAL(kind##_##side##_##stride), _##pixels)
 
 /* Copies of a strip, so that only those at the margins pay for checks. */
 #define STRIP(name, inlined, outer, ...)                                                           \
