@@ -10,8 +10,8 @@
 enum { MAX_CHANNELS = 4 };
 
 /* How far ahead of its writes a kernel asks for memory. One stream of writes alone keeps few cache
- * lines on their way: 2 KiB gain 25 % on Zen 3 for 40 MB and cost nothing in the caches, 8 KiB
- * lose. */
+ * lines on their way: the kernel alone took 0.93 ns per pixel in place of 1.23 (bytes to float, 3.3
+ * million pixels, Zen 3, busy machine); no gain was seen in whole calls. */
 enum { AHEAD_BYTES = 2048 };
 
 /* The kernels of the tier below, for what is too small for vectors. */
