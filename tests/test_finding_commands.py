@@ -29,6 +29,10 @@ class Chosen(nn.Module):
 
 clean = nn.ReLU()
 
+class Fails(nn.Module):
+    def forward(self, x):
+        raise ValueError("a mistake of the model")
+
 if __name__ == "__main__":
     last = torch.channels_last
     net = found().to(memory_format=last)
@@ -87,6 +91,9 @@ def test_a_factory(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "finding_nets:found", *size, "--backward"]) == 1
     assert cli.main([command, "finding_nets:clean", *size]) == 0
     capsys.readouterr()
+    assert cli.main([command, "finding_nets:Fails", *size]) == 1
+    printed = capsys.readouterr()
+    assert "a mistake of the model" in printed.err and "opswap." in printed.out
 
 
 @pytest.mark.parametrize("command", COMMANDS)

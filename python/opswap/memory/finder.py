@@ -120,7 +120,10 @@ class Watch(Finder[Denormals]):
     ) -> None:
         super().__exit__(kind, error, traceback)
         if kind is None and self.step is not None and self._model is not None:
-            self.report.step = time_step(self.step, self._model, self.step_inputs)
+            try:
+                self.report.step = time_step(self.step, self._model, self.step_inputs)
+            except Exception as failure:
+                self.report.remark(f"a step could not be timed: it raised {type(failure).__name__}")
 
 
 @dataclass(slots=True)
