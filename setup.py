@@ -75,12 +75,14 @@ portable_args = ["-O1", "-Wno-psabi", "-Wno-maybe-uninitialized"]
 link_args = []
 # Kernels run on threads of any size: see csrc/core/scratch.h. Without optimisation frames are larger.
 compile_args += (
-    ["-O1", "-g", "-UNDEBUG"] if debug else ["-O3", "-g0", "-DNDEBUG", "-Wframe-larger-than=49152"]
+    ["-O1", "-g1", "-UNDEBUG"] if debug else ["-O3", "-g0", "-DNDEBUG", "-Wframe-larger-than=49152"]
 )
 if os.environ.get("OPSWAP_WERROR") == "1":
     compile_args += ["-Werror"]
 if sanitize:
-    compile_args += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
+    compile_args += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"]
+    # Undefined behaviour ends the process: calls that describe it take gcc minutes per file of vector kernels.
+    compile_args += ["-fno-sanitize-recover=undefined", "-fsanitize-undefined-trap-on-error"]
     link_args += [f"-fsanitize={sanitize}"]
 
 # The extension with NumPy has these, and of core what they need.
@@ -95,7 +97,7 @@ def is_for_numpy(path):
 def extension(name, sources, macros, flags, libraries):
     return Extension(
         name,
-        sources=sorted(map(str, sources)),
+        sources=sorted(map(str, sources), reverse=True),  # pools, which take longest, first
         depends=sorted(str(p) for p in Path("csrc").rglob("*.h")),
         include_dirs=["csrc"],
         define_macros=[("Py_LIMITED_API", "0x030A0000"), ("_POSIX_C_SOURCE", "200809L"), *macros],
