@@ -44,23 +44,22 @@ class ParallelBuild(build_ext):
         def compile_in_parallel(*args, **kwargs):
             jobs, more = [], []
 
-            def submit(target, source, extension, flags, postargs, macros):
+            def collect(target, source, extension, flags, postargs, macros):
                 widths = (16, 32, 64) if source.endswith("_portable.c") else ()
                 for width in widths:
                     more.append(target.replace(".o", f"{width}.o"))
                     wide = [*postargs, f"-DVEC_BYTES={width}", *portable_args]
-                    jobs.append(pool.submit(compile_one, more[-1], source, extension, flags, wide, macros))
+                    jobs.append((more[-1], source, extension, flags, wide, macros))
                 if not widths:
-                    jobs.append(pool.submit(compile_one, target, source, extension, flags, postargs, macros))
+                    jobs.append((target, source, extension, flags, postargs, macros))
 
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                self.compiler._compile = submit
-                objects = [
-                    name for name in compile_all(*args, **kwargs) if not name.endswith("_portable.o")
-                ] + more
-            for job in jobs:
+            self.compiler._compile = collect
+            objects = [name for name in compile_all(*args, **kwargs) if not name.endswith("_portable.o")]
+            with ThreadPoolExecutor(os.cpu_count()) as pool:  # pools, which take longest, first
+                done = [pool.submit(compile_one, *job) for job in reversed(jobs)]
+            for job in done:
                 job.result()
-            return objects
+            return objects + more
 
         self.compiler.compile = compile_in_parallel
         super().build_extensions()
@@ -97,7 +96,7 @@ def is_for_numpy(path):
 def extension(name, sources, macros, flags, libraries):
     return Extension(
         name,
-        sources=sorted(map(str, sources), reverse=True),  # pools, which take longest, first
+        sources=sorted(map(str, sources)),
         depends=sorted(str(p) for p in Path("csrc").rglob("*.h")),
         include_dirs=["csrc"],
         define_macros=[("Py_LIMITED_API", "0x030A0000"), ("_POSIX_C_SOURCE", "200809L"), *macros],
