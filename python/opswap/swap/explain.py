@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from .fallback import listener, why_declined, why_missed
-from .instance_forward import bypass, has_link, put_as, recipe_of
+from .instance_forward import has_link, overridden, put_as, recipe_of
 from .planned import planned_report
 from .quiet import copied_inputs, generators_kept, quiet_call
 from .reasons import failure, site_names
@@ -219,7 +219,7 @@ class _Recorder:
             count = self.counts.get((module, name), _Count())
             calls, reason = count.calls + missed.calls, missed.reason or count.reason
             if not calls:
-                reason = (bypass(module) or _PATH) if called else failure(module) or ""
+                reason = _bypassed(module, _PATH) if called else failure(module) or ""
             whole = ".".join(p for p in (path, inner.strip()) if p)
             found.append(Outcome(whole, rule, source, calls, count.ran, reason))
         return found
@@ -233,8 +233,15 @@ class _Recorder:
         code = recipe_of(module).code
         rule = code.splitlines()[0].strip("#| ")
         source = sites[0].source if sites else ""
-        reason = missed.reason or (bypass(module) if entered < called else "")
+        reason = missed.reason or (_bypassed(module, "") if entered < called else "")
         return [Outcome(path, rule, source, called, entered - missed.calls, reason)]
 
 
 _PATH = "its path of the forward is not the one that ran"
+
+
+def _bypassed(module: nn.Module, otherwise: str) -> str:
+    """Why calls of the module do not come to its generated forward; `otherwise` if they do."""
+    if not overridden(module):
+        return otherwise
+    return "its forward was replaced" if "forward" in vars(module) else "its new forward was removed"

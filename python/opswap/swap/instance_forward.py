@@ -15,7 +15,6 @@ from torch import nn
 
 __all__ = [
     "Link",
-    "bypass",
     "call_forward",
     "fits",
     "generated_forward",
@@ -188,13 +187,6 @@ def has_link(module: nn.Module) -> bool:
 def overridden(module: nn.Module) -> bool:
     """True if the forward of the instance is not the one of `put`; also if that was removed."""
     return module.__dict__.get("forward") is not module.__dict__.get(_FORWARD)
-
-
-def bypass(module: nn.Module) -> str:
-    """Why calls of a rewritten module do not come to its generated forward; "" if they do."""
-    if not overridden(module):
-        return ""
-    return "its forward was replaced" if "forward" in vars(module) else "its new forward was removed"
 
 
 def link_of(module: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from .instance_forward import bypass, recipe_of
+from .instance_forward import recipe_of
 from .plan import in_order
 from .reasons import GLOBAL_HOOKS, failure
 from .report import Planned, Report, Site
@@ -24,7 +24,6 @@ _NOTHING_HERE = "nothing was swapped in this part; the report of the whole model
 _REPLACED = "its module was replaced after the swap; opswap.swap again analyses it anew"
 _ADDED = "it was added after the swap, or its class was changed; opswap.swap again analyses it anew"
 _STOPPED = "its original forward runs: {}; opswap.swap again analyses it anew"
-_BYPASSED = "{} after the swap, and the new one may not run; opswap.swap again analyses it anew"
 _DERIVED = "its class {} was derived from a swapped one"
 
 
@@ -64,19 +63,17 @@ def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
     for m, path in rewritten.items():
         found = [s.below(path) for s in m._opswap_record.sites]
         if reasons[m]:
-            stopped += [replace(s, reason=reasons[m], gain=None) for s in found]
+            stopped += [replace(s, reason=_STOPPED.format(reasons[m]), gain=None) for s in found]
         elif m not in inlined:
             sites += found
     return in_order(sites, paths), stopped
 
 
 def _failure(module: nn.Module) -> str | None:
-    """Why the new forward does not run whatever the module is called with; a hook of the process may go again."""
-    if bypass(module):
-        return _BYPASSED.format(bypass(module))
+    """Why a module's original forward runs whatever it is called with; a hook of the process may go again."""
     guarded = "opswap_holds" in recipe_of(module).code
     found = failure(module) if guarded else None
-    return None if found in (None, GLOBAL_HOOKS) else _STOPPED.format(found)
+    return None if found == GLOBAL_HOOKS else found
 
 
 def _planned(model: nn.Module) -> tuple[str, Planned] | None:
