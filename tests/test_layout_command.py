@@ -162,13 +162,20 @@ def test_steps_without_an_optimizer_are_backward_passes(folder: Path) -> None:
 
 def test_ctrl_c(folder: Path) -> None:
     command = [sys.executable, "-m", "opswap", "layout", *SCRIPT, "--end", "wait"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell that starts the tests in the background has them, and all their children, ignore the signal.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout is not None
     try:
         lines = iter(process.stdout.readline, "")
         assert any("waiting" in line for line in lines), "the script has ended"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 130 and "aten._softmax" in out and "Traceback" not in err
