@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import opswap
-from opswap.swap import costs
+from opswap.swap.planning import gains as costs
 from opswap.swap.rules import DEFAULT, OPTIONAL
 
 TIERS = ("scalar", "neon", "avx2", "avx512", "portable16", "portable32", "portable64")

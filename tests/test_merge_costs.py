@@ -22,7 +22,7 @@ from merge_cases import check_step, example, make
 from opswap import merge
 from opswap.merge import costs
 from opswap.merge.layers.conv import BranchConv
-from opswap.swap import costs as swap_costs
+from opswap.swap.planning import gains as swap_costs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from opswap import merge
-from opswap.swap import capture
+from opswap.swap.capture import paths as capture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

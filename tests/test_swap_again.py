@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 import opswap
 from opswap.models import lprnet, shufflenet_v2_x0_5
-from opswap.swap import carry_out, costs, door
+from opswap.swap.planning import gains as costs
+from opswap.swap.rewriting import carry_out
+from opswap.swap.rewriting import input_format as door
 from opswap.swap.rules import DEFAULT, Rule
 from opswap.swap.verify import VerificationError
 from spellings import Split, Wrapped, by_size

@@ -13,7 +13,7 @@ from torch import nn
 
 import opswap
 from opswap.ops.dropout import draws_alike
-from opswap.swap import costs
+from opswap.swap.planning import gains as costs
 from opswap.swap.rules import DEFAULT, OPTIONAL, convolution
 from spellings import Wrapped, by_size
 

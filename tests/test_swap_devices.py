@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import opswap
 from opswap.models import lprnet, shufflenet_v2_x0_5
-from opswap.swap import Rule, costs
+from opswap.swap import Rule
+from opswap.swap.planning import gains as costs
 from opswap.swap.rules import DEFAULT, OPTIONAL
 from spellings import Split, Wrapped, by_size
 from step import assert_equal, outputs_and_gradients

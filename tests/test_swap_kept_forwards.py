@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from opswap.swap.reasons import site_names
 from opswap.swap.rules import DEFAULT
+from opswap.swap.runtime.reasons import site_names
 from test_swap_types import CONV, conv, image, ran, wrap
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "seed")]

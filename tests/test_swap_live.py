@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 import opswap
-from opswap.swap.shell import Shell
-from opswap.swap.tracer import Tracer
+from opswap.swap.capture.shell import Shell
+from opswap.swap.capture.tracer import Tracer
 from spellings import Split, Wrapped, by_size
 from swapping import images, same
 

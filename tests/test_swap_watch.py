@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from opswap.swap import outside
+from opswap.swap.runtime import outside
 from spellings import by_size
 from swapping import images, same, swapped
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..swap.costs import cache_file, cpu_class, keep_gains, kept_gains
+from ..swap.planning.gains import cache_file, cpu_class, keep_gains, kept_gains
 
 __all__ = [
     "SIZES",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..swap.instance_forward import overridden, without_links
+from ..swap.runtime.instance_forward import overridden, without_links
 
 __all__ = ["check_structure", "owned_tensors"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..swap.capture import Capture, CaptureError, capture_unguarded
-from ..swap.shell import Shell
+from ..swap.capture.paths import Capture, CaptureError, capture_unguarded
+from ..swap.capture.shell import Shell
 from .layers import LAYERS
 from .structure import owned_tensors
 

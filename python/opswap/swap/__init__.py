@@ -40,13 +40,13 @@ While a swapped model runs:
 """
 
 from .api import report, scan, swap, unswap, verify
-from .costs import tune
-from .dynamo import dynamo_backend
+from .compile.backend import dynamo_backend
 from .explain import Explanation, Outcome, explain
-from .match import Region
-from .prove import Refusal
+from .graph.calls import Region
+from .planning.gains import tune
 from .report import Check, Report, Site
 from .rules import Replacement, Rule
+from .rules.proof import Refusal
 from .verify import VerificationError
 
 __all__ = [

@@ -12,19 +12,19 @@ from torch import nn
 
 from opswap.memory import denormal_parameters
 
-from .carry_out import carry_out, clear
-from .costs import losing_formats, loss
-from .door import check_memory_format, close_doors, memory_format_of, open_door
-from .match import Region
-from .plan import make_plan
-from .planned import planned_report
-from .prove import Refusal
-from .quiet import quiet_copy
+from .capture.quiet import quiet_copy
+from .graph.calls import Region
+from .planning.gains import losing_formats, loss
+from .planning.planned import planned_report
+from .planning.planner import make_plan
 from .report import Report
-from .rewrite import Rewritten, is_rewritten
+from .rewriting.carry_out import carry_out, clear
+from .rewriting.code import Rewritten, is_rewritten
+from .rewriting.input_format import check_memory_format, close_doors, memory_format_of, open_door
+from .rule import Shapes
 from .rules import DEFAULT, Replacement, Rule
-from .rules.rule import Shapes
-from .runtime import wins
+from .rules.proof import Refusal
+from .runtime.guards import wins
 from .verify import compare
 
 __all__ = ["report", "scan", "select_rules", "swap", "unswap", "verify"]

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from .fallback import listener, why_declined, why_missed
-from .instance_forward import has_link, overridden, put_as, recipe_of
-from .planned import planned_report
-from .quiet import copied_inputs, generators_kept, quiet_call
-from .reasons import failure, site_names
+from .capture.quiet import copied_inputs, generators_kept, quiet_call
+from .capture.shell import Shell
+from .planning.planned import planned_report
 from .report import Site, table
-from .rewrite import install, is_rewritten
-from .shell import Shell
+from .rewriting.code import install, is_rewritten
+from .runtime.fallback import listener, why_declined, why_missed
+from .runtime.instance_forward import has_link, overridden, put_as, recipe_of
+from .runtime.reasons import failure, site_names
 
 __all__ = ["Explanation", "Outcome", "explain"]
 

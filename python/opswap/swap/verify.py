@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from opswap._torch import tree_leaves, tree_map
 
-from .quiet import generators_kept, quiet_copy, seed_generators
+from .capture.quiet import generators_kept, quiet_copy, seed_generators
 from .report import Check, Report
 
 __all__ = ["FACTOR", "VerificationError", "compare"]

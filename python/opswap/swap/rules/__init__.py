@@ -3,8 +3,8 @@
 
 from dataclasses import replace
 
+from ..rule import Replacement, Rule
 from . import channels, convolution, dropout, groups, linear, norm, norm_functional, permutation, pool
-from .rule import Replacement, Rule
 
 __all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
 

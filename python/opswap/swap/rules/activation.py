@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch.fx import Node
 
-from ..runtime import activation_of
+from ..runtime.guards import activation_of
 
 __all__ = ["activation"]
 

@@ -12,11 +12,11 @@ from torch.fx import Graph
 
 from opswap import functional as F
 
-from ..alias import asks_for_layout, escape_or_write
-from ..match import JOIN, REORDER, Region, operation, regions
-from ..prove import Refusal, Shuffle, prove_shuffle
-from ..runtime import covers, give_contiguous
-from .rule import Replacement, Rule, Shapes
+from ..graph.aliasing import asks_for_layout, escape_or_write
+from ..graph.calls import JOIN, REORDER, Region, operation, regions
+from ..rule import Replacement, Rule, Shapes
+from ..runtime.guards import covers, give_contiguous
+from .proof import Refusal, Shuffle, prove_shuffle
 
 __all__ = ["RULES"]
 

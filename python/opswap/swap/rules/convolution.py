@@ -9,7 +9,7 @@ from opswap import functional as F
 from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise
 from opswap.ops.pointwise import is_pointwise, pointwise_wins, takes_pixels
 
-from .rule import Replacement, Rule
+from ..rule import Replacement, Rule
 
 __all__ = ["RULES"]
 

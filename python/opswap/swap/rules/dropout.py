@@ -14,10 +14,10 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap.ops.dropout import draws_alike
 
-from ..match import Region
-from ..prove import Refusal
-from ..runtime import poolable
-from .rule import Replacement, Rule, Shapes
+from ..graph.calls import Region
+from ..rule import Replacement, Rule, Shapes
+from ..runtime.guards import poolable
+from .proof import Refusal
 
 __all__ = ["RULES"]
 

@@ -18,11 +18,11 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..facts import is_fact
-from ..match import Region, hazard
-from ..runtime import fills, joins, narrow_weight, one_map_a_group
+from ..graph.calls import Region, hazard
+from ..graph.metadata import is_fact
+from ..rule import Replacement, Rule, Shapes
+from ..runtime.guards import fills, joins, narrow_weight, one_map_a_group
 from .linear import group_read, is_call, joined_linears
-from .rule import Replacement, Rule, Shapes
 
 __all__ = ["RULES"]
 

@@ -19,10 +19,10 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..match import Region, hazard
-from ..prove import Refusal
-from ..runtime import joins, narrow_weight, one_weight_a_group
-from .rule import Replacement, Rule, Shapes
+from ..graph.calls import Region, hazard
+from ..rule import Replacement, Rule, Shapes
+from ..runtime.guards import joins, narrow_weight, one_weight_a_group
+from .proof import Refusal
 
 __all__ = ["RULES", "group_read", "is_call", "joined_linears"]
 

@@ -14,10 +14,10 @@ from torch.fx import Graph, Node
 
 from opswap.nn.norm import apply_norm
 
-from ..match import Region
-from ..runtime import CONVOLUTIONS, NORMS, activation_of, hooked, normable, owned, poolable, unhooked
+from ..graph.calls import Region
+from ..rule import Replacement, Rule, Shapes
+from ..runtime.guards import CONVOLUTIONS, NORMS, activation_of, hooked, normable, owned, poolable, unhooked
 from .activation import activation
-from .rule import Replacement, Rule, Shapes
 
 __all__ = ["RULES"]
 

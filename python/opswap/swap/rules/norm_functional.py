@@ -11,11 +11,11 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..match import Region
-from ..prove import Refusal
-from ..runtime import poolable
+from ..graph.calls import Region
+from ..rule import Replacement, Rule, Shapes
+from ..runtime.guards import poolable
 from .activation import activation
-from .rule import Replacement, Rule, Shapes
+from .proof import Refusal
 
 __all__ = ["RULES"]
 

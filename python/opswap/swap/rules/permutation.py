@@ -14,10 +14,10 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap.ops.permutation import is_permutation, shuffle_groups, take_channels
 
-from ..match import Region
-from ..prove import Refusal
-from ..runtime import indexes, plain
-from .rule import Replacement, Rule, Shapes
+from ..graph.calls import Region
+from ..rule import Replacement, Rule, Shapes
+from ..runtime.guards import indexes, plain
+from .proof import Refusal
 
 __all__ = ["RULES"]
 

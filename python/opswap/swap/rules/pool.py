@@ -20,10 +20,10 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..match import Region
-from ..prove import Refusal
-from ..runtime import pays, poolable, trains
-from .rule import Example, Replacement, Rule, Shapes
+from ..graph.calls import Region
+from ..rule import Example, Replacement, Rule, Shapes
+from ..runtime.guards import pays, poolable, trains
+from .proof import Refusal
 
 __all__ = ["OPTIONAL", "RULES"]
 

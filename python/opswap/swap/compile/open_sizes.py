@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 
 from opswap._torch import tree_leaves
 
-from .facts import drop_unused_facts
+from ..graph.metadata import drop_unused_facts
 
 # Only a compiled graph needs sympy, whose import takes a second and adds a warnings filter.
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from opswap._torch import DispatchMode, tree_leaves
 
-from . import purity
+from ..runtime import purity
 
 if TYPE_CHECKING:
     from .tracer import Tracer

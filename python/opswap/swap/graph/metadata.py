@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from .match import operation, subject
+from .calls import operation, subject
 
 __all__ = [
     "ancestors",

@@ -13,21 +13,21 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from .capture import Capture, CaptureError, capture
-from .costs import gain
-from .demand import Demand, demand_of, restricted
-from .hints import group_loop_hint
-from .instance_forward import overridden
-from .match import Region, graph_kinds
-from .prove import UNPROBED, Refusal
-from .report import Report, Site
-from .rewrite import Rewritten, passed_by
-from .rules import Replacement, Rule
-from .rules.rule import Shapes
-from .runtime import hooked, on_cpu
-from .shapes import ModelInputs
-from .shell import Shell
-from .tracer import class_name
+from ..capture.example_run import ModelInputs
+from ..capture.paths import Capture, CaptureError, capture
+from ..capture.shell import Shell
+from ..capture.tracer import class_name
+from ..graph.calls import Region, graph_kinds
+from ..report import Report, Site
+from ..rewriting.code import Rewritten, passed_by
+from ..rule import Shapes
+from ..rules import Replacement, Rule
+from ..rules.proof import UNPROBED, Refusal
+from ..runtime.guards import hooked, on_cpu
+from ..runtime.instance_forward import overridden
+from .advice import group_loop_hint
+from .contiguity import Demand, demand_of, restricted
+from .gains import gain
 
 __all__ = ["Change", "Plan", "Whole", "apply_rules", "guarded", "in_order", "make_plan"]
 

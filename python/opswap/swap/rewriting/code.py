@@ -27,14 +27,23 @@ from torch.fx.node import map_arg
 from opswap.functional import grouped_linear
 from opswap.ops.linear import register_flops
 
-from .capture import Capture
-from .fallback import declined, missed
-from .instance_forward import Link, fits, has_link, link_of, put, recipe_of, take_back, traced_forward
-from .match import Region
-from .outside import join
-from .rules.rule import Replacement
-from .runtime import Record, foresees, holds, in_mode
-from .state import observe, observe_read
+from ..capture.paths import Capture
+from ..graph.calls import Region
+from ..rule import Replacement
+from ..runtime.fallback import declined, missed
+from ..runtime.guards import Record, foresees, holds, in_mode
+from ..runtime.instance_forward import (
+    Link,
+    fits,
+    has_link,
+    link_of,
+    put,
+    recipe_of,
+    take_back,
+    traced_forward,
+)
+from ..runtime.outside import join
+from ..runtime.state import observe, observe_read
 
 __all__ = [
     "Recipe",

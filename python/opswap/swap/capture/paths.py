@@ -20,15 +20,15 @@ from torch import fx, nn
 
 from opswap._torch import DispatchMode
 
+from ..graph.aliasing import returns_tensor
+from ..graph.calls import joined_parts, subject
+from ..graph.metadata import ancestors, copy_with_inputs, drop_unused_facts, is_entry, without_joins
+from ..runtime.guards import find_class, hooked, require, unpackable
+from ..runtime.outside import Outside, join
+from ..runtime.state import Reading
 from . import einops_backend
-from .alias import returns_tensor
 from .concrete import Draws
-from .facts import ancestors, copy_with_inputs, drop_unused_facts, is_entry, without_joins
 from .follow import Follower
-from .match import joined_parts, subject
-from .outside import Outside, join
-from .runtime import find_class, hooked, require, unpackable
-from .state import Reading
 from .tracer import BorrowedModuleError, CaptureError, Decision, Hints, Tracer, raised_by_user
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Graph, Node
 
-from .alias import needs_layout
-from .match import Region, subject
-from .rules.rule import Replacement
-from .runtime import meant_for_channels_last
+from ..graph.aliasing import needs_layout
+from ..graph.calls import Region, subject
+from ..rule import Replacement
+from ..runtime.guards import meant_for_channels_last
 
 __all__ = ["Demand", "demand_of", "restricted"]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
 from torch.fx.node import map_arg
 
-from .capture import Capture
-from .facts import ancestors
+from ..graph.metadata import ancestors
+from .paths import Capture
 from .quiet import copied_inputs, generators_kept, quiet_call
 from .shell import Shell
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Node
 
-from .facts import joined_shape
-from .match import graph_kinds, operation, writes
-from .runtime import hooked
+from ..runtime.guards import hooked
+from .calls import graph_kinds, operation, writes
+from .metadata import joined_shape
 
 __all__ = ["asks_for_layout", "escape_or_write", "needs_layout", "reads_only", "returns_tensor"]
 

@@ -30,9 +30,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from . import purity
-from .outside import Outside, read
-from .snapshot import (
+from ..runtime import purity
+from ..runtime.outside import Outside, read
+from ..runtime.snapshot import (
     MISSING,
     Wanted,
     attributes_of,
@@ -45,7 +45,7 @@ from .snapshot import (
     snapshot,
     static_attribute,
 )
-from .state import INTERNAL, Reading, stock_class
+from ..runtime.state import INTERNAL, Reading, stock_class
 from .written import Ledger, unpatched
 
 __all__ = ["Reach"]

@@ -20,8 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .instance_forward import Link, call_forward, has_link, is_current, put_as, recipe_of, without_links
-from .state import stock_class
+from ..runtime.instance_forward import (
+    Link,
+    call_forward,
+    has_link,
+    is_current,
+    put_as,
+    recipe_of,
+    without_links,
+)
+from ..runtime.state import stock_class
 
 __all__ = ["Shell", "is_part_of_torch"]
 

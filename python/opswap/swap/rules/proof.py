@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from .alias import escape_or_write
-from .match import FOREIGN_SIZES, Region
+from ..graph.aliasing import escape_or_write
+from ..graph.calls import FOREIGN_SIZES, Region
 
 __all__ = ["UNPROBED", "Refusal", "Shuffle", "prove_shuffle"]
 

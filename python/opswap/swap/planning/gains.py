@@ -26,11 +26,11 @@ from opswap._torch import tree_leaves
 from opswap.doctor import cpu_model
 from opswap.ops._stats import stats
 
-from .rules import DEFAULT, OPTIONAL, Rule
+from ..rules import DEFAULT, OPTIONAL, Rule
 
 __all__ = ["cache_file", "cpu_class", "gain", "keep_gains", "kept_gains", "losing_formats", "loss", "tune"]
 
-_SHIPPED = Path(__file__).with_name("costs.json")
+_SHIPPED = Path(__file__).with_name("gains.json")
 _NOISE = 0.95  # a ratio above this is no loss
 _FORMATS = {
     "contiguous": {},
@@ -142,7 +142,7 @@ def _ratio(
     rule: Rule, module: nn.Module, shapes: Sequence[tuple[int, ...]], layout: str, rounds: int
 ) -> float | None:
     """Time of torch over ours, None where torch, or every kernel of ours, leaves this memory format out."""
-    from .api import swap
+    from ..api import swap
 
     stock = module.train()
     ours = swap(copy.deepcopy(stock), rules=[rule])

@@ -11,7 +11,7 @@ from torch import nn
 
 from opswap._torch import SYMBOLIC_TRACE
 
-from .snapshot import MISSING, slots_of
+from ..runtime.snapshot import MISSING, slots_of
 
 __all__ = ["Ledger", "unpatched"]
 

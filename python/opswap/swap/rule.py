@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Node
 
-from ..match import Region
+from .graph.calls import Region
 
 __all__ = ["Example", "Replacement", "Rule", "Shapes"]
 

@@ -29,15 +29,15 @@ from torch.utils import checkpoint
 
 from opswap._torch import tree_leaves
 
-from . import purity
-from .alias import returns_tensor
+from ..graph.aliasing import returns_tensor
+from ..graph.calls import graph_kinds, operation
+from ..graph.metadata import ATTRIBUTES, counts_dimensions, is_fact, is_shape
+from ..runtime import purity
+from ..runtime.guards import hooked
 from .bytecode import unfaithful
 from .concrete import Concrete
-from .facts import ATTRIBUTES, counts_dimensions, is_fact, is_shape
 from .follow import CHECKPOINTED, Follower
 from .identity import is_compared
-from .match import graph_kinds, operation
-from .runtime import hooked
 
 __all__ = [
     "BorrowedModuleError",

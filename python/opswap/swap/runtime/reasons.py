@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .guards import any_global_hook, hooked
 from .instance_forward import generated_forward, overridden, recipe_of
 from .outside import Outside, read
-from .runtime import any_global_hook, hooked
 from .snapshot import MISSING, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, names_of_tensors, stock_class
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from .instance_forward import recipe_of
-from .plan import in_order
-from .reasons import GLOBAL_HOOKS, failure
-from .report import Planned, Report, Site
-from .rewrite import Rewritten, is_rewritten
-from .state import stock_class
+from ..report import Planned, Report, Site
+from ..rewriting.code import Rewritten, is_rewritten
+from ..runtime.instance_forward import recipe_of
+from ..runtime.reasons import GLOBAL_HOOKS, failure
+from ..runtime.state import stock_class
+from .planner import in_order
 
 __all__ = ["planned_report"]
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from .guards import missed as _count
 from .instance_forward import fits, generated_forward, has_link, link_of, recipe_of
 from .reasons import call_reason, site_reason
-from .runtime import missed as _count
 from .state import stock_class
 
 __all__ = ["Listener", "declined", "listener", "missed", "why_declined", "why_missed"]

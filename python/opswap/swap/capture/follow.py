@@ -22,12 +22,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from . import purity
+from ..runtime import purity
+from ..runtime.outside import Outside, Scope, read
+from ..runtime.state import INTERNAL, Reading
 from .bytecode import place, reads, trains_of, unfaithful
 from .identity import identities
-from .outside import Outside, Scope, read
 from .reach import Reach
-from .state import INTERNAL, Reading
 
 __all__ = ["CHECKPOINTED", "Follower"]
 

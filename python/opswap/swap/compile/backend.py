@@ -13,14 +13,14 @@ from torch import Tensor, fx
 
 from opswap._torch import lookup_backend
 
-from .api import select_rules
-from .facts import drop_unused_facts
-from .match import Region
-from .plan import Change, apply_rules
-from .report import Report, Site
-from .rewrite import replace_region
-from .rules import Rule
-from .specialise import Specialised, specialise
+from ..api import select_rules
+from ..graph.calls import Region
+from ..graph.metadata import drop_unused_facts
+from ..planning.planner import Change, apply_rules
+from ..report import Report, Site
+from ..rewriting.code import replace_region
+from ..rules import Rule
+from .open_sizes import Specialised, specialise
 
 __all__ = ["Backend", "backend", "dynamo_backend"]
 
