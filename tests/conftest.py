@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import opswap
-from opswap.swap.planning import gains as costs
+from opswap.swap.planning import gains
 from opswap.swap.rules import DEFAULT, OPTIONAL
 
 TIERS = ("scalar", "neon", "avx2", "avx512", "portable16", "portable32", "portable64")
@@ -146,13 +146,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def recorded_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables that are shipped decide which rules are applied, not those that `tune` has kept on this machine."""
-    monkeypatch.setattr(costs, "cache_file", lambda: Path(os.devnull, "costs.json"))
+    monkeypatch.setattr(gains, "cache_file", lambda: Path(os.devnull, "costs.json"))
 
 
 @pytest.fixture
 def every_rule_applies(recorded_gains: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules are applied whatever was measured; for tests that count what was replaced."""
-    monkeypatch.setattr(costs, "_table", dict)
+    monkeypatch.setattr(gains, "_table", dict)
 
 
 @pytest.fixture
@@ -160,8 +160,8 @@ def lose(recorded_gains: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     """A function after whose call every rule is recorded as slower than torch in one memory format."""
 
     def lose_in(memory_format: str) -> None:
-        gains = {"contiguous": 2.0, "channels_last": 2.0} | {memory_format: 0.5}
-        table = {rule.name: gains for rule in DEFAULT + OPTIONAL}
-        monkeypatch.setattr(costs, "_table", lambda: table)
+        ratios = {"contiguous": 2.0, "channels_last": 2.0} | {memory_format: 0.5}
+        table = {rule.name: ratios for rule in DEFAULT + OPTIONAL}
+        monkeypatch.setattr(gains, "_table", lambda: table)
 
     return lose_in

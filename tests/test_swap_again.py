@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import opswap
 from opswap.models import lprnet, shufflenet_v2_x0_5
-from opswap.swap.planning import gains as costs
-from opswap.swap.rewriting import carry_out
-from opswap.swap.rewriting import input_format as door
+from opswap.swap import carry_out
+from opswap.swap.planning import gains
+from opswap.swap.rewriting import input_format
 from opswap.swap.rules import DEFAULT, Rule
 from opswap.swap.verify import VerificationError
 from spellings import Split, Wrapped, by_size
@@ -112,8 +112,8 @@ def test_another_table_of_gains(losing: str, monkeypatch: pytest.MonkeyPatch) ->
     model, x = opswap.swap(nn.Sequential(nn.MaxPool2d(2))), images()
     other = x.contiguous(memory_format=torch.channels_last)
     assert kernels(model, x) == kernels(model, other) == 1
-    gains = {"max_pool2d": {"contiguous": 2.0, "channels_last": 2.0, losing: 0.5}}
-    monkeypatch.setattr(costs, "_table", lambda: gains)
+    table = {"max_pool2d": {"contiguous": 2.0, "channels_last": 2.0, losing: 0.5}}
+    monkeypatch.setattr(gains, "_table", lambda: table)
     opswap.swap(model)
     assert (kernels(model, x), kernels(model, other)) == ((0, 1) if losing == "contiguous" else (1, 0))
 
@@ -204,7 +204,7 @@ FAILING: dict[
         _last,
         KeyboardInterrupt,
     ),
-    "conversion": (lambda p: _break_nth(p, door, "_convert", 1, BrokenError()), _last, BrokenError),
+    "conversion": (lambda p: _break_nth(p, input_format, "_convert", 1, BrokenError()), _last, BrokenError),
 }
 SOME = named("channel_shuffle", "cat_channel_shuffle", "cat_channel_shuffle_split")
 
@@ -239,7 +239,7 @@ def test_a_conversion_that_fails_half_way_is_taken_back(monkeypatch: pytest.Monk
     model(images(2, 12, 6, 8)).sum().backward()
     tensors = [t for p in model.parameters() for t in (p, p.grad)]
     before = [(t.stride(), t.data_ptr()) for t in tensors]
-    _break_nth(monkeypatch, door, "_convert", 3, BrokenError())
+    _break_nth(monkeypatch, input_format, "_convert", 3, BrokenError())
     with pytest.raises(BrokenError):
         opswap.swap(model, memory_format=torch.channels_last)
     assert [(t.stride(), t.data_ptr()) for t in tensors] == before and not model._forward_pre_hooks

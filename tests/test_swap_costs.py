@@ -13,7 +13,7 @@ from torch import nn
 
 import opswap
 from opswap.ops.dropout import draws_alike
-from opswap.swap.planning import gains as costs
+from opswap.swap.planning import gains
 from opswap.swap.rules import DEFAULT, OPTIONAL, convolution
 from spellings import Wrapped, by_size
 
@@ -28,17 +28,17 @@ def recorded_gains() -> None:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    costs._read.cache_clear()
+    gains._read.cache_clear()
     yield tmp_path / "opswap" / "costs.json"
-    costs._read.cache_clear()
+    gains._read.cache_clear()
 
 
 @pytest.fixture
 def record(cache: Path) -> Record:
-    def write(gains: dict[str, dict[str, float]], **machine: str) -> None:
+    def write(table: dict[str, dict[str, float]], **machine: str) -> None:
         cache.parent.mkdir(exist_ok=True)
-        cache.write_text(json.dumps({**costs._machine(), **machine, "gains": gains}))
-        costs._read.cache_clear()
+        cache.write_text(json.dumps({**gains._machine(), **machine, "gains": table}))
+        gains._read.cache_clear()
 
     return write
 
@@ -49,7 +49,7 @@ def kernels() -> int:
 
 def test_the_shipped_table_knows_the_rules() -> None:
     names = {r.name for r in DEFAULT + OPTIONAL if r.example is not None}
-    tables = json.loads(costs._SHIPPED.read_text())
+    tables = json.loads(gains._SHIPPED.read_text())
     assert tables
     for table in tables.values():
         assert names >= set(table["gains"]) and table["cpu"] and table["torch"]
@@ -65,10 +65,10 @@ def test_what_loses_in_the_nearest_class_below_is_left_to_torch(
 ) -> None:
     shipped = tmp_path / "shipped.json"
     shipped.write_text(json.dumps({"m-avx2": {"gains": {"amax": {"contiguous": 0.5}}}}))
-    monkeypatch.setattr(costs, "_SHIPPED", shipped)
-    monkeypatch.setattr(costs.platform, "machine", lambda: "m")
-    monkeypatch.setattr(costs.isa, "available", lambda: tiers)
-    assert bool(costs.loss("amax")) is loses
+    monkeypatch.setattr(gains, "_SHIPPED", shipped)
+    monkeypatch.setattr(gains.platform, "machine", lambda: "m")
+    monkeypatch.setattr(gains.isa, "available", lambda: tiers)
+    assert bool(gains.loss("amax")) is loses
 
 
 def test_a_gain_is_in_the_report(record: Record) -> None:
@@ -135,13 +135,13 @@ def test_tune_keeps_what_it_measures(cache: Path) -> None:
     assert set(table["max_pool3d"]) == {"contiguous"}, "torch has no such pool in channels_last"
     assert json.loads(cache.read_text())["gains"] == table
     ratios = table["cat_channel_shuffle"].values()
-    assert costs.gain("cat_channel_shuffle") == pytest.approx((min(ratios) * max(ratios)) ** 0.5)
+    assert gains.gain("cat_channel_shuffle") == pytest.approx((min(ratios) * max(ratios)) ** 0.5)
 
 
 def test_tune_passes_over_what_is_left_to_torch_here(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolution, "pointwise_wins", lambda: False)
     assert opswap.tune([r for r in DEFAULT if r.name == "pointwise_conv"], rounds=1) == {"pointwise_conv": {}}
-    assert costs.gain("pointwise_conv") is None and not costs.loss("pointwise_conv")
+    assert gains.gain("pointwise_conv") is None and not gains.loss("pointwise_conv")
 
 
 @pytest.mark.parametrize("rule", [r for r in DEFAULT + OPTIONAL if r.example], ids=lambda r: r.name)

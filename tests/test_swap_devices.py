@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import opswap
 from opswap.models import lprnet, shufflenet_v2_x0_5
 from opswap.swap import Rule
-from opswap.swap.planning import gains as costs
+from opswap.swap.planning import gains
 from opswap.swap.rules import DEFAULT, OPTIONAL
 from spellings import Split, Wrapped, by_size
 from step import assert_equal, outputs_and_gradients
@@ -184,9 +184,9 @@ class TestGains:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         shipped = tmp_path / "shipped.json"
         shipped.write_text(json.dumps({"m-avx2": {"gains": {"max_pool2d": {"contiguous": 4.0}}}}))
-        monkeypatch.setattr(costs, "_SHIPPED", shipped)
-        monkeypatch.setattr(costs.platform, "machine", lambda: "m")
-        costs._read.cache_clear()
+        monkeypatch.setattr(gains, "_SHIPPED", shipped)
+        monkeypatch.setattr(gains.platform, "machine", lambda: "m")
+        gains._read.cache_clear()
 
     @pytest.mark.parametrize(
         ("tiers", "gain"),
@@ -200,14 +200,14 @@ class TestGains:
     def test_of_this_tier_alone(
         self, tiers: tuple[str, ...], gain: float | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(costs.isa, "available", lambda: tiers)
+        monkeypatch.setattr(gains.isa, "available", lambda: tiers)
         report = opswap.scan(nn.Sequential(nn.MaxPool2d(2)))
         assert report.swapped[0].gain == gain and ("4.0x" in str(report)) is (gain is not None)
 
     def test_a_loss_on_another_tier_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        costs._SHIPPED.write_text(json.dumps({"m-avx2": {"gains": {"max_pool2d": {"contiguous": 0.5}}}}))
+        gains._SHIPPED.write_text(json.dumps({"m-avx2": {"gains": {"max_pool2d": {"contiguous": 0.5}}}}))
         for tiers, text in ((("avx2",), "in contiguous"), (("avx2", "avx512"), "(figures for m-avx2)")):
-            monkeypatch.setattr(costs.isa, "available", lambda tiers=tiers: tiers)
+            monkeypatch.setattr(gains.isa, "available", lambda tiers=tiers: tiers)
             report = opswap.scan(nn.Sequential(nn.MaxPool2d(2)))
             assert not report.swapped and report.kept[0].reason.endswith(text)
 

@@ -13,18 +13,15 @@ from torch import nn
 from opswap.memory import denormal_parameters
 
 from .capture.quiet import quiet_copy
-from .graph.calls import Region
-from .planning.gains import losing_formats, loss
+from .carry_out import carry_out, clear
+from .planning.gains import losing_formats, loss, wins
 from .planning.planned import planned_report
 from .planning.planner import make_plan
 from .report import Report
-from .rewriting.carry_out import carry_out, clear
 from .rewriting.code import Rewritten, is_rewritten
 from .rewriting.input_format import check_memory_format, close_doors, memory_format_of, open_door
-from .rule import Shapes
+from .rule import Refusal, Region, Shapes
 from .rules import DEFAULT, Replacement, Rule
-from .rules.proof import Refusal
-from .runtime.guards import wins
 from .verify import compare
 
 __all__ = ["report", "scan", "select_rules", "swap", "unswap", "verify"]

@@ -10,12 +10,54 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Node
 
-from .graph.calls import Region
-
-__all__ = ["Example", "Replacement", "Rule", "Shapes"]
+__all__ = ["UNPROBED", "Example", "Refusal", "Region", "Replacement", "Rule", "Shapes"]
 
 Shapes = Mapping[Node, tuple[int, ...]]
 Example = Callable[[], tuple[nn.Module, tuple[tuple[int, ...], ...]]]
+
+UNPROBED = "it does not run on probes"  # a refusal
+
+
+class Refusal(Exception):
+    """A region that is not replaced.
+
+    told: False where it never looked like a candidate. ran: False where no run showed what it does.
+    """
+
+    def __init__(self, reason: str, *, told: bool = True, ran: bool = True) -> None:
+        super().__init__(reason)
+        self.told, self.ran = told, ran
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that move the elements of the inputs, joined along dimension 1, to the outputs.
+
+    inputs: the tensors that `cat` joins, or the source alone where cat is None.
+    nodes: all of the region, cat and outputs included, in graph order.
+    anchor: the first of them that yields a tensor, where the replacement is called.
+    mixing: the node that changes the order of elements.
+    problem: why the region may not be replaced even if the proof succeeds, or "".
+    modules: calls of modules, those among `nodes` first; the replacement gets the modules after the inputs.
+    """
+
+    inputs: tuple[Node, ...]
+    cat: Node | None
+    nodes: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    anchor: Node
+    mixing: Node
+    problem: str
+    modules: tuple[Node, ...] = ()
+
+    @property
+    def source(self) -> Node:
+        return self.inputs[0] if self.cat is None else self.cat
+
+    @property
+    def body(self) -> tuple[Node, ...]:
+        """The nodes without cat."""
+        return tuple(n for n in self.nodes if n is not self.cat)
 
 
 @dataclass(frozen=True)

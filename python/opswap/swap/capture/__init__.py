@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """From a forward to graphs: its paths, the conditions of each path, and all that the forward reads.
 
-    paths              the paths of one forward as graphs, with the conditions of each
-    tracer             one path: torch.fx, with a decision for each branch
-    bytecode           which names a function reads and writes, and what no trace can show; imports no torch
-    follow, reach      the user's functions that a trace runs; everything outside that they can read
-    identity           comparisons by identity, which a trace would answer for itself
-    concrete, written  tensors that a trace meets or makes; writes of a trace, found and reverted
-    shell, quiet       copies of the modules to analyse; runs of copies without hooks and random numbers
-    example_run        the sizes that one run on example inputs shows
-    einops_backend     einops on the proxies of a capture
+paths              the paths of one forward as graphs, with the conditions of each
+tracer             one path: torch.fx, with a decision for each branch
+bytecode           which names a function reads and writes, and what no trace can show; imports no torch
+follow, reach      the user's functions that a trace runs; everything outside that they can read
+identity           comparisons by identity, which a trace would answer for itself
+concrete, written  tensors that a trace meets or makes; writes of a trace, found and reverted
+shell, quiet       copies of the modules to analyse; runs of copies without hooks and random numbers
+example_run        the sizes that one run on example inputs shows
+einops_backend     einops on the proxies of a capture
 """

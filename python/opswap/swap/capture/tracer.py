@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # opswap.swap
 _EINOPS = f"{os.sep}einops{os.sep}"
 # torch's own code through which a call reaches a proxy unchanged; a trace would drop what the rest of torch
 # adds around a call, such as a checkpoint, a custom gradient or a context.

@@ -14,11 +14,11 @@ from torch import Tensor, fx
 from opswap._torch import lookup_backend
 
 from ..api import select_rules
-from ..graph.calls import Region
 from ..graph.metadata import drop_unused_facts
 from ..planning.planner import Change, apply_rules
 from ..report import Report, Site
 from ..rewriting.code import replace_region
+from ..rule import Region
 from ..rules import Rule
 from .open_sizes import Specialised, specialise
 

@@ -10,16 +10,28 @@ from __future__ import annotations
 import enum
 from dataclasses import replace
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.fx import Graph, Node
 
-from ..graph.aliasing import needs_layout
-from ..graph.calls import Region, subject
-from ..rule import Replacement
-from ..runtime.guards import meant_for_channels_last
+from opswap.ops._layout import suggest_memory_format
 
-__all__ = ["Demand", "demand_of", "restricted"]
+from ..graph.aliasing import needs_layout
+from ..graph.calls import subject
+from ..rule import Region, Replacement
+from ..rules.conditions import CONVOLUTIONS
+
+__all__ = ["Demand", "demand_of", "meant_for_channels_last", "restricted"]
+
+
+def meant_for_channels_last(module: nn.Module) -> bool:
+    """True where the first convolution in the module has its weights in channels_last."""
+    for m in module.modules():
+        if isinstance(m, CONVOLUTIONS):
+            return suggest_memory_format(m.weight) is not torch.contiguous_format
+    return False
+
 
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 _ONE_PIXEL = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)

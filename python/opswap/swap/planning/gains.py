@@ -6,36 +6,36 @@ By default, tensors in a memory format in which a rule was measured slower take 
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
 import platform
-import random
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from opswap import isa
-from opswap._torch import tree_leaves
 from opswap.doctor import cpu_model
-from opswap.ops._stats import stats
 
-from ..rules import DEFAULT, OPTIONAL, Rule
+__all__ = [
+    "cache_file",
+    "cpu_class",
+    "forget_tables",
+    "gain",
+    "keep_gains",
+    "kept_gains",
+    "losing_formats",
+    "loss",
+    "wins",
+]
 
-__all__ = ["cache_file", "cpu_class", "gain", "keep_gains", "kept_gains", "losing_formats", "loss", "tune"]
 
 _SHIPPED = Path(__file__).with_name("gains.json")
 _NOISE = 0.95  # a ratio above this is no loss
-_FORMATS = {
-    "contiguous": {},
-    "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d},
-}
 
 Table = Mapping[str, Mapping[str, float]]
 
@@ -74,24 +74,6 @@ def loss(rule: str) -> str:
     return "slower here: " + ", ".join(f"{ratio:.2f}x in {k}" for k, ratio in ratios.items()) + source
 
 
-def tune(rules: Sequence[Rule] | None = None, *, rounds: int = 9) -> dict[str, dict[str, float]]:
-    """Measure every rule that has an example against torch, and keep the result for this machine.
-
-    Args: rules: None is all of them; rounds: timed steps of each form, in random order.
-    Returns: {rule: {memory format: time of torch / time of opswap}}, of forward and backward.
-    Raises: OSError if the cache folder cannot be written.
-    """
-    table: dict[str, dict[str, float]] = {}
-    for rule in DEFAULT + OPTIONAL if rules is None else rules:
-        if rule.example is not None and rule.name not in table:
-            module, shapes = rule.example()
-            ratios = {k: _ratio(rule, module, shapes, k, rounds) for k in _FORMATS}
-            table[rule.name] = {k: ratio for k, ratio in ratios.items() if ratio is not None}
-    keep_gains(cache_file(), table)
-    _read.cache_clear()
-    return table
-
-
 def keep_gains(file: Path, gains: Any) -> None:
     """Write gains as those of this machine. Raises: OSError where the folder cannot be written."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,6 +89,11 @@ def kept_gains(file: Path) -> Any:
         return found["gains"] if {k: found[k] for k in _machine()} == _machine() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def forget_tables() -> None:
+    """Read the tables again, the next time that one is needed."""
+    _read.cache_clear()
 
 
 def _machine() -> dict[str, str]:
@@ -138,49 +125,9 @@ def _read(own: Path, tiers: tuple[str, ...]) -> tuple[Table, str]:
     return next(((shipped[c]["gains"], c) for c in classes if c in shipped), ({}, cpu_class()))
 
 
-def _ratio(
-    rule: Rule, module: nn.Module, shapes: Sequence[tuple[int, ...]], layout: str, rounds: int
-) -> float | None:
-    """Time of torch over ours, None where torch, or every kernel of ours, leaves this memory format out."""
-    from ..api import swap
-
-    stock = module.train()
-    ours = swap(copy.deepcopy(stock), rules=[rule])
-    inputs = [_input(shape, layout) for shape in shapes]
-    try:
-        _step(stock, inputs)
-    except RuntimeError:
-        return None
-    before = stats()["kernel"]
-    _step(ours, inputs)
-    if stats()["kernel"] == before:
-        return None
-    best = {stock: math.inf, ours: math.inf}
-    with torch.random.fork_rng([]):
-        for i in range(rounds + 1):
-            order = [stock, ours]
-            random.Random(i).shuffle(order)
-            for m in order:
-                seconds = _step(m, inputs)
-                if i:
-                    best[m] = min(best[m], seconds)
-    return round(best[stock] / best[ours], 3)
-
-
-def _input(shape: tuple[int, ...], layout: str) -> Tensor:
-    memory_format = _FORMATS[layout].get(len(shape), torch.contiguous_format)
-    return (
-        torch.randn(shape, dtype=torch.float32, device="cpu")
-        .contiguous(memory_format=memory_format)
-        .requires_grad_()
-    )
-
-
-def _step(module: nn.Module, inputs: Sequence[Tensor]) -> float:
-    begin = time.perf_counter()
-    outputs: list[Any] = [y for y in tree_leaves(module(*inputs)) if y.requires_grad]
-    forward = time.perf_counter() - begin
-    grads = [torch.ones_like(y) for y in outputs]
-    begin = time.perf_counter()
-    torch.autograd.grad(outputs, [*inputs, *module.parameters()], grads, allow_unused=True)
-    return forward + time.perf_counter() - begin
+def wins(input: Tensor, losing: tuple[str, ...]) -> bool:
+    """True where the memory format of the tensor is none of those in which the replacement is slower."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
+    if last is None or input.is_contiguous() or not input.is_contiguous(memory_format=last):
+        return "contiguous" not in losing
+    return "channels_last" not in losing

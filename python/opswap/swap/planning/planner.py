@@ -17,13 +17,13 @@ from ..capture.example_run import ModelInputs
 from ..capture.paths import Capture, CaptureError, capture
 from ..capture.shell import Shell
 from ..capture.tracer import class_name
-from ..graph.calls import Region, graph_kinds
+from ..graph.calls import graph_kinds
 from ..report import Report, Site
 from ..rewriting.code import Rewritten, passed_by
-from ..rule import Shapes
+from ..rule import UNPROBED, Refusal, Region, Shapes
 from ..rules import Replacement, Rule
-from ..rules.proof import UNPROBED, Refusal
-from ..runtime.guards import hooked, on_cpu
+from ..rules.conditions import on_cpu
+from ..runtime.guards import hooked
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
 from .contiguity import Demand, demand_of, restricted

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """From a plan to the model.
 
-    carry_out      change the model, completely or not at all
-    code           the text of a new forward, and the generated subclass of a user's class
-    input_format   convert parameters and inputs to a memory format, and back
+carry_out      change the model, completely or not at all
+code           the text of a new forward, and the generated subclass of a user's class
+input_format   convert parameters and inputs to a memory format, and back
 """

@@ -28,8 +28,7 @@ from opswap.functional import grouped_linear
 from opswap.ops.linear import register_flops
 
 from ..capture.paths import Capture
-from ..graph.calls import Region
-from ..rule import Replacement
+from ..rule import Region, Replacement
 from ..runtime.fallback import declined, missed
 from ..runtime.guards import Record, foresees, holds, in_mode
 from ..runtime.instance_forward import (

@@ -4,13 +4,12 @@
 from dataclasses import replace
 
 from ..rule import Replacement, Rule
-from . import channels, convolution, dropout, groups, linear, norm, norm_functional, permutation, pool
+from . import channels, convolution, dropout, linear, norm, norm_functional, permutation, pool
 
 __all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
 
 _NORMS = norm.RULES + norm_functional.RULES
-_LINEAR = linear.RULES + groups.RULES
-_ARITHMETIC = _NORMS + _LINEAR + convolution.RULES
+_ARITHMETIC = _NORMS + linear.RULES + convolution.RULES
 _KERNELS = channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES
 
 

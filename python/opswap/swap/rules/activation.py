@@ -10,11 +10,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
+from torch import nn
 from torch.fx import Node
 
-from ..runtime.guards import activation_of
+from ..runtime.state import stock_class
 
-__all__ = ["activation"]
+__all__ = ["activation", "activation_of"]
+
+_ACTIVATIONS = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Hardswish: "hardswish"}
+
+
+def activation_of(module: nn.Module) -> str | None:
+    """The name of the activation that this module is, as `opswap.functional.batch_norm_act` calls it."""
+    cls = stock_class(module)
+    if cls is nn.Hardtanh:
+        return "relu6" if module.min_val == 0 and module.max_val == 6 else None
+    return _ACTIVATIONS.get(cls)
+
 
 _FUNCTIONS = {
     torch.relu: "relu",

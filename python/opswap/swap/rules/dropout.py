@@ -14,10 +14,8 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap.ops.dropout import draws_alike
 
-from ..graph.calls import Region
-from ..rule import Replacement, Rule, Shapes
-from ..runtime.guards import poolable
-from .proof import Refusal
+from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from .conditions import poolable
 
 __all__ = ["RULES"]
 

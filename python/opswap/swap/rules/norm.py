@@ -9,17 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from opswap.nn.norm import apply_norm
+from opswap.ops._function import plain_cpu
 
-from ..graph.calls import Region
-from ..rule import Replacement, Rule, Shapes
-from ..runtime.guards import CONVOLUTIONS, NORMS, activation_of, hooked, normable, owned, poolable, unhooked
-from .activation import activation
+from ..rule import Region, Replacement, Rule, Shapes
+from ..runtime.guards import hooked, unhooked
+from ..runtime.state import stock_class
+from .activation import activation, activation_of
+from .conditions import CONVOLUTIONS, poolable, trains
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "normable", "owned"]
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def normable(norm: nn.Module, input: Any) -> bool:
+    """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation knows."""
+    return stock_class(norm) in NORMS and poolable(input)
+
+
+def owned(output: Tensor, convolution: nn.Module) -> bool:
+    """True where nobody but the caller holds this convolution's output, not even for a gradient."""
+    fresh = stock_class(convolution) in CONVOLUTIONS and unhooked(convolution)
+    return fresh and not trains(output) and plain_cpu((output,))
 
 
 def _find_act(graph: Graph) -> Iterator[Region]:

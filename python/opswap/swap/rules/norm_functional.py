@@ -11,11 +11,9 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..graph.calls import Region
-from ..rule import Replacement, Rule, Shapes
-from ..runtime.guards import poolable
+from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from .activation import activation
-from .proof import Refusal
+from .conditions import poolable
 
 __all__ = ["RULES"]
 

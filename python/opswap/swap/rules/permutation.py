@@ -14,12 +14,15 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap.ops.permutation import is_permutation, shuffle_groups, take_channels
 
-from ..graph.calls import Region
-from ..rule import Replacement, Rule, Shapes
-from ..runtime.guards import indexes, plain
-from .proof import Refusal
+from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from .conditions import plain
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "indexes"]
+
+
+def indexes(index: Tensor) -> bool:
+    """True for a tensor of numbers of channels that opswap may read."""
+    return index.dim() == 1 and index.dtype is torch.int64 and index.device.type == "cpu" and plain(index)
 
 
 def _index(node: Node) -> Any:

@@ -20,12 +20,16 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..graph.calls import Region
-from ..rule import Example, Replacement, Rule, Shapes
-from ..runtime.guards import pays, poolable, trains
-from .proof import Refusal
+from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes
+from .conditions import poolable, trains
 
-__all__ = ["OPTIONAL", "RULES"]
+__all__ = ["OPTIONAL", "RULES", "pays"]
+
+
+def pays(input: Any, planes: int, pixels: int, ndims: tuple[int, ...] | None = None) -> bool:
+    """`poolable`, and of as many elements as a call costs: of `planes` if contiguous, in channels_last of `pixels`."""
+    return poolable(input, ndims) and input.numel() >= (planes if input.is_contiguous() else pixels)
+
 
 _PLANE = ({2, 3}, {-2, -1})
 

@@ -46,8 +46,8 @@ __all__ = [
 OWN, TORCH, LAYERS, LIBRARY, STATEFUL, USER = "own", "torch", "layers", "library", "stateful", "user"
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(__file__) + os.sep
-_OPSWAP = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # opswap.swap
+_OPSWAP = os.path.dirname(os.path.dirname(_HERE)) + os.sep
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _SITE = tuple({sysconfig.get_path(k) + os.sep for k in ("purelib", "platlib")})
 

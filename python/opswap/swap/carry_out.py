@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from ..capture.paths import Capture
-from ..capture.tracer import class_name
-from ..planning.planner import Plan, guarded
-from ..report import Planned
-from ..runtime.guards import Record
-from ..runtime.instance_forward import has_link, put_back, recipe_of, saved
-from ..runtime.state import observe
-from .code import Recipe, install, is_rewritten, make_record, restore, write, write_whole
+from .capture.paths import Capture
+from .capture.tracer import class_name
+from .planning.planner import Plan, guarded
+from .report import Planned
+from .rewriting.code import Recipe, install, is_rewritten, make_record, restore, write, write_whole
+from .runtime.guards import Record
+from .runtime.instance_forward import has_link, put_back, recipe_of, saved
+from .runtime.state import observe
 
 __all__ = ["carry_out", "clear"]
 

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""Conditions of several rules, evaluated in a rewritten forward; torch.compile traces through them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opswap._torch import is_wrapper
+
+__all__ = ["CONVOLUTIONS", "on_cpu", "plain", "plain_floats", "poolable", "trains"]
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def plain(input: Any) -> bool:
+    """True for a tensor that is not a wrapper of others."""
+    return type(input) is Tensor or (isinstance(input, Tensor) and not is_wrapper(input))
+
+
+def on_cpu(input: Any) -> bool:
+    """True unless the value is a tensor on another device, for which there is no kernel."""
+    return getattr(input, "is_cpu", True)
+
+
+def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
+    """True for a tensor that opswap's pools know: dense, floating point, of one of these dimensions."""
+    if not isinstance(input, Tensor) or (ndims is not None and input.dim() not in ndims):
+        return False
+    if type(input) is not Tensor and is_wrapper(input):
+        return False
+    return input.dtype in _FLOATS and input.layout is torch.strided
+
+
+def plain_floats(*tensors: Any) -> bool:
+    """True for tensors that opswap's linear maps know, of one dtype and device."""
+    first = tensors[0]
+    return all(poolable(t) and t.dtype == first.dtype and t.device == first.device for t in tensors)
+
+
+def trains(input: Tensor) -> bool:
+    """True where a gradient of what is computed from `input` will be asked for."""
+    return torch.is_grad_enabled() and input.requires_grad

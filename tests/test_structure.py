@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""The folders of opswap.swap import downwards only, so that each can be read without those above it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import opswap
+
+FOLDER = Path(opswap.__file__).parent / "swap"
+# From the bottom: what a folder, or a file at the top of opswap.swap, may import besides itself.
+BELOW: dict[str, set[str]] = {
+    "report": set(),
+    "rule": set(),
+    "runtime": set(),
+    "graph": {"runtime"},
+    "capture": {"graph", "runtime"},
+    "rules": {"rule", "graph", "runtime"},
+    "rewriting": {"rule", "capture", "graph", "runtime"},
+    "planning": {"report", "rule", "rules", "rewriting", "capture", "graph", "runtime"},
+}
+ABOVE = {"__init__", "api", "carry_out", "compile", "explain", "tuning", "verify"}
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(FOLDER).with_suffix("").parts[0]
+
+
+def _imported(path: Path) -> set[str]:
+    """The folders and files at the top of opswap.swap from which a file imports."""
+    package = path.relative_to(FOLDER).parent.parts
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            names = [node.module.split(".")] if node.module else [[a.name] for a in node.names]
+            if node.level <= len(package) + 1:
+                found |= {(*base, *name)[0] for name in names}
+    return found
+
+
+def test_every_file_is_in_a_known_place() -> None:
+    assert {_room(path) for path in FOLDER.rglob("*.py")} == BELOW.keys() | ABOVE
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_imports_point_downwards(room: str) -> None:
+    upwards = {
+        f"{path.relative_to(FOLDER)}: {name}"
+        for path in FOLDER.rglob("*.py")
+        if _room(path) == room
+        for name in _imported(path) - {room} - BELOW[room]
+    }
+    assert not upwards
