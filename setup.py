@@ -97,7 +97,7 @@ def extension(name, sources, macros, flags, libraries):
     return Extension(
         name,
         sources=sorted(map(str, sources)),
-        depends=sorted(str(p) for p in Path("csrc").rglob("*.h")),
+        depends=sorted(str(p) for p in Path("csrc").rglob("*.[hi]*")),
         include_dirs=["csrc"],
         define_macros=[("Py_LIMITED_API", "0x030A0000"), ("_POSIX_C_SOURCE", "200809L"), *macros],
         extra_compile_args=[*compile_args, *flags],

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The folders of opswap.swap import downwards only, so that each can be read without those above it."""
+"""What the tree promises: folders of opswap.swap import downwards only; intrinsics stand in one layer of csrc."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,14 @@ def test_imports_point_downwards(room: str) -> None:
         for name in _imported(path) - {room} - BELOW[room]
     }
     assert not upwards
+
+
+# Names of vector instructions: of x86, of Arm, and of gcc for both.
+_INTRINSIC = re.compile(r"\b(_mm\d*_\w+|__m(64|128|256|512)[di]?|v(ld|st)\d+q?_\w+|\w+intrin\.h|arm_neon\.h)\b")
+
+
+def test_intrinsics_stand_in_the_vector_layer_alone() -> None:
+    folder = Path(__file__).parents[1] / "csrc"
+    sources = [path for path in folder.rglob("*.*") if path.suffix in (".c", ".h", ".inc")]
+    with_intrinsics = {str(p.relative_to(folder)) for p in sources if _INTRINSIC.search(p.read_text())}
+    assert with_intrinsics == {"core/simd_avx2.h", "core/simd_avx512.h", "core/simd_neon.h"}

@@ -9,7 +9,7 @@ static float normalized(const osw_batch_factors *f, int64_t channel, float x)
     return (x * f->scale - f->mean[channel]) / f->std[channel];
 }
 
-#define EACH   "batch/scalar.h"
+#define EACH   "batch/scalar.inc"
 #define FLOATS OSW_EACH_F32 + OSW_EACH_BF16 + OSW_EACH_F16
 #include "core/each_float.h"
 

@@ -12,9 +12,6 @@
 #if defined(__GLIBC__)
 #    include <malloc.h>
 #endif
-#if defined(__x86_64__)
-#    include <xmmintrin.h>
-#endif
 #if !defined(_WIN32)
 #    include <sched.h>
 #endif
@@ -56,7 +53,7 @@ static const uint64_t flush_bits = 1u << 24; /* of both */
 static uint64_t read_control(void)
 {
 #    if defined(__x86_64__)
-    return _mm_getcsr();
+    return __builtin_ia32_stmxcsr();
 #    else
     uint64_t control;
     __asm__ volatile("mrs %0, fpcr" : "=r"(control));
@@ -68,7 +65,7 @@ static void set_flush_bits(uint64_t bits)
 {
     const uint64_t control = (read_control() & ~flush_bits) | bits;
 #    if defined(__x86_64__)
-    _mm_setcsr((unsigned)control);
+    __builtin_ia32_ldmxcsr((unsigned)control);
 #    else
     __asm__ volatile("msr fpcr, %0" : : "r"(control));
 #    endif

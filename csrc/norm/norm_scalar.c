@@ -12,7 +12,7 @@ enum {
 };
 
 #define TIER   scalar
-#define EACH   "norm/scalar_types.h"
+#define EACH   "norm/scalar_types.inc"
 #define FLOATS OSW_EACH_F32 + OSW_EACH_F64 + OSW_EACH_BF16 + OSW_EACH_F16
 #include "core/each_float.h"
 

@@ -12,7 +12,7 @@
 #define FLOATING     1
 #define LOWEST       (-(VALUE)INFINITY)
 #define DIVIDE(a, b) ((a) / (b))
-#define EACH         "pool/scalar/each.h"
+#define EACH         "pool/scalar/each.inc"
 #define FLOATS       OSW_EACH_F32 + OSW_EACH_F64 + OSW_EACH_BF16 + OSW_EACH_F16
 #include "core/each_float.h"
 #undef FLOATING
@@ -28,7 +28,7 @@
 #define SUFFIX u8
 #define VALUE  uint8_t
 #define LOWEST 0
-#include "pool/scalar/each.h"
+#include "pool/scalar/each.inc"
 #undef SUFFIX
 #undef VALUE
 #undef LOWEST
@@ -36,7 +36,7 @@
 #define SUFFIX i8
 #define VALUE  int8_t
 #define LOWEST INT8_MIN
-#include "pool/scalar/each.h"
+#include "pool/scalar/each.inc"
 #undef SUFFIX
 #undef VALUE
 #undef LOWEST
@@ -44,7 +44,7 @@
 #define SUFFIX i16
 #define VALUE  int16_t
 #define LOWEST INT16_MIN
-#include "pool/scalar/each.h"
+#include "pool/scalar/each.inc"
 #undef SUFFIX
 #undef VALUE
 #undef LOWEST
@@ -52,7 +52,7 @@
 #define SUFFIX i32
 #define VALUE  int32_t
 #define LOWEST INT32_MIN
-#include "pool/scalar/each.h"
+#include "pool/scalar/each.inc"
 #undef SUFFIX
 #undef VALUE
 #undef LOWEST
@@ -61,7 +61,7 @@
 #define SUFFIX i64
 #define VALUE  int64_t
 #define LOWEST INT64_MIN
-#include "pool/scalar/each.h"
+#include "pool/scalar/each.inc"
 
 #define FILL(operation, form, dtype)                                                               \
     table[OSW_POOL_##operation##_##form##_##dtype] = osw_##operation##_##form##_##dtype##__scalar;
