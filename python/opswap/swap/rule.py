@@ -91,7 +91,7 @@ class Rule:
     """One kind of rewrite.
 
     find: yields candidate regions of a captured graph, which may overlap.
-    prove: returns the replacement of one, or raises `prove.Refusal`; it also gets the sizes of the graph's
+    prove: returns the replacement of one, or raises `Refusal`; it also gets the sizes of the graph's
         tensors where a run has shown them.
     exact: the replacement's outputs and gradients are bit-equal to the region's.
     example: makes a module that the rule changes and the sizes of its inputs, for `opswap.tune` to time.

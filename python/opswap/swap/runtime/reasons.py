@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Why a rewritten forward, or one rewrite in it, runs the original code: the first condition that fails, in words.
 
-Everything here repeats, slowly and with values, what `runtime.holds` and the generated code ask. It runs only when the
+Everything here repeats, slowly and with values, what `guards.holds` and the generated code ask. It runs only when the
 original code runs anyway.
 """
 
@@ -64,7 +64,7 @@ def _format(tensor: Tensor) -> str:
 def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
     """Why the captured forward no longer means what the module's own forward means; None if it still does.
 
-    Asks what `runtime.holds` asks, in the same order. Args: inputs: what the forward is called with.
+    Asks what `guards.holds` asks, in the same order. Args: inputs: what the forward is called with.
     """
     record = vars(module).get("_opswap_record")
     if record is None:

@@ -42,7 +42,7 @@ class Shuffle:
     """A region is channel_shuffle(cat(inputs, 1), groups, inverse) cut into sections.
 
     sections: None for one output, a number as torch.chunk takes it, or the channels of every output.
-    ndims, channels, spatial, batches: the sizes the proof holds for, as `runtime.covers` takes them.
+    ndims, channels, spatial, batches: the sizes the proof holds for, as `conditions.covers` takes them.
     views: contiguous inputs give views of themselves.
     """
 
