@@ -59,7 +59,9 @@ def test_imports_point_downwards(room: str) -> None:
 
 
 # Names of vector instructions: of x86, of Arm, and of gcc for both.
-_INTRINSIC = re.compile(r"\b(_mm\d*_\w+|__m(64|128|256|512)[di]?|v(ld|st)\d+q?_\w+|\w+intrin\.h|arm_neon\.h)\b")
+_INTRINSIC = re.compile(
+    r"\b(_mm\d*_\w+|__m(64|128|256|512)[di]?|v(ld|st)\d+q?_\w+|\w+intrin\.h|arm_neon\.h)\b"
+)
 
 
 def test_intrinsics_stand_in_the_vector_layer_alone() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Forwards that ask for sizes, types and flags: what was answered is guarded, the original runs elsewhere."""
 
+# ruff: noqa: RUF059
 from __future__ import annotations
 
 import copy
@@ -205,3 +206,65 @@ class TestModes:
         ours = model(x)
         torch.manual_seed(3)
         assert torch.equal(ours, stock(x)) and not originals()
+
+
+def two_names_of_split(x: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = torch.nn.functional.max_pool2d(x, 3).split(6, 1)
+    return a * 2, b
+
+
+def two_names_of_chunk(x: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = by_size(x, 3).chunk(2, 1)
+    return a, b
+
+
+def four_names_of_a_size(x: Tensor) -> Tensor:
+    y = torch.relu(x)
+    b, c, h, w = y.shape
+    return torch.nn.functional.max_pool2d(y, 3) + c
+
+
+def unused_names_of_a_joined_size(x: Tensor) -> Tensor:
+    x = torch.cat((x, x + 1), 1)
+    b, c, h, w = x.size()
+    return x.view(-1, 2, 12, *x.shape[2:]).transpose(1, 2).reshape(-1, 24, *x.shape[2:])
+
+
+def two_names_of_a_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = by_size(x, 3).unflatten(0, (-1, 1))
+    return a, b
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        two_names_of_split,
+        two_names_of_chunk,
+        four_names_of_a_size,
+        unused_names_of_a_joined_size,
+        two_names_of_a_tensor,
+    ],
+)
+def test_as_many_values_as_names(body: object) -> None:
+    stock = Only(body)
+    model = swapped(stock)
+    raised = []
+    for size in (
+        (2, 12, 4, 8),
+        (2, 18, 4, 8),
+        (2, 6, 4, 8),
+        (3, 12, 4, 8),
+        (1, 12, 4, 8),
+        (12, 4, 8),
+        (2, 12, 2, 4, 8),
+    ):
+        x = torch.randn(size)
+        try:
+            expected = stock(x)
+        except (RuntimeError, ValueError) as error:
+            raised.append(type(error))
+            with pytest.raises(type(error)):
+                model(x)
+        else:
+            assert_equal(model(x), expected)
+    assert ValueError in raised and len(raised) < 7

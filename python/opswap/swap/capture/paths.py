@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -22,13 +23,14 @@ from opswap._torch import DispatchMode
 
 from ..graph.aliasing import returns_tensor
 from ..graph.calls import joined_parts, subject
-from ..graph.metadata import ancestors, copy_with_inputs, drop_unused_facts, is_entry, without_joins
-from ..runtime.guards import find_class, hooked, require, unpackable
+from ..graph.metadata import ancestors, copy_with_inputs, drop_unused_facts, is_entry, is_fact, without_joins
+from ..runtime.guards import find_class, hooked, require
 from ..runtime.outside import Outside, join
 from ..runtime.state import Reading
 from . import einops_backend
 from .concrete import Draws
 from .follow import Follower
+from .texts import Piece, Texts, has_mark, without_marks
 from .tracer import BorrowedModuleError, CaptureError, Decision, Hints, Tracer, raised_by_user
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
@@ -45,7 +47,8 @@ class Capture:
     """One path of the forward of `root` as a graph.
 
     Every node's meta has "owner", the path below root of the module whose forward made it, and "source", the
-    "file:line" that did, or that module's class where it is one of torch's own. `opened` are the modules whose
+    "file:line" that did, or that module's class where it is one of torch's own; "unpacked" if the forward unpacks its
+    value: to how many names. `opened` are the modules whose
     calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults.
 
     The graph is the forward's where each of `guards`, graphs over the same arguments, gives True, and each of
@@ -92,8 +95,6 @@ def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capt
         raise CaptureError("forward differs between train() and eval()")
     if others or first.guards or first.foreseen or any(n.target is require for n in first.graph.nodes):
         raise CaptureError("control flow depends on the size of a tensor")
-    for node in [n for n in first.graph.nodes if n.target is unpackable]:
-        first.graph.erase_node(node)
     return first
 
 
@@ -138,7 +139,7 @@ class _Trace:
     reading: Reading
     outside: Outside
     asks_none: bool
-    unpacked: dict[fx.Node, int]
+    texts: Texts
 
     def script(self, place: int, answer: bool | int) -> list[bool | int]:
         """The answers up to a decision, and another one there."""
@@ -186,7 +187,7 @@ class _Explorer:
         if isinstance(error, CaptureError):
             raise error
         lines = str(error).splitlines() or [""]
-        raise CaptureError(f"{type(error).__name__}: {lines[0]}") from error
+        raise CaptureError(f"{type(error).__name__}: {without_marks(lines[0])}") from error
 
     def _trace(self, script: Sequence[bool | int], nothing: str = "") -> _Trace:
         """One trace. What a forward draws from the random generators is undone and refused."""
@@ -238,7 +239,7 @@ class _Explorer:
             error = CaptureError(f"forward writes to {written[0]}")
         error = tracer.refusal or error
         known = follower.reading(), follower.outside(), follower.asks_none
-        return _Trace(tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.unpacked)
+        return _Trace(tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.texts)
 
     def _finish(self, trace: _Trace) -> Capture:
         """Turn every decision into a guard or a check."""
@@ -257,7 +258,7 @@ class _Explorer:
                 other = self._trace(trace.script(place, not decision.answer))
             error = None if other is None else other.error
             if error is not None and raised_by_user(error) and _can_be_made_again(error):
-                _insert_check(graph, decision, error)
+                _insert_check(graph, decision, error, other.texts)
                 reading, outside = reading | other.reading, join((outside, other.outside))
             elif self._can_foresee(graph, decision):
                 guard = _guard(graph, decision)
@@ -267,8 +268,6 @@ class _Explorer:
                     f"control flow depends on the size of what a module returns at {decision.where}"
                 )
         drop_unused_facts(graph)
-        for node, number in trace.unpacked.items():
-            _insert_count(graph, node, number)
         found = tuple(guards.values()), tuple(foreseen.values())
         known = {"reading": reading, "outside": outside}
         return Capture(self.root, graph, self.opened, trace.arguments, *found, **known)
@@ -308,15 +307,18 @@ class _Explorer:
 
 def _lines(graph: fx.Graph, nothing: str = "") -> list[str]:
     """The steps of a graph in words, with None in the place of one of them."""
+    return [_line(node, nothing) for node in graph.nodes]
 
-    def named(node: fx.Node) -> str | None:
-        return None if node.name == nothing else f"%{node.name}"
 
-    return [repr((n.op, n.target, fx.node.map_arg((n.args, n.kwargs), named))) for n in graph.nodes]
+def _line(node: fx.Node, nothing: str = "") -> str:
+    def named(n: fx.Node) -> str | None:
+        return None if n.name == nothing else f"%{n.name}"
+
+    return repr((node.op, node.target, fx.node.map_arg((node.args, node.kwargs), named)))
 
 
 def _can_be_made_again(error: BaseException) -> bool:
-    plain = all(isinstance(a, _PLAIN) and "Proxy(" not in str(a) for a in error.args)
+    plain = all(isinstance(a, _PLAIN) and "Proxy" not in str(a) for a in error.args)
     return plain and find_class(type(error).__module__, type(error).__qualname__) is type(error)
 
 
@@ -330,21 +332,41 @@ def _guard(graph: fx.Graph, decision: Decision) -> fx.Graph:
     return guard
 
 
-def _insert_check(graph: fx.Graph, decision: Decision, error: BaseException) -> None:
+def _insert_check(graph: fx.Graph, decision: Decision, error: BaseException, texts: Texts) -> None:
     """Raise what the forward raises where the decision falls the other way."""
     joins = {n: parts for n in graph.nodes if (parts := joined_parts(n))}
     fact = without_joins(graph, decision.node, joins)
+    marked = [(i, texts.split(a)) for i, a in enumerate(error.args) if has_mark(a)]
+    plain = tuple("" if has_mark(a) else a for a in error.args)
+    names = type(error).__module__, type(error).__qualname__
     with graph.inserting_after(decision.node):
-        names = type(error).__module__, type(error).__qualname__
-        check = graph.call_function(require, (fact, decision.answer, *names, tuple(error.args)))
+        check = graph.call_function(require, (fact, decision.answer, *names, plain))
     check.meta.update(decision.node.meta)
+    if not marked:
+        return
+    known = {n.name: n for n in takewhile(lambda n: n is not check, graph.nodes)}
+    with graph.inserting_before(check):
+
+        def own(piece: str | Piece) -> Any:
+            if isinstance(piece, str):
+                return piece
+            shown = _copied(graph, piece[0], known, check.meta)
+            return (without_joins(graph, shown, joins), *piece[1:])
+
+        shown = tuple((i, tuple(map(own, pieces))) for i, pieces in marked)
+    check.args = (*check.args, shown)
 
 
-def _insert_count(graph: fx.Graph, node: fx.Node, number: int) -> None:
-    """Raise what Python raises where a result is unpacked to another number of values."""
-    with graph.inserting_after(node):
-        check = graph.call_function(unpackable, (node, number))
-    check.meta.update(node.meta)
+def _copied(graph: fx.Graph, node: fx.Node, known: dict[str, fx.Node], meta: dict[str, Any]) -> fx.Node:
+    """The node of another trace in this graph: the same one before the traces part, or a copy of a fact."""
+    twin = known.get(node.name)
+    if twin is not None and _line(twin) == _line(node):
+        return twin
+    if not is_fact(node):
+        raise CaptureError(f"a text is made of what a module returns, at {node.meta['source']}")
+    copy = graph.node_copy(node, lambda n: _copied(graph, n, known, meta))
+    copy.meta.update(meta)
+    return copy
 
 
 def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capture]) -> list[Capture] | None:

@@ -33,11 +33,12 @@ from ..graph.aliasing import returns_tensor
 from ..graph.calls import graph_kinds, operation
 from ..graph.metadata import ATTRIBUTES, counts_dimensions, is_fact, is_shape
 from ..runtime import purity
-from ..runtime.guards import hooked
+from ..runtime.guards import hooked, require
 from .bytecode import unfaithful
 from .concrete import Concrete
 from .follow import CHECKPOINTED, Follower
 from .identity import is_compared
+from .texts import Texts, has_mark, is_for_a_message
 
 __all__ = [
     "BorrowedModuleError",
@@ -120,13 +121,13 @@ class _Proxy(fx.Proxy):
         return _AttributeProxy(self, name)
 
     def __iter__(self) -> Iterator[Any]:
-        """As fx does; how many values a module's result is unpacked to is checked by the rewritten forward too."""
+        """As fx does; to how many names values are unpacked is checked by the rewritten forward too."""
         frame = sys._getframe(1)
         number = _unpacked(frame)
         if number is None:
             return self.tracer.iter(self)
-        if self.node.op == "call_module":
-            self.tracer.unpacked[self.node] = number
+        if self.node.meta.setdefault("unpacked", number) != number:
+            raise self.tracer.refuse(f"values are unpacked to {number} names, and elsewhere to others")
         return iter([self[i] for i in range(number)])
 
     def __len__(self) -> int:
@@ -163,14 +164,17 @@ class _Proxy(fx.Proxy):
     def __repr__(self) -> str:
         if _called_from_torch():
             return super().__repr__()
-        raise self.tracer.refuse(f"a text is made of a tensor or its size at {self.tracer.inspect_frames()}")
+        return self.tracer.text_of(self.node, sys._getframe(1), "repr")
 
-    __str__ = __repr__
+    def __str__(self) -> str:
+        if _called_from_torch():
+            return super().__repr__()
+        return self.tracer.text_of(self.node, sys._getframe(1), "str")
 
     def __format__(self, spec: str) -> str:
         if _called_from_torch():
             return super().__format__(spec)
-        raise self.tracer.refuse(f"a text is made of a tensor or its size at {self.tracer.inspect_frames()}")
+        return self.tracer.text_of(self.node, sys._getframe(1), "format", spec)
 
     @property
     def __class__(self) -> type:
@@ -224,9 +228,7 @@ class Tracer(fx.Tracer):
         self.answered: dict[str, bool | int] = {}
         self.follower: Follower  # what runs in the trace, by whoever makes the tracer
         self.hinting = False  # modules are called on tensors, for a hint
-        self.unpacked: dict[
-            fx.Node, int
-        ] = {}  # results of modules, and to how many values the forward unpacks them
+        self.texts = Texts()
         self.nothing = ""  # the name of the node in whose place the forward gets None
 
     def refuse(self, reason: str) -> CaptureError:
@@ -267,14 +269,34 @@ class Tracer(fx.Tracer):
 
         return record_or_call
 
-    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+    def create_proxy(self, kind: str, target: Any, args: Any, *others: Any, **kwargs: Any) -> fx.Proxy:
         """As fx does; no code of the user runs in it."""
         before = self.follower.pause()
         try:
-            made = super().create_proxy(*args, **kwargs)
+            if target is torch._assert and len(args) == 2 and has_mark(args[1]):
+                return self._checked(*args)
+            made = super().create_proxy(kind, target, args, *others, **kwargs)
         finally:
             self.follower.go_on(before)
         return None if made.node.name == self.nothing else made
+
+    def _checked(self, fact: Any, text: str) -> None:
+        """torch._assert with a text that shows values."""
+        if not (isinstance(fact, fx.Proxy) and is_fact(fact.node)):
+            raise self.refuse(f"a text is made of a size for a check of elements at {self.inspect_frames()}")
+        error = (
+            AssertionError.__module__,
+            AssertionError.__qualname__,
+            ("",),
+            ((0, self.texts.split(text)),),
+        )
+        self.create_node("call_function", require, (fact.node, True, *error), {})
+
+    def text_of(self, node: fx.Node, frame: FrameType, how: str, specification: str = "") -> str:
+        """The text that stands for a fact in the message of a check, for the time of the trace."""
+        if is_fact(node) and is_for_a_message(frame):
+            return self.texts.mark(node, how, specification)
+        raise self.refuse(f"a text is made of a tensor or its size at {self.inspect_frames()}")
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)

@@ -147,6 +147,7 @@ def drop_unused_facts(graph: Graph) -> None:
         of_data = operation(node) == "data"
         if (
             not node.users
+            and "unpacked" not in node.meta  # to a number of names, which is checked
             and node.op in ("call_function", "call_method")
             and (of_data or is_fact(node, known))
         ):

@@ -30,7 +30,7 @@ from opswap.ops.linear import register_flops
 from ..capture.paths import Capture
 from ..rule import Region, Replacement
 from ..runtime.fallback import declined, missed
-from ..runtime.guards import Record, foresees, holds, in_mode
+from ..runtime.guards import Record, foresees, holds, in_mode, unpackable
 from ..runtime.instance_forward import (
     Link,
     fits,
@@ -298,6 +298,8 @@ def _site_text(region: Region, replacement: Replacement, scope: dict[str, Any]) 
             values[node] = graph.call_method("__call__", (modules[node], *args), kwargs)
         else:
             values[node] = graph.create_node(node.op, node.target, args, kwargs)
+        if "unpacked" in node.meta:
+            values[node].meta["unpacked"] = node.meta["unpacked"]
     results = tuple(values[n] for n in region.outputs)
     graph.output(results if len(results) > 1 else results[0])
     scope.update(replacement.names)
@@ -326,8 +328,11 @@ class _CodeGen(CodeGen):
 
 
 def _function_text(graph: Graph, name: str, scope: dict[str, Any], first: tuple[str, ...] = ()) -> str:
-    for node in graph.nodes:
+    for node in list(graph.nodes):
         node.type = None
+        if "unpacked" in node.meta:  # raise what Python raises for another number of values
+            with graph.inserting_after(node):
+                graph.call_function(unpackable, (node, node.meta["unpacked"]))
     graph.set_codegen(_CodeGen(name, first))
     code = graph.python_code("self")
     for key, value in code.globals.items():

@@ -179,10 +179,35 @@ def _metadata(tensor: Any) -> Any:
     )
 
 
-def require(fact: Any, answer: bool, module: str, name: str, args: tuple[Any, ...]) -> None:
-    """Raise what the original forward raises, the class `name` of `module`, where a fact is not as captured."""
+def require(
+    fact: Any,
+    answer: bool,
+    module: str,
+    name: str,
+    args: tuple[Any, ...],
+    texts: tuple[tuple[int, tuple[Any, ...]], ...] = (),
+) -> None:
+    """Raise what the original forward raises, the class `name` of `module`, where a fact is not as captured.
+
+    Args: texts: arguments that show values, by their places: plain pieces, and values with how they become text.
+    """
     if bool(fact) is not answer:
+        known = dict(texts)
+        args = tuple(_text(known[i]) if i in known else a for i, a in enumerate(args))
         raise find_class(module, name)(*args)
+
+
+def _text(pieces: tuple[Any, ...]) -> str:
+    shown = ""
+    for piece in pieces:
+        if isinstance(piece, str):
+            shown += piece
+            continue
+        value, how, specification = piece
+        shown += (
+            format(value, specification) if how == "format" else repr(value) if how == "repr" else str(value)
+        )
+    return shown
 
 
 def unpackable(values: Any, number: int) -> None:

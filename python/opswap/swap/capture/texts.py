@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: MIT
+"""Texts that a forward makes of sizes, dtypes and devices, for the message of a check.
+
+A trace has no values to put into such a text; it puts a mark there. That is right only if no code reads the text,
+so a text is made in three kinds of statements alone:
+
+    assert test, text
+    raise Error(text)
+    torch._assert(test, text)
+
+The statement is found in the source of the running code, which is compiled again and compared. The rewritten forward
+makes the text if the check fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+__all__ = ["Piece", "Texts", "has_mark", "is_for_a_message", "without_marks"]
+
+# How a value becomes text, "format", "repr" or "str"; and the format's specification.
+Piece = tuple[Node, str, str]
+
+_FIRST, _LAST = "\ue0f1", "\ue0f2"  # of a mark: characters for private use
+_MARK = re.compile(f"{_FIRST}([0-9]+){_LAST}")
+_MAKERS = {"ascii", "format", "repr", "str"}
+_PLAIN_FORMAT = re.compile(r"%[^%rs]")  # of a value that need not be a text, or with a width
+
+
+class Texts:
+    """What the marks of one trace stand for."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+
+    def mark(self, node: Node, how: str, specification: str = "") -> str:
+        """The text of a value, for the time of the trace."""
+        self.pieces.append((node, how, specification))
+        return f"{_FIRST}{len(self.pieces) - 1}{_LAST}"
+
+    def split(self, text: str) -> tuple[str | Piece, ...]:
+        """A text in pieces: plain ones, and values."""
+        parts = _MARK.split(text)
+        return tuple(self.pieces[int(part)] if i % 2 else part for i, part in enumerate(parts) if part)
+
+
+def has_mark(value: Any) -> bool:
+    return isinstance(value, str) and _FIRST in value
+
+
+def without_marks(text: str) -> str:
+    return _MARK.sub("...", text)
+
+
+def is_for_a_message(frame: FrameType) -> bool:
+    """True if a text that this frame is making goes into the message of a check, and nowhere else."""
+    statement = _statement(frame.f_code, frame.f_lineno)
+    if isinstance(statement, ast.Assert):
+        read, message = [statement.test], [statement.msg]
+    elif isinstance(statement, ast.Raise) and isinstance(statement.exc, ast.Call):
+        if not _is_plain_error(_value(statement.exc.func, frame)):
+            return False
+        read = [part for part in (statement.exc.func, statement.cause) if part is not None]
+        message = [*statement.exc.args, *(keyword.value for keyword in statement.exc.keywords)]
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        if len(call.args) != 2 or call.keywords or _value(call.func, frame) is not torch._assert:
+            return False
+        read, message = call.args[:1], call.args[1:]
+    else:
+        return False
+    return not any(map(_makes_texts, read)) and all(_shows_values(part, frame) for part in message)
+
+
+def _is_plain_error(value: Any) -> bool:
+    """True for a class of errors that keeps its arguments and looks at none of them."""
+    if not (isinstance(value, type) and issubclass(value, BaseException)):
+        return False
+    return not isinstance(value.__init__, FunctionType) and not isinstance(value.__new__, FunctionType)
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """What a name stands for, or a name in a module; None for everything else."""
+    if isinstance(node, ast.Attribute):
+        holder = _value(node.value, frame)
+        return getattr(holder, node.attr, None) if isinstance(holder, ModuleType) else None
+    if not isinstance(node, ast.Name):
+        return None
+    for names in (frame.f_locals, frame.f_globals, frame.f_builtins):
+        if node.id in names:
+            return names[node.id]
+    return None
+
+
+def _makes_texts(node: ast.expr) -> bool:
+    """True if evaluating this may make a text, by which something is decided."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.JoinedStr) or (isinstance(part, ast.Mod) and not _is_arithmetic(node)):
+            return True
+        if isinstance(part, ast.Name) and part.id in _MAKERS:
+            return True
+        if isinstance(part, ast.Attribute) and part.attr in ("format", "format_map", "join", "__format__"):
+            return True
+    return False
+
+
+def _is_arithmetic(node: ast.expr) -> bool:
+    """True if every remainder in it is that of a division by a plain number, which a text has not."""
+    remainders = [n for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod)]
+    return all(_has_no_format(n.left) for n in remainders)
+
+
+def _has_no_format(node: ast.expr) -> bool:
+    """True for what is no text: sizes and numbers of dimensions, and arithmetic on them."""
+    if isinstance(node, ast.Constant):
+        return not isinstance(node.value, (str, bytes))
+    if isinstance(node, ast.BinOp):
+        return _has_no_format(node.left) and _has_no_format(node.right)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr in ("dim", "numel", "size")
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+    return isinstance(node, ast.Attribute) and node.attr == "ndim"
+
+
+_DECIDE = (
+    ast.Await,
+    ast.BoolOp,
+    ast.Compare,
+    ast.IfExp,
+    ast.Lambda,
+    ast.NamedExpr,
+    ast.Not,
+    ast.comprehension,
+)
+
+
+def _shows_values(message: ast.expr, frame: FrameType) -> bool:
+    """True if marks stand where the values would, neither padded nor cut nor looked at by code in the message."""
+    for part in ast.walk(message):
+        if isinstance(part, _DECIDE):
+            return False
+        if isinstance(part, ast.FormattedValue) and part.conversion != -1 and part.format_spec is not None:
+            return False
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and not _is_plain_format(part.left):
+            return False
+        if isinstance(part, ast.BinOp) and not isinstance(part.op, (ast.Add, ast.Mod)) and _makes_texts(part):
+            return False
+        if isinstance(part, ast.Subscript) and (_makes_texts(part.value) or _makes_texts(part.slice)):
+            return False
+        if isinstance(part, ast.Call) and not _is_known(part.func, frame):
+            return False
+    return True
+
+
+def _is_plain_format(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and not _PLAIN_FORMAT.search(node.value.replace("%%", ""))
+    )
+
+
+def _is_known(called: ast.expr, frame: FrameType) -> bool:
+    """True for calls in a message that read no text: of sizes, and those that make texts."""
+    if isinstance(called, ast.Attribute):
+        on_text = isinstance(called.value, ast.Constant) and isinstance(called.value.value, str)
+        return called.attr in ("dim", "numel", "size") or (
+            on_text and called.attr == "format" and not re.search("[!]", called.value.value)
+        )
+    return _value(called, frame) in (len, list, repr, str, tuple)
+
+
+@lru_cache(maxsize=1024)
+def _statement(code: CodeType, line: int) -> ast.stmt | None:
+    """The innermost statement at this line of a function, None if the source is not that of the code."""
+    tree = _tree(code.co_filename, "".join(linecache.getlines(code.co_filename)))
+    if tree is None or not _is_compiled_from(code, *tree):
+        return None
+    found = [
+        node
+        for node in ast.walk(tree[0])
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    inner = [node for node in found if not hasattr(node, "body")]
+    return inner[0] if len(inner) == 1 else None
+
+
+@lru_cache(maxsize=32)
+def _tree(file: str, source: str) -> tuple[ast.Module, CodeType] | None:
+    try:
+        tree = ast.parse(source, file)
+        return tree, compile(tree, file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _is_compiled_from(code: CodeType, tree: ast.Module, module: CodeType) -> bool:
+    for found in _codes(module):
+        if (found.co_name, found.co_firstlineno) == (code.co_name, code.co_firstlineno):
+            return _same(found, code)
+    return False
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)
+
+
+def _same(a: CodeType, b: CodeType) -> bool:
+    """True if both have the same instructions on the same lines."""
+    if (a.co_code, a.co_names, a.co_varnames) != (b.co_code, b.co_names, b.co_varnames):
+        return False
+    if list(dis.findlinestarts(a)) != list(dis.findlinestarts(b)):
+        return False
+    plain = [[c for c in code.co_consts if not isinstance(c, CodeType)] for code in (a, b)]
+    return repr(plain[0]) == repr(plain[1])

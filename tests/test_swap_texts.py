@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""Texts of sizes and dtypes: a message is captured and stays as it was, a text that decides refuses the forward."""
+
+from __future__ import annotations
+
+import copy
+import linecache
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from nearness import assert_model_as_near
+from spellings import Wrapped, texts
+from spellings.guards import Only
+from step import assert_equal, outputs_and_gradients
+
+Body = Callable[[Tensor], Tensor]
+SIZES = ((2, 12, 4, 8), (2, 12, 5, 8), (2, 8, 4, 8), (2, 12, 4), (2, 12, 2, 2, 2), (12, 4))
+
+
+class Behind(nn.Module):
+    """A function of what a module returns, whose sizes no guard can ask for before the forward runs."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.before = nn.ReLU()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self.before(x))
+
+
+def images(*size: int) -> Tensor:
+    return torch.randn(size or (2, 12, 4, 8))
+
+
+def error_of(model: nn.Module, x: Tensor) -> tuple[type, tuple[object, ...]] | None:
+    try:
+        model(x)
+    except Exception as error:
+        return type(error), error.args
+    return None
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("body", texts.MESSAGES)
+def test_a_message_is_as_it_was(body: Body, behind: bool) -> None:
+    stock = Behind(body) if behind else Only(body)
+    model = opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
+    raised = [error_of(stock, torch.ones(size)) for size in SIZES]
+    assert [error_of(model, torch.ones(size)) for size in SIZES] == raised
+    assert any(raised) and not all(raised)
+    opswap.reset_stats()
+    x = images()
+    assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+    assert not opswap.stats()["original"]
+
+
+def test_a_message_about_what_a_module_returns() -> None:
+    stock = Wrapped(texts.after_a_module)
+    stock.forward = texts.after_a_module.__get__(stock)
+    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    for size in ((2, 12, 4, 8), (2, 12, 1, 8)):
+        assert error_of(model, torch.ones(size)) == error_of(stock, torch.ones(size))
+
+
+@pytest.mark.parametrize("body", texts.DECIDING)
+def test_a_text_that_decides_is_refused(body: Body) -> None:
+    stock = Only(body)
+    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    report = opswap.report(model)
+    assert not report.swapped and "a text is made of" in report.kept[0].reason, str(report)
+    for size in SIZES:
+        assert error_of(model, torch.ones(size)) == error_of(stock, torch.ones(size))
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("body", texts.LEFT)
+def test_a_message_that_cannot_be_made_again_is_the_originals(body: Body, behind: bool) -> None:
+    stock = Behind(body) if behind else Only(body)
+    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    for size in SIZES:
+        assert error_of(model, torch.ones(size)) == error_of(stock, torch.ones(size))
+
+
+@pytest.mark.parametrize("act", [None, nn.ReLU6(inplace=True), nn.Hardswish(), nn.Identity(), nn.SiLU()])
+def test_batch_norms_of_libraries(act: nn.Module | None) -> None:
+    norms = [texts.BatchNormAct(8, act), texts.BatchNormAct(8, copy.deepcopy(act))]
+    stock = nn.Sequential(nn.Conv2d(3, 8, 3), norms[0], nn.Conv2d(8, 8, 3), norms[1])
+    model = opswap.swap(copy.deepcopy(stock), strict=True)
+    found = {s.path for s in opswap.report(model).swapped if s.rule.startswith("batch_norm")}
+    assert found == {"1", "3"}
+    for training in (True, False):
+        for m in (model, stock):
+            m.train(training)
+        assert_model_as_near(model, stock, lambda: (torch.randn(4, 3, 9, 9),))
+    with pytest.raises(AssertionError, match=r"^expected 4D input \(got 3D input\)$"):
+        model[1](torch.ones(8, 4, 4))
+
+
+def test_momentum_of_none_counts_batches() -> None:
+    stock = nn.Sequential(texts.BatchNormAct(8))
+    stock[0].momentum = None
+    model = opswap.swap(copy.deepcopy(stock))
+    for _ in range(3):
+        x = torch.randn(4, 8, 5, 5)
+        model(x), stock(x)
+    torch.testing.assert_close(dict(model.named_buffers()), dict(stock.named_buffers()))
+
+
+def test_a_source_that_has_changed_is_not_believed(tmp_path: Path) -> None:
+    text = """def forward(x):
+    {}
+    b, c, h, w = x.shape
+    return x.view(b, 3, c // 3, h, w).transpose(1, 2).reshape(b, c, h, w)
+"""
+    checking = text.format("_assert(x.dim() == 4, f'{x.shape[2]}')")
+    deciding = text.format("_assert(f'{x.shape[2]}' == '4', 'text')")
+    file = tmp_path / "changed_source.py"
+    for running, on_disk, found in (
+        (checking, checking, True),
+        (checking.replace("dim() == 4", "dim() != 3"), checking, False),
+        (checking.replace("dim() == 4", "dim() > 3"), "", False),
+        (deciding, checking, False),
+        (deciding, deciding, False),
+    ):
+        scope: dict[str, object] = {"_assert": torch._assert}
+        exec(compile(running, str(file), "exec"), scope)
+        file.write_text(on_disk)
+        linecache.clearcache()
+        assert bool(opswap.scan(Only(scope["forward"])).swapped) is found
+
+
+def test_a_name_that_stands_for_another_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strict(condition: object, text: str) -> None:
+        assert "4" in text
+
+    monkeypatch.setattr(texts, "_assert", strict)
+    stock = Only(texts.imported_assert)
+    model = opswap.swap(copy.deepcopy(stock))
+    for size in SIZES:
+        assert error_of(model, torch.ones(size)) == error_of(stock, torch.ones(size))
+
+
+def test_compiled_and_exported() -> None:
+    model = opswap.swap(Only(texts.torch_assert), exact=True, strict=True)
+    x = images()
+    expected = Only(texts.torch_assert)(x)
+    assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), expected)
+    assert torch.equal(torch.export.export(model, (x,)).module()(x), expected)
+    assert torch.equal(copy.deepcopy(model)(x), expected)
