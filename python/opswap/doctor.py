@@ -19,7 +19,7 @@ from . import functional as F
 from . import isa
 from .ops import channels
 
-__all__ = ["check_kernels", "cpu_model", "describe"]
+__all__ = ["check_kernels", "cpu_model", "describe", "machine"]
 
 _SHAPES = ((2, 6, 5, 7), (3, 12, 4, 4), (1, 58, 9, 3))
 _FALLBACK = "the plain torch form ran in place of the kernel"
@@ -35,6 +35,14 @@ def cpu_model() -> str:
             if key.strip() in ("model name", "Model") and value.strip():
                 return value.strip()
     return platform.processor() or platform.machine()
+
+
+def machine() -> str:
+    """Processor, instruction set, torch and threads in one line."""
+    threads = torch.get_num_threads()
+    return (
+        f"{cpu_model()}, {isa.current()}, torch {torch.__version__}, {threads} thread{'s' * (threads != 1)}"
+    )
 
 
 def describe() -> dict[str, str]:

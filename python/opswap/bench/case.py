@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import opswap
+from opswap._timing import Spread, ratio_spread, time_in_turn
 from opswap.doctor import cpu_model
-from profile_shares import shares
-from timing import Spread, paired_ratio, time_in_turn
+
+from .shares import shares
 
 __all__ = ["LAYOUTS", "Case", "measure"]
 
@@ -89,9 +90,11 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
         row |= {"form": name, "refused": refused}
         row |= {"plan": getattr(functions[name], "plan", "")}
         row |= {"shares": shares(functions[name]) if case.profile else {}}
+        row |= {"stock_shares": shares(functions[best]) if case.profile else {}}
         ours = Spread.of(final[name])
         row |= _comparison(ours, stock | {best: Spread.of(final[best])}, best)
-        row |= {"ratio": paired_ratio(final[best], final[name])}
+        ratio = ratio_spread(final[best], final[name])
+        row |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high}
         yield row | _roof(case, ours, copy_time) | _machine()
 
 
