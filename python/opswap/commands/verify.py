@@ -157,18 +157,15 @@ def _times(model: nn.Module, inputs: Inputs, arguments: argparse.Namespace) -> d
     import opswap
 
     layout = "channels_last" if arguments.channels_last else "contiguous"
-    stock = opswap.unswap(copy.deepcopy(model))
-    swapped = copy.deepcopy(stock)
-    opswap.swap(
-        swapped,
-        exact=arguments.exact,
-        example_inputs=inputs,
-        memory_format=torch.channels_last if arguments.channels_last else None,
-    )
+    stock, swapped = opswap.unswap(copy.deepcopy(model)), copy.deepcopy(model)
+    last = torch.channels_last if arguments.channels_last else None
+    if not opswap.report(model).swapped:
+        opswap.swap(swapped, exact=arguments.exact, example_inputs=inputs, memory_format=last)
+    elif last is not None:
+        swapped.to(memory_format=last)
     forms = {"contiguous": (stock, inputs), "swapped": (swapped, _laid_out(inputs, arguments.channels_last))}
     if arguments.channels_last:
-        last = copy.deepcopy(stock).to(memory_format=torch.channels_last)
-        forms["channels_last"] = last, forms["swapped"][1]
+        forms["channels_last"] = copy.deepcopy(stock).to(memory_format=last), forms["swapped"][1]
     found = {}
     for mode, make in (("train", _training), ("inference", _inference)):
         functions = _running({name: make(*form) for name, form in forms.items()})
