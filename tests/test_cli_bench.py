@@ -167,7 +167,7 @@ def test_a_live_table_on_a_terminal(measured: list[Any], monkeypatch: pytest.Mon
     assert cli.main(["bench", *FEW]) == 0
     printed = terminal.getvalue()
     assert "measured" in printed and "\x1b[" in printed, "the bar, drawn in place"
-    head, *lines = printed.rpartition("\x1b")[2].splitlines()
+    _, *lines = printed.rpartition("\x1b")[2].splitlines()
     assert (
         sum(line.startswith("pool") for line in lines) == 100 and lines[-1] == "100 rows, 0 slower than stock"
     )
@@ -242,7 +242,13 @@ class TestCompare:
         assert not rows.changes([old], [row(ratio=2.12, ratio_low=2.1, ratio_high=2.13)])[0]
 
     def test_only_equal_rows_are_compared(self) -> None:
-        for change in ({"threads": 2}, {"allocation": "fresh"}, {"shape": "2,2"}, {"form": "exact NCHW"}):
+        for change in (
+            {"threads": 2},
+            {"allocation": "fresh"},
+            {"shape": "2,2"},
+            {"form": "exact NCHW"},
+            {"stock": {}},
+        ):
             assert rows.changes([row()], [row(ratio=9.0, ratio_low=9.0, ratio_high=9.0, **change)]) == ([], 0)
 
     @pytest.mark.parametrize(

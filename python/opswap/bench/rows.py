@@ -25,8 +25,13 @@ _LEAST_CHANGE = 0.05
 
 
 def key(row: Row) -> tuple[Any, ...]:
-    """What makes a row comparable with the same row of another run."""
+    """Names the row: case, shape, dtype, layout, direction, threads, allocation, form of opswap."""
     return tuple(row.get(name, "") for name in _IDENTITY)
+
+
+def _comparable(row: Row) -> tuple[Any, ...]:
+    """What two comparable rows have in common; a ratio is to the fastest of the same stock forms."""
+    return *key(row), *sorted(row["stock"])
 
 
 def is_slower(row: Row) -> bool:
@@ -100,8 +105,8 @@ def changes(old: Iterable[Row], new: Iterable[Row]) -> tuple[list[Change], int]:
     Ratios to stock are compared, which depend less than times on the speed of the machine. A row moved if the quartiles
     of its two ratios do not overlap and the ratios differ by more than 5 %.
     """
-    before = {key(row): row for row in old}
-    pairs = [Change(before[key(row)], row) for row in new if key(row) in before]
+    before = {_comparable(row): row for row in old}
+    pairs = [Change(before[_comparable(row)], row) for row in new if _comparable(row) in before]
     return sorted(filter(_moved, pairs), key=lambda change: change.factor), len(pairs)
 
 
