@@ -238,7 +238,8 @@ def _table(report: Any, times: Mapping[str, Timing]) -> list[str]:
 def _result(check: Any) -> str:
     text = check.detail
     if check.error is not None:
-        text = f"error {check.error:.1e}, of stock {check.bound:.1e}: {text}"
+        tensor = text.removesuffix(" has the largest difference")
+        text = f"error {check.error:.1e}, of stock {check.bound:.1e} ({tensor})"
     return textwrap.shorten(text if check.holds else f"FAILS: {text}", _RESULT_WIDTH, placeholder=" ...")
 
 
