@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 # The kernels that read NumPy's arrays, for opswap.shapes alone.
 
-from collections.abc import Sequence
 from typing import Any
 
 def examine(images: tuple[Any, ...], /) -> tuple[str, int, tuple[tuple[int, int], ...]]: ...
@@ -10,7 +9,7 @@ def fill(
     batch: Any,
     dtype: str,
     channels_last: bool,
-    padding: Sequence[Any],
+    padding: Any,
     scale: Any,
     mean: Any,
     std: Any,

@@ -84,7 +84,7 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
         pair = {form: functions[form] for form in (best, name)}
         final = times if only_pair else time_in_turn(pair, seconds, _ROUNDS)
         _refuse_fallback(case)
-        row = {"case": case.case, "shape": case.shape, "dtype": case.dtype, "layout": layout}
+        row: dict[str, Any] = {"case": case.case, "shape": case.shape, "dtype": case.dtype, "layout": layout}
         row |= {"direction": case.direction, "threads": threads, "allocation": allocation}
         row |= {"kept_bytes": kept}
         row |= {"form": name, "refused": refused}

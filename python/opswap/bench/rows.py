@@ -72,9 +72,9 @@ def to_csv(rows: Sequence[Row]) -> str:
     """One line per row: what identifies it, times in milliseconds with quartiles, ratios, share of a copy."""
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
-    names = (*_IDENTITY, "best_stock", "stock_ms", "stock_low", "stock_high", "opswap_ms", "opswap_low")
-    names += ("opswap_high", "ratio", "ratio_low", "ratio_high", "roof_share", "gbps", "copy_gbps")
-    names += ("cpu", "isa", "torch", "opswap_version", "date")
+    names = [*_IDENTITY, "best_stock", "stock_ms", "stock_low", "stock_high", "opswap_ms", "opswap_low"]
+    names += ["opswap_high", "ratio", "ratio_low", "ratio_high", "roof_share", "gbps", "copy_gbps"]
+    names += ["cpu", "isa", "torch", "opswap_version", "date"]
     writer.writerow(names)
     for row in rows:
         best = row["stock"][row["best_stock"]]

@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ class BenchError(RuntimeError):
     """A process failed; it has printed why."""
 
 
-def measured_rows(selection: Selection) -> Iterator[Row]:
+def measured_rows(selection: Selection) -> Generator[Row, None, None]:
     """The rows of a selection, one after another. Closing the iterator ends the process that measures.
 
     Raises: BenchError if results of opswap and stock differ, or if opswap ran as plain torch code.
@@ -37,7 +37,7 @@ def measured_rows(selection: Selection) -> Iterator[Row]:
         yield from _rows_of_process(selection, allocation)
 
 
-def _rows_of_process(selection: Selection, allocation: str) -> Iterator[Row]:
+def _rows_of_process(selection: Selection, allocation: str) -> Generator[Row, None, None]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
     environment |= ALLOCATIONS[allocation]
     command = [sys.executable, "-m", "opswap.bench.run", json.dumps(asdict(selection)), allocation]

@@ -87,9 +87,13 @@ def _run(arguments: argparse.Namespace) -> int:
 def _tables(found: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     if "swap" in found:
-        head = ("rule", "contiguous", "channels_last")
-        rows = [(rule, *(_gain(gains.get(k)) for k in head[1:])) for rule, gains in found["swap"].items()]
-        lines += ["times faster than torch, a training step", *table(head, rows, right=(1, 2)), ""]
+        formats = ("contiguous", "channels_last")
+        rows = [(rule, *(_gain(gains.get(k)) for k in formats)) for rule, gains in found["swap"].items()]
+        lines += [
+            "times faster than torch, a training step",
+            *table(("rule", *formats), rows, right=(1, 2)),
+            "",
+        ]
     if "merge" in found:
         head = ("merged convolutions", "sizes", "grouped", "loop", "dense", "product")
         rows = [(name, *_fastest(rows)) for name, rows in found["merge"].items()]
