@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
+from opswap._progress import make_progress
+
 from .rows import HEAD, RIGHT, cells, is_slower
 from .selection import Selection
 
@@ -42,13 +44,11 @@ def live_table(out: IO[str], selection: Selection) -> Iterator[Show]:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console, Group
     from rich.live import Live
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
     console = Console(file=out)
-    columns = (TextColumn("measured"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=console)
-    bar = progress.add_task("", total=selection.count())
+    progress = make_progress(console)
+    bar = progress.add_task("measured", total=selection.count())
     shown: list[Row] = []
 
     def group() -> Group:

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 import opswap
 
 from .._command_line import STANDARD_OUTPUT, write_json
+from .._progress import make_progress
 from .._timing import Spread
 from ..doctor import machine as describe_machine
 from .detection import Detection
@@ -51,7 +52,7 @@ def run(settings: Settings) -> None:
     for task in tasks:
         console.print(f"\n{task.network} on {task.subject}", style="bold", highlight=False)
         console.print(str(task.report), markup=False, highlight=False, soft_wrap=True)
-        with _progress(console) as progress:
+        with make_progress(console) as progress:
             outcome = _train(progress, task)
             spreads = _time_formats(progress, task) if settings.rounds else {}
         _print_results(console, task, outcome, spreads)
@@ -106,22 +107,12 @@ def _detect(console: Console, settings: Settings) -> Detection:
     part = Detection(settings)
     part.find()
     part.count_graphs()
-    with _progress(console) as progress:
+    with make_progress(console) as progress:
         _follow(progress, "training, both forms", part.train(), settings.detection_steps)
         if settings.rounds:
             _follow(progress, "timing, and compiling", part.time(), settings.rounds)
     part.print(console)
     return part
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
 
 
 def _follow(progress: Progress, title: str, done: Iterable[int], total: int) -> None:
