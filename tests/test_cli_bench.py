@@ -290,7 +290,8 @@ def test_pictures(tmp_path: Path) -> None:
     shares = {"convolution": 0.7, "other": 0.3}
     plot.draw(tmp_path / "a.png", [row(), row(ratio=0.4, shares=shares, stock_shares=shares, gbps=None)])
     plot.draw(tmp_path / "b.png", rows.read(RESULTS / "models.json"))
-    for name in ("a", "b"):
+    plot.draw(tmp_path / "c.png", [row(shape=f"1,{i}", ratio=1 + i / 100) for i in range(5000)])
+    for name in ("a", "b", "c"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 

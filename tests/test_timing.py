@@ -77,6 +77,7 @@ class TestInTurn:
 def test_table() -> None:
     lines = _table.table(("name", "ms"), [("a long name", "1"), ("b", "100")], right=[1])
     assert lines == ["name          ms", "a long name    1", "b            100"]
+    assert _table.table(("a", "long"), [("xyz", "1")]) == ["a    long", "xyz  1"]
     assert _table.table(("name", "ms"), []) == []
     with pytest.raises(ValueError):
         _table.table(("name", "ms"), [("a",)])

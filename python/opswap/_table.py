@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["markdown", "milliseconds", "table", "times_faster"]
+__all__ = ["line", "markdown", "milliseconds", "table", "times_faster"]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
@@ -18,12 +18,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable
         return []
     right = set(right)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
+    return [line(row, widths, right) for row in cells]
+
+
+def line(texts: Sequence[str], widths: Sequence[int], right: Collection[int] = ()) -> str:
+    """One line of a table whose columns have these widths."""
+    places = enumerate(zip(texts, widths, strict=True))
+    return "  ".join(t.rjust(w) if i in right else t.ljust(w) for i, (t, w) in places).rstrip()
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from opswap._progress import make_progress
+from opswap._table import line
 
 from .rows import HEAD, RIGHT, cells, is_slower
 from .selection import Selection
@@ -30,9 +31,7 @@ def line_by_line(out: IO[str], selection: Selection) -> Iterator[Show]:
     widths = [max(width, len(heading)) for width, heading in zip(least, HEAD, strict=True)]
 
     def print_line(texts: tuple[str, ...]) -> None:
-        places = enumerate(zip(texts, widths, strict=True))
-        line = "  ".join(t.rjust(w) if i in RIGHT else t.ljust(w) for i, (t, w) in places)
-        print(line.rstrip(), file=out, flush=True)
+        print(line(texts, widths, RIGHT), file=out, flush=True)
 
     print_line(HEAD)
     yield lambda row: print_line(cells(row))

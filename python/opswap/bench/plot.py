@@ -13,14 +13,22 @@ Row = dict[str, Any]
 
 _BAR_HEIGHT, _MARGIN = 0.22, 1.2
 _WIDTH = 11.0
+_MOST_BARS = 200  # of a panel; a PNG has at most 2^16 pixels a side
 _FASTER, _SLOWER, _STOCK = "tab:blue", "tab:red", "tab:gray"
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
-    """Write a PNG, whatever the suffix of `path`. Args: rows: at least one. Raises: ModuleNotFoundError."""
+    """Write a PNG, whatever the suffix of `path`.
+
+    Args: rows: at least one; of more than 200, those with the smallest ratios.
+    Raises: ModuleNotFoundError without matplotlib.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    machine, found = rows[-1], len(rows)
+    if found > _MOST_BARS:
+        rows = sorted(rows, key=lambda row: row["ratio"])[:_MOST_BARS]
     roofs = [row for row in rows if row.get("gbps")]
     profiled = [row for row in rows if row.get("shares")]
     panels: list[tuple[Callable[[Any, Sequence[Row]], None], Sequence[Row], int]] = [(_ratios, rows, 1)]
@@ -28,10 +36,9 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
     panels += [(_shares, profiled, 2)] if profiled else []
     heights = [_MARGIN + _BAR_HEIGHT * bars * len(chosen) for _, chosen, bars in panels]
     figure = Figure(figsize=(_WIDTH, sum(heights) + 0.4), layout="constrained")
-    machine = rows[-1]
     figure.suptitle(
         f"opswap {machine['opswap_version']} on {machine['cpu']}, {machine['isa']}, torch {machine['torch']}, "
-        f"{machine['date']}",
+        f"{machine['date']}" + (f"; the {len(rows)} smallest ratios of {found}" if found > len(rows) else ""),
         fontsize="medium",
     )
     places = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -43,9 +50,10 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _label(row: Row) -> str:
-    words = (row["case"], row["shape"], row["dtype"], row.get("form", ""), row["layout"], row["direction"])
-    setting = f"{row['threads']} thr {row['allocation']}"
-    return " ".join(dict.fromkeys(word for word in (*words, setting) if word and word != "opswap"))
+    form = row.get("form", "").removeprefix("opswap")
+    layout = "" if row["layout"] in form else row["layout"]
+    words = (row["case"], row["shape"], row["dtype"], form, layout, row["direction"])
+    return " ".join(filter(None, (*words, f"{row['threads']} thr {row['allocation']}")))
 
 
 def _ticks(axes: Any, places: Sequence[float], rows: Sequence[Row]) -> None:
