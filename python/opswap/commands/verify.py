@@ -27,8 +27,7 @@ from opswap._command_line import (
 )
 from opswap._table import milliseconds, table, times_faster
 from opswap._timing import Spread, ratio_spread, time_in_turn
-from opswap._torch import tree_leaves
-from opswap.finding.script import InputSize, load_model
+from opswap.finding.script import InputSize, factory_step, load_model
 
 __all__ = ["add"]
 
@@ -186,7 +185,7 @@ def _running(functions: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[
     for name, function in functions.items():
         try:
             function()
-        except RuntimeError:
+        except (RuntimeError, UsageError):
             continue
         running[name] = function
     return running
@@ -201,26 +200,21 @@ def _timed(functions: Mapping[str, Callable[[], Any]], seconds: float) -> Timing
 
 
 def _training(model: nn.Module, inputs: Inputs) -> Callable[[], None]:
-    """Forward, the sum of the outputs' means, backward."""
     model = copy.deepcopy(model)
     model.train()
+    step = factory_step(model, inputs, backward=True)
 
     def run() -> None:
         model.zero_grad()
-        losses = [y.float().mean() for y in tree_leaves(model(*inputs)) if _has_gradient(y)]
-        torch.stack(losses).sum().backward()
+        step()
 
     return run
-
-
-def _has_gradient(y: Any) -> bool:
-    return isinstance(y, Tensor) and y.requires_grad
 
 
 def _inference(model: nn.Module, inputs: Inputs) -> Callable[[], None]:
     model = copy.deepcopy(model)
     model.eval()
-    return torch.no_grad()(lambda: model(*inputs))
+    return factory_step(model, inputs, backward=False)
 
 
 def _table(report: Any, times: Mapping[str, Timing]) -> list[str]:
