@@ -4,7 +4,7 @@
     python benchmarks/layout.py torchvision.models:resnet18 opswap.models:shufflenet_v2_x1_0 --input 4x3x224x224
 
 prints one row of a table for each package.module:factory (built without arguments): of the model as it is and of the
-swapped one. Step times are processor times of this process, the best of the rounds, the forms in turn.
+swapped one. Step times are medians, the forms in turn.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import argparse
 import copy
 import gc
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from opswap._timing import medians_in_turn
 from opswap.doctor import cpu_model
 from opswap.finding.script import InputSize, load_model
 
@@ -69,15 +70,8 @@ def _findings(model: nn.Module, x: Tensor) -> dict[str, list[str]]:
 
 
 def _time(forms: dict[str, tuple[nn.Module, Tensor]], rounds: int) -> dict[str, float]:
-    best = dict.fromkeys(forms, float("inf"))
-    for done in range(rounds + 1):
-        for name, (model, x) in forms.items():
-            start = time.process_time()
-            _step(model, x)
-            elapsed = time.process_time() - start
-            if done:  # the first round warms up
-                best[name] = min(best[name], 1e3 * elapsed)
-    return best
+    steps = {name: partial(_step, model, x) for name, (model, x) in forms.items()}
+    return medians_in_turn(steps, 0.0, rounds)
 
 
 def measure(name: str, size: InputSize, rounds: int) -> Row:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from opswap._table import markdown, milliseconds
+
 Row = dict[str, Any]
 
 _RESULTS = Path(__file__).parent / "results"
@@ -38,14 +40,6 @@ def _ratio(row: Row) -> str:
     return text if row["ratio"] >= 1.0 else f"**{text}** (slower)"
 
 
-def _ms(time: float) -> str:
-    return f"{time:.0f}" if time >= 100 else f"{time:.3g}"
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)]
-
-
 def _kept(row: Row) -> str:
     """MB that every form keeps for the backward; empty where that is not measured."""
     return ", ".join(f"{name} {size / 1e6:.1f}" for name, size in (row.get("kept_bytes") or {}).items())
@@ -66,7 +60,7 @@ def _operator_table(rows: list[Row]) -> list[str]:
         cells = [*key, stock, f"{first['opswap_ms']:.2f}", f"{first['roof_share']:.0%}"]
         cells += [_ratio(found[s]) if s in found else "" for s in settings]
         lines.append([*cells, _kept(first)] if keeps else cells)
-    return _table(head, lines)
+    return markdown(head, lines)
 
 
 def _model_table(rows: list[Row]) -> list[str]:
@@ -84,12 +78,12 @@ def _model_table(rows: list[Row]) -> list[str]:
     for key, group in _groups(rows, (*keys, "threads", "allocation")).items():
         times = {name: spread["median"] for name, spread in group[0]["stock"].items()}
         times |= {_form(row): row["opswap_ms"] for row in group}
-        cells = [_ms(times[name]) if name in times else "" for name in (*stock, *forms)]
+        cells = [milliseconds(times[name]) if name in times else "" for name in (*stock, *forms)]
         best = max(group, key=lambda row: row["ratio"])
         cells += [_ratio(best), best.get("plan", "")] if plans else [_ratio(best)]
         lines.append([*key[: len(keys)], _heading((key[-2], key[-1])), *cells])
     head = [*keys, "setting", *stock, *forms, "best stock / best swapped"]
-    return _table([*head, "runs as"] if plans else head, lines)
+    return markdown([*head, "runs as"] if plans else head, lines)
 
 
 def _form(row: Row) -> str:
@@ -121,7 +115,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
     for key, group in _groups(rows, ("case", "dtype", "layout")).items():
         ratios = [sorted(r["ratio"] for r in group if r["direction"] == d) for d in directions]
         lines.append([*key, *map(_range, ratios)])
-    return _table(["case", "dtype", "layout", *directions], lines)
+    return markdown(["case", "dtype", "layout", *directions], lines)
 
 
 def _range(ratios: Sequence[float]) -> str:

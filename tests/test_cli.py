@@ -99,7 +99,7 @@ def test_scan_lists_the_sites_and_changes_nothing(
 def test_scan_of_what_is_no_model_fails_clearly(
     model_file: str, target: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["scan", target]) == 1
+    assert cli.main(["scan", target]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -174,6 +174,6 @@ def test_demo_without_its_extras_names_them(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(opswap, "demo", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
-    assert cli.main(["demo"]) == 1
+    assert cli.main(["demo"]) == 2
     printed = capsys.readouterr().err
     assert f"needs {missing}" in printed and "pip install 'opswap[demo]'" in printed

@@ -49,15 +49,15 @@ def test_an_input_shows_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_input_that_does_not_fit_fails_clearly(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["scan", "scanned_models:reshaped", "--input", "2x5x4x8"]) == 1
+    assert cli.main(["scan", "scanned_models:reshaped", "--input", "2x5x4x8"]) == 2
     assert "does not run on example_inputs" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["scan", "scanned_models:reshaped", "--input", "2,3"])
-    assert "expected sizes such as 32x3x224x224, got '2,3'" in capsys.readouterr().err
+    assert "expected sizes such as 32x3x224x224 or 8x16:int64, got '2,3'" in capsys.readouterr().err
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["scan", "scanned_models:reshaped", "--input", "2x12x4x8", "--json", "--exact"]) == 0
+    assert cli.main(["scan", "scanned_models:reshaped", "--input", "2x12x4x8", "--json", "-", "--exact"]) == 0
     (site,) = json.loads(capsys.readouterr().out)["swapped"]
     assert site["path"] == "1" and site["source"].split(":")[0].endswith("scanned_models.py")
 

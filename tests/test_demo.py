@@ -2,6 +2,7 @@
 """The demo in a small configuration, and what must make it fail."""
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,20 @@ def test_only_one_network(
     assert cli.main(["demo", *arguments, "--output", str(tmp_path / "plot.png")]) == 0
     printed = capsys.readouterr().out
     assert said in printed and unsaid not in printed
+
+
+def test_what_is_measured_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["demo", *_BRANCHES, "--output", str(tmp_path / "plot.png")]
+    assert cli.main([*arguments, "--json", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "Plot:" in printed and "\x1b" not in printed
+    found = json.loads((tmp_path / "out.json").read_text())
+    network = found["networks"]["Multi-branch net"]
+    assert [len(losses) for losses in network["losses"].values()] == [2, 2]
+    assert set(network["step_ms"]) == set(network["accuracies"]) == {"loop", "merged"}
+    assert cli.main([*arguments, "--json", "-"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["networks"].keys() == found["networks"].keys() and "Plot:" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from opswap.finding import (
     format_seconds,
     is_user_file,
     short_path,
-    text_table,
 )
 from opswap.finding.plot import MOST_BARS, Bar, draw_bars
 from opswap.finding.script import (
@@ -98,7 +97,7 @@ def test_short_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert short_path("") == "" and short_path("<stdin>") == "<stdin>"
 
 
-def test_numbers_and_tables() -> None:
+def test_numbers() -> None:
     assert [format_bytes(n) for n in (0, 999, 1500, 2.5e6, 3e9, 4e15)] == [
         "0 B",
         "999 B",
@@ -108,7 +107,6 @@ def test_numbers_and_tables() -> None:
         "4e+03 TB",
     ]
     assert [format_seconds(s) for s in (2, 0.0123, 4.5e-5)] == ["2 s", "12.3 ms", "45 us"]
-    assert text_table(("a", "long"), [("xyz", "1")]) == ["a    long", "xyz  1"]
 
 
 def test_sites_of_one_line_are_one_row() -> None:

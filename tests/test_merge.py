@@ -219,6 +219,6 @@ def test_only_what_is_faster_than_the_loop_is_taken(
     def timed(calls: Any, seconds: float) -> dict[str, float]:
         return {name: ms if name == "wide" else 1.0 for name in calls}
 
-    monkeypatch.setattr(measure, "time_in_turn", timed)
+    monkeypatch.setattr(measure, "medians_in_turn", timed)
     merged = merge.branches(make("bottleneck", 3), example_input=example("bottleneck", 2))
     assert {t.chosen for t in merged.merge_report().timings if not t.path} == {chosen}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as T
@@ -19,7 +20,7 @@ from . import functional as F
 from . import isa
 from .ops import channels
 
-__all__ = ["check_kernels", "cpu_model", "describe"]
+__all__ = ["check_kernels", "cpu_model", "describe", "machine"]
 
 _SHAPES = ((2, 6, 5, 7), (3, 12, 4, 4), (1, 58, 9, 3))
 _FALLBACK = "the plain torch form ran in place of the kernel"
@@ -35,6 +36,14 @@ def cpu_model() -> str:
             if key.strip() in ("model name", "Model") and value.strip():
                 return value.strip()
     return platform.processor() or platform.machine()
+
+
+def machine() -> str:
+    """Processor, instruction set, torch and threads in one line."""
+    threads = torch.get_num_threads()
+    return (
+        f"{cpu_model()}, {isa.current()}, torch {torch.__version__}, {threads} thread{'s' * (threads != 1)}"
+    )
 
 
 def describe() -> dict[str, str]:
@@ -59,8 +68,8 @@ class _Check:
     """
 
     name: str
-    ours: Callable[[Tensor], Tensor]
-    theirs: Callable[[Tensor], Tensor]
+    ours: Callable[[Tensor], Any]
+    theirs: Callable[[Tensor], Any]
     tolerance: float = 0.0
     everywhere: bool = True
 
@@ -82,7 +91,11 @@ def _weight(x: Tensor) -> Tensor:
 _CHECKS = (
     _Check("max_pool2d", lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: T.max_pool2d(x, 3, 2, 1), 1e-6),
     _Check("avg_pool2d", lambda x: F.avg_pool2d(x, 2), lambda x: T.avg_pool2d(x, 2), 1e-5),
-    _Check("global_max_pool2d", F.global_max_pool2d, lambda x: T.adaptive_max_pool2d(x, 1)),
+    _Check(
+        "global_max_pool2d",
+        F.global_max_pool2d,
+        lambda x: T.adaptive_max_pool2d(x, 1),
+    ),
     _Check(
         "batch_norm_relu",
         lambda x: F.batch_norm_relu(x, None, None, training=True),

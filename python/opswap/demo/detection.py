@@ -18,13 +18,13 @@ from torch.nn import functional as F
 
 import opswap
 
+from .._timing import Spread
 from .._torch import compiled_graphs
 from ..shapes import ShapesReport
 from . import canvases, digits
 from .detector import Batch, Detector, data_dependent_loss, fixed_loss
 from .settings import DemoError, Settings
 from .tables import table, time_cells
-from .training import Spread
 
 __all__ = ["DEPENDENT", "FIXED", "Detection", "Form", "PaddingEffects", "padding_effects"]
 
@@ -52,8 +52,7 @@ class Form:
 
     def spread(self) -> Spread:
         """Of the step times, in ms."""
-        low, median, high = np.percentile(np.array(self.seconds) * 1e3, (25, 50, 75))
-        return Spread(float(low), float(median), float(high))
+        return Spread.of([1e3 * seconds for seconds in self.seconds])
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import opswap
+from opswap._timing import Spread
 
-from .training import Batch, Criterion, Learner, Spread, in_turn, swap_exactly
+from .training import Batch, Criterion, Learner, in_turn, swap_exactly
 
 __all__ = ["FormatTiming", "Forms", "stock_and_swapped"]
 

@@ -13,9 +13,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from .._timing import Spread
 from .detection import Detection
 from .task import Task
-from .training import Learner, Spread
+from .training import Learner
 
 __all__ = ["draw"]
 

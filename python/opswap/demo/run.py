@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 import opswap
 
-from .. import isa
-from ..doctor import cpu_model
+from .._command_line import STANDARD_OUTPUT, write_json
+from .._progress import make_progress
+from .._timing import Spread
+from ..doctor import machine as describe_machine
 from .detection import Detection
 from .lprnet import LPRNetTask
 from .multi_branch import MultiBranchTask
@@ -22,7 +27,6 @@ from .settings import DemoError, Settings
 from .shufflenet import ShuffleNetTask
 from .tables import table, time_cells
 from .task import Outcome, Task
-from .training import Spread
 
 __all__ = ["run"]
 
@@ -40,18 +44,15 @@ def run(settings: Settings) -> None:
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    console = Console()
-    threads = torch.get_num_threads()
-    machine = (
-        f"{cpu_model()}, {isa.current()}, torch {torch.__version__}, {threads} thread{'s' * (threads != 1)}"
-    )
+    console = Console(stderr=settings.json == STANDARD_OUTPUT)
+    machine = describe_machine()
     console.print(f"opswap {opswap.__version__} on {machine}", highlight=False)
     tasks = [make(settings) for name, make in _TASKS.items() if settings.only in (None, name)]
     outcomes, timings = [], {}
     for task in tasks:
         console.print(f"\n{task.network} on {task.subject}", style="bold", highlight=False)
         console.print(str(task.report), markup=False, highlight=False, soft_wrap=True)
-        with _progress(console) as progress:
+        with make_progress(console) as progress:
             outcome = _train(progress, task)
             spreads = _time_formats(progress, task) if settings.rounds else {}
         _print_results(console, task, outcome, spreads)
@@ -65,8 +66,39 @@ def run(settings: Settings) -> None:
         )
     draw(settings.output, machine, tasks, timings, detection)
     console.print(f"Plot: {settings.output}", soft_wrap=True)
+    if settings.json is not None:
+        write_json(
+            settings.json, json.dumps(_as_data(machine, tasks, outcomes, timings, detection), indent=2)
+        )
     for task, outcome in zip(tasks, outcomes, strict=True):
         _check_accuracy(task, outcome)
+
+
+def _as_data(
+    machine: str,
+    tasks: Sequence[Task],
+    outcomes: Sequence[Outcome],
+    timings: Mapping[str, Mapping[str, Spread]],
+    detections: Sequence[Detection],
+) -> dict[str, Any]:
+    """What `--json` writes. Times are milliseconds."""
+    networks = {
+        task.network: {
+            "losses": {learner.name: learner.losses for learner in task.learners},
+            "step_ms": {learner.name: asdict(learner.spread(skip=1)) for learner in task.learners},
+            "accuracies": outcome.accuracies,
+            "notes": outcome.notes,
+        }
+        for task, outcome in zip(tasks, outcomes, strict=True)
+    }
+    formats = {
+        title: {name: asdict(spread) for name, spread in spreads.items()}
+        for title, spreads in timings.items()
+    }
+    forms = {
+        form.name: {"losses": form.losses, "graphs": form.graphs} for d in detections for form in d.forms
+    }
+    return {"machine": machine, "networks": networks, "formats_ms": formats, "detection": forms}
 
 
 def _detect(console: Console, settings: Settings) -> Detection:
@@ -75,22 +107,12 @@ def _detect(console: Console, settings: Settings) -> Detection:
     part = Detection(settings)
     part.find()
     part.count_graphs()
-    with _progress(console) as progress:
+    with make_progress(console) as progress:
         _follow(progress, "training, both forms", part.train(), settings.detection_steps)
         if settings.rounds:
             _follow(progress, "timing, and compiling", part.time(), settings.rounds)
     part.print(console)
     return part
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
 
 
 def _follow(progress: Progress, title: str, done: Iterable[int], total: int) -> None:

@@ -21,7 +21,7 @@ class Settings:
     only: "shufflenet", "lprnet", "multi_branch" or "detection"; None for all.
     batch_size, seed, threads: of every training; threads None leaves torch's own number.
     rounds: timed steps of every memory format; 0 for none.
-    output: file of the plot.
+    output: file of the plot. json: file of the losses, accuracies and times; "-" for standard output, None for none.
     epochs, image_size: ShuffleNetV2's passes over the images and their side in pixels.
     min_accuracy: percent of the held-out images that ShuffleNetV2, stock and swapped, must get right.
     steps: LPRNet's training steps; None for as many as the demo, or the full demo, is meant to have.
@@ -46,6 +46,7 @@ class Settings:
     full: bool
     branch_steps: int
     detection_steps: int
+    json: Path | None = None
 
     def __post_init__(self) -> None:
         if self.full and self.only not in (None, "lprnet"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .training import Spread
+from .._timing import Spread
 
 __all__ = ["table", "time_cells"]
 

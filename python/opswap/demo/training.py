@@ -7,15 +7,14 @@ import copy
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import opswap
+from opswap._timing import Spread
 
 from .settings import DemoError
 
@@ -23,7 +22,6 @@ __all__ = [
     "Batch",
     "Criterion",
     "Learner",
-    "Spread",
     "adam",
     "check_equal_parameters",
     "in_turn",
@@ -37,15 +35,6 @@ __all__ = [
 Batch = tuple[Tensor, Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer = Callable[[Iterable[nn.Parameter], float], Optimizer]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median and quartiles of step times, in milliseconds."""
-
-    low: float
-    median: float
-    high: float
 
 
 def nesterov(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
@@ -131,8 +120,7 @@ class Learner:
 
     def spread(self, skip: int) -> Spread:
         """Of the step times, without the first `skip` steps, in which caches are filled."""
-        low, median, high = np.percentile(np.array(self.seconds[skip:] or self.seconds) * 1e3, (25, 50, 75))
-        return Spread(float(low), float(median), float(high))
+        return Spread.of([1e3 * seconds for seconds in self.seconds[skip:] or self.seconds])
 
 
 def in_turn(

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from opswap._command_line import Commands, UsageError, add_command
+
 from .script import (
     Target,
-    UsageError,
     add_arguments,
     factory_step,
     load_model,
@@ -36,7 +36,7 @@ def _as_they_are(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
 class Command:
     """One finder as a command.
 
-    name, help, description, epilog: as argparse's parser has them. make: the context, from a model or None, an
+    name, help, description, examples: of `add_command`. make: the context, from a model or None, an
     allow-list, and a function that runs one step of a factory's model (None for a script). prepare: makes a factory's
     model and inputs ready, and returns the inputs.
     """
@@ -44,30 +44,31 @@ class Command:
     name: str
     help: str
     description: str
-    epilog: str
+    examples: str
     make: Callable[[nn.Module | None, Sequence[str], Step | None], Any]
     prepare: Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]] = _as_they_are
 
-    def add_to(self, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    def add_to(self, commands: Commands[argparse.ArgumentParser]) -> None:
         """Add the command to a command line."""
-        parser = commands.add_parser(
+        statuses = {
+            0: "the script's own status: it succeeded",
+            1: "the script failed, or, with --strict, something was found",
+        }
+        parser = add_command(
+            commands,
             self.name,
             help=self.help,
             description=self.description,
-            epilog=self.epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            examples=self.examples,
+            statuses=statuses,
+            run=self.run,
         )
         add_arguments(parser)
-        parser.set_defaults(run=self.run)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run what the arguments name. Returns: the exit status, 2 for arguments that do not fit together."""
-        try:
-            with process_state():
-                return self._run_target(arguments)
-        except UsageError as error:
-            print(f"opswap {self.name}: error: {error}", file=sys.stderr)
-            return 2
+        """Run what the arguments name. Returns: the exit status. Raises: UsageError."""
+        with process_state():
+            return self._run_target(arguments)
 
     def _run_target(self, arguments: argparse.Namespace) -> int:
         target = parse_target(arguments.target, arguments.input)

@@ -22,7 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from opswap._arguments import at_least_one, writable_file
+from opswap._command_line import (
+    INTERRUPTED,
+    STANDARD_OUTPUT,
+    UsageError,
+    add_json,
+    at_least_one,
+    require,
+    writable_file,
+    write_json,
+)
 
 __all__ = [
     "InputSize",
@@ -39,12 +48,6 @@ __all__ = [
     "run_under",
     "stop_after",
 ]
-
-_INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
-
-
-class UsageError(Exception):
-    """The user's arguments do not fit together or name something that does not exist."""
 
 
 class StepsDone(BaseException):
@@ -108,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop after so many optimizer steps; without an optimizer, so many backward passes; "
         "for a factory, so many runs",
     )
-    parser.add_argument("--json", metavar="FILE", type=_writable, help="write the report as JSON")
+    add_json(parser)
     parser.add_argument("--plot", metavar="FILE", type=_writable, help="draw the report, a PNG file")
     parser.add_argument(
         "--allow",
@@ -154,12 +157,7 @@ def parse_target(words: list[str], inputs: list[InputSize] | None) -> Target:
 
 def require_matplotlib() -> None:
     """Raises: UsageError without matplotlib, before a long run ends without its picture."""
-    try:
-        importlib.import_module("matplotlib")
-    except ModuleNotFoundError as missing:
-        raise UsageError(
-            f"--plot needs {missing.name}, which is not installed: pip install 'opswap[demo]'"
-        ) from None
+    require("matplotlib", "--plot", "demo")
 
 
 def load_model(name: str) -> nn.Module:
@@ -256,7 +254,7 @@ def run_script(run: Callable[[], None] | Target, finish: Callable[[], None]) -> 
             status = _exit_status(stop)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
-            status = _INTERRUPTED
+            status = INTERRUPTED
         except BaseException as error:
             _print_traceback(error)
             status = 1
@@ -277,9 +275,10 @@ def run_under(context: Any, run: Callable[[], None] | Target, arguments: argpars
         def finish() -> None:
             context.__exit__(None, None, None)
             sys.stdout.flush()
-            print(report)
+            if arguments.json != STANDARD_OUTPUT:
+                print(report)
             if arguments.json is not None:
-                arguments.json.write_text(report.to_json() + "\n", encoding="utf-8")
+                write_json(arguments.json, report.to_json())
             if arguments.plot is not None:
                 report.plot(arguments.plot)
 

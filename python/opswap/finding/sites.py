@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, ClassVar
 
+from opswap._table import table
+
 from .source import Origin, line_text, short_path
 
-__all__ = ["Report", "Site", "format_bytes", "format_seconds", "plural", "text_table"]
+__all__ = ["Report", "Site", "format_bytes", "format_seconds", "plural"]
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,13 @@ class Report:
         rows = self._rows()
         head = "".join(f"<th>{name}</th>" for name in (*_HEAD, "code", "detail", "what to change"))
         body = "".join(self._html_row(row) for row in rows)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        inner = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        return f"<p>{html.escape(self._headline())}</p>{table}" + (f"<ul>{notes}</ul>" if notes else "")
+        return f"<p>{html.escape(self._headline())}</p>{inner}" + (f"<ul>{notes}</ul>" if notes else "")
 
     def _blocks(self, rows: Sequence[_Row]) -> list[str]:
         """A table whose rows are followed by the line of code, the detail and what to change."""
-        head, *cells = text_table(_HEAD, [self._cells(row) for row in rows])
+        head, *cells = table(_HEAD, [self._cells(row) for row in rows])
         lines = [head]
         for row, text in zip(rows, cells, strict=True):
             lines.append(text)
@@ -214,13 +216,6 @@ def _merged(sites: Sequence[Any]) -> list[_Row]:
 def plural(count: int, noun: str) -> str:
     """ "1 line", "2 lines"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def text_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a plain table, the head first."""
-    table = [tuple(head), *map(tuple, rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def format_bytes(count: float) -> str:

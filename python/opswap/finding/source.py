@@ -174,7 +174,7 @@ class Locator:
         if in_backward and user is None:
             return self._of_node(at)
         name = "" if module is None else self._names.get(module) or self._name(module, frame)
-        if phase == "recompute" and module is None:
+        if phase == "recompute" and module is None and user is not None:
             name = self._modules.get((user[0].co_filename, user[1]), "")
         elif in_backward and module is None:
             name = self._of_node(at).module

@@ -12,11 +12,10 @@ from .checker import check
 
 __all__ = ["COMMAND"]
 
-_EXAMPLES = """\
-examples:
-  python3 -m opswap layout -- train.py --epochs 1
-  python3 -m opswap layout --steps 3 --plot layout.png -- -m package.train --batch-size 32
-  python3 -m opswap layout package.module:factory --input 32x3x224x224 --backward --strict
+_EXAMPLES = """
+layout -- train.py --epochs 1
+layout --steps 3 --plot layout.png -- -m package.train --batch-size 32
+layout package.module:factory --input 32x3x224x224 --backward --strict
 
 A script runs as it is; a factory's model and inputs are converted to channels_last first. The report is printed at the
 end, also after an error or Ctrl-C, and the exit status is the script's own.
@@ -42,7 +41,7 @@ COMMAND = Command(
     help="name the lines of a script or a model that lose channels_last, and what that costs",
     description="Name the lines of a training script, or of a model, that lose the channels_last memory format, "
     "what that costs, and what to change.",
-    epilog=_EXAMPLES,
+    examples=_EXAMPLES,
     make=lambda model, allow, step: check(model, allow=allow),
     prepare=_to_channels_last,
 )

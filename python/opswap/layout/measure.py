@@ -44,7 +44,7 @@ def _images() -> dict[str, Sample]:
         "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 3),
         "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, 3),
         "fractional_max_pool2d": lambda x: F.fractional_max_pool2d(x, 2, output_size=3),
-        "max_unpool2d": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        "max_unpool2d": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), [2, 2]),
         "conv2d": lambda x: F.conv2d(x, _weight(4, 8, 3, 3)),
         "conv2d depthwise": lambda x: F.conv2d(x, _weight(8, 1, 3, 3), groups=8),
         "conv2d dilated": lambda x: F.conv2d(x, _weight(4, 8, 3, 3), padding=2, dilation=2),

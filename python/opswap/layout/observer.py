@@ -74,7 +74,7 @@ class Observer:
         self._settle_conversions(call, outcome)
         if outcome is Format.CONTIGUOUS or (outcome is Format.LAST and not last):
             self._confirm_spread_pixels(images, last)
-        loss = next((o.mark.loss for o in images if _is_lost(o)), None)
+        loss = next((o.mark.loss for o in images if o.mark is not None and _is_lost(o)), None)
         if outcome is Format.CONTIGUOUS:
             self._contiguous_result(call, origin, last, loss, results)
         elif outcome is Format.LAST:
@@ -258,12 +258,12 @@ class Observer:
 
     def _pass_marks_on(self, call: Call, origin: Origin, last: list[Operand]) -> None:
         """Results that are not channels_last images descend from one, or from what was lost."""
-        marked = [o for o in call.sources if o.mark is not None and not o.mark.unproven]
-        parent = next((o for o in marked if o.mark.loss is not None), None) or next(iter(marked), None)
+        marked = [(o, o.mark) for o in call.sources if o.mark is not None and not o.mark.unproven]
+        lost = ((o, mark) for o, mark in marked if mark.loss is not None)
+        parent, known = next(lost, None) or next(iter(marked), (None, None))
         source = next(iter(last), None) or parent
         if source is None:
             return
-        known = None if parent is None else parent.mark
         for result in call.results if call.is_list else call.results[:1]:
             if result.format is Format.LAST:
                 if result.mark is not None and result.mark.loss is not None:
@@ -292,7 +292,7 @@ class Observer:
     ) -> None:
         moves = _moves_channels(call, source, result)
         known = parent is not None and parent.candidate is not None
-        if known and (not parent.surmised or moves is Moves.NO):
+        if parent is not None and known and (not parent.surmised or moves is Moves.NO):
             mark.candidate, mark.surmised = parent.candidate, parent.surmised
             mark.candidate_bytes = parent.candidate_bytes
             mark.candidate_nanoseconds = parent.candidate_nanoseconds

@@ -7,11 +7,10 @@ from .finder import Watch
 
 __all__ = ["COMMAND"]
 
-_EXAMPLES = """\
-examples:
-  python3 -m opswap denormals -- train.py --epochs 1
-  python3 -m opswap denormals --steps 3 --plot denormals.png -- -m package.train --batch-size 32
-  python3 -m opswap denormals package.module:factory --input 32x3x224x224 --backward --strict
+_EXAMPLES = """
+denormals -- train.py --epochs 1
+denormals --steps 3 --plot denormals.png -- -m package.train --batch-size 32
+denormals package.module:factory --input 32x3x224x224 --backward --strict
 
 The report is printed at the end, also after an error or Ctrl-C, and the exit status is the script's own. The step
 of a factory's model is timed as a whole too, with and without flushing.
@@ -22,6 +21,6 @@ COMMAND = Command(
     help="name the modules of a script or a model that hold denormal numbers, and what flushing them gains",
     description="Name the modules of a training script, or of a model, whose weights, activations or gradients hold "
     "denormal numbers, and measure what flushing them gains.",
-    epilog=_EXAMPLES,
+    examples=_EXAMPLES,
     make=lambda model, allow, step: Watch(model, allow, step),
 )

@@ -82,7 +82,7 @@ def denormals(
     if inputs is not None and model is None:
         raise TypeError("denormals: inputs need a model")
     watch = Watch(model, allow)
-    if inputs is not None:
+    if inputs is not None and model is not None:
         watch.step_inputs = tuple(inputs)
         watch.step = factory_step(model, watch.step_inputs, backward=backward)
         with watch:
@@ -230,7 +230,7 @@ class _Watcher:
         if source is None and not any(counts):
             return
         origin = self.locator.locate(frame)
-        if any(counts):
+        if source is None or any(counts):
             source = self._count(name, origin, source, results, counts)
         elif source.status == "weight":
             source.count += 1

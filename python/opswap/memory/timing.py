@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter, perf_counter_ns
+from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from opswap._timing import medians_in_turn
 from opswap._torch import tree_map
 
 from .switches import flush_denormals, flush_state_kept
@@ -19,7 +21,7 @@ __all__ = ["can_run_again", "time_operator", "time_step"]
 
 _NAMESPACES = ("aten", "opswap")
 _RANDOM = torch.Tag.nondeterministic_seeded
-_STEP_ROUNDS, _STEP_SECONDS = 7, 2.0
+_STEP_SECONDS = 2.0
 
 
 def can_run_again(func: Any) -> bool:
@@ -55,22 +57,22 @@ def _time_once(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def time_step(step: Callable[[], Any], model: nn.Module, inputs: Sequence[Any]) -> tuple[float, float] | None:
-    """Seconds of one step without and with flushing: the fastest of up to seven, in turn.
+    """Median seconds of one step without and with flushing, in turn for about two seconds.
 
     Gradients, buffers and random numbers are as before, afterwards. None if the processor has no switch.
     """
-    times: dict[bool, list[float]] = {False: [], True: []}
     with flush_state_kept() as works, _random_state_kept(), _state_kept(model, inputs):
         if not works:
             return None
-        begin = perf_counter()
-        while len(times[True]) < _STEP_ROUNDS and (perf_counter() - begin < _STEP_SECONDS or not times[True]):
-            for flush in (False, True):
-                flush_denormals(flush)
-                start = perf_counter()
-                step()
-                times[flush].append(perf_counter() - start)
-    return min(times[False]), min(times[True])
+
+        def flushed(state: bool) -> None:
+            flush_denormals(state)
+            step()
+
+        ms = medians_in_turn(
+            {str(state): partial(flushed, state) for state in (False, True)}, _STEP_SECONDS, 1
+        )
+    return ms["False"] / 1e3, ms["True"] / 1e3
 
 
 def _copied(value: Any) -> Any:

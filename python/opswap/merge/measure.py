@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap._timing import medians_in_turn
 from opswap._torch import tree_leaves
 
 from .build import Plan
@@ -21,18 +21,17 @@ from .layers.conv import BranchConv
 from .program import Program, Step
 from .trace import Trace
 
-__all__ = ["MODES", "Timing", "convolution_calls", "measuring", "pick_plans", "time_in_turn"]
+__all__ = ["MODES", "Timing", "convolution_calls", "measuring", "pick_plans"]
 
 MODES = ("training", "inference")
 # What another way must gain over the first one before it is taken: timings differ by as much by themselves. Of whole
 # programs the loop is the first: what is merged has to be clearly faster than that.
 _GAIN, _GAIN_OF_PROGRAMS = 0.97, 0.95
-_FEWEST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Least milliseconds of every way to run one convolution, or the whole module where path is ""."""
+    """Median milliseconds of every way to run one convolution, or the whole module where path is ""."""
 
     mode: str
     elements: int
@@ -64,7 +63,7 @@ def pick_plans(
                 plan.label: _call(twin, program, enter(program, inputs), mode)
                 for plan, program in programs.items()
             }
-            ms = time_in_turn(calls, seconds / 2)
+            ms = medians_in_turn(calls, seconds / 2)
             chosen = _fastest(ms, "loop", _GAIN_OF_PROGRAMS)
             plan = next(p for p in programs if p.label == chosen)
             yield mode, plan, [*rows, ("", ms, chosen)]
@@ -125,7 +124,7 @@ def _time_convolutions(
     rows, chosen = [], {}
     for step, x in seen:
         layer = root.get_submodule(".".join(step.layer))
-        ms = time_in_turn(convolution_calls(layer, x, mode), seconds / len(seen))
+        ms = medians_in_turn(convolution_calls(layer, x, mode), seconds / len(seen))
         chosen[step.node] = _fastest(ms, "grouped")
         rows.append((".".join(step.layer), ms, chosen[step.node]))
     return rows, chosen
@@ -149,19 +148,3 @@ def convolution_calls(layer: Any, x: Tensor, mode: str) -> dict[str, Callable[[]
 def _fastest(ms: Mapping[str, float], first: str, gain: float = _GAIN) -> str:
     best = min(ms, key=lambda way: ms[way])
     return best if ms[best] < gain * ms[first] else first
-
-
-def time_in_turn(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Least milliseconds of each, one call after another in rounds; other work on the machine only ever adds."""
-    least = dict.fromkeys(calls, float("inf"))
-    for call in calls.values():
-        call()
-    deadline = time.perf_counter() + seconds
-    rounds = 0
-    while time.perf_counter() < deadline or rounds < _FEWEST_ROUNDS:
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            least[name] = min(least[name], (time.perf_counter() - start) * 1e3)
-        rounds += 1
-    return least

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 
 from torch import nn
 
+from opswap._table import table
+
 from .costs import Choice, Site, source
 from .layers import Layer, Separate
 from .layers.conv import BranchConv
@@ -29,6 +31,10 @@ class MergedSite:
     path: str
     layer: str
     became: str
+
+
+def _cells(site: MergedSite) -> tuple[str, ...]:
+    return site.path, site.layer, site.became
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,10 @@ class MergeReport:
 
     def __str__(self) -> str:
         lines = [f"{self.branches} branches, {len(self.merged)} layers merged"]
-        lines += [f"  {s.path:<28} {s.layer} -> {s.became}" for s in self.merged]
+        lines += table(("layer", "in the branches", "became"), map(_cells, self.merged))
         if self.kept:
-            lines += [f"{len(self.kept)} kept one a branch"]
-            lines += [f"  {s.path:<28} {s.layer}: {s.became}" for s in self.kept]
+            lines += [f"{len(self.kept)} kept one per branch"]
+            lines += table(("layer", "in the branches", "reason"), map(_cells, self.kept))
         for t in self.timings:
             times = ", ".join(f"{way} {ms:.3f}" for way, ms in t.ms.items())
             first = next(iter(t.ms.values()))

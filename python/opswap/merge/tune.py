@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 
+from opswap._timing import medians_in_turn
+
 from . import costs
 from .layers.conv import BranchConv
-from .measure import MODES, convolution_calls, measuring, time_in_turn
+from .measure import MODES, convolution_calls, measuring
 
 __all__ = ["tune"]
+
+Progress = Callable[[str, int, int], None]
 
 # Kernel, channels in and out, branches, images and the side of each: as branches have them behind a backbone.
 _KERNELS = (1, 3)
@@ -25,24 +29,26 @@ _MOST_WORK = 1 << 29
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
-def tune(*, seconds: float = 0.05) -> costs.Gains:
+def tune(*, seconds: float = 0.05, progress: Progress | None = None) -> costs.Gains:
     """Time every way at many sizes, with one thread and with all, and keep the gains for this machine.
 
-    Args: seconds: for each convolution, and five rounds at least.
+    Args:
+        seconds: for each convolution, and five rounds at least.
+        progress: is called with the setting of each convolution before it is measured, the number of convolutions
+            done, and of all.
     Returns: {setting: [[*sizes, *gains over the grouped convolution]]}, as `costs.SIZES` and `costs.WAYS`.
     Raises: OSError where the cache folder cannot be written.
     """
     table: costs.Gains = {}
     threads = torch.get_num_threads()
+    convolutions = list(itertools.product(sorted({1, threads}), MODES, _FORMATS, _sizes()))
     try:
-        for count in sorted({1, threads}):
+        for done, (count, mode, memory_format, sizes) in enumerate(convolutions):
             torch.set_num_threads(count)
-            for (mode, memory_format), sizes in itertools.product(
-                itertools.product(MODES, _FORMATS), _sizes()
-            ):
-                last = memory_format is torch.channels_last
-                name = costs.setting_name(mode == "training", last, count)
-                table.setdefault(name, []).append(_row(sizes, mode, memory_format, seconds))
+            name = costs.setting_name(mode == "training", memory_format is torch.channels_last, count)
+            if progress is not None:
+                progress(name, done, len(convolutions))
+            table.setdefault(name, []).append(_row(sizes, mode, memory_format, seconds))
     finally:
         torch.set_num_threads(threads)
     costs.keep(table)
@@ -68,6 +74,6 @@ def _row(
         memory_format=memory_format
     )
     with measuring(mode):
-        ms = time_in_turn(convolution_calls(layer, x, mode), seconds)
+        ms = medians_in_turn(convolution_calls(layer, x, mode), seconds)
     gains = [ms["grouped"] / ms[way] if way in ms else 0.0 for way in ("loop", "dense", "product")]
     return [kernel**2, into, out, branches, batch, side**2, *(round(gain, 2) for gain in gains)]

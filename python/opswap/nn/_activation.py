@@ -27,7 +27,8 @@ _STATE = ("weight", "bias", "running_mean", "running_var")
 
 
 def _apply_child(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    return module.act(output)
+    activation: Any = module.act
+    return activation(output)
 
 
 class _Kept(nn.Module):
@@ -58,8 +59,9 @@ def _converted(activation: nn.Module, frame: FrameType | None) -> _BatchNorm | N
             norms = [v for v in found if isinstance(v, _BatchNorm)]
             old = next((n for n in norms if n._modules.get("act") is activation), None)
             new = next((n for n in norms if "act" not in n._modules), None)
-            replaces = old is not None and new is not None and type(new).forward in _STOCK_FORWARDS
-            return new if replaces and _shares_state(old, new) else None
+            if old is None or new is None or type(new).forward not in _STOCK_FORWARDS:
+                return None
+            return new if _shares_state(old, new) else None
         if any(v is activation for v in found):
             visitors.append(frame.f_code)
         frame = frame.f_back

@@ -33,8 +33,8 @@ class CollateFixed:
         images, targets = zip(*samples, strict=True)
         batch = self._batch(images)
         fitted = [_fit_target(t, batch, i) for i, t in enumerate(targets)]
-        size = tuple(batch.images.shape[-2:])
-        return batch, pad_targets(fitted, self.max_boxes, size=size, **self.targets)
+        height, width = batch.images.shape[-2:]
+        return batch, pad_targets(fitted, self.max_boxes, size=(height, width), **self.targets)
 
     def _batch(self, images: Sequence[Any]) -> PaddedImages:
         if any(isinstance(x, np.ndarray) for x in images):
@@ -71,7 +71,13 @@ def collate_fixed(
     `batch_images` puts together; mean, std, scale and dtype are its arguments, for arrays alone. If an image is
     resized or cropped, its boxes, keypoints, areas and masks follow; boxes that a crop leaves without area are dropped.
     """
-    images = {"size": size, "buckets": buckets, "divisor": divisor, "value": value, "mode": mode}
+    images: dict[str, Any] = {
+        "size": size,
+        "buckets": buckets,
+        "divisor": divisor,
+        "value": value,
+        "mode": mode,
+    }
     images["memory_format"] = memory_format
     arrays = {"mean": mean, "std": std, "scale": scale, "dtype": dtype}
     return CollateFixed(max_boxes, images, arrays, {"overflow": overflow, "label": label, "per_box": per_box})

@@ -9,11 +9,10 @@ from .detector import detect
 
 __all__ = ["COMMAND"]
 
-_EXAMPLES = """\
-examples:
-  python3 -m opswap shapes -- train.py --epochs 1
-  python3 -m opswap shapes --steps 3 --plot shapes.png -- -m package.train --batch-size 32
-  python3 -m opswap shapes package.module:factory --input 32x3x224x224 --backward --strict
+_EXAMPLES = """
+shapes -- train.py --epochs 1
+shapes --steps 3 --plot shapes.png -- -m package.train --batch-size 32
+shapes package.module:factory --input 32x3x224x224 --backward --strict
 
 The report is printed at the end, also after an error or Ctrl-C, and the exit status is the script's own.
 """
@@ -23,6 +22,6 @@ COMMAND = Command(
     help="name the lines of a script or a model whose shapes depend on data, and the rewrites that keep a size",
     description="Name the lines of a training script, or of a model, whose shapes depend on data, the inputs whose "
     "shapes change between steps, and the rewrites that keep a size.",
-    epilog=_EXAMPLES,
+    examples=_EXAMPLES,
     make=lambda model, allow, step: detect(model, allow=allow),
 )

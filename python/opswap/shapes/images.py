@@ -137,13 +137,14 @@ def batch_size(
         raise TypeError(f"{name}: give exactly one of size, buckets and divisor")
     needed = max(h for h, _ in sizes), max(w for _, w in sizes)
     if divisor is not None:
-        return tuple(-(-n // d) * d for n, d in zip(needed, _pair(name, "divisor", divisor), strict=True))
+        tall, wide = (-(-n // d) * d for n, d in zip(needed, _pair(name, "divisor", divisor), strict=True))
+        return tall, wide
     if size is not None:
         choice = _pair(name, "size", size)
         if fit or _holds(choice, needed):
             return choice
         return _too_large(name, sizes, choice, f"size {choice}")
-    choices = sorted((_pair(name, "buckets", b) for b in buckets), key=lambda b: (b[0] * b[1], b))
+    choices = sorted((_pair(name, "buckets", b) for b in buckets or ()), key=lambda b: (b[0] * b[1], b))
     if not choices:
         raise ValueError(f"{name}: buckets is empty")
     found = next((b for b in choices if _holds(b, needed)), None)

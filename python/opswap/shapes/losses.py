@@ -8,6 +8,8 @@ a gradient. A batch that is all padding has the loss 0 and gradients of 0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -147,7 +149,7 @@ def cross_entropy(
         )
     _check("cross_entropy", valid, places)
     mask = _trailing(valid, len(places)).expand(places)
-    options = {"weight": weight, "label_smoothing": label_smoothing, "reduction": "none"}
+    options: dict[str, Any] = {"weight": weight, "label_smoothing": label_smoothing, "reduction": "none"}
     input = torch.where(mask.unsqueeze(1), input, input.new_zeros(()))
     if not indices:
         target = torch.where(mask.unsqueeze(1), target, target.new_zeros(()))
@@ -167,7 +169,8 @@ def _masked(name: str, input: Tensor, target: Tensor, valid: Tensor) -> tuple[Te
         )
     _check(name, valid, input.shape)
     mask = _trailing(valid, input.dim()).expand(input.shape)
-    return *(torch.where(mask, t, t.new_zeros(())) for t in (input, target)), mask
+    input, target = (torch.where(mask, t, t.new_zeros(())) for t in (input, target))
+    return input, target, mask
 
 
 def _check(name: str, valid: Tensor, shape: tuple[int, ...]) -> None:

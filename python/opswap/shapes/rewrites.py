@@ -149,7 +149,7 @@ def _count_of_selection(node: ast.expr, facts: Facts) -> str | None:
 def _reduction(node: ast.expr, facts: Facts) -> str | None:
     call = _call(node)
     chosen = _selection(call[1][0]) if call is not None and call[1] else None
-    if chosen is None:
+    if call is None or chosen is None:
         return None
     (name, arguments, keywords), (x, mask) = call, chosen
     dim = arguments[1] if len(arguments) == 2 else keywords.get("dim")
@@ -176,8 +176,8 @@ def _loss(node: ast.expr, facts: Facts) -> str | None:
     call = _call(node)
     if call is None or call[0] not in _LOSSES or len(call[1]) != 2:
         return None
-    chosen = [_selection(a) for a in call[1]]
-    if None in chosen or ast.unparse(chosen[0][1]) != ast.unparse(chosen[1][1]):
+    chosen = [found for found in map(_selection, call[1]) if found is not None]
+    if len(chosen) != 2 or ast.unparse(chosen[0][1]) != ast.unparse(chosen[1][1]):
         return None
     options = "".join(f", {k}={ast.unparse(v)}" for k, v in call[2].items())
     x, target, mask = ast.unparse(chosen[0][0]), ast.unparse(chosen[1][0]), ast.unparse(chosen[0][1])
@@ -226,14 +226,18 @@ def _nonzero_argument(node: ast.expr) -> ast.expr | None:
 def _count_of_nonzero(node: ast.expr, facts: Facts) -> str | None:
     found = _counted(node)
     x = _nonzero_argument(found) if found is not None else None
-    if x is None or "where" in ast.unparse(found).split("(")[0].rpartition(".")[2].replace("argwhere", ""):
+    if (
+        found is None
+        or x is None
+        or "where" in ast.unparse(found).split("(")[0].rpartition(".")[2].replace("argwhere", "")
+    ):
         return None
     return None if "numel" in ast.unparse(node) else f"torch.count_nonzero({ast.unparse(x)})"
 
 
 def _nonzero(node: ast.expr, facts: Facts) -> str | None:
     x, call = _nonzero_argument(node), _call(node)
-    if x is None:
+    if x is None or call is None:
         return None
     fixed = f"torch.nonzero_static({ast.unparse(x)}, size=N, fill_value=0)"
     several = call[0] == "where" or "as_tuple" in call[2]

@@ -166,7 +166,8 @@ def _partition(ordered: list[tuple[tuple[int, int], int]], count: int) -> tuple[
                 if known is None:
                     continue
                 pixels = known[0] + (before[end] - before[start]) * tall[start] * wide[start]
-                if following[end] is None or pixels < following[end][0]:
+                shortest = following[end]
+                if shortest is None or pixels < shortest[0]:
                     following[end] = (pixels, (*known[1], end))
         best = following
         answers.append(best[total])

@@ -69,11 +69,10 @@ def _tree(file: str) -> ast.Module | None:
 def statement_at(file: str, line: int) -> ast.stmt | None:
     """The innermost statement of a line, None if the source cannot be read."""
     tree = _tree(file) if file else None
-    found = None
+    found: ast.stmt | None = None
     for node in ast.walk(tree) if tree is not None else ():
-        around = isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
-        if around and (found is None or node.lineno >= found.lineno):
-            found = node
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            found = node if found is None or node.lineno >= found.lineno else found
     return found
 
 
@@ -129,7 +128,7 @@ def _loads(node: ast.AST, names: frozenset[str]) -> bool:
 
 def _reads(heads: list[ast.AST]) -> list[ast.AST]:
     """Calls such as x.item() and int(x); every expression of the heads if there is none, as in `if mask.any():`."""
-    calls = [
+    calls: list[ast.AST] = [
         n
         for head in heads
         for n in ast.walk(head)

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 
+from opswap import _table
+
 __all__ = ["Check", "Planned", "Report", "Site", "table"]
 
 
@@ -125,9 +127,5 @@ def _share(error: float | None) -> str:
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """A head and rows of equal length as lines, each column as wide as its longest entry; nothing without rows."""
-    rows = [head, *((path or "(model)", *rest) for path, *rest in rows)]
-    if len(rows) == 1:
-        return []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """A table whose first column is the path of a module; the model itself, whose path is empty, is "(model)"."""
+    return _table.table(head, [(path or "(model)", *rest) for path, *rest in rows])

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import copy
-import math
-import random
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from opswap._timing import ratio_spread, time_in_turn
 from opswap._torch import tree_leaves
 from opswap.ops._stats import stats
 
@@ -22,22 +20,33 @@ from .rules import DEFAULT, OPTIONAL, Rule
 
 __all__ = ["tune"]
 
+Progress = Callable[[str, int, int], None]
+
 _FORMATS = {
     "contiguous": {},
     "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d},
 }
 
 
-def tune(rules: Sequence[Rule] | None = None, *, rounds: int = 9) -> dict[str, dict[str, float]]:
+def tune(
+    rules: Sequence[Rule] | None = None, *, rounds: int = 9, progress: Progress | None = None
+) -> dict[str, dict[str, float]]:
     """Measure every rule that has an example against torch, and keep the result for this machine.
 
-    Args: rules: None is all of them; rounds: timed steps of each form, in random order.
+    Args:
+        rules: None is all of them.
+        rounds: timed steps of each form, in random order; the median of their ratios counts.
+        progress: is called with the name of each rule before it is measured, the number of rules done, and of all.
     Returns: {rule: {memory format: time of torch / time of opswap}}, of forward and backward.
     Raises: OSError if the cache folder cannot be written.
     """
+    rules = DEFAULT + OPTIONAL if rules is None else rules
+    names = len({rule.name for rule in rules if rule.example is not None})
     table: dict[str, dict[str, float]] = {}
-    for rule in DEFAULT + OPTIONAL if rules is None else rules:
+    for rule in rules:
         if rule.example is not None and rule.name not in table:
+            if progress is not None:
+                progress(rule.name, len(table), names)
             module, shapes = rule.example()
             ratios = {k: _ratio(rule, module, shapes, k, rounds) for k in _FORMATS}
             table[rule.name] = {k: ratio for k, ratio in ratios.items() if ratio is not None}
@@ -54,23 +63,16 @@ def _ratio(
     ours = swap(copy.deepcopy(stock), rules=[rule])
     inputs = [_input(shape, layout) for shape in shapes]
     try:
-        _step(stock, inputs)
+        theirs = _step(stock, inputs)
     except RuntimeError:
         return None
     before = stats()["kernel"]
-    _step(ours, inputs)
+    forms = {"stock": theirs, "swapped": _step(ours, inputs)}
     if stats()["kernel"] == before:
         return None
-    best = {stock: math.inf, ours: math.inf}
     with torch.random.fork_rng([]):
-        for i in range(rounds + 1):
-            order = [stock, ours]
-            random.Random(i).shuffle(order)
-            for m in order:
-                seconds = _step(m, inputs)
-                if i:
-                    best[m] = min(best[m], seconds)
-    return round(best[stock] / best[ours], 3)
+        times = time_in_turn(forms, 0.0, rounds)
+    return round(ratio_spread(times["stock"], times["swapped"]).median, 3)
 
 
 def _input(shape: tuple[int, ...], layout: str) -> Tensor:
@@ -82,11 +84,16 @@ def _input(shape: tuple[int, ...], layout: str) -> Tensor:
     )
 
 
-def _step(module: nn.Module, inputs: Sequence[Tensor]) -> float:
-    begin = time.perf_counter()
-    outputs: list[Any] = [y for y in tree_leaves(module(*inputs)) if y.requires_grad]
-    forward = time.perf_counter() - begin
-    grads = [torch.ones_like(y) for y in outputs]
-    begin = time.perf_counter()
-    torch.autograd.grad(outputs, [*inputs, *module.parameters()], grads, allow_unused=True)
-    return forward + time.perf_counter() - begin
+def _step(module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[], Any]:
+    """Forward and backward, after a first run."""
+    leaves = [*inputs, *module.parameters()]
+
+    def outputs() -> list[Tensor]:
+        return [y for y in tree_leaves(module(*inputs)) if y.requires_grad]
+
+    def step() -> Any:
+        return torch.autograd.grad(outputs(), leaves, grads, allow_unused=True)
+
+    grads = [torch.ones_like(y) for y in outputs()]
+    step()
+    return step

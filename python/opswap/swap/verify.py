@@ -30,7 +30,14 @@ _FORMATS = {
 
 
 class VerificationError(RuntimeError):
-    """A swapped model does not compute what the model computes; the message has the table."""
+    """A swapped model does not compute what the model computes; the message has the table, `report` the checks."""
+
+    def __init__(self, message: str, report: Report) -> None:
+        super().__init__(message, report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 def compare(stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], report: Report) -> Report:
@@ -47,7 +54,7 @@ def compare(stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], repor
             checks.append(_check(stock, swapped, inputs, layout, mode, f"{mode}, {layout}"))
     result = replace(report, checks=checks)
     if not all(c.holds for c in checks):
-        raise VerificationError(f"verify: the swapped model differs\n{result}")
+        raise VerificationError(f"verify: the swapped model differs\n{result}", result)
     return result
 
 

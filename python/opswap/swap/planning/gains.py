@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import torch
 from torch import Tensor
 
@@ -46,9 +47,14 @@ def cpu_class() -> str:
 
 
 def cache_file() -> Path:
-    """Where `tune` keeps this machine's table: opswap/costs.json in the user's cache folder."""
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) / "opswap" / "costs.json"
+    """Where `tune` keeps this machine's table: costs.json in opswap's folder of the user's cache.
+
+    $XDG_CACHE_HOME/opswap if that variable is set, else the operating system's own place.
+    """
+    folder = os.environ.get("XDG_CACHE_HOME")
+    return (
+        Path(folder, "opswap") if folder else platformdirs.user_cache_path("opswap", False)
+    ) / "costs.json"
 
 
 def gain(rule: str) -> float | None:

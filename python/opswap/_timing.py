@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: MIT
-"""Functions timed in turn in one process, so that a disturbance of the machine meets all of them alike."""
+"""Functions timed in turn in one process, so that a disturbance of the machine affects all of them alike."""
 
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-__all__ = ["Spread", "paired_ratio", "time_in_turn"]
+__all__ = ["Spread", "medians_in_turn", "ratio_spread", "time_in_turn"]
 
 _SHORTEST_BLOCK_NS = 200_000
+_SLOW_CALL_NS = 500_000_000
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and quartiles of one call in milliseconds, over `samples` blocks of calls."""
+    """Median and quartiles of `samples` numbers, such as the milliseconds of one call."""
 
     median: float
     low: float
@@ -27,24 +27,31 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
-        low, median, high = (float(q) for q in np.percentile(samples, (25, 50, 75)))
+        """Of at least one number."""
+        if len(samples) == 1:
+            return cls(samples[0], samples[0], samples[0], 1)
+        low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
         return cls(median, low, high, len(samples))
 
 
-def paired_ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """Median of the ratios of two functions timed in turn, round by round: a machine that changes its speed in the
-    middle changes both times of a round, where it would part the two medians."""
-    return float(np.median(np.divide(slow, fast)))
+def ratio_spread(slow: Sequence[float], fast: Sequence[float]) -> Spread:
+    """Of the ratios of two functions timed in turn, round by round.
+
+    A machine that changes its speed in the middle changes both times of a round, but would change one of two medians
+    more than the other.
+    """
+    return Spread.of([a / b for a, b in zip(slow, fast, strict=True)])
 
 
 def time_in_turn(
     functions: Mapping[str, Callable[[], Any]], seconds: float, rounds: int
 ) -> dict[str, list[float]]:
-    """Milliseconds of a call, one number a round: the functions in turn, in random order, for about `seconds`.
+    """Milliseconds of a call, one number per round: the functions in turn, in random order, for about `seconds`.
 
-    Args: rounds: so many at least.
     The order is random because a function profits from what the one before it left in the caches. A block
-    is one call, or as many as take 0.2 ms; two calls of each come first.
+    is one call, or as many as take 0.2 ms; two calls of each come first, one if it takes half a second.
+
+    Args: rounds: at least so many.
     """
     calls = {name: _calls_per_block(function) for name, function in functions.items()}
     samples: dict[str, list[float]] = {name: [] for name in functions}
@@ -60,6 +67,13 @@ def time_in_turn(
     return samples
 
 
+def medians_in_turn(
+    functions: Mapping[str, Callable[[], Any]], seconds: float, rounds: int = 5
+) -> dict[str, float]:
+    """The median milliseconds of a call of each; see `time_in_turn`."""
+    return {name: Spread.of(times).median for name, times in time_in_turn(functions, seconds, rounds).items()}
+
+
 def _block_ns(function: Callable[[], Any], calls: int) -> int:
     start = time.perf_counter_ns()
     for _ in range(calls):
@@ -68,5 +82,6 @@ def _block_ns(function: Callable[[], Any], calls: int) -> int:
 
 
 def _calls_per_block(function: Callable[[], Any]) -> int:
-    function()
+    if _block_ns(function, 1) >= _SLOW_CALL_NS:
+        return 1
     return max(1, _SHORTEST_BLOCK_NS // max(_block_ns(function, 1), 1))

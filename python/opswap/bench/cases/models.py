@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
-from case import LAYOUTS, Case
+from opswap.bench.case import LAYOUTS, Case
 
 __all__ = ["cases", "compiled_cases"]
 

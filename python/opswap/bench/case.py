@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import opswap
+from opswap._timing import Spread, ratio_spread, time_in_turn
 from opswap.doctor import cpu_model
-from profile_shares import shares
-from timing import Spread, paired_ratio, time_in_turn
+
+from .shares import shares
 
 __all__ = ["LAYOUTS", "Case", "measure"]
 
@@ -83,15 +84,17 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
         pair = {form: functions[form] for form in (best, name)}
         final = times if only_pair else time_in_turn(pair, seconds, _ROUNDS)
         _refuse_fallback(case)
-        row = {"case": case.case, "shape": case.shape, "dtype": case.dtype, "layout": layout}
+        row: dict[str, Any] = {"case": case.case, "shape": case.shape, "dtype": case.dtype, "layout": layout}
         row |= {"direction": case.direction, "threads": threads, "allocation": allocation}
         row |= {"kept_bytes": kept}
         row |= {"form": name, "refused": refused}
         row |= {"plan": getattr(functions[name], "plan", "")}
         row |= {"shares": shares(functions[name]) if case.profile else {}}
+        row |= {"stock_shares": shares(functions[best]) if case.profile else {}}
         ours = Spread.of(final[name])
         row |= _comparison(ours, stock | {best: Spread.of(final[best])}, best)
-        row |= {"ratio": paired_ratio(final[best], final[name])}
+        ratio = ratio_spread(final[best], final[name])
+        row |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high}
         yield row | _roof(case, ours, copy_time) | _machine()
 
 
@@ -181,9 +184,14 @@ def _tensors(result: Any) -> tuple[Tensor, ...]:
 
 def _same(expected: Tensor, actual: Tensor, tolerance: float) -> bool:
     if tolerance == 0.0:
-        return expected.stride() == actual.stride() and torch.equal(expected, actual)
+        return _strides(expected) == _strides(actual) and torch.equal(expected, actual)
     scale = expected.abs().max().item()
     return expected.shape == actual.shape and (expected - actual).abs().max().item() <= tolerance * scale
+
+
+def _strides(t: Tensor) -> list[int]:
+    """Of the dimensions that have more than one element; the others may have any."""
+    return [stride for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1]
 
 
 def _refuse_fallback(case: Case) -> None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from case import LAYOUTS, Case
+from opswap.bench.case import LAYOUTS, Case
 from opswap.shapes import batch_images
 
 __all__ = ["cases"]

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as T
 from torch import Tensor
 
-from case import Case
 from opswap import functional as F
+from opswap.bench.case import Case
 
 __all__ = ["cases"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from case import LAYOUTS, Case
 from opswap import functional as F
+from opswap.bench.case import LAYOUTS, Case
 
 __all__ = ["cases"]
 

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as T
 from torch import Tensor
 
-from case import LAYOUTS, Case
 from opswap import functional as F
+from opswap.bench.case import LAYOUTS, Case
 
 __all__ = ["cases"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from case import LAYOUTS, Case
+from opswap.bench.case import LAYOUTS, Case
 from opswap.models.multi_branch import Bottleneck, GlobalMaxPool, MultiBranch, SelfAttention
 
 __all__ = ["cases"]

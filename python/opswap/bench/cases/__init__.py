@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator
 
-from case import Case
+from opswap.bench.case import Case
 
 from . import batch, channels, depthwise, dropout, linear, merge, models, norm, pointwise, pool
 
