@@ -9,6 +9,7 @@ import pickle
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,71 @@ def test_explain_of_a_layer_whose_forward_was_replaced() -> None:
     found = {o.path: (o.result, o.reason) for o in opswap.explain(model, image()).outcomes}
     assert found["0"][0] != "ran" and "its forward was replaced" in found["0"][1]
     assert found["1"] == ("ran", "")
+
+
+def over_class(module: nn.Module) -> None:
+    module.forward = lambda x: type(module).forward(module, x) + 1
+
+
+def over_function(module: nn.Module) -> None:
+    module.forward = types.MethodType(torch.no_grad()(module.forward.__func__), module)
+
+
+def over_variable(module: nn.Module) -> None:
+    before = module.forward
+    module.forward = lambda x: before(x) + 1
+
+
+def over_object(module: nn.Module) -> None:
+    class Wrapper:
+        def __init__(self, function: Any) -> None:
+            self.steps = [{"function": function}]
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return self.steps[0]["function"](x)
+
+    module.forward = Wrapper(module.forward)
+
+
+@pytest.mark.parametrize("over", [wrap, over_function, over_variable, over_object])
+@pytest.mark.parametrize(
+    "make", [pair, lambda: nn.MaxPool2d(2), lambda: Pool(2), Mixer], ids=["pair", "torch", "own", "forward"]
+)
+def test_report_of_wrapped_forwards(make: Callable[[], nn.Module], over: Callable[[nn.Module], None]) -> None:
+    model = opswap.swap(nn.Sequential(make()), rules=DEFAULT, strict=True)
+    before = opswap.report(model)
+    over(model[0])
+    assert opswap.report(model) == before
+    model(image())
+
+
+def test_report_of_a_forward_that_calls_its_class() -> None:
+    model = opswap.swap(Mixer(), strict=True)
+    over_class(model)
+    assert opswap.report(model).swapped
+    model = opswap.swap(nn.MaxPool2d(2), rules=DEFAULT, strict=True)
+    over_class(model)  # the stock forward
+    assert not opswap.report(model).swapped
+
+
+@pytest.mark.parametrize(
+    "make", [pair, lambda: nn.MaxPool2d(2), lambda: Pool(2), Mixer], ids=["pair", "torch", "own", "forward"]
+)
+def test_report_of_replaced_forwards(make: Callable[[], nn.Module]) -> None:
+    model = opswap.swap(nn.Sequential(make(), nn.Tanh(), make()), rules=DEFAULT, strict=True)
+    before = opswap.report(model)
+    other = model[0]
+    model[2].forward = lambda x: other(x)  # the generated forward of another module
+    report = opswap.report(model)
+    assert report.swapped == [s for s in before.swapped if s.path.startswith("0")]
+    added = [s for s in report.kept if s not in before.kept]
+    assert added and all(s.path.startswith("2") for s in added)
+    assert any("its forward was replaced after the swap" in s.reason for s in added)
+    del model[2].forward
+    if make in (Mixer,):
+        assert opswap.report(model) == before
+    opswap.swap(model, rules=DEFAULT)
+    assert opswap.report(model) == before
 
 
 def test_reasons_tell_hooks_from_forwards() -> None:

@@ -15,6 +15,7 @@ from ..rewriting.code import Rewritten, is_rewritten
 from ..runtime.instance_forward import recipe_of
 from ..runtime.reasons import GLOBAL_HOOKS, failure
 from ..runtime.state import stock_class
+from .bypass import bypassed
 from .planner import in_order
 
 __all__ = ["planned_report"]
@@ -23,6 +24,7 @@ _NOT_SWAPPED = "this model was not swapped: opswap.scan(model) shows what opswap
 _NOTHING_HERE = "nothing was swapped in this part; the report of the whole model says what was kept in it"
 _REPLACED = "its module was replaced after the swap; opswap.swap again analyses it anew"
 _ADDED = "it was added after the swap, or its class was changed; opswap.swap again analyses it anew"
+_BYPASSED = "{} after the swap; opswap.swap again analyses it anew"
 _STOPPED = "its original forward runs: {}; opswap.swap again analyses it anew"
 _DERIVED = "its class {} was derived from a swapped one"
 
@@ -63,17 +65,19 @@ def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
     for m, path in rewritten.items():
         found = [s.below(path) for s in m._opswap_record.sites]
         if reasons[m]:
-            stopped += [replace(s, reason=_STOPPED.format(reasons[m]), gain=None) for s in found]
+            stopped += [replace(s, reason=reasons[m], gain=None) for s in found]
         elif m not in inlined:
             sites += found
     return in_order(sites, paths), stopped
 
 
 def _failure(module: nn.Module) -> str | None:
-    """Why a module's original forward runs whatever it is called with; a hook of the process may go again."""
+    """Why the new forward does not run, whatever the module is called with; a hook of the process may go again."""
+    if bypassed(module):
+        return _BYPASSED.format(bypassed(module))
     guarded = "opswap_holds" in recipe_of(module).code
     found = failure(module) if guarded else None
-    return None if found == GLOBAL_HOOKS else found
+    return None if found in (None, GLOBAL_HOOKS) else _STOPPED.format(found)
 
 
 def _planned(model: nn.Module) -> tuple[str, Planned] | None:
