@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import sys
@@ -69,6 +70,69 @@ def test_a_bound_forward_of_a_layer_kept_over_a_second_swap_follows_changes() ->
     opswap.swap(model, rules=DEFAULT, strict=True)
     model.eval()
     assert torch.equal(kept(x), model(x)) and kept(x).min() >= 1
+
+
+def more_groups(model: Any) -> None:
+    model.groups = 4
+
+
+def one_more(model: Any) -> None:
+    model.append(nn.Threshold(1.0, 5.0))
+
+
+def wider(model: Any) -> None:
+    model.kernel_size = 3
+
+
+KEPT: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], None]]] = {
+    "own class": (Mixer, more_groups),
+    "container": (pair, one_more),
+    "layer": (lambda: nn.MaxPool2d(2, 2), wider),
+    "subclass of a layer": (lambda: Pool(2, 2), wider),
+}
+LATER: dict[str, Callable[[nn.Module], Any]] = {
+    "nothing": lambda m: None,
+    "swap": lambda m: opswap.swap(m, rules=DEFAULT),
+    "exact swap": lambda m: opswap.swap(m, exact=True),
+    "swap without rules": lambda m: opswap.swap(m, rules=()),
+    "unswap": opswap.unswap,
+    "unswap and swap": lambda m: opswap.swap(opswap.unswap(m), rules=DEFAULT),
+    "a copy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("then", LATER.values(), ids=LATER)
+@pytest.mark.parametrize("how", ["bound", "function", "pickled"])
+@pytest.mark.parametrize("kind", KEPT)
+def test_kept_forwards_never_run_former_code(kind: str, how: str, then: Callable[[nn.Module], Any]) -> None:
+    make, change = KEPT[kind]
+    stock, x = make().eval(), image()
+    model = opswap.swap(copy.deepcopy(stock), rules=DEFAULT, strict=True)
+    if how == "bound":
+        kept = model.forward
+    elif how == "function":
+        kept = functools.partial(model.forward.__func__, model)
+    else:
+        model, kept = pickle.loads(pickle.dumps((model, model.forward)))
+    for change_or_not in (lambda m: None, change):
+        change_or_not(model)
+        change_or_not(stock)
+        then(model)
+        torch.testing.assert_close(kept(x), stock(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_kept_function_of_another_module(kind: str) -> None:
+    make, change = KEPT[kind]
+    model, x = opswap.swap(make().eval(), rules=DEFAULT, strict=True), image()
+    function = model.forward.__func__
+    for other in (make().eval(), opswap.swap(make().eval(), rules=DEFAULT)):
+        change(other)
+        expected = opswap.unswap(copy.deepcopy(other))(x)
+        torch.testing.assert_close(function(other, x), expected, rtol=1e-4, atol=1e-5)
+        opswap.swap(other, rules=DEFAULT)
+        torch.testing.assert_close(function(other, x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
