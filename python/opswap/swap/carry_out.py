@@ -11,6 +11,7 @@ from torch import nn
 
 from .capture.paths import Capture
 from .capture.tracer import class_name
+from .planning.planned import all_paths
 from .planning.planner import Plan, guarded
 from .report import Planned
 from .rewriting.code import Recipe, install, is_rewritten, make_record, restore, write, write_whole
@@ -83,13 +84,15 @@ def _prepare(plan: Plan) -> list[_Work]:
     live = plan.shell.live
     found: dict[nn.Module, tuple[Recipe, Record]] = dict(_rewrites(plan))
     paths = {live(m): path for m, path in plan.paths.items()}
-    classes = tuple((path, class_name(m)) for m, path in plan.paths.items())
+    every = list(all_paths(plan.shell.root))
+    classes = tuple((path, class_name(m)) for path, m in every)
+    shared = tuple((path, plan.paths[m]) for path, m in every if plan.paths.get(m, path) != path)
     root = live(plan.shell.root)
     work = []
     for module, path in {**dict.fromkeys(plan.shell.originals(), ""), **paths}.items():
         recipe, record = found.get(module, (None, None))
         keeps = module is root or recipe is not None
-        planned = Planned(path, plan.report, classes) if keeps else None
+        planned = Planned(path, plan.report, classes, shared) if keeps else None
         if recipe is not None and _is_current(module, recipe, record):
             recipe, record = recipe_of(module), module._opswap_record
         if vars(module).get(_PLAN) == planned:
