@@ -691,3 +691,44 @@ add(
     lambda s, x: x * (1 + len(s._forward_hooks)),
     lambda m: m.register_forward_hook(lambda *a: None) and None,
 )
+
+
+# --- what an object holds, by its dictionary ---
+
+
+def loop_over_dict(s: Any, x: Tensor) -> Tensor:
+    n = 0
+    for _ in s.__dict__:
+        n += 1
+    return x * n
+
+
+def helped(s: Any) -> int:
+    return len(vars(s.seq))
+
+
+def in_parts(s: Any, x: Tensor) -> Tensor:
+    return x * sum(len(vars(m)) for m in s.modules())
+
+
+def another(m: Any) -> None:
+    m.another = 1
+
+
+def another_below(m: Any) -> None:
+    m.seq.another = m.conv.another = 1
+
+
+add("vars(self)", lambda s, x: x * len(vars(s)), another)
+add("self.__dict__", lambda s, x: x * len(s.__dict__), another)
+add("a loop over self.__dict__", loop_over_dict, another)
+add("names in vars(self)", lambda s, x: x * sum(map(len, vars(s))), another)
+add("dir(self)", lambda s, x: x * len(dir(s)), another)
+add("getattr __dict__", lambda s, x: x * len(getattr(s, "__dict__")), another)  # noqa: B009
+add("object's __dict__", lambda s, x: x * len(object.__getattribute__(s, "__dict__")), another)
+add("vars(self.conv)", lambda s, x: x * len(vars(s.conv)), another_below)
+add("the __dict__ of a child", lambda s, x: x * len(s.seq.__dict__), another_below)
+add("vars() of a child in a variable", lambda s, x: x * len((lambda m: vars(m))(s.conv)), another_below)
+add("vars() of a child in a function", lambda s, x: x * helped(s), another_below)
+add("vars() of all modules", in_parts, another_below)
+add("dir() of a child", lambda s, x: x * len(dir(s.conv)), another_below)

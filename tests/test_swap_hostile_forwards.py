@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -35,11 +36,13 @@ def answer(model: nn.Module, x: Tensor) -> Tensor | str:
         return type(error).__name__
 
 
+@pytest.mark.parametrize("options", [{"exact": True}, {}], ids=["exact", "default"])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_as_the_stock_model(case: Forward) -> None:
+def test_as_the_stock_model(case: Forward, options: dict[str, Any]) -> None:
+    """With rules that round, errors of the proof are far larger than roundings: another number, another branch."""
     x = images()
     expected = []
-    for model in (made(case), opswap.swap(made(case), exact=True)):
+    for model in (made(case), opswap.swap(made(case), **options)):
         reset()
         found = []
         for change in (lambda m: None, *case.changes):
@@ -51,5 +54,7 @@ def test_as_the_stock_model(case: Forward) -> None:
         for i, (mine, stock) in enumerate(zip(found, expected, strict=True)):
             if isinstance(stock, str):
                 assert mine == stock, f"call {i}"
-            else:
+            elif options:
                 assert torch.equal(mine, stock), f"call {i}"
+            else:
+                torch.testing.assert_close(mine, stock, rtol=1e-2, atol=1e-3, msg=lambda m: f"call {i}: {m}")  # noqa: B023

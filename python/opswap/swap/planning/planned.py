@@ -13,6 +13,7 @@ from torch import nn
 from ..report import Planned, Report, Site
 from ..rewriting.code import Rewritten, is_rewritten
 from ..runtime.instance_forward import recipe_of
+from ..runtime.plan_of import plan_of
 from ..runtime.reasons import GLOBAL_HOOKS, failure
 from ..runtime.state import stock_class
 from .bypass import bypassed
@@ -117,12 +118,12 @@ def _failure(module: nn.Module) -> str | None:
 
 def _planned(model: nn.Module) -> tuple[str, Planned] | None:
     """The plan that the model was swapped by, and the model's path in the one that was swapped."""
-    own = vars(model).get("_opswap_plan")
+    own = plan_of(model)
     if own is not None:
         return own.path, own
     found: dict[tuple[str, int], tuple[str, Planned]] = {}
     for path, m in model.named_modules():
-        inner = vars(m).get("_opswap_plan")
+        inner = plan_of(m)
         for whole in _paths_of(inner):
             if whole == path or whole.endswith(f".{path}"):
                 prefix = whole.removesuffix(path).rstrip(".")
@@ -148,7 +149,7 @@ def _likeness(model: nn.Module, prefix: str, planned: Planned) -> int:
 
 def _own_plan(module: nn.Module) -> Planned | None:
     """The plan of a part that was swapped on its own, after the whole."""
-    found = vars(module).get("_opswap_plan")
+    found = plan_of(module)
     return found if found is not None and found.path == "" else None
 
 
