@@ -732,3 +732,79 @@ add("vars() of a child in a variable", lambda s, x: x * len((lambda m: vars(m))(
 add("vars() of a child in a function", lambda s, x: x * helped(s), another_below)
 add("vars() of all modules", in_parts, another_below)
 add("dir() of a child", lambda s, x: x * len(dir(s.conv)), another_below)
+
+
+# --- which of its modules it is ---
+
+
+def all_but_the_last(s: Any, x: Tensor) -> Tensor:
+    for layer in s.blocks:
+        x = layer(x)
+        if layer is not s.blocks[-1]:
+            x = x * 2
+    return x
+
+
+def one_of_them(s: Any, x: Tensor) -> Tensor:
+    last = s.blocks[-1]
+    for layer in s.blocks:
+        x = layer(x) * 3 if layer is last else layer(x)
+    return x
+
+
+def last_or_given(s: Any, x: Tensor, last: Any = None) -> Tensor:
+    if x.dim() == 4:
+        last = s.blocks[-1]
+    return x * 2 if s.blocks[0] is last else x
+
+
+def result_or_module(s: Any, x: Tensor) -> Tensor:
+    y = s.aux(x)
+    return x * 2 if y is s.blocks[-1] else x
+
+
+class Odd(nn.Module):
+    """Returns a module, or its input."""
+
+    given: Any = ()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.given[0] if self.given else x
+
+
+def give(m: Any) -> None:
+    m.aux.given = (m.blocks[-1],)
+
+
+def new_last(m: Any) -> None:
+    m.blocks[-1] = nn.Sequential(m.blocks[-1])
+
+
+def same_twice(m: Any) -> None:
+    m.blocks[0] = m.blocks[-1]
+
+
+def two_blocks(m: Any) -> None:
+    m.blocks.extend([nn.Tanh(), nn.Tanh()])
+    m.named["a"] = nn.Tanh()
+    m.aux = Odd()
+
+
+add("is not the last layer", all_but_the_last, add_block, new_last, same_twice, setup=two_blocks)
+add("is the layer in a variable", one_of_them, add_block, same_twice, setup=two_blocks)
+add("is the layer of a written argument", last_or_given, add_block, same_twice, setup=two_blocks)
+add("is the same child", lambda s, x: x * 2 if s.seq is s.blocks else x, lambda m: put(seq=m.blocks)(m))
+add(
+    "is not in a comprehension",
+    lambda s, x: x * len([b for b in s.blocks if b is not s.blocks[-1]]),
+    add_block,
+    same_twice,
+    setup=two_blocks,
+)
+add(
+    "is the layer of a name",
+    lambda s, x: x * 2 if s.named["a"] is s.blocks[0] else x,
+    lambda m: m.named.update({"a": m.blocks[0]}),
+    setup=two_blocks,
+)
+add("a result is a module", result_or_module, give, setup=two_blocks)

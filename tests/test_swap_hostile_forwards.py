@@ -58,3 +58,11 @@ def test_as_the_stock_model(case: Forward, options: dict[str, Any]) -> None:
                 assert torch.equal(mine, stock), f"call {i}"
             else:
                 torch.testing.assert_close(mine, stock, rtol=1e-2, atol=1e-3, msg=lambda m: f"call {i}: {m}")  # noqa: B023
+
+
+@pytest.mark.parametrize("name", ["is not the last layer", "is the layer in a variable", "is the same child"])
+def test_the_identity_of_children_is_believed(name: str) -> None:
+    """Which of the model's own modules one is: they are watched, and no tensor is one of them."""
+    (case,) = [c for c in CASES if c.name == name]
+    report = opswap.scan(made(case), exact=True)
+    assert "channel_shuffle" in {s.rule for s in report.swapped}, str(report)
