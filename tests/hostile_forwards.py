@@ -6,6 +6,8 @@ Each is `add(name, body, *changes, setup=...)`: body(model, x), changes(model) o
 
 from __future__ import annotations
 
+import abc
+import collections.abc
 import dataclasses
 import enum
 import math
@@ -808,3 +810,58 @@ add(
     setup=two_blocks,
 )
 add("a result is a module", result_or_module, give, setup=two_blocks)
+
+
+# --- classes that are registered with an abstract class ---
+
+
+def abstract(m: Any) -> None:
+    class Base(abc.ABC):  # noqa: B024
+        pass
+
+    class Below(Base):
+        pass
+
+    class Own:
+        pass
+
+    m.base, m.below, m.cfg = Base, Below, Own()
+    m.act = type("Act", (nn.ReLU,), {})()
+
+
+def register(which: str, of: Callable[[Any], type]) -> Callable[[Any], None]:
+    def change(m: Any) -> None:
+        getattr(m, which).register(of(m))
+
+    return change
+
+
+def registers(s: Any, x: Tensor) -> Tensor:
+    s.base.register(type(s.cfg))
+    return x * (2 if isinstance(s.cfg, s.base) else 3)
+
+
+own, act = (lambda m: type(m.cfg)), (lambda m: type(m.act))
+is_base = lambda s, x: x * (2 if isinstance(s.cfg, s.base) else 3)  # noqa: E731
+add("an abstract class", is_base, register("base", own), setup=abstract)
+add("registered with a class below", is_base, register("below", own), setup=abstract)
+add(
+    "a registered child",
+    lambda s, x: x * (2 if isinstance(s.act, s.base) else 3),
+    register("base", act),
+    setup=abstract,
+)
+add(
+    "one of several classes",
+    lambda s, x: x * (2 if isinstance(s.cfg, (int, s.base)) else 3),
+    register("base", own),
+    setup=abstract,
+)
+add("registers for itself", registers, setup=abstract)
+add(
+    "a Sequence",
+    lambda s, x: x * (2 if isinstance(s.v, collections.abc.Sequence) else 3),
+    put(v=2),
+    lambda m: put(v=lambda: [1])(m),
+    setup=put(v=lambda: [2]),
+)

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import collections.abc
+import copy
+import pickle
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 
 import opswap
 from hostile_forwards import CASES, Forward, reset
+from spellings import by_size
 from swapping import images
 
 
@@ -66,3 +70,23 @@ def test_the_identity_of_children_is_believed(name: str) -> None:
     (case,) = [c for c in CASES if c.name == name]
     report = opswap.scan(made(case), exact=True)
     assert "channel_shuffle" in {s.rule for s in report.swapped}, str(report)
+
+
+class Listed(nn.Module):
+    """Asks whether an attribute is a Sequence, by the name of a module and by its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = [2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = 2 if isinstance(self.sizes, collections.abc.Sequence) else 3
+        return by_size(x, groups if isinstance(self.sizes, Sequence) else 1)
+
+
+def test_registrations_are_watched_in_copies_and_pickles_too() -> None:
+    model, x = opswap.swap(Listed(), exact=True, strict=True), images()
+    for twin in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert [o.result for o in opswap.explain(twin, x).outcomes] == ["ran"]
+    watched = {name for _, name, _ in model._opswap_record.outside.watches}
+    assert "registered" in watched

@@ -210,6 +210,8 @@ class Follower:
                 raise self.refuse(
                     f"{_name(frame)}() is called at {_line(frame.f_back)}, whose answers may change"
                 )
+            if kind is purity.LIBRARY and (_module(frame), frame.f_code.co_name) == ("abc", "register"):
+                raise self.refuse(f"register() of an abstract class is called at {_line(frame.f_back)}")
             if kind is purity.LIBRARY and caller is purity.USER and _module(frame) in _READ_ALL:
                 self.reached.look_everywhere()
             if kind is purity.TORCH and caller is purity.USER:
