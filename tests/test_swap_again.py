@@ -316,6 +316,64 @@ class TestReport:
         assert [s.path for s in opswap.report(model).kept] == ["2"]
 
 
+class TestReportOfSharedModules:
+    """One module object under several paths: every place has one line, under the first of its paths."""
+
+    def test_each_once(self) -> None:
+        block, norm = Split(), nn.Sequential(nn.BatchNorm2d(12), nn.ReLU())
+        model = opswap.swap(nn.Sequential(block, norm, block, nn.Sequential(norm, block)), rules=DEFAULT)
+        report = opswap.report(model)
+        assert [s.path for s in report.swapped] == ["0", "1.0"] and not report.kept
+        assert report == opswap.scan(model, rules=DEFAULT)
+
+    def test_of_parts(self) -> None:
+        block, other = Split(), Wrapped(refused)
+        model = nn.Sequential(block, other, nn.Sequential(block, nn.Tanh(), other, block))
+        opswap.swap(model, exact=True)
+        report = opswap.report(model[2])
+        assert [s.path for s in report.swapped] == ["0"] and [s.path for s in report.kept] == ["2"]
+        assert "added" not in report.kept[0].reason
+
+    def test_in_a_forward_around_and_in_one_below(self) -> None:
+        norm = nn.BatchNorm2d(12)
+        model = nn.Sequential(norm, nn.ReLU(), norm, nn.ReLU(), nn.Sequential(norm, nn.ReLU()))
+        opswap.swap(model, rules=DEFAULT)
+        assert len(opswap.report(model).swapped) == 3 and not opswap.report(model).kept
+        assert len(opswap.report(model[4]).swapped) == 1 and not opswap.report(model[4]).kept
+
+    def test_one_of_the_paths_is_deleted(self) -> None:
+        block = Split()
+        model = nn.ModuleDict({"a": block, "b": nn.Sequential(block, nn.ReLU())})
+        opswap.swap(model, exact=True)
+        del model["a"]
+        report = opswap.report(model)
+        assert [s.path for s in report.swapped] == ["b.0"] and not report.kept
+
+    def test_one_of_the_paths_is_replaced(self) -> None:
+        block = Split()
+        model = opswap.swap(nn.ModuleDict({"a": block, "b": block}), exact=True)
+        model["a"] = nn.Tanh()
+        report = opswap.report(model)
+        assert [s.path for s in report.swapped] == ["b"]
+        assert [s.path for s in report.kept] == ["a"] and "was added" in report.kept[0].reason
+
+    @pytest.mark.parametrize("again", [lambda m: opswap.swap(m, rules=()), opswap.unswap])
+    def test_swapped_again_in_another_model(self, again: Callable[[nn.Module], nn.Module]) -> None:
+        block = Split()
+        one = opswap.swap(nn.ModuleDict({"a": block, "b": nn.Sequential(block)}), exact=True)
+        again(nn.Sequential(nn.Tanh(), block))
+        report = opswap.report(one)
+        assert not report.swapped and [s.path for s in report.kept] == ["a"]
+        assert "swapped again on its own or in another model" in report.kept[0].reason
+
+    def test_many_paths(self) -> None:
+        model: nn.Module = Split()
+        for _ in range(20):
+            model = nn.ModuleDict({"a": model, "b": model})
+        opswap.swap(model, exact=True)
+        assert [s.path for s in opswap.report(model).swapped] == [".".join("a" * 20)]
+
+
 def lambda_free(x: Tensor) -> Tensor:
     return by_size(x)
 

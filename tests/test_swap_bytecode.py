@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 _spec = importlib.util.find_spec("opswap")
-RULES = Path(_spec.origin).parent / "swap" / "bytecode.py"
+RULES = Path(_spec.origin).parent / "swap" / "capture" / "bytecode.py"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 TABLE = """
@@ -102,6 +102,23 @@ def imports(s):
     from . import q
     from ..r import t as u
 """
+# Whose dictionary is read: attributes of s, or "" for what only the running code knows.
+INSIDE = """
+def of_itself(s, x): return len(vars(s)) + len(s.__dict__) + len(dir(s))
+def of_locals(s, x): return vars(), dir()
+def of_a_child(s, x): return vars(s.conv), dir(s.bn), s.seq.__dict__
+def of_a_variable(s, x): return vars(x)
+def of_another(s, x): return [m.__dict__ for m in s.blocks]
+def by_text(s, x): return object.__getattribute__(s, "__dict__")
+"""
+INSIDE_EXPECTED = {
+    "of_itself": [],
+    "of_locals": [],
+    "of_a_child": ["bn", "conv", "seq"],
+    "of_a_variable": [""],
+    "of_another": [""],
+    "by_text": [""],
+}
 # name: what is compared with None: "unknown" or arguments; arguments compared with others; attributes; unclear.
 SAME = """
 def nothing(x): return x == 1
@@ -133,11 +150,43 @@ def result_and_argument(s, x): return s.f(x) is x
 def local_and_global(s):
     y = s.f()
     return y is KEPT
+def last_layer(s, x):
+    for y in s.layers:
+        if y is not s.layers[-1]: x = y(x)
+def last_of_many(s, x):
+    for i, y in enumerate(s.layers):
+        if y is not s.layers[-1]: x = y(x)
+def a_variable(s, x):
+    last = s.named["a"]
+    for y in reversed(s.layers):
+        if y is last: x = y(x)
+def of_results(s, x):
+    for y in s.f(x):
+        if y is s.layers[-1]: x = 1
+def of_a_call(s, x):
+    for y in list(s.f()):
+        if y is s.layers[-1]: x = 1
+def a_result_and_a_layer(s, x):
+    y = s.f(x)
+    return y is s.layers[-1]
+def written_twice(s, x):
+    last = s.layers[0]
+    for y in s.layers:
+        if y is last: last = y
+def a_written_argument(s, x, last=None):
+    if x: last = s.layers[0]
+    for y in s.layers:
+        if y is last: x = 1
+def an_index(s, x):
+    i = 1
+    for y in s.layers:
+        if y is s.layers[i]: x = 1
 def a_closure(x):
     def inner(): return x is None
     return inner
 def chosen(s, x, c): return (s.a if c else s.b) is x
 """
+LAST = "(('s', '.layers', '*'), ('s', '.layers', -1))"
 # asks_none, arguments, others, attributes, unknown
 SAME_EXPECTED = {
     "nothing": "False [] [] 0 False",
@@ -155,7 +204,16 @@ SAME_EXPECTED = {
     "a_global": "False [] [] 1 False",
     "globals_alone": "False [] [] 0 False",
     "two_arguments": "False [] ['a', 'b'] 0 False",
-    "two_attributes": "False [] [] 2 True",
+    "two_attributes": "False [] [] 2 False (('s', '.a'), ('s', '.b'))",
+    "last_layer": f"False [] [] 0 False {LAST}",
+    "last_of_many": f"False [] [] 0 False {LAST}",
+    "a_variable": "False [] [] 0 False (('s', '.layers', '*'), ('s', '.named', 'a'))",
+    "of_results": "False [] [] 0 True",
+    "of_a_call": "False [] [] 0 True",
+    "a_result_and_a_layer": "False [] [] 0 True",
+    "written_twice": "False [] [] 0 True",
+    "a_written_argument": "False [] [] 0 True",
+    "an_index": "False [] [] 0 True",
     "argument_and_attribute": "False [] ['x'] 1 False",
     "result_and_argument": "False [] ['x'] 0 True",
     "local_and_global": "False [] [] 0 True",
@@ -173,7 +231,8 @@ for name, f in scope.items():
     inner = [c for c in f.__code__.co_consts if hasattr(c, "co_code")]
     found = [identity.identities(c) for c in (f.__code__, *inner)]
     best = found[-1] if len(found) > 1 and found[-1] != identity.Identities() else found[0]
-    print(name, best.asks_none, sorted(best.arguments), sorted(best.others), len(best.attributes), best.unknown)
+    names = sorted(best.arguments), sorted(best.others)
+    print(name, best.asks_none, *names, len(best.attributes), best.unknown, *best.chains)
 """
 SCRIPT = f"""
 import sys
@@ -191,6 +250,16 @@ for text in {[TABLE, LOOKS]!r}:
         reason = next((r.partition(") ")[2] for r in reasons if r), None)
         found = bytecode.reads(code)
         print(name, reason, sorted(found.texts), found.dynamic, found.imports)
+"""
+INSIDE_SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(RULES.parent)!r})
+import bytecode
+scope = {{}}
+exec(compile({INSIDE!r}, "table.py", "exec"), scope)
+for name, f in scope.items():
+    if not name.startswith("__"):
+        print(name, sorted(bytecode.looks_inside(f.__code__, "s")))
 """
 # What each of LOOKS looks up, and whether that is all.
 EXPECTED = {
@@ -266,3 +335,13 @@ def test_comparisons_by_identity(pythons: dict[str, str], version: str) -> None:
     # Some versions write the comparison twice, one for each attribute; else it is unclear.
     assert found.pop("chosen") in ("False [] ['x'] 2 False", "False [] ['x'] 0 True")
     assert found == SAME_EXPECTED
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_dictionaries_that_are_read(pythons: dict[str, str], version: str) -> None:
+    if version not in pythons:
+        pytest.skip(f"no Python {version} was found")
+    command = [pythons[version], "-c", INSIDE_SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert found == {name: str(names) for name, names in INSIDE_EXPECTED.items()}

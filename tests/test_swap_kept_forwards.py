@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +72,69 @@ def test_a_bound_forward_of_a_layer_kept_over_a_second_swap_follows_changes() ->
     assert torch.equal(kept(x), model(x)) and kept(x).min() >= 1
 
 
+def more_groups(model: Any) -> None:
+    model.groups = 4
+
+
+def one_more(model: Any) -> None:
+    model.append(nn.Threshold(1.0, 5.0))
+
+
+def wider(model: Any) -> None:
+    model.kernel_size = 3
+
+
+KEPT: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], None]]] = {
+    "own class": (Mixer, more_groups),
+    "container": (pair, one_more),
+    "layer": (lambda: nn.MaxPool2d(2, 2), wider),
+    "subclass of a layer": (lambda: Pool(2, 2), wider),
+}
+LATER: dict[str, Callable[[nn.Module], Any]] = {
+    "nothing": lambda m: None,
+    "swap": lambda m: opswap.swap(m, rules=DEFAULT),
+    "exact swap": lambda m: opswap.swap(m, exact=True),
+    "swap without rules": lambda m: opswap.swap(m, rules=()),
+    "unswap": opswap.unswap,
+    "unswap and swap": lambda m: opswap.swap(opswap.unswap(m), rules=DEFAULT),
+    "a copy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("then", LATER.values(), ids=LATER)
+@pytest.mark.parametrize("how", ["bound", "function", "pickled"])
+@pytest.mark.parametrize("kind", KEPT)
+def test_kept_forwards_never_run_former_code(kind: str, how: str, then: Callable[[nn.Module], Any]) -> None:
+    make, change = KEPT[kind]
+    stock, x = make().eval(), image()
+    model = opswap.swap(copy.deepcopy(stock), rules=DEFAULT, strict=True)
+    if how == "bound":
+        kept = model.forward
+    elif how == "function":
+        kept = functools.partial(model.forward.__func__, model)
+    else:
+        model, kept = pickle.loads(pickle.dumps((model, model.forward)))
+    for change_or_not in (lambda m: None, change):
+        change_or_not(model)
+        change_or_not(stock)
+        then(model)
+        torch.testing.assert_close(kept(x), stock(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_kept_function_of_another_module(kind: str) -> None:
+    make, change = KEPT[kind]
+    model, x = opswap.swap(make().eval(), rules=DEFAULT, strict=True), image()
+    function = model.forward.__func__
+    for other in (make().eval(), opswap.swap(make().eval(), rules=DEFAULT)):
+        change(other)
+        expected = opswap.unswap(copy.deepcopy(other))(x)
+        torch.testing.assert_close(function(other, x), expected, rtol=1e-4, atol=1e-5)
+        opswap.swap(other, rules=DEFAULT)
+        torch.testing.assert_close(function(other, x), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "do",
     [
@@ -112,6 +177,71 @@ def test_explain_of_a_layer_whose_forward_was_replaced() -> None:
     found = {o.path: (o.result, o.reason) for o in opswap.explain(model, image()).outcomes}
     assert found["0"][0] != "ran" and "its forward was replaced" in found["0"][1]
     assert found["1"] == ("ran", "")
+
+
+def over_class(module: nn.Module) -> None:
+    module.forward = lambda x: type(module).forward(module, x) + 1
+
+
+def over_function(module: nn.Module) -> None:
+    module.forward = types.MethodType(torch.no_grad()(module.forward.__func__), module)
+
+
+def over_variable(module: nn.Module) -> None:
+    before = module.forward
+    module.forward = lambda x: before(x) + 1
+
+
+def over_object(module: nn.Module) -> None:
+    class Wrapper:
+        def __init__(self, function: Any) -> None:
+            self.steps = [{"function": function}]
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return self.steps[0]["function"](x)
+
+    module.forward = Wrapper(module.forward)
+
+
+@pytest.mark.parametrize("over", [wrap, over_function, over_variable, over_object])
+@pytest.mark.parametrize(
+    "make", [pair, lambda: nn.MaxPool2d(2), lambda: Pool(2), Mixer], ids=["pair", "torch", "own", "forward"]
+)
+def test_report_of_wrapped_forwards(make: Callable[[], nn.Module], over: Callable[[nn.Module], None]) -> None:
+    model = opswap.swap(nn.Sequential(make()), rules=DEFAULT, strict=True)
+    before = opswap.report(model)
+    over(model[0])
+    assert opswap.report(model) == before
+    model(image())
+
+
+def test_report_of_a_forward_that_calls_its_class() -> None:
+    model = opswap.swap(Mixer(), strict=True)
+    over_class(model)
+    assert opswap.report(model).swapped
+    model = opswap.swap(nn.MaxPool2d(2), rules=DEFAULT, strict=True)
+    over_class(model)  # the stock forward
+    assert not opswap.report(model).swapped
+
+
+@pytest.mark.parametrize(
+    "make", [pair, lambda: nn.MaxPool2d(2), lambda: Pool(2), Mixer], ids=["pair", "torch", "own", "forward"]
+)
+def test_report_of_replaced_forwards(make: Callable[[], nn.Module]) -> None:
+    model = opswap.swap(nn.Sequential(make(), nn.Tanh(), make()), rules=DEFAULT, strict=True)
+    before = opswap.report(model)
+    other = model[0]
+    model[2].forward = lambda x: other(x)  # the generated forward of another module
+    report = opswap.report(model)
+    assert report.swapped == [s for s in before.swapped if s.path.startswith("0")]
+    added = [s for s in report.kept if s not in before.kept]
+    assert added and all(s.path.startswith("2") for s in added)
+    assert any("its forward was replaced after the swap" in s.reason for s in added)
+    del model[2].forward
+    if make in (Mixer,):
+        assert opswap.report(model) == before
+    opswap.swap(model, rules=DEFAULT)
+    assert opswap.report(model) == before
 
 
 def test_reasons_tell_hooks_from_forwards() -> None:

@@ -4,7 +4,7 @@
 The public functions:
     api          swap, scan, report, unswap, verify
     explain      which replacements run on given inputs, and which condition stops the others
-    verify       compare a stock and a swapped model for a step
+    verify       compare a stock and a swapped model for a step; ordered_draws gives both the same random numbers
     report       the classes Report, Site and Check
     rule         what the author of a rule sees: Rule, Region, Replacement, Refusal
 

@@ -11,16 +11,18 @@ from torch import nn
 
 from .capture.paths import Capture
 from .capture.tracer import class_name
+from .planning.planned import all_paths
 from .planning.planner import Plan, guarded
 from .report import Planned
 from .rewriting.code import Recipe, install, is_rewritten, make_record, restore, write, write_whole
 from .runtime.guards import Record
 from .runtime.instance_forward import has_link, put_back, recipe_of, saved
+from .runtime.plan_of import keep_plan, plan_of
 from .runtime.state import observe
 
 __all__ = ["carry_out", "clear"]
 
-_RECORD, _PLAN = "_opswap_record", "_opswap_plan"
+_RECORD = "_opswap_record"
 
 
 @dataclass
@@ -41,14 +43,15 @@ def carry_out(plan: Plan, then: Callable[[], None] = lambda: None) -> None:
     Args: then: runs last. Whatever raises, here or there, leaves every module as it was.
     """
     work = _prepare(plan)
-    before = [(w.module, type(w.module), saved(w.module, _RECORD, _PLAN)) for w in work]
+    before = [(w.module, type(w.module), saved(w.module, _RECORD), plan_of(w.module)) for w in work]
     try:
         for w in work:
             _change(w)
         then()
     except BaseException:
-        for module, cls, entries in before:
+        for module, cls, entries, planned in before:
             _put_back(module, cls, entries)
+            keep_plan(module, planned)
         raise
 
 
@@ -66,10 +69,7 @@ def _change(work: _Work) -> None:
             install(module, work.recipe, work.record)
     elif is_rewritten(module):
         restore(module)
-    if work.planned is not None:
-        vars(module)[_PLAN] = work.planned
-    else:
-        vars(module).pop(_PLAN, None)
+    keep_plan(module, work.planned)
 
 
 def _put_back(module: nn.Module, cls: type[nn.Module], entries: dict[str, Any]) -> None:
@@ -83,18 +83,21 @@ def _prepare(plan: Plan) -> list[_Work]:
     live = plan.shell.live
     found: dict[nn.Module, tuple[Recipe, Record]] = dict(_rewrites(plan))
     paths = {live(m): path for m, path in plan.paths.items()}
-    classes = tuple((path, class_name(m)) for m, path in plan.paths.items())
+    every = list(all_paths(plan.shell.root))
+    classes = tuple((path, class_name(m)) for path, m in every)
+    shared = tuple((path, plan.paths[m]) for path, m in every if plan.paths.get(m, path) != path)
     root = live(plan.shell.root)
     work = []
     for module, path in {**dict.fromkeys(plan.shell.originals(), ""), **paths}.items():
         recipe, record = found.get(module, (None, None))
         keeps = module is root or recipe is not None
-        planned = Planned(path, plan.report, classes) if keeps else None
+        planned = Planned(path, plan.report, classes, shared) if keeps else None
         if recipe is not None and _is_current(module, recipe, record):
             recipe, record = recipe_of(module), module._opswap_record
-        if vars(module).get(_PLAN) == planned:
-            planned = vars(module).get(_PLAN)
-        if recipe is not None or planned is not None or is_rewritten(module) or _PLAN in vars(module):
+        before = plan_of(module)
+        if before == planned:
+            planned = before
+        if recipe is not None or planned is not None or is_rewritten(module) or before is not None:
             work.append(_Work(module, recipe, record, planned))
     return work
 

@@ -107,12 +107,15 @@ class Report:
 class Planned:
     """What a swap decided: kept on the model and on every module with a new forward, copied and pickled with them.
 
-    path: of the module in the model that was swapped. report: of that model. classes: of its modules by path.
+    path: of the module in the model that was swapped. report: of that model. classes: of its modules by path, a shared
+    module under each of its paths. shared: (path, first path) of the further paths of shared modules; the report names
+    the first.
     """
 
     path: str
     report: Report
     classes: tuple[tuple[str, str], ...]
+    shared: tuple[tuple[str, str], ...] = ()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Planned:
         return self

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 
-__all__ = ["Reads", "place", "reads", "trains_of", "unfaithful"]
+__all__ = ["Reads", "looks_inside", "place", "reads", "trains_of", "unfaithful"]
 
 # Answers that a trace would give once and for all: about Python itself, or about state of torch's threads.
 _BAKED = frozenset(
@@ -151,13 +151,40 @@ def trains_of(code: CodeType) -> str | None:
 
 
 @lru_cache(maxsize=4096)
+def looks_inside(code: CodeType, me: str) -> frozenset[str]:
+    """The attributes x of vars(self.x), dir(self.x) and self.x.__dict__; "" for any other object than self itself.
+
+    Args: me: the name of the variable that is self; "" if there is none.
+    """
+    steps = list(dis.get_instructions(code))
+    found = set()
+    for i, op in enumerate(steps):
+        before = None
+        if op.opname in _ATTRIBUTES and op.argval == "__dict__":
+            before = steps[i - 1]
+        elif op.opname in _GLOBALS and op.argval in ("dir", "vars"):
+            end = next((j for j in range(i + 1, len(steps)) if steps[j].opname in _CALLS), i + 1)
+            before = steps[end - 1] if end > i + 1 and steps[end - 1].opname != "PUSH_NULL" else None
+        if before is None or (me and "LOAD_" in before.opname and before.argval == me):
+            continue
+        found.add(before.argval if before.opname in _ATTRIBUTES else "")
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            found |= looks_inside(inner, me)
+        elif inner == "__dict__":
+            found.add("")
+    return frozenset(found)
+
+
+@lru_cache(maxsize=4096)
 def unfaithful(code: CodeType) -> str | None:
     """Why a trace of this function may mean something else than the function; None if it is faithful."""
     asked = sorted(_BAKED.intersection(code.co_names))
     if asked:
         return f"{place(code)} asks for {asked[0]}(), which a capture cannot follow"
     read = reads(code)
-    looked = [n for n in read.names if n in _NAMESPACES] + sorted(read.attributes & _INSIDE)
+    looked = [n for n in read.names if n in _NAMESPACES] + sorted((read.attributes | read.texts) & _INSIDE)
+    looked += [t for t in code.co_consts if t == "__dict__"]  # of object.__getattribute__
     if looked:
         return f"{place(code)} reads {looked[0]}, which a capture cannot follow"
     if "training" in read.texts:

@@ -26,7 +26,7 @@ from ..runtime import purity
 from ..runtime.outside import Outside, Scope, read
 from ..runtime.state import INTERNAL, Reading
 from .bytecode import place, reads, trains_of, unfaithful
-from .identity import identities
+from .identity import Chain, identities
 from .reach import Reach
 
 __all__ = ["CHECKPOINTED", "Follower"]
@@ -210,6 +210,8 @@ class Follower:
                 raise self.refuse(
                     f"{_name(frame)}() is called at {_line(frame.f_back)}, whose answers may change"
                 )
+            if kind is purity.LIBRARY and (_module(frame), frame.f_code.co_name) == ("abc", "register"):
+                raise self.refuse(f"register() of an abstract class is called at {_line(frame.f_back)}")
             if kind is purity.LIBRARY and caller is purity.USER and _module(frame) in _READ_ALL:
                 self.reached.look_everywhere()
             if kind is purity.TORCH and caller is purity.USER:
@@ -290,7 +292,7 @@ class Follower:
     def _compare(self, frame: FrameType) -> None:
         """The code compares arguments by identity; a stand-in for a tensor is not what the tensor would be."""
         found = identities(frame.f_code)
-        if found.unknown:
+        if found.unknown or not all(self._are_modules(frame, sides) for sides in found.chains):
             what = "asks whether two values are the same object, which a capture cannot follow"
             raise self.refuse(f"{place(frame.f_code)} {what}")
         self.asks_none = self.asks_none or found.asks_none
@@ -302,6 +304,17 @@ class Follower:
                 raise self.refuse(f"{place(frame.f_code)} asks whether {name}, a tensor, is another object")
         proxies = any(isinstance(variables.get(name), Proxy) for name in found.arguments)
         self.asks_none = self.asks_none or proxies
+
+    def _are_modules(self, frame: FrameType, sides: tuple[Chain, ...]) -> bool:
+        """True if one side of a comparison is a module of the model, and the other no stand-in for a tensor."""
+        clear = False
+        for side in sides:
+            value = _fetch(frame.f_locals, side)
+            if side[-1] == "*" and not isinstance(value, (nn.ModuleList, nn.Sequential)):
+                return False
+            one = side[-1] != "*" and isinstance(value, nn.Module) and id(value) in self.reached.tree
+            clear = clear or one
+        return clear
 
     def _functions_of(self, frame: FrameType) -> list[FunctionType]:
         """The functions that may be the one that runs; refuses one that was not reached."""
@@ -367,6 +380,27 @@ class Follower:
                 self.reached.watch(cell, "cell_contents", variable)
         for cls, member in self.reached.members.get(id(function), ()):
             self.reached.watch(cls, member, f"{cls.__qualname__}.{member}")
+
+
+def _fetch(variables: dict[str, Any], chain: Chain) -> Any:
+    """What an expression of attributes and keys gives, as far as no code of the user runs for it; else None."""
+    name, *steps = chain
+    value = variables.get(name)
+    for step in (s for s in steps if s != "*"):
+        held = value.__dict__ if isinstance(value, nn.Module) else {}
+        if isinstance(step, str) and step.startswith("."):
+            own = held.get(step[1:])
+            value = held.get("_modules", {}).get(step[1:]) if own is None else own
+        elif isinstance(value, (nn.ModuleList, nn.Sequential)) and isinstance(step, int):
+            value = tuple(value._modules.values())
+        elif isinstance(value, nn.ModuleDict):
+            value = value._modules
+        if isinstance(step, int) or not step.startswith("."):
+            try:
+                value = value[step] if type(value) in (dict, list, tuple) else None
+            except LookupError:
+                return None
+    return value
 
 
 def _has_cells(function: FunctionType, variables: dict[str, Any]) -> bool:

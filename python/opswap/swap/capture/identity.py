@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, NamedTuple
 
-__all__ = ["Identities", "identities", "is_compared"]
+__all__ = ["Chain", "Identities", "identities", "is_compared"]
 
 _NONE = ("IF_NONE", "IF_NOT_NONE")
 _FIXED = frozenset({"LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT"})
@@ -22,9 +22,15 @@ _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _CALLS = frozenset(
     {"BINARY_OP", "BINARY_SUBSCR", "CALL", "CALL_FUNCTION", "CALL_KW", "KW_NAMES", "PRECALL", "PUSH_NULL"}
 )
+_STORES = frozenset({"DELETE_DEREF", "DELETE_FAST", "STORE_DEREF", "STORE_FAST", "STORE_FAST_MAYBE_NULL"})
+_ENDS_CALL = frozenset({"CALL", "CALL_FUNCTION", "PRECALL"})
+_OVER = frozenset({"enumerate", "list", "reversed", "tuple"})
 _SKIPPED = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "RESUME"})
 
 _PAIR = re.compile(r"((?:LOAD|STORE)_FAST(?:_BORROW)?)_((?:LOAD|STORE)_FAST(?:_BORROW)?)")
+
+
+Chain = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class Identities:
     asks_none: a result, or a variable that the function writes, is compared with None. arguments: those compared with
     None. others: those compared with anything else. attributes: offsets of the instructions that fetch a compared
     attribute. offsets: of all instructions. unknown: two values are compared that only the running code knows.
+    chains: for each such comparison that is clear if a side is a module: both sides, each as the name of a variable and
+    what is fetched from it, as self.layers[-1] is ("self", ".layers", -1); "*" is for each element in a loop.
     """
 
     asks_none: bool = False
@@ -42,6 +50,7 @@ class Identities:
     attributes: frozenset[int] = frozenset()
     offsets: tuple[int, ...] = ()
     unknown: bool = False
+    chains: tuple[tuple[Chain, ...], ...] = ()
 
 
 class _Step(NamedTuple):
@@ -67,7 +76,8 @@ def _steps(code: CodeType) -> list[_Step]:
             continue
         argument = op.arg if op.opcode >= dis.HAVE_ARGUMENT else None
         effect = dis.stack_effect(op.opcode, argument, jump=False)
-        steps.append(_Step(op.opname, op.argval, op.offset, effect, op.is_jump_target))
+        value = op.argrepr if op.opname == "BINARY_OP" else op.argval
+        steps.append(_Step(op.opname, value, op.offset, effect, op.is_jump_target))
     return steps
 
 
@@ -81,6 +91,7 @@ def identities(code: CodeType) -> Identities:
     written = {op.argval for op in steps if op.opname.startswith(("STORE_", "DELETE_"))}
     asks_none = unknown = False
     arguments, others, attributes = set(), set(), set()
+    chains: list[tuple[Chain, ...]] = []
     for _, operands in tests:
         kinds = [_kind(steps, i, code, written) for i in operands]
         none = any(i is not None and _is_none(steps[i]) for i in operands) or len(operands) == 1
@@ -91,9 +102,13 @@ def identities(code: CodeType) -> Identities:
             arguments |= names
         else:
             others |= names
-            unknown = unknown or "unknown" in kinds or kinds == ["attribute"] * 2
+            if "unknown" in kinds or kinds == ["attribute"] * 2:
+                sides = tuple(_chain(steps, i, code) or _element(steps, i, code) for i in operands)
+                unknown = unknown or None in sides
+                chains.append(sides)
     found = frozenset(arguments), frozenset(others), frozenset(attributes)
-    return Identities(asks_none, *found, tuple(op.offset for op in steps), unknown)
+    sides = () if unknown else tuple(chains)
+    return Identities(asks_none, *found, tuple(op.offset for op in steps), unknown, sides)
 
 
 def is_compared(code: CodeType, last: int) -> bool:
@@ -138,6 +153,68 @@ def _start(steps: list[_Step], last: int) -> int | None:
     return None
 
 
+def _chain(steps: list[_Step], place: int | None, code: CodeType) -> Chain | None:
+    """What is fetched from a variable by attributes and constant keys alone; None for any other expression.
+
+    The variable is one that the function never writes; one that it writes once stands for what it is given.
+    """
+    fetched: list[Any] = []
+    while place is not None and place >= 0:
+        op = steps[place]
+        if op.opname in _ATTRIBUTES:
+            fetched.append(f".{op.argval}")
+        elif op.opname == "BINARY_SUBSCR" or (op.opname == "BINARY_OP" and op.argval == "[]"):
+            place -= 1
+            key = steps[place]
+            if key.opname not in ("LOAD_CONST", "LOAD_SMALL_INT") or type(key.argval) not in (int, str):
+                return None
+            fetched.append(key.argval)
+        elif op.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
+            stores = [i for i, s in enumerate(steps) if s.argval == op.argval and s.opname in _STORES]
+            if not stores:
+                return (op.argval, *reversed(fetched)) if fetched else None
+            if len(stores) > 1 or not 0 < stores[0] < place or op.argval in _kept(code):
+                return None
+            place = stores[0]
+        else:
+            return None
+        if op.target:
+            return None
+        place -= 1
+    return None
+
+
+def _element(steps: list[_Step], place: int | None, code: CodeType) -> Chain | None:
+    """The chain over which the loop goes whose variable is read here, and "*"; None for any other expression."""
+    name = None if place is None else steps[place].argval
+    stores = [i for i, s in enumerate(steps) if s.argval == name and s.opname in _STORES]
+    if place is None or not steps[place].opname.startswith(("LOAD_FAST", "LOAD_DEREF")) or len(stores) != 1:
+        return None
+    start = stores[0] - 1
+    while start > 0 and steps[start].opname in (*_STORES, "UNPACK_SEQUENCE"):
+        start -= 1
+    if start < 2 or steps[start].opname != "FOR_ITER" or name in _kept(code):
+        return None
+    if steps[start - 1].opname != "GET_ITER":
+        return None
+    last = start - 2
+    while last > 0 and steps[last].opname in _ENDS_CALL:
+        last -= 1
+    first = last
+    while first > 0 and (steps[first].opname in _ATTRIBUTES or steps[first].opname.startswith("LOAD_FAST")):
+        first -= 1
+    calls = sum(op.opname.startswith("CALL") for op in steps[last + 1 : start - 1])
+    builtin = any(steps[i].opname == "LOAD_GLOBAL" and steps[i].argval in _OVER for i in (first, first - 1))
+    found = _chain(steps, last, code) if calls == builtin else None
+    return None if found is None else (*found, "*")
+
+
+def _kept(code: CodeType) -> set[str]:
+    """The variables that a function is given: its arguments, and those of the functions around it."""
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    return {*code.co_varnames[:count], *code.co_freevars}
+
+
 def _kind(steps: list[_Step], place: int | None, code: CodeType, written: set[str]) -> str:
     """What makes an operand: "fixed", "attribute", "unknown", or "=name" of an argument that keeps its value."""
     if place is None:
@@ -157,9 +234,9 @@ def _kind(steps: list[_Step], place: int | None, code: CodeType, written: set[st
             o.opname in _FIXED or o.opname in _ATTRIBUTES or o.opname in _CALLS for o in inside
         ):
             return "fixed"  # of constants and global variables alone
-    if op.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF")):
-        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-        kept = {*code.co_varnames[:count], *code.co_freevars} - written
-        if op.argval in kept:
-            return f"={op.argval}"
+    if (
+        op.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF"))
+        and op.argval in _kept(code) - written
+    ):
+        return f"={op.argval}"
     return "unknown"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import operator
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from types import (
@@ -46,6 +47,7 @@ from ..runtime.snapshot import (
     static_attribute,
 )
 from ..runtime.state import INTERNAL, Reading, stock_class
+from ..runtime.virtual import virtual
 from .written import Ledger, unpatched
 
 __all__ = ["Reach"]
@@ -87,6 +89,7 @@ class Reach:
         self._seen: dict[int, Any] = {}
         self._holders: list[tuple[Callable[[Any, Iterable[str]], None], Any]] = []
         self._watched: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._abstract: dict[type, None] = {}
         self._queries: dict[int, tuple[Callable[[], Any], Any]] = {}
 
     def look_for(self, names: Iterable[str], stored: Iterable[str] = ()) -> None:
@@ -184,6 +187,8 @@ class Reach:
         self._hold(self._look_in_layer, module)
 
     def _reach_class(self, cls: type, what: str) -> None:
+        if isinstance(cls, ABCMeta):
+            self._abstract[cls] = None
         users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
         if not users and not _is_pure_class(cls):
             raise self.refuse(f"{what} is {cls.__module__}.{cls.__qualname__}, whose answers may change")
@@ -261,6 +266,8 @@ class Reach:
             value = vars(module).get(name)
             if name in impure:
                 raise self.refuse(f"numpy.{name}() is mentioned, whose answers may change")
+            if isinstance(value, ABCMeta):
+                self._abstract[value] = None
             if isinstance(value, (ModuleType, *_BUILTINS)):
                 self.reach(value, f"{module.__name__}.{name}")
 
@@ -284,8 +291,10 @@ class Reach:
     def outside(self, ran: Iterable[CodeType]) -> Outside:
         """What to watch that belongs to no module; of the functions in classes only those that ran."""
         wanted = Wanted(None if self.dynamic else frozenset(self.names), frozenset(self.texts))
-        watches = tuple((h, n, snapshot(v, wanted)) for h, n, v in self._needed(set(ran)))
-        return Outside(watches, (), tuple(self._queries.values()))
+        watches = [(h, n, snapshot(v, wanted)) for h, n, v in self._needed(set(ran))]
+        for holder in map(virtual, self._abstract if self.classes else ()):
+            watches.append((holder, "registered", holder.registered))
+        return Outside(tuple(watches), (), tuple(self._queries.values()))
 
     def _needed(self, ran: set[CodeType]) -> Iterator[tuple[Any, str, Any]]:
         for holder, name, value in self._watched.values():

@@ -29,6 +29,7 @@ from ..runtime.instance_forward import (
     recipe_of,
     without_links,
 )
+from ..runtime.plan_of import PLAN, keep_plan, plan_of
 from ..runtime.state import stock_class
 
 __all__ = ["Shell", "is_part_of_torch"]
@@ -49,7 +50,7 @@ _ATOMS += (torch.dtype, torch.device, torch.memory_format)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _HOOKS = frozenset(k for k in vars(nn.Module()) if k.endswith(("_hooks", "_hooks_with_kwargs")))
 # What a swap or Module.compile put on the live instance.
-_DROPPED = frozenset(("_opswap_record", "_opswap_plan", "_compiled_call_impl"))
+_DROPPED = frozenset(("_opswap_record", PLAN, "_compiled_call_impl"))
 _CALL = "_compiled_call_impl"  # what torch.nn.Module.__call__ runs in place of forward and hooks
 _OWN_PROTOCOL = ("__deepcopy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
 
@@ -166,6 +167,8 @@ class Shell:
                 vars(twin)[name] = copied
             else:
                 object.__setattr__(twin, name, copied)
+        if not self._stock:
+            keep_plan(twin, plan_of(module))
         if has_link(module) and not self._stock:
             put_as(twin, module, recipe_of(module))
         if self._call is not None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -13,18 +13,41 @@ from torch import nn
 from ..report import Planned, Report, Site
 from ..rewriting.code import Rewritten, is_rewritten
 from ..runtime.instance_forward import recipe_of
+from ..runtime.plan_of import plan_of
 from ..runtime.reasons import GLOBAL_HOOKS, failure
 from ..runtime.state import stock_class
+from .bypass import bypassed
 from .planner import in_order
 
-__all__ = ["planned_report"]
+__all__ = ["all_paths", "planned_report"]
 
 _NOT_SWAPPED = "this model was not swapped: opswap.scan(model) shows what opswap.swap(model) would do"
 _NOTHING_HERE = "nothing was swapped in this part; the report of the whole model says what was kept in it"
 _REPLACED = "its module was replaced after the swap; opswap.swap again analyses it anew"
+_REMOVED = "its module was removed after the swap"
+_TAKEN = (
+    "its module was unswapped or swapped again on its own or in another model, or replaced by one of the same class; "
+    "opswap.swap again analyses it anew"
+)
 _ADDED = "it was added after the swap, or its class was changed; opswap.swap again analyses it anew"
+_BYPASSED = "{} after the swap; opswap.swap again analyses it anew"
 _STOPPED = "its original forward runs: {}; opswap.swap again analyses it anew"
 _DERIVED = "its class {} was derived from a swapped one"
+_PATHS = 16  # of one shared module
+
+
+def all_paths(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules with their paths, a shared one under each path, at most 16; a module that holds itself ends there."""
+    counts: Counter[nn.Module] = Counter()
+
+    def walk(module: nn.Module, path: str, above: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:
+        counts[module] += 1
+        yield path, module
+        for name, child in module._modules.items():
+            if child is not None and child not in above and counts[child] < _PATHS:
+                yield from walk(child, f"{path}.{name}" if path else name, (*above, child))
+
+    return walk(model, "", (model,))
 
 
 def planned_report(model: nn.Module) -> Report:
@@ -36,20 +59,35 @@ def planned_report(model: nn.Module) -> Report:
         return Report(sites, stopped, note="" if sites or stopped else _NOT_SWAPPED)
     prefix, planned = found
     parts = {path: _own_plan(m) for path, m in paths.items() if path and _own_plan(m) is not None}
-    kept = [s for s in _below(planned.report.kept, prefix) if not _covered(s.path, parts)]
-    gone = Counter(
-        _without_gain(s) for s in _below(planned.report.swapped, prefix) if not _covered(s.path, parts)
-    )
-    gone -= Counter(map(_without_gain, sites))
-    gone -= Counter(_without_gain(replace(s, reason="")) for s in stopped)
+    kept = [s for s in _below(planned.report.kept, prefix, planned.shared) if not _covered(s.path, parts)]
     kept += stopped
-    kept += [replace(s, reason=_lost(s.path, paths)) for s in gone.elements()]
+    kept += [s for s in _gone(model, prefix, planned, [*sites, *stopped]) if not _covered(s.path, parts)]
     kept += [s for s in _added(paths, prefix, planned) if not _covered(s.path, parts)]
     for path, part in parts.items():
         kept += [s.below(path) for s in part.report.kept]
     order = {path: i for i, path in enumerate(paths)}
     note = "" if sites or kept or prefix == "" else _NOTHING_HERE
     return Report(sites, sorted(kept, key=lambda s: order.get(s.path, len(order))), note=note)
+
+
+def _gone(model: nn.Module, prefix: str, planned: Planned, left: list[Site]) -> list[Site]:
+    """The planned sites that are no longer there, with the reason. `left`: those that are."""
+    first = dict(planned.shared)
+    paths, known = dict(all_paths(model)), dict(planned.classes)
+
+    def key(site: Site) -> Site:
+        whole = site.below(prefix)
+        return replace(whole, path=first.get(whole.path, whole.path), reason="", gain=None)
+
+    present = Counter(map(key, left))
+    lost = []
+    for site in _below(planned.report.swapped, prefix):
+        if present[key(site)]:
+            present[key(site)] -= 1
+        else:
+            whole = site.below(prefix).path
+            lost.append(replace(site, reason=_lost(site.path, paths, known.get(whole)), gain=None))
+    return lost
 
 
 def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
@@ -63,34 +101,55 @@ def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
     for m, path in rewritten.items():
         found = [s.below(path) for s in m._opswap_record.sites]
         if reasons[m]:
-            stopped += [replace(s, reason=_STOPPED.format(reasons[m]), gain=None) for s in found]
+            stopped += [replace(s, reason=reasons[m], gain=None) for s in found]
         elif m not in inlined:
             sites += found
     return in_order(sites, paths), stopped
 
 
 def _failure(module: nn.Module) -> str | None:
-    """Why a module's original forward runs whatever it is called with; a hook of the process may go again."""
+    """Why the new forward does not run, whatever the module is called with; a hook of the process may go again."""
+    if bypassed(module):
+        return _BYPASSED.format(bypassed(module))
     guarded = "opswap_holds" in recipe_of(module).code
     found = failure(module) if guarded else None
-    return None if found == GLOBAL_HOOKS else found
+    return None if found in (None, GLOBAL_HOOKS) else _STOPPED.format(found)
 
 
 def _planned(model: nn.Module) -> tuple[str, Planned] | None:
     """The plan that the model was swapped by, and the model's path in the one that was swapped."""
-    own = vars(model).get("_opswap_plan")
+    own = plan_of(model)
     if own is not None:
         return own.path, own
+    found: dict[tuple[str, int], tuple[str, Planned]] = {}
     for path, m in model.named_modules():
-        inner = vars(m).get("_opswap_plan")
-        if inner is not None and (inner.path == path or inner.path.endswith(f".{path}")):
-            return inner.path.removesuffix(path).rstrip("."), inner
-    return None
+        inner = plan_of(m)
+        for whole in _paths_of(inner):
+            if whole == path or whole.endswith(f".{path}"):
+                prefix = whole.removesuffix(path).rstrip(".")
+                found.setdefault((prefix, id(inner.report)), (prefix, inner))
+    return max(found.values(), key=lambda f: _likeness(model, *f), default=None)
+
+
+def _paths_of(planned: Planned | None) -> list[str]:
+    """The paths of a module in the model that was swapped."""
+    if planned is None:
+        return []
+    return [planned.path, *(path for path, first in planned.shared if first == planned.path)]
+
+
+def _likeness(model: nn.Module, prefix: str, planned: Planned) -> int:
+    """How many modules of the model the plan has at and below this path."""
+    known = dict(planned.classes)
+    return sum(
+        known.get(".".join(p for p in (prefix, path) if p)) == _class_of(m)
+        for path, m in model.named_modules()
+    )
 
 
 def _own_plan(module: nn.Module) -> Planned | None:
     """The plan of a part that was swapped on its own, after the whole."""
-    found = vars(module).get("_opswap_plan")
+    found = plan_of(module)
     return found if found is not None and found.path == "" else None
 
 
@@ -98,27 +157,38 @@ def _covered(path: str, parts: dict[str, Planned | None]) -> bool:
     return any(path == part or path.startswith(f"{part}.") for part in parts)
 
 
-def _below(sites: list[Site], prefix: str) -> list[Site]:
-    """The sites at or below a path, seen from there."""
+def _below(sites: list[Site], prefix: str, shared: Iterable[tuple[str, str]] = ()) -> list[Site]:
+    """The sites at or below a path, seen from there; those of a shared module also by its other paths."""
     if not prefix:
         return list(sites)
-    inside = [s for s in sites if s.path == prefix or s.path.startswith(f"{prefix}.")]
-    return [replace(s, path=s.path[len(prefix) + 1 :]) for s in inside]
+    others: dict[str, list[str]] = {}
+    for path, first in shared:
+        others.setdefault(first, []).append(path)
+    inside = []
+    for s in sites:
+        places = [p for p in (s.path, *others.get(s.path, ())) if p == prefix or p.startswith(f"{prefix}.")]
+        inside += [replace(s, path=p[len(prefix) + 1 :]) for p in places[:1]]
+    return inside
 
 
-def _without_gain(site: Site) -> Site:
-    return replace(site, gain=None)
-
-
-def _lost(path: str, paths: dict[str, nn.Module]) -> str:
-    """Why a site is no longer there: the class of its module, or of one above, may have been changed."""
+def _lost(path: str, paths: dict[str, nn.Module], known: str | None) -> str:
+    """Why a site is no longer there: its module or one above may have another class. `known`: its class at the swap."""
+    module = paths.get(path)
+    if module is None:
+        return _REMOVED
+    same = _class_of(module) == known
     while True:
         module = paths.get(path)
         if isinstance(module, Rewritten) and not is_rewritten(module):
             return _DERIVED.format(type(module).__name__)
         if not path:
-            return _REPLACED
+            return _TAKEN if same else _REPLACED
         path = path.rpartition(".")[0]
+
+
+def _class_of(module: nn.Module) -> str:
+    cls = stock_class(module)
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _added(paths: dict[str, nn.Module], prefix: str, planned: Planned) -> Iterator[Site]:
@@ -129,8 +199,7 @@ def _added(paths: dict[str, nn.Module], prefix: str, planned: Planned) -> Iterat
         if any(path.startswith(f"{above}.") for above in found):
             continue
         whole = ".".join(p for p in (prefix, path) if p)
-        cls = stock_class(module)
-        name = f"{cls.__module__}.{cls.__qualname__}"
+        name = _class_of(module)
         if isinstance(module, Rewritten) or (whole in known and isinstance(module, torch.jit.ScriptModule)):
             continue
         if known.get(whole, "").replace(".Lazy", ".") != name.replace(".Lazy", "."):

@@ -28,6 +28,7 @@ from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
 from .contiguity import Demand, demand_of, restricted
 from .gains import gain
+from .seen_inside import SEEN_INSIDE, seen_inside
 
 __all__ = ["Change", "Plan", "Whole", "apply_rules", "guarded", "in_order", "make_plan"]
 
@@ -144,10 +145,11 @@ class _Planner:
             if module not in compiled and (type(module) in self.searched or not _is_library(module)):
                 self._look_at(module, paths[module])
         self._respect_layout()
+        seen = self._seen_inside()
         chosen = self._choose()
         inlined = {o for m in chosen for o in m.opened}
         top = [m for m in reversed(chosen) if m.root not in inlined]
-        wholes = list(self._wholes(top, compiled))
+        wholes = list(self._wholes(top, compiled, seen))
         swapped = [s.below(m.name) for m in top for s in m.sites()]
         swapped += [s.below(w.path) for w in wholes for s in w.sites]
         kept = [s.below(m.name) for m in reversed(self.known.values()) for s in m.refused]
@@ -175,6 +177,15 @@ class _Planner:
             if change.replacement.contiguous:
                 change.region, change.replacement = restricted(change.region, change.replacement, demand)
 
+    def _seen_inside(self) -> set[nn.Module]:
+        """Modules whose own dictionary other code of the model reads, in which a new forward or a record would be."""
+        seen = {child for m in self.paths if not _is_library(m) for child in seen_inside(m)}
+        for module in seen & self.known.keys():
+            found = self.known.pop(module)
+            sites = [replace(s.below(found.name), reason=SEEN_INSIDE, gain=None) for s in found.sites()]
+            self.kept += [*sites, *(s.below(found.name) for s in found.refused)]
+        return seen
+
     def _choose(self) -> list[_Module]:
         """Modules with a change that no smaller one has; none whose children are called without it."""
         chosen = [
@@ -185,14 +196,20 @@ class _Planner:
         passed = {q for m in chosen for p in m.paths for q in passed_by(p.capture)}
         return [m for m in chosen if m.root not in passed]
 
-    def _wholes(self, top: Sequence[_Module], compiled: Collection[nn.Module]) -> Iterator[Whole]:
+    def _wholes(
+        self, top: Sequence[_Module], compiled: Collection[nn.Module], seen: Collection[nn.Module]
+    ) -> Iterator[Whole]:
         changes = [c for m in top for c in m.changes if c.site.rule not in self.inference]
         merged = {n.meta["module"] for c in changes for n in c.region.nodes if n.op == "call_module"}
         for module, path in self.paths.items():
             rule = next((r for r in self.wholes if type(module) in r.modules and r.takes(module)), None)
             if rule is None or module in compiled:
                 continue
-            reason = _unsupported(module) or _without_kernel(rule, self._devices(module))
+            reason = (
+                _unsupported(module)
+                or (SEEN_INSIDE if module in seen else "")
+                or _without_kernel(rule, self._devices(module))
+            )
             site = Site("", rule.name, class_name(module), rule.exact, reason, gain(rule.name))
             if reason:
                 self.kept.append(replace(site, gain=None).below(path))

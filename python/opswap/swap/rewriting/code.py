@@ -416,7 +416,7 @@ def _entry_text(module: str) -> list[str]:
         "    try:",
         f"        {module} = opswap_link.opswap_ref()",
         "    except AttributeError:",
-        f"        {module}, opswap_link = opswap_link, opswap_link_of(opswap_link)",
+        f"        {module}, opswap_link = opswap_link, opswap_link_of(opswap_link, opswap_recipe)",
     ]
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from .guards import missed as _count
 from .instance_forward import fits, generated_forward, has_link, link_of, recipe_of
+from .plan_of import plan_of
 from .reasons import call_reason, site_reason
 from .state import stock_class
 
@@ -92,6 +93,6 @@ def _is_first(module: nn.Module, name: str) -> bool:
 
 
 def _name(module: nn.Module) -> str:
-    planned = vars(module).get("_opswap_plan")
+    planned = plan_of(module)
     path = planned.path if planned is not None else ""
     return f"{path} ({stock_class(module).__name__})" if path else stock_class(module).__name__

@@ -189,9 +189,13 @@ def overridden(module: nn.Module) -> bool:
     return module.__dict__.get("forward") is not module.__dict__.get(_FORWARD)
 
 
-def link_of(module: Any) -> Any:
-    """The link of a module that is passed to a generated forward itself, as by `m.forward.__func__(m, x)`."""
-    return _own_link(module) or Link(module, None)
+def link_of(module: Any, recipe: Any = None) -> Any:
+    """The link of a module that is passed to a generated forward itself, as by `m.forward.__func__(m, x)`.
+
+    Args: recipe: that of the forward; a module with another one, or none, gets a link that runs the stock forward.
+    """
+    link = _own_link(module)
+    return link if link is not None and recipe in (None, link.recipe) else Link(module, None)
 
 
 def recipe_of(module: nn.Module) -> Any:

@@ -13,8 +13,12 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from .snapshot import MISSING, is_as
+from .virtual import Virtual, virtual
 
 __all__ = ["Outside", "Scope", "join", "read", "stands"]
+
+
+_VIRTUAL = -2
 
 
 class Scope:
@@ -131,9 +135,11 @@ def _unpack(watches: Any, shadows: Any, queries: Any, lost: bool) -> Outside:
 
 
 def _address(holder: Any, places: dict[int, tuple[str, str, int]]) -> tuple[str, str, int]:
-    """Where a holder is found: module, qualified name, and the number of the cell or -1."""
+    """Where a holder is found: module, qualified name, and the number of the cell, -1, or _VIRTUAL."""
     if isinstance(holder, ModuleType):
         found = holder.__name__, "", -1
+    elif isinstance(holder, Virtual):
+        found = holder.cls.__module__, holder.cls.__qualname__, _VIRTUAL
     else:
         found = places.get(id(holder)) or (holder.__module__, holder.__qualname__, -1)
     if _find(found) is not holder:
@@ -146,6 +152,8 @@ def _find(address: tuple[str, str, int]) -> Any:
     found: Any = sys.modules.get(module) or importlib.import_module(module)
     for part in filter(None, name.split(".")):
         found = getattr(found, part)
+    if cell == _VIRTUAL:
+        return virtual(found)
     return found if cell < 0 else found.__closure__[cell]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .guards import any_global_hook, hooked
 from .instance_forward import generated_forward, overridden, recipe_of
 from .outside import Outside, read
+from .plan_of import plan_of
 from .snapshot import MISSING, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, names_of_tensors, stock_class
 
@@ -131,7 +132,7 @@ def _holder(holder: Any, name: str) -> str:
 
 def _names(root: nn.Module) -> Callable[[nn.Module], str]:
     """Names modules by their paths in the model that was swapped; by their classes if they are no longer there."""
-    planned = vars(root).get("_opswap_plan")
+    planned = plan_of(root)
     prefix = f"{planned.path}." if planned is not None and planned.path else ""
     paths = {id(m): f"{prefix}{path}" for path, m in root.named_modules() if path}
     return lambda m: paths.get(id(m), f"a {stock_class(m).__name__} that is no longer in the module")

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from .instance_forward import without_links
+from .plan_of import PLAN
 from .purity import LAYERS, TORCH, owner
 from .snapshot import MISSING, Contents, Plain, Wanted, is_as, is_plain, snapshot
 
@@ -28,7 +29,7 @@ __all__ = [
     "unchanged",
 ]
 
-INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", "_opswap_plan", "_opswap_record"}
+INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", PLAN, "_opswap_record"}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""Whether a forward that users have put on a module calls the generated one."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..rewriting.code import is_rewritten
+from ..runtime.instance_forward import Link, generated_forward, has_link, overridden
+from ..runtime.snapshot import attributes_of, is_plain, static_attribute
+
+__all__ = ["bypassed"]
+
+_MANY = 2000  # objects that a forward may refer to
+
+
+def bypassed(module: nn.Module) -> str:
+    """Why calls of a rewritten module do not reach its generated forward; "" if they do.
+
+    A forward on the instance is followed through everything that it refers to. It counts as a wrapper if it refers to
+    the generated forward, whether it calls that or not.
+    """
+    own = vars(module)
+    if "forward" not in own:
+        return "its new forward was removed" if has_link(module) else ""
+    if has_link(module) and not overridden(module):
+        return ""
+    return "" if _refers(own["forward"], module) else "its forward was replaced"
+
+
+def _refers(start: Any, module: nn.Module) -> bool:
+    """True if the module's generated forward is reached from this value."""
+    generated, seen, names = generated_forward(module), set(), set()
+    waiting = [start]
+    while waiting and len(seen) < _MANY:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if value is generated or (isinstance(value, Link) and value.opswap_ref() is module):
+            return True
+        if isinstance(value, types.FunctionType):
+            names |= _names(value.__code__)
+        if not isinstance(value, nn.Module):
+            waiting += _parts(value)
+        elif value is module:
+            waiting += [v for k, v in vars(module).items() if k not in ("forward", "_opswap_forward")]
+    # type(m).forward(m, x): of a layer of torch, that is the stock forward.
+    return not has_link(module) and is_rewritten(module) and "forward" in names
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The attributes and global variables that code mentions, also inside of its inner functions."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What a callable or a container refers to."""
+    if is_plain(value) or isinstance(value, (Tensor, types.ModuleType, type)):
+        return
+    if isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, types.MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, weakref.ref):
+        yield value()
+    elif isinstance(value, dict):
+        yield from list(value.values())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from list(value)
+    else:
+        if isinstance(value, partial):
+            yield from (value.func, value.args, value.keywords)
+        yield from [part for _, part in attributes_of(value)]
+        yield static_attribute(type(value), "__call__")
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not yet assigned
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from vars(function).values()
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            yield function.__globals__[name]

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""What isinstance(x, SomeABC) depends on besides classes: registrations by SomeABC.register, which may come later."""
+
+from __future__ import annotations
+
+import _abc
+import abc
+from functools import lru_cache
+
+import torch
+
+__all__ = ["Virtual", "virtual"]
+
+
+class Virtual:
+    """The classes that are registered with an abstract class or with those derived from it.
+
+    cls: the abstract class. Attribute registered: their names, one text; the same object while it is the same text.
+    """
+
+    def __init__(self, cls: abc.ABCMeta) -> None:
+        self.cls = cls
+        self.__qualname__ = cls.__qualname__
+        self._token: object = None
+        self._names = ""
+
+    @property
+    def registered(self) -> str:
+        # torch.compile guards on classes, and cannot trace this.
+        if not torch.compiler.is_compiling():
+            token = abc.get_cache_token()
+            if token != self._token:
+                names = _registered(self.cls)
+                self._names = self._names if names == self._names else names
+                self._token = token
+        return self._names
+
+
+@lru_cache(maxsize=256)
+def virtual(cls: abc.ABCMeta) -> Virtual:
+    """The one object for an abstract class."""
+    return Virtual(cls)
+
+
+def _registered(cls: type) -> str:
+    """The names of all classes that are registered with this class or one below it."""
+    names, seen, waiting = set(), set(), [cls]
+    while waiting:
+        base = waiting.pop()
+        if base in seen:
+            continue
+        seen.add(base)
+        if isinstance(base, abc.ABCMeta):
+            held = (reference() for reference in _abc._get_dump(base)[0])
+            found = [c for c in held if c is not None]
+            names.update(f"{c.__module__}.{c.__qualname__}" for c in found)
+            waiting += [*found, *base.__subclasses__()]
+    return ", ".join(sorted(names))
