@@ -4,7 +4,7 @@
 from . import functional, isa, layout, memory, merge, models, nn, shapes
 from ._torch import warn_of_version
 from .nn import ChannelShuffle, GroupedLinear, IndexSelectFull, IndexSelectHalf, Pool3dAsPool2d
-from .ops import force_reference, reset_stats, stats
+from .ops import disabled, force_reference, reset_stats, stats
 from .swap import Explanation, Report, dynamo_backend, explain, report, scan, swap, tune, unswap, verify
 
 __version__ = "0.1.0"
@@ -19,6 +19,7 @@ __all__ = [
     "IndexSelectHalf",
     "Pool3dAsPool2d",
     "Report",
+    "disabled",
     "dynamo_backend",
     "explain",
     "force_reference",
