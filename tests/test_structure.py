@@ -22,7 +22,7 @@ BELOW: dict[str, set[str]] = {
     "rewriting": {"rule", "capture", "graph", "runtime"},
     "planning": {"report", "rule", "rules", "rewriting", "capture", "graph", "runtime"},
 }
-ABOVE = {"__init__", "api", "carry_out", "compile", "explain", "tuning", "verify"}
+ABOVE = {"__init__", "api", "carry_out", "compile", "explain", "optimize", "step_time", "tuning", "verify"}
 
 
 def _room(path: Path) -> str:

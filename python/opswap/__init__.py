@@ -5,7 +5,19 @@ from . import functional, isa, layout, memory, merge, models, nn, shapes
 from ._torch import warn_of_version
 from .nn import ChannelShuffle, GroupedLinear, IndexSelectFull, IndexSelectHalf, Pool3dAsPool2d
 from .ops import disabled, force_reference, reset_stats, stats
-from .swap import Explanation, Report, dynamo_backend, explain, report, scan, swap, tune, unswap, verify
+from .swap import (
+    Explanation,
+    Report,
+    dynamo_backend,
+    explain,
+    optimize,
+    report,
+    scan,
+    swap,
+    tune,
+    unswap,
+    verify,
+)
 
 __version__ = "0.1.0"
 
@@ -30,6 +42,7 @@ __all__ = [
     "merge",
     "models",
     "nn",
+    "optimize",
     "report",
     "reset_stats",
     "scan",
