@@ -23,7 +23,18 @@ BELOW: dict[str, set[str]] = {
     "rewriting": {"rule", "capture", "graph", "runtime"},
     "planning": {"report", "rule", "rules", "rewriting", "capture", "graph", "runtime"},
 }
-ABOVE = {"__init__", "api", "carry_out", "compile", "explain", "ordered_draws", "tuning", "verify"}
+ABOVE = {
+    "__init__",
+    "api",
+    "carry_out",
+    "compile",
+    "explain",
+    "optimize",
+    "ordered_draws",
+    "step_time",
+    "tuning",
+    "verify",
+}
 
 
 def _room(path: Path) -> str:

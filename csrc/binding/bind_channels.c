@@ -3,6 +3,7 @@
  * made. new_shuffled(inputs, groups, sections, wanted, channels_last): the same into new tensors.
  * channels_variants(): the kernels and how often each was called. */
 #include "binding/binding.h"
+#include "binding/profile.h"
 #include "binding/tensor_arg.h"
 #include "binding/tensor_new.h"
 #include "binding/variant_counts.h"
@@ -244,10 +245,12 @@ static PyObject *execute(const osw_call *call, osw_form form)
         osw_plan_planes(&plan, &shuffle, t->size[0], plane * t->itemsize, scratch);
     count_calls(&plan);
     const int64_t bytes = t->size[0] * call->channels * plane * t->itemsize;
+    PyObject *range = osw_profile_begin("channel_shuffle");
     PyThreadState *state = bytes > OSW_GRAIN_BYTES ? PyEval_SaveThread() : NULL;
     osw_plan_execute(&plan);
     if (state)
         PyEval_RestoreThread(state);
+    osw_profile_end(range);
     PyMem_Free(scratch);
     Py_RETURN_NONE;
 }

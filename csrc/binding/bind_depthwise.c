@@ -8,6 +8,7 @@
  * fast; depthwise_fits says whether plain_depthwise would take its arguments.
  * depthwise_variants(): the kernels and how often each was called. */
 #include "binding/binding.h"
+#include "binding/profile.h"
 #include "binding/tensor_arg.h"
 #include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
@@ -237,13 +238,16 @@ static void run_chunks(int64_t begin, int64_t end, void *context)
 }
 
 /* `bytes` are moved in all. */
-static void run(osw_depthwise_work *work, int64_t count, int64_t bytes, osw_body *body)
+static void run(const char *name, osw_depthwise_work *work, int64_t count, int64_t bytes,
+                osw_body *body)
 {
     assert(osw_depthwise_holds(work->d) && count >= 1);
+    PyObject *range = osw_profile_begin(name);
     PyThreadState *state = bytes > MIN_BYTES ? PyEval_SaveThread() : NULL;
     osw_parallel_for(count, osw_grain(bytes / count), body, work);
     if (state)
         PyEval_RestoreThread(state);
+    osw_profile_end(range);
 }
 
 static osw_depthwise_fn *kernel_of(const osw_depthwise_call *call, osw_depthwise_id id)
@@ -284,7 +288,7 @@ static PyObject *execute_forward(osw_depthwise_call *call, PyObject *input)
     pack(call, taps);
     d->taps = taps;
     osw_depthwise_work work = {.d = d, .kernels = {kernel_of(call, OSW_DEPTHWISE_forward_f32)}};
-    run(&work, d->batch * d->out_height, moved_bytes(call), run_rows);
+    run("depthwise_conv2d", &work, d->batch * d->out_height, moved_bytes(call), run_rows);
     PyMem_Free(taps);
     return Py_NewRef(call->made[OUTPUT]);
 }
@@ -315,7 +319,7 @@ static int run_backward(osw_depthwise_call *call)
         pack(call, taps);
         work.kernels[1] = kernel_of(call, OSW_DEPTHWISE_grad_input_f32);
     }
-    run(&work, work.chunks.count, 2 * moved_bytes(call), run_chunks);
+    run("depthwise_conv2d_backward", &work, work.chunks.count, 2 * moved_bytes(call), run_chunks);
     void *weight = call->tensors[GRAD_WEIGHT].data, *bias = call->tensors[GRAD_BIAS].data;
     if (sums && call->is_double)
         osw_depthwise_finish_f64(d, work.chunks.count, (double *)(void *)work.sums,

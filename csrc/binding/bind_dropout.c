@@ -3,6 +3,7 @@
  * numbers. apply_mask(input, mask, scale, output): the kept ones times scale, the others times
  * zero. */
 #include "binding/binding.h"
+#include "binding/profile.h"
 #include "binding/tensor_arg.h"
 #include "core/parallel.h"
 #include "dropout/dropout.h"
@@ -150,7 +151,9 @@ static PyObject *draw_mask(PyObject *module, PyObject *const *args, Py_ssize_t n
     drawing.threshold = (uint64_t)limit + ((double)(uint64_t)limit < limit);
     drawing.generator = args[0];
     drawing.mask_object = args[3];
+    PyObject *range = osw_profile_begin("dropout_mask");
     const int drawn = draw(&drawing);
+    osw_profile_end(range);
     Py_XDECREF(drawing.state);
     if (drawn != 0)
         return NULL;
@@ -222,9 +225,11 @@ static PyObject *apply_mask(PyObject *module, PyObject *const *args, Py_ssize_t 
                      (int)input.dtype.bits);
         return NULL;
     }
+    PyObject *range = osw_profile_begin("dropout");
     Py_BEGIN_ALLOW_THREADS;
     osw_parallel_for(mask.numel, osw_grain(8 * 2 * input.itemsize), apply_part, &job);
     Py_END_ALLOW_THREADS;
+    osw_profile_end(range);
     Py_RETURN_NONE;
 }
 

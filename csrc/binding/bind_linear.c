@@ -278,7 +278,7 @@ static PyObject *execute_checked(osw_linear_call *call)
         osw_tensors_unchanged(call->name, call->tensors, ROLE_COUNT) != 0)
         return NULL;
     describe(call);
-    return osw_linear_run(&call->linear, call->dtype) == 0 ? results(call) : NULL;
+    return osw_linear_run(call->name, &call->linear, call->dtype) == 0 ? results(call) : NULL;
 }
 
 /* Sizes from input and weight, then everything against them. */

@@ -3,6 +3,7 @@
  * that nothing was done, and that the caller has to go another way. */
 #include "binding/binding.h"
 #include "binding/norm_call.h"
+#include "binding/profile.h"
 #include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
 #include "binding/variant_counts.h"
@@ -82,10 +83,12 @@ static int run(osw_norm_call *call, bool backward)
     }
     place_vectors(call, backward, memory);
     osw_norm_choose(job, backward, calls);
+    PyObject *range = osw_profile_begin(call->name);
     PyThreadState *state = x->numel * x->itemsize > OSW_GRAIN_BYTES ? PyEval_SaveThread() : NULL;
     (backward ? osw_norm_backward : osw_norm_forward)(job, memory + vectors);
     if (state)
         PyEval_RestoreThread(state);
+    osw_profile_end(range);
     if (backward) {
         osw_norm_write(call, GRAD_WEIGHT, job->grad_weight);
         osw_norm_write(call, GRAD_BIAS, job->grad_bias);

@@ -95,7 +95,7 @@ static PyObject *plain_pointwise(PyObject *module, PyObject *const *args, Py_ssi
         linear.bias = bias.data;
     }
     PyObject *output = new_image(args[0], &input, first[1], &linear.output);
-    if (output && osw_linear_run(&linear, dtype_of(&weight)) != 0)
+    if (output && osw_linear_run("pointwise_conv2d", &linear, dtype_of(&weight)) != 0)
         Py_CLEAR(output);
     return osw_or_declined(output);
 }
@@ -143,7 +143,7 @@ static PyObject *plain_pointwise_backward(PyObject *module, PyObject *const *arg
         Py_RETURN_NOTIMPLEMENTED;
     PyObject *made[3] = {NULL}, *result = NULL;
     if (make_gradients(&linear, args, &input, &weight, made) &&
-        osw_linear_run(&linear, dtype_of(&weight)) == 0)
+        osw_linear_run("pointwise_conv2d_backward", &linear, dtype_of(&weight)) == 0)
         result = PyTuple_Pack(3, made[0], made[1], made[2]);
     for (int i = 0; i < 3; i++)
         Py_XDECREF(made[i]);

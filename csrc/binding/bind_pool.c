@@ -32,8 +32,8 @@ static PyObject *execute_indices(osw_pool_call *call)
         osw_pool_distances(pool, distance, taps);
     }
     osw_pool_indices work = {pool, pool->output, distance, form == FORM_pixels};
-    osw_pool_run(osw_pool_units(call, form), indices->numel * indices->itemsize, run_indices,
-                 &work);
+    osw_pool_run(call->name, osw_pool_units(call, form), indices->numel * indices->itemsize,
+                 run_indices, &work);
     PyMem_Free(distance);
     Py_RETURN_NONE;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/linear_run.h"
 
+#include "binding/profile.h"
 #include "core/parallel.h"
 #include "linear/holds.h"
 
@@ -104,15 +105,19 @@ static int run_in_parts(osw_linear *l, osw_linear_dtype dtype)
     return 0;
 }
 
-int osw_linear_run(osw_linear *linear, osw_linear_dtype dtype)
+int osw_linear_run(const char *name, osw_linear *linear, osw_linear_dtype dtype)
 {
+    int done = 0;
     const bool cuts = dtype == OSW_LINEAR_f32 || dtype == OSW_LINEAR_f64;
     linear->row_parts = 1;
     linear->part_rows = linear->rows;
     if (cuts && (linear->grad_weight || linear->grad_bias))
         osw_linear_cut(linear);
+    PyObject *range = osw_profile_begin(name);
     if (linear->row_parts > 1)
-        return run_in_parts(linear, dtype);
-    run_kernels(linear, dtype);
-    return 0;
+        done = run_in_parts(linear, dtype);
+    else
+        run_kernels(linear, dtype);
+    osw_profile_end(range);
+    return done;
 }

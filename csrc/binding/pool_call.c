@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/pool_call.h"
 
+#include "binding/profile.h"
 #include "binding/tensor_new.h"
 #include "binding/variant_counts.h"
 #include "core/prefetch.h"
@@ -314,12 +315,14 @@ static void run_job(int64_t begin, int64_t end, void *context)
 }
 
 /* Spread `units` over the threads; a unit is its share of `bytes`. */
-void osw_pool_run(int64_t units, int64_t bytes, osw_body *body, void *context)
+void osw_pool_run(const char *name, int64_t units, int64_t bytes, osw_body *body, void *context)
 {
+    PyObject *range = osw_profile_begin(name);
     PyThreadState *state = bytes > OSW_GRAIN_BYTES ? PyEval_SaveThread() : NULL;
     osw_parallel_for(units, osw_grain(bytes / units), body, context);
     if (state)
         PyEval_RestoreThread(state);
+    osw_profile_end(range);
 }
 
 #if !defined(NDEBUG)
@@ -360,8 +363,8 @@ PyObject *osw_pool_execute(osw_pool_call *call)
     const int id = kernels[call->operation][form][type] - 1;
     calls[id]++;
     osw_job job = {osw_pool_table[id], &call->pool};
-    osw_pool_run(osw_pool_units(call, form), (large->numel + small->numel) * large->itemsize,
-                 run_job, &job);
+    osw_pool_run(call->name, osw_pool_units(call, form),
+                 (large->numel + small->numel) * large->itemsize, run_job, &job);
     Py_RETURN_NONE;
 }
 

@@ -81,7 +81,7 @@ int64_t osw_pool_units(const osw_pool_call *call, osw_form form);
 
 /* Spread `units` over the threads, without the GIL where that is worth it; a unit is its share of
  * `bytes`. */
-void osw_pool_run(int64_t units, int64_t bytes, osw_body *body, void *context);
+void osw_pool_run(const char *name, int64_t units, int64_t bytes, osw_body *body, void *context);
 
 /* Check all and run the kernel. Returns None, or NotImplemented where the memory of a tensor fits
  * neither form. */

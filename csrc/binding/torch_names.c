@@ -27,6 +27,8 @@ static const osw_torch_place places[OSW_TORCH_NAME_COUNT] = {
     [OSW_TORCH_DEVICE_CONTEXT] = {"torch.utils._device", NULL, "DeviceContext"},
     [OSW_TORCH_ANY_AUTOCAST] = {"torch._C", NULL, "_is_any_autocast_enabled"},
     [OSW_TORCH_AUTOCAST] = {"torch", NULL, "is_autocast_enabled"},
+    [OSW_TORCH_PROFILER] = {"torch.autograd.profiler", NULL, NULL},
+    [OSW_TORCH_RECORD_FUNCTION] = {"torch._C._profiler", NULL, "_RecordFunctionFast"},
 };
 
 /* Guarded by the GIL. */

@@ -35,6 +35,10 @@ typedef enum osw_torch_name {
     /* Private. Without it the public question about the CPU's autocast is asked. */
     OSW_TORCH_ANY_AUTOCAST,
     OSW_TORCH_AUTOCAST, /* public; without it and the one above, autocast is taken to be on */
+    /* Private: the module with _is_profiler_enabled, and a range that costs little. Without one of
+     * them the kernels are not shown in torch.profiler. */
+    OSW_TORCH_PROFILER,
+    OSW_TORCH_RECORD_FUNCTION,
     OSW_TORCH_NAME_COUNT
 } osw_torch_name;
 

@@ -4,8 +4,20 @@
 from . import functional, isa, layout, memory, merge, models, nn, shapes
 from ._torch import warn_of_version
 from .nn import ChannelShuffle, GroupedLinear, IndexSelectFull, IndexSelectHalf, Pool3dAsPool2d
-from .ops import force_reference, reset_stats, stats
-from .swap import Explanation, Report, dynamo_backend, explain, report, scan, swap, tune, unswap, verify
+from .ops import disabled, force_reference, reset_stats, stats
+from .swap import (
+    Explanation,
+    Report,
+    dynamo_backend,
+    explain,
+    optimize,
+    report,
+    scan,
+    swap,
+    tune,
+    unswap,
+    verify,
+)
 
 __version__ = "0.1.0"
 
@@ -19,6 +31,7 @@ __all__ = [
     "IndexSelectHalf",
     "Pool3dAsPool2d",
     "Report",
+    "disabled",
     "dynamo_backend",
     "explain",
     "force_reference",
@@ -29,6 +42,7 @@ __all__ = [
     "merge",
     "models",
     "nn",
+    "optimize",
     "report",
     "reset_stats",
     "scan",

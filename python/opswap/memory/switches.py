@@ -10,7 +10,9 @@ import torch
 
 from opswap import _core
 
-__all__ = ["flush_denormals", "flush_state_kept", "reuse_freed"]
+__all__ = ["flush_denormals", "flush_state_kept", "reuse_freed", "reuses_freed"]
+
+_reuses = False
 
 
 def reuse_freed(enabled: bool = True) -> None:
@@ -23,8 +25,15 @@ def reuse_freed(enabled: bool = True) -> None:
     Raises: RuntimeError where the C library is not glibc.
     Source: mallopt(3), M_MMAP_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD.
     """
+    global _reuses
     if not _core.memory_reuse(bool(enabled)):
         raise RuntimeError("reuse_freed: the C library of this process has no mallopt, only glibc does")
+    _reuses = bool(enabled)
+
+
+def reuses_freed() -> bool:
+    """True after `reuse_freed(True)`."""
+    return _reuses
 
 
 def flush_denormals(enabled: bool = True) -> None:

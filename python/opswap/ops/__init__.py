@@ -3,5 +3,16 @@
 
 from . import channels, linear, norm, permutation, pool
 from ._stats import force_reference, reset_stats, stats
+from ._switch import disabled
 
-__all__ = ["channels", "force_reference", "linear", "norm", "permutation", "pool", "reset_stats", "stats"]
+__all__ = [
+    "channels",
+    "disabled",
+    "force_reference",
+    "linear",
+    "norm",
+    "permutation",
+    "pool",
+    "reset_stats",
+    "stats",
+]

@@ -22,6 +22,7 @@ from opswap import _core
 from opswap._torch import dispatch_modes, transforms_active
 
 from ._stats import reference_forced
+from ._switch import active, disabled_here
 
 __all__ = [
     "DeclinedError",
@@ -52,10 +53,12 @@ _is_tracing = torch.jit.is_tracing
 
 
 def tracing() -> bool:
-    """True under torch.jit.trace and torch.onnx.export, whose graphs run in processes without opswap.
+    """True in `disabled`, and under torch.jit.trace and torch.onnx.export, whose graphs run without opswap.
 
     The public functions then call torch's operators, and no others.
     """
+    if len(active) > 0 and disabled_here():
+        return True
     return not _compiling() and (_is_tracing() or _exporting_to_onnx())
 
 

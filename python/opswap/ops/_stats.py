@@ -7,6 +7,8 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
+from ._switch import active, disabled_here
+
 __all__ = [
     "count_kernel",
     "count_original",
@@ -36,7 +38,8 @@ def count_original(name: str) -> None:
 
 
 def reference_forced() -> bool:
-    return _forced > 0
+    """True if no kernel may run: within `force_reference`, or within `disabled` in this thread."""
+    return _forced > 0 or (len(active) > 0 and disabled_here())
 
 
 def stats() -> dict[str, dict[str, int]]:

@@ -4,6 +4,7 @@
 The public functions:
     api          swap, scan, report, unswap, verify
     explain      which replacements run on given inputs, and which condition stops the others
+    optimize     swap, memory format, reused memory and flushed denormals in one call
     verify       compare a stock and a swapped model for a step; ordered_draws gives both the same random numbers
     report       the classes Report, Site and Check
     rule         what the author of a rule sees: Rule, Region, Replacement, Refusal
@@ -21,7 +22,8 @@ Folders; a folder imports only from those below it (compile stands beside api):
 from .api import report, scan, swap, unswap, verify
 from .compile.backend import dynamo_backend
 from .explain import Explanation, Outcome, explain
-from .report import Check, Report, Site
+from .optimize import optimize
+from .report import Check, Part, Report, Site
 from .rule import Refusal, Region
 from .rules import Replacement, Rule
 from .tuning import tune
@@ -31,6 +33,7 @@ __all__ = [
     "Check",
     "Explanation",
     "Outcome",
+    "Part",
     "Refusal",
     "Region",
     "Replacement",
@@ -40,6 +43,7 @@ __all__ = [
     "VerificationError",
     "dynamo_backend",
     "explain",
+    "optimize",
     "report",
     "scan",
     "swap",

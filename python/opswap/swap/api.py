@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from .rewriting.code import Rewritten, is_rewritten
 from .rewriting.input_format import check_memory_format, close_doors, memory_format_of, open_door
 from .rule import Refusal, Region, Shapes
 from .rules import DEFAULT, Replacement, Rule
+from .runtime.plan_of import plan_of
 from .verify import compare
 
 __all__ = ["report", "scan", "select_rules", "swap", "unswap", "verify"]
@@ -36,8 +38,9 @@ def swap(
     memory_format: torch.memory_format | None = None,
     verify_with: tuple[Any, ...] | None = None,
     strict: bool = False,
+    inplace: bool = True,
 ) -> nn.Module:
-    """Replace slow operators inside the modules of `model`, in place.
+    """Replace slow operators inside the modules of `model`, in place or in a copy.
 
     Parameters, buffers, hooks, flags and state_dict keys stay as they are. The model is analysed on copies of its
     modules: hooks do not run and random generators are not advanced. Forwards that cannot be analysed are left
@@ -58,14 +61,17 @@ def swap(
             leaves the memory format as it is, also that of an earlier swap.
         verify_with: a tuple of positional inputs, for `verify` before the model is changed.
         strict: raise if no operator can be replaced.
-    Returns: model itself.
+        inplace: False swaps a copy, as copy.deepcopy makes it: with parameters of its own, the same hooks, and shared
+            modules still shared. The model itself is not touched. Errors of copy.deepcopy are passed on.
+    Returns: model itself, or the copy.
     Raises: TypeError if model is not a module or memory_format not a memory format; ValueError if the model does not
         run on example_inputs; RuntimeError if strict and no operator can be replaced; VerificationError if the
         check with verify_with fails.
     """
     if memory_format is not None:
         check_memory_format(memory_format)
-    plan = make_plan(_module(model), select_rules(rules, exact), example_inputs)
+    model = _module(model) if inplace else copy.deepcopy(_module(model))
+    plan = make_plan(model, select_rules(rules, exact), example_inputs)
     if strict and not plan.report.swapped:
         raise RuntimeError(f"swap: nothing to replace was found in {type(model).__name__}\n{plan.report}")
     if verify_with is not None:
@@ -103,16 +109,22 @@ def report(model: nn.Module) -> Report:
     Raises: TypeError if model is not a module.
     """
     found = planned_report(_module(model))
+    planned = plan_of(model)
+    if planned is not None:
+        found = replace(found, parts=list(planned.report.parts))
     return replace(found, memory_format=memory_format_of(model), denormals=denormal_parameters(model))
 
 
-def unswap(model: nn.Module) -> nn.Module:
+def unswap(model: nn.Module, *, inplace: bool = True) -> nn.Module:
     """Revert every rewrite, and the memory format: the same module objects with their own classes.
 
+    Args: inplace: False reverts a copy, as copy.deepcopy makes it, and leaves the model swapped.
+    Returns: model itself, or the copy.
     Raises: TypeError if model is not a module; RuntimeError if a class was derived from the class of a rewritten
         module and given to it.
     """
-    for path, module in _module(model).named_modules():
+    model = _module(model) if inplace else copy.deepcopy(_module(model))
+    for path, module in model.named_modules():
         if isinstance(module, Rewritten) and not is_rewritten(module):
             raise RuntimeError(
                 f"unswap: the class of {path!r} was changed to {type(module).__name__} after the swap"

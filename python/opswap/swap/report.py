@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from opswap import _table
 
-__all__ = ["Check", "Planned", "Report", "Site", "table"]
+__all__ = ["Check", "Part", "Planned", "Report", "Site", "table"]
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,28 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One part of what `optimize` did, in the order in which the parts were added.
+
+    name: "memory", "denormals", "dtype", "swap" or "memory format". done: False if it was left out. detail: what was
+    done, or why not. before, after: milliseconds of a step of the example inputs without the part, and with it; None
+    if it was not measured.
+    """
+
+    name: str
+    done: bool
+    detail: str
+    before: float | None = None
+    after: float | None = None
+
+
+@dataclass(frozen=True)
 class Report:
     """The decisions about one model, in the order of its modules; prints as a table.
 
     memory_format: the format that `swap` converts parameters and inputs to, such as "channels_last"; "" for none.
     denormals: parameters with denormal numbers, by name: how many; they slow a CPU down, see `opswap.memory`.
+    parts: what `optimize` did, if the model was swapped by it.
     note: a sentence on what the report cannot show, such as that the model was not swapped; else "".
     """
 
@@ -66,6 +83,7 @@ class Report:
     memory_format: str = ""
     denormals: dict[str, int] = field(default_factory=dict)
     note: str = ""
+    parts: list[Part] = field(default_factory=list)
 
     def to_json(self) -> str:
         """One object with the fields above, sites and checks as objects with the fields of `Site` and `Check`."""
@@ -82,6 +100,13 @@ class Report:
             rows = [(s.path, s.rule or "-", s.reason, s.source) for s in self.kept]
             lines += ["", f"{len(self.kept)} kept as they are"]
             lines += table(("module", "rule", "reason", "source"), rows)
+        if self.parts:
+            rows = [
+                (p.name, "done" if p.done else "left out", _ms(p.before), _ms(p.after), _ratio(p), p.detail)
+                for p in self.parts
+            ]
+            lines += ["", "optimized, in this order"]
+            lines += table(("part", "", "ms before", "ms after", "faster", "detail"), rows)
         if self.checks:
             rows = [
                 (c.name, "holds" if c.holds else "FAILS", _share(c.error), _share(c.bound), c.detail)
@@ -123,6 +148,14 @@ class Planned:
 
 def _times(gain: float | None) -> str:
     return "-" if gain is None else f"{gain:.1f}x"
+
+
+def _ms(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:.1f}"
+
+
+def _ratio(part: Part) -> str:
+    return "-" if part.before is None or not part.after else f"{part.before / part.after:.2f}x"
 
 
 def _share(error: float | None) -> str:

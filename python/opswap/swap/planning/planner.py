@@ -101,7 +101,8 @@ class Whole:
 class Plan:
     """Modules to rewrite, children before parents, and what the report will say.
 
-    The modules are twins of the model's own, which `shell.live` gives; `paths` are those of all twins.
+    The modules are twins of the model's own, which `shell.live` gives; `paths` are those of all twins. `demand`: which
+    code of the model needs contiguous tensors.
     """
 
     modules: list[_Module]
@@ -109,6 +110,7 @@ class Plan:
     report: Report
     shell: Shell
     paths: dict[nn.Module, str]
+    demand: Demand = Demand.NONE
 
 
 def make_plan(model: nn.Module, rules: Sequence[Rule], example_inputs: tuple[Any, ...] | None) -> Plan:
@@ -136,6 +138,7 @@ class _Planner:
         self.known: dict[nn.Module, _Module] = {}
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in self.model.named_modules()}
+        self.demand = Demand.NONE
 
     def plan(self) -> Plan:
         paths = self.paths
@@ -161,7 +164,7 @@ class _Planner:
         kept = list({(s.path, s.source, s.reason): s for s in reversed([*self.kept, *kept])}.values())[::-1]
         kept = [s for s in kept if (s.path, s.source) not in places]
         report = Report(in_order(swapped, paths), in_order(kept, paths))
-        return Plan(chosen, wholes, report, self.shell, paths)
+        return Plan(chosen, wholes, report, self.shell, paths, self.demand)
 
     def _respect_layout(self) -> None:
         """Restrict replacements that keep channels_last, where code of the model needs contiguous tensors."""
@@ -170,7 +173,9 @@ class _Planner:
         unknown = [
             m for m, path in self.paths.items() if path in {s.path for s in self.kept} and _may_view(m)
         ]
-        demand = max([*asked, *(Demand.BEHIND_CONVOLUTIONS for _ in unknown)], default=Demand.NONE)
+        self.demand = demand = max(
+            [*asked, *(Demand.BEHIND_CONVOLUTIONS for _ in unknown)], default=Demand.NONE
+        )
         if demand is Demand.NONE:
             return
         for change in (c for m in self.known.values() for c in m.changes):

@@ -25,6 +25,7 @@ from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
 from opswap.functional import grouped_linear
+from opswap.ops._switch import active, disabled_here
 from opswap.ops.linear import register_flops
 
 from ..capture.paths import Capture
@@ -60,6 +61,7 @@ __all__ = [
 
 _serial = itertools.count()
 _SERIAL = "SERIAL"
+_ENABLED = "not (opswap_active and opswap_disabled())"
 
 
 @dataclass(eq=False)
@@ -117,8 +119,10 @@ class Recipe:
         scope: dict[str, Any] = {
             **(self._stock_names() if self.on_instance else {}),
             **self.names,
+            "opswap_active": active,
             "opswap_class": self.original,
             "opswap_declined": declined,
+            "opswap_disabled": disabled_here,
             "opswap_fits": fits,
             "opswap_holds": holds,
             "opswap_link_of": link_of,
@@ -387,7 +391,7 @@ def _forward_text(forward: Any, captured: Sequence[str], paths: Sequence[str], o
         if p.kind is p.POSITIONAL_ONLY and (i + 1 == len(rest) or rest[i + 1].kind is not p.kind):
             declared.append("/")
     inputs = ", ".join((first.name, *captured))
-    condition = " and ".join([*conditions, f"opswap_holds({inputs})"])
+    condition = " and ".join([_ENABLED, *conditions, f"opswap_holds({inputs})"])
     stock = "opswap_class"
     lines = []
     if on_instance:
@@ -459,7 +463,8 @@ def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
         condition, stock = f"{_fits_text('m0')} and ({replacement.condition})", "type(m0)"
     else:
         head = ["def forward(self, input):", "    m0 = self"]
-        condition, stock = replacement.condition, "opswap_class"
+        condition, stock = f"({replacement.condition})", "opswap_class"
+    condition = f"{_ENABLED} and {condition}"
     code = "\n".join(
         [
             f"# | {replacement.label}",

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from opswap.ops._switch import disabled_here
+
 from .guards import missed as _count
 from .instance_forward import fits, generated_forward, has_link, link_of, recipe_of
 from .plan_of import plan_of
@@ -22,6 +24,7 @@ from .state import stock_class
 
 __all__ = ["Listener", "declined", "listener", "missed", "why_declined", "why_missed"]
 
+_DISABLED = "opswap.disabled() is in force"
 _UNKNOWN = "a condition failed, which could not be shown: {}"
 _log = logging.getLogger("opswap")
 
@@ -67,6 +70,8 @@ def declined(name: str, values: dict[str, Any]) -> None:
 
 def why_missed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why a call runs the original forward. An error on the way to a reason never reaches that forward."""
+    if disabled_here():
+        return _DISABLED
     try:
         return call_reason(module, args, kwargs)
     except Exception as error:
@@ -75,6 +80,8 @@ def why_missed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def why_declined(module: nn.Module, name: str, values: dict[str, Any]) -> str:
     """Why a function of the module's generated code runs the stock operators."""
+    if disabled_here():
+        return _DISABLED
     try:
         link = link_of(module)
         if has_link(module) and not fits(module, link.cls):
@@ -86,7 +93,9 @@ def why_declined(module: nn.Module, name: str, values: dict[str, Any]) -> str:
 
 
 def _is_first(module: nn.Module, name: str) -> bool:
-    """True once for each module and function; replicas and threads share the record."""
+    """True once for each module and function; replicas and threads share the record. Never within `disabled`."""
+    if disabled_here():
+        return False
     record = vars(module).get("_opswap_record")
     token = object()
     return record is not None and record.told.setdefault(name, token) is token
