@@ -12,6 +12,7 @@ import torch
 
 import opswap
 from opswap import cli
+from opswap.swap.planning import gains
 
 Calls = list[tuple[str, int, int]]
 
@@ -32,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in (("_CHANNELS", ((4, 4),)), ("_BRANCHES", (2,)), ("_INPUTS", ((1, 3),))):
         monkeypatch.setattr(merge_tune, name, value)
     yield tmp_path / "opswap"
-    tune._read.cache_clear()
+    gains.forget_tables()
 
 
 @pytest.mark.parametrize("only", ["swap", "merge", None])
@@ -91,9 +92,8 @@ def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """$XDG_CACHE_HOME, or that of platformdirs."""
     from platformdirs import user_cache_path
 
-    cache_file = sys.modules[opswap.tune.__module__].cache_file
-    assert cache_file() == tmp_path / "opswap" / "costs.json"
+    assert gains.cache_file() == tmp_path / "opswap" / "costs.json"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_file() == user_cache_path("opswap", appauthor=False) / "costs.json"
-    assert str(tmp_path / "home") in str(cache_file())
+    assert gains.cache_file() == user_cache_path("opswap", appauthor=False) / "costs.json"
+    assert str(tmp_path / "home") in str(gains.cache_file())
