@@ -2,7 +2,7 @@
 """From a forward to graphs: its paths, the conditions of each path, and all that the forward reads.
 
 paths              the paths of one forward as graphs, with the conditions of each
-tracer             one path: torch.fx, with a decision for each branch
+tracer, stand_in   one path: torch.fx, with a decision for each branch; what stands for a tensor meanwhile
 bytecode           which names a function reads and writes, and what no trace can show; imports no torch
 follow, reach      the user's functions that a trace runs; everything outside that they can read
 identity           comparisons by identity, which a trace would answer for itself

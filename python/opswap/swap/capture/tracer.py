@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import operator
 import os
 import sys
 import threading
@@ -22,22 +21,20 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
-from torch.fx.graph import inplace_methods
 from torch.fx.immutable_collections import immutable_dict, immutable_list
-from torch.fx.proxy import Attribute
 from torch.utils import checkpoint
 
 from opswap._torch import tree_leaves
 
 from ..graph.aliasing import returns_tensor
 from ..graph.calls import graph_kinds, operation
-from ..graph.metadata import ATTRIBUTES, counts_dimensions, is_fact, is_shape
+from ..graph.metadata import counts_dimensions, is_fact, is_shape
 from ..runtime import purity
 from ..runtime.guards import hooked, require
 from .bytecode import unfaithful
 from .concrete import Concrete
 from .follow import CHECKPOINTED, Follower
-from .identity import is_compared
+from .stand_in import StandIn
 from .texts import Texts, has_mark, is_for_a_message
 
 __all__ = [
@@ -70,8 +67,6 @@ _ASSERT = getattr(getattr(torch, "_assert", None), "__code__", None)  # becomes 
 _TRACE = inspect.unwrap(fx.Tracer.trace).__code__
 _CONTAINERS = (list, dict, immutable_list, immutable_dict)
 # They take sizes, which may be proxies, but no tensor by which torch would hand the call to fx.
-# Attributes of tensors that are None at times: no proxy is.
-_NONE_OR_NOT = frozenset(("_backward_hooks", "_base", "_grad", "_grad_fn", "grad", "grad_fn"))
 _FACTORIES = ("empty", "full", "ones", "zeros")
 # The number of dimensions is tried in this order where no run has shown it.
 _DIMENSIONS = (4, 3, 5, 2)
@@ -104,96 +99,6 @@ class Hints(Protocol):
 
     def value(self, node: fx.Node) -> Any:
         """The node's value; None where it is not known."""
-
-
-class _Proxy(fx.Proxy):
-    """A proxy that asks its tracer where Python wants a number, a length or a class at once."""
-
-    tracer: Tracer
-
-    def __getattr__(self, name: str) -> _AttributeProxy:
-        if name in _NONE_OR_NOT and not _called_from_torch():
-            raise self.tracer.refuse(f"a tensor is asked for its {name} at {self.tracer.inspect_frames()}")
-        frame = sys._getframe(1)
-        if is_compared(frame.f_code, frame.f_lasti) and not _called_from_torch():
-            where = self.tracer.inspect_frames()
-            raise self.tracer.refuse(f"the {name} of a tensor is compared by identity at {where}: use ==")
-        return _AttributeProxy(self, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        """As fx does; to how many names values are unpacked is checked by the rewritten forward too."""
-        frame = sys._getframe(1)
-        number = _unpacked(frame)
-        if number is None:
-            return self.tracer.iter(self)
-        if self.node.meta.setdefault("unpacked", number) != number:
-            raise self.tracer.refuse(f"values are unpacked to {number} names, and elsewhere to others")
-        return iter([self[i] for i in range(number)])
-
-    def __len__(self) -> int:
-        return self.tracer.length(self)
-
-    def __int__(self) -> int:
-        return self.tracer.integer(self)
-
-    __index__ = __int__
-
-    def __float__(self) -> float:
-        return float(self.tracer.integer(self))
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
-
-    def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
-        """x += y and its like: a write where x may be a tensor; numbers and tuples give new ones."""
-        if is_fact(self.node) or graph_kinds(self.node.graph)[self.node] == "tuple":
-            return NotImplemented
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    def __hash__(self) -> int:
-        """Of a number, that of the number, by which it is looked up in a dict."""
-        if _called_from_torch() or (isinstance(self, Attribute) and self.attr not in ATTRIBUTES):
-            return object.__hash__(self)
-        node = self.node
-        if not is_fact(node):
-            raise self.tracer.refuse(f"a tensor is looked up by identity at {self.tracer.inspect_frames()}")
-        if is_shape(node) or (is_fact(node) and node.target is getattr and node.args[1] != "ndim"):
-            raise self.tracer.refuse(f"a fact about a tensor is looked up at {self.tracer.inspect_frames()}")
-        return hash(self.tracer.integer(self))
-
-    def __repr__(self) -> str:
-        if _called_from_torch():
-            return super().__repr__()
-        return self.tracer.text_of(self.node, sys._getframe(1), "repr")
-
-    def __str__(self) -> str:
-        if _called_from_torch():
-            return super().__repr__()
-        return self.tracer.text_of(self.node, sys._getframe(1), "str")
-
-    def __format__(self, spec: str) -> str:
-        if _called_from_torch():
-            return super().__format__(spec)
-        return self.tracer.text_of(self.node, sys._getframe(1), "format", spec)
-
-    @property
-    def __class__(self) -> type:
-        """What isinstance() sees: this class for torch and opswap, the value's own for the user's code."""
-        if _called_from_torch():
-            return type(self)
-        return self.tracer.class_of(self)
-
-
-def _in_place_method(function: Callable[..., Any]) -> Callable[[_Proxy, Any], Any]:
-    return lambda self, other: self._in_place(function, other)
-
-
-for _name in set(inplace_methods) - {"imatmul", "setitem"}:  # x @= y gives a new tensor
-    setattr(_Proxy, f"__{_name}__", _in_place_method(getattr(operator, _name)))
-
-
-class _AttributeProxy(_Proxy, Attribute):
-    """An attribute of a proxy, which becomes a node when it is used."""
 
 
 class Tracer(fx.Tracer):
@@ -299,7 +204,7 @@ class Tracer(fx.Tracer):
         raise self.refuse(f"a text is made of a tensor or its size at {self.inspect_frames()}")
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
+        return StandIn(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return id(m) not in self.opened
@@ -512,19 +417,6 @@ def raised_by_user(error: BaseException) -> bool:
 def class_name(module: nn.Module) -> str:
     """The module's class by its full name."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
-def _unpacked(frame: FrameType) -> int | None:
-    """To how many values the instruction at work unpacks what it iterates over; None for a loop."""
-    for op in dis.get_instructions(frame.f_code):
-        if op.offset == frame.f_lasti:
-            return op.arg if op.opname == "UNPACK_SEQUENCE" else None
-    return None
-
-
-def _called_from_torch() -> bool:
-    """True where the caller's caller is code of torch or of opswap."""
-    return sys._getframe(2).f_code.co_filename.startswith((_TORCH, _HERE))
 
 
 def _reads_modules(frame: FrameType | None) -> bool:
