@@ -3,6 +3,8 @@
 
 import copy
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,8 @@ from opswap import cli
 from opswap.demo import DemoError, digits, lprnet, run
 from opswap.demo.lprnet import LPRNetTask
 from opswap.demo.shufflenet import ShuffleNetTask
-from opswap.demo.training import Learner, check_equal_parameters, in_turn, swap_exactly, train
-from opswap.ops.dropout import draws_alike
+from opswap.demo.training import Learner, check_equal_parameters, check_finite, in_turn, swap_exactly
+from opswap.memory.switches import reuses_freed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,6 +42,13 @@ def _few_held_out_strips(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _memory_as_before() -> Iterator[None]:
+    yield
+    if reuses_freed():
+        opswap.memory.reuse_freed(False)
+
+
+@pytest.fixture(autouse=True)
 def _unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merged branches run merged; test_demo_branches.py has them measured."""
     monkeypatch.setattr(opswap.merge.MergedBranches, "measure", lambda self, *inputs, **options: None)
@@ -51,9 +60,9 @@ def test_demo_trains_both_copies_of_all_networks_and_draws_one_png(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["demo", *_QUICK, "--batch-size", "32", "--steps", "2"]) == 0
     printed = capsys.readouterr().out
-    dropouts = 2 * draws_alike()
-    assert "17 swapped" in printed and f"{6 + dropouts} swapped" in printed
-    assert "all 44 losses, all 338 parameters and buffers" in printed
+    assert re.search(r"\d\d swapped: .* x cat_channel_shuffle", printed) and "x max_pool3d" in printed
+    assert "memory format: channels_last" in printed
+    assert "the losses of the first 1 steps, then all 338 parameters" in printed
     assert "the losses of the first 1 steps, then all 62 parameters" in printed
     assert "Held-out strips read: 0.0 % of 8" in printed
     assert "12 branches, 10 layers merged" in printed and "(allowed: 1e-09" in printed
@@ -180,16 +189,41 @@ def test_lprnet_is_timed_without_the_format_that_stock_refuses(tmp_path: Path) -
     ]
 
 
-def test_the_swapped_lprnet_goes_on_in_channels_last(tmp_path: Path) -> None:
-    task = LPRNetTask(settings(tmp_path, batch_size=2, steps=4, compared_steps=2))
-    assert [(stage.steps, list(stage.done)) for stage in task.stages()] == [(2, [1, 2]), (2, [1, 2])]
-    stock, swapped, alone = task.learners
-    assert stock.losses == swapped.losses and len(stock.losses) == len(alone.losses) == 2
-    assert (stock.first_step, alone.first_step) == (1, 3)
-    assert alone.model is swapped.model
-    weight = alone.model.backbone[0].weight
+def test_the_optimized_lprnet_trains_in_channels_last_beside_stock(tmp_path: Path) -> None:
+    task = LPRNetTask(settings(tmp_path, batch_size=2, steps=12, compared_steps=2))
+    done = [(stage.steps, list(stage.done)) for stage in task.stages()]
+    assert done == [(2, [1, 2]), (1, [1]), (9, list(range(1, 10)))]
+    stock, exact, optimized = task.learners
+    assert stock.losses[:2] == exact.losses
+    assert (len(stock.losses), len(exact.losses), len(optimized.losses)) == (3, 2, 12)
+    assert optimized.losses[0] == pytest.approx(stock.losses[0], rel=1e-3)
+    weight = optimized.model.backbone[0].weight
     assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
-    assert list(task.outcome().accuracies) == ["swapped channels_last"]
+    assert list(task.outcome().accuracies) == ["optimized"]
+
+
+def test_stock_and_optimized_shufflenet_train_to_the_end(tmp_path: Path) -> None:
+    task = ShuffleNetTask(settings(tmp_path, compared_steps=1))
+    assert [stage.steps for stage in task.stages() if list(stage.done)] == [1, 2]
+    assert [len(learner.losses) for learner in task.learners] == [3, 1, 3]
+    assert list(task.outcome().accuracies) == ["stock", "optimized"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_demo() -> None:
+    learner = Learner("optimized", nn.Linear(2, 2), nn.functional.mse_loss, steps=2, learning_rate=0.1)
+    learner.losses = [1.0, float("nan")]
+    with pytest.raises(DemoError, match="optimized: the loss of step 2 is nan"):
+        check_finite(learner)
+
+
+def test_verbose_prints_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--output", str(tmp_path / "plot.png")]
+    assert cli.main(["demo", *_BRANCHES, *arguments]) == 0
+    short = capsys.readouterr().out
+    assert cli.main(["demo", *_BRANCHES, *arguments, "--verbose"]) == 0
+    long = capsys.readouterr().out
+    assert "12 branches, 10 layers merged" in short and "--verbose" in short
+    assert len(long.splitlines()) > len(short.splitlines()) and "--verbose" not in long
 
 
 def test_full_trains_longer_and_asks_for_nine_in_ten(tmp_path: Path) -> None:
@@ -216,20 +250,6 @@ def test_predicts_with_the_average_where_one_is_kept() -> None:
     x = torch.randn(5, 3)
     torch.testing.assert_close(learner.predict(x), averaged(x))
     assert not torch.allclose(averaged(x), copy.deepcopy(model).eval()(x))
-
-
-def test_going_on_keeps_the_optimizer_and_the_schedule() -> None:
-    batches = [(torch.randn(4, 2), torch.tensor([0, 1, 0, 1])) for _ in range(5)]
-    whole, start = (
-        Learner("whole", copy.deepcopy(model), nn.functional.cross_entropy, steps=5, learning_rate=0.1)
-        for model in [nn.Linear(2, 2)] * 2
-    )
-    assert list(train(whole, batches)) == [1, 2, 3, 4, 5]
-    list(train(start, batches[:2]))
-    rest = start.going_on("rest", torch.contiguous_format)
-    list(train(rest, batches[2:]))
-    assert (len(start.losses), len(rest.losses), rest.first_step) == (2, 3, 3)
-    assert start.losses + rest.losses == whole.losses
 
 
 def test_every_learner_sees_every_batch_once() -> None:

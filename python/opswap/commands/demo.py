@@ -27,11 +27,12 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         commands,
         "demo",
         help="train ShuffleNetV2, LPRNet, a multi-branch net and a detector on handwritten digits, in two forms each",
-        description="Train stock and swapped copies of two networks on the same batches: ShuffleNetV2 x0.5, "
-        "which tells handwritten digits apart, and LPRNet, which reads strips of seven of them. Their losses "
-        "must be equal at every step. Then train a net with twelve branches, in a loop and merged, whose losses "
-        "must be equal within a tolerance, and a small detector, whose sizes depend on data, and its form of fixed "
-        "sizes, of which torch.compile builds one graph. Prints accuracies and step times, draws a plot.",
+        description="Train stock and optimized copies of two networks on the same batches: ShuffleNetV2 x0.5, "
+        "which tells handwritten digits apart, and LPRNet, which reads strips of seven of them. The losses of the "
+        "bit-equal rules must be equal in the first steps. Then train a net with twelve branches, in a loop and "
+        "merged, whose losses must be equal within a tolerance, and a small detector, whose sizes depend on data, and "
+        "its form of fixed sizes, of which torch.compile builds one graph. Prints accuracies and step times, draws a "
+        "plot.",
         examples="demo\ndemo --only shufflenet --threads 2 --output shufflenet.png --json shufflenet.json",
         statuses={0: "all comparisons hold", 1: "losses or parameters differ, or an accuracy is too low"},
         run=lambda arguments: _run(demo, arguments),
@@ -42,8 +43,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 def _add_arguments(demo: argparse.ArgumentParser) -> None:
     demo.add_argument(
         "--only",
-        choices=("shufflenet", "lprnet", "multi_branch", "detection"),
-        help="one part in place of all",
+        choices=("shufflenet", "lprnet", "multi_branch", "detection", "ddp"),
+        help="one part in place of all but ddp, which trains on two processes",
     )
     demo.add_argument("--batch-size", type=_batch_size, default=32, help="images in a training step")
     demo.add_argument("--seed", type=_seed, default=0, help="of the weights, the split and the batches")
@@ -52,6 +53,7 @@ def _add_arguments(demo: argparse.ArgumentParser) -> None:
         "--rounds", type=natural, default=8, help="timed steps of each memory format, 0 for no such timing"
     )
     demo.add_argument("--output", type=writable_file, default="opswap-demo.png", help="the plot, a PNG file")
+    demo.add_argument("--verbose", action="store_true", help="print the whole report of each swap and merge")
     add_json(demo, "losses, accuracies and times")
     shufflenet = demo.add_argument_group("ShuffleNetV2")
     shufflenet.add_argument("--epochs", type=at_least_one, default=8, help="passes over the training images")
@@ -69,7 +71,10 @@ def _add_arguments(demo: argparse.ArgumentParser) -> None:
     )
     lprnet.add_argument("--steps", type=at_least_one, help="training steps in place of those of the demo")
     lprnet.add_argument(
-        "--compared-steps", type=at_least_one, default=8, help="how many of them stock takes as well"
+        "--compared-steps",
+        type=at_least_one,
+        default=8,
+        help="steps, of ShuffleNetV2 too, with bit-equal rules",
     )
     branches = demo.add_argument_group("multi-branch net")
     branches.add_argument(
@@ -79,6 +84,8 @@ def _add_arguments(demo: argparse.ArgumentParser) -> None:
     detection.add_argument(
         "--detection-steps", type=at_least_one, default=40, help="training steps of both forms"
     )
+    ddp = demo.add_argument_group("DistributedDataParallel on two processes")
+    ddp.add_argument("--ddp-steps", type=at_least_one, default=20, help="timed training steps")
 
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:

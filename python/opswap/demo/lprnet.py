@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from itertools import islice
 
 import torch
 from torch import nn
@@ -13,10 +11,11 @@ from torch import nn
 import opswap
 
 from . import digits, strips
+from .compared import Compared
 from .formats import FormatTiming, stock_and_swapped
 from .settings import Settings
 from .task import Outcome, Stage, Task
-from .training import Learner, adam, check_equal_parameters, swap_exactly, train, train_equal
+from .training import Learner, adam
 
 __all__ = ["LPRNetTask"]
 
@@ -28,7 +27,7 @@ _HELD_OUT = 400
 
 
 class LPRNetTask(Task):
-    """Stock and swapped LPRNet for a few equal steps; then the swapped one goes on in channels_last."""
+    """Stock and optimized LPRNet side by side for a quarter of the steps; then the optimized one goes on alone."""
 
     network = "LPRNet"
     subject = "strips of seven handwritten digits"
@@ -40,13 +39,10 @@ class LPRNetTask(Task):
         self.data = strips.source(settings.seed)
         torch.manual_seed(settings.seed)
         self.initial = opswap.models.lprnet(digits.CLASSES + 1, dropout=0.0)
-        self.stock = self._learner("stock", copy.deepcopy(self.initial))
-        self.swapped = self._learner("swapped", swap_exactly(copy.deepcopy(self.initial)))
-        self.learners = [self.stock, self.swapped]
-        self.report = opswap.report(self.swapped.model)
-        self._equal_tensors = 0
+        self.compared = Compared(self.initial, self._learner)
+        self.learners, self.report = self.compared.learners, self.compared.report
 
-    def _learner(self, name: str, model: nn.Module) -> Learner:
+    def _learner(self, name: str, model: nn.Module, memory_format: torch.memory_format) -> Learner:
         return Learner(
             name,
             model,
@@ -54,33 +50,26 @@ class LPRNetTask(Task):
             steps=self.steps,
             learning_rate=_LEARNING_RATE,
             optimizer=adam,
+            memory_format=memory_format,
         )
 
     def stages(self) -> Iterator[Stage]:
         given = self.settings
         stronger = {"distortion": _FULL_DISTORTION} if given.full else {}
         feed = strips.batches(self.data, given.batch_size, self.steps, given.seed, **stronger)
-        compared = given.compared_steps
-        both = train_equal(self.stock, self.swapped, islice(feed, compared))
-        yield Stage("training, stock and swapped", compared, both)
-        self._equal_tensors = check_equal_parameters(self.stock.model, self.swapped.model)
-        alone = self.swapped.going_on("swapped channels_last", torch.channels_last)
         if given.full:
-            alone.keep_average(_FULL_DECAY)
-        self.learners.append(alone)
-        yield Stage("training, swapped goes on", self.steps - compared, train(alone, feed))
+            self.compared.optimized.keep_average(_FULL_DECAY)
+        yield from self.compared.stages(feed, self.steps, given.compared_steps, given.lprnet_stock_steps)
 
     def outcome(self) -> Outcome:
         plates, labels = strips.held_out(self.data, _HELD_OUT, self.settings.seed)
-        alone = self.learners[-1]
+        alone = self.compared.optimized
         read = strips.decode(torch.cat([alone.predict(part) for part in plates.split(_HELD_OUT // 4)]))
         whole, digit = strips.accuracy(read, labels.tolist())
-        compared = self.settings.compared_steps
         return Outcome(
             {alone.name: whole},
             [
-                f"Equal bit for bit: the losses of the first {compared} steps, then all {self._equal_tensors} "
-                "parameters and buffers. The stock MaxPool3d refuses channels_last.",
+                self.compared.note() + " The stock MaxPool3d refuses channels_last.",
                 f"Held-out strips read: {whole:.1f} % of {_HELD_OUT} without a fault, {digit:.1f} % of their digits.",
             ],
         )

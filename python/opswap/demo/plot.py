@@ -20,11 +20,11 @@ from .training import Learner
 
 __all__ = ["draw"]
 
-_COLOURS = {"stock": "tab:gray", "swapped": "tab:red", "swapped channels_last": "tab:blue"}
+_COLOURS = {"stock": "tab:gray", "exact": "tab:red", "optimized": "tab:blue"}
 _COLOURS |= {"loop": "tab:gray", "merged": "tab:red"}
 _FORM_COLOURS = {**_COLOURS, "exact": "tab:red", "swapped": "tab:blue"}
-_LINES = {"stock": ("-", 4.0), "swapped": ("--", 1.2), "swapped channels_last": ("-", 1.2)}
-_LINES |= {"loop": _LINES["stock"], "merged": _LINES["swapped"]}
+_LINES = {"stock": ("-", 4.0), "exact": ("--", 1.2), "optimized": ("-", 1.2)}
+_LINES |= {"loop": _LINES["stock"], "merged": _LINES["exact"]}
 _TRAINING_HEIGHT, _TIMING_HEIGHT = 4.0, 3.6
 _TITLE_WIDTH = 22  # letters, of the panels side by side
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,6 +20,7 @@ from .._command_line import STANDARD_OUTPUT, write_json
 from .._progress import make_progress
 from .._timing import Spread
 from ..doctor import machine as describe_machine
+from .ddp import launch
 from .detection import Detection
 from .lprnet import LPRNetTask
 from .multi_branch import MultiBranchTask
@@ -47,11 +49,17 @@ def run(settings: Settings) -> None:
     console = Console(stderr=settings.json == STANDARD_OUTPUT)
     machine = describe_machine()
     console.print(f"opswap {opswap.__version__} on {machine}", highlight=False)
+    if settings.only == "ddp":
+        title = "ShuffleNetV2 x0.5 on handwritten digits, DistributedDataParallel"
+        console.print(f"\n{title}", style="bold", highlight=False)
+        console.print(launch(settings), highlight=False, markup=False, soft_wrap=True, end="")
+        return
     tasks = [make(settings) for name, make in _TASKS.items() if settings.only in (None, name)]
     outcomes, timings = [], {}
     for task in tasks:
         console.print(f"\n{task.network} on {task.subject}", style="bold", highlight=False)
-        console.print(str(task.report), markup=False, highlight=False, soft_wrap=True)
+        shown = str(task.report) if settings.verbose else _summary(task.report)
+        console.print(shown, markup=False, highlight=False, soft_wrap=True)
         with make_progress(console) as progress:
             outcome = _train(progress, task)
             spreads = _time_formats(progress, task) if settings.rounds else {}
@@ -62,7 +70,8 @@ def run(settings: Settings) -> None:
     console.print()
     if settings.only not in ("multi_branch", "detection"):
         console.print(
-            "exact: by the rules that are bit-equal alone; swapped: by all rules, equal up to rounding."
+            "exact: by the rules that are bit-equal alone; swapped: by all rules, equal up to rounding; "
+            "optimized: what opswap.optimize makes of the model. Freed memory is reused for all copies."
         )
     draw(settings.output, machine, tasks, timings, detection)
     console.print(f"Plot: {settings.output}", soft_wrap=True)
@@ -99,6 +108,16 @@ def _as_data(
         form.name: {"losses": form.losses, "graphs": form.graphs} for d in detections for form in d.forms
     }
     return {"machine": machine, "networks": networks, "formats_ms": formats, "detection": forms}
+
+
+def _summary(report: object) -> str:
+    """The number of replacements by rule, and what optimize did; of a merge the first line."""
+    if not isinstance(report, opswap.Report):
+        return f"{str(report).splitlines()[0]} (--verbose prints the table)"
+    rules = Counter(site.rule for site in report.swapped)
+    by_rule = ", ".join(f"{count} x {rule}" for rule, count in rules.most_common())
+    lines = [f"{len(report.swapped)} swapped: {by_rule} (--verbose prints the table)"]
+    return "\n".join([*lines, *(f"{p.name}: {p.detail}" for p in report.parts if p.name != "swap")])
 
 
 def _detect(console: Console, settings: Settings) -> Detection:
@@ -150,8 +169,8 @@ def _print_results(
 
 
 def _training_table(task: Task, outcome: Outcome) -> Table:
-    pair = " and ".join(learner.name for learner in task.learners[:2])
-    made = table(f"{task.network}, {pair} in turn", "copy", "steps", "loss", "held out")
+    names = ", ".join(learner.name for learner in task.learners)
+    made = table(f"{task.network}: {names} in turn", "copy", "steps", "loss", "held out")
     base = task.learners[0].spread(skip=1)
     for learner in task.learners:
         accuracy = outcome.accuracies.get(learner.name)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import torch
@@ -13,10 +12,11 @@ from torch.nn import functional as F
 import opswap
 
 from . import digits
+from .compared import Compared
 from .formats import FormatTiming, stock_and_swapped
 from .settings import Settings
 from .task import Outcome, Stage, Task
-from .training import Learner, check_equal_parameters, swap_exactly, train_equal
+from .training import Learner
 
 __all__ = ["ShuffleNetTask"]
 
@@ -24,7 +24,7 @@ _LEARNING_RATE = 0.1
 
 
 class ShuffleNetTask(Task):
-    """Stock and swapped ShuffleNetV2 x0.5, trained side by side to the end."""
+    """Stock and optimized ShuffleNetV2 x0.5, trained side by side to the end."""
 
     network = "ShuffleNetV2 x0.5"
     subject = "handwritten digits"
@@ -37,25 +37,27 @@ class ShuffleNetTask(Task):
         self.steps = settings.epochs * digits.batches_per_epoch(self.data, settings.batch_size)
         torch.manual_seed(settings.seed)
         self.initial = opswap.models.shufflenet_v2_x0_5(num_classes=digits.CLASSES)
-        self.stock = self._learner("stock", copy.deepcopy(self.initial))
-        self.swapped = self._learner("swapped", swap_exactly(copy.deepcopy(self.initial)))
-        self.learners = [self.stock, self.swapped]
-        self.report = opswap.report(self.swapped.model)
+        self.compared = Compared(self.initial, self._learner)
+        self.learners, self.report = self.compared.learners, self.compared.report
 
-    def _learner(self, name: str, model: nn.Module) -> Learner:
-        return Learner(name, model, F.cross_entropy, steps=self.steps, learning_rate=_LEARNING_RATE)
+    def _learner(self, name: str, model: nn.Module, memory_format: torch.memory_format) -> Learner:
+        return Learner(
+            name,
+            model,
+            F.cross_entropy,
+            steps=self.steps,
+            learning_rate=_LEARNING_RATE,
+            memory_format=memory_format,
+        )
 
     def stages(self) -> Iterator[Stage]:
         given = self.settings
         feed = digits.batches(self.data, given.batch_size, given.epochs, given.seed)
-        yield Stage("training, stock and swapped", self.steps, train_equal(self.stock, self.swapped, feed))
+        yield from self.compared.stages(feed, self.steps, given.compared_steps, self.steps)
 
     def outcome(self) -> Outcome:
-        compared = check_equal_parameters(self.stock.model, self.swapped.model)
-        return Outcome(
-            {learner.name: self._accuracy(learner) for learner in self.learners},
-            [f"Equal bit for bit: all {self.steps} losses, all {compared} parameters and buffers."],
-        )
+        trained = self.compared.stock, self.compared.optimized
+        return Outcome({learner.name: self._accuracy(learner) for learner in trained}, [self.compared.note()])
 
     def _accuracy(self, learner: Learner) -> float:
         predicted = learner.predict(self.data.held_out_images).argmax(1)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import copy
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,8 +24,10 @@ __all__ = [
     "Learner",
     "adam",
     "check_equal_parameters",
+    "check_finite",
     "in_turn",
     "nesterov",
+    "optimized",
     "swap_exactly",
     "train",
     "train_close",
@@ -109,15 +111,6 @@ class Learner:
         model.train()
         return outputs
 
-    def going_on(self, name: str, memory_format: torch.memory_format) -> Learner:
-        """The same model, optimizer and schedule in another memory format, with an empty record of steps."""
-        other = copy.copy(self)
-        other.name, other.memory_format = name, memory_format
-        other.model.to(memory_format=memory_format)
-        other.first_step = self.first_step + len(self.losses)
-        other.losses, other.seconds = [], []
-        return other
-
     def spread(self, skip: int) -> Spread:
         """Of the step times, without the first `skip` steps, in which caches are filled."""
         return Spread.of([1e3 * seconds for seconds in self.seconds[skip:] or self.seconds])
@@ -145,9 +138,11 @@ def train(learner: Learner, batches: Iterable[Batch]) -> Iterator[int]:
     return in_turn([learner], batches)
 
 
-def train_equal(stock: Learner, swapped: Learner, batches: Iterable[Batch]) -> Iterator[int]:
-    """Train both `in_turn`; raise DemoError at the first step whose losses differ in any bit."""
-    for done in in_turn((stock, swapped), batches):
+def train_equal(
+    stock: Learner, swapped: Learner, batches: Iterable[Batch], *others: Learner
+) -> Iterator[int]:
+    """Train all `in_turn`; raise DemoError at the first step where the losses of the first two differ in any bit."""
+    for done in in_turn((stock, swapped, *others), batches):
         if stock.losses[-1] != swapped.losses[-1]:
             raise DemoError(
                 f"the losses of step {done} differ: {stock.name} {stock.losses[-1]!r}, "
@@ -178,6 +173,22 @@ def check_equal_parameters(stock: nn.Module, swapped: nn.Module) -> int:
             worst = (value.double() - actual[key].double()).abs().max().item()
             raise DemoError(f"after training, {key!r} differs by up to {worst!r}")
     return len(expected)
+
+
+def check_finite(learner: Learner) -> None:
+    """Raise DemoError if a loss is NaN or infinite."""
+    for step, loss in enumerate(learner.losses, learner.first_step):
+        if not math.isfinite(loss):
+            raise DemoError(f"{learner.name}: the loss of step {step} is {loss!r}")
+
+
+def optimized(model: nn.Module) -> tuple[nn.Module, torch.memory_format]:
+    """opswap.optimize(model), and the memory format that it chose."""
+    opswap.optimize(model)
+    report = opswap.report(model)
+    if not report.swapped:
+        raise DemoError(f"optimize found nothing to replace in {type(model).__name__}")
+    return model, getattr(torch, report.memory_format or "contiguous_format")
 
 
 def swap_exactly(model: nn.Module) -> nn.Module:

@@ -57,7 +57,7 @@ def tracing() -> bool:
 
     The public functions then call torch's operators, and no others.
     """
-    if len(active) > 0 and disabled_here():
+    if active and disabled_here():
         return True
     return not _compiling() and (_is_tracing() or _exporting_to_onnx())
 

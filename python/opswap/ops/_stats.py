@@ -39,7 +39,9 @@ def count_original(name: str) -> None:
 
 def reference_forced() -> bool:
     """True if no kernel may run: within `force_reference`, or within `disabled` in this thread."""
-    return _forced > 0 or (len(active) > 0 and disabled_here())
+    if active:
+        return _forced > 0 or disabled_here()
+    return False
 
 
 def stats() -> dict[str, dict[str, int]]:
@@ -63,8 +65,11 @@ def reset_stats() -> None:
 def force_reference() -> Iterator[None]:
     """Within this context every operator runs its plain torch form, as it does on other devices."""
     global _forced
+    token = object()
     _forced += 1
+    active.append(token)
     try:
         yield
     finally:
+        active.remove(token)
         _forced -= 1

@@ -25,7 +25,8 @@ class _OfThread(threading.local):
 
 _compiling = torch.compiler.is_dynamo_compiling
 
-# One entry for each context of any thread. Code that runs on every call looks at this list alone while it is empty.
+# One entry for each context of any thread, `force_reference` included. Code that runs on every call looks at this list
+# alone while it is empty.
 active: list[object] = []
 _own = _OfThread()
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: MIT
+"""Stock, the bit-equal swap and opswap.optimize, trained on the same batches from the same weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol
+
+import torch
+from torch import nn
+
+import opswap
+
+from .task import Stage
+from .training import (
+    Batch,
+    Learner,
+    check_equal_parameters,
+    check_finite,
+    in_turn,
+    optimized,
+    swap_exactly,
+    train,
+    train_equal,
+)
+
+__all__ = ["Compared"]
+
+
+class MakeLearner(Protocol):
+    """Makes the learner of a copy."""
+
+    def __call__(self, name: str, model: nn.Module, memory_format: torch.memory_format) -> Learner: ...
+
+
+class Compared:
+    """Three copies of a model.
+
+    stock: as it is. exact: with the rules that are bit-equal, for the first steps only. optimized: what a user would
+    run, with all rules and in the memory format that opswap.optimize chose. Memory is reused for all three, since
+    optimize sets that for the process.
+    """
+
+    def __init__(self, initial: nn.Module, make: MakeLearner) -> None:
+        self.stock = make("stock", copy.deepcopy(initial), torch.contiguous_format)
+        self.exact = make("exact", swap_exactly(copy.deepcopy(initial)), torch.contiguous_format)
+        self.optimized = make("optimized", *optimized(copy.deepcopy(initial)))
+        self.learners = [self.stock, self.exact, self.optimized]
+        self.report = opswap.report(self.optimized.model)
+        self.equal_tensors = 0
+
+    def stages(self, feed: Iterator[Batch], steps: int, compared: int, stock_steps: int) -> Iterator[Stage]:
+        """All three for `compared` steps, then stock up to `stock_steps` and optimized to the end.
+
+        Raises: DemoError if stock and exact differ, or if a loss of optimized is not finite.
+        """
+        compared = min(compared, steps)
+        equal = train_equal(self.stock, self.exact, islice(feed, compared), self.optimized)
+        yield Stage("training stock, exact, optimized", compared, equal)
+        self.equal_tensors = check_equal_parameters(self.stock.model, self.exact.model)
+        both = stock_steps - compared
+        if both > 0:
+            pair = self.stock, self.optimized
+            yield Stage("training stock, optimized", both, in_turn(pair, islice(feed, both)))
+        rest = steps - max(stock_steps, compared)
+        if rest > 0:
+            yield Stage("training optimized", rest, train(self.optimized, feed))
+        check_finite(self.optimized)
+
+    def note(self) -> str:
+        """What was proven."""
+        steps = len(self.exact.losses)
+        return (
+            f"Equal bit for bit, stock and exact: the losses of the first {steps} steps, then all "
+            f"{self.equal_tensors} parameters and buffers."
+        )
