@@ -179,7 +179,8 @@ class Tracer(fx.Tracer):
         before = self.follower.pause()
         try:
             if target is torch._assert and len(args) == 2 and has_mark(args[1]):
-                return self._checked(*args)
+                self._checked(*args)
+                return None
             made = super().create_proxy(kind, target, args, *others, **kwargs)
         finally:
             self.follower.go_on(before)
