@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import _abc
+import _abc  # type: ignore[import-not-found]
 import abc
 from functools import lru_cache
 
