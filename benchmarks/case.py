@@ -38,6 +38,7 @@ class Case:
     keeps: whether the rows say how many bytes a call keeps for its backward.
     profile: also say where the time of opswap's functions goes, by kinds of operators.
     kernels: opswap's own kernels must run; False where it only puts torch's operators together differently.
+    costs: opswap's functions do what the stock form does and watch it: a row's ratio is opswap's time over stock's.
     """
 
     case: str
@@ -51,6 +52,7 @@ class Case:
     keeps: bool = False
     profile: bool = False
     kernels: bool = True
+    costs: bool = False
 
     @property
     def label(self) -> str:
@@ -91,7 +93,8 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
         row |= {"shares": shares(functions[name]) if case.profile else {}}
         ours = Spread.of(final[name])
         row |= _comparison(ours, stock | {best: Spread.of(final[best])}, best)
-        row |= {"ratio": paired_ratio(final[best], final[name])}
+        pair_of_times = (final[name], final[best]) if case.costs else (final[best], final[name])
+        row |= {"costs": case.costs, "ratio": paired_ratio(*pair_of_times)}
         yield row | _roof(case, ours, copy_time) | _machine()
 
 

@@ -92,25 +92,47 @@ def _model_table(rows: list[Row]) -> list[str]:
     return _table([*head, "runs as"] if plans else head, lines)
 
 
+def _cost_table(rows: list[Row]) -> list[str]:
+    """A line a network and setting: milliseconds alone, and how many times as long a call takes that is watched."""
+    forms = list(dict.fromkeys(row["form"] for row in rows))
+    bare = [name for name in rows[0]["stock"] if name != rows[0]["best_stock"]]
+    lines = []
+    for key, group in _groups(rows, ("case", "shape", "layout", "threads", "allocation")).items():
+        times = {name: spread["median"] for name, spread in group[0]["stock"].items()}
+        plain = times[group[0]["best_stock"]]
+        ratios = {row["form"]: f"{row['ratio']:.2f}" for row in group}
+        cells = [f"{times[name] / plain:.2f}" for name in bare] + [ratios.get(form, "") for form in forms]
+        lines.append([*key[:3], _heading((key[3], key[4])), _ms(plain), *cells])
+    return _table(["case", "shape", "layout", "setting", "alone, ms", *bare, *forms], lines)
+
+
 def _form(row: Row) -> str:
     return row.get("form", f"swapped {row['layout']}")
 
 
 def _machine_line(rows: list[Row]) -> str:
     row = rows[-1]
-    return (
+    machine = (
         f"{row['cpu']}, {row['isa']}, torch {row['torch']}, opswap {row['opswap_version']}, {row['date']}. "
-        f"{len(rows)} rows, {sum(r['ratio'] < 1.0 for r in rows)} slower than the best stock form."
+        f"{len(rows)} rows"
+    )
+    gains = [r["ratio"] for r in rows if not r.get("costs")]
+    return (
+        f"{machine}, {sum(g < 1.0 for g in gains)} slower than the best stock form."
+        if gains
+        else f"{machine}."
     )
 
 
 def report(rows: list[Row]) -> str:
     """Markdown of one result file."""
     operators = [row for row in rows if row["roof_share"] is not None]
-    models = [row for row in rows if row["roof_share"] is None]
+    costs = [row for row in rows if row.get("costs")]
+    models = [row for row in rows if row["roof_share"] is None and not row.get("costs")]
     parts = [_machine_line(rows)]
     parts += ["\n".join(_operator_table(operators))] if operators else []
     parts += ["\n".join(_model_table(models))] if models else []
+    parts += ["\n".join(_cost_table(costs))] if costs else []
     return "\n\n".join(parts)
 
 
@@ -147,6 +169,9 @@ def main() -> None:
         except (OSError, json.JSONDecodeError) as error:
             parser.error(f"{str(file)!r} cannot be read: {error}")
         if arguments.summary:
+            rows = [row for row in rows if not row.get("costs")]
+            if not rows:
+                continue
             first = _settings(rows)[0]
             rows = [row for row in rows if (row["threads"], row["allocation"]) == first]
             print(f"{_heading(first)}\n\n" + "\n".join(summary(rows)) + "\n")

@@ -93,6 +93,10 @@ def _rows_of_child(allocation: str) -> Iterator[dict[str, Any]]:
         raise SystemExit(f"the {allocation} run failed with status {child.returncode}")
 
 
+def _is_slower(row: dict[str, Any]) -> bool:
+    return not row["costs"] and row["ratio"] < 1.0
+
+
 def _print_row(row: dict[str, Any]) -> None:
     label = f"{row['case']:<18} {row['shape']:<14} {row['dtype']:<9} {row['layout']} {row['direction']:<9}"
     setting = f"{row['threads']} thr {row['allocation']:<5}"
@@ -108,7 +112,7 @@ def _print_row(row: dict[str, Any]) -> None:
     others += f"; shares:{shares}" if shares else ""
     others += "".join(f"; {name} does not run: {reason[:70]}" for name, reason in row["refused"].items())
     others += f"; runs as {row['plan']}" if row["plan"] else ""
-    mark = "" if row["ratio"] >= 1.0 else "  SLOWER"
+    mark = "  SLOWER" if _is_slower(row) else ""
     print(f"{label} {setting} {times} {row['ratio']:5.2f}x{roof}{others}{mark}", flush=True)
 
 
@@ -128,7 +132,7 @@ def main() -> None:
         for row in _rows_of_child(allocation):
             _print_row(row)
             rows.append(row)
-    slower = sum(row["ratio"] < 1.0 for row in rows)
+    slower = sum(map(_is_slower, rows))
     print(f"{len(rows)} rows, {slower} slower than stock")
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
