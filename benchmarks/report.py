@@ -93,17 +93,14 @@ def _model_table(rows: list[Row]) -> list[str]:
 
 
 def _cost_table(rows: list[Row]) -> list[str]:
-    """A line a network and setting: milliseconds alone, and how many times as long a call takes that is watched."""
-    forms = list(dict.fromkeys(row["form"] for row in rows))
-    bare = [name for name in rows[0]["stock"] if name != rows[0]["best_stock"]]
+    """A line a network and setting: how many times as long a call takes that is watched."""
+    groups = _groups(rows, ("case", "shape", "layout", "threads", "allocation"))
+    forms = [row["form"] for row in max(groups.values(), key=len)]
     lines = []
-    for key, group in _groups(rows, ("case", "shape", "layout", "threads", "allocation")).items():
-        times = {name: spread["median"] for name, spread in group[0]["stock"].items()}
-        plain = times[group[0]["best_stock"]]
+    for key, group in groups.items():
         ratios = {row["form"]: f"{row['ratio']:.2f}" for row in group}
-        cells = [f"{times[name] / plain:.2f}" for name in bare] + [ratios.get(form, "") for form in forms]
-        lines.append([*key[:3], _heading((key[3], key[4])), _ms(plain), *cells])
-    return _table(["case", "shape", "layout", "setting", "alone, ms", *bare, *forms], lines)
+        lines.append([*key[:3], _heading((key[3], key[4])), *(ratios.get(f, "") for f in forms)])
+    return _table(["case", "shape", "layout", "setting", *forms], lines)
 
 
 def _form(row: Row) -> str:
