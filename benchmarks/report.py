@@ -86,25 +86,44 @@ def _model_table(rows: list[Row]) -> list[str]:
     return markdown([*head, "runs as"] if plans else head, lines)
 
 
+def _cost_table(rows: list[Row]) -> list[str]:
+    """A line a network and setting: how many times as long a call takes that is watched."""
+    groups = _groups(rows, ("case", "shape", "layout", "threads", "allocation"))
+    forms = [row["form"] for row in max(groups.values(), key=len)]
+    lines = []
+    for key, group in groups.items():
+        ratios = {row["form"]: f"{row['ratio']:.2f}" for row in group}
+        lines.append([*key[:3], _heading((key[3], key[4])), *(ratios.get(f, "") for f in forms)])
+    return markdown(["case", "shape", "layout", "setting", *forms], lines)
+
+
 def _form(row: Row) -> str:
     return row.get("form", f"swapped {row['layout']}")
 
 
 def _machine_line(rows: list[Row]) -> str:
     row = rows[-1]
-    return (
+    machine = (
         f"{row['cpu']}, {row['isa']}, torch {row['torch']}, opswap {row['opswap_version']}, {row['date']}. "
-        f"{len(rows)} rows, {sum(r['ratio'] < 1.0 for r in rows)} slower than the best stock form."
+        f"{len(rows)} rows"
+    )
+    gains = [r["ratio"] for r in rows if not r.get("costs")]
+    return (
+        f"{machine}, {sum(g < 1.0 for g in gains)} slower than the best stock form."
+        if gains
+        else f"{machine}."
     )
 
 
 def report(rows: list[Row]) -> str:
     """Markdown of one result file."""
     operators = [row for row in rows if row["roof_share"] is not None]
-    models = [row for row in rows if row["roof_share"] is None]
+    costs = [row for row in rows if row.get("costs")]
+    models = [row for row in rows if row["roof_share"] is None and not row.get("costs")]
     parts = [_machine_line(rows)]
     parts += ["\n".join(_operator_table(operators))] if operators else []
     parts += ["\n".join(_model_table(models))] if models else []
+    parts += ["\n".join(_cost_table(costs))] if costs else []
     return "\n\n".join(parts)
 
 
@@ -141,6 +160,9 @@ def main() -> None:
         except (OSError, json.JSONDecodeError) as error:
             parser.error(f"{str(file)!r} cannot be read: {error}")
         if arguments.summary:
+            rows = [row for row in rows if not row.get("costs")]
+            if not rows:
+                continue
             first = _settings(rows)[0]
             rows = [row for row in rows if (row["threads"], row["allocation"]) == first]
             print(f"{_heading(first)}\n\n" + "\n".join(summary(rows)) + "\n")

@@ -117,12 +117,6 @@ def test_the_lines_are_found_and_gone_after_the_rewrite(part: Detection) -> None
     assert len(fixed.inputs[""].shapes) == 1, "one shape a step"
 
 
-def test_the_compiler_builds_one_graph_after_the_rewrite(part: Detection) -> None:
-    part.count_graphs()
-    dependent, fixed = part.forms
-    assert fixed.graphs == 1 and dependent.graphs >= 4
-
-
 def test_both_forms_train_alike(part: Detection) -> None:
     assert list(part.train()) == [1, 2, 3, 4]
     first, second = (form.losses for form in part.forms)
@@ -167,8 +161,7 @@ def test_batch_norm_counts_padding(samples: list[canvases.Sample], net: Detector
     """The figures are those of torch's own BatchNorm in training."""
     batch = Batch.of(*_COLLATE(samples))
     features = net.convs[0](batch.images).detach()
-    inside = batch.inside[:, ::2, ::2]
-    own = features.movedim(1, -1)[inside].T[None]
+    own = features.movedim(1, -1)[batch.inside[0]].T[None]
     norms = []
     for values in (features.flatten(2), own):
         norm = torch.nn.BatchNorm1d(features.shape[1], momentum=1.0)
@@ -197,9 +190,10 @@ def test_the_part_in_the_demo(
     run(settings(tmp_path, only="detection", detection_steps=2, rounds=2))
     printed = " ".join(capsys.readouterr().out.split())
     assert "no shape depends on data" in printed and "torch.nonzero(positive, as_tuple=True)" in printed
-    assert re.search(
-        r"builds \d+ graphs for 4 batches of different sizes, and 1 for those of a fixed size", printed
+    graphs = re.search(
+        r"builds (\d+) graphs for 4 batches of different sizes, and 1 for those of a fixed size", printed
     )
+    assert graphs is not None and int(graphs[1]) >= 4
     assert "generates no code here (OSError)" in printed and "What padding changes" in printed
     for form in (DEPENDENT, FIXED, "fixed, compiled"):
         assert re.search(rf"{form} (\d+ )?[\d.]+ [\d.]+-[\d.]+ [\d.]+x", printed), form

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
 import subprocess
@@ -106,6 +107,32 @@ def test_weights_at_once() -> None:
     assert (site.status, site.denormals, site.elements, site.share) == ("weight", 8, 16, 0.5)
     assert site.seconds == 0 and site.count == 0 and "flush_denormals" in site.hint
     assert "8 of 16 numbers are denormal (50.00%)" in str(report) and "2 modules" in str(report)
+
+
+@needs_switch
+def test_lprnet_whose_dead_channels_decayed() -> None:
+    """As in its published weights; flushed, it computes what it computes with zeros there."""
+    net = opswap.models.lprnet().eval()
+    path = "backbone.8.block.6"
+    weight = net.get_submodule(path).weight
+    with torch.no_grad():
+        weight[len(weight) // 6 :] *= 1e-39
+    wanted = int(((weight != 0) & (weight.abs() < torch.finfo(weight.dtype).tiny)).sum())
+    x = torch.randn(2, 3, 24, 94)
+    report = memory.denormals(net, inputs=(x,))
+    site = next(s for s in report.findings if s.status == "weight")
+    assert (site.module, site.op, site.denormals, site.elements) == (path, "weight", wanted, weight.numel())
+    assert wanted > 0.8 * weight.numel() and [s.module for s in report.findings if s.op == "weight"] == [path]
+    assert all(s.module == path for s in report.sites), "BatchNorm's shift ends them"
+    assert report.step is not None and site.seconds > 0
+    zeros = copy.deepcopy(net)
+    with torch.no_grad():
+        changed = zeros.get_submodule(path).weight
+        changed[changed.abs() < torch.finfo(changed.dtype).tiny] = 0
+        memory.flush_denormals(True)
+        flushed = net(x)
+        memory.flush_denormals(False)
+        assert torch.equal(flushed, zeros(x))
 
 
 def test_nothing_found() -> None:

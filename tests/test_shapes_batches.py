@@ -37,6 +37,17 @@ class TestPadImages:
         assert padded.valid().sum() == sum(h * w for h, w in SIZES)
         assert padded.sizes == padded.original_sizes == SIZES and set(padded.modes) == {"kept"}
 
+    @pytest.mark.parametrize("stride", [1, 2, 3, 8, 40])
+    def test_valid_features(self, stride: int) -> None:
+        padded = shapes.pad_images(images(), (32, 40))
+        assert torch.equal(padded.valid(stride), padded.valid()[:, ::stride, ::stride])
+        assert padded.valid(stride).is_contiguous()
+
+    @pytest.mark.parametrize("stride", [0, -2])
+    def test_stride_of_features(self, stride: int) -> None:
+        with pytest.raises(ValueError, match=f"stride must be at least 1, got {stride}"):
+            shapes.pad_images(images(), 40).valid(stride)
+
     @pytest.mark.parametrize(
         ("options", "want"),
         [

@@ -39,6 +39,7 @@ class Case:
     keeps: whether the rows say how many bytes a call keeps for its backward.
     profile: also say where the time of opswap's functions goes, by kinds of operators.
     kernels: opswap's own kernels must run; False where it only puts torch's operators together differently.
+    costs: opswap's functions do what the stock form does and watch it: a row's ratio is opswap's time over stock's.
     """
 
     case: str
@@ -52,6 +53,7 @@ class Case:
     keeps: bool = False
     profile: bool = False
     kernels: bool = True
+    costs: bool = False
 
     @property
     def label(self) -> str:
@@ -93,8 +95,9 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
         row |= {"stock_shares": shares(functions[best]) if case.profile else {}}
         ours = Spread.of(final[name])
         row |= _comparison(ours, stock | {best: Spread.of(final[best])}, best)
-        ratio = ratio_spread(final[best], final[name])
-        row |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high}
+        pair_of_times = (final[name], final[best]) if case.costs else (final[best], final[name])
+        ratio = ratio_spread(*pair_of_times)
+        row |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high, "costs": case.costs}
         yield row | _roof(case, ours, copy_time) | _machine()
 
 

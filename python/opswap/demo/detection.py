@@ -85,19 +85,18 @@ class PaddingEffects:
 def padding_effects(net: Detector, batch: Batch) -> PaddingEffects:
     """Measured on one batch."""
     features = net.convs[0](batch.images).movedim(1, -1)
-    inside = batch.inside[:, ::2, ::2]
-    own = features[inside]
+    own = features[batch.inside[0]]
     deviation = own.std(0)
     everything = features.flatten(0, 2)
     mean = ((everything.mean(0) - own.mean(0)) / deviation).abs().max()
     variance = ((everything.std(0) / deviation) ** 2 - 1).abs().max()
-    masked, plain = (net(batch.images, mask).movedim(1, -1) for mask in (batch.inside, None))
-    cells = batch.inside[:, :: canvases.STRIDE, :: canvases.STRIDE]
+    masked, plain = (net(batch.images, masks).movedim(1, -1) for masks in (batch.inside, ()))
+    cells = batch.inside[-1]
     beside_padding = F.max_pool2d((~cells).float(), 3, stride=1, padding=1).bool()
     moved = ((plain - masked) / masked[cells].std()) ** 2
     border, inner = cells & beside_padding, cells & ~beside_padding
     return PaddingEffects(
-        share=1 - batch.inside.float().mean().item(),
+        share=1 - cells.float().mean().item(),
         mean=mean.item(),
         variance=variance.item(),
         border=moved[border].mean().sqrt().item(),

@@ -22,6 +22,7 @@ from .digits import CLASSES
 __all__ = ["BACKGROUND", "Batch", "Detector", "boxes_of", "data_dependent_loss", "fixed_loss"]
 
 BACKGROUND = CLASSES
+_STRIDES = (2, 4, STRIDE)  # of the features behind the convolutions that halve them
 _SIDE = 16.0  # of a box if the network says 0, in pixels
 _EPS = 1e-7
 
@@ -37,20 +38,20 @@ class Detector(nn.Module):
         )
         self.head = nn.Conv2d(channels[-1], CLASSES + 1 + 4, 1)
 
-    def forward(self, images: Tensor, inside: Tensor | None = None) -> Tensor:
+    def forward(self, images: Tensor, inside: Sequence[Tensor] = ()) -> Tensor:
         """(N, 1, H, W) -> (N, 15, H / 8, W / 8).
 
-        inside: (N, H, W) bool, False at padding. Features there are set to 0 after every convolution, as if the
-        image ended there and the next convolution added zeros of its own.
+        inside: bool, False at padding, of every stride: (N, H / 2, W / 2), (N, H / 4, W / 4), (N, H / 8, W / 8).
+        Features there are set to 0 after every convolution, as if the image ended there and the next convolution
+        added zeros of its own.
         """
         x = images
-        mask = None if inside is None else inside[:, None].to(x.dtype)
-        for conv in self.convs:
-            x = F.relu(conv(x))
-            if mask is not None:
-                step = mask.shape[-1] // x.shape[-1]
-                mask = mask[..., ::step, ::step]
-                x = x * mask
+        for i, conv in enumerate(self.convs):
+            x = conv(x)
+            if inside:
+                # Before the ReLU, whose backward then reads the result that the next convolution keeps anyway.
+                x = x * inside[min(i, len(inside) - 1)][:, None]
+            x = F.relu(x)
         return self.head(x)
 
 
@@ -105,12 +106,12 @@ def _giou_loss(a: Tensor, b: Tensor) -> Tensor:
 class Batch(NamedTuple):
     """What `fixed_loss` reads, of one shape for every batch.
 
-    images: (N, 1, H, W). inside: (N, H, W) bool, False at padding. boxes: (N, M, 4). labels: (N, M). valid: (N, M)
-    bool, False at padding.
+    images: (N, 1, H, W). inside: (N, H / s, W / s) bool for s = 2, 4, 8, False at padding. boxes: (N, M, 4).
+    labels: (N, M). valid: (N, M) bool, False at padding.
     """
 
     images: Tensor
-    inside: Tensor
+    inside: tuple[Tensor, ...]
     boxes: Tensor
     labels: Tensor
     valid: Tensor
@@ -119,7 +120,7 @@ class Batch(NamedTuple):
     def of(images: PaddedImages, targets: Sequence[PaddedTarget]) -> Batch:
         """What opswap.shapes.collate_fixed yields, stacked."""
         fields = (torch.stack([t[name] for t in targets]) for name in ("boxes", "labels", "valid"))
-        return Batch(images.images, images.valid(), *fields)
+        return Batch(images.images, tuple(images.valid(stride) for stride in _STRIDES), *fields)
 
     def double(self) -> Batch:
         """Images and boxes in float64."""
@@ -135,7 +136,7 @@ def fixed_loss(net: nn.Module, batch: Batch) -> Tensor:
     # Padded boxes write into a cell of their own behind the last one.
     classes = torch.full((count, height * width + 1), BACKGROUND, device=output.device)
     classes = classes.scatter(1, torch.where(batch.valid, cell, height * width), batch.labels)[:, :-1]
-    inside = batch.inside[:, ::STRIDE, ::STRIDE].flatten(1)
+    inside = batch.inside[-1].flatten(1)
     logits = output[:, : CLASSES + 1].flatten(2)
     boxes = boxes_of(output[:, CLASSES + 1 :]).flatten(2)
     found = boxes.gather(2, cell[:, None].expand(-1, 4, -1)).transpose(1, 2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -56,29 +57,34 @@ class FormatTiming:
     ) -> None:
         self.title = title
         self.steps = _WARM_UP + rounds
-        self._batch = batch
-        self._turn = Learner.step if training else Learner.infer
-        first = next(iter(forms))
-        self._learners = [
+        self._forms, self._criterion, self._batch = forms, criterion, batch
+        self._first_in_channels_last, self._training = first_in_channels_last, training
+
+    @cached_property
+    def _learners(self) -> list[Learner]:
+        first = next(iter(self._forms))
+        learners = [
             Learner(
                 f"{name} {layout}",
                 make(memory_format),
-                criterion,
+                self._criterion,
                 steps=self.steps,
                 learning_rate=1e-3,
                 memory_format=memory_format,
             )
-            for name, make in forms.items()
+            for name, make in self._forms.items()
             for layout, memory_format in _LAYOUTS
-            if first_in_channels_last or (name, layout) != (first, "channels_last")
+            if self._first_in_channels_last or (name, layout) != (first, "channels_last")
         ]
-        for learner in self._learners:
-            learner.model.train(training)
+        for learner in learners:
+            learner.model.train(self._training)
+        return learners
 
     def run(self) -> Iterator[int]:
         """Yields the number of rounds that every copy has done; ends early when the time is used up."""
         deadline = time.monotonic() + _LONGEST_SECONDS
-        for done in in_turn(self._learners, [self._batch] * self.steps, self._turn):
+        turn = Learner.step if self._training else Learner.infer
+        for done in in_turn(self._learners, [self._batch] * self.steps, turn):
             yield done
             if done >= _WARM_UP + _FEWEST_ROUNDS and time.monotonic() > deadline:
                 return

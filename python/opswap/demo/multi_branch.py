@@ -71,19 +71,27 @@ class MultiBranchTask(Task):
         self.data = digits.standardised(digits.load((_SIDE, _SIDE), settings.seed))
         torch.manual_seed(settings.seed)
         self.initial = opswap.models.multi_branch(_CLASSES, _CHANNELS, _WIDTH)
-        merged = self._merged[torch.contiguous_format]
-        self.loop = self._learner("loop", copy.deepcopy(self.initial).double())
-        self.merged = self._learner("merged", copy.deepcopy(merged).double())
-        self.learners = [self.loop, self.merged]
-        self.report = self.merged.model.branches.merge_report()
+        self._nets: dict[torch.memory_format, nn.Module] = {}
 
     @cached_property
-    def _merged(self) -> dict[torch.memory_format, nn.Module]:
-        """The initial net with merged branches, measured for training batches and for single images of a format."""
-        formats = (torch.contiguous_format, torch.channels_last)
-        return {memory_format: self._merge(memory_format) for memory_format in formats}
+    def learners(self) -> list[Learner]:
+        """The loop, then the merged form."""
+        loop = self._learner("loop", copy.deepcopy(self.initial).double())
+        return [loop, self._learner("merged", self._merged(torch.contiguous_format).double())]
+
+    @cached_property
+    def report(self) -> object:
+        """Of the merged form in the contiguous format."""
+        return self.learners[1].model.branches.merge_report()
+
+    def _merged(self, memory_format: torch.memory_format) -> nn.Module:
+        """A copy of `_merge`, which runs once per format."""
+        if memory_format not in self._nets:
+            self._nets[memory_format] = self._merge(memory_format)
+        return copy.deepcopy(self._nets[memory_format])
 
     def _merge(self, memory_format: torch.memory_format) -> nn.Module:
+        """The initial net with merged branches, measured for training batches and for single images of a format."""
         net = copy.deepcopy(self.initial).to(memory_format=memory_format)
         images = self.data.train_images[: self.settings.batch_size].contiguous(memory_format=memory_format)
         with torch.no_grad():
@@ -103,12 +111,12 @@ class MultiBranchTask(Task):
         epochs = math.ceil(self.steps / digits.batches_per_epoch(self.data, given.batch_size))
         feed = islice(digits.batches(self.data, given.batch_size, epochs, given.seed), self.steps)
         feed = ((images.double(), labels) for images, labels in feed)
-        done = train_close(self.loop, self.merged, feed, _TOLERANCE)
+        done = train_close(*self.learners, feed, _TOLERANCE)
         yield Stage("training, loop and merged", self.steps, done)
 
     def outcome(self) -> Outcome:
         found = {learner.name: self._accuracies(learner) for learner in self.learners}
-        pairs = list(zip(self.loop.losses, self.merged.losses, strict=True))
+        pairs = list(zip(*(learner.losses for learner in self.learners), strict=True))
         differences = [abs(b - a) / abs(a) for a, b in pairs]
         groups = ", ".join(f"{name} {percent:.1f}" for name, percent in found["merged"].items())
         return Outcome(
@@ -135,7 +143,7 @@ class MultiBranchTask(Task):
         single = batch[0][:1], batch[1][:1]
         forms = {
             "loop": lambda memory_format: copy.deepcopy(self.initial),
-            "merged": lambda memory_format: copy.deepcopy(self._merged[memory_format]),
+            "merged": self._merged,
         }
         title = f"{self.network}, {{}} {_SIDE}x{_SIDE}"
         return [

@@ -38,12 +38,19 @@ class PaddedImages(NamedTuple):
     original_sizes: tuple[tuple[int, int], ...]
     modes: tuple[str, ...]
 
-    def valid(self) -> Tensor:
-        """(N, H, W) bool: True at the pixels of an image, False at padding."""
+    def valid(self, stride: int = 1) -> Tensor:
+        """(N, H / stride, W / stride) bool, rounded up: True at the pixels of an image, False at padding.
+
+        Args: stride: only every stride-th row and column, which are those of features behind convolutions of that
+            stride in all.
+        Raises: ValueError where stride is not positive.
+        """
+        if stride < 1:
+            raise ValueError(f"stride must be at least 1, got {stride}")
         height, width = self.images.shape[-2:]
         sizes = torch.tensor(self.sizes, device=self.images.device).reshape(-1, 2, 1)
-        rows = torch.arange(height, device=self.images.device) < sizes[:, 0]
-        columns = torch.arange(width, device=self.images.device) < sizes[:, 1]
+        rows = torch.arange(0, height, stride, device=self.images.device) < sizes[:, 0]
+        columns = torch.arange(0, width, stride, device=self.images.device) < sizes[:, 1]
         return rows[:, :, None] & columns[:, None, :]
 
     def scale(self, index: int) -> tuple[float, float]:

@@ -110,12 +110,13 @@ def giou(
         )
     unit = input.new_tensor([0, 0, 1, 1])
     a, b = (torch.where(valid[..., None], t, unit.to(t.dtype)) for t in (input, target))
-    intersection = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(
-        min=0
-    )
-    hull = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
-    shared, around = intersection.prod(-1), hull.prod(-1)
-    union = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1) - shared
+    (left, top, right, bottom), (left_b, top_b, right_b, bottom_b) = a.unbind(-1), b.unbind(-1)
+    width = torch.minimum(right, right_b) - torch.maximum(left, left_b)
+    height = torch.minimum(bottom, bottom_b) - torch.maximum(top, top_b)
+    shared = width.clamp(min=0) * height.clamp(min=0)
+    around_width = torch.maximum(right, right_b) - torch.minimum(left, left_b)
+    around = around_width * (torch.maximum(bottom, bottom_b) - torch.minimum(top, top_b))
+    union = (right - left) * (bottom - top) + (right_b - left_b) * (bottom_b - top_b) - shared
     loss = 1 - shared / (union + eps) + (around - union) / (around + eps)
     return _reduced("giou", loss, valid, reduction)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from opswap.bench.case import Case
 
-from . import batch, channels, depthwise, dropout, linear, merge, models, norm, pointwise, pool
+from . import batch, channels, depthwise, dropout, finders, linear, merge, models, norm, pointwise, pool
 
 __all__ = ["FAMILIES"]
 
@@ -20,5 +20,6 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "batch": batch.cases,
     "merge": merge.cases,
     "models": models.cases,
+    "finders": finders.cases,
     "compiled": models.compiled_cases,
 }
