@@ -15,7 +15,6 @@ import opswap
 
 from .. import isa
 from ..doctor import cpu_model
-from .ddp import launch
 from .detection import Detection
 from .lprnet import LPRNetTask
 from .multi_branch import MultiBranchTask
@@ -49,6 +48,8 @@ def run(settings: Settings) -> None:
     )
     console.print(f"opswap {opswap.__version__} on {machine}", highlight=False)
     if settings.only == "ddp":
+        from .ddp import launch  # not above: torchrun runs that file as its main module
+
         title = "ShuffleNetV2 x0.5 on handwritten digits, DistributedDataParallel"
         console.print(f"\n{title}", style="bold", highlight=False)
         console.print(launch(settings), highlight=False, markup=False, soft_wrap=True, end="")
