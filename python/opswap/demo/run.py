@@ -20,7 +20,6 @@ from .._command_line import STANDARD_OUTPUT, write_json
 from .._progress import make_progress
 from .._timing import Spread
 from ..doctor import machine as describe_machine
-from .ddp import launch
 from .detection import Detection
 from .lprnet import LPRNetTask
 from .multi_branch import MultiBranchTask
@@ -50,6 +49,8 @@ def run(settings: Settings) -> None:
     machine = describe_machine()
     console.print(f"opswap {opswap.__version__} on {machine}", highlight=False)
     if settings.only == "ddp":
+        from .ddp import launch  # not above: torchrun runs that file as its main module
+
         title = "ShuffleNetV2 x0.5 on handwritten digits, DistributedDataParallel"
         console.print(f"\n{title}", style="bold", highlight=False)
         console.print(launch(settings), highlight=False, markup=False, soft_wrap=True, end="")
