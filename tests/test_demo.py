@@ -66,7 +66,7 @@ def test_demo_trains_both_copies_of_all_networks_and_draws_one_png(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["demo", *_QUICK, "--batch-size", "32", "--steps", "2"]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())  # rich breaks lines
     assert re.search(r"\d\d swapped: .* x cat_channel_shuffle", printed) and "x max_pool3d" in printed
     assert "memory format: channels_last" in printed
     assert "the losses of the first 1 steps, then all 338 parameters" in printed

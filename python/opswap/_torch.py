@@ -27,6 +27,7 @@ __all__ = [
     "OpOverload",
     "TensorBase",
     "any_global_hook",
+    "assert_function",
     "compiled_graphs",
     "current_node",
     "dispatch_modes",
@@ -224,6 +225,9 @@ class _NoDispatchMode:
     def __exit__(self, *error: object) -> None:
         """Never reached."""
 
+
+# What libraries of models check sizes with; documented, and None in a torch without it.
+assert_function: Any = _find("torch", "_assert")
 
 DispatchMode: Any = _find("torch.utils._python_dispatch", "TorchDispatchMode") or _NoDispatchMode
 # Calls operators past all dispatch modes; without the name, other modes see what a finder computes for itself.

@@ -80,10 +80,6 @@ class ShuffleNetV2(nn.Module):
     Raises: ValueError for a wrong number of repeats or channels, or an odd stage.
     """
 
-    stage2: nn.Sequential
-    stage3: nn.Sequential
-    stage4: nn.Sequential
-
     def __init__(
         self,
         repeats: Sequence[int] = _REPEATS,

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import opswap
+from opswap._torch import DispatchMode
 from opswap.bench.case import Case
 
 __all__ = ["cases"]
@@ -33,7 +33,7 @@ _TOLERANCE = 1e-3
 Context = Callable[[nn.Module], AbstractContextManager[Any]]
 
 
-class _Bare(TorchDispatchMode):
+class _Bare(DispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # as the finders: no wrapper around each call

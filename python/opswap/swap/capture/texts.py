@@ -6,7 +6,7 @@ so a text is made in three kinds of statements alone:
 
     assert test, text
     raise Error(text)
-    torch._assert(test, text)
+    the function of torch that asserts, called with a test and a text
 
 The statement is found in the source of the running code, which is compiled again and compared. The rewritten forward
 makes the text if the check fails.
@@ -23,8 +23,9 @@ from functools import lru_cache
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-import torch
 from torch.fx import Node
+
+from opswap._torch import assert_function
 
 __all__ = ["Piece", "Texts", "has_mark", "is_for_a_message", "without_marks"]
 
@@ -74,12 +75,16 @@ def is_for_a_message(frame: FrameType) -> bool:
         message = [*statement.exc.args, *(keyword.value for keyword in statement.exc.keywords)]
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
-        if len(call.args) != 2 or call.keywords or _value(call.func, frame) is not torch._assert:
+        if len(call.args) != 2 or call.keywords or not _asserts(_value(call.func, frame)):
             return False
         read, message = call.args[:1], call.args[1:]
     else:
         return False
     return not any(map(_makes_texts, read)) and all(_shows_values(part, frame) for part in message)
+
+
+def _asserts(value: Any) -> bool:
+    return value is not None and value is assert_function
 
 
 def _is_plain_error(value: Any) -> bool:

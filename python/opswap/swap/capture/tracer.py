@@ -24,7 +24,7 @@ from torch import fx, nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import checkpoint
 
-from opswap._torch import tree_leaves
+from opswap._torch import assert_function, tree_leaves
 
 from ..graph.aliasing import returns_tensor
 from ..graph.calls import graph_kinds, operation
@@ -62,7 +62,7 @@ _TRANSPARENT = (
     "overrides.py",
     os.path.join("utils", "_device.py"),  # the default device, which only factories take notice of
 )
-_ASSERT = getattr(getattr(torch, "_assert", None), "__code__", None)  # becomes a node; public, and documented
+_ASSERT = getattr(assert_function, "__code__", None)  # becomes a node; public, and documented
 # The frame below the user's own; torch.compile wraps the method once it has been imported.
 _TRACE = inspect.unwrap(fx.Tracer.trace).__code__
 _CONTAINERS = (list, dict, immutable_list, immutable_dict)
@@ -178,7 +178,7 @@ class Tracer(fx.Tracer):
         """As fx does; no code of the user runs in it."""
         before = self.follower.pause()
         try:
-            if target is torch._assert and len(args) == 2 and has_mark(args[1]):
+            if target is assert_function and len(args) == 2 and has_mark(args[1]):
                 self._checked(*args)
                 return None
             made = super().create_proxy(kind, target, args, *others, **kwargs)
@@ -187,7 +187,7 @@ class Tracer(fx.Tracer):
         return None if made.node.name == self.nothing else made
 
     def _checked(self, fact: Any, text: str) -> None:
-        """torch._assert with a text that shows values."""
+        """An assertion of torch with a text that shows values."""
         if not (isinstance(fact, fx.Proxy) and is_fact(fact.node)):
             raise self.refuse(f"a text is made of a size for a check of elements at {self.inspect_frames()}")
         error = (
