@@ -49,6 +49,9 @@ HIDDEN_TIERS_OF = (
 TIER_INDEPENDENT = (
     "test_channels_transforms",
     "test_cli",
+    "test_core_hostile",
+    "test_core_serial",
+    "test_default_device",
     "test_demo",
     "test_exporters",
     "test_finding",

@@ -57,7 +57,8 @@ for n in INTS:
         label = f"{name} {n}"
         attempt("max " + label, lambda: F.max_pool2d(x, kernel, stride, padding, dilation))
         attempt("max " + label, lambda: F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode=True))
-        attempt("indices " + label, lambda: F.max_pool2d(x, kernel, stride, padding, dilation, return_indices=True))
+        if not (n == 2**31 - 1 and name.startswith("kernel and")):  # torch's code runs, for 20 seconds
+            attempt("indices " + label, lambda: F.max_pool2d(x, kernel, stride, padding, dilation, return_indices=True))
         attempt("volumes " + label, lambda: F.max_pool3d(v, kernel, stride, padding, dilation))
         attempt("avg " + label, lambda: F.avg_pool3d(v, kernel, stride, padding))
         for include in (False, True):

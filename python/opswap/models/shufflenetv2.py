@@ -108,7 +108,7 @@ class ShuffleNetV2(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.conv1(x))
-        x = self.stage4(self.stage3(self.stage2(x)))
+        x = self.stage4(self.stage3(self.stage2(x)))  # type: ignore[operator]
         return self.fc(self.conv5(x).mean((2, 3)))
 
 
