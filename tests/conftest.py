@@ -9,8 +9,10 @@ Two environment variables change the conditions of a run; a failing test shows b
 
 from __future__ import annotations
 
+import getpass
 import os
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -95,6 +97,10 @@ def pytest_configure() -> None:
     if THREADS:
         os.environ["OMP_NUM_THREADS"] = THREADS  # read by the processes that tests start
         torch.set_num_threads(int(THREADS))
+    capability = os.environ.get("ATEN_CPU_CAPABILITY")
+    if capability:  # inductor keeps its code by the graph alone, and code for other vectors does not compile
+        folder = Path(tempfile.gettempdir(), f"torchinductor_{capability}_{getpass.getuser()}")
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
