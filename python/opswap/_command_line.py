@@ -18,6 +18,7 @@ __all__ = [
     "UsageError",
     "add_command",
     "add_json",
+    "add_model",
     "at_least_one",
     "factory",
     "json_file",
@@ -88,6 +89,16 @@ def add_json(parser: argparse.ArgumentParser, what: str = "the report") -> None:
         type=json_file,
         metavar="FILE",
         help=f"write {what} as JSON; - is standard output, in place of the text",
+    )
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The argument `model`."""
+    parser.add_argument(
+        "model",
+        type=factory,
+        metavar="package.module:factory",
+        help="a model, or what returns one when called",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from opswap._command_line import Commands, UsageError, add_command, add_json, factory, write_json
+from opswap._command_line import Commands, UsageError, add_command, add_json, add_model, write_json
 from opswap.finding.script import InputSize
 
 __all__ = ["add"]
@@ -31,12 +31,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         },
         run=_run,
     )
-    parser.add_argument(
-        "model",
-        type=factory,
-        metavar="package.module:factory",
-        help="a model, or what returns one when called",
-    )
+    add_model(parser)
     parser.add_argument("--exact", action="store_true", help="only replacements with bit-equal results")
     parser.add_argument(
         "--input",

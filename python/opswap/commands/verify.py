@@ -20,8 +20,8 @@ from opswap._command_line import (
     UsageError,
     add_command,
     add_json,
+    add_model,
     at_least_one,
-    factory,
     positive_number,
     write_json,
 )
@@ -72,12 +72,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         },
         run=_run,
     )
-    parser.add_argument(
-        "model",
-        type=factory,
-        metavar="package.module:factory",
-        help="a model, or what returns one when called",
-    )
+    add_model(parser)
     parser.add_argument(
         "--input",
         type=InputSize.parse,

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import dis
 import operator
-import os
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 from torch.fx.graph import inplace_methods
 from torch.fx.proxy import Attribute
 
 from ..graph.calls import graph_kinds
 from ..graph.metadata import ATTRIBUTES, is_fact, is_shape
+from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
 from .identity import is_compared
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StandIn"]
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # opswap.swap
 # Attributes of tensors that are None at times: no proxy is.
 _NONE_OR_NOT = frozenset(("_backward_hooks", "_base", "_grad", "_grad_fn", "grad", "grad_fn"))
 
@@ -131,4 +128,4 @@ def _unpacked(frame: FrameType) -> int | None:
 
 def _called_from_torch() -> bool:
     """True where the caller's caller is code of torch or of opswap."""
-    return sys._getframe(2).f_code.co_filename.startswith((_TORCH, _HERE))
+    return sys._getframe(2).f_code.co_filename.startswith((TORCH_FOLDER, SWAP_FOLDER))

@@ -31,6 +31,7 @@ from ..graph.calls import graph_kinds, operation
 from ..graph.metadata import counts_dimensions, is_fact, is_shape
 from ..runtime import purity
 from ..runtime.guards import hooked, require
+from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
 from .bytecode import unfaithful
 from .concrete import Concrete
 from .follow import CHECKPOINTED, Follower
@@ -47,8 +48,6 @@ __all__ = [
     "raised_by_user",
 ]
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # opswap.swap
 _EINOPS = f"{os.sep}einops{os.sep}"
 # torch's own code through which a call reaches a proxy unchanged; a trace would drop what the rest of torch
 # adds around a call, such as a checkpoint, a custom gradient or a context.
@@ -311,12 +310,14 @@ class Tracer(fx.Tracer):
         source = ""
         for frame in _frames():
             code, name = frame.f_code, frame.f_code.co_filename
-            if name.startswith(_TORCH):
+            if name.startswith(TORCH_FOLDER):
                 if name == checkpoint.__file__:
                     raise self.refuse(CHECKPOINTED)
-                if not name[len(_TORCH) :].startswith(_TRANSPARENT) and code is not _ASSERT:
-                    raise self.refuse(f"forward runs through {os.path.relpath(name, _TORCH + os.pardir)}")
-            elif not name.startswith(_HERE) and _EINOPS not in name:
+                if not name[len(TORCH_FOLDER) :].startswith(_TRANSPARENT) and code is not _ASSERT:
+                    raise self.refuse(
+                        f"forward runs through {os.path.relpath(name, TORCH_FOLDER + os.pardir)}"
+                    )
+            elif not name.startswith(SWAP_FOLDER) and _EINOPS not in name:
                 source = source or f"{name}:{frame.f_lineno}"
                 reason = unfaithful(code)
                 if reason:
@@ -409,7 +410,7 @@ def raised_by_user(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+    if trace is None or trace.tb_frame.f_code.co_filename.startswith((TORCH_FOLDER, SWAP_FOLDER)):
         return False
     code = trace.tb_frame.f_code
     return code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]

@@ -58,7 +58,7 @@ def planned_report(model: nn.Module) -> Report:
     if found is None:
         return Report(sites, stopped, note="" if sites or stopped else _NOT_SWAPPED)
     prefix, planned = found
-    parts = {path: _own_plan(m) for path, m in paths.items() if path and _own_plan(m) is not None}
+    parts = {path: own for path, m in paths.items() if path and (own := _own_plan(m)) is not None}
     kept = [s for s in _below(planned.report.kept, prefix, planned.shared) if not _covered(s.path, parts)]
     kept += stopped
     kept += [s for s in _gone(model, prefix, planned, [*sites, *stopped]) if not _covered(s.path, parts)]
@@ -109,8 +109,9 @@ def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
 
 def _failure(module: nn.Module) -> str | None:
     """Why the new forward does not run, whatever the module is called with; a hook of the process may go again."""
-    if bypassed(module):
-        return _BYPASSED.format(bypassed(module))
+    around = bypassed(module)
+    if around:
+        return _BYPASSED.format(around)
     guarded = "opswap_holds" in recipe_of(module).code
     found = failure(module) if guarded else None
     return None if found in (None, GLOBAL_HOOKS) else _STOPPED.format(found)

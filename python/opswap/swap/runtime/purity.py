@@ -30,7 +30,9 @@ __all__ = [
     "LIBRARY",
     "OWN",
     "STATEFUL",
+    "SWAP_FOLDER",
     "TORCH",
+    "TORCH_FOLDER",
     "USER",
     "is_effect",
     "is_pure_class",
@@ -45,9 +47,9 @@ __all__ = [
 # LIBRARY: pure Python code that is not followed. STATEFUL: code whose answers may change. USER: all other code.
 OWN, TORCH, LAYERS, LIBRARY, STATEFUL, USER = "own", "torch", "layers", "library", "stateful", "user"
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # opswap.swap
-_OPSWAP = os.path.dirname(os.path.dirname(_HERE)) + os.sep
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+SWAP_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # opswap.swap
+_OPSWAP = os.path.dirname(os.path.dirname(SWAP_FOLDER)) + os.sep
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _SITE = tuple({sysconfig.get_path(k) + os.sep for k in ("purelib", "platlib")})
 
@@ -315,10 +317,10 @@ def _is_model(name: str) -> bool:
 @cache
 def owner(file: str, module: str) -> str:
     """Whose code it is that is defined in this file, in the module of this name."""
-    if file.startswith(_TORCH):
-        name = file[len(_TORCH) :]
+    if file.startswith(TORCH_FOLDER):
+        name = file[len(TORCH_FOLDER) :]
         return LAYERS if name.startswith(os.path.join("nn", "modules") + os.sep) else TORCH
-    if file.startswith(_HERE):
+    if file.startswith(SWAP_FOLDER):
         return OWN
     if file.startswith(_OPSWAP):
         return USER if _is_model(module) else LAYERS
@@ -356,7 +358,7 @@ def is_pure_torch(file: str, name: str) -> bool:
     """True for Python code of torch that answers nothing by itself: what it does becomes nodes, or is refused there."""
     if name in ("_assert", "sym_float", "sym_int", "sym_max", "sym_min", "sym_not"):
         return True
-    return file[len(_TORCH) :].startswith(_PURE_TORCH)
+    return file[len(TORCH_FOLDER) :].startswith(_PURE_TORCH)
 
 
 @cache
