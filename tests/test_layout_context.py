@@ -8,7 +8,9 @@ import threading
 import tracemalloc
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from layout_models import conv, in_channels_last, line_of, only, step
@@ -171,6 +173,41 @@ def test_each_thread_has_its_own_context() -> None:
     for thread in threads:
         thread.join()
     assert sorted(counts) == [2, 5]
+
+
+def test_contexts_that_overlap_leave_torch_compile_on() -> None:
+    """The context that began first ends first: neither the stance nor the flag "inside a mode" may stay behind."""
+    model, x = lossy()
+    first, second, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def early() -> None:
+        with check(model):
+            first.set()
+            assert second.wait(300)
+        ended.set()
+
+    def late() -> None:
+        assert first.wait(300)
+        with check(model):
+            second.set()
+            assert ended.wait(300)
+
+    threads = [threading.Thread(target=work) for work in (early, late)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    calls: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        calls.append("compiled")
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend)(x)
+    assert calls and not is_in_torch_dispatch_mode()
+    torch._dynamo.reset()
 
 
 def test_results_and_gradients_are_the_same_bits() -> None:

@@ -24,6 +24,33 @@ ReportT = TypeVar("ReportT")
 _COMPILED = "compile_wrapper"
 
 
+class _Uncompiled:
+    """Nothing is compiled while a thread is inside.
+
+    torch's stance belongs to the whole process: what the first thread finds is put back by the last one to leave.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._inside = 0
+        self._stance: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._inside += 1
+
+    def __exit__(self, *error: Any) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._stance.__exit__(*error)
+
+
+_uncompiled = _Uncompiled()
+
+
 class Finder(Generic[ReportT]):
     """Base of the finders: a context manager that watches the calling thread and returns its report.
 
@@ -61,7 +88,7 @@ class Finder(Generic[ReportT]):
                 f"{self.called}: this context is in force already; make another one to nest it"
             )
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_uncompiled)
             report = self._start(stack)
             self._stack = stack.pop_all()
         return report

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
-from opswap._torch import DispatchMode, OpOverload, graph_task
+from opswap._dispatch_mode import DispatchMode
+from opswap._torch import OpOverload, graph_task
 from opswap.finding import Finder, Locator, short_path
 from opswap.finding.operators import SKIPPED, op_name, tensors_in
 

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import profiler
 
-from opswap._torch import DispatchMode, OpOverload
+from opswap._dispatch_mode import DispatchMode
+from opswap._torch import OpOverload
 from opswap.finding.operators import SKIPPED, op_name, tensors_in
 from opswap.finding.storages import storage_key
 

@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter, is_lazy
 
-from opswap._torch import DispatchMode, OpOverload, graph_task, no_dispatch
+from opswap._dispatch_mode import DispatchMode
+from opswap._torch import OpOverload, graph_task, no_dispatch
 from opswap.finding import Finder, Locator, Origin
 from opswap.finding.operators import SKIPPED, op_name, tensors_in
 from opswap.finding.script import factory_step

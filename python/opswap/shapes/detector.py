@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from opswap._torch import DispatchMode, graph_task
+from opswap._dispatch_mode import DispatchMode
+from opswap._torch import graph_task
 from opswap.finding import Finder, Locator
 
 from .report import InputShapes, ShapesReport

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from opswap._torch import DispatchMode
+from opswap._dispatch_mode import DispatchMode
 from opswap.bench.case import Case
 
 __all__ = ["cases"]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from opswap._torch import DispatchMode, tree_leaves
+from opswap._dispatch_mode import DispatchMode
+from opswap._torch import tree_leaves
 
 from ..runtime import purity
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from opswap._torch import DispatchMode
+from opswap._dispatch_mode import DispatchMode
 
 from ..graph.aliasing import returns_tensor
 from ..graph.calls import joined_parts, subject
