@@ -98,7 +98,7 @@ def test_a_failing_process_is_an_error() -> None:
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    seconds = "0.0123456"
+    seconds = f"0.01{os.getpid()}"  # other runs of the tests may measure at the same time
     command = [sys.executable, "-m", "opswap", "bench", "channels", "--threads", "1", "--batch", "1"]
     with subprocess.Popen(
         [*command, "--seconds", seconds, "--json", str(file)],
