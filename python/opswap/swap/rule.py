@@ -82,8 +82,8 @@ def _find_nothing(graph: Graph) -> Iterable[Region]:
     return ()
 
 
-def _take_all(module: nn.Module) -> bool:
-    return True
+def _take_all(module: nn.Module) -> str | None:
+    return ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class Rule:
         forward that makes them.
     whole: in place of the whole forward of instances of exactly `modules`, which has no graph; x0 is its
         input and m0 the module.
-    takes: of these instances, those that `whole` is for.
+    declines: of these instances, "" for those that `whole` is for, None for those that the rule is not about, else why
+        an instance is kept.
     inference: the condition holds only where no gradient is needed; elsewhere the modules of the region are
         called, and may have a `whole` of another rule.
     devices: types of devices, such as ("cpu",), on which the replacement is faster; () is every device.
@@ -116,6 +117,6 @@ class Rule:
     calls: tuple[type[nn.Module], ...] = ()
     opens: tuple[type[nn.Module], ...] = ()
     whole: Replacement | None = None
-    takes: Callable[[nn.Module], bool] = _take_all
+    declines: Callable[[nn.Module], str | None] = _take_all
     inference: bool = False
     devices: tuple[str, ...] = ()

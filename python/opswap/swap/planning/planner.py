@@ -207,11 +207,12 @@ class _Planner:
         changes = [c for m in top for c in m.changes if c.site.rule not in self.inference]
         merged = {n.meta["module"] for c in changes for n in c.region.nodes if n.op == "call_module"}
         for module, path in self.paths.items():
-            rule = next((r for r in self.wholes if type(module) in r.modules and r.takes(module)), None)
+            rule, declined = self._whole_for(module)
             if rule is None or module in compiled:
                 continue
             reason = (
-                _unsupported(module)
+                declined
+                or _unsupported(module)
                 or (SEEN_INSIDE if module in seen else "")
                 or _without_kernel(rule, self._devices(module))
             )
@@ -220,6 +221,17 @@ class _Planner:
                 self.kept.append(replace(site, gain=None).below(path))
             else:
                 yield Whole(path, module, rule, () if module in merged else (site,))
+
+    def _whole_for(self, module: nn.Module) -> tuple[Rule | None, str]:
+        """The first rule that takes the module, or else the first that is about it, and why that one keeps it."""
+        about: tuple[Rule | None, str] = (None, "")
+        for rule in self.wholes:
+            declined = rule.declines(module) if type(module) in rule.modules else None
+            if declined == "":
+                return rule, ""
+            if declined and about[0] is None:
+                about = rule, declined
+        return about
 
     def _look_at(self, module: nn.Module, path: str) -> None:
         reason = _unsupported(module)

@@ -29,12 +29,31 @@ _DEPTHWISE = Replacement(
 _LARGE = 1 << 17
 
 
-def _takes_pointwise(module: nn.Module) -> bool:
-    return is_pointwise(module) and pointwise_wins() and module.weight.numel() < _LARGE
+def _declines_pointwise(module: nn.Module) -> str | None:
+    if module.kernel_size != (1, 1) or module.groups != 1 or not pointwise_wins():
+        return None
+    if not is_pointwise(module):
+        return (
+            f"the kernels take stride 1 without padding, not stride={module.stride}, padding={module.padding}"
+        )
+    size = module.weight.numel()
+    return f"a weight of {size:,} elements: torch is as fast from {_LARGE:,} on" if size >= _LARGE else ""
 
 
-def _takes_depthwise(module: nn.Module) -> bool:
-    return is_depthwise(module) and depthwise_wins()
+def _declines_depthwise(module: nn.Module) -> str | None:
+    if not 1 < module.groups == module.in_channels or max(module.kernel_size) == 1 or not depthwise_wins():
+        return None
+    if is_depthwise(module):
+        return ""
+    if module.kernel_size not in ((3, 3), (5, 5)):
+        return f"a window of {module.kernel_size}: the kernels take 3x3 and 5x5"
+    if module.out_channels != module.in_channels:
+        return (
+            f"{module.in_channels} channels in, {module.out_channels} out: the kernels take as many out as in"
+        )
+    options = ("stride", "dilation", "padding", "padding_mode")
+    given = ", ".join(f"{name}={getattr(module, name)!r}" for name in options)
+    return f"the kernels take a stride of 1 or 2, no dilation, and zeros around, not {given}"
 
 
 def _pointwise_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
@@ -51,7 +70,7 @@ RULES = (
         False,
         modules=(nn.Conv2d,),
         whole=_POINTWISE,
-        takes=_takes_pointwise,
+        declines=_declines_pointwise,
         example=_pointwise_example,
     ),
     Rule(
@@ -59,7 +78,7 @@ RULES = (
         False,
         modules=(nn.Conv2d,),
         whole=_DEPTHWISE,
-        takes=_takes_depthwise,
+        declines=_declines_depthwise,
         example=_depthwise_example,
     ),
 )

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""How much of other people's networks `opswap.swap` reaches, counted apart from it.
+
+    python benchmarks/coverage.py [--library timm ...] [--network TEXT ...] [--verify] [--json FILE]
+
+runs a forward in training mode of a small network of each family of timm, torchvision, pytorchcv, transformers and
+segmentation_models_pytorch, stock and swapped, under torch's profiler, and prints a row of a table for each: the
+operators of each kind that the stock network runs, those that the swapped one no longer leaves to torch, and why the
+others were kept. Libraries that are not installed are left out (`pip install --no-deps timm torchvision ...`). Each
+network runs in a process of its own. `--verify` adds `opswap.verify`, which takes minutes for some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import networks
+import opswap
+from opswap._table import markdown
+from sites import KINDS, count_sites
+
+_LAST = torch.channels_last
+_TIMEOUT = 900  # seconds a network
+
+
+@dataclass
+class Row:
+    """One network. sites, left: by kind, what the stock and the swapped network leave to torch.
+
+    kept: reasons of the report, with the number of places. size: the side of the images. check: what `verify` said.
+    """
+
+    library: str
+    family: str
+    name: str
+    size: int = 0
+    sites: dict[str, int] = field(default_factory=dict)
+    left: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    swap_seconds: float = 0.0
+    check: str = ""
+    error: str = ""
+
+    @property
+    def replaced(self) -> int:
+        return sum(n - self.left.get(kind, 0) for kind, n in self.sites.items())
+
+
+def measure(library: str, family: str, name: str, verify: bool) -> Row:
+    """One row; what the network or the swap raises is its text."""
+    row = Row(library, family, name)
+    torch.manual_seed(0)
+    try:
+        stock = networks.make(library, name).to(memory_format=_LAST).train()
+        arguments, row.size = _arguments(stock, library, name)
+    except Exception as error:  # the library's own
+        row.error = f"the stock network raises {_first_line(error)}"
+        return row
+    try:
+        row.sites = dict(count_sites(lambda: stock(*arguments)))
+        start = time.perf_counter()
+        swapped = opswap.swap(stock, memory_format=_LAST, example_inputs=arguments, inplace=False)
+        row.swap_seconds = time.perf_counter() - start
+        row.left = dict(count_sites(lambda: swapped(*arguments)))
+        row.kept = dict(Counter(s.reason for s in opswap.report(swapped).kept).most_common())
+        if verify:
+            row.check = _check(stock, arguments)
+    except Exception as error:  # shown in the table: none should
+        row.error = f"raises {_first_line(error)}"
+    return row
+
+
+def _arguments(model: nn.Module, library: str, name: str) -> tuple[tuple[Any, ...], int]:
+    """Two images, and targets for a detector, of the first size that the network takes."""
+    error: Exception = ValueError("no size")
+    for size in networks.sizes(library, name):
+        arguments = networks.arguments(library, name, size)
+        try:
+            model(*arguments)
+        except Exception as found:  # too small a picture, or not the one size that it takes
+            error = found
+        else:
+            return arguments, size
+    raise error
+
+
+def _check(stock: nn.Module, arguments: tuple[Any, ...]) -> str:
+    try:
+        opswap.verify(stock, arguments, exact=True)
+        opswap.verify(stock, arguments)
+    except Exception as error:  # a line of the table
+        return _first_line(error)
+    return "holds"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
+
+
+def _in_a_process(library: str, family: str, name: str, verify: bool) -> Row:
+    command = [sys.executable, __file__, "--one", library, family, name, *(["--verify"] if verify else [])]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return Row(library, family, name, error=f"took over {_TIMEOUT} s")
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+    if lines:
+        return Row(**json.loads(lines[-1]))
+    return Row(library, family, name, error=f"exit status {ran.returncode}: {ran.stderr[-200:]}")
+
+
+def table(rows: Iterable[Row]) -> list[str]:
+    """Markdown: for each kind "replaced of all", the share, and the commonest reasons."""
+    head = ["library", "network", *KINDS, "share", "kept by reason"]
+    return markdown(head, [_cells(row) for row in rows])
+
+
+def _cells(row: Row) -> list[str]:
+    if row.error:
+        return [row.library, row.name, *[""] * len(KINDS), "", row.error]
+    kinds = []
+    for kind in KINDS:
+        there = row.sites.get(kind, 0)
+        kinds.append(f"{there - row.left.get(kind, 0)} of {there}" if there else "")
+    reasons = "; ".join(f"{n}: {reason}" for reason, n in list(row.kept.items())[:4])
+    check = f"; verify: {row.check}" if row.check and row.check != "holds" else ""
+    return [row.library, row.name, *kinds, _share([row]), reasons.replace("|", "\\|") + check]
+
+
+def _share(rows: Iterable[Row]) -> str:
+    rows = list(rows)
+    there = sum(sum(row.sites.values()) for row in rows)
+    return f"{sum(row.replaced for row in rows) / there:.0%}" if there else ""
+
+
+def summary(rows: list[Row]) -> list[str]:
+    """One line a kind, over all networks."""
+    ran = [row for row in rows if not row.error]
+    lines = [
+        f"{len(ran)} networks, {len(rows) - len(ran)} that raise; of all operators {_share(ran)} replaced"
+    ]
+    for kind in KINDS:
+        there, left = (sum(getattr(row, name).get(kind, 0) for row in ran) for name in ("sites", "left"))
+        lines.append(f"{kind}: {there - left} of {there}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--library", nargs="+", default=list(networks.listed()), metavar="NAME")
+    parser.add_argument(
+        "--network", nargs="+", default=[""], metavar="TEXT", help="only names with one of these texts"
+    )
+    parser.add_argument("--verify", action="store_true", help="also run opswap.verify, exact and default")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
+        print(json.dumps(asdict(measure(*arguments.one, arguments.verify))))
+        return
+    wanted = [
+        (library, family, name)
+        for library in arguments.library
+        for family, name in networks.listed().get(library, {}).items()
+        if any(text in name for text in arguments.network)
+    ]
+    rows: list[Row] = []
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for row in pool.map(lambda one: _in_a_process(*one, arguments.verify), wanted):
+            rows.append(row)
+            print(" | ".join(_cells(row)), file=sys.stderr, flush=True)
+            if arguments.json is not None:
+                arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    print("\n".join([*table(rows), "", *summary(rows)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: MIT
+"""Networks of the libraries that people use, a small one of each family, listed in networks.json.
+
+Wheels of torchvision are built for one torch each, with operators in C++ that torch for CPUs cannot load. Here its
+Python code is used, with the declarations of these operators and `nms` in Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LISTED = Path(__file__).with_name("networks.json")
+
+_kept: list[Any] = []
+
+
+def listed() -> dict[str, dict[str, str]]:
+    """By library and family: the name of a small network."""
+    return json.loads(LISTED.read_text())
+
+
+def make(library: str, name: str) -> nn.Module:
+    """A network with random weights.
+
+    Raises: ImportError where the library is not installed.
+    """
+    return _MAKERS[library](name)
+
+
+def sizes(library: str, name: str) -> tuple[int, ...]:
+    """Sides of the square images to try, in this order: some networks take one size, or none below theirs."""
+    if library == "torchvision" and _is_detector(name):
+        return (128,)
+    return (96, 128, 224, 256, 299)
+
+
+def arguments(library: str, name: str, size: int) -> tuple[Any, ...]:
+    """What a forward in training mode takes: two images, and for a detector what is to be seen in them."""
+    images = torch.randn(2, 3, size, size).contiguous(memory_format=torch.channels_last)
+    if library != "torchvision" or not _is_detector(name):
+        return (images,)
+    target: dict[str, Tensor] = {
+        "boxes": torch.tensor([[10.0, 20.0, 60.0, 90.0]]),
+        "labels": torch.tensor([1]),
+    }
+    if name.startswith("mask"):
+        target["masks"] = torch.ones(1, size, size, dtype=torch.uint8)
+    if name.startswith("keypoint"):
+        target["keypoints"] = torch.tensor([[[30.0, 40.0, 1.0]] * 17])
+    return list(images), [target, dict(target)]
+
+
+def _is_detector(name: str) -> bool:
+    return "rcnn" in name or name.startswith(("ssd", "retina", "fcos"))
+
+
+def _torchvision() -> Any:
+    if not _kept:
+        declared = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        declared.impl("nms", _nms, "CPU")
+        _kept.append(declared)
+    models = importlib.import_module("torchvision.models")
+    importlib.import_module("torchvision.ops.boxes")._assert_has_ops = lambda: None
+    return models
+
+
+def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """The indices of the boxes that no better one covers, best first."""
+    order, kept = scores.argsort(descending=True, stable=True), []
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    while order.numel():
+        best, order = order[0], order[1:]
+        kept.append(best)
+        low, high = (
+            torch.maximum(boxes[best, :2], boxes[order, :2]),
+            torch.minimum(boxes[best, 2:], boxes[order, 2:]),
+        )
+        shared = (high - low).clamp(min=0).prod(1)
+        order = order[shared <= iou_threshold * (areas[best] + areas[order] - shared)]
+    return torch.stack(kept) if kept else torch.empty(0, dtype=torch.int64)
+
+
+def _of_torchvision(name: str) -> nn.Module:
+    options: dict[str, Any] = {"weights": None}
+    models = _torchvision()
+    if name.startswith(("deeplab", "fcn_", "lraspp")) or _is_detector(name):
+        options["weights_backbone"] = None
+    if name == "inception_v3" or name == "googlenet":
+        options |= {"init_weights": False, "aux_logits": False}
+    return models.get_model(name, **options)
+
+
+def _timm() -> Any:
+    _torchvision()
+    return importlib.import_module("timm")
+
+
+def _pytorchcv() -> Any:
+    _torchvision()
+    return importlib.import_module("pytorchcv.model_provider")
+
+
+def _segmentation() -> Any:
+    _timm()
+    return importlib.import_module("segmentation_models_pytorch")
+
+
+_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "MobileNetV1": {},
+    "MobileNetV2": {},
+    "MobileViT": {"image_size": 96},
+    "MobileViTV2": {"image_size": 96},
+    "ResNet": {"depths": [1, 1, 1, 1]},
+    "RegNet": {"depths": [1, 1, 1, 1]},
+    "EfficientNet": {},
+    "ConvNext": {"depths": [1, 1, 2, 1]},
+    "ConvNextV2": {"depths": [1, 1, 2, 1]},
+    "Bit": {"depths": [1, 1, 1, 1]},
+    "PoolFormer": {},
+    "Segformer": {},
+}
+
+
+def _of_transformers(name: str) -> nn.Module:
+    transformers = importlib.import_module("transformers")
+    config = getattr(transformers, f"{name}Config")(**_TRANSFORMERS[name])
+    task = "ForSemanticSegmentation" if name == "Segformer" else "ForImageClassification"
+    return _Logits(getattr(transformers, name + task)(config))
+
+
+class _Logits(nn.Module):
+    """A network of transformers that returns a tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images).logits
+
+
+def _of_segmentation(name: str) -> nn.Module:
+    return getattr(_segmentation(), name)(encoder_name="resnet18", encoder_weights=None)
+
+
+_MAKERS: dict[str, Callable[[str], nn.Module]] = {
+    "timm": lambda name: _timm().create_model(name),
+    "torchvision": _of_torchvision,
+    "pytorchcv": lambda name: _pytorchcv().get_model(name),
+    "transformers": _of_transformers,
+    "segmentation_models_pytorch": _of_segmentation,
+}

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""benchmarks/sites.py counts the operators that torch runs, and benchmarks/coverage.py makes a table of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import opswap
+from opswap.models import LPRNet, ShuffleNetV2
+
+BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
+sys.path.insert(0, BENCHMARKS)
+import coverage  # noqa: E402
+import networks  # noqa: E402
+from sites import KINDS, count_sites  # noqa: E402
+
+sys.path.remove(BENCHMARKS)
+
+
+class OneOfEach(nn.Module):
+    """Every kind of operator once, and beside it what is not to be counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.deep = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, groups=8)
+        self.strips, self.whole = nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 8, 3)
+        self.norm, self.names = nn.BatchNorm2d(8), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.norm(self.wide(x)))
+        x = torch.relu(self.whole(self.strips(self.deep(x))))
+        x = F.dropout(F.dropout(F.max_pool2d(x, 2), 0.5), 0.0)
+        n, c, h, w = x.shape
+        x = x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+        x = x.view(n, 2, c // 2, h, w).transpose(3, 4).reshape(n, c, w, h)
+        return torch.sigmoid(self.names(x.mean((2, 3))))
+
+
+def test_each_kind_is_counted_once() -> None:
+    model, x = OneOfEach().train(), torch.randn(3, 4, 12, 12)
+    assert count_sites(lambda: model(x)) == dict.fromkeys(KINDS, 1)
+
+
+@pytest.mark.parametrize(
+    "shuffle",
+    [
+        lambda x: F.channel_shuffle(x, 4),
+        lambda x: x.reshape(2, 4, 2, 5, 5).permute(0, 2, 1, 3, 4).flatten(1, 2),
+        lambda x: x.reshape(2, 4, 2, 5, 5).swapaxes(2, 1).reshape(2, 8, 5, 5),
+    ],
+)
+def test_spellings_of_a_shuffle(shuffle: object) -> None:
+    x = torch.randn(2, 8, 5, 5)
+    assert count_sites(lambda: shuffle(x)) == {"channel shuffle": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "size"), [(ShuffleNetV2((1, 1, 1), (8, 16, 32, 64, 32), 5), 64), (LPRNet(5), (24, 94))]
+)
+def test_what_swap_reports_is_what_torch_no_longer_runs(
+    model: nn.Module, size: int | tuple[int, int]
+) -> None:
+    x = torch.randn(2, 3, *(size if isinstance(size, tuple) else (size, size)))
+    before = count_sites(lambda: model(x))
+    opswap.swap(model)
+    after = count_sites(lambda: model(x))
+    gone = {kind for kind in before if not after[kind]}
+    assert gone >= {"batch norm", "activation behind it", "pool"}
+    assert before["channel shuffle"] == (3 if size == 64 else 0) and not after["channel shuffle"]
+
+
+def test_the_table() -> None:
+    row = coverage.Row(
+        "lib", "net", "net_050", sites={"pool": 3, "dropout": 1}, left={"pool": 1}, kept={"a | b": 1}
+    )
+    raised = coverage.Row("lib", "other", "other", error="raises ValueError: no")
+    head, _, first, second = coverage.table([row, raised])
+    assert head.count("|") == second.count("|") == first.replace("\\|", "").count("|")
+    assert "2 of 3" in first and "75%" in first and "no" in second
+    assert coverage.summary([row, raised])[0].startswith("1 networks, 1 that raise; of all operators 75%")
+
+
+def test_the_networks_are_listed_once_a_family() -> None:
+    listed = networks.listed()
+    assert set(listed) >= {"timm", "torchvision", "transformers"}
+    names = [name for of_library in listed.values() for name in of_library.values()]
+    assert len(names) > 150 and all(names)
