@@ -131,6 +131,7 @@ _TRANSFORMERS: dict[str, dict[str, Any]] = {
 
 
 def _of_transformers(name: str) -> nn.Module:
+    _torchvision()
     transformers = importlib.import_module("transformers")
     config = getattr(transformers, f"{name}Config")(**_TRANSFORMERS[name])
     task = "ForSemanticSegmentation" if name == "Segformer" else "ForImageClassification"
