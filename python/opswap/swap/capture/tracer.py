@@ -364,9 +364,12 @@ class Tracer(fx.Tracer):
         return iter([obj[i] for i in range(self.length(obj))])
 
     def class_of(self, obj: fx.Proxy) -> type:
-        """The class that isinstance() shall see."""
-        code = sys._getframe(2).f_code
-        if _EINOPS in code.co_filename or "isinstance" not in code.co_names:
+        """The class that isinstance() shall see, and code of the user that reads `__class__`."""
+        frame = sys._getframe(2)
+        code = frame.f_code
+        kind = purity.owner(code.co_filename, str(frame.f_globals.get("__name__", "")))
+        inside = kind in (purity.OWN, purity.TORCH, purity.LAYERS) and "isinstance" not in code.co_names
+        if _EINOPS in code.co_filename or inside:
             return type(obj)
         node = obj.node
         module = node.meta.get("module")
