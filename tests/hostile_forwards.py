@@ -11,6 +11,7 @@ import collections.abc
 import dataclasses
 import enum
 import math
+import numbers
 import operator
 import re
 import string
@@ -564,6 +565,22 @@ def by_mode(s: Any, x: Tensor) -> Tensor:
     return x * 9
 
 
+def shape_by_pattern(s: Any, x: Tensor) -> Tensor:
+    match x.shape:
+        case (_, channels, _, _):
+            return x * channels
+        case _:
+            return x
+
+
+def class_by_pattern(s: Any, x: Tensor) -> Tensor:
+    match x:
+        case Tensor():
+            return x * 2
+        case _:
+            return x
+
+
 def choose(m: Any) -> None:
     m.i = 2
 
@@ -614,6 +631,15 @@ add(
     put(mode=5),
     setup=put(mode="a"),
 )
+add("a pattern of a shape", shape_by_pattern)
+add("a pattern of a class", class_by_pattern)
+add("the class of a tensor", lambda s, x: x * (2 if x.__class__ == Tensor else 3))
+add("the name of its class", lambda s, x: x * len(x.__class__.__name__))
+add("its class as a key", lambda s, x: x * {Tensor: 2}.get(x.__class__, 3))
+add("the bases of its class", lambda s, x: x * (2 if Tensor in x.__class__.__mro__ else 3))
+add("the class of a size", lambda s, x: x * (2 if x.shape[1].__class__ is int else 3))
+add("a size as a Number", lambda s, x: x * (2 if isinstance(x.size(1), numbers.Number) else 3))
+add("a shape as a Sequence", lambda s, x: x * (2 if isinstance(x.shape, collections.abc.Sequence) else 3))
 add("globals()", lambda s, x: x * globals()["BOX"][0], count_up)
 
 # --- modules, hooks and weights ---

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import math
 import re
 import sys
 import warnings
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor
 
 __all__ = [
@@ -28,12 +31,14 @@ __all__ = [
     "TensorBase",
     "any_global_hook",
     "assert_function",
+    "compile_lock",
     "compiled_graphs",
     "current_node",
     "dispatch_modes",
     "empty_shared",
     "fake_copy",
     "functorch_active",
+    "fx_trace",
     "graph_task",
     "is_compiled_module",
     "is_wrapper",
@@ -203,8 +208,29 @@ def compiled_graphs() -> int:
     return -1 if counters is None else int(counters["stats"]["unique_graphs"])
 
 
+def compile_lock() -> contextlib.AbstractContextManager[Any]:
+    """What one thread holds while torch.compile compiles; asked without importing the compiler.
+
+    Without it a function that is compiled while a capture patches torch.nn.Module may have to be compiled once more.
+    """
+    return getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", contextlib.nullcontext())
+
+
 # Where torch.fx keeps the functions that stand for others while it traces.
 SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
+
+
+def fx_trace(new_patcher: Callable[[], Any]) -> Callable[..., Any]:
+    """torch.fx.Tracer.trace with a patcher of the caller's, and with a copy of the flags of its Python module.
+
+    torch.fx tells the whole process by a flag that it traces, and compiled functions that other threads run then
+    raise. In a torch that is built otherwise: its own method, with its own patcher.
+    """
+    trace = inspect.unwrap(torch.fx.Tracer.trace)
+    if trace.__closure__ or "_new_patcher" not in trace.__code__.co_names:
+        return torch.fx.Tracer.trace
+    scope = {**trace.__globals__, "_new_patcher": new_patcher}
+    return FunctionType(trace.__code__, scope, trace.__name__, trace.__defaults__)
 
 
 def is_compiled_module(module: Any) -> bool:

@@ -8,6 +8,7 @@ OPSWAP_ISA (scalar, neon, avx2 or avx512) caps it for the whole process, `limit`
 from __future__ import annotations
 
 import contextlib
+import threading
 
 from . import _core, _np
 
@@ -39,15 +40,29 @@ def _limit(tier: str) -> None:
     _np.isa_limit(tier)
 
 
+_lock = threading.RLock()
+_entered: list[_Limit] = []  # by all threads, the oldest first
+
+
 class _Limit(contextlib.AbstractContextManager[str]):
+    """Contexts of several threads may overlap: one that is left before a later one lets that one put back the tier."""
+
     def __init__(self, previous: str) -> None:
         self._previous = previous
 
     def __enter__(self) -> str:
+        with _lock:
+            _entered.append(self)
         return current()
 
     def __exit__(self, *exc: object) -> None:
-        _limit(self._previous)
+        with _lock:
+            later = _entered[_entered.index(self) + 1 :]
+            _entered.remove(self)
+            if later:
+                later[0]._previous = self._previous
+            else:
+                _limit(self._previous)
 
 
 def limit(tier: str) -> contextlib.AbstractContextManager[str]:
@@ -57,6 +72,7 @@ def limit(tier: str) -> contextlib.AbstractContextManager[str]:
     Returns: a context manager that yields the tier in use and restores the previous one on exit.
     Raises: ValueError for another name.
     """
-    previous = current()
-    _limit(tier)
+    with _lock:
+        previous = current()
+        _limit(tier)
     return _Limit(previous)

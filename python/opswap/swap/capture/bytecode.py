@@ -37,6 +37,8 @@ _ATTRIBUTES = frozenset(
 _STORES = frozenset({"DELETE_ATTR", "STORE_ATTR"})
 _GLOBALS = frozenset({"LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"})
 _CALLS = frozenset({"CALL", "CALL_FUNCTION", "PRECALL"})
+# Ask for the type of a value past all that a stand-in for a tensor or a size could answer.
+_PATTERNS = frozenset({"MATCH_CLASS", "MATCH_MAPPING", "MATCH_SEQUENCE"})
 _WRITES = frozenset({"DELETE_GLOBAL", "STORE_GLOBAL"})
 # Names by which code reads attributes that its byte code does not name.
 _LOOK_UPS = frozenset({"attrgetter", "format", "format_map", "methodcaller", "__getattribute__"})
@@ -201,6 +203,8 @@ def unfaithful(code: CodeType) -> str | None:
                 return f"{place(code)} asks another module whether it trains"
         if op.opname in _WITH or (op.opname, op.argrepr) == ("LOAD_SPECIAL", "__enter__"):
             return f"{place(code)} has a with statement, as for the gradient mode, which a capture does not record"
+        if op.opname in _PATTERNS:
+            return f"{place(code)} matches the pattern of a sequence, mapping or class, which a capture cannot follow"
         if op.opname in _WRITES:
             return f"{place(code)} writes to the global variable {op.argval!r}"
         before = op

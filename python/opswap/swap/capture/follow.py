@@ -95,8 +95,10 @@ class Follower:
     """Follows what runs between `start` and `stop` in this thread.
 
     refuse: makes the exception that ends the trace. While `paused`, nothing is followed. asks_none: code asked whether
-    something is None that may be the result of a module.
+    something is None that may be the result of a module. `meet` is called with each code before it runs first.
     """
+
+    meet: Callable[[CodeType], None]
 
     def __init__(
         self, root: nn.Module, opened: Iterable[nn.Module], refuse: Callable[[str], Exception]
@@ -222,6 +224,7 @@ class Follower:
         code = frame.f_code
         known = self._owners.get(id(code))
         if known is None:
+            self.meet(code)
             kind = purity.owner(code.co_filename, _module(frame))
             known = self._owners[id(code)] = kind, code
         return known[0]

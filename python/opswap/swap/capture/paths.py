@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 
 from opswap._dispatch_mode import DispatchMode
+from opswap._torch import compile_lock
 
 from ..graph.aliasing import returns_tensor
 from ..graph.calls import joined_parts, subject
@@ -37,7 +38,7 @@ __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
 _TRACING = threading.RLock()  # a trace patches torch.nn.Module for all threads
 _PATHS = 4  # captured of one forward in one mode
-_TRACES = 3  # to find one in which no other thread draws
+_TRACES = 3  # to find one in which no other thread draws or traces
 _TRIES = 24  # traces to find the first of them
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -77,7 +78,7 @@ def capture(
     Returns: the paths, the likeliest first.
     Raises: CaptureError, for whatever reason the forward has no faithful graph.
     """
-    with _TRACING:
+    with compile_lock(), _TRACING:  # in this order: a backend of torch.compile holds the first already
         einops_backend.register()
         return _capture_modes(_Explorer(root, tuple(opened), hints))
 
@@ -140,6 +141,7 @@ class _Trace:
     outside: Outside
     asks_none: bool
     texts: Texts
+    disturbed: bool
 
     def script(self, place: int, answer: bool | int) -> list[bool | int]:
         """The answers up to a decision, and another one there."""
@@ -220,6 +222,14 @@ class _Explorer:
         return True
 
     def _run(self, script: Sequence[bool | int], nothing: str, draws: Draws | None = None) -> _Trace:
+        """One trace, and others where a trace in another thread came in between; see `_run_once`."""
+        for _ in range(_TRACES):
+            trace = self._run_once(script, nothing, draws)
+            if not trace.disturbed:
+                break
+        return trace
+
+    def _run_once(self, script: Sequence[bool | int], nothing: str, draws: Draws | None) -> _Trace:
         """nothing: a node, by its name, in whose place the forward gets None."""
         tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
         tracer.nothing = nothing
@@ -238,8 +248,11 @@ class _Explorer:
         if written:
             error = CaptureError(f"forward writes to {written[0]}")
         error = tracer.refusal or error
+        if tracer.disturbed:
+            error = CaptureError("another thread traced a module with torch.fx at the same time")
         known = follower.reading(), follower.outside(), follower.asks_none
-        return _Trace(tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.texts)
+        found = tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.texts
+        return _Trace(*found, tracer.disturbed)
 
     def _finish(self, trace: _Trace) -> Capture:
         """Turn every decision into a guard or a check."""

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +35,7 @@ from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
 from .bytecode import unfaithful
 from .concrete import Concrete
 from .follow import CHECKPOINTED, Follower
+from .patches import Patches, trace_with
 from .stand_in import StandIn
 from .texts import Texts, has_mark, is_for_a_message
 
@@ -134,6 +135,8 @@ class Tracer(fx.Tracer):
         self.hinting = False  # modules are called on tensors, for a hint
         self.texts = Texts()
         self.nothing = ""  # the name of the node in whose place the forward gets None
+        self._replaced: dict[str, tuple[Any, Any]] = {}  # of torch's factories: (what it was, what it is)
+        self.disturbed = False  # by a trace of another thread
 
     def refuse(self, reason: str) -> CaptureError:
         """Remember the first refusal: the forward itself may catch the exception."""
@@ -146,19 +149,29 @@ class Tracer(fx.Tracer):
             return self._trace(root)
 
     def _trace(self, root: nn.Module) -> fx.Graph:
-        stock = {name: getattr(torch, name) for name in _FACTORIES}
-        recorded = {name: self._recorded(function) for name, function in stock.items()}
+        patches = Patches()
+
+        def meet(code: CodeType) -> None:
+            patches.meet(code)
+            self._replace_factories(code)
+
+        self.follower.meet = meet
         try:
-            for name, function in recorded.items():
-                setattr(torch, name, function)
-            return super().trace(root)
+            return trace_with(patches, self, root)
         finally:
             self.follower.stop()
-            for name, function in stock.items():
-                if (
-                    getattr(torch, name) is recorded[name]
-                ):  # else somebody else's patch, to be taken back there
-                    setattr(torch, name, function)
+            self.disturbed = patches.disturbed
+            for name, (stock, recorded) in self._replaced.items():
+                if getattr(torch, name) is recorded:  # else somebody else's patch, to be taken back there
+                    setattr(torch, name, stock)
+
+    def _replace_factories(self, code: CodeType) -> None:
+        """Replace those of torch's factories that this code may call, which other threads see: before it runs."""
+        for name in _FACTORIES:
+            if name not in self._replaced and (name in code.co_names or name in code.co_consts):
+                stock = getattr(torch, name)
+                self._replaced[name] = stock, self._recorded(stock)
+                setattr(torch, name, self._replaced[name][1])
 
     def _recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, whose calls become nodes where an argument is a proxy; other threads' are left alone."""
@@ -351,9 +364,12 @@ class Tracer(fx.Tracer):
         return iter([obj[i] for i in range(self.length(obj))])
 
     def class_of(self, obj: fx.Proxy) -> type:
-        """The class that isinstance() shall see."""
-        code = sys._getframe(2).f_code
-        if _EINOPS in code.co_filename or "isinstance" not in code.co_names:
+        """The class that isinstance() shall see, and code of the user that reads `__class__`."""
+        frame = sys._getframe(2)
+        code = frame.f_code
+        kind = purity.owner(code.co_filename, str(frame.f_globals.get("__name__", "")))
+        inside = kind in (purity.OWN, purity.TORCH, purity.LAYERS) and "isinstance" not in code.co_names
+        if _EINOPS in code.co_filename or inside:
             return type(obj)
         node = obj.node
         module = node.meta.get("module")
@@ -423,6 +439,8 @@ def class_name(module: nn.Module) -> str:
 
 def _reads_modules(frame: FrameType | None) -> bool:
     """True for code of the user, or of a layer that is inlined, which may ask a module for a child."""
+    while frame is not None and frame.f_code.co_filename == Patches.__init__.__code__.co_filename:
+        frame = frame.f_back
     if frame is None or frame.f_code.co_filename.endswith(os.path.join("nn", "modules", "module.py")):
         return False
     kind = purity.owner(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))

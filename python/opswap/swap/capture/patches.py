@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""What torch.fx replaces for the time of a trace, so that other threads do not notice.
+
+torch.fx patches torch.nn.Module for the whole process and puts back what it found. Where two threads overlap, and the
+one that came first also leaves first, the other one puts back the patch of a trace that is over, for good. Compiling
+and exporting trace too. The patches here work in their own thread alone, are taken back only where nobody has patched
+over them, and pass every call on afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import CodeType
+from typing import Any
+
+import torch
+
+from opswap._torch import fx_trace
+
+__all__ = ["Patches", "trace_with"]
+
+_MISSING = object()
+
+
+class Patches:
+    """Has the methods of torch.fx's own patcher, for one trace in one thread.
+
+    disturbed: another thread patched, or took back, a method of a class meanwhile: the trace may lack calls.
+    """
+
+    def __init__(self) -> None:
+        self.disturbed = False
+        self._thread = threading.get_ident()
+        self._active = True
+        self._visited: set[int] = set()
+        self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._wanted: list[tuple[dict[str, Any], str, Any]] = []
+        self._methods: list[tuple[type, str, Any, Any]] = []
+
+    def visit_once(self, thing: Any) -> bool:
+        """True with the first call for an object."""
+        new = id(thing) not in self._visited
+        self._visited.add(id(thing))
+        return new
+
+    def patch(
+        self, scope: dict[str, Any], name: str, new: Callable[..., Any], deduplicate: bool = True
+    ) -> None:
+        """Replace a global variable as soon as code that names it is met: other threads see it, by its identity.
+
+        `new` looks for proxies among its arguments, which other threads have not.
+        """
+        self._wanted.append((scope, name, new))
+
+    def meet(self, code: CodeType) -> None:
+        """Replace the variables that this code may read: before it runs."""
+        for wanted in list(self._wanted):
+            scope, name, new = wanted
+            if name in code.co_names or name in code.co_consts:
+                self._wanted.remove(wanted)
+                self._names.append((scope, name, scope.get(name, _MISSING), new))
+                scope[name] = new
+
+    def patch_method(self, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
+        """Replace a method of a class, in this thread and until `close`."""
+        old = getattr(cls, name)
+        while getattr(getattr(old, "opswap_patches", None), "closed", False):
+            old = old.__wrapped__  # somebody has put back what was over
+
+        @wraps(old)
+        def here(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():  # another thread's code
+                return old(*args, **kwargs)
+            mine = self._active and threading.get_ident() == self._thread
+            if not self._active and vars(cls).get(name) is here:
+                setattr(cls, name, old)  # put back by a trace that overlapped with this one
+            return new(*args, **kwargs) if mine else old(*args, **kwargs)
+
+        here.opswap_patches = self
+        setattr(cls, name, here)
+        self._methods.append((cls, name, old, here))
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return not self._active
+
+    def close(self) -> None:
+        """Take everything back; what somebody else has patched meanwhile is theirs to take back."""
+        self._active = False
+        for scope, name, old, new in reversed(self._names):
+            if scope.get(name) is new:
+                if old is _MISSING:
+                    del scope[name]
+                else:
+                    scope[name] = old
+        for cls, name, old, here in reversed(self._methods):
+            if vars(cls).get(name) is here:
+                setattr(cls, name, old)
+            else:
+                self.disturbed = True
+
+
+def trace_with(patches: Patches, tracer: Any, root: Any) -> Any:
+    """What torch.fx.Tracer.trace(tracer, root) returns, traced with these patches."""
+
+    @contextmanager
+    def new_patcher() -> Iterator[Patches]:
+        try:
+            yield patches
+        finally:
+            patches.close()
+
+    return fx_trace(new_patcher)(tracer, root)
