@@ -35,6 +35,7 @@ class Pair(nn.Module):
         super().__init__()
         self.norm = nn.BatchNorm2d(6)
         self.act = nn.ReLU(inplace=True)
+        self.sigmoid = nn.Sigmoid()
         self.conv = nn.Conv2d(6, 6, 1)
         self.body = body
 
@@ -64,12 +65,10 @@ FOUND: list[tuple[str, Callable[[nn.Module, Tensor], Tensor]]] = [
     ("elu_", lambda m, x: F.elu_(m.norm(x), 0.7)),
     ("F.silu", lambda m, x: F.silu(m.norm(x))),
     ("F.silu in place", lambda m, x: F.silu(m.norm(x), inplace=True)),
-    ("torch.sigmoid", lambda m, x: torch.sigmoid(m.norm(x))),
-    ("sigmoid", lambda m, x: m.norm(x).sigmoid()),
-    ("sigmoid_", lambda m, x: m.norm(x).sigmoid_()),
-    ("F.sigmoid", lambda m, x: F.sigmoid(m.norm(x))),
     ("x * sigmoid(x)", lambda m, x: (lambda y: y * torch.sigmoid(y))(m.norm(x))),
     ("sigmoid(x) * x", lambda m, x: (lambda y: y.sigmoid() * y)(m.norm(x))),
+    ("torch.special.expit", lambda m, x: (lambda y: torch.special.expit(y) * y)(m.norm(x))),
+    ("nn.Sigmoid", lambda m, x: (lambda y: y * m.sigmoid(y))(m.norm(x))),
     ("x.mul(sigmoid(x))", lambda m, x: (lambda y: y.mul(F.sigmoid(y)) + 1)(m.norm(x))),
     ("F.gelu", lambda m, x: F.gelu(m.norm(x))),
     ("F.gelu, tanh", lambda m, x: F.gelu(m.norm(x), approximate="tanh")),
@@ -86,12 +85,13 @@ KEPT: list[tuple[str, Callable[[nn.Module, Tensor], Tensor], str]] = [
     ("selu", lambda m, x: F.selu(m.norm(x)), ""),
     ("prelu", lambda m, x: F.prelu(m.norm(x), m.conv.bias), ""),
     ("endless hardtanh", lambda m, x: F.hardtanh(m.norm(x), 0, float("inf")), ""),
+    ("sigmoid, which is faster alone", lambda m, x: m.norm(x).sigmoid(), ""),
     ("sigmoid of another", lambda m, x: (lambda y: y * torch.sigmoid(x))(m.norm(x)), ""),
-    ("sigmoid times another", lambda m, x: (lambda y: x * torch.sigmoid(y) * y)(m.norm(x)), "used elsewhere"),
+    ("sigmoid times another", lambda m, x: (lambda y: x * torch.sigmoid(y) * y)(m.norm(x)), ""),
     (
         "sigmoid used again",
         lambda m, x: (lambda y, s: y * s + s)(y := m.norm(x), y.sigmoid()),
-        "used elsewhere",
+        "",
     ),
     ("no activation", lambda m, x: m.norm(x) + 1, ""),
 ]
@@ -107,7 +107,6 @@ MODULES = [
     (nn.BatchNorm2d, nn.LeakyReLU(0.1, inplace=True), SIZE),
     (nn.BatchNorm2d, nn.LeakyReLU(-0.1), SIZE),
     (nn.BatchNorm2d, nn.ELU(0.7), SIZE),
-    (nn.BatchNorm2d, nn.Sigmoid(), SIZE),
     (nn.BatchNorm2d, nn.SiLU(), SIZE),
     (nn.BatchNorm1d, nn.SiLU(inplace=True), SIZE[:3]),
     (nn.BatchNorm3d, nn.SiLU(), (*SIZE, 2)),

@@ -19,7 +19,7 @@ from opswap.ops.norm import spell
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import hooked, unhooked
 from ..runtime.state import stock_class
-from .activation import SILU, activation, activation_of, gated
+from .activation import SILU, SLOWER, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, poolable, trains
 
 __all__ = ["RULES", "act_of", "behind", "module_calls", "normable", "owned", "problem_of"]
@@ -57,7 +57,7 @@ def behind(norm: Node) -> tuple[Node, ...]:
     while len(last.users) == 1 and _is_identity(*last.users):
         (last,) = last.users
         nodes = (*nodes, last)
-    users = gated(last) or tuple(u for u in last.users if activation(u))[:1]
+    users = gated(last) or tuple(u for u in last.users if activation(u) not in (None, *SLOWER))[:1]
     return (*nodes, *users) if users else ()
 
 
