@@ -34,6 +34,7 @@ HIDDEN_TIERS_OF = (
     "test_dropout",
     "test_linear",
     "test_norm",
+    "test_norm_activations",
     "test_norm_errors",
     "test_norm_modules",
     "test_norm_transforms",

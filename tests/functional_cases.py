@@ -62,6 +62,10 @@ _NORM = ((5, 6, 4, 3), (6,), (6,), (6,), (6,))
 _ORDER = (3, 0, 5, 1, 4, 2)
 
 
+def _elu(x: Tensor) -> Tensor:
+    return T.elu(x, 0.7)
+
+
 def _norm_cases(last: bool) -> list[Case]:
     def stock(act: Callable[..., Any], training: bool) -> Callable[..., Any]:
         return lambda x, m, v, w, b: act(T.batch_norm(x, m.clone(), v.clone(), w, b, training))
@@ -75,7 +79,12 @@ def _norm_cases(last: bool) -> list[Case]:
             Case("batch_norm", ours(F.batch_norm, training), stock(lambda x: x, training), _NORM, last),
             Case("batch_norm_relu", ours(F.batch_norm_relu, training), stock(T.relu, training), _NORM, last),
         ]
-        for name, act in (("relu6", T.relu6), ("hardswish", T.hardswish)):
+        for name, act in (
+            ("relu6", T.relu6),
+            ("hardswish", T.hardswish),
+            ("silu", T.silu),
+            ("elu(0.7)", _elu),
+        ):
             made = ours(F.batch_norm_act, training, 0.1, 1e-5, name)
             cases.append(Case("batch_norm_act", made, stock(act, training), _NORM, last))
     return cases

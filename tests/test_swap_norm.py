@@ -35,6 +35,7 @@ class Pair(nn.Module):
         super().__init__()
         self.norm = nn.BatchNorm2d(6)
         self.act = nn.ReLU(inplace=True)
+        self.sigmoid = nn.Sigmoid()
         self.conv = nn.Conv2d(6, 6, 1)
         self.body = body
 
@@ -54,6 +55,25 @@ FOUND: list[tuple[str, Callable[[nn.Module, Tensor], Tensor]]] = [
     ("hardtanh", lambda m, x: F.hardtanh(m.norm(3 * x), 0, 6)),
     ("hardtanh by name", lambda m, x: F.hardtanh(m.norm(3 * x), max_val=6.0, min_val=0.0, inplace=True)),
     ("hardswish", lambda m, x: F.hardswish(m.norm(3 * x))),
+    ("hardtanh of other bounds", lambda m, x: F.hardtanh(m.norm(x), -0.5, 2)),
+    ("hardtanh_", lambda m, x: F.hardtanh_(m.norm(x)) * 2),
+    ("hardsigmoid", lambda m, x: F.hardsigmoid(m.norm(3 * x))),
+    ("leaky_relu", lambda m, x: F.leaky_relu(m.norm(x), 0.2)),
+    ("leaky_relu by name", lambda m, x: F.leaky_relu(input=m.norm(x), negative_slope=0.2, inplace=True)),
+    ("leaky_relu_", lambda m, x: F.leaky_relu_(m.norm(x)) * 2),
+    ("elu", lambda m, x: F.elu(m.norm(x), alpha=0.7)),
+    ("elu_", lambda m, x: F.elu_(m.norm(x), 0.7)),
+    ("F.silu", lambda m, x: F.silu(m.norm(x))),
+    ("F.silu in place", lambda m, x: F.silu(m.norm(x), inplace=True)),
+    ("x * sigmoid(x)", lambda m, x: (lambda y: y * torch.sigmoid(y))(m.norm(x))),
+    ("sigmoid(x) * x", lambda m, x: (lambda y: y.sigmoid() * y)(m.norm(x))),
+    ("torch.special.expit", lambda m, x: (lambda y: torch.special.expit(y) * y)(m.norm(x))),
+    ("nn.Sigmoid", lambda m, x: (lambda y: y * m.sigmoid(y))(m.norm(x))),
+    ("x.mul(sigmoid(x))", lambda m, x: (lambda y: y.mul(F.sigmoid(y)) + 1)(m.norm(x))),
+    ("F.gelu", lambda m, x: F.gelu(m.norm(x))),
+    ("F.gelu, tanh", lambda m, x: F.gelu(m.norm(x), approximate="tanh")),
+    ("F.mish", lambda m, x: F.mish(m.norm(x))),
+    ("F.softplus", lambda m, x: F.softplus(m.norm(x), 2, threshold=3)),
     ("convolution before it", lambda m, x: F.relu(m.norm(m.conv(x))) + m.conv.weight.sum()),
     ("input used again", lambda m, x: (lambda y: F.relu(m.norm(y)) + y)(m.conv(x))),
 ]
@@ -62,8 +82,17 @@ KEPT: list[tuple[str, Callable[[nn.Module, Tensor], Tensor], str]] = [
     ("in place, then used", lambda m, x: (lambda y: (F.relu_(y), y)[1] * 1)(m.norm(x)), "used elsewhere"),
     ("two activations", lambda m, x: (lambda y: F.relu(y) + F.relu6(y))(m.norm(x)), "used elsewhere"),
     ("clamp", lambda m, x: m.norm(x).clamp(min=0), ""),
-    ("hardtanh", lambda m, x: F.hardtanh(m.norm(x)), ""),
-    ("leaky", lambda m, x: F.leaky_relu(m.norm(x)), ""),
+    ("selu", lambda m, x: F.selu(m.norm(x)), ""),
+    ("prelu", lambda m, x: F.prelu(m.norm(x), m.conv.bias), ""),
+    ("endless hardtanh", lambda m, x: F.hardtanh(m.norm(x), 0, float("inf")), ""),
+    ("sigmoid, which is faster alone", lambda m, x: m.norm(x).sigmoid(), ""),
+    ("sigmoid of another", lambda m, x: (lambda y: y * torch.sigmoid(x))(m.norm(x)), ""),
+    ("sigmoid times another", lambda m, x: (lambda y: x * torch.sigmoid(y) * y)(m.norm(x)), ""),
+    (
+        "sigmoid used again",
+        lambda m, x: (lambda y, s: y * s + s)(y := m.norm(x), y.sigmoid()),
+        "",
+    ),
     ("no activation", lambda m, x: m.norm(x) + 1, ""),
 ]
 MODULES = [
@@ -72,6 +101,19 @@ MODULES = [
     (nn.BatchNorm2d, nn.ReLU6(), SIZE),
     (nn.BatchNorm2d, nn.Hardtanh(0, 6), SIZE),
     (nn.BatchNorm2d, nn.Hardswish(), SIZE),
+    (nn.BatchNorm2d, nn.Hardtanh(-0.5, 2.0), SIZE),
+    (nn.BatchNorm2d, nn.Hardsigmoid(), SIZE),
+    (nn.BatchNorm2d, nn.LeakyReLU(0.2), SIZE),
+    (nn.BatchNorm2d, nn.LeakyReLU(0.1, inplace=True), SIZE),
+    (nn.BatchNorm2d, nn.LeakyReLU(-0.1), SIZE),
+    (nn.BatchNorm2d, nn.ELU(0.7), SIZE),
+    (nn.BatchNorm2d, nn.SiLU(), SIZE),
+    (nn.BatchNorm1d, nn.SiLU(inplace=True), SIZE[:3]),
+    (nn.BatchNorm3d, nn.SiLU(), (*SIZE, 2)),
+    (nn.BatchNorm2d, nn.GELU(), SIZE),
+    (nn.BatchNorm2d, nn.GELU("tanh"), SIZE),
+    (nn.BatchNorm2d, nn.Mish(inplace=True), SIZE),
+    (nn.BatchNorm2d, nn.Softplus(2, 3), SIZE),
     (nn.BatchNorm1d, nn.ReLU(), SIZE[:2]),
     (nn.BatchNorm1d, nn.ReLU(), SIZE[:3]),
     (nn.BatchNorm3d, nn.ReLU(), (*SIZE, 2)),
@@ -161,6 +203,45 @@ def test_neighbours_in_a_sequential(norm: type, act: nn.Module, size: tuple[int,
     check(model, stock, x)
     assert opswap.unswap(model) is model
     assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
+
+
+class NormAct(nn.BatchNorm2d):
+    """timm's: a BatchNorm whose forward calls the function, a dropout that is none, and the activation."""
+
+    def __init__(self, channels: int, act: nn.Module) -> None:
+        super().__init__(channels)
+        self.drop = nn.Identity()
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        options = (self.weight, self.bias, self.training, 0.1, self.eps)
+        x = F.batch_norm(x, self.running_mean, self.running_var, *options)
+        x = self.drop(x)
+        return self.act(x)
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.LeakyReLU(0.2)], ids=str)
+def test_a_norm_that_calls_its_activation(act: nn.Module) -> None:
+    stock = nn.Sequential(nn.Conv2d(6, 6, 1), NormAct(6, act))
+    model = opswap.swap(copy.deepcopy(stock))
+    assert sites(model) == {"batch_norm_act": 1}, str(opswap.report(model))
+    x = torch.randn(SIZE)
+    assert norms(model, x) == 1
+    check(model, stock, x)
+    model[1].drop, model[1].act = nn.Dropout(0.0), nn.Tanh()
+    stock[1].drop, stock[1].act = nn.Dropout(0.0), nn.Tanh()
+    check(model, stock, x)
+
+
+def test_parameters_that_change() -> None:
+    """A slope is read on every call: with another one the modules themselves run."""
+    stock = nn.Sequential(nn.BatchNorm2d(6), nn.LeakyReLU(0.2))
+    model = opswap.swap(copy.deepcopy(stock))
+    for m in (stock, model):
+        m[1].negative_slope = 0.6
+    check(model, stock, torch.randn(SIZE))
 
 
 class TestNetworks:

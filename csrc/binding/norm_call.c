@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/norm_call.h"
 
+#include "binding/activation_arg.h"
 #include "core/half.h"
 
 #include <string.h>
@@ -12,22 +13,10 @@ static const char *const role_names[ROLE_COUNT] = {
     "input",       "output", "grad_output", "grad_input",  "statistics", "running_mean",
     "running_var", "weight", "bias",        "grad_weight", "grad_bias"};
 
-static const char *const activations[OSW_ACTIVATION_COUNT] = {NULL, "relu", "relu6", "hardswish"};
-
 int osw_norm_fail(const osw_norm_call *call, osw_norm_role role, const char *problem, long long got)
 {
     PyErr_Format(PyExc_RuntimeError, "%s: %s %s, got %lld", call->name, role_names[role], problem,
                  got);
-    return -1;
-}
-
-static int activation_code(PyObject *activation)
-{
-    if (activation == Py_None)
-        return OSW_IDENTITY;
-    for (int i = OSW_RELU; PyUnicode_Check(activation) && i < OSW_ACTIVATION_COUNT; i++)
-        if (PyUnicode_CompareWithASCIIString(activation, activations[i]) == 0)
-            return i;
     return -1;
 }
 
@@ -37,13 +26,9 @@ int osw_norm_options(osw_norm_call *call, PyObject *training, PyObject *eps, PyO
         PyErr_Format(PyExc_TypeError, "%s: training must be bool, got %R", call->name, training);
         return -1;
     }
-    const int code = activation_code(activation);
-    if (code < 0) {
-        PyErr_Format(PyExc_ValueError, "%s: unknown activation %R", call->name, activation);
+    if (osw_activation_arg(activation, call->name, &call->job.norm.activation) != 0)
         return -1;
-    }
     call->job.training = training == Py_True;
-    call->job.norm.activation = (osw_activation)code;
     return osw_float_arg(eps, &call->job.eps);
 }
 

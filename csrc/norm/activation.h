@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Activations of a vector of floats, and what z and dx of its values depend on. */
+/* What z and dx of a vector of values depend on, and what a kernel makes of it. */
 #ifndef OSW_NORM_ACTIVATION_H
 #define OSW_NORM_ACTIVATION_H
 
 #include "core/prefetch.h"
 #include "core/simd.h"
+#include "norm/functions.h"
 #include "norm/norm.h"
 
 enum { FACTORS = 5 };
@@ -22,49 +23,6 @@ OSW_INLINE int factor_count(const osw_mode mode)
     static const int counts[] = {
         [MOMENTS] = 1, [REDUCE] = 3, [APPLY] = 3, [SCALED_GRADIENT] = 3, [GRADIENT] = FACTORS};
     return counts[mode];
-}
-
-/* A NaN and -0.0 stay as they are. */
-OSW_INLINE vf32 clamp_low(vf32 z)
-{
-    return max_f32((vf32){0}, z);
-}
-
-OSW_INLINE vf32 clamp6(vf32 z)
-{
-    return min_f32(set1_f32(6), clamp_low(z));
-}
-
-OSW_INLINE vf32 activate(vf32 z, const osw_activation activation)
-{
-    switch (activation) {
-    case OSW_RELU:
-        return clamp_low(z);
-    case OSW_RELU6:
-        return clamp6(z);
-    case OSW_HARDSWISH:
-        return z * clamp6(z + 3) * (1.0f / 6);
-    default:
-        return z;
-    }
-}
-
-/* dy * f'(z) */
-OSW_INLINE vf32 gate(vf32 dy, vf32 z, const osw_activation activation)
-{
-    switch (activation) {
-    case OSW_RELU:
-        return keep_f32(not_le_f32(z, (vf32){0}), dy);
-    case OSW_RELU6:
-        return keep_f32(not_le_f32(z, (vf32){0}) & not_ge_f32(z, set1_f32(6)), dy);
-    case OSW_HARDSWISH: {
-        const vf32 slope = fma_f32(z, set1_f32(1.0f / 3), set1_f32(0.5f));
-        const vf32 d = select_f32(not_lt_f32(z, set1_f32(3)), dy, dy * slope);
-        return keep_f32(not_le_f32(z, set1_f32(-3)), d);
-    }
-    default:
-        return dy;
-    }
 }
 
 OSW_INLINE vf32 z_of(vf32 centered, const osw_factors *f)

@@ -6,6 +6,8 @@
 #include "core/names.h"
 #include "norm/norm.h"
 
+#include <stdbool.h>
+
 enum {
     SHORT_PATTERN = 256,
     STRIP = 1024,           /* values: five factors and two sums take 28 KiB */
@@ -20,21 +22,34 @@ static osw_norm_fn *below[OSW_NORM_COUNT];
 
 #define ID_OF(name) OSW_JOIN(OSW_NORM_##name##_, SUFFIX)
 
-/* One body per activation, so that no loop asks which it is. */
+#define IDENTITY ((osw_activation){.kind = OSW_IDENTITY})
+
+/* One body per kind of activation, so that no loop asks which it is; and one for all kinds that are
+ * too long or too rare for bodies of their own, and are called. */
+#define CASE_OF(body, mode, constant)                                                              \
+case constant:                                                                                     \
+    body(norm, part, mode,                                                                         \
+         (osw_activation){.kind = constant, .a = norm->activation.a, .b = norm->activation.b});    \
+    break;
+
 #define EACH_ACTIVATION(body, mode)                                                                \
-    switch (norm->activation) {                                                                    \
-    case OSW_RELU:                                                                                 \
-        body(norm, part, mode, OSW_RELU);                                                          \
-        break;                                                                                     \
-    case OSW_RELU6:                                                                                \
-        body(norm, part, mode, OSW_RELU6);                                                         \
-        break;                                                                                     \
-    case OSW_HARDSWISH:                                                                            \
-        body(norm, part, mode, OSW_HARDSWISH);                                                     \
-        break;                                                                                     \
+    switch (norm->activation.kind) {                                                               \
+        CASE_OF(body, mode, OSW_IDENTITY)                                                          \
+        CASE_OF(body, mode, OSW_RELU)                                                              \
+        CASE_OF(body, mode, OSW_HARDTANH)                                                          \
+        CASE_OF(body, mode, OSW_HARDSWISH)                                                         \
+        CASE_OF(body, mode, OSW_LEAKY_RELU)                                                        \
+        CASE_OF(body, mode, OSW_SILU)                                                              \
     default:                                                                                       \
-        body(norm, part, mode, OSW_IDENTITY);                                                      \
+        body(norm, part, mode, (osw_activation){.kind = OSW_CALLED, .called = &norm->activation}); \
         break;                                                                                     \
     }
+
+/* Activations whose arithmetic takes longer than the memory: bodies with fewer copies of it, which
+ * do not write around the caches. */
+static inline bool is_lean(osw_activation activation)
+{
+    return activation.kind == OSW_SILU || activation.kind == OSW_CALLED;
+}
 
 #endif

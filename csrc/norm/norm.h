@@ -6,15 +6,29 @@
  *     z = (x - center) * scale + shift          y = f(z)
  *     d = dy * f'(z)                            dx = d * scale + (x - center) * tilt + offset
  *
- * where f is the identity or
+ * where f is the identity or, with parameters a and b and s(z) = 1 / (1 + e^-z),
  *
- *     relu        f = max(z, 0)                         f' = z <= 0 ? 0 : 1
- *     relu6       f = min(max(z, 0), 6)                 f' = z <= 0 or z >= 6 ? 0 : 1
- *     hardswish   f = z * min(max(z + 3, 0), 6) / 6     f' = z <= -3 ? 0 : z < 3 ? z / 3 + 1/2 : 1
+ *     relu         f = max(z, 0)                         f' = z <= 0 ? 0 : 1
+ *     hardtanh     f = min(max(z, a), b)                 f' = z <= a or z >= b ? 0 : 1
+ *     hardswish    f = z * min(max(z + 3, 0), 6) / 6     f' = z <= -3 ? 0 : z < 3 ? z / 3 + 1/2 : 1
+ *     leaky_relu   f = z > 0 ? z : a * z                 f' = z > 0 ? 1 : a
+ *     hardsigmoid  f = min(max(z + 3, 0), 6) / 6         f' = -3 < z < 3 ? 1/6 : 0
+ *     sigmoid      f = s(z)                              f' = s(z) * s(-z)
+ *     silu         f = z * s(z)                          f' = s(z) * (1 + z * s(-z))
+ *     elu          f = z > 0 ? z : a * (e^z - 1)         f' = z > 0 ? 1 : a * e^z
+ *     gelu         f = z * P(z), P the normal            f' = P(z) + z * P'(z)
+ *                  distribution
+ *     gelu_tanh    f = z * s(g(z)), with                 f' = s(g) * (1 + z * s(-g) * g'(z))
+ *                  g = sqrt(8 / pi) * (z + 0.044715 z^3)
+ *     mish         f = z * t, with                       f' = t + z * s(z) * (1 - t^2)
+ *                  t = tanh(ln(1 + e^z))
+ *     softplus     f = a * z > b ? z                     f' = a * z > b ? 1 : s(a * z)
+ *                  : ln(1 + e^(a * z)) / a
  *
- * A NaN passes through f, and f' of it is 1. Rewriting z from x, the backward needs neither y nor a
- * mask. `center` is the mean as the dtype can hold it, what the mean has beyond that is in `shift`:
- * x - center is exact where x is close to a mean that is large.
+ * relu6 is hardtanh from 0 to 6. A NaN passes through f; f' of it is 1 for relu, hardtanh and
+ * hardswish, a for leaky_relu, 0 for hardsigmoid, else NaN. Rewriting z from x, the backward needs
+ * neither y nor a mask. `center` is the mean as the dtype can hold it, what the mean has beyond
+ * that is in `shift`: x - center is exact where x is close to a mean that is large.
  *
  *     sample     center = mean of a few values of the channel that lie far from each other
  *     moments    first += sum of x - center, second += sum of (x - center)^2
@@ -40,12 +54,30 @@
 /* OSW_NORM_ROWS: parts of pixels begin at a multiple of it. */
 enum { OSW_NORM_FLUSH = 2048, OSW_NORM_MAX_BLOCK = 64, OSW_NORM_ROWS = 64 };
 
-typedef enum osw_activation {
+typedef enum osw_activation_kind {
     OSW_IDENTITY,
     OSW_RELU,
-    OSW_RELU6,
+    OSW_HARDTANH,
     OSW_HARDSWISH,
-    OSW_ACTIVATION_COUNT
+    OSW_LEAKY_RELU,
+    OSW_HARDSIGMOID,
+    OSW_SIGMOID,
+    OSW_SILU,
+    OSW_ELU,
+    OSW_GELU,
+    OSW_GELU_TANH,
+    OSW_MISH,
+    OSW_SOFTPLUS,
+    OSW_ACTIVATION_COUNT,
+    OSW_CALLED =
+        OSW_ACTIVATION_COUNT /* inside kernels: another one, which is called, not inlined */
+} osw_activation_kind;
+
+/* a and b: the parameters that the kind has. */
+typedef struct osw_activation {
+    osw_activation_kind kind;
+    double a, b;
+    const struct osw_activation *called; /* if the kind is OSW_CALLED */
 } osw_activation;
 
 /* image_step in elements. y may be x; nothing else overlaps. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "core/half.h"
 #include "norm/norm.h"
+#include "norm/scalar_smooth.h"
 
 #include <stdbool.h>
 #include <stddef.h>

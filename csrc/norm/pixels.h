@@ -41,7 +41,7 @@ typedef struct LOCAL(strip) {
     _Alignas(64) float factors[FACTORS][STRIP_ROW];
 } LOCAL(strip);
 
-OSW_INLINE void LOCAL(fill_strip)(LOCAL(strip) *strip, const osw_norm *norm, const osw_mode mode)
+static void LOCAL(fill_strip)(LOCAL(strip) *strip, const osw_norm *norm, const osw_mode mode)
 {
     const double *const factors[FACTORS] = {norm->center, norm->scale, norm->shift, norm->tilt,
                                             norm->offset};
@@ -138,7 +138,7 @@ OSW_INLINE void LOCAL(add_patterns)(
 }
 
 /* Carry sums of a strip over to its channels, in double. */
-OSW_INLINE void LOCAL(flush_strip)(double *to, float *from, const LOCAL(strip) *strip)
+static void LOCAL(flush_strip)(double *to, float *from, const LOCAL(strip) *strip)
 {
     int64_t c = strip->channel;
     for (int64_t i = 0; i < strip->width;) {
@@ -160,7 +160,7 @@ LOCAL(sum_strip)(const osw_norm_part *part, const LOCAL(strip) *strip, const osw
     const int64_t patterns = strip->patterns;
     for (int64_t p = 0; p < patterns;) {
         const int64_t stop = p + FLUSH_PATTERNS < patterns ? p + FLUSH_PATTERNS : patterns;
-        for (; p + 2 <= stop; p += 2)
+        for (; !is_lean(activation) && p + 2 <= stop; p += 2)
             LOCAL(add_patterns)(&sums, strip, p, 2, mode, activation);
         for (; p < stop; p++)
             LOCAL(add_patterns)(&sums, strip, p, 1, mode, activation);
@@ -225,7 +225,7 @@ LOCAL(write_strip)(const LOCAL(strip) *strip, const bool stream, const osw_mode 
                             const osw_activation activation)
 {
     int64_t p = 0;
-    for (; p + 2 <= strip->patterns; p += 2)
+    for (; !is_lean(activation) && p + 2 <= strip->patterns; p += 2)
         LOCAL(write_patterns)(strip, p, 2, stream, mode, activation);
     for (; p < strip->patterns; p++)
         LOCAL(write_patterns)(strip, p, 1, stream, mode, activation);
@@ -239,7 +239,7 @@ LOCAL(write_pixels)(const osw_norm *norm, const osw_norm_part *part, const osw_m
     LOCAL(strip) strip;
     for (int64_t column = 0; column < pattern && part->end - part->begin >= rows; column += STRIP) {
         LOCAL(start_strip)(&strip, norm, part, column, rows, mode);
-        if (norm->stream && (uintptr_t)strip.to % VEC_BYTES == 0)
+        if (!is_lean(activation) && norm->stream && (uintptr_t)strip.to % VEC_BYTES == 0)
             LOCAL(write_strip)(&strip, true, mode, activation);
         else
             LOCAL(write_strip)(&strip, false, mode, activation);
@@ -252,7 +252,7 @@ LOCAL(write_pixels)(const osw_norm *norm, const osw_norm_part *part, const osw_m
 
 static void KERNEL(moments_pixels)(const osw_norm *norm, const osw_norm_part *part)
 {
-    LOCAL(sum_pixels)(norm, part, MOMENTS, OSW_IDENTITY);
+    LOCAL(sum_pixels)(norm, part, MOMENTS, IDENTITY);
 }
 
 static void KERNEL(reduce_pixels)(const osw_norm *norm, const osw_norm_part *part)
@@ -260,9 +260,14 @@ static void KERNEL(reduce_pixels)(const osw_norm *norm, const osw_norm_part *par
     EACH_ACTIVATION(LOCAL(sum_pixels), REDUCE)
 }
 
-static void KERNEL(apply_pixels)(const osw_norm *norm, const osw_norm_part *part)
+static void KERNEL(apply_pixels)(const osw_norm *norm,
+                         const osw_norm_part *part){EACH_ACTIVATION(
+    LOCAL(write_pixels), APPLY)}
+
+/* On its own, so that the variables of both gradients do not lie in one frame. */
+OSW_OUTLINE void LOCAL(scale_pixels)(const osw_norm *norm, const osw_norm_part *part)
 {
-    EACH_ACTIVATION(LOCAL(write_pixels), APPLY)
+    EACH_ACTIVATION(LOCAL(write_pixels), SCALED_GRADIENT)
 }
 
 static void KERNEL(gradient_pixels)(const osw_norm *norm, const osw_norm_part *part)
@@ -270,5 +275,5 @@ static void KERNEL(gradient_pixels)(const osw_norm *norm, const osw_norm_part *p
     if (norm->tilt)
         EACH_ACTIVATION(LOCAL(write_pixels), GRADIENT)
     else
-        EACH_ACTIVATION(LOCAL(write_pixels), SCALED_GRADIENT)
+        LOCAL(scale_pixels)(norm, part);
 }

@@ -65,7 +65,7 @@ OSW_INLINE void LOCAL(add_run)(
     const vf32 none = (vf32){0};
     LOCAL(sums) s[4] = {*sums, {none, none}, {none, none}, {none, none}};
     int64_t i = 0;
-    for (; i + 4 * LANES <= count; i += 4 * LANES) {
+    for (; !is_lean(activation) && i + 4 * LANES <= count; i += 4 * LANES) {
         if (osw_prefetch_ahead) {
             prefetch_ahead(x + i);
             prefetch_ahead(x + i + 2 * LANES);
@@ -164,7 +164,7 @@ OSW_INLINE void LOCAL(write_plane)(ELEMENT *to, const ELEMENT *x, const ELEMENT 
     const int64_t end = count - LANES;
     const vf32 last = LOCAL(written_at)(x, dy, end, f, mode, activation);
     int64_t i = 0;
-    for (; i + 4 * LANES <= count; i += 4 * LANES) {
+    for (; !is_lean(activation) && i + 4 * LANES <= count; i += 4 * LANES) {
         if (osw_prefetch_ahead)
             for (int u = 0; u < 4; u += 2) {
                 prefetch_ahead(x + i + u * LANES);
@@ -218,7 +218,7 @@ LOCAL(write_planes)(const osw_norm *norm, const osw_norm_part *part, const osw_m
                              const osw_activation activation)
 {
     const osw_norm_tensor *to = mode == APPLY ? &norm->y : &norm->dx;
-    const bool stream = norm->stream && norm->positions >= STREAM_VALUES;
+    const bool stream = !is_lean(activation) && norm->stream && norm->positions >= STREAM_VALUES;
     for (int64_t n = part->begin; n < part->end; n++)
         for (int64_t c = part->channel_begin; c < part->channel_end; c++) {
             const osw_factors f = LOCAL(broadcast)(norm, c, mode);
@@ -248,7 +248,7 @@ LOCAL(write_planes)(const osw_norm *norm, const osw_norm_part *part, const osw_m
 static void KERNEL(moments_planes)(const osw_norm *norm, const osw_norm_part *part)
 {
     OR_BELOW(moments)
-    LOCAL(sum_planes)(norm, part, MOMENTS, OSW_IDENTITY);
+    LOCAL(sum_planes)(norm, part, MOMENTS, IDENTITY);
 }
 
 static void KERNEL(reduce_planes)(const osw_norm *norm, const osw_norm_part *part)

@@ -288,7 +288,7 @@ static void execute(osw_run *run)
 {
     osw_norm_job *job = run->job;
     assert(job->norm.images >= 1 && job->norm.channels >= 1 && job->norm.positions >= 1);
-    assert(job->norm.activation >= OSW_IDENTITY && job->norm.activation < OSW_ACTIVATION_COUNT);
+    assert(job->norm.activation.kind < OSW_ACTIVATION_COUNT);
     assert(job->chunk >= 1 && job->chunks >= 1 && job->chunks <= MAX_CHUNKS + 1);
     assert((job->chunks - 1) * job->chunk < extent(job) && job->chunks * job->chunk >= extent(job));
     assert(job->form != OSW_NORM_PIXELS || job->chunk % OSW_NORM_ROWS == 0);

@@ -18,7 +18,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["KeptHardswish", "KeptReLU", "KeptReLU6"]
+from opswap.ops.norm import parse
+
+__all__ = ["kept"]
 
 # The converter calls itself with the child, and may ask it for `children()`, which asks for its `named_children()`.
 _FRAMES = 4
@@ -84,3 +86,61 @@ class KeptReLU6(_Kept, nn.ReLU6):
 
 class KeptHardswish(_Kept, nn.Hardswish):
     """torch.nn.Hardswish."""
+
+
+class KeptLeakyReLU(_Kept, nn.LeakyReLU):
+    """torch.nn.LeakyReLU."""
+
+
+class KeptHardtanh(_Kept, nn.Hardtanh):
+    """torch.nn.Hardtanh."""
+
+
+class KeptHardsigmoid(_Kept, nn.Hardsigmoid):
+    """torch.nn.Hardsigmoid."""
+
+
+class KeptSigmoid(_Kept, nn.Sigmoid):
+    """torch.nn.Sigmoid."""
+
+
+class KeptSiLU(_Kept, nn.SiLU):
+    """torch.nn.SiLU."""
+
+
+class KeptELU(_Kept, nn.ELU):
+    """torch.nn.ELU."""
+
+
+class KeptGELU(_Kept, nn.GELU):
+    """torch.nn.GELU."""
+
+
+class KeptMish(_Kept, nn.Mish):
+    """torch.nn.Mish."""
+
+
+class KeptSoftplus(_Kept, nn.Softplus):
+    """torch.nn.Softplus."""
+
+
+_KEPT: dict[str, type[nn.Module]] = {
+    "relu": KeptReLU,
+    "relu6": KeptReLU6,
+    "hardswish": KeptHardswish,
+    "leaky_relu": KeptLeakyReLU,
+    "hardtanh": KeptHardtanh,
+    "hardsigmoid": KeptHardsigmoid,
+    "sigmoid": KeptSigmoid,
+    "silu": KeptSiLU,
+    "elu": KeptELU,
+    "gelu": KeptGELU,
+    "mish": KeptMish,
+    "softplus": KeptSoftplus,
+}
+
+
+def kept(activation: str) -> nn.Module:
+    """The module of an activation of `opswap.functional.batch_norm_act`."""
+    name, parameters = parse(activation)
+    return KeptGELU("tanh") if name == "gelu_tanh" else _KEPT[name](*parameters)

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from opswap import functional as F
-from opswap.ops.norm import infer
+from opswap.ops.norm import check_activation, infer
 
-from ._activation import KeptHardswish, KeptReLU, KeptReLU6
+from ._activation import kept
 
-__all__ = ["ACTIVATIONS", "BatchNormAct1d", "BatchNormAct2d", "BatchNormAct3d", "apply_norm"]
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": KeptReLU, "relu6": KeptReLU6, "hardswish": KeptHardswish}
+__all__ = ["BatchNormAct1d", "BatchNormAct2d", "BatchNormAct3d", "apply_norm"]
 
 
 def apply_norm(
@@ -61,15 +59,12 @@ class _BatchNormAct(nn.modules.batchnorm._BatchNorm):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if activation is not None and activation not in ACTIVATIONS:
-            raise ValueError(
-                f"{type(self).__name__}: activation must be None or one of {tuple(ACTIVATIONS)}, "
-                f"got {activation!r}"
-            )
+        if activation is not None:
+            check_activation(type(self).__name__, activation)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         self.activation = activation
         if activation is not None:
-            self.act = ACTIVATIONS[activation]()
+            self.act = kept(activation)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation!r}"
@@ -82,7 +77,7 @@ class BatchNormAct1d(_BatchNormAct, nn.BatchNorm1d):
     """torch.nn.BatchNorm1d and an activation in one pass, with the state_dict of torch.nn.BatchNorm1d.
 
     Args: as torch.nn.BatchNorm1d: num_features, eps, momentum, affine, track_running_stats, device, dtype.
-        activation: "relu", "relu6", "hardswish" or None.
+        activation: None, or a text as `opswap.functional.batch_norm_act` takes it: "relu", "silu", "leaky_relu(0.1)".
     Shape: (N, C) or (N, C, L) -> the same, memory format kept.
     Raises: ValueError for another activation; in the call as `opswap.functional.batch_norm_act`.
     """

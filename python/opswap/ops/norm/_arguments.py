@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from .._layout import is_strided
+from ._activations import ACTIVATIONS, parse
 
-__all__ = ["ACTIVATIONS", "check", "check_kinds", "count_values", "is_covered"]
-
-ACTIVATIONS = ("relu", "relu6", "hardswish")
+__all__ = ["check", "check_activation", "check_kinds", "count_values", "is_covered"]
 
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _REDUCED = frozenset({torch.bfloat16, torch.float16})
@@ -36,9 +35,20 @@ def check_kinds(
     for name, value in (("momentum", momentum), ("eps", eps)):
         if not isinstance(value, (float, int, torch.SymFloat, torch.SymInt)):
             raise TypeError(f"batch_norm(): argument {name!r} must be float, not {type(value).__name__}")
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation is not None:
+        check_activation("batch_norm_act", activation)
+
+
+def check_activation(name: str, activation: Any) -> None:
+    """Raise ValueError unless `activation` is a text that `parse` knows."""
+    try:
+        known = isinstance(activation, str) and bool(parse(activation))
+    except ValueError:
+        known = False
+    if not known:
         raise ValueError(
-            f"batch_norm_act: activation must be None or one of {ACTIVATIONS}, got {activation!r}"
+            f"{name}: activation must be None or one of {tuple(ACTIVATIONS)}, those with parameters also "
+            f'as "leaky_relu(0.1)", got {activation!r}'
         )
 
 

@@ -7,25 +7,14 @@ The fallback where no kernel runs, the oracle of the tests, and what second deri
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 
 from .._layout import dense_copy, suggest_memory_format
+from ._activations import activate, slope
 
-__all__ = ["activate", "normalize", "normalize_backward", "normalize_jvp", "reference", "update_running"]
-
-_ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch_functional.relu,
-    "relu6": torch_functional.relu6,
-    "hardswish": torch_functional.hardswish,
-}
-
-
-def activate(input: Tensor, activation: str | None) -> Tensor:
-    return input if activation is None else _ACTIVATE[activation](input)
+__all__ = ["normalize", "normalize_backward", "normalize_jvp", "reference", "update_running"]
 
 
 def reference(
@@ -95,19 +84,6 @@ def normalize(
     return dense_copy(output.to(input.dtype), suggest_memory_format(input)), statistics
 
 
-def _gate(z: Tensor, activation: str | None) -> Tensor | None:
-    """The activation's derivative at z, as torch's backward has it; None for 1."""
-    if activation is None:
-        return None
-    one = torch.ones_like(z)
-    if activation == "relu":
-        return one.masked_fill(z <= 0, 0)
-    if activation == "relu6":
-        return one.masked_fill((z <= 0) | (z >= 6), 0)
-    slope = torch.where(z < 3, z / 3 + 0.5, one)
-    return slope.masked_fill(z <= -3, 0)
-
-
 def normalize_backward(
     grad_output: Tensor,
     input: Tensor,
@@ -125,7 +101,7 @@ def normalize_backward(
     training = statistics is None
     statistics = _batch_statistics(x) if statistics is None else statistics
     invstd, scale, normalised = _parts(x, statistics, weight, bias, eps)
-    gate = _gate(_affine(normalised, scale, bias), activation)
+    gate = slope(_affine(normalised, scale, bias), activation)
     d = grad if gate is None else torch.where(gate == 0, 0, grad * gate)
     grad_weight, grad_bias = _over_channel(d * normalised), _over_channel(d)
     if training:
@@ -161,7 +137,7 @@ def normalize_jvp(
         out = out + normalised * _per_channel(weight_tangent.double(), z)
     if bias_tangent is not None:
         out = out + _per_channel(bias_tangent.double(), z)
-    gate = _gate(z, activation)
+    gate = slope(z, activation)
     return (out if gate is None else out * gate).to(input.dtype)
 
 

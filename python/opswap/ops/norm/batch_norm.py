@@ -288,7 +288,10 @@ def batch_norm_act(
         training: normalise with the mean and the biased variance of the batch.
         momentum: share of the batch in the running statistics.
         eps: added to the variance.
-        activation: None, "relu", "relu6" or "hardswish".
+        activation: None, or one of "relu", "relu6", "hardswish", "leaky_relu", "hardtanh", "hardsigmoid", "sigmoid",
+            "silu", "elu", "gelu", "gelu_tanh", "mish" and "softplus", with torch's values of their parameters, or
+            with other ones: "leaky_relu(negative_slope)", "hardtanh(min_val, max_val)", "elu(alpha)",
+            "softplus(beta, threshold)", as in "hardtanh(-2.0, 2.0)".
     Returns: (N, C, *), dense, memory format and dtype of input. Statistics and sums are good to float64's precision
         and do not depend on the number of threads; arithmetic on values is float32, or float64 for float64.
     Raises: as torch.nn.functional.batch_norm: ValueError for one value per channel in training; RuntimeError for

@@ -14,14 +14,15 @@ from torch.fx import Graph, Node
 
 from opswap.nn.norm import apply_norm
 from opswap.ops._function import plain_cpu
+from opswap.ops.norm import spell
 
-from ..rule import Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import hooked, unhooked
 from ..runtime.state import stock_class
-from .activation import activation, activation_of
+from .activation import SILU, SLOWER, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, poolable, trains
 
-__all__ = ["RULES", "normable", "owned"]
+__all__ = ["RULES", "act_of", "behind", "module_calls", "normable", "owned", "problem_of"]
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -41,24 +42,64 @@ def _find_act(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
         if node.op != "call_module" or type(node.meta["module"]) not in NORMS:
             continue
-        users = [u for u in node.users if activation(u)]
-        if not users or len(node.all_input_nodes) != 1:
+        nodes = (node, *behind(node))
+        if len(nodes) == 1 or len(node.all_input_nodes) != 1:
             continue
-        pair = (node, users[0])
-        calls = tuple(n for n in pair if n.op == "call_module")
         inputs = tuple(node.all_input_nodes)
-        yield Region(
-            inputs, None, pair, pair[1:], node, pair[1], _problem(pair), calls + _producer(inputs[0])
-        )
+        modules = module_calls(nodes) + _producer(inputs[0])
+        yield Region(inputs, None, nodes, nodes[-1:], node, nodes[-1], problem_of(nodes), modules)
 
 
-def _problem(pair: tuple[Node, Node]) -> str:
-    if len(pair[0].users) > 1:
+def behind(norm: Node) -> tuple[Node, ...]:
+    """What a normalisation's result goes through: Identities, then an activation, or a sigmoid and a product."""
+    nodes: tuple[Node, ...] = ()
+    last = norm
+    while len(last.users) == 1 and _is_identity(*last.users):
+        (last,) = last.users
+        nodes = (*nodes, last)
+    users = gated(last) or tuple(u for u in last.users if activation(u) not in (None, *SLOWER))[:1]
+    return (*nodes, *users) if users else ()
+
+
+def _is_identity(node: Node) -> bool:
+    return node.op == "call_module" and type(node.meta["module"]) is nn.Identity
+
+
+def module_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    return tuple(n for n in nodes if n.op == "call_module")
+
+
+def problem_of(nodes: tuple[Node, ...]) -> str:
+    """Why a normalisation and what is behind it may not become one, or ""."""
+    if not all(n.users.keys() <= set(nodes) for n in nodes[:-1]):
         return "an intermediate result is used elsewhere"
-    for node in pair:
-        if node.op == "call_module" and hooked(node.meta["module"]):
+    for node in module_calls(nodes):
+        if hooked(node.meta["module"]):
             return f"{node.target} has hooks: its call is not merged with what is around it"
     return ""
+
+
+def act_of(region: Region) -> tuple[str, str, dict[str, Any]]:
+    """The activation behind a region's normalisation: its text, the condition that modules are still what they were.
+
+    The condition, if any, begins with " and "; the third result are the names in it.
+    """
+    found, conditions = None, []
+    calls = module_calls(region.nodes)
+    for node in region.nodes[1:]:
+        module = f"m{calls.index(node)}" if node in calls else ""
+        if _is_identity(node):
+            conditions.append(f" and stock_class({module}) is Identity")
+            continue
+        found = found or activation(node)
+        if module:
+            conditions.append(f" and activation_of({module}) == {activation(node)!r}")
+    if len(region.nodes) > 2 and gated(region.nodes[-3]):
+        found = SILU
+    if found is None:
+        raise Refusal("its activation is not known")
+    names = {"activation_of": activation_of, "stock_class": stock_class, "Identity": nn.Identity}
+    return spell(*found), "".join(conditions), names if conditions else {}
 
 
 def _producer(node: Node) -> tuple[Node, ...]:
@@ -69,14 +110,10 @@ def _producer(node: Node) -> tuple[Node, ...]:
 
 def _prove_act(region: Region, shapes: Shapes) -> Replacement:
     """The graph holds torch's own modules, so that no run has to show what they compute."""
-    act = region.nodes[1]
-    name = activation(act)
-    calls = [f"m{i}" for i, n in enumerate(region.nodes) if n.op == "call_module"]
-    condition = f"unhooked({', '.join(calls)}) and normable(m0, x0)"
-    names: dict[str, Any] = {"unhooked": unhooked, "normable": normable, "apply_norm": apply_norm}
-    if act.op == "call_module":
-        condition += f" and activation_of(m1) == {name!r}"
-        names["activation_of"] = activation_of
+    name, still, names = act_of(region)
+    calls = [f"m{i}" for i, _ in enumerate(module_calls(region.nodes))]
+    condition = f"unhooked({', '.join(calls)}) and normable(m0, x0){still}"
+    names |= {"unhooked": unhooked, "normable": normable, "apply_norm": apply_norm}
     inplace = ""
     if len(region.modules) > len(calls):
         inplace = f", inplace=owned(x0, m{len(calls)})"

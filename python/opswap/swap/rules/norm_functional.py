@@ -12,8 +12,9 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
-from .activation import activation
+from ..runtime.guards import unhooked
 from .conditions import poolable
+from .norm import act_of, behind, module_calls, problem_of
 
 __all__ = ["RULES"]
 
@@ -24,15 +25,17 @@ def _is_batch_norm(node: Node) -> bool:
 
 def _call(nodes: tuple[Node, ...]) -> Region:
     """A call of the function, and what works on nothing but its result."""
-    problem = "an intermediate result is used elsewhere" if len(nodes[0].users) >= len(nodes) > 1 else ""
-    return Region(tuple(nodes[0].all_input_nodes), None, nodes, nodes[-1:], nodes[0], nodes[-1], problem)
+    inputs = tuple(nodes[0].all_input_nodes)
+    return Region(
+        inputs, None, nodes, nodes[-1:], nodes[0], nodes[-1], problem_of(nodes), module_calls(nodes)
+    )
 
 
 def _find_call_act(graph: Graph) -> Iterator[Region]:
     for node in filter(_is_batch_norm, graph.nodes):
-        users = [u for u in node.users if u.op != "call_module" and activation(u)]
-        if users:
-            yield _call((node, users[0]))
+        after = behind(node)
+        if after:
+            yield _call((node, *after))
 
 
 def _find_call(graph: Graph) -> Iterator[Region]:
@@ -58,12 +61,18 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     input = arguments.pop("input")
     options = [f"{name}={text}" for name, text in arguments.items()]
     condition = f"poolable({input})"
+    names = {"batch_norm_act": F.batch_norm_act, "poolable": poolable, "unhooked": unhooked}
     if len(region.nodes) > 1:
-        options.append(f"activation={activation(region.nodes[1])!r}")
+        name, still, more = act_of(region)
+        names |= more
+        options.append(f"activation={name!r}")
+        calls = [f"m{i}" for i, _ in enumerate(region.modules)]
+        hooks = f"unhooked({', '.join(calls)}) and " if calls else ""
+        condition = f"{hooks}{condition}{still}"
     else:
         condition = f"{arguments['training']} and {condition}"
     result = f"batch_norm_act({', '.join([input, *options])})"
-    return Replacement(condition, result, {"batch_norm_act": F.batch_norm_act, "poolable": poolable})
+    return Replacement(condition, result, names)
 
 
 RULES = (
