@@ -192,6 +192,21 @@ def test_one_rounding_or_three(tier: str, dtype: torch.dtype, seed: int) -> None
         assert_same_bits(got, reference(images, (128, 128), dtype, scale, mean, std))
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_width_of_large_batches(tier: str, channels: int, seed: int) -> None:
+    """As test_every_width, with pixels enough for the fused operation, each channel with its own factors."""
+    generator = np.random.default_rng(seed)
+    mean, std = np.array(MEAN[:channels]), np.array(STD[:channels])
+    for width, more in itertools.product(COLUMNS, (0, 1)):
+        size = (16384 // width + 1, width + more)
+        images = [image((size[0], width, channels), "uint8", generator)]
+        for dtype, memory_format in itertools.product((torch.bfloat16, torch.float32), FORMATS):
+            got = shapes.batch_images(
+                images, size, mean=mean, std=std, dtype=dtype, memory_format=memory_format
+            ).images
+            assert_same_bits(got, reference(images, size, dtype, 1 / 255, mean, std))
+
+
 def test_as_a_transform_of_torch(seed: int) -> None:
     """The steps of torchvision's ToDtype(torch.float32, scale=True) and Normalize."""
     x = image((37, 53, 3), "uint8", np.random.default_rng(seed))

@@ -131,6 +131,14 @@ def test_json_and_html() -> None:
     assert "<table>" not in Found()._repr_html_() and "nothing found" in str(Found())
 
 
+def test_the_model_itself_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is empty, which is no reason to look for it again at each of its operators."""
+    model = nn.Sequential(nn.ReLU())
+    locator = Locator(model)
+    monkeypatch.setattr(locator, "_name_all", lambda *args: pytest.fail("the model was named again"))
+    assert locator.module_name(model, None) == ""
+
+
 def test_parameters_and_modules_are_named_by_the_model_and_kept_by_nobody() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
     locator = Locator(model)

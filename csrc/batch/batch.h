@@ -23,8 +23,8 @@
 #include <stdint.h>
 
 /* Factors of a call. The arrays hold the values of the channels again and again, channels +
- * OSW_BATCH_REPEAT in all, so that a vector of them can begin at every channel. */
-enum { OSW_BATCH_REPEAT = 15 };
+ * OSW_BATCH_REPEAT in all, so that two vectors of them can begin at every channel. */
+enum { OSW_BATCH_REPEAT = 31 };
 
 typedef struct osw_batch_factors {
     int64_t channels;

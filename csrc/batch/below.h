@@ -9,11 +9,6 @@
 /* Pixels of more channels are left to the tier below by the kernels that write planes. */
 enum { MAX_CHANNELS = 4 };
 
-/* How far ahead of its writes a kernel asks for memory. One stream of writes alone keeps few cache
- * lines on their way: the kernel alone took 0.93 ns per pixel in place of 1.23 (bytes to float, 3.3
- * million pixels, Zen 3, busy machine); no gain was seen in whole calls. */
-enum { AHEAD_BYTES = 2048 };
-
 /* The kernels of the tier below, for what is too small for vectors. */
 static osw_batch_fn *below[OSW_BATCH_COUNT];
 

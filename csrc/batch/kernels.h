@@ -10,6 +10,8 @@
 #define EACH   "batch/normalize.h"
 #include "core/each_float.h"
 
+#include "batch/pairs.h"
+
 #define FILL(operation, dtype)                                                                     \
     below[OSW_BATCH_##operation##_##dtype] = table[OSW_BATCH_##operation##_##dtype];               \
     table[OSW_BATCH_##operation##_##dtype] = TIERED(osw_##operation##_##dtype);
@@ -19,6 +21,8 @@ void TIERED(osw_batch_fill)(osw_batch_fn **table)
     OSW_BATCH_NORMALIZE(FILL, f32)
     OSW_BATCH_NORMALIZE(FILL, bf16)
     OSW_BATCH_NORMALIZE(FILL, f16)
+    table[OSW_BATCH_normalize_planes_u8_bf16] = TIERED(osw_normalize_planes_u8_pairs);
+    table[OSW_BATCH_normalize_pixels_u8_bf16] = TIERED(osw_normalize_pixels_u8_pairs);
     FILL(move_planes, x8)
     FILL(move_planes, x32)
 }

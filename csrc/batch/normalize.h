@@ -75,7 +75,6 @@ LOCAL(pixels_of)(const osw_batch_factors *f, const void *x, ELEMENT *y, int64_t 
         OSW_UNROLL
         for (int k = 0; k < channels; k++) {
             const int64_t at = i * channels + k * LANES;
-            prefetch_to_write((const char *)(y + at) + AHEAD_BYTES);
             LOCAL(put)(y + at, load_any(x, at, bytes), lanes[k], bytes, fused);
         }
     }

@@ -154,6 +154,12 @@ OSW_INLINE vi32 load_u8_i32(const uint8_t *p)
     return (vi32)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
 }
 
+#    define load_u8_pairs load_u8_pairs
+OSW_INLINE vi32 load_u8_pairs(const uint8_t *p)
+{
+    return (vi32)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
+
 #    define load_u16_i32 load_u16_i32
 OSW_INLINE vi32 load_u16_i32(const uint16_t *p)
 {

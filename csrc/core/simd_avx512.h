@@ -131,6 +131,12 @@ OSW_INLINE vi32 load_u8_i32(const uint8_t *p)
     return (vi32)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
 }
 
+#    define load_u8_pairs load_u8_pairs
+OSW_INLINE vi32 load_u8_pairs(const uint8_t *p)
+{
+    return (vi32)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p));
+}
+
 #    define store_u8_i32 store_u8_i32
 OSW_INLINE void store_u8_i32(uint8_t *p, vi32 v)
 {

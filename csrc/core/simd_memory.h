@@ -64,6 +64,14 @@ OSW_INLINE vi32 load_u8_i32(const uint8_t *p)
 }
 #endif
 
+/* Two bytes per lane, as integers of 16 bits in the order of memory. */
+#ifndef load_u8_pairs
+OSW_INLINE vi32 load_u8_pairs(const uint8_t *p)
+{
+    return (vi32) __builtin_convertvector(*(const vu8_half_memory *)p, vu16);
+}
+#endif
+
 #ifndef store_u8_i32
 OSW_INLINE void store_u8_i32(uint8_t *p, vi32 v)
 {
@@ -251,6 +259,13 @@ OSW_INLINE void store_near_bf16(uint16_t *p, vf32 v)
     store_bf16(p, (vf32)((vu32)v + 0x8000));
 }
 
+/* Two elements per lane: `low` in the lower halves, `high` in the upper ones. */
+OSW_INLINE void store_near_pairs_bf16(uint16_t *p, vf32 low, vf32 high)
+{
+    const vu32 lower = ((vu32)low + 0x8000) >> 16, upper = ((vu32)high + 0x8000) & 0xffff0000;
+    *(vi32_memory *)p = (vi32)(lower | upper);
+}
+
 OSW_INLINE void store_near_f16(uint16_t *p, vf32 v)
 {
     store_f16(p, v);
@@ -423,15 +438,10 @@ OSW_INLINE void add_as_doubles(double *to, vf32 v)
 }
 #endif
 
-/* Ask for the cache line at p: into L1, into L1 to write to it, into L2. */
+/* Ask for the cache line at p: into L1, into L2. */
 OSW_INLINE void prefetch_near(const void *p)
 {
     __builtin_prefetch(p, 0, 3);
-}
-
-OSW_INLINE void prefetch_to_write(const void *p)
-{
-    __builtin_prefetch(p, 1, 3);
 }
 
 OSW_INLINE void prefetch_far(const void *p)

@@ -26,9 +26,10 @@ typedef uint16_t vu16 OSW_VECTOR(VEC_BYTES);
 typedef uint32_t vu32 OSW_VECTOR(VEC_BYTES);
 typedef uint64_t vu64 OSW_VECTOR(VEC_BYTES);
 
-/* LANES elements of 16 bits and of 8, LANES / 2 of float. */
+/* LANES elements of 16 bits and of 8, 2 LANES of 8, LANES / 2 of float. */
 typedef uint16_t vu16_half OSW_VECTOR(VEC_BYTES / 2);
 typedef uint8_t vu8_quarter OSW_VECTOR(VEC_BYTES / 4);
+typedef uint8_t vu8_half OSW_VECTOR(VEC_BYTES / 2);
 typedef float vf32_half OSW_VECTOR(VEC_BYTES / 2);
 
 /* As they lie in memory: at any address, of any declared type. */
@@ -40,6 +41,7 @@ typedef vi16 vi16_memory OSW_UNALIGNED;
 typedef vu8 vu8_memory OSW_UNALIGNED;
 typedef vu16_half vu16_half_memory OSW_UNALIGNED;
 typedef vu8_quarter vu8_quarter_memory OSW_UNALIGNED;
+typedef vu8_half vu8_half_memory OSW_UNALIGNED;
 typedef vf32_half vf32_half_memory OSW_UNALIGNED;
 
 /* Lanes of 32 bits, 64 and 16. */

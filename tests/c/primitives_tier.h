@@ -105,6 +105,7 @@ static void memory(const void *x, osw_log *log)
     const vf32 v = load_f32(x);
     RECORD("load_i32", load_i32(bytes + 1));
     RECORD("load_u8_i32", load_u8_i32(bytes + 3));
+    RECORD("load_u8_pairs", load_u8_pairs(bytes + 3));
     RECORD("load_u16_i32", load_u16_i32(halves + 1));
     RECORD("f32_of_i32", f32_of_i32(load_i32(bytes)));
     vu8 some_bytes[3];

@@ -173,7 +173,7 @@ class Locator:
             at = at.f_back
         if in_backward and user is None:
             return self._of_node(at)
-        name = "" if module is None else self._names.get(module) or self._name(module, frame)
+        name = "" if module is None else self.module_name(module, frame)
         if phase == "recompute" and module is None and user is not None:
             name = self._modules.get((user[0].co_filename, user[1]), "")
         elif in_backward and module is None:
@@ -182,7 +182,8 @@ class Locator:
 
     def module_name(self, module: nn.Module, frame: FrameType | None) -> str:
         """The path of a module that is called in this frame."""
-        return self._names.get(module) or self._name(module, frame)
+        name = self._names.get(module)  # "" of the model itself
+        return self._name(module, frame) if name is None else name
 
     def parameter_name(self, parameter: Tensor) -> str:
         """The path of a parameter of a model seen so far, "" if it is not known."""
