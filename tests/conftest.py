@@ -24,6 +24,9 @@ import opswap
 from opswap.swap.planning import gains
 from opswap.swap.rules import DEFAULT, OPTIONAL
 
+# torch's database of operators forbids the whole process to set flags of backends, when it is imported.
+torch.backends.disable_global_flags = lambda: None
+
 TIERS = ("scalar", "neon", "avx2", "avx512", "portable16", "portable32", "portable64")
 
 # Files whose family has kernels in the hidden tiers.
