@@ -21,6 +21,8 @@ void TIERED(osw_batch_fill)(osw_batch_fn **table)
     OSW_BATCH_NORMALIZE(FILL, f32)
     OSW_BATCH_NORMALIZE(FILL, bf16)
     OSW_BATCH_NORMALIZE(FILL, f16)
+    single_planes = table[OSW_BATCH_normalize_planes_u8_bf16];
+    single_pixels = table[OSW_BATCH_normalize_pixels_u8_bf16];
     table[OSW_BATCH_normalize_planes_u8_bf16] = TIERED(osw_normalize_planes_u8_pairs);
     table[OSW_BATCH_normalize_pixels_u8_bf16] = TIERED(osw_normalize_pixels_u8_pairs);
     FILL(move_planes, x8)

@@ -12,6 +12,9 @@
 
 enum { PAIRED = 2 * LANES };
 
+/* The kernels for what is not taken in pairs, one element per lane. */
+static osw_batch_fn *single_planes, *single_pixels;
+
 /* Of the elements in the lower halves of the lanes, and of those in the upper halves. */
 typedef struct osw_pairs {
     vf32 low_slope, low_shift, high_slope, high_shift;
@@ -88,7 +91,7 @@ TIERED(osw_normalize_planes_u8_pairs)(const osw_batch_factors *f, const void *x,
     if (f->fused && f->channels == 3 && pixels >= VEC_BYTES)
         pairs_to_planes(f, x, y, pixels, step);
     else
-        TIERED(osw_normalize_planes_u8_bf16)(f, x, y, pixels, step);
+        single_planes(f, x, y, pixels, step);
 }
 
 static void
@@ -101,7 +104,7 @@ TIERED(osw_normalize_pixels_u8_pairs)(const osw_batch_factors *f, const void *x,
     else if (f->fused && f->channels == 1 && count >= PAIRED)
         pairs_in_order(f, x, y, count, 1);
     else
-        TIERED(osw_normalize_pixels_u8_bf16)(f, x, y, pixels, step);
+        single_pixels(f, x, y, pixels, step);
 }
 
 #endif
