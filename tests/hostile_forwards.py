@@ -638,6 +638,11 @@ add("the name of its class", lambda s, x: x * len(x.__class__.__name__))
 add("its class as a key", lambda s, x: x * {Tensor: 2}.get(x.__class__, 3))
 add("the bases of its class", lambda s, x: x * (2 if Tensor in x.__class__.__mro__ else 3))
 add("the class of a size", lambda s, x: x * (2 if x.shape[1].__class__ is int else 3))
+add("a power", lambda s, x: torch.pow(x, 2))
+add(
+    "a power behind isinstance",
+    lambda s, x: torch.pow(x, 2) if isinstance(x, (list, numbers.Number, Tensor)) else x,
+)
 add("a size as a Number", lambda s, x: x * (2 if isinstance(x.size(1), numbers.Number) else 3))
 add("a shape as a Sequence", lambda s, x: x * (2 if isinstance(x.shape, collections.abc.Sequence) else 3))
 add("globals()", lambda s, x: x * globals()["BOX"][0], count_up)

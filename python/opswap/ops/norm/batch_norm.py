@@ -50,7 +50,7 @@ _Vector = Tensor | None
 
 # A training step of these in 16 bits is faster with torch's function behind the kernel: the backward of both in one
 # computes the exponential twice, which there takes longer than the pass over memory that it saves.
-_IN_TWO = {"silu", "gelu", "gelu_tanh"}
+_IN_TWO = ("silu", "gelu", "gelu_tanh")
 
 
 def _given(*tensors: _Vector) -> list[Tensor]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 
-__all__ = ["Reads", "looks_inside", "place", "reads", "trains_of", "unfaithful"]
+__all__ = ["Reads", "class_reads", "looks_inside", "place", "reads", "trains_of", "unfaithful"]
 
 # Answers that a trace would give once and for all: about Python itself, or about state of torch's threads.
 _BAKED = frozenset(
@@ -150,6 +150,13 @@ def trains_of(code: CodeType) -> str | None:
             return before.argval[-1] if isinstance(before.argval, tuple) else str(before.argval)
         before = op
     return None
+
+
+@lru_cache(maxsize=4096)
+def class_reads(code: CodeType) -> frozenset[int]:
+    """Where the code reads `__class__` of a value: offsets of instructions."""
+    found = (op for op in dis.get_instructions(code) if op.argval == "__class__")
+    return frozenset(op.offset for op in found if op.opname in ("LOAD_ATTR", "LOAD_METHOD"))
 
 
 @lru_cache(maxsize=4096)

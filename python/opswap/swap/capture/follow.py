@@ -108,6 +108,7 @@ class Follower:
         self._opened = tuple(opened)
         self.inlined = {id(m) for m in (root, *self._opened)}
         self.paused = self.asks_none = False
+        self._calls: list[tuple[FrameType, Any]] = []  # of functions in C that have not returned
         self._owners: dict[int, tuple[str, CodeType]] = {}
         self._ran: dict[CodeType, None] = {}
         self._inner: set[CodeType] = set()  # of functions that are made while the trace runs
@@ -136,6 +137,7 @@ class Follower:
             return
         self._started = False
         sys.setprofile(None)
+        self._calls.clear()
         if self._collects:
             gc.enable()
         if hasattr(self._previous, "enable"):  # cProfile
@@ -168,6 +170,11 @@ class Follower:
         else:
             self._optional[module, name] = None
 
+    @property
+    def listens(self) -> bool:
+        """True while calls are followed."""
+        return self._started and not self.paused
+
     # --- what runs ---------------------------------------------------------------------------------------------------
 
     def pause(self) -> bool:
@@ -193,7 +200,19 @@ class Follower:
                 # Python may be closing a generator, and crashes if that fails; the refusal stands.
                 if not frame.f_code.co_flags & _GENERATOR:
                     raise
-        elif event == "c_call" and self._owner(frame) is purity.USER:
+        elif event == "c_call":
+            self._calls.append((frame, argument))
+            self._enter_c(frame, argument)
+        elif event in ("c_return", "c_exception"):
+            while self._calls and self._calls.pop()[0] is not frame:
+                pass
+
+    def called_by(self, frame: FrameType) -> Any:
+        """The function in C that the code of this frame calls and that has not returned; None if there is none."""
+        return next((called for caller, called in reversed(self._calls) if caller is frame), None)
+
+    def _enter_c(self, frame: FrameType, argument: Any) -> None:
+        if self._owner(frame) is purity.USER:
             name = purity.refused_builtin(argument)
             if name is not None:
                 raise self.refuse(f"{name}() is called at {_line(frame)}, which a capture cannot follow")

@@ -8,6 +8,7 @@ from a hint or a guess, and every answer is kept as a `Decision`, for a guard to
 
 from __future__ import annotations
 
+import abc
 import dis
 import inspect
 import os
@@ -32,7 +33,7 @@ from ..graph.metadata import counts_dimensions, is_fact, is_shape
 from ..runtime import purity
 from ..runtime.guards import hooked, require
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
-from .bytecode import unfaithful
+from .bytecode import class_reads, unfaithful
 from .concrete import Concrete
 from .follow import CHECKPOINTED, Follower
 from .patches import Patches, trace_with
@@ -49,6 +50,8 @@ __all__ = [
     "raised_by_user",
 ]
 
+# Functions in C that ask a value for its class, or for any attribute.
+_ASK_FOR_CLASS = (isinstance, getattr, hasattr, getattr(abc, "_abc_instancecheck", None))
 _EINOPS = f"{os.sep}einops{os.sep}"
 # torch's own code through which a call reaches a proxy unchanged; a trace would drop what the rest of torch
 # adds around a call, such as a checkpoint, a custom gradient or a context.
@@ -364,12 +367,11 @@ class Tracer(fx.Tracer):
         return iter([obj[i] for i in range(self.length(obj))])
 
     def class_of(self, obj: fx.Proxy) -> type:
-        """The class that isinstance() shall see, and code of the user that reads `__class__`."""
-        frame = sys._getframe(2)
-        code = frame.f_code
-        kind = purity.owner(code.co_filename, str(frame.f_globals.get("__name__", "")))
-        inside = kind in (purity.OWN, purity.TORCH, purity.LAYERS) and "isinstance" not in code.co_names
-        if _EINOPS in code.co_filename or inside:
+        """The class that code of Python shall see.
+
+        Functions in C must not: they would take a stand-in that calls itself a tensor for the memory of one.
+        """
+        if not self._asks_for_class(sys._getframe(2)):
             return type(obj)
         node = obj.node
         module = node.meta.get("module")
@@ -377,6 +379,17 @@ class Tracer(fx.Tracer):
         if is_tensor or graph_kinds(node.graph)[node] == "tensor":
             return torch.Tensor
         raise self.refuse(f"the type of a result is asked for at {self.inspect_frames()}")
+
+    def _asks_for_class(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        if _EINOPS in code.co_filename:
+            return False
+        if not self.follower.listens:
+            return "isinstance" in code.co_names
+        called = self.follower.called_by(frame)
+        if called is None:
+            return frame.f_lasti in class_reads(code)
+        return any(called is function for function in _ASK_FOR_CLASS)
 
     def _hint(self, node: fx.Node) -> Any:
         if self.hints is None:
