@@ -44,8 +44,17 @@ def asserts(x):
 def matches(x):
     match x:
         case 1: return 2
-        case [a, b]: return a
+        case None | True: return x
 def walrus(x): return [y := x, y]
+def matches_a_sequence(x):
+    match x:
+        case [a, b]: return a
+def matches_a_mapping(x):
+    match x:
+        case {"a": b}: return b
+def matches_a_class(x):
+    match x:
+        case int(): return x
 def with_statement(x):
     with x: pass
 def with_as(x):
@@ -318,6 +327,8 @@ def test_rules(pythons: dict[str, str], version: str) -> None:
     assert told["imports"].endswith("(('os.path', 0), ('', 1), ('r', 2))")
     for name in ("with_statement", "with_as"):
         assert "with statement" in told[name]
+    for name in ("matches_a_sequence", "matches_a_mapping", "matches_a_class"):
+        assert "pattern of a sequence, mapping or class" in told[name]
     for name in ("catches", "catches_all", "catches_a_tuple", "swallows", "catches_in_a_loop"):
         assert "catches exceptions" in told[name]
     for name in rules:

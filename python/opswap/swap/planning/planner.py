@@ -211,10 +211,10 @@ class _Planner:
             if rule is None or module in compiled:
                 continue
             reason = (
-                declined
+                _without_kernel(rule, self._devices(module))
+                or declined
                 or _unsupported(module)
                 or (SEEN_INSIDE if module in seen else "")
-                or _without_kernel(rule, self._devices(module))
             )
             site = Site("", rule.name, class_name(module), rule.exact, reason, gain(rule.name))
             if reason:
