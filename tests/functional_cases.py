@@ -210,6 +210,7 @@ def _pool_cases(last: bool) -> list[Case]:
 def _linear_cases() -> list[Case]:
     sizes = ((7, 3, 5), (3, 4, 5), (3, 4))
     return [
+        Case("linear", F.linear, T.linear, ((3, 4, 5), (6, 5), (6,))),
         Case("grouped_linear", F.grouped_linear, _grouped, sizes),
         Case("grouped_linear", F.grouped_linear, _grouped, ((2, 7, 3, 5), *sizes[1:])),
         Case(
@@ -243,6 +244,13 @@ def _convolution_cases(last: bool) -> list[Case]:
             lambda x, w, b: F.depthwise_conv2d(x, w, b, 1, "same"),
             lambda x, w, b: T.conv2d(x, w, b, 1, "same", 1, 8),
             depth,
+            last,
+        ),
+        Case(
+            "conv2d",
+            lambda x, w, b: F.conv2d(x, w, b, 2, 1),
+            lambda x, w, b: T.conv2d(x, w, b, 2, 1),
+            ((2, 8, 6, 7), (6, 8, 3, 3), (6,)),
             last,
         ),
         Case("dropout", lambda x: F.dropout(x, 0.3, False), lambda x: x, ((2, 8, 16, 16),), last),

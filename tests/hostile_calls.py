@@ -190,6 +190,15 @@ class Generator:
                 self.choose([self.number(), "same", "x"]),
                 self.number(),
             ),
+            "conv2d": lambda: (
+                self.tensor(),
+                self.choose([torch.randn(8, 4, 3, 3), torch.randn(4, 2, 1, 3).bfloat16(), self.tensor()]),
+                self.vector(),
+                self.number(),
+                self.choose([self.number(), "same", "valid", "x"]),
+                *self.numbers(2),
+            ),
+            "linear": lambda: (self.tensor(), self.choose([torch.randn(5, 4), self.tensor()]), self.vector()),
             "pointwise_conv2d": lambda: (
                 self.tensor(),
                 self.choose([torch.randn(8, 4, 1, 1), self.tensor()]),
@@ -237,6 +246,7 @@ def differ(ours: list[Tensor], stock: list[Tensor]) -> bool:
             or a.is_meta
             or type(a) is not Tensor
             or a.is_quantized
+            or (a.is_neg() and a.dtype is torch.bool)  # torch has no negative of it
         ):
             continue
         wide = torch.complex128 if a.is_complex() else torch.float64

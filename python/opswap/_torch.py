@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import inspect
 import math
+import platform
 import re
 import sys
 import warnings
@@ -40,6 +41,7 @@ __all__ = [
     "functorch_active",
     "fx_trace",
     "graph_task",
+    "half_instructions",
     "is_compiled_module",
     "is_wrapper",
     "lookup_backend",
@@ -270,6 +272,30 @@ graph_task: Callable[[], int] = _find("torch._C", "_current_graph_task_id") or (
 
 TensorBase: type = _find("torch._C", "TensorBase") or Tensor
 nn_functions: Any = _find("torch._C", "_nn")
+
+
+# --- the CPU -----------------------------------------------------------------------------------------------------
+
+_mkldnn = _find("torch", "ops").mkldnn
+_is_amx = _find("torch.cpu", "_is_amx_tile_supported")
+_is_bf16 = _find("torch.cpu", "_is_avx512_bf16_supported")
+
+
+def half_instructions() -> frozenset[torch.dtype] | None:
+    """The dtypes of 16 bits for which this CPU has instructions that torch's library uses.
+
+    None, unknown, on a CPU that is not x86 and in a torch that does not tell.
+    """
+    bf16, fp16 = (getattr(_mkldnn, f"_is_mkldnn_{name}_supported", None) for name in ("bf16", "fp16"))
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    if not is_x86 or bf16 is None or fp16 is None or _is_amx is None or _is_bf16 is None:
+        return None
+    found = set()
+    if bf16() and (_is_bf16() or _is_amx()):  # the library also says so of a dtype that it has to convert
+        found.add(torch.bfloat16)
+    if fp16():
+        found.add(torch.float16)
+    return frozenset(found)
 
 
 # --- versions ----------------------------------------------------------------------------------------------------

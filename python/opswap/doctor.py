@@ -19,6 +19,7 @@ import opswap
 from . import functional as F
 from . import isa
 from .ops import channels
+from .ops.reduced_precision import slow_dtype
 
 __all__ = ["check_kernels", "cpu_model", "describe", "machine"]
 
@@ -57,7 +58,15 @@ def describe() -> dict[str, str]:
         "isa tiers": ", ".join(isa.available()),
         "isa in use": isa.current(),
         "threads": str(torch.get_num_threads()),
+        "16 bits": _describe_halves(),
     }
+
+
+def _describe_halves() -> str:
+    slow = [str(d).removeprefix("torch.") for d in (torch.bfloat16, torch.float16) if slow_dtype(d)]
+    if not slow:
+        return "torch's own convolutions and products"
+    return f"{' and '.join(slow)} computed in float32 by models that are swapped in 16 bits or under autocast"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from .ops.pool import (
     max_pool2d,
     max_pool3d,
 )
+from .ops.reduced_precision import conv2d, linear
 
 __all__ = [
     "adaptive_max_pool1d",
@@ -32,10 +33,12 @@ __all__ = [
     "cat_channel_shuffle_split",
     "channel_permutation",
     "channel_shuffle",
+    "conv2d",
     "depthwise_conv2d",
     "dropout",
     "global_max_pool2d",
     "grouped_linear",
+    "linear",
     "max_pool2d",
     "max_pool3d",
     "pointwise_conv2d",

@@ -19,9 +19,10 @@ def library_backward(
     padding: Sequence[int],
     groups: int,
     mask: Sequence[bool],
+    dilation: Sequence[int] = (1, 1),
 ) -> tuple[Tensor | None, ...]:
     """The gradients of input, weight and bias that mask asks for, differentiable and seen by every transform."""
-    window = (list(stride), list(padding), [1, 1], False, [0, 0], groups)
+    window = (list(stride), list(padding), list(dilation), False, [0, 0], groups)
     return torch.ops.aten.convolution_backward(
         grad_output, input, weight, [weight.shape[0]], *window, list(mask)
     )

@@ -22,12 +22,15 @@ from ._convolution import library_backward
 from ._function import DeclinedError, base_apply, concrete_size, needs_graph, plain_eager, tracing
 from ._stats import count_kernel, count_reference, reference_forced
 
-__all__ = ["is_pointwise", "pointwise_conv2d", "pointwise_wins", "takes_pixels"]
+__all__ = ["FEW_WEIGHTS", "is_pointwise", "pointwise_conv2d", "pointwise_wins", "takes_pixels"]
 
 _NAME = "pointwise_conv2d"
 _DTYPES = (torch.float32, torch.float64)
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
+
+# Elements of a weight from which on the convolution library is as fast or faster: it has little left to pad there.
+FEW_WEIGHTS = 1 << 17
 
 
 def pointwise_wins() -> bool:

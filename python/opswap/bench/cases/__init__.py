@@ -5,7 +5,20 @@ from collections.abc import Callable, Iterator
 
 from opswap.bench.case import Case
 
-from . import batch, channels, depthwise, dropout, finders, linear, merge, models, norm, pointwise, pool
+from . import (
+    batch,
+    channels,
+    depthwise,
+    dropout,
+    finders,
+    linear,
+    merge,
+    models,
+    norm,
+    pointwise,
+    pool,
+    reduced_precision,
+)
 
 __all__ = ["FAMILIES"]
 
@@ -20,6 +33,7 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "batch": batch.cases,
     "merge": merge.cases,
     "models": models.cases,
+    "half": reduced_precision.cases,
     "finders": finders.cases,
     "compiled": models.compiled_cases,
 }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import opswap
 from opswap.bench.case import LAYOUTS, Case
 
-__all__ = ["cases", "compiled_cases"]
+__all__ = ["NETWORKS", "Network", "cases", "compiled_cases", "step"]
 
 Function = Callable[[], Tensor]
 Forms = Mapping[str, tuple[nn.Module, Tensor]]
@@ -28,7 +28,7 @@ _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class _Network:
+class Network:
     """loss(output, labels); `labels` are what classes makes them, `steps` characters an image.
 
     tolerance: relative difference of the loss that is allowed. A dropout takes other elements in the other layout,
@@ -50,35 +50,35 @@ def _ctc(logits: Tensor, labels: Tensor) -> Tensor:
     return F.ctc_loss(scores, labels + 1, [times] * images, [labels.shape[1]] * images)
 
 
-_NETWORKS: Mapping[str, _Network] = {
-    "ShuffleNetV2 x0.5": _Network(
+NETWORKS: Mapping[str, Network] = {
+    "ShuffleNetV2 x0.5": Network(
         opswap.models.shufflenet_v2_x0_5, (224, 224), 1, F.cross_entropy, (1000, ())
     ),
-    "ShuffleNetV2 x1.0": _Network(
+    "ShuffleNetV2 x1.0": Network(
         opswap.models.shufflenet_v2_x1_0, (224, 224), 1, F.cross_entropy, (1000, ())
     ),
-    "LPRNet": _Network(opswap.models.lprnet, (24, 94), 2, _ctc, (67, (7,)), 0.1),
+    "LPRNet": Network(opswap.models.lprnet, (24, 94), 2, _ctc, (67, (7,)), 0.1),
 }
 
 
 def cases(batch: int) -> Iterator[Case]:
     """A step is zero_grad, forward, loss, backward and plain SGD; LPRNet takes two batches of images at once."""
-    for name, network in _NETWORKS.items():
+    for name, network in NETWORKS.items():
         yield from _pair(name, network, batch, _forms, _OURS)
-    yield from _pair("LPRNet, denormals", _NETWORKS["LPRNet"], batch, _flushed_forms, _OURS_FLUSHED)
+    yield from _pair("LPRNet, denormals", NETWORKS["LPRNet"], batch, _flushed_forms, _OURS_FLUSHED)
 
 
 def compiled_cases(batch: int) -> Iterator[Case]:
     """The same with torch.compile, which takes minutes to compile."""
-    for name, network in _NETWORKS.items():
+    for name, network in NETWORKS.items():
         yield from _pair(name, network, batch, _compiled_forms, _OURS_COMPILED)
 
 
 def _pair(
     name: str,
-    network: _Network,
+    network: Network,
     batch: int,
-    forms: Callable[[_Network, int], Forms],
+    forms: Callable[[Network, int], Forms],
     ours: Mapping[str, str],
 ) -> Iterator[Case]:
     images = batch * network.batches
@@ -90,7 +90,7 @@ def _pair(
         yield Case(name, shape, "float32", direction, run, ours, tolerance=tolerance, profile=training)
 
 
-def _forms(network: _Network, images: int) -> Forms:
+def _forms(network: Network, images: int) -> Forms:
     """Equal weights and images in stock and swapped models of both layouts."""
     model, x = network.make(), torch.randn(images, 3, *network.size)
     found = {}
@@ -103,7 +103,7 @@ def _forms(network: _Network, images: int) -> Forms:
     return found
 
 
-def _compiled_forms(network: _Network, images: int) -> Forms:
+def _compiled_forms(network: Network, images: int) -> Forms:
     forms = {name: form for name, form in _forms(network, images).items() if not name.startswith("exact")}
     del forms["swapped NCHW"]
     compiled = {}
@@ -127,7 +127,7 @@ def _decay(weight: Tensor) -> None:
         dead.mul_(0.9)
 
 
-def _flushed_forms(network: _Network, images: int) -> Forms:
+def _flushed_forms(network: Network, images: int) -> Forms:
     """LPRNet with a layer of denormals, as in its published weights, as they are and flushed."""
     model, x = network.make(), torch.randn(images, 3, *network.size)
     _decay(model.backbone[8].block[6].weight)
@@ -158,16 +158,16 @@ def _flushing(model: nn.Module, make: Callable[[nn.Module], Function]) -> Functi
     return run
 
 
-def _steps(network: _Network, images: int, forms: Callable[[_Network, int], Forms]) -> dict[str, Function]:
+def _steps(network: Network, images: int, forms: Callable[[Network, int], Forms]) -> dict[str, Function]:
     classes, characters = network.labels
     labels = torch.randint(classes, (images, *characters))
     return {
-        name: _flushing(model, partial(_step, x=x, labels=labels, loss_of=network.loss))
+        name: _flushing(model, partial(step, x=x, labels=labels, loss_of=network.loss))
         for name, (model, x) in forms(network, images).items()
     }
 
 
-def _step(
+def step(
     model: nn.Module, x: Tensor, labels: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor]
 ) -> Function:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -183,9 +183,7 @@ def _step(
     return run
 
 
-def _inferences(
-    network: _Network, images: int, forms: Callable[[_Network, int], Forms]
-) -> dict[str, Function]:
+def _inferences(network: Network, images: int, forms: Callable[[Network, int], Forms]) -> dict[str, Function]:
     return {
         name: _flushing(model.eval(), lambda m, x=x: torch.no_grad()(partial(m, x)))
         for name, (model, x) in forms(network, images).items()

@@ -4,12 +4,22 @@
 from dataclasses import replace
 
 from ..rule import Replacement, Rule
-from . import channels, convolution, dropout, linear, norm, norm_functional, permutation, pool
+from . import (
+    channels,
+    convolution,
+    dropout,
+    linear,
+    norm,
+    norm_functional,
+    permutation,
+    pool,
+    reduced_precision,
+)
 
 __all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
 
 _NORMS = norm.RULES + norm_functional.RULES
-_ARITHMETIC = _NORMS + linear.RULES + convolution.RULES
+_ARITHMETIC = _NORMS + linear.RULES + reduced_precision.RULES + convolution.RULES
 _KERNELS = channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES
 
 

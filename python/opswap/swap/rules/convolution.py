@@ -7,7 +7,7 @@ from torch import nn
 
 from opswap import functional as F
 from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise
-from opswap.ops.pointwise import is_pointwise, pointwise_wins, takes_pixels
+from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, pointwise_wins, takes_pixels
 
 from ..rule import Replacement, Rule
 
@@ -25,10 +25,6 @@ _DEPTHWISE = Replacement(
 )
 
 
-# Elements of a weight from which on the convolution library is as fast or faster: it has little left to pad there.
-_LARGE = 1 << 17
-
-
 def _declines_pointwise(module: nn.Module) -> str | None:
     if module.kernel_size != (1, 1) or module.groups != 1 or not pointwise_wins():
         return None
@@ -37,7 +33,11 @@ def _declines_pointwise(module: nn.Module) -> str | None:
             f"the kernels take stride 1 without padding, not stride={module.stride}, padding={module.padding}"
         )
     size = module.weight.numel()
-    return f"a weight of {size:,} elements: torch is as fast from {_LARGE:,} on" if size >= _LARGE else ""
+    return (
+        f"a weight of {size:,} elements: torch is as fast from {FEW_WEIGHTS:,} on"
+        if size >= FEW_WEIGHTS
+        else ""
+    )
 
 
 def _declines_depthwise(module: nn.Module) -> str | None:

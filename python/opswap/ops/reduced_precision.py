@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: MIT
+"""Convolutions and linear maps of bfloat16 and float16 tensors, computed in float32 if that is faster on this CPU.
+
+torch's library has convolutions in 16 bits for CPUs with instructions for them (AVX512-BF16, AVX512-FP16, AMX). On
+other CPUs torch converts and multiplies one image after the other, which takes ten times as long as in float32. Here
+the tensors of a call are converted to float32, and the sums are rounded once, to 16 bits. What is kept for the backward
+stays in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor
+from torch.autograd import Function
+from torch.overrides import handle_torch_function, has_torch_function
+
+from opswap import _core
+from opswap._torch import half_instructions
+
+from ._convolution import library_backward
+from ._function import base_apply, needs_graph, plain_eager, tracing
+from ._stats import count_kernel, count_reference, reference_forced
+from .depthwise import depthwise_conv2d
+from .pointwise import FEW_WEIGHTS, pointwise_conv2d
+
+__all__ = ["conv2d", "linear", "output_dtype", "slow_dtype"]
+
+Pair = int | Sequence[int]
+
+_HALVES = (torch.bfloat16, torch.float16)
+_CASTS = (torch.float32, *_HALVES)  # what autocast converts
+_compiling = torch.compiler.is_compiling
+_is_autocast = torch.is_autocast_enabled
+
+_INSTRUCTIONS = half_instructions()
+# The dtypes whose convolutions and products are slower than those of float32 here; of depthwise convolutions with a
+# stride these are all, since torch's library computes their gradient of the input in ten times as long.
+SLOW = frozenset[torch.dtype]() if _INSTRUCTIONS is None else frozenset(_HALVES) - _INSTRUCTIONS
+SLOW_DEPTHWISE = frozenset[torch.dtype]() if _INSTRUCTIONS is None else frozenset(_HALVES)
+
+
+def slow_dtype(dtype: torch.dtype, depthwise_stride: bool = False) -> bool:
+    """True for a dtype of 16 bits that torch's library computes slower than float32 on this CPU.
+
+    depthwise_stride: of a depthwise convolution with a stride.
+    """
+    return dtype in SLOW or (depthwise_stride and dtype in SLOW_DEPTHWISE)
+
+
+def output_dtype(tensors: Sequence[Tensor], depthwise_stride: bool = False) -> torch.dtype | None:
+    """The dtype of 16 bits that torch gives an operator of these tensors; None if it is not one that is slow here.
+
+    Under autocast that is autocast's dtype, else the dtype that all tensors have.
+    """
+    if _is_autocast("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        if not slow_dtype(dtype, depthwise_stride):
+            return None
+        for t in tensors:
+            if t.dtype not in _CASTS or not t.is_cpu:
+                return None
+        return dtype
+    dtype = tensors[0].dtype
+    if not slow_dtype(dtype, depthwise_stride):
+        return None
+    for t in tensors:
+        if t.dtype is not dtype or not t.is_cpu:
+            return None
+    return dtype
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """As torch.autocast("cpu", enabled=False), at a fifth of its price."""
+    if not _is_autocast("cpu"):
+        yield
+        return
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", True)
+
+
+def _float(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float()
+
+
+def _rounded(gradients: Sequence[Tensor | None], dtypes: Sequence[torch.dtype]) -> tuple[Tensor | None, ...]:
+    """Each gradient in the dtype of what it is the gradient of."""
+    return tuple([None if g is None else g.to(d) for g, d in zip(gradients, dtypes, strict=False)])
+
+
+class _Window:
+    """How a convolution moves over its input: pairs of numbers, and the number of groups."""
+
+    __slots__ = ("dilation", "groups", "padding", "stride")
+
+    def __init__(self, stride: Pair, padding: Sequence[int], dilation: Pair, groups: int) -> None:
+        self.stride, self.padding, self.dilation, self.groups = (
+            _pair(stride),
+            padding,
+            _pair(dilation),
+            groups,
+        )
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """In float32, by a kernel if there is one."""
+        output = NotImplemented
+        if self._is_pointwise(weight):
+            output = _core.plain_pointwise(input, weight, bias)
+        elif self._is_depthwise(weight):
+            output = _core.plain_depthwise(input, weight, bias, self.stride, self.padding)
+        if output is NotImplemented:
+            output = torch_functional.conv2d(
+                input, weight, bias, self.stride, self.padding, self.dilation, self.groups
+            )
+        return output
+
+    def backward(
+        self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of input, weight and bias in float32. Differentiable where a graph is needed."""
+        tensors = (grad_output, input, weight)
+        gradients = NotImplemented
+        if plain_eager() and not needs_graph(tensors):
+            if self._is_pointwise(weight):
+                gradients = _core.plain_pointwise_backward(*tensors, *mask)
+            elif self._is_depthwise(weight):
+                gradients = _core.plain_depthwise_backward(*tensors, self.stride, self.padding, *mask)
+        if gradients is NotImplemented:
+            window = (self.stride, self.padding, self.groups)
+            gradients = library_backward(*tensors, *window, mask, self.dilation)
+        return gradients
+
+    def _is_pointwise(self, weight: Tensor) -> bool:
+        window = (self.stride, list(self.padding), self.groups)
+        return window == ([1, 1], [0, 0], 1) and weight.shape[2:] == (1, 1) and weight.numel() < FEW_WEIGHTS
+
+    def _is_depthwise(self, weight: Tensor) -> bool:
+        return self.groups == weight.shape[0] > 1 and weight.shape[1] == 1 and self.dilation == [1, 1]
+
+
+class ReducedConv2d(Function):
+    """Where nothing but autograd watches; kept for the backward: the tensors as they were given."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        window: _Window,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        ctx.window, ctx.bias_dtype = window, dtype if bias is None else bias.dtype
+        ctx.save_for_backward(input, weight)
+        with _without_autocast():
+            return window.forward(input.float(), weight.float(), _float(bias)).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        with _without_autocast():
+            tensors = (grad_output.float(), input.float(), weight.float())
+            gradients = ctx.window.backward(*tensors, ctx.needs_input_grad[:3])
+            return *_rounded(gradients, (input.dtype, weight.dtype, ctx.bias_dtype)), None, None
+
+
+class ReducedLinear(Function):
+    """Where nothing but autograd watches; kept for the backward: the tensors as they were given."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        ctx.bias_dtype = dtype if bias is None else bias.dtype
+        ctx.save_for_backward(input, weight)
+        with _without_autocast():
+            return torch_functional.linear(input.float(), weight.float(), _float(bias)).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        mask = ctx.needs_input_grad
+        with _without_autocast():
+            rows = grad_output.float().reshape(-1, weight.shape[0])
+            gradients = (
+                (rows @ weight.float()).view(input.shape) if mask[0] else None,
+                rows.t() @ input.float().reshape(-1, weight.shape[1]) if mask[1] else None,
+                rows.sum(0) if mask[2] else None,
+            )
+            return *_rounded(gradients, (input.dtype, weight.dtype, ctx.bias_dtype)), None
+
+
+_apply_conv2d, _apply_linear = base_apply(ReducedConv2d), base_apply(ReducedLinear)
+
+
+def _pair(value: Pair) -> list[int]:
+    return [value, value] if isinstance(value, int) else list(value)
+
+
+def _padding(padding: Pair | str, weight: Tensor, stride: Pair, dilation: Pair) -> list[int] | None:
+    """The padding in numbers; None if "same" is another one at either side, or an error."""
+    if padding == "valid":
+        return [0, 0]
+    if isinstance(padding, str) and (padding != "same" or _pair(stride) != [1, 1]):
+        return None
+    if not isinstance(padding, str):
+        return _pair(padding)
+    total = [d * (k - 1) for d, k in zip(_pair(dilation), weight.shape[2:], strict=True)]
+    return None if any(t % 2 for t in total) else [t // 2 for t in total]
+
+
+def _is_strided_depthwise(input: Tensor, weight: Tensor, stride: Any, groups: int) -> bool:
+    return groups > 1 and stride not in (1, (1, 1)) and input.dim() == 4 and groups == weight.shape[0]
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Convolve as torch.nn.functional.conv2d, by what is fastest here.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W). On CPUs without instructions for them, bfloat16 and float16, under autocast
+            too, are converted and computed in float32: the sums are rounded once to 16 bits. Float32 and float64 in
+            channels_last are left to `pointwise_conv2d` and `depthwise_conv2d`, everything else to torch.
+        weight: (out, C / groups, kH, kW).
+        bias: (out,), or None.
+        stride, padding, dilation, groups: as torch.nn.functional.conv2d.
+
+    Returns: (N, out, H', W') in the memory format that torch gives it. Under autocast in its dtype; parameters in
+        float32 are then not rounded to 16 bits, and their gradients are float32.
+
+    Raises: as torch.nn.functional.conv2d.
+
+    Source: torch.nn.functional.conv2d.
+    """
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    options = (stride, padding, dilation, groups)
+    if has_torch_function(tensors):
+        return handle_torch_function(conv2d, tensors, input, weight, bias, *options)
+    if not all(isinstance(t, Tensor) for t in tensors) or tracing() or _exporting():
+        return torch_functional.conv2d(input, weight, bias, *options)
+    strided = _is_strided_depthwise(input, weight, stride, groups)
+    dtype = None if reference_forced() else output_dtype(tensors, strided)
+    if dtype is not None:
+        return _reduced_conv2d(tensors, options, dtype)
+    if weight.dim() == 4 and not _is_autocast("cpu"):
+        if weight.shape[2:] == (1, 1) and options[:2] in ((1, 0), ((1, 1), (0, 0))) and groups == 1:
+            return pointwise_conv2d(input, weight, bias)
+        if groups > 1 and groups == weight.shape[0] and input.dim() == 4 and groups == input.shape[1]:
+            return depthwise_conv2d(input, weight, bias, stride, padding, dilation)
+    if not _compiling():
+        count_reference("conv2d")
+    return torch_functional.conv2d(input, weight, bias, *options)
+
+
+def _exporting() -> bool:
+    return torch.compiler.is_exporting()
+
+
+def _reduced_conv2d(tensors: tuple[Tensor, ...], options: Any, dtype: torch.dtype) -> Tensor:
+    input, weight, bias = (*tensors, None)[:3]
+    stride, padding, dilation, groups = options
+    plain = not _compiling() and input.dim() == weight.dim() == 4 and plain_eager()
+    numbers = _padding(padding, weight, stride, dilation) if plain else None
+    if not _compiling():
+        count_kernel("conv2d")
+    if numbers is not None:
+        return _apply_conv2d(input, weight, bias, _Window(stride, numbers, dilation, groups), dtype)
+    with torch.autocast("cpu", enabled=False):
+        return torch_functional.conv2d(input.float(), weight.float(), _float(bias), *options).to(dtype)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply as torch.nn.functional.linear: output = input @ weight.T + bias.
+
+    Args:
+        input: (*, in). On CPUs without instructions for them, bfloat16 and float16, under autocast too, are converted
+            and computed in float32: the sums are rounded once to 16 bits. Everything else is left to torch.
+        weight: (out, in), or (in,).
+        bias: (out,), or None.
+
+    Returns: (*, out). Under autocast in its dtype; parameters in float32 are then not rounded to 16 bits, and their
+        gradients are float32.
+
+    Raises: as torch.nn.functional.linear.
+
+    Source: torch.nn.functional.linear.
+    """
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    if has_torch_function(tensors):
+        return handle_torch_function(linear, tensors, input, weight, bias)
+    if not all(isinstance(t, Tensor) for t in tensors) or tracing() or _exporting():
+        return torch_functional.linear(input, weight, bias)
+    dtype = None if reference_forced() else output_dtype(tensors)
+    if not _compiling():
+        (count_reference if dtype is None else count_kernel)("linear")
+    if dtype is None:
+        return torch_functional.linear(input, weight, bias)
+    if not _compiling() and weight.dim() == 2 and input.dim() and plain_eager():
+        return _apply_linear(input, weight, bias, dtype)
+    with torch.autocast("cpu", enabled=False):
+        return torch_functional.linear(input.float(), weight.float(), _float(bias)).to(dtype)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Convolutions and Linears in 16 bits, on CPUs that compute them faster in float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from opswap import functional as F
+from opswap.ops.depthwise import depthwise_able
+from opswap.ops.pointwise import takes_pixels
+from opswap.ops.reduced_precision import output_dtype, slow_dtype
+
+from ..rule import Replacement, Rule
+
+__all__ = ["RULES"]
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def _dtype_of(weight: Tensor) -> torch.dtype:
+    """What a layer with this weight computes in: autocast's dtype, if the model is swapped under autocast."""
+    if weight.dtype is torch.float32 and torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu")
+    return weight.dtype
+
+
+def _has_depthwise_stride(module: nn.Conv2d) -> bool:
+    return 1 < module.groups == module.out_channels and module.stride != (1, 1)
+
+
+def _declines_conv2d(module: nn.Module) -> str | None:
+    if not slow_dtype(_dtype_of(module.weight), _has_depthwise_stride(module)):
+        return None
+    if module.padding_mode != "zeros":
+        return f"in 16 bits: the convolution takes zeros around, not padding_mode={module.padding_mode!r}"
+    return ""
+
+
+def _declines_linear(module: nn.Module) -> str | None:
+    return "" if slow_dtype(_dtype_of(module.weight)) else None
+
+
+def _computes_conv2d(module: nn.Conv2d, input: Tensor) -> bool:
+    """True if `conv2d` would not leave this call to torch."""
+    if module.padding_mode != "zeros":
+        return False
+    tensors = (input, module.weight) if module.bias is None else (input, module.weight, module.bias)
+    if output_dtype(tensors, _has_depthwise_stride(module)) is not None:
+        return True
+    return takes_pixels(module, input) or depthwise_able(module, input)
+
+
+def _computes_linear(module: nn.Linear, input: Tensor) -> bool:
+    """True if `linear` would not leave this call to torch."""
+    tensors = (input, module.weight) if module.bias is None else (input, module.weight, module.bias)
+    return output_dtype(tensors) is not None
+
+
+_CONV2D = Replacement(
+    "computes(m0, x0)",
+    "conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation, m0.groups)",
+    {"computes": _computes_conv2d, "conv2d": F.conv2d},
+)
+_LINEAR = Replacement(
+    "computes(m0, x0)",
+    "linear(x0, m0.weight, m0.bias)",
+    {"computes": _computes_linear, "linear": F.linear},
+)
+
+RULES = (
+    Rule("conv2d_16bit", False, modules=(nn.Conv2d,), whole=_CONV2D, declines=_declines_conv2d),
+    Rule("linear_16bit", False, modules=(nn.Linear,), whole=_LINEAR, declines=_declines_linear),
+)
