@@ -132,7 +132,7 @@ def test_demo_fails_below_the_accuracy_asked_for(
         (["--only", "resnet"], "'resnet'"),
         (["--steps", "0"], "'0'"),
         (["--compared-steps", "few"], "'few'"),
-        (["--full", "--only", "shufflenet"], "'shufflenet'"),
+        (["--full", "--only", "detection"], "'detection'"),
         (["--full", "--only", "multi_branch"], "'multi_branch'"),
         (["--branch-steps", "0"], "'0'"),
         (["--steps", "8", "--compared-steps", "8"], "8 of 8 steps"),
@@ -238,6 +238,19 @@ def test_full_trains_longer_and_asks_for_nine_in_ten(tmp_path: Path) -> None:
     full = LPRNetTask(settings(tmp_path, steps=None, full=True))
     assert full.steps > usual.steps
     assert (usual.min_accuracy, full.min_accuracy) == (0.0, 90.0)
+
+
+def test_full_trains_in_16_bits_too(tmp_path: Path) -> None:
+    task = ShuffleNetTask(settings(tmp_path, full=True, only="shufflenet"))
+    for stage in task.stages():
+        list(stage.done)
+    losses = {learner.name: learner.losses for learner in task.learners}
+    assert list(losses) == ["stock", "exact", "optimized", "bfloat16", "float16"]
+    assert losses["bfloat16"] == pytest.approx(losses["stock"], rel=0.1)
+    assert losses["float16"] == pytest.approx(losses["stock"], rel=0.1)
+    assert [learner.dtype for learner in task.learners[3:]] == [torch.bfloat16, torch.float16]
+    accuracies = task.outcome().accuracies
+    assert set(accuracies) == {"stock", "optimized", "bfloat16", "float16"}
 
 
 def test_predicts_with_the_average_where_one_is_kept() -> None:

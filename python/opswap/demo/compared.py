@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -22,7 +22,6 @@ from .training import (
     in_turn,
     optimized,
     swap_exactly,
-    train,
     train_equal,
 )
 
@@ -32,7 +31,13 @@ __all__ = ["Compared"]
 class MakeLearner(Protocol):
     """Makes the learner of a copy."""
 
-    def __call__(self, name: str, model: nn.Module, memory_format: torch.memory_format) -> Learner: ...
+    def __call__(
+        self,
+        name: str,
+        model: nn.Module,
+        memory_format: torch.memory_format,
+        dtype: torch.dtype = torch.float32,
+    ) -> Learner: ...
 
 
 class Compared:
@@ -40,34 +45,41 @@ class Compared:
 
     stock: as it is. exact: with the rules that are bit-equal, for the first steps only. optimized: what a user would
     run, with all rules and in the memory format that opswap.optimize chose. Memory is reused for all three, since
-    optimize sets that for the process.
+    optimize sets that for the process. halves: the same in each of `dtypes`, of 16 bits, under autocast.
     """
 
-    def __init__(self, initial: nn.Module, make: MakeLearner) -> None:
+    def __init__(self, initial: nn.Module, make: MakeLearner, dtypes: Sequence[torch.dtype] = ()) -> None:
         self.stock = make("stock", copy.deepcopy(initial), torch.contiguous_format)
         self.exact = make("exact", swap_exactly(copy.deepcopy(initial)), torch.contiguous_format)
         self.optimized = make("optimized", *optimized(copy.deepcopy(initial)))
-        self.learners = [self.stock, self.exact, self.optimized]
+        self.halves = [
+            make(str(dtype).removeprefix("torch."), *optimized(copy.deepcopy(initial), dtype), dtype)
+            for dtype in dtypes
+        ]
+        self.learners = [self.stock, self.exact, self.optimized, *self.halves]
         self.report = opswap.report(self.optimized.model)
         self.equal_tensors = 0
 
     def stages(self, feed: Iterator[Batch], steps: int, compared: int, stock_steps: int) -> Iterator[Stage]:
-        """All three for `compared` steps, then stock up to `stock_steps` and optimized to the end.
+        """All for `compared` steps, then without exact, stock up to `stock_steps` and the others to the end.
 
         Raises: DemoError if stock and exact differ, or if a loss of optimized is not finite.
         """
         compared = min(compared, steps)
-        equal = train_equal(self.stock, self.exact, islice(feed, compared), self.optimized)
-        yield Stage("training stock, exact, optimized", compared, equal)
+        ours = (self.optimized, *self.halves)
+        names = ", ".join(learner.name for learner in ours)
+        equal = train_equal(self.stock, self.exact, islice(feed, compared), *ours)
+        yield Stage(f"training stock, exact, {names}", compared, equal)
         self.equal_tensors = check_equal_parameters(self.stock.model, self.exact.model)
         both = stock_steps - compared
         if both > 0:
-            pair = self.stock, self.optimized
-            yield Stage("training stock, optimized", both, in_turn(pair, islice(feed, both)))
+            both_kinds = in_turn((self.stock, *ours), islice(feed, both))
+            yield Stage(f"training stock, {names}", both, both_kinds)
         rest = steps - max(stock_steps, compared)
         if rest > 0:
-            yield Stage("training optimized", rest, train(self.optimized, feed))
-        check_finite(self.optimized)
+            yield Stage(f"training {names}", rest, in_turn(ours, feed))
+        for learner in ours:
+            check_finite(learner)
 
     def note(self) -> str:
         """What was proven."""

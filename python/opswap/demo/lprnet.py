@@ -42,7 +42,13 @@ class LPRNetTask(Task):
         self.compared = Compared(self.initial, self._learner)
         self.learners, self.report = self.compared.learners, self.compared.report
 
-    def _learner(self, name: str, model: nn.Module, memory_format: torch.memory_format) -> Learner:
+    def _learner(
+        self,
+        name: str,
+        model: nn.Module,
+        memory_format: torch.memory_format,
+        dtype: torch.dtype = torch.float32,
+    ) -> Learner:
         return Learner(
             name,
             model,
@@ -51,6 +57,7 @@ class LPRNetTask(Task):
             learning_rate=_LEARNING_RATE,
             optimizer=adam,
             memory_format=memory_format,
+            dtype=dtype,
         )
 
     def stages(self) -> Iterator[Stage]:

@@ -22,9 +22,11 @@ __all__ = ["draw"]
 
 _COLOURS = {"stock": "tab:gray", "exact": "tab:red", "optimized": "tab:blue"}
 _COLOURS |= {"loop": "tab:gray", "merged": "tab:red"}
+_COLOURS |= {"bfloat16": "tab:green", "float16": "tab:orange"}
 _FORM_COLOURS = {**_COLOURS, "exact": "tab:red", "swapped": "tab:blue"}
 _LINES = {"stock": ("-", 4.0), "exact": ("--", 1.2), "optimized": ("-", 1.2)}
 _LINES |= {"loop": _LINES["stock"], "merged": _LINES["exact"]}
+_LINES |= dict.fromkeys(("bfloat16", "float16"), ("-", 0.8))
 _TRAINING_HEIGHT, _TIMING_HEIGHT = 4.0, 3.6
 _TITLE_WIDTH = 22  # letters, of the panels side by side
 

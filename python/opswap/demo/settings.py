@@ -29,7 +29,7 @@ class Settings:
     branch_steps: training steps of the multi-branch net. detection_steps: of both forms of the detector.
     ddp_steps: timed steps on two processes.
     verbose: print the whole report of each swap and merge.
-    full: train LPRNet longer, and fail unless it reads nine in ten held-out strips.
+    full: train ShuffleNetV2 in 16 bits too, and LPRNet longer; fail unless it reads nine in ten held-out strips.
 
     Raises: ValueError where two of them contradict each other.
     """
@@ -53,8 +53,8 @@ class Settings:
     ddp_steps: int = 20
 
     def __post_init__(self) -> None:
-        if self.full and self.only not in (None, "lprnet"):
-            raise ValueError(f"full trains LPRNet longer, but only {self.only!r} was asked for")
+        if self.full and self.only not in (None, "shufflenet", "lprnet"):
+            raise ValueError(f"full is for ShuffleNetV2 and LPRNet, but only {self.only!r} was asked for")
         if self.compared_steps >= self.lprnet_steps:
             raise ValueError(
                 f"stock LPRNet and the copy with bit-equal rules are compared in {self.compared_steps} of "

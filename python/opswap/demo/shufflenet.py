@@ -21,10 +21,11 @@ from .training import Learner
 __all__ = ["ShuffleNetTask"]
 
 _LEARNING_RATE = 0.1
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 class ShuffleNetTask(Task):
-    """Stock and optimized ShuffleNetV2 x0.5, trained side by side to the end."""
+    """Stock and optimized ShuffleNetV2 x0.5, trained side by side to the end; in full, in 16 bits too."""
 
     network = "ShuffleNetV2 x0.5"
     subject = "handwritten digits"
@@ -37,10 +38,16 @@ class ShuffleNetTask(Task):
         self.steps = settings.epochs * digits.batches_per_epoch(self.data, settings.batch_size)
         torch.manual_seed(settings.seed)
         self.initial = opswap.models.shufflenet_v2_x0_5(num_classes=digits.CLASSES)
-        self.compared = Compared(self.initial, self._learner)
+        self.compared = Compared(self.initial, self._learner, _HALVES if settings.full else ())
         self.learners, self.report = self.compared.learners, self.compared.report
 
-    def _learner(self, name: str, model: nn.Module, memory_format: torch.memory_format) -> Learner:
+    def _learner(
+        self,
+        name: str,
+        model: nn.Module,
+        memory_format: torch.memory_format,
+        dtype: torch.dtype = torch.float32,
+    ) -> Learner:
         return Learner(
             name,
             model,
@@ -48,6 +55,7 @@ class ShuffleNetTask(Task):
             steps=self.steps,
             learning_rate=_LEARNING_RATE,
             memory_format=memory_format,
+            dtype=dtype,
         )
 
     def stages(self) -> Iterator[Stage]:
@@ -56,7 +64,7 @@ class ShuffleNetTask(Task):
         yield from self.compared.stages(feed, self.steps, given.compared_steps, self.steps)
 
     def outcome(self) -> Outcome:
-        trained = self.compared.stock, self.compared.optimized
+        trained = self.compared.stock, self.compared.optimized, *self.compared.halves
         return Outcome({learner.name: self._accuracy(learner) for learner in trained}, [self.compared.note()])
 
     def _accuracy(self, learner: Learner) -> float:

@@ -23,13 +23,13 @@ __all__ = [
     "Criterion",
     "Learner",
     "adam",
+    "autocast",
     "check_equal_parameters",
     "check_finite",
     "in_turn",
     "nesterov",
     "optimized",
     "swap_exactly",
-    "train",
     "train_close",
     "train_equal",
 ]
@@ -50,7 +50,10 @@ def adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
 
 
 class Learner:
-    """A model with an optimizer and a one-cycle schedule; keeps the loss and the time of every step."""
+    """A model with an optimizer and a one-cycle schedule; keeps the loss and the time of every step.
+
+    dtype: float32, or 16 bits, which the model then computes in under autocast. Losses in float16 are scaled.
+    """
 
     def __init__(
         self,
@@ -62,8 +65,10 @@ class Learner:
         learning_rate: float,
         optimizer: MakeOptimizer = nesterov,
         memory_format: torch.memory_format = torch.contiguous_format,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.name = name
+        self.dtype = dtype
         self.model = model.to(memory_format=memory_format).train()
         self.memory_format = memory_format
         self.first_step = 1
@@ -75,15 +80,19 @@ class Learner:
             self._optimizer, max_lr=learning_rate, total_steps=steps
         )
         self._average: AveragedModel | None = None
+        self._scaler = torch.amp.GradScaler("cpu", enabled=dtype is torch.float16)
 
     def step(self, inputs: Tensor, targets: Tensor) -> None:
         """One training step; converting the inputs to the memory format is not part of its time."""
         inputs = inputs.contiguous(memory_format=self.memory_format)
         start = time.perf_counter()
         self._optimizer.zero_grad()
-        loss = self._criterion(self.model(inputs), targets)
-        loss.backward()
-        self._optimizer.step()
+        with autocast(self.dtype):
+            outputs = self.model(inputs)
+        loss = self._criterion(outputs.float(), targets)
+        self._scaler.scale(loss).backward()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
         self._schedule.step()
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(loss.item())
@@ -106,7 +115,7 @@ class Learner:
         """The outputs of the model, or of the average, in inference mode."""
         model = self._average or self.model
         model.eval()
-        with torch.inference_mode():
+        with torch.inference_mode(), autocast(self.dtype):
             outputs = model(inputs.contiguous(memory_format=self.memory_format))
         model.train()
         return outputs
@@ -114,6 +123,12 @@ class Learner:
     def spread(self, skip: int) -> Spread:
         """Of the step times, without the first `skip` steps, in which caches are filled."""
         return Spread.of([1e3 * seconds for seconds in self.seconds[skip:] or self.seconds])
+
+
+def autocast(dtype: torch.dtype) -> torch.autocast:
+    """Of the CPU to a dtype of 16 bits; none to float32."""
+    half = dtype is not torch.float32
+    return torch.autocast("cpu", dtype if half else torch.bfloat16, enabled=half)
 
 
 def in_turn(
@@ -131,11 +146,6 @@ def in_turn(
         for learner in generator.sample(learners, len(learners)):
             turn(learner, inputs, targets)
         yield done
-
-
-def train(learner: Learner, batches: Iterable[Batch]) -> Iterator[int]:
-    """Train one alone; yields the number of batches done."""
-    return in_turn([learner], batches)
 
 
 def train_equal(
@@ -182,9 +192,10 @@ def check_finite(learner: Learner) -> None:
             raise DemoError(f"{learner.name}: the loss of step {step} is {loss!r}")
 
 
-def optimized(model: nn.Module) -> tuple[nn.Module, torch.memory_format]:
-    """opswap.optimize(model), and the memory format that it chose."""
-    opswap.optimize(model)
+def optimized(model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.memory_format]:
+    """opswap.optimize(model) under autocast to the dtype, and the memory format that it chose."""
+    with autocast(dtype):
+        opswap.optimize(model)
     report = opswap.report(model)
     if not report.swapped:
         raise DemoError(f"optimize found nothing to replace in {type(model).__name__}")
