@@ -34,6 +34,8 @@ def covers(
         return False
     total = 0
     for t in tensors:
+        if t.layout is not torch.strided or t.is_nested:
+            return False
         if t.dim() not in ndims or t.dtype != first.dtype or t.device != first.device:
             return False
         if type(t) is not Tensor and is_wrapper(t):
