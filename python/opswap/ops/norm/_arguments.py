@@ -92,6 +92,8 @@ def _range(t: Tensor) -> tuple[int, int]:
         first = t.data_ptr()
     except RuntimeError:  # a wrapper of torch.func, a fake tensor
         return 0, 0
+    if not first:  # a meta tensor
+        return 0, 0
     last = sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True))
     return first, first + (last + 1) * t.element_size()
 
