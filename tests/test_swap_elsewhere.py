@@ -20,6 +20,8 @@ from spellings import Split
 from step import assert_equal, outputs_and_gradients
 from swapping import images
 
+pytestmark = pytest.mark.once
+
 
 class Net(nn.Module):
     """A rewritten class, rewritten layers of torch, and what the two lists of a report are about."""

@@ -27,6 +27,8 @@ from opswap.swap.rewriting import code, input_format
 from spellings import Split
 from swapping import images, same
 
+pytestmark = pytest.mark.once
+
 
 class Net(nn.Module):
     """Interrupts on the n-th call of its forward, or when its property is read."""

@@ -17,7 +17,7 @@ from opswap.swap.rules import DEFAULT, OPTIONAL
 from spellings import Split, by_size
 from test_swap_linear import GroupWiseLinear
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore")]
 
 
 class Shuffle(nn.Module):

@@ -23,6 +23,8 @@ from opswap.swap.rules import DEFAULT
 from spellings import Split
 from swapping import images
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
