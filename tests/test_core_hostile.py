@@ -83,6 +83,23 @@ for n in INTS:
             OPSWAP_ISA="" if tier == "best" else tier,
         )
 
+    def test_positions_stay_below_two_to_the_31st(self) -> None:
+        """Planes of more elements than an int32 position can name, without their memory: every stride is 0."""
+        out = survive(
+            """
+for size in ((2**16, 2**15), (2**31, 1), (1, 2**31), (2**15, 2**16 + 1), (2**32, 2)):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x = torch.zeros(1, dtype=dtype).as_strided((1, 1, *size), (0, 0, 0, 0))
+        for with_index in (True, False):
+            attempt(f"adaptive {size}", lambda: _core.adaptive_max_pool(x, (1, 1, 1, 1), with_index))
+        attempt(f"amax {size}", lambda: _core.amax(x))
+        y = torch.zeros(1, 1, 1, 1, dtype=dtype)
+        index = torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+        attempt(f"backward {size}", lambda: _core.adaptive_max_pool_backward(y, index, (1, 1, *size), False))
+"""
+        )
+        assert out.count("RuntimeError") == 5 * 3 * 4
+
     def test_integer_averages_do_not_trap(self) -> None:
         """The kernel's area may wrap to 0, and the least int64 divided by -1 overflows: both trap on x86."""
         survive(

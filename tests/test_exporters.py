@@ -111,6 +111,21 @@ class TestTraceOfFunctions:
             gradients.append(torch.autograd.grad(sum(o.sin().sum() for o in outputs), differentiable))
         torch.testing.assert_close(*gradients)
 
+    @pytest.mark.parametrize("case", [c for c in FUNCTIONS if c.name != "dropout"], ids=repr)
+    def test_filters_of_warnings_are_left_alone(self, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They belong to the process: another thread would lose a filter of its own, or keep one of a trace."""
+        inputs, entered = case.inputs(), []
+        plain = warnings.catch_warnings.__enter__
+
+        def enter(self: Any) -> Any:
+            frame = sys._getframe(1)
+            entered.append(frame.f_code.co_filename)
+            return plain(self)
+
+        monkeypatch.setattr(warnings.catch_warnings, "__enter__", enter)
+        torch.jit.trace(case.ours, inputs, check_trace=False)
+        assert not [file for file in entered if "opswap" in file]
+
     def test_index_of_channels(self) -> None:
         """What a swapped `x[:, index]` runs."""
         from opswap.ops.permutation import take_channels

@@ -111,6 +111,8 @@ def test_the_extension_checks_by_itself() -> None:
 
     output, statistics = forward()
     assert output.shape == X.shape and statistics.shape == (2, 3)
+    expanded, _ = forward(running_mean=torch.zeros(1).expand(3), running_var=torch.ones(1).expand(3))
+    assert torch.equal(expanded, output)  # read, not written
     for error, changes in (
         (TypeError, {"input": None}),
         (TypeError, {"weight": 3}),
@@ -121,7 +123,9 @@ def test_the_extension_checks_by_itself() -> None:
         (ValueError, {"result": 3}),
         (ValueError, {"activation": "selu"}),
         (ValueError, {"training": True, "eps": 0.0}),
-        (RuntimeError, {"running_mean": torch.zeros(1).expand(3)}),
+        (RuntimeError, {"running_mean": torch.zeros(1).expand(3), "training": True}),
+        (RuntimeError, {"running_var": torch.ones(1).expand(3), "training": True}),
+        (RuntimeError, {"weight": FORWARD["running_mean"], "training": True}),
         (RuntimeError, {"running_mean": torch.zeros(3, 1)}),
         (RuntimeError, {"running_mean": None}),
         (RuntimeError, {"running_mean": None, "training": True}),

@@ -82,3 +82,24 @@ class TestInPlace:
         with torch.no_grad():
             model(x)
         assert torch.equal(x, before)
+
+
+class TestWrittenOver:
+    """The limit that the README of swap names: what is in one keeps no output that could be written over."""
+
+    @pytest.mark.parametrize("write", [nn.Dropout(0.5, inplace=True), nn.Hardtanh(-1, 1, inplace=True)])
+    @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.ELU()])
+    def test_the_gradient_is_that_of_the_model_without_inplace(
+        self, activation: nn.Module, write: nn.Module
+    ) -> None:
+        stock = nn.Sequential(
+            nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), activation, copy.deepcopy(write)
+        ).double()
+        model = opswap.swap(copy.deepcopy(stock))
+        stock[3].inplace = False
+        x, seed = torch.randn(SIZE, dtype=torch.float64), torch.initial_seed()
+        for net in (model, stock):
+            torch.manual_seed(seed)
+            net(x).square().sum().backward()
+        for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-9)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Callable
 from unittest import mock
@@ -55,6 +56,22 @@ def test_spelling_is_swapped_and_bit_equal(spelling: Spelling, gains: str) -> No
                 assert_model_as_near(model, stock, lambda s=shape: (torch.randn(s),))
             else:
                 assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=repr)
+def test_spelling_without_elements(spelling: Spelling) -> None:
+    """A view raises for a size -1 that it cannot find; so does the swapped model, by the same sentence."""
+    stock = spelling.make()
+    model = opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
+    for shape in ((0, *spelling.shape[1:]), (*spelling.shape[:-1], 0)):
+        x = torch.randn(shape)
+        try:
+            expected = outputs_and_gradients(stock, x)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=f"^{re.escape(str(error))}$"):
+                model(x)
+        else:
+            assert_equal(outputs_and_gradients(model, x), expected)
 
 
 @pytest.mark.parametrize("spelling", [s for s in SPELLINGS if len(s.shape) in (4, 5)], ids=repr)

@@ -102,6 +102,12 @@ if hasattr(forward_ad, "_current_level"):
         dual = forward_ad.make_dual(y, y)
         same(forward_ad.unpack_dual(F.max_pool2d(dual, 2)), forward_ad.unpack_dual(N.max_pool2d(dual, 2)))
 
+import warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    traced = torch.jit.trace(lambda a: F.channel_permutation(a, list(range(15, -1, -1))), (y,))
+same((traced(x),), (x.flip(1),))
+
 model = torch.nn.Sequential(
     torch.nn.Conv2d(3, 16, 3, 2, 1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.ChannelShuffle(4),
     torch.nn.MaxPool2d(3, 2, 1), torch.nn.Conv2d(16, 16, 3, 1, 1, groups=16), torch.nn.BatchNorm2d(16),
@@ -122,6 +128,7 @@ NAMES = [
     "torch._C._len_torch_dispatch_stack",
     "torch._C._len_torch_function_stack",
     "torch._C._get_tracing_state",
+    "torch._C._set_tracing_state",
     "torch._C._is_any_autocast_enabled",
     "torch.nn.modules.module._has_any_global_hook",
     "torch._C._functorch.is_gradtrackingtensor",

@@ -85,16 +85,33 @@ static int check_vectors(const osw_norm_call *call)
         if ((!osw_same_dtype(t, x) && !mixed) || (first && !osw_same_dtype(t, first)))
             return osw_norm_fail(call, role, "has a dtype that does not fit, of bits",
                                  t->dtype.bits);
-        if ((running || role >= GRAD_WEIGHT) && !osw_no_overlap(t))
+        const bool written = running ? call->job.training && call->moves : role >= GRAD_WEIGHT;
+        if (written && !osw_no_overlap(t))
             return osw_norm_fail(call, role, "overlaps itself", t->numel);
         first = t;
     }
     return 0;
 }
 
+/* Running statistics that move lie apart from all that the call reads: torch reads the parameters
+ * after it has moved the statistics, channel by channel. */
+static int check_apart(const osw_norm_call *call)
+{
+    static const osw_norm_role read[] = {INPUT, RUNNING_VAR, WEIGHT, BIAS};
+    if (!call->job.training || !call->moves)
+        return 0;
+    for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
+        for (size_t i = 0; i < sizeof read / sizeof *read; i++)
+            if (call->given[role] && call->given[read[i]] && role != read[i] &&
+                osw_ranges_meet(&call->tensors[role], &call->tensors[read[i]]))
+                return osw_norm_fail(call, role, "shares memory with another tensor",
+                                     call->tensors[role].numel);
+    return 0;
+}
+
 int osw_norm_check(osw_norm_call *call)
 {
-    if (check_large(call) != 0 || check_vectors(call) != 0)
+    if (check_large(call) != 0 || check_vectors(call) != 0 || check_apart(call) != 0)
         return -1;
     const osw_tensor *x = &call->tensors[INPUT], *s = &call->tensors[STATISTICS];
     if (call->given[STATISTICS] && x->size[1] > 0 &&

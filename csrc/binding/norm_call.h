@@ -41,7 +41,7 @@ int osw_norm_fail(const osw_norm_call *call, osw_norm_role role, const char *pro
 int osw_norm_options(osw_norm_call *call, PyObject *training, PyObject *eps, PyObject *activation);
 
 /* Sizes and dtypes of what is given against each other, and that nothing that is written overlaps
- * itself. */
+ * itself or, of running statistics, what is read. */
 int osw_norm_check(osw_norm_call *call);
 
 /* That the statistics to normalise with are there: of the batch in training, else running ones. */

@@ -153,3 +153,18 @@ bool osw_no_overlap(const osw_tensor *t)
     }
     return true;
 }
+
+/* The address behind the last element. */
+static uint64_t end_of(const osw_tensor *t)
+{
+    uint64_t last = 0; /* wraps for no tensor that has memory */
+    for (int i = 0; i < t->ndim; i++)
+        last += (uint64_t)(t->size[i] - 1) * (uint64_t)t->stride[i];
+    return (uint64_t)(uintptr_t)t->data + (last + 1) * (uint64_t)t->itemsize;
+}
+
+bool osw_ranges_meet(const osw_tensor *a, const osw_tensor *b)
+{
+    return a->numel > 0 && b->numel > 0 && (uint64_t)(uintptr_t)a->data < end_of(b) &&
+           (uint64_t)(uintptr_t)b->data < end_of(a);
+}

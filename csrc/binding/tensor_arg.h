@@ -47,4 +47,8 @@ bool osw_is_dense(const osw_tensor *t, int first);
  * reverse. */
 bool osw_no_overlap(const osw_tensor *t);
 
+/* Some byte lies between the first and the last element of both; true also of tensors whose
+ * elements take turns in one buffer. */
+bool osw_ranges_meet(const osw_tensor *a, const osw_tensor *b);
+
 #endif

@@ -48,6 +48,7 @@ __all__ = [
     "nn_functions",
     "no_dispatch",
     "sequence_number",
+    "size_under_trace",
     "transforms_active",
     "tree_leaves",
     "tree_map",
@@ -115,6 +116,25 @@ def without_transforms(
         tensor = _unwrap(tensor)
     wrapped = any(map(_is_wrapped, (tensor, *others)))
     return tensor, contextlib.nullcontext() if wrapped else _DisableFuncTorch()
+
+
+_tracing_state = _find("torch._C", "_get_tracing_state")
+_set_tracing_state = _find("torch._C", "_set_tracing_state")
+
+
+def size_under_trace(tensor: Tensor) -> tuple[int, ...]:
+    """The sizes as Python's ints while torch.jit.trace runs in this thread, where they are tensors.
+
+    A torch that lacks a name for this warns of every size that it makes a number of.
+    """
+    if not (_tracing_state and _set_tracing_state):
+        return tuple([int(size) for size in tensor.shape])
+    state = _tracing_state()
+    _set_tracing_state(None)
+    try:
+        return tuple(tensor.shape)
+    finally:
+        _set_tracing_state(state)
 
 
 def _has_parts(tensor: Tensor) -> bool:

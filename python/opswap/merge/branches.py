@@ -254,7 +254,8 @@ class MergedBranches(nn.Module):
             inputs: as in a call. seconds: for each of training (forward and backward) and inference.
         Every convolution is timed grouped, one branch after another, and as a dense one with zeros between the
         branches if it is small; then whole programs are. Calls with other sizes take what was measured for
-        the nearest number of elements. Tensors, gradients and random generators are left as they were.
+        the nearest number of elements. Tensors and gradients are left as they were, and so are random generators:
+        numbers that other threads draw from those of the process meanwhile are drawn again.
         """
         self._check_inputs(inputs)
         empty = [name for name, t in self.state_dict(keep_vars=True).items() if t.is_meta]

@@ -73,9 +73,11 @@ def pick_plans(
 def measuring(mode: str) -> Iterator[None]:
     """Gradients on or off; the random generators are left as they were."""
     state = random.getstate()
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(mode == "training"):
-        yield
-    random.setstate(state)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(mode == "training"):
+            yield
+    finally:
+        random.setstate(state)
 
 
 def _plans(traced: Trace, ways: Mapping[str, str]) -> list[Plan]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from opswap._timing import medians_in_turn
 
+from ..swap.capture.quiet import generators_kept
 from . import costs
 from .layers.conv import BranchConv
 from .measure import MODES, convolution_calls, measuring
@@ -32,6 +33,10 @@ _FORMATS = (torch.contiguous_format, torch.channels_last)
 def tune(*, seconds: float = 0.05, progress: Progress | None = None) -> costs.Gains:
     """Time every way at many sizes, with one thread and with all, and keep the gains for this machine.
 
+    Sets torch's number of threads, which new threads of the process take over meanwhile, and puts it back. Other
+    threads may train swapped models meanwhile, but falsify the times. The random generators of the process are put back
+    as they were: numbers that they draw from them meanwhile are drawn again.
+
     Args:
         seconds: for each convolution, and five rounds at least.
         progress: is called with the setting of each convolution before it is measured, the number of convolutions
@@ -48,7 +53,8 @@ def tune(*, seconds: float = 0.05, progress: Progress | None = None) -> costs.Ga
             name = costs.setting_name(mode == "training", memory_format is torch.channels_last, count)
             if progress is not None:
                 progress(name, done, len(convolutions))
-            table.setdefault(name, []).append(_row(sizes, mode, memory_format, seconds))
+            with generators_kept():
+                table.setdefault(name, []).append(_row(sizes, mode, memory_format, seconds))
     finally:
         torch.set_num_threads(threads)
     costs.keep(table)

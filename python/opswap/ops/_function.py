@@ -9,7 +9,6 @@ without one; torch.compile, torch.export, torch.func and forward-mode AD need a 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from opswap import _core
-from opswap._torch import dispatch_modes, transforms_active
+from opswap._torch import dispatch_modes, size_under_trace, transforms_active
 
 from ._stats import reference_forced
 from ._switch import active, disabled_here
@@ -71,9 +70,7 @@ def concrete_size(tensor: Tensor) -> Sequence[int]:
     """`tensor.shape`, and under torch.jit.trace, where the sizes are tensors, the same in Python's ints."""
     if _compiling() or not _is_tracing():
         return tensor.shape
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)
-        return tuple([int(size) for size in tensor.shape])
+    return size_under_trace(tensor)
 
 
 def needs_graph(tensors: Iterable[Tensor]) -> bool:

@@ -54,7 +54,9 @@ def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
 
 
 def _is_candidate(input: Tensor) -> bool:
-    return input.dim() == 4 and input.stride(1) == 1 and input.dtype in _DTYPES and input.is_cpu
+    if input.dim() != 4 or input.dtype not in _DTYPES or not input.is_cpu:
+        return False
+    return input.layout is torch.strided and not input.is_nested and input.stride(1) == 1
 
 
 class PointwiseConv2d(Function):

@@ -55,7 +55,8 @@ def swap(
         rules: the rules to use, in order of precedence. None: the default rules, without those that were measured
             to be slower on this machine. (): no rule.
         example_inputs: a tuple of positional inputs, with which a copy of the model is run once; lets code
-            with constant sizes be proven.
+            with constant sizes be proven. The generators of Python and NumPy, and those of torch if the model draws,
+            are put back after that run: other threads that draw from them meanwhile draw the same numbers again.
         memory_format: torch.channels_last, for example, converts the 4-D parameters and buffers, and on every call
             of the model its 4-D arguments; `unswap` reverts both. channels_last_3d does the same for 5-D. None
             leaves the memory format as it is, also that of an earlier swap.
@@ -151,7 +152,10 @@ def verify(
     model's, up to a factor of 4; in channels_last, the stock model is also run with that format held from module to
     module, as the swapped one holds it.
 
-    The copies run without your hooks, and random generators are left as they were.
+    The copies run without your hooks. The random generators, which belong to the process, are seeded and put back as
+    they were. Other threads may train meanwhile, swapped models too, but should draw from generators of their own: what
+    they draw from those of the process comes from these seeds and is drawn again later, and may make the check of a
+    model with dropout fail.
 
     Args:
         model: a stock model, of which a copy is swapped with the other arguments, or a swapped one.

@@ -64,7 +64,8 @@ def optimize(
             steps. Inputs must have this dtype, too. No copy in float32 is kept: small updates of 16-bit parameters
             are lost, for which torch.autocast without a dtype here is better.
         example_inputs: a tuple of positional inputs. A step on copies is measured: forward and backward if the model
-            is in train() mode, else inference. Also passed to `swap`.
+            is in train() mode, else inference. Also passed to `swap`. The random generators of the process are put
+            back afterwards: numbers that other threads draw from them meanwhile are drawn again.
         memory_format: "auto" is torch.channels_last where it is faster: measured with example_inputs, the swapped
             model as it is against the same in channels_last, in turn. Without inputs: if the model has 2-D
             convolutions on the CPU, all its code that may need contiguous tensors could be analysed and needs none,

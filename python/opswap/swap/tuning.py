@@ -15,6 +15,7 @@ from opswap._torch import tree_leaves
 from opswap.ops._stats import stats
 
 from .api import swap
+from .capture.quiet import generators_kept
 from .planning import gains
 from .rules import DEFAULT, OPTIONAL, Rule
 
@@ -33,6 +34,9 @@ def tune(
 ) -> dict[str, dict[str, float]]:
     """Measure every rule that has an example against torch, and keep the result for this machine.
 
+    Other threads may train swapped models meanwhile, but falsify the times. The random generators of the
+    process are put back as they were: numbers that they draw from them meanwhile are drawn again.
+
     Args:
         rules: None is all of them.
         rounds: timed steps of each form, in random order; the median of their ratios counts.
@@ -47,8 +51,9 @@ def tune(
         if rule.example is not None and rule.name not in table:
             if progress is not None:
                 progress(rule.name, len(table), names)
-            module, shapes = rule.example()
-            ratios = {k: _ratio(rule, module, shapes, k, rounds) for k in _FORMATS}
+            with generators_kept():
+                module, shapes = rule.example()
+                ratios = {k: _ratio(rule, module, shapes, k, rounds) for k in _FORMATS}
             table[rule.name] = {k: ratio for k, ratio in ratios.items() if ratio is not None}
     gains.keep_gains(gains.cache_file(), table)
     gains.forget_tables()
@@ -70,8 +75,7 @@ def _ratio(
     forms = {"stock": theirs, "swapped": _step(ours, inputs)}
     if stats()["kernel"] == before:
         return None
-    with torch.random.fork_rng([]):
-        times = time_in_turn(forms, 0.0, rounds)
+    times = time_in_turn(forms, 0.0, rounds)
     return round(ratio_spread(times["stock"], times["swapped"]).median, 3)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._layout import is_strided
 from ._activations import ACTIVATIONS, parse
 
-__all__ = ["check", "check_activation", "check_kinds", "count_values", "is_covered"]
+__all__ = ["check", "check_activation", "check_kinds", "count_values", "is_covered", "moves_apart"]
 
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _REDUCED = frozenset({torch.bfloat16, torch.float16})
@@ -60,6 +60,46 @@ def is_covered(input: Tensor) -> bool:
     if input.dtype not in _FLOATS or not is_strided(input) or input.dim() < 2:
         return False
     return torch.compiler.is_compiling() or input.numel() > 0
+
+
+def moves_apart(input: Tensor, vectors: Sequence[Vector], training: bool) -> bool:
+    """False where running statistics that move share memory with themselves or with what else the call reads.
+
+    torch moves them channel by channel and reads the parameters afterwards; the kernels read first. In a compiled
+    graph only a tensor that is given twice, or expanded, is noticed.
+
+    Args: vectors: running_mean, running_var, weight, bias.
+    """
+    if not training or vectors[0] is None or vectors[1] is None:
+        return True
+    mean, var, *parameters = vectors
+    read = [t for t in (input, *parameters) if t is not None]
+    pairs = [(mean, var), *((m, t) for m in (mean, var) for t in read)]
+    if any(m is t for m, t in pairs):
+        return False
+    if any(v.dim() == 1 and v.shape[0] > 1 and not v.stride()[0] for v in (mean, var)):
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    return not any(_meet(_range(m), _range(t)) for m, t in pairs)
+
+
+def _range(t: Tensor) -> tuple[int, int]:
+    """The addresses of the first element and behind the last; (0, 0) for a tensor without memory of its own."""
+    if type(t) not in (Tensor, torch.nn.Parameter) or not is_strided(t) or not t.numel():
+        return 0, 0
+    try:
+        first = t.data_ptr()
+    except RuntimeError:  # a wrapper of torch.func, a fake tensor
+        return 0, 0
+    if not first:  # a meta tensor
+        return 0, 0
+    last = sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True))
+    return first, first + (last + 1) * t.element_size()
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
 
 
 def count_values(input: Tensor) -> int:

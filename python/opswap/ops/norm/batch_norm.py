@@ -28,7 +28,7 @@ from .._function import (
 )
 from .._stats import count_reference, reference_forced
 from ._activations import activate
-from ._arguments import check, check_kinds, count_values, is_covered
+from ._arguments import check, check_kinds, count_values, is_covered, moves_apart
 from ._operators import (
     FRESH,
     OVER,
@@ -320,7 +320,7 @@ def batch_norm_act(
             batch_norm_act, (input, *vectors), input, *vectors, training, momentum, eps, activation
         )
     check_kinds(input, vectors, training, momentum, eps, activation)
-    if tracing() or not is_covered(input):
+    if tracing() or not is_covered(input) or not moves_apart(input, vectors, training):
         return reference(input, *vectors, training, momentum, eps, activation)
     if input.device.type != "cpu" or reference_forced():
         check(input, *vectors, training, eps)

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from opswap._dispatch_mode import DispatchMode
 from opswap._torch import tree_leaves
 
 from ..runtime import purity
+from .quiet import Draws
 
 if TYPE_CHECKING:
     from .tracer import Tracer
 
-__all__ = ["Concrete", "Draws"]
+__all__ = ["Concrete", "TraceDraws"]
 
 _FX = os.path.join(os.path.dirname(torch.__file__), "fx") + os.sep
 # They give Python what is in the memory of a tensor.
@@ -92,7 +92,7 @@ class Concrete(TorchFunctionMode):
         return self._tracer.proxy(self._tracer.create_arg(tensor))
 
 
-class Draws(DispatchMode):
+class TraceDraws(Draws):
     """Whether an operator of a trace draws random numbers, in this thread.
 
     Runs of modules for a hint do not count: they leave the generators as they were.
@@ -100,14 +100,8 @@ class Draws(DispatchMode):
 
     tracer: Tracer
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.tracer.hinting and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
-            self.seen = True
-        return func(*args, **(kwargs or {}))
+    def listens(self) -> bool:
+        return not self.tracer.hinting
 
 
 def _has_proxy(arguments: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from ..graph.metadata import ancestors
 from .paths import Capture
-from .quiet import copied_inputs, generators_kept, quiet_call
+from .quiet import copied_inputs, draws_undone, quiet_call
 from .shell import Shell
 
 __all__ = ["ModelInputs"]
@@ -48,7 +48,7 @@ class ModelInputs:
         copies = Shell(model, own=True, call=call)
         copies.root.eval()  # an override may return None
         self._twin = copies.twin
-        with torch.no_grad(), generators_kept():
+        with torch.no_grad(), draws_undone():
             copies.root(*copied_inputs(example_inputs))
         noting = False
 
@@ -65,7 +65,7 @@ class ModelInputs:
             return {}
         recorder = _Recorder(self._twin(capture.root), graph=capture.graph)
         try:
-            with torch.no_grad(), generators_kept():
+            with torch.no_grad(), draws_undone():
                 recorder.run(*inputs)
         except Exception:
             return {}
@@ -84,7 +84,7 @@ class _Values:
         """The node's value, None where it cannot be computed."""
         needed = ancestors([node])
         try:
-            with torch.no_grad(), generators_kept():
+            with torch.no_grad(), draws_undone():
                 for n in node.graph.nodes:
                     if n in needed and n not in self._known:
                         self._known[n] = self._compute(n)

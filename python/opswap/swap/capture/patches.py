@@ -80,8 +80,8 @@ class Patches:
             return new(*args, **kwargs) if mine else old(*args, **kwargs)
 
         here.opswap_patches = self
-        setattr(cls, name, here)
         self._methods.append((cls, name, old, here))
+        setattr(cls, name, here)
 
     @property
     def closed(self) -> bool:
@@ -91,6 +91,13 @@ class Patches:
     def close(self) -> None:
         """Take everything back; what somebody else has patched meanwhile is theirs to take back."""
         self._active = False
+        try:
+            self._take_back()
+        except BaseException:  # an interrupt
+            self._take_back()
+            raise
+
+    def _take_back(self) -> None:
         for scope, name, old, new in reversed(self._names):
             if scope.get(name) is new:
                 if old is _MISSING:
@@ -114,4 +121,8 @@ def trace_with(patches: Patches, tracer: Any, root: Any) -> Any:
         finally:
             patches.close()
 
-    return fx_trace(new_patcher)(tracer, root)
+    try:
+        return fx_trace(new_patcher)(tracer, root)
+    finally:
+        if not patches.closed:  # interrupted on the way out
+            patches.close()

@@ -29,7 +29,7 @@ from ..runtime.guards import find_class, hooked, require
 from ..runtime.outside import Outside, join
 from ..runtime.state import Reading
 from . import einops_backend
-from .concrete import Draws
+from .concrete import TraceDraws
 from .follow import Follower
 from .texts import Piece, Texts, has_mark, without_marks
 from .tracer import BorrowedModuleError, CaptureError, Decision, Hints, Tracer, raised_by_user
@@ -213,7 +213,7 @@ class _Explorer:
         """
         if not hasattr(DispatchMode, "__torch_dispatch__"):
             return True
-        draws = Draws()
+        draws = TraceDraws()
         for _ in range(_TRACES):
             before = random.getstate()
             self._run(script, nothing, draws)
@@ -221,7 +221,7 @@ class _Explorer:
                 return draws.seen
         return True
 
-    def _run(self, script: Sequence[bool | int], nothing: str, draws: Draws | None = None) -> _Trace:
+    def _run(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None = None) -> _Trace:
         """One trace, and others where a trace in another thread came in between; see `_run_once`."""
         for _ in range(_TRACES):
             trace = self._run_once(script, nothing, draws)
@@ -229,7 +229,7 @@ class _Explorer:
                 break
         return trace
 
-    def _run_once(self, script: Sequence[bool | int], nothing: str, draws: Draws | None) -> _Trace:
+    def _run_once(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None) -> _Trace:
         """nothing: a node, by its name, in whose place the forward gets None."""
         tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
         tracer.nothing = nothing

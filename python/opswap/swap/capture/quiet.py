@@ -5,18 +5,28 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from opswap._dispatch_mode import DispatchMode
 from opswap._torch import is_compiled_module, tree_map
 
 from .shell import Shell, is_part_of_torch
 
-__all__ = ["copied_inputs", "generators_kept", "quiet_call", "quiet_copy", "seed_generators"]
+__all__ = [
+    "Draws",
+    "copied_inputs",
+    "draws_undone",
+    "generators_kept",
+    "quiet_call",
+    "quiet_copy",
+    "seed_generators",
+]
 
 
 def quiet_copy(model: nn.Module, *, stock: bool) -> nn.Module:
@@ -73,16 +83,50 @@ def seed_generators(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed)
 
 
+class Draws(DispatchMode):
+    """Whether an operator of this thread draws from torch's random generators."""
+
+    seen = False
+
+    def listens(self) -> bool:
+        """True while operators count."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and self.listens():
+            self.seen = True
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Leave the random generators of Python, NumPy and torch as they were."""
+def generators_kept(draws: Draws | None = None) -> Iterator[None]:
+    """Leave the random generators of Python, NumPy and torch as they were.
+
+    They belong to the process: what other threads draw meanwhile is drawn once more afterwards.
+
+    Args: draws: torch's generators are put back only if it has seen a draw.
+    """
     python, numpy = random.getstate(), sys.modules.get("numpy")
     legacy = numpy.random.get_state() if numpy is not None else None
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    state = torch.get_rng_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    states = [torch.cuda.get_rng_state(device) for device in devices]
     try:
-        with torch.random.fork_rng(devices):
-            yield
+        yield
     finally:
         random.setstate(python)
         if numpy is not None:
             numpy.random.set_state(legacy)
+        if draws is None or draws.seen:
+            torch.set_rng_state(state)
+            for device, before in zip(devices, states, strict=True):
+                torch.cuda.set_rng_state(before, device)
+
+
+@contextmanager
+def draws_undone() -> Iterator[None]:
+    """`generators_kept` for stock code, which leaves torch's generators alone if only other threads drew from them."""
+    alone = threading.active_count() == 1 or not hasattr(DispatchMode, "__torch_dispatch__")
+    draws = None if alone else Draws()
+    with generators_kept(draws), draws or nullcontext():
+        yield

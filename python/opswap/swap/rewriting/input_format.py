@@ -56,10 +56,11 @@ def check_memory_format(memory_format: Any) -> None:
 def open_door(model: nn.Module, memory_format: torch.memory_format) -> None:
     """Convert parameters and buffers of as many dimensions as the format has, and from now on such inputs.
 
-    If a tensor cannot be converted, those before it are put back and the error is raised.
+    If a tensor cannot be converted, or the call is interrupted, all is put back and the error is raised.
     """
     before: dict[str, _Layout] = {}
     converted: list[tuple[Tensor, Tensor]] = []
+    hooks = [dict(h) for h in _hooks(model)]
     try:
         for name, tensor in _tensors(model):
             if tensor.dim() not in _NDIMS[memory_format]:
@@ -69,13 +70,20 @@ def open_door(model: nn.Module, memory_format: torch.memory_format) -> None:
                 before[name] = tuple(tensor.shape), tensor.stride()
                 converted += [(t, t.data) for t in (tensor, tensor.grad) if t is not None]
                 _convert(tensor, stride)
+        before |= _close(model)
+        name = str(memory_format).removeprefix("torch.")
+        model.register_forward_pre_hook(_Door(name, before), with_kwargs=True)
     except BaseException:
         for tensor, data in converted:
             tensor.data = data
+        for held, entries in zip(_hooks(model), hooks, strict=True):
+            held.clear()
+            held.update(entries)
         raise
-    before |= _close(model)
-    name = str(memory_format).removeprefix("torch.")
-    model.register_forward_pre_hook(_Door(name, before), with_kwargs=True)
+
+
+def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, bool]]:
+    return module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
 
 
 def close_doors(model: nn.Module) -> None:

@@ -32,7 +32,7 @@ def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
         return False
     if type(input) is not Tensor and is_wrapper(input):
         return False
-    return input.dtype in _FLOATS and input.layout is torch.strided
+    return input.dtype in _FLOATS and input.layout is torch.strided and not input.is_nested
 
 
 def plain_floats(*tensors: Any) -> bool:

@@ -24,14 +24,18 @@ def covers(
 
     Args:
         tensors: the tensors side by side, (N, C_i, *); they must be of one dtype, which torch.cat would
-            otherwise promote, and of a class that opswap's operators know.
+            otherwise promote, of a class that opswap's operators know, and hold elements.
         groups: must divide C = sum of the C_i.
         ndims, channels, spatial, batches: dimensions, values of C, sizes after it and values of N that were
             proven; None is any.
     """
     first = tensors[0]
+    if not first.numel():  # of no elements a view cannot find the size that is written -1
+        return False
     total = 0
     for t in tensors:
+        if t.layout is not torch.strided or t.is_nested:
+            return False
         if t.dim() not in ndims or t.dtype != first.dtype or t.device != first.device:
             return False
         if type(t) is not Tensor and is_wrapper(t):
