@@ -32,7 +32,7 @@ from ..runtime.instance_forward import (
 from ..runtime.plan_of import PLAN, keep_plan, plan_of
 from ..runtime.state import stock_class
 
-__all__ = ["Shell", "is_part_of_torch"]
+__all__ = ["Shell", "holds_modules", "is_part_of_torch"]
 
 _ATOMS = (
     bool,
@@ -217,7 +217,7 @@ class Shell:
             return self._container(value)
         if isinstance(value, (partial, types.MethodType, types.FunctionType, weakref.ref)):
             return self._callable(value) if _holds_modules(value) else value
-        if _is_object(value) and any(_holds_modules(v) for _, v in _attributes(value)):
+        if _is_object(value) and holds_modules(value):
             return self._object(value)
         return self._deepcopy(value) if self._own else value
 
@@ -387,6 +387,11 @@ def _holds_modules(value: Any) -> bool:
         seen.add(id(v))
         stack += _parts(v)
     return False
+
+
+def holds_modules(value: Any) -> bool:
+    """True if a module is reached from an attribute of the object; its twin is another object."""
+    return any(_holds_modules(v) for _, v in _attributes(value))
 
 
 def _parts(value: Any) -> list[Any]:

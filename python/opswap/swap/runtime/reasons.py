@@ -21,7 +21,7 @@ from .guards import any_global_hook, hooked
 from .instance_forward import generated_forward, overridden, recipe_of
 from .outside import Outside, read
 from .plan_of import plan_of
-from .snapshot import MISSING, Attributes, Contents, Plain, Scalar, contents_of, is_as
+from .snapshot import MISSING, Answers, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, names_of_tensors, stock_class
 
 __all__ = [
@@ -184,10 +184,12 @@ def difference(now: Any, then: Any, name: str) -> str:
     """How a value differs from its snapshot, "" if it does not."""
     if is_as(now, then):
         return ""
-    if isinstance(then, (Contents, Attributes)) and type(now) is not then.kind:
+    if isinstance(then, (Answers, Attributes, Contents)) and type(now) is not then.kind:
         return f"{name} changed from a {then.kind.__name__} to {shown(now)}"
     if type(then) is Contents:
         return _changed_contents(now, then, name)
+    if type(then) is Answers:
+        return _changed_answer(now, then, name)
     if type(then) is Attributes:
         parts = (
             (getattr(now, k, MISSING), kept, f"{name}.{k}")
@@ -203,6 +205,22 @@ def difference(now: Any, then: Any, name: str) -> str:
     if now is MISSING or then is MISSING:
         return f"{name} is gone, was {was}" if now is MISSING else f"{name} is {shown(now)}, did not exist"
     return f"{name} changed from {was} to {shown(now)}"
+
+
+def _changed_answer(now: Any, then: Answers, name: str) -> str:
+    """How an object with a look-up of its own answers otherwise."""
+    inside = "" if then.contents is None else difference(now, then.contents, name)
+    if inside:
+        return inside
+    for key, kept in zip(then.names, then.values, strict=True):
+        try:
+            answer = getattr(now, key, MISSING)
+        except Exception as error:
+            return f"{name}.{key} raises {type(error).__name__}"
+        changed = difference(answer, kept, f"{name}.{key}")
+        if changed:
+            return changed
+    return ""
 
 
 def _changed_element(now: Any, was: Any, name: str) -> str:
