@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -97,10 +97,12 @@ class Follower:
     """Follows what runs between `start` and `stop` in this thread.
 
     refuse: makes the exception that ends the trace. While `paused`, nothing is followed. asks_none: code asked whether
-    something is None that may be the result of a module. `meet` is called with each code before it runs first.
+    something is None that may be the result of a module. `meet` is called with each code before it runs first,
+    `given` has the lists of stand-ins that are arguments of the forward.
     """
 
     meet: Callable[[CodeType], None]
+    given: Container[Any]
 
     def __init__(
         self, root: nn.Module, opened: Iterable[nn.Module], refuse: Callable[[str], Exception]
@@ -337,7 +339,8 @@ class Follower:
             return
         variables = frame.f_locals
         for name in found.others:
-            if isinstance(variables.get(name), (Proxy, Tensor)):
+            value = variables.get(name)
+            if isinstance(value, (Proxy, Tensor)) or value in self.given:
                 raise self.refuse(f"{place(frame.f_code)} asks whether {name}, a tensor, is another object")
         proxies = any(isinstance(variables.get(name), Proxy) for name in found.arguments)
         self.asks_none = self.asks_none or proxies

@@ -32,7 +32,7 @@ from ..runtime.instance_forward import (
 from ..runtime.plan_of import PLAN, keep_plan, plan_of
 from ..runtime.state import stock_class
 
-__all__ = ["Shell", "holds_modules", "is_part_of_torch"]
+__all__ = ["Shell", "holds_modules", "is_part_of_torch", "own_hooks"]
 
 _ATOMS = (
     bool,
@@ -52,6 +52,8 @@ _HOOKS = frozenset(k for k in vars(nn.Module()) if k.endswith(("_hooks", "_hooks
 # What a swap or Module.compile put on the live instance.
 _DROPPED = frozenset(("_opswap_record", PLAN, "_compiled_call_impl"))
 _CALL = "_compiled_call_impl"  # what torch.nn.Module.__call__ runs in place of forward and hooks
+# By twin: the keys of the hooks that its original had. torch gives each hook of the process another key.
+_hooks_of_originals: weakref.WeakKeyDictionary[nn.Module, frozenset[int]] = weakref.WeakKeyDictionary()
 _OWN_PROTOCOL = ("__deepcopy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
 
 
@@ -127,6 +129,7 @@ class Shell:
             self._registered.update(map(id, [*m._parameters.values(), *m._buffers.values()]))
         for m in made:
             self._fill(m, self._copies[id(m)])
+            _hooks_of_originals[self._copies[id(m)]] = frozenset(_hook_keys(m))
         return self._copies[id(module)]
 
     def _make(self, module: nn.Module) -> bool:
@@ -302,6 +305,16 @@ class Shell:
         for name, attribute in _attributes(value):
             object.__setattr__(made, name, self.value(attribute))
         return made
+
+
+def own_hooks(module: nn.Module) -> set[int]:
+    """The keys of hooks that were put on a twin since it was made; none of another module."""
+    known = _hooks_of_originals.get(module)
+    return set() if known is None else set(_hook_keys(module)) - known
+
+
+def _hook_keys(module: nn.Module) -> list[int]:
+    return [key for name in _HOOKS for key in vars(module).get(name, ())]
 
 
 def is_part_of_torch(hook: Any) -> bool:
