@@ -65,15 +65,15 @@ def measure(library: str, family: str, name: str, verify: bool) -> Row:
     row = Row(library, family, name)
     torch.manual_seed(0)
     try:
-        stock = networks.make(library, name).to(memory_format=_LAST).train()
-        arguments, row.size = _arguments(stock, library, name)
+        stock = networks.make(library, name).train()
+        arguments, row.size, memory_format = _arguments(stock, library, name)
     except Exception as error:  # the library's own
         row.error = f"the stock network raises {_first_line(error)}"
         return row
     try:
         row.sites = dict(count_sites(lambda: stock(*arguments)))
         start = time.perf_counter()
-        swapped = opswap.swap(stock, memory_format=_LAST, example_inputs=arguments, inplace=False)
+        swapped = opswap.swap(stock, memory_format=memory_format, example_inputs=arguments, inplace=False)
         row.swap_seconds = time.perf_counter() - start
         row.left = dict(count_sites(lambda: swapped(*arguments)))
         row.kept = dict(Counter(s.reason for s in opswap.report(swapped).kept).most_common())
@@ -84,17 +84,22 @@ def measure(library: str, family: str, name: str, verify: bool) -> Row:
     return row
 
 
-def _arguments(model: nn.Module, library: str, name: str) -> tuple[tuple[Any, ...], int]:
-    """Two images, and targets for a detector, of the first size that the network takes."""
+def _arguments(model: nn.Module, library: str, name: str) -> tuple[tuple[Any, ...], int, Any]:
+    """Two images, and targets for a detector, of the first size that the network takes, and the format that it takes.
+
+    A network that views what it computes as another size does not run in channels_last.
+    """
     error: Exception = ValueError("no size")
-    for size in networks.sizes(library, name):
-        arguments = networks.arguments(library, name, size)
-        try:
-            model(*arguments)
-        except Exception as found:  # too small a picture, or not the one size that it takes
-            error = found
-        else:
-            return arguments, size
+    for memory_format in (_LAST, torch.contiguous_format):
+        model.to(memory_format=memory_format)
+        for size in networks.sizes(library, name):
+            arguments = networks.arguments(library, name, size, memory_format)
+            try:
+                model(*arguments)
+            except Exception as found:  # too small a picture, or not the one size that it takes
+                error = found
+            else:
+                return arguments, size, _LAST if memory_format is _LAST else None
     raise error
 
 

@@ -4,12 +4,22 @@
 from dataclasses import replace
 
 from ..rule import Replacement, Rule
-from . import channels, convolution, dropout, linear, norm, norm_functional, permutation, pool
+from . import (
+    channels,
+    convolution,
+    convolution_functional,
+    dropout,
+    linear,
+    norm,
+    norm_functional,
+    permutation,
+    pool,
+)
 
 __all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
 
 _NORMS = norm.RULES + norm_functional.RULES
-_ARITHMETIC = _NORMS + linear.RULES + convolution.RULES
+_ARITHMETIC = _NORMS + linear.RULES + convolution.RULES + convolution_functional.RULES
 _KERNELS = channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES
 
 

@@ -11,7 +11,7 @@ from opswap.ops.pointwise import is_pointwise, pointwise_wins, takes_pixels
 
 from ..rule import Replacement, Rule
 
-__all__ = ["RULES"]
+__all__ = ["LARGE", "RULES", "large"]
 
 _POINTWISE = Replacement(
     "takes_pixels(m0, x0)",
@@ -26,7 +26,12 @@ _DEPTHWISE = Replacement(
 
 
 # Elements of a weight from which on the convolution library is as fast or faster: it has little left to pad there.
-_LARGE = 1 << 17
+LARGE = 1 << 17
+
+
+def large(size: int) -> str:
+    """Why a 1x1 convolution of so many weights is kept."""
+    return f"a weight of {size:,} elements: torch is as fast from {LARGE:,} on"
 
 
 def _declines_pointwise(module: nn.Module) -> str | None:
@@ -37,7 +42,7 @@ def _declines_pointwise(module: nn.Module) -> str | None:
             f"the kernels take stride 1 without padding, not stride={module.stride}, padding={module.padding}"
         )
     size = module.weight.numel()
-    return f"a weight of {size:,} elements: torch is as fast from {_LARGE:,} on" if size >= _LARGE else ""
+    return large(size) if size >= LARGE else ""
 
 
 def _declines_depthwise(module: nn.Module) -> str | None:
