@@ -209,6 +209,41 @@ def test_a_look_up_that_writes_or_asks_elsewhere(make: type[Settings]) -> None:
         OTHER.groups = 5 - OTHER.groups
 
 
+class Plain:
+    def __init__(self) -> None:
+        self.groups = self.heads = 2
+
+
+GLOBAL, PLAIN = Settings(), Plain()
+GLOBAL.extra = 2
+
+
+class InOneMode(nn.Module):
+    """Asks for one attribute while it trains, for another one else."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(12, 12, 1)
+        self.plain = plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.plain:
+            return by_size(self.conv(x), PLAIN.groups if self.training else PLAIN.heads)
+        return by_size(self.conv(x), GLOBAL.groups if self.training else GLOBAL.extra)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", ["groups", "heads", "extra"])
+@pytest.mark.parametrize("training", [False, True])
+def test_what_one_mode_asks_for(
+    plain: bool, name: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = InOneMode(plain)
+    model = opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
+    monkeypatch.setattr(PLAIN if plain else GLOBAL, name, 3, raising=False)
+    assert_alike(model.train(training), stock.train(training))
+
+
 def test_settings_that_hold_a_module() -> None:
     settings = Settings(act=nn.ReLU())
     stock, model = swapped_net(groups, settings)

@@ -250,6 +250,14 @@ def has_own_look_up(cls: type) -> bool:
     return isinstance(static_attribute(cls, "__getattribute__"), types.FunctionType)
 
 
+def _is_asked(cls: type) -> bool:
+    """True for a class with a __getattribute__ of the user, of whose questions a capture hears."""
+    function = static_attribute(cls, "__getattribute__")
+    if not isinstance(function, types.FunctionType):
+        return False
+    return owner(function.__code__.co_filename, function.__module__ or "") == USER
+
+
 def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> Any:
     """A copy to compare with later; the value itself if it is compared by identity.
 
@@ -276,7 +284,7 @@ def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> A
         return inside
     if not is_transparent(value) or _is_identity(value):
         return value
-    if wanted.names is not None and has_own_look_up(type(value)):
+    if wanted.names is not None and _is_asked(type(value)):
         asked = tuple(name for holder, name in wanted.asked if holder is value)
         values = tuple(snapshot(getattr(value, n, MISSING), wanted, path) for n in asked)
         return Answers(type(value), asked, values, inside)
