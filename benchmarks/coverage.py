@@ -2,17 +2,20 @@
 """How much of other people's networks `opswap.swap` reaches, counted apart from it.
 
     python benchmarks/coverage.py [--library timm ...] [--network TEXT ...] [--verify] [--json FILE]
+    python benchmarks/coverage.py --rows FILE.json ... > benchmarks/results/coverage.md
 
 runs a forward in training mode of a small network of each family of timm, torchvision, pytorchcv, transformers and
 segmentation_models_pytorch, stock and swapped, under torch's profiler, and prints a row of a table for each: the
 operators of each kind that the stock network runs, those that the swapped one no longer leaves to torch, and why the
 others were kept. Libraries that are not installed are left out (`pip install --no-deps timm torchvision ...`). Each
-network runs in a process of its own. `--verify` adds `opswap.verify`, which takes minutes for some.
+network runs in a process of its own. `--verify` adds `opswap.verify`, which takes minutes for some. `--rows` makes the
+page of results from what `--json` has written, and names the listed networks that are missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import subprocess
 import sys
@@ -31,6 +34,7 @@ from torch import nn
 import networks
 import opswap
 from opswap._table import markdown
+from opswap.doctor import cpu_model
 from sites import KINDS, count_sites
 
 _LAST = torch.channels_last
@@ -164,6 +168,32 @@ def summary(rows: list[Row]) -> list[str]:
     return lines
 
 
+def page(rows: list[Row]) -> list[str]:
+    """Markdown of all rows: the machine, the summary, the table, and what is listed and was not run."""
+    names = {(row.library, row.name) for row in rows}
+    left_out = [
+        f"{library}: {', '.join(missing)}"
+        for library, found in networks.listed().items()
+        if (missing := [name for name in found.values() if (library, name) not in names])
+    ]
+    return [
+        "# Coverage",
+        "",
+        'Made by `python benchmarks/coverage.py --rows`. "3 of 4": of 4 operators in a training forward, 3 are replaced.',
+        "",
+        f"{cpu_model()}, {opswap.isa.current()}, torch {torch.__version__}, opswap {opswap.__version__}, "
+        f"{datetime.date.today().isoformat()}. {len(rows)} rows.",
+        "",
+        *(f"- {line}" for line in summary(rows)),
+        "",
+        *table(rows),
+        "",
+        "Not run:",
+        "",
+        *(f"- {line}" for line in left_out),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -175,8 +205,13 @@ def main() -> None:
     parser.add_argument("--verify", action="store_true", help="also run opswap.verify, exact and default")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
+    parser.add_argument("--rows", type=Path, nargs="+", metavar="FILE", help="make the page of these rows")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.rows:
+        rows = [Row(**row) for file in arguments.rows for row in json.loads(file.read_text())]
+        print("\n".join(page(rows)))
+        return
     if arguments.one:
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
