@@ -179,7 +179,7 @@ def page(rows: list[Row]) -> list[str]:
     return [
         "# Coverage",
         "",
-        'Made by `python benchmarks/coverage.py --rows`. "3 of 4": of 4 operators in a training forward, 3 are replaced.',
+        "Made by `python benchmarks/coverage.py --rows`. 3 of 4: of 4 operators in a training forward, 3 are replaced.",
         "",
         f"{cpu_model()}, {opswap.isa.current()}, torch {torch.__version__}, opswap {opswap.__version__}, "
         f"{datetime.date.today().isoformat()}. {len(rows)} rows.",
