@@ -41,9 +41,9 @@ def sizes(library: str, name: str) -> tuple[int, ...]:
     return (96, 128, 224, 256, 299)
 
 
-def arguments(library: str, name: str, size: int) -> tuple[Any, ...]:
+def arguments(library: str, name: str, size: int, memory_format: torch.memory_format) -> tuple[Any, ...]:
     """What a forward in training mode takes: two images, and for a detector what is to be seen in them."""
-    images = torch.randn(2, 3, size, size).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, size, size).contiguous(memory_format=memory_format)
     if library != "torchvision" or not _is_detector(name):
         return (images,)
     target: dict[str, Tensor] = {

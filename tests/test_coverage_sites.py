@@ -86,6 +86,16 @@ def test_the_table() -> None:
     assert coverage.summary([row, raised])[0].startswith("1 networks, 1 that raise; of all operators 75%")
 
 
+def test_the_page_names_what_was_not_run() -> None:
+    row = coverage.Row("timm", "resnet", "resnet10t", sites={"pool": 3}, left={"pool": 1})
+    text = "\n".join(coverage.page([row]))
+    assert (
+        "resnet10t" not in text.partition("Not run:")[2]
+        and "mobilenetv2_050" in text.partition("Not run:")[2]
+    )
+    assert "1 rows" in text and "pool: 2 of 3" in text
+
+
 def test_the_networks_are_listed_once_a_family() -> None:
     listed = networks.listed()
     assert set(listed) >= {"timm", "torchvision", "transformers"}

@@ -114,6 +114,33 @@ class TestKernels:
             assert counts() == ({"pointwise_conv2d": 1}, {})
             torch.testing.assert_close(ours, T.conv2d(x, weight[:, :12], bias).detach())
 
+    @pytest.mark.parametrize("steps", [(1, 1), (1, 5), (2, 1)])
+    @pytest.mark.parametrize("channels", [(1, 1), (5, 1), (1, 4), (5, 4)])
+    @pytest.mark.parametrize("images", [1, 3])
+    def test_one_pixel(self, images: int, channels: tuple[int, int], steps: tuple[int, int]) -> None:
+        """As an average over the image gives it: with its strides it may be in either format."""
+        terms, outputs = channels
+        factor, step = steps
+        values = torch.randn(images * factor * terms)
+        x = values.as_strided((images, terms, 1, 1), (factor * terms, 1, step, step)).requires_grad_()
+        for last in (True, False):
+            across = terms if last else 1
+            weight = torch.randn(outputs * terms).as_strided(
+                (outputs, terms, 1, 1), (terms, 1, across, across)
+            )
+            weight.requires_grad_()
+            bias = torch.randn(outputs, requires_grad=True)
+            opswap.reset_stats()
+            ours, theirs = (f(x, weight, bias) for f in (F.pointwise_conv2d, T.conv2d))
+            if last and min(terms, outputs) > 1:
+                assert counts() == ({"pointwise_conv2d": 1}, {})
+            assert ours.stride() == theirs.stride()
+            grad = torch.randn_like(theirs)
+            gradients = (torch.autograd.grad(y, (x, weight, bias), grad) for y in (ours, theirs))
+            for a, b in zip(*gradients, strict=True):
+                assert a.stride() == b.stride()
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
     @pytest.mark.parametrize("kind", ["contiguous", "expanded", "strided"])
     def test_any_gradient_of_the_output(self, kind: str) -> None:
         x, weight, bias = inputs((2, 10, 5, 6), 12)

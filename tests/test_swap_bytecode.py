@@ -128,6 +128,48 @@ INSIDE_EXPECTED = {
     "of_another": [""],
     "by_text": [""],
 }
+# True: asks only the object itself.
+LOOK_UPS = """
+class Looks:
+    def plain(self, name): return super().__getattribute__(name)
+    def of_object(self, name): return object.__getattribute__(self, name)
+    def of_a_class(self, name): return super(Looks, self).__getattribute__(name)
+    def renames(self, key):
+        if key != "names" and key in super().__getattribute__("names"):
+            key = super().__getattribute__("names")[key]
+        return super().__getattribute__(key)
+    def reads_its_dict(self, name):
+        found = super().__getattribute__("__dict__").get("_found")
+        if found is not None and name in object.__getattribute__(self, "__dict__"):
+            raise ValueError(f"{name!r} is not there")
+        return super().__getattribute__(name)
+    def asks_another(self, name): return object.__getattribute__(OTHER, name)
+    def asks_an_argument(self, name): return object.__getattribute__(name, name)
+    def asks_self_by_another(self, name): return Other.__getattribute__(self, name)
+    def written(self, name):
+        self = OTHER
+        return super().__getattribute__(name)
+    def keeps_the_function(self, name):
+        look = super().__getattribute__
+        return look("__dict__")
+    def the_dict_of_another(self, name): return getattr(OTHER, "__dict__")
+    def a_text_for_later(self, name):
+        text = "__dict__"
+        return super().__getattribute__(name) or getter(text)(OTHER)
+    def inner(self, name): return (lambda: super(Looks, self).__getattribute__(name))()
+    def many(self, name, *more): return super().__getattribute__(name)
+"""
+LOOK_UPS_EXPECTED = {"plain", "of_object", "renames", "reads_its_dict"}
+LOOK_UPS_SCRIPT = """
+import re
+for name in re.findall(r"def (\\w+)", LOOK_UPS):
+    scope = {}
+    exec(compile(re.sub(rf"def {name}\\b", "def __getattribute__", LOOK_UPS), "table.py", "exec"), scope)
+    code = scope["Looks"].__getattribute__.__code__
+    inner = [code, *(c for c in code.co_consts if hasattr(c, "co_code"))]
+    dynamic = any(bytecode.reads(c).dynamic for c in inner)
+    print(name, look_up.is_look_up(code), dynamic, bytecode.unfaithful(code) is None)
+"""
 # name: what is compared with None: "unknown" or arguments; arguments compared with others; attributes; unclear.
 SAME = """
 def nothing(x): return x == 1
@@ -228,10 +270,15 @@ SAME_EXPECTED = {
     "local_and_global": "False [] [] 0 True",
     "a_closure": "False ['x'] [] 0 False",
 }
+# A package without the `__init__` that imports torch.
+FOUND = f"""
+import sys, types
+sys.modules["rules"] = types.ModuleType("rules")
+sys.modules["rules"].__path__ = [{str(RULES.parent)!r}]
+from rules import bytecode, identity, look_up
+"""
 SAME_SCRIPT = f"""
-import sys
-sys.path.insert(0, {str(RULES.parent)!r})
-import identity
+{FOUND}
 scope = {{}}
 exec(compile({SAME!r}, "table.py", "exec"), scope)
 for name, f in scope.items():
@@ -244,9 +291,7 @@ for name, f in scope.items():
     print(name, best.asks_none, *names, len(best.attributes), best.unknown, *best.chains)
 """
 SCRIPT = f"""
-import sys
-sys.path.insert(0, {str(RULES.parent)!r})
-import bytecode
+{FOUND}
 for text in {[TABLE, LOOKS]!r}:
     scope = {{}}
     exec(compile(text, "table.py", "exec"), scope)
@@ -261,9 +306,7 @@ for text in {[TABLE, LOOKS]!r}:
         print(name, reason, sorted(found.texts), found.dynamic, found.imports)
 """
 INSIDE_SCRIPT = f"""
-import sys
-sys.path.insert(0, {str(RULES.parent)!r})
-import bytecode
+{FOUND}
 scope = {{}}
 exec(compile({INSIDE!r}, "table.py", "exec"), scope)
 for name, f in scope.items():
@@ -356,3 +399,20 @@ def test_dictionaries_that_are_read(pythons: dict[str, str], version: str) -> No
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert found == {name: str(names) for name, names in INSIDE_EXPECTED.items()}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_look_ups(pythons: dict[str, str], version: str) -> None:
+    if version not in pythons:
+        pytest.skip(f"no Python {version} was found")
+    script = f"{FOUND}\nLOOK_UPS = {LOOK_UPS!r}\n{LOOK_UPS_SCRIPT}"
+    command = [pythons[version], "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == LOOK_UPS.count(" def ")
+    assert {name for name, found, *_ in lines if found == "True"} == LOOK_UPS_EXPECTED
+    for name, _, dynamic, faithful in lines:
+        if name in LOOK_UPS_EXPECTED:
+            assert (dynamic, faithful) == ("False", "True"), name
+        else:
+            assert dynamic == "True" or faithful == "False", name

@@ -23,10 +23,6 @@ pytestmark = [
 ]
 
 
-class Own(nn.Conv2d):
-    """Somebody's own class."""
-
-
 POINTWISE = [
     nn.Conv2d(9, 8, 1),
     nn.Conv2d(9, 8, 1, padding="same"),
@@ -53,7 +49,6 @@ LEFT = [
     nn.Conv2d(512, 256, 1),  # as fast in the convolution library
     nn.Conv1d(6, 8, 1),
     nn.ConvTranspose2d(6, 8, 1),
-    Own(6, 8, 1),
 ]
 
 

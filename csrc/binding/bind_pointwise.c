@@ -43,13 +43,20 @@ static osw_linear_dtype dtype_of(const osw_tensor *weight)
     return weight->dtype.bits == 64 ? OSW_LINEAR_f64 : OSW_LINEAR_f32;
 }
 
-/* A call with this input, whose memory format the output takes over; first: room for two numbers.
- */
+/* True if torch's output is in channels_last. The strides of a single pixel may belong to either
+ * format, as those of an average over the image do; then the weight decides. */
+static bool gives_channels_last(const osw_tensor *input, const osw_tensor *weight)
+{
+    const bool pixel = input->ndim == 4 && input->size[2] == 1 && input->size[3] == 1;
+    return osw_suggests_channels_last(input) || (pixel && osw_suggests_channels_last(weight));
+}
+
+/* A call with this input; first: room for two numbers. */
 static bool describe(osw_linear *linear, int64_t *first, const osw_tensor *input,
                      const osw_tensor *weight)
 {
     if (!is_weight(weight) || !osw_same_dtype(input, weight) ||
-        !osw_suggests_channels_last(input) || !pixels(input, &linear->input, &linear->rows) ||
+        !gives_channels_last(input, weight) || !pixels(input, &linear->input, &linear->rows) ||
         input->size[1] != weight->size[1])
         return false;
     first[0] = 0;

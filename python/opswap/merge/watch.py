@@ -113,7 +113,7 @@ def _shared(
     """Objects that the forwards read as attributes of more than one branch."""
     seen: dict[int, tuple[int, str, Any]] = {}
     found: dict[int, tuple[str, Any, Any]] = {}
-    wanted = Wanted(reading.names, reading.texts)
+    wanted = Wanted(reading.names, reading.texts, reading.asked)
     for i, (branch, capture) in enumerate(zip(modules, captures, strict=True)):
         for where, value in _objects(branch, capture, reading):
             other = seen.setdefault(id(value), (i, where, value))

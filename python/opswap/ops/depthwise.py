@@ -24,7 +24,7 @@ from ._convolution import library_backward
 from ._function import DeclinedError, base_apply, concrete_size, plain_cpu
 from ._stats import count_kernel, count_reference, reference_forced
 
-__all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_wins", "is_depthwise"]
+__all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_fits", "depthwise_wins", "is_depthwise"]
 
 # Looked up once: what lies on the way to a name costs microseconds where it has left the caches.
 _compiling = torch.compiler.is_dynamo_compiling
@@ -114,6 +114,15 @@ def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
         and is_depthwise(module)
         and _core.depthwise_fits(input, module.weight, module.bias, module.stride, module.padding)
     )
+
+
+def depthwise_fits(
+    input: Any, weight: Any, bias: Any, stride: tuple[int, int], padding: tuple[int, int], groups: int
+) -> bool:
+    """`depthwise_able` for a call of torch.nn.functional.conv2d without dilation, of as many groups as channels."""
+    if _compiling() or reference_forced() or not isinstance(weight, Tensor) or weight.shape[0] != groups:
+        return False
+    return _core.depthwise_fits(input, weight, bias, stride, padding)
 
 
 def depthwise_conv2d(

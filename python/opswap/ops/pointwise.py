@@ -22,7 +22,14 @@ from ._convolution import library_backward
 from ._function import DeclinedError, base_apply, concrete_size, needs_graph, plain_eager, tracing
 from ._stats import count_kernel, count_reference, reference_forced
 
-__all__ = ["FEW_WEIGHTS", "is_pointwise", "pointwise_conv2d", "pointwise_wins", "takes_pixels"]
+__all__ = [
+    "FEW_WEIGHTS",
+    "is_pointwise",
+    "pointwise_conv2d",
+    "pointwise_fits",
+    "pointwise_wins",
+    "takes_pixels",
+]
 
 _NAME = "pointwise_conv2d"
 _DTYPES = (torch.float32, torch.float64)
@@ -51,6 +58,13 @@ def is_pointwise(module: nn.Conv2d) -> bool:
 def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
     """True where the kernels compute this convolution: in channels_last, on the CPU, not in a compiler's trace."""
     return not _compiling() and isinstance(input, Tensor) and is_pointwise(module) and _is_candidate(input)
+
+
+def pointwise_fits(input: Any, weight: Any) -> bool:
+    """`takes_pixels` for a call of torch.nn.functional.conv2d with stride 1, no padding and one group."""
+    if _compiling() or not isinstance(input, Tensor) or not isinstance(weight, Tensor):
+        return False
+    return weight.dim() == 4 and weight.shape[2] == weight.shape[3] == 1 and _is_candidate(input)
 
 
 def _is_candidate(input: Tensor) -> bool:

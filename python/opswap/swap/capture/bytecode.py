@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 
+from .look_up import is_look_up
+
 __all__ = ["Reads", "class_reads", "looks_inside", "place", "reads", "trains_of", "unfaithful"]
 
 # Answers that a trace would give once and for all: about Python itself, or about state of torch's threads.
@@ -52,7 +54,8 @@ class Reads:
 
     names: global variables, or builtins. attributes: of any object; `stored` are those that are also written.
     imports: (name, level) of import statements. texts: attributes that are looked up by a constant text.
-    dynamic: attributes are looked up by other texts.
+    dynamic: attributes are looked up by other texts; those that a look-up of an object's own asks of the object itself
+    are not among them.
     """
 
     names: tuple[str, ...]
@@ -90,7 +93,8 @@ def reads(code: CodeType) -> Reads:
             level = steps[i - 2].argval
             imports.append((op.argval, level if isinstance(level, int) else 0))
         dynamic = dynamic or op.opname == "MATCH_CLASS"
-    dynamic = dynamic or not _LOOK_UPS.isdisjoint(names) or not _LOOK_UPS.isdisjoint(attributes)
+    asked = _LOOK_UPS - {"__getattribute__"} if is_look_up(code) else _LOOK_UPS
+    dynamic = dynamic or not asked.isdisjoint(names) or not asked.isdisjoint(attributes)
     sets = map(frozenset, (attributes, stored))
     return Reads(tuple(names), *sets, tuple(imports), frozenset(texts), dynamic)
 
@@ -193,7 +197,8 @@ def unfaithful(code: CodeType) -> str | None:
         return f"{place(code)} asks for {asked[0]}(), which a capture cannot follow"
     read = reads(code)
     looked = [n for n in read.names if n in _NAMESPACES] + sorted((read.attributes | read.texts) & _INSIDE)
-    looked += [t for t in code.co_consts if t == "__dict__"]  # of object.__getattribute__
+    if not is_look_up(code):
+        looked += [t for t in code.co_consts if t == "__dict__"]  # of object.__getattribute__
     if looked:
         return f"{place(code)} reads {looked[0]}, which a capture cannot follow"
     if "training" in read.texts:

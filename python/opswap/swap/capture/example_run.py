@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch.fx import Graph, Interpreter, Node
 from torch.fx.node import map_arg
 
 from ..graph.metadata import ancestors
+from ..runtime.lists import flat, is_listed
 from .paths import Capture
-from .quiet import copied_inputs, draws_undone, quiet_call
+from .quiet import copied_inputs, draws_undone, leaves_out, quiet_call
 from .shell import Shell
 
 __all__ = ["ModelInputs"]
@@ -22,7 +24,8 @@ __all__ = ["ModelInputs"]
 class ModelInputs:
     """What every module of a model is called with when the model is called with the example inputs.
 
-    It is a copy that is called, without the hooks of the user: a hook that changes sizes is not seen.
+    It is a copy that is called, without the hooks of the user: a hook that changes sizes is not seen. A model that
+    needs its hooks, as one that collects its features with them, is seen as far as it runs without, with a warning.
 
     Raises: ValueError where the model cannot be copied or does not run on them.
     """
@@ -31,19 +34,30 @@ class ModelInputs:
         if not isinstance(example_inputs, tuple):
             raise TypeError(f"example_inputs must be a tuple, got {type(example_inputs).__name__}")
         self._seen: dict[nn.Module, tuple[Any, ...]] = {}
+        self._left_out = False  # a hook of the user
         try:
             self._run(model, example_inputs)
         except Exception as error:
-            raise ValueError(f"the model does not run on example_inputs: {error}") from error
+            if not self._left_out:
+                raise ValueError(f"the model does not run on example_inputs: {error}") from error
+            what = f"{type(error).__name__}: {error}"
+            warnings.warn(
+                f"without its hooks the model stops on example_inputs with {what}; sizes behind that are not known",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def _run(self, model: nn.Module, example_inputs: tuple[Any, ...]) -> None:
         noting = True
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if noting:
-                seen = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+                seen = tuple(_kept(a) for a in args)
                 self._seen.setdefault(copies.live(module), seen)
-            return quiet_call(module, *args, **kwargs)
+            self._left_out = self._left_out or leaves_out(module, before=True)
+            result = quiet_call(module, *args, **kwargs)
+            self._left_out = self._left_out or leaves_out(module, before=False)
+            return result
 
         copies = Shell(model, own=True, call=call)
         copies.root.eval()  # an override may return None
@@ -66,10 +80,17 @@ class ModelInputs:
         recorder = _Recorder(self._twin(capture.root), graph=capture.graph)
         try:
             with torch.no_grad(), draws_undone():
-                recorder.run(*inputs)
+                recorder.run(*flat(inputs))
         except Exception:
             return {}
         return recorder.shapes
+
+
+def _kept(argument: Any) -> Any:
+    """An argument that no later write of the model changes."""
+    if is_listed(argument):
+        return type(argument)(t.clone() for t in argument)
+    return argument.clone() if isinstance(argument, Tensor) else argument
 
 
 class _Values:
@@ -79,6 +100,10 @@ class _Values:
         self._interpreter = Interpreter(module, graph=Graph())
         self._inputs = inputs
         self._known: dict[Node, Any] = {}
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What the module was called with."""
+        return self._inputs
 
     def value(self, node: Node) -> Any:
         """The node's value, None where it cannot be computed."""
@@ -95,7 +120,7 @@ class _Values:
     def _compute(self, node: Node) -> Any:
         if node.op == "placeholder":
             place = [n for n in node.graph.nodes if n.op == "placeholder"].index(node)
-            return self._inputs[place]
+            return flat(self._inputs)[place]
         args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
         return getattr(self._interpreter, node.op)(node.target, args, kwargs)
 

@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -27,7 +27,9 @@ from ..runtime.outside import Outside, Scope, read
 from ..runtime.state import INTERNAL, Reading
 from .bytecode import place, reads, trains_of, unfaithful
 from .identity import Chain, identities
+from .look_up import is_look_up
 from .reach import Reach
+from .shell import holds_modules
 
 __all__ = ["CHECKPOINTED", "Follower"]
 
@@ -95,10 +97,12 @@ class Follower:
     """Follows what runs between `start` and `stop` in this thread.
 
     refuse: makes the exception that ends the trace. While `paused`, nothing is followed. asks_none: code asked whether
-    something is None that may be the result of a module. `meet` is called with each code before it runs first.
+    something is None that may be the result of a module. `meet` is called with each code before it runs first,
+    `given` has the lists of stand-ins that are arguments of the forward.
     """
 
     meet: Callable[[CodeType], None]
+    given: Container[Any]
 
     def __init__(
         self, root: nn.Module, opened: Iterable[nn.Module], refuse: Callable[[str], Exception]
@@ -116,6 +120,7 @@ class Follower:
         self._scopes: dict[int, Any] = {}
         self._shadows: dict[int, tuple[Any, dict[str, None]]] = {}
         self._optional: dict[tuple[nn.Module, str], None] = {}
+        self._asked: dict[tuple[int, str], tuple[Any, str]] = {}
         self._previous: Any = None
         self._started = self._collects = False
 
@@ -152,12 +157,12 @@ class Follower:
     def outside(self) -> Outside:
         """What to watch that belongs to no module."""
         shadows = tuple((h, tuple(ns)) for h, ns in self._shadows.values())
-        return replace(self.reached.outside(self._ran), shadows=shadows)
+        return replace(self.reached.outside(self._ran, tuple(self._asked.values())), shadows=shadows)
 
     def reading(self) -> Reading:
         """What was read of modules by name."""
         found = self.reached.reading(self.inlined)
-        return replace(found, optional=tuple(self._optional))
+        return replace(found, optional=tuple(self._optional), asked=tuple(self._asked.values()))
 
     def fetched(self, module: nn.Module, name: str, value: Any) -> None:
         """torch's Module.__getattr__ found a child, a parameter or a buffer for code of the user or of a layer."""
@@ -301,6 +306,8 @@ class Follower:
             if isinstance(me, nn.Module) and id(me) not in self.inlined:
                 raise self.refuse(f"{place(code)} asks another module whether it trains")
         self._compare(frame)
+        if is_look_up(code):
+            self._note_question(frame)
         if code in self._ran and not code.co_freevars:
             return
         functions = self._functions_of(frame)
@@ -310,6 +317,16 @@ class Follower:
             if id(function) not in self._followed:
                 self._followed.add(id(function))
                 self._follow_function(function)
+
+    def _note_question(self, frame: FrameType) -> None:
+        """An object is asked for an attribute by a function of its own, which the rewritten forward asks again."""
+        me, key = (frame.f_locals.get(name) for name in frame.f_code.co_varnames[:2])
+        own = any(_code_of(vars(c).get("__getattribute__")) is frame.f_code for c in type(me).__mro__)
+        if isinstance(me, nn.Module) or not own or type(key) is not str or holds_modules(me):
+            raise self.refuse(f"{place(frame.f_code)} is asked, which a capture cannot follow")
+        # What a look-up itself asks of the object is part of its answer.
+        if not is_look_up(frame.f_back.f_code):
+            self._asked[id(me), key] = me, key
 
     def _compare(self, frame: FrameType) -> None:
         """The code compares arguments by identity; a stand-in for a tensor is not what the tensor would be."""
@@ -322,7 +339,8 @@ class Follower:
             return
         variables = frame.f_locals
         for name in found.others:
-            if isinstance(variables.get(name), (Proxy, Tensor)):
+            value = variables.get(name)
+            if isinstance(value, (Proxy, Tensor)) or value in self.given:
                 raise self.refuse(f"{place(frame.f_code)} asks whether {name}, a tensor, is another object")
         proxies = any(isinstance(variables.get(name), Proxy) for name in found.arguments)
         self.asks_none = self.asks_none or proxies
@@ -423,6 +441,10 @@ def _fetch(variables: dict[str, Any], chain: Chain) -> Any:
             except LookupError:
                 return None
     return value
+
+
+def _code_of(value: Any) -> CodeType | None:
+    return value.__code__ if isinstance(value, FunctionType) else None
 
 
 def _has_cells(function: FunctionType, variables: dict[str, Any]) -> bool:

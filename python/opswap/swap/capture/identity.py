@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, NamedTuple
 
-__all__ = ["Chain", "Identities", "identities", "is_compared"]
+__all__ = ["Chain", "Identities", "Step", "identities", "is_compared", "steps_of"]
 
 _NONE = ("IF_NONE", "IF_NOT_NONE")
 _FIXED = frozenset({"LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT"})
@@ -53,7 +53,7 @@ class Identities:
     chains: tuple[tuple[Chain, ...], ...] = ()
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """An instruction; one of 3.13 and later that works on two variables is two steps."""
 
     opname: str
@@ -61,9 +61,11 @@ class _Step(NamedTuple):
     offset: int
     effect: int
     target: bool
+    arg: int | None = None
 
 
-def _steps(code: CodeType) -> list[_Step]:
+def steps_of(code: CodeType) -> list[Step]:
+    """The instructions of one function without those that do nothing."""
     steps = []
     for op in dis.get_instructions(code):
         pair = _PAIR.fullmatch(op.opname)
@@ -72,19 +74,19 @@ def _steps(code: CodeType) -> list[_Step]:
         if pair is not None and isinstance(op.argval, tuple):
             for name, variable in zip(pair.groups(), op.argval, strict=True):
                 effect = 1 if name.startswith("LOAD") else -1
-                steps.append(_Step(name, variable, op.offset, effect, op.is_jump_target))
+                steps.append(Step(name, variable, op.offset, effect, op.is_jump_target))
             continue
         argument = op.arg if op.opcode >= dis.HAVE_ARGUMENT else None
         effect = dis.stack_effect(op.opcode, argument, jump=False)
         value = op.argrepr if op.opname == "BINARY_OP" else op.argval
-        steps.append(_Step(op.opname, value, op.offset, effect, op.is_jump_target))
+        steps.append(Step(op.opname, value, op.offset, effect, op.is_jump_target, op.arg))
     return steps
 
 
 @lru_cache(maxsize=4096)
 def identities(code: CodeType) -> Identities:
     """What one function compares by identity."""
-    steps = _steps(code)
+    steps = steps_of(code)
     tests = [(i, _operands(steps, i)) for i, op in enumerate(steps) if _is_test(op)]
     if not tests:
         return Identities()
@@ -120,15 +122,15 @@ def is_compared(code: CodeType, last: int) -> bool:
     return place >= 0 and found.offsets[place] in found.attributes
 
 
-def _is_test(op: _Step) -> bool:
+def _is_test(op: Step) -> bool:
     return op.opname == "IS_OP" or op.opname.endswith(_NONE)
 
 
-def _is_none(op: _Step) -> bool:
+def _is_none(op: Step) -> bool:
     return op.opname == "LOAD_CONST" and op.argval is None
 
 
-def _operands(steps: list[_Step], test: int) -> list[int | None]:
+def _operands(steps: list[Step], test: int) -> list[int | None]:
     """The instructions that make what is compared: one for a jump by None, else two; None where it is unclear."""
     # Where several paths meet, a value may have been made on each of them.
     last = test - 1 if test and not steps[test].target and "JUMP" not in steps[test - 1].opname else None
@@ -140,7 +142,7 @@ def _operands(steps: list[_Step], test: int) -> list[int | None]:
     return [start - 1 if start and not steps[start].target else None, last]
 
 
-def _start(steps: list[_Step], last: int) -> int | None:
+def _start(steps: list[Step], last: int) -> int | None:
     """The first instruction of the expression that ends with this one; None if it is unclear, or the very first."""
     wanted = 1
     for place in range(last, 0, -1):
@@ -153,7 +155,7 @@ def _start(steps: list[_Step], last: int) -> int | None:
     return None
 
 
-def _chain(steps: list[_Step], place: int | None, code: CodeType) -> Chain | None:
+def _chain(steps: list[Step], place: int | None, code: CodeType) -> Chain | None:
     """What is fetched from a variable by attributes and constant keys alone; None for any other expression.
 
     The variable is one that the function never writes; one that it writes once stands for what it is given.
@@ -184,7 +186,7 @@ def _chain(steps: list[_Step], place: int | None, code: CodeType) -> Chain | Non
     return None
 
 
-def _element(steps: list[_Step], place: int | None, code: CodeType) -> Chain | None:
+def _element(steps: list[Step], place: int | None, code: CodeType) -> Chain | None:
     """The chain over which the loop goes whose variable is read here, and "*"; None for any other expression."""
     name = None if place is None else steps[place].argval
     stores = [i for i, s in enumerate(steps) if s.argval == name and s.opname in _STORES]
@@ -215,7 +217,7 @@ def _kept(code: CodeType) -> set[str]:
     return {*code.co_varnames[:count], *code.co_freevars}
 
 
-def _kind(steps: list[_Step], place: int | None, code: CodeType, written: set[str]) -> str:
+def _kind(steps: list[Step], place: int | None, code: CodeType, written: set[str]) -> str:
     """What makes an operand: "fixed", "attribute", "unknown", or "=name" of an argument that keeps its value."""
     if place is None:
         return "unknown"

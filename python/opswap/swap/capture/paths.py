@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -26,6 +26,7 @@ from ..graph.aliasing import returns_tensor
 from ..graph.calls import joined_parts, subject
 from ..graph.metadata import ancestors, copy_with_inputs, drop_unused_facts, is_entry, is_fact, without_joins
 from ..runtime.guards import find_class, hooked, require
+from ..runtime.lists import Listed
 from ..runtime.outside import Outside, join
 from ..runtime.state import Reading
 from . import einops_backend
@@ -50,7 +51,8 @@ class Capture:
     Every node's meta has "owner", the path below root of the module whose forward made it, and "source", the
     "file:line" that did, or that module's class where it is one of torch's own; "unpacked" if the forward unpacks its
     value: to how many names. `opened` are the modules whose
-    calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults.
+    calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults; `lists`
+    says which of them are lists of tensors, which are several arguments of the graph.
 
     The graph is the forward's where each of `guards`, graphs over the same arguments, gives True, and each of
     `foreseen`, which ask for sizes further down, does so on tensors without data; and where root and all of
@@ -67,6 +69,7 @@ class Capture:
     training: bool | None = None
     reading: Reading = field(default_factory=Reading)
     outside: Outside = field(default_factory=Outside)
+    lists: Mapping[str, Listed] = field(default_factory=dict)
 
 
 def capture(
@@ -141,6 +144,7 @@ class _Trace:
     outside: Outside
     asks_none: bool
     texts: Texts
+    lists: Mapping[str, Listed]
     disturbed: bool
 
     def script(self, place: int, answer: bool | int) -> list[bool | int]:
@@ -234,6 +238,7 @@ class _Explorer:
         tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
         tracer.nothing = nothing
         follower = tracer.follower = Follower(self.root, self.opened, tracer.refuse)
+        follower.given = tracer.given
         if draws is not None:
             draws.tracer = tracer
         error: BaseException | None = None
@@ -247,12 +252,14 @@ class _Explorer:
             error = raised
         if written:
             error = CaptureError(f"forward writes to {written[0]}")
+        elif tracer.given.changed():
+            error = CaptureError("forward writes to a list that it was given")
         error = tracer.refusal or error
         if tracer.disturbed:
             error = CaptureError("another thread traced a module with torch.fx at the same time")
         known = follower.reading(), follower.outside(), follower.asks_none
         found = tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.texts
-        return _Trace(*found, tracer.disturbed)
+        return _Trace(*found, tracer.lists, tracer.disturbed)
 
     def _finish(self, trace: _Trace) -> Capture:
         """Turn every decision into a guard or a check."""
@@ -282,7 +289,7 @@ class _Explorer:
                 )
         drop_unused_facts(graph)
         found = tuple(guards.values()), tuple(foreseen.values())
-        known = {"reading": reading, "outside": outside}
+        known = {"reading": reading, "outside": outside, "lists": trace.lists}
         return Capture(self.root, graph, self.opened, trace.arguments, *found, **known)
 
     def _check_none(self, trace: _Trace) -> None:

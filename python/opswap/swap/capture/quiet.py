@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from opswap._dispatch_mode import DispatchMode
 from opswap._torch import is_compiled_module, tree_map
 
-from .shell import Shell, is_part_of_torch
+from .shell import Shell, is_part_of_torch, own_hooks
 
 __all__ = [
     "Draws",
     "copied_inputs",
     "draws_undone",
     "generators_kept",
+    "leaves_out",
     "quiet_call",
     "quiet_copy",
     "seed_generators",
@@ -38,14 +39,14 @@ def quiet_copy(model: nn.Module, *, stock: bool) -> nn.Module:
 
 
 def quiet_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call the module's forward with the hooks by which torch computes, such as those of weight_norm, and no others.
+    """Call the module's forward with the hooks by which the model computes, and no others; see `_is_called`.
 
     What torch.compile made of a module runs uncompiled.
     """
     if is_compiled_module(module):
         return module._orig_mod(*args, **kwargs)
     for key, hook in list(module._forward_pre_hooks.items()):
-        if not is_part_of_torch(hook):
+        if not _is_called(module, key, hook):
             continue
         if key in module._forward_pre_hooks_with_kwargs:
             args, kwargs = hook(module, args, kwargs) or (args, kwargs)
@@ -55,12 +56,23 @@ def quiet_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
                 args = changed if isinstance(changed, tuple) else (changed,)
     result = module.forward(*args, **kwargs)
     for key, hook in list(module._forward_hooks.items()):
-        if not is_part_of_torch(hook):
+        if not _is_called(module, key, hook):
             continue
         named = (kwargs,) if key in module._forward_hooks_with_kwargs else ()
         changed = hook(module, args, *named, result)
         result = result if changed is None else changed
     return result
+
+
+def leaves_out(module: nn.Module, *, before: bool) -> bool:
+    """True if `quiet_call` leaves out a hook before the forward, or else one behind it."""
+    hooks = module._forward_pre_hooks if before else module._forward_hooks
+    return not all(_is_called(module, key, hook) for key, hook in hooks.items())
+
+
+def _is_called(module: nn.Module, key: int, hook: Any) -> bool:
+    """True for hooks of torch, as those of weight_norm, and for those that a forward has put on the copy itself."""
+    return is_part_of_torch(hook) or key in own_hooks(module)
 
 
 def copied_inputs(inputs: Any) -> Any:

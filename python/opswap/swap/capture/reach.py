@@ -9,6 +9,7 @@ see, are refused when code mentions them.
 from __future__ import annotations
 
 import enum
+import logging
 import operator
 import sys
 from abc import ABCMeta
@@ -161,6 +162,9 @@ class Reach:
 
     def _reach_object(self, value: Any, what: str) -> None:
         kind = type(value)
+        if issubclass(kind, logging.Logger):
+            self._hold(partial(self._look_in_log, what), value)
+            return
         parts = kind in (partial, MethodType)
         if not parts and not is_transparent(value):
             if isinstance(value, (operator.attrgetter, operator.methodcaller)):
@@ -279,6 +283,11 @@ class Reach:
             if every or name in names:
                 self.reach(part, f"{cls.__qualname__}.{name}")
 
+    def _look_in_log(self, what: str, value: logging.Logger, names: Iterable[str]) -> None:
+        """A log may be mentioned for a path that is not taken: a call of it is noticed, what it holds may change."""
+        if self.dynamic or not vars(value).keys().isdisjoint(names):
+            raise self.refuse(f"{what} is a {type(value).__qualname__}, whose answers may change")
+
     def _look_in_layer(self, module: nn.Module, names: Iterable[str]) -> None:
         for name, value in tuple(vars(module).items()):
             if name not in INTERNAL and (self.dynamic or name in names):
@@ -288,9 +297,12 @@ class Reach:
 
     # --- what was found ----------------------------------------------------------------------------------------------
 
-    def outside(self, ran: Iterable[CodeType]) -> Outside:
-        """What to watch that belongs to no module; of the functions in classes only those that ran."""
-        wanted = Wanted(None if self.dynamic else frozenset(self.names), frozenset(self.texts))
+    def outside(self, ran: Iterable[CodeType], asked: tuple[tuple[Any, str], ...] = ()) -> Outside:
+        """What to watch that belongs to no module; of the functions in classes only those that ran.
+
+        Args: asked: (object, attribute) that objects with a look-up of their own were asked for.
+        """
+        wanted = Wanted(None if self.dynamic else frozenset(self.names), frozenset(self.texts), asked)
         watches = [(h, n, snapshot(v, wanted)) for h, n, v in self._needed(set(ran))]
         for holder in map(virtual, self._abstract if self.classes else ()):
             watches.append((holder, "registered", holder.registered))

@@ -32,7 +32,7 @@ from ..runtime.instance_forward import (
 from ..runtime.plan_of import PLAN, keep_plan, plan_of
 from ..runtime.state import stock_class
 
-__all__ = ["Shell", "is_part_of_torch"]
+__all__ = ["Shell", "holds_modules", "is_part_of_torch", "own_hooks"]
 
 _ATOMS = (
     bool,
@@ -52,6 +52,8 @@ _HOOKS = frozenset(k for k in vars(nn.Module()) if k.endswith(("_hooks", "_hooks
 # What a swap or Module.compile put on the live instance.
 _DROPPED = frozenset(("_opswap_record", PLAN, "_compiled_call_impl"))
 _CALL = "_compiled_call_impl"  # what torch.nn.Module.__call__ runs in place of forward and hooks
+# By twin: the keys of the hooks that its original had. torch gives each hook of the process another key.
+_hooks_of_originals: weakref.WeakKeyDictionary[nn.Module, frozenset[int]] = weakref.WeakKeyDictionary()
 _OWN_PROTOCOL = ("__deepcopy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
 
 
@@ -127,6 +129,7 @@ class Shell:
             self._registered.update(map(id, [*m._parameters.values(), *m._buffers.values()]))
         for m in made:
             self._fill(m, self._copies[id(m)])
+            _hooks_of_originals[self._copies[id(m)]] = frozenset(_hook_keys(m))
         return self._copies[id(module)]
 
     def _make(self, module: nn.Module) -> bool:
@@ -217,7 +220,7 @@ class Shell:
             return self._container(value)
         if isinstance(value, (partial, types.MethodType, types.FunctionType, weakref.ref)):
             return self._callable(value) if _holds_modules(value) else value
-        if _is_object(value) and any(_holds_modules(v) for _, v in _attributes(value)):
+        if _is_object(value) and holds_modules(value):
             return self._object(value)
         return self._deepcopy(value) if self._own else value
 
@@ -304,6 +307,16 @@ class Shell:
         return made
 
 
+def own_hooks(module: nn.Module) -> set[int]:
+    """The keys of hooks that were put on a twin since it was made; none of another module."""
+    known = _hooks_of_originals.get(module)
+    return set() if known is None else set(_hook_keys(module)) - known
+
+
+def _hook_keys(module: nn.Module) -> list[int]:
+    return [key for name in _HOOKS for key in vars(module).get(name, ())]
+
+
 def is_part_of_torch(hook: Any) -> bool:
     """True for a hook by which torch computes, such as that of weight_norm, of a lazy module or of an observer."""
     while isinstance(hook, partial):
@@ -387,6 +400,11 @@ def _holds_modules(value: Any) -> bool:
         seen.add(id(v))
         stack += _parts(v)
     return False
+
+
+def holds_modules(value: Any) -> bool:
+    """True if a module is reached from an attribute of the object; its twin is another object."""
+    return any(_holds_modules(v) for _, v in _attributes(value))
 
 
 def _parts(value: Any) -> list[Any]:

@@ -32,10 +32,12 @@ from ..graph.calls import graph_kinds, operation
 from ..graph.metadata import counts_dimensions, is_fact, is_shape
 from ..runtime import purity
 from ..runtime.guards import hooked, require
+from ..runtime.lists import Listed, is_listed, names_in
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
 from .bytecode import class_reads, unfaithful
 from .concrete import Concrete
 from .follow import CHECKPOINTED, Follower
+from .given import Given
 from .patches import Patches, trace_with
 from .stand_in import StandIn
 from .texts import Texts, has_mark, is_for_a_message
@@ -103,14 +105,17 @@ class Hints(Protocol):
     def value(self, node: fx.Node) -> Any:
         """The node's value; None where it is not known."""
 
+    def arguments(self) -> tuple[Any, ...]:
+        """What the forward is called with by position."""
+
 
 class Tracer(fx.Tracer):
     """Traces one forward along one path.
 
     made: modules that traces of this forward made for themselves, which the trace adds to.
     script: answers for the first decisions; hints: answers for the others, which are guesses without.
-    After `trace`, also where it raises: `decisions`, `arguments` (the parameters that became placeholders) and
-    `refusal`, the first reason for which the graph must not be believed.
+    After `trace`, also where it raises: `decisions`, `arguments` (the parameters that became placeholders), `lists`
+    (those of them that became several) and `refusal`, the first reason for which the graph must not be believed.
     """
 
     proxy_buffer_attributes = True
@@ -129,6 +134,9 @@ class Tracer(fx.Tracer):
         self.script, self.hints = script, hints
         self.owners = [""]
         self.arguments: tuple[str, ...] = ()
+        self.lists: dict[str, Listed] = {}
+        self.given = Given()
+        self._in_torch = False  # the arguments of one of torch's functions are being looked at
         self.decisions: list[Decision] = []
         self.refusal: CaptureError | None = None
         self.modes = _modes()
@@ -191,13 +199,15 @@ class Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, *others: Any, **kwargs: Any) -> fx.Proxy:
         """As fx does; no code of the user runs in it."""
-        before = self.follower.pause()
+        before, around = self.follower.pause(), self._in_torch
+        self._in_torch = kind == "call_function" and str(target.__module__).startswith("torch")
         try:
             if target is assert_function and len(args) == 2 and has_mark(args[1]):
                 self._checked(*args)
                 return None
             made = super().create_proxy(kind, target, args, *others, **kwargs)
         finally:
+            self._in_torch = around
             self.follower.go_on(before)
         return None if made.node.name == self.nothing else made
 
@@ -270,6 +280,10 @@ class Tracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         """What a node may take; fx would make plain lists and dicts of those of other classes."""
+        if not self._in_torch and a in self.given:
+            raise self.refuse(
+                f"forward passes on a list of tensors that it was given at {self.inspect_frames()}"
+            )
         if isinstance(a, (list, dict)) and type(a) not in _CONTAINERS:
             raise self.refuse(f"forward makes a {type(a).__name__} of tensors")
         known = getattr(type(a), "__dataclass_fields__", {})
@@ -299,7 +313,17 @@ class Tracer(fx.Tracer):
             required.append(p.name)
         self.arguments = tuple(required)
         self.follower.start()  # the forward runs next
-        return root_fn, [self.root, *(self.create_proxy("placeholder", n, (), {}) for n in required)]
+        return root_fn, [self.root, *map(self._argument, range(len(required)))]
+
+    def _argument(self, place: int) -> Any:
+        """A proxy; a list of proxies where a run has shown a list of tensors."""
+        name = self.arguments[place]
+        seen = self.hints.arguments() if self.hints is not None else ()
+        if place >= len(seen) or not is_listed(seen[place]):
+            return self.create_proxy("placeholder", name, (), {})
+        listed = self.lists[name] = Listed(type(seen[place]), len(seen[place]))
+        names = names_in(name, listed)
+        return self.given.add(listed, (self.create_proxy("placeholder", n, (), {}) for n in names))
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self.modes:

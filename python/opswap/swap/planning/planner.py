@@ -22,6 +22,7 @@ from ..report import Report, Site
 from ..rewriting.code import Rewritten, passed_by
 from ..rule import UNPROBED, Refusal, Region, Shapes
 from ..rules import Replacement, Rule
+from ..rules.activation import is_activation
 from ..rules.conditions import on_cpu
 from ..runtime.guards import hooked
 from ..runtime.instance_forward import overridden
@@ -289,7 +290,7 @@ class _Planner:
         return found
 
     def _openable(self, module: nn.Module) -> Iterator[nn.Module]:
-        """Descendants whose calls are inlined: modules that only move data, and blocks of a Sequential."""
+        """Descendants whose calls are inlined: modules that only move data, activations, and blocks of a Sequential."""
         children = list(module.children())
         for child, after in zip(children, [*children[1:], None], strict=False):
             if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
@@ -305,13 +306,18 @@ class _Planner:
                 joins = known.cuts_its_input() or (meets and known.joins_its_output())
                 joins = joins or any(map(_moves, known.changes))
                 moves = (known.changes or known.refused) and known.calls_no_module()
-                shuffles = bool(moves or (_is_sequential(module) and joins))
+                shuffles = bool(moves or (_is_sequential(module) and joins)) or self._is_activation(known)
             if shuffles and hooked(child):
                 reason = "has hooks: its call is not merged with what is around it"
                 self.kept.append(Site(self.paths[child], "", _source(child), False, reason))
             elif shuffles:
                 yield child
                 yield from known.opened if known is not None else ()
+
+    def _is_activation(self, known: _Module) -> bool:
+        """True for the user's own module of an activation, which a rule can join with the normalisation before it."""
+        alone = not known.opened and len(known.paths) == 1
+        return bool(self.called) and alone and is_activation(known.paths[0].capture.graph)
 
     def _list_of_one_kind(self, modules: nn.Module) -> Iterator[nn.Module]:
         """The list and its members, where these are to be looked at as part of the forward that calls them."""

@@ -31,7 +31,7 @@ from opswap.ops.linear import register_flops
 from ..capture.paths import Capture
 from ..rule import Region, Replacement
 from ..runtime.fallback import declined, missed
-from ..runtime.guards import Record, foresees, holds, in_mode, unpackable
+from ..runtime.guards import Record, foresees, holds, in_mode, listed, unpackable
 from ..runtime.instance_forward import (
     Link,
     fits,
@@ -42,6 +42,7 @@ from ..runtime.instance_forward import (
     take_back,
     traced_forward,
 )
+from ..runtime.lists import Listed, as_arguments
 from ..runtime.outside import join
 from ..runtime.state import observe, observe_read
 
@@ -70,6 +71,7 @@ class Recipe:
 
     modules: names in the text that are modules, by their import name. names: other objects in the text.
     on_instance: the forward is for an instance's dictionary, as a method of a `Link`, in place of a subclass's.
+    lists: arguments of the forward that are lists or tuples of so many tensors.
     """
 
     original: type[nn.Module]
@@ -77,6 +79,7 @@ class Recipe:
     modules: dict[str, str]
     names: dict[str, Any]
     on_instance: bool = False
+    lists: dict[str, Listed] = field(default_factory=dict)
     _cls: type[Any] | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,6 +129,7 @@ class Recipe:
             "opswap_fits": fits,
             "opswap_holds": holds,
             "opswap_link_of": link_of,
+            "opswap_listed": listed,
             "opswap_missed": missed,
             "opswap_recipe": self,
         }
@@ -231,13 +235,14 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
             replace_region(capture.graph, region, distinct[text], replaced)
         parts.append(_function_text(capture.graph, f"fused_{i}", scope, ("self",)))
     on_instance = _is_of_torch(type(root))
-    parts.append(_forward_text(type(root).forward, paths[0][0].arguments, conditions, on_instance))
+    lists = dict(paths[0][0].lists)
+    parts.append(_forward_text(type(root).forward, paths[0][0].arguments, lists, conditions, on_instance))
     code = "\n\n".join(parts)
     used = _names(compile(code, "<opswap>", "exec"))
     scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}
     modules = {k: v.__name__ for k, v in scope.items() if isinstance(v, ModuleType)}
     names = {k: v for k, v in scope.items() if k not in modules}
-    return Recipe(type(root), code, modules, names, on_instance)
+    return Recipe(type(root), code, modules, names, on_instance, lists)
 
 
 def _is_of_torch(cls: type) -> bool:
@@ -247,7 +252,9 @@ def _is_of_torch(cls: type) -> bool:
 
 def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], parts: list[str]) -> str:
     """Add the functions that guard a path to the parts; returns the condition for taking it, "" for none."""
-    inputs = ", ".join(("self", *capture.arguments))
+    given = as_arguments(capture.arguments, capture.lists)
+    names = [n.target for n in capture.graph.nodes if n.op == "placeholder"]
+    inputs = ", ".join(("self", *names))
     asked = []
     for j, guard in enumerate((*capture.guards, *capture.foreseen)):
         name = f"guard_{number}_{j}"
@@ -271,7 +278,7 @@ def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], pa
             f"    except Exception:\n"
             f"        return False\n"
         )
-        conditions.append(f"opswap_path_{number}({', '.join((me, *capture.arguments))})")
+        conditions.append(f"opswap_path_{number}({', '.join((me, *given))})")
     return " and ".join(conditions)
 
 
@@ -368,7 +375,9 @@ def _defaulted(forward: Any) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(forward).parameters.values() if p.default is not p.empty]
 
 
-def _forward_text(forward: Any, captured: Sequence[str], paths: Sequence[str], on_instance: bool) -> str:
+def _forward_text(
+    forward: Any, captured: Sequence[str], lists: dict[str, Listed], paths: Sequence[str], on_instance: bool
+) -> str:
     """A forward with the original's parameters, which calls the original where no captured path holds.
 
     paths: the condition of each path, "" for one that always holds. on_instance: it is a method of a Link.
@@ -390,7 +399,8 @@ def _forward_text(forward: Any, captured: Sequence[str], paths: Sequence[str], o
             conditions.append(f"{p.name} is opswap_default_{p.name}")
         if p.kind is p.POSITIONAL_ONLY and (i + 1 == len(rest) or rest[i + 1].kind is not p.kind):
             declared.append("/")
-    inputs = ", ".join((first.name, *captured))
+    conditions += [f"opswap_listed({n}, {known.kind.__name__}, {known.number})" for n, known in lists.items()]
+    inputs = ", ".join((first.name, *as_arguments(captured, lists)))
     condition = " and ".join([_ENABLED, *conditions, f"opswap_holds({inputs})"])
     stock = "opswap_class"
     lines = []

@@ -7,6 +7,7 @@ from ..rule import Replacement, Rule
 from . import (
     channels,
     convolution,
+    convolution_functional,
     dropout,
     linear,
     norm,
@@ -19,7 +20,8 @@ from . import (
 __all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
 
 _NORMS = norm.RULES + norm_functional.RULES
-_ARITHMETIC = _NORMS + linear.RULES + reduced_precision.RULES + convolution.RULES
+_CONVOLUTIONS = reduced_precision.RULES + convolution.RULES + convolution_functional.RULES
+_ARITHMETIC = _NORMS + linear.RULES + _CONVOLUTIONS
 _KERNELS = channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES
 
 

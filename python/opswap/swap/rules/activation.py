@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as torch_functional
 from torch import nn
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ..runtime.state import stock_class
 
-__all__ = ["SILU", "SLOWER", "Activation", "activation", "activation_of", "gated"]
+__all__ = ["SILU", "SLOWER", "Activation", "activation", "activation_of", "gated", "is_activation"]
 
 Activation = tuple[Any, ...]  # name, parameters
 
@@ -145,6 +145,18 @@ def gated(node: Node) -> tuple[Node, Node] | None:
         if product in node.users and _multiplies(product) and set(product.args) == {node, sigmoid}:
             return sigmoid, product
     return None
+
+
+def is_activation(graph: Graph) -> bool:
+    """True if a forward does nothing but compute an activation of its only argument."""
+    arguments = [n for n in graph.nodes if n.op == "placeholder"]
+    nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    (result,) = (n.args[0] for n in graph.nodes if n.op == "output")
+    if len(arguments) != 1 or not nodes or result is not nodes[-1]:
+        return False
+    if len(nodes) == 1:
+        return nodes[0].op != "call_module" and activation(nodes[0]) not in (None, *SLOWER)
+    return gated(arguments[0]) == tuple(nodes)
 
 
 def _multiplies(node: Node) -> bool:

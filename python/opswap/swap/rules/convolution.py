@@ -11,7 +11,7 @@ from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, pointwise_wins, take
 
 from ..rule import Replacement, Rule
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "large"]
 
 _POINTWISE = Replacement(
     "takes_pixels(m0, x0)",
@@ -25,6 +25,11 @@ _DEPTHWISE = Replacement(
 )
 
 
+def large(size: int) -> str:
+    """Why a 1x1 convolution of so many weights is kept."""
+    return f"a weight of {size:,} elements: torch is as fast from {FEW_WEIGHTS:,} on"
+
+
 def _declines_pointwise(module: nn.Module) -> str | None:
     if module.kernel_size != (1, 1) or module.groups != 1 or not pointwise_wins():
         return None
@@ -33,11 +38,7 @@ def _declines_pointwise(module: nn.Module) -> str | None:
             f"the kernels take stride 1 without padding, not stride={module.stride}, padding={module.padding}"
         )
     size = module.weight.numel()
-    return (
-        f"a weight of {size:,} elements: torch is as fast from {FEW_WEIGHTS:,} on"
-        if size >= FEW_WEIGHTS
-        else ""
-    )
+    return large(size) if size >= FEW_WEIGHTS else ""
 
 
 def _declines_depthwise(module: nn.Module) -> str | None:

@@ -40,7 +40,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     if arguments["training"] is False:
         raise Refusal("it passes its input on", told=False)
     if arguments["inplace"] is True:
-        raise Refusal("it writes over its input")
+        raise Refusal("it writes over its input: with inplace=False it is replaced")
     if not draws_alike():
         raise Refusal("torch draws random numbers in another way on this CPU")
     names = {n: f"x{i}" for i, n in enumerate(region.inputs)}

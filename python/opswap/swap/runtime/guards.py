@@ -30,6 +30,7 @@ __all__ = [
     "holds",
     "hooked",
     "in_mode",
+    "listed",
     "missed",
     "require",
     "unhooked",
@@ -94,6 +95,11 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
         if not unchanged(child, state):
             return False
     return stands(record.outside)
+
+
+def listed(value: Any, kind: type, number: int) -> bool:
+    """True for a list or tuple, `kind`, of so many values; whether they are tensors is for `holds` to ask."""
+    return type(value) is kind and len(value) == number
 
 
 def in_mode(module: nn.Module, training: bool) -> bool:

@@ -14,14 +14,15 @@ from threading import RLock
 from types import CellType, ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from .guards import any_global_hook, hooked
+from .guards import any_global_hook, hooked, listed
 from .instance_forward import generated_forward, overridden, recipe_of
+from .lists import names_in
 from .outside import Outside, read
 from .plan_of import plan_of
-from .snapshot import MISSING, Attributes, Contents, Plain, Scalar, contents_of, is_as
+from .shown import shown
+from .snapshot import MISSING, Answers, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, names_of_tensors, stock_class
 
 __all__ = [
@@ -36,30 +37,6 @@ __all__ = [
 ]
 
 GLOBAL_HOOKS = "torch has global module hooks"
-_SHORT = 80
-
-
-def shown(value: Any) -> str:
-    """A value in a few words."""
-    if isinstance(value, Tensor):
-        kind = str(value.dtype).removeprefix("torch.")
-        device = "" if value.is_cpu else f" on {value.device}"
-        return f"{kind} {tuple(value.shape)}{_format(value)}{device}"
-    if isinstance(value, nn.Module):
-        return f"a {stock_class(value).__name__}"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."
-
-
-def _format(tensor: Tensor) -> str:
-    if tensor.layout is not torch.strided:
-        return f" {tensor.layout}"
-    if tensor.is_contiguous():
-        return ""
-    for ndim, name in ((4, "channels_last"), (5, "channels_last_3d")):
-        if tensor.dim() == ndim and tensor.is_contiguous(memory_format=getattr(torch, name)):
-            return f" {name}"
-    return f" strides {tensor.stride()}"
 
 
 def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
@@ -75,7 +52,8 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
         return changed
     for i, x in enumerate(inputs):
         if not isinstance(x, Tensor):
-            return f"input {i} is {shown(x)}, was a Tensor"
+            hint = ": pass example_inputs to the swap" if type(x) in (list, tuple) else ""
+            return f"input {i} is {shown(x)}, was a Tensor{hint}"
     if record.opened and any_global_hook():
         return GLOBAL_HOOKS
     names = _names(module)
@@ -184,10 +162,12 @@ def difference(now: Any, then: Any, name: str) -> str:
     """How a value differs from its snapshot, "" if it does not."""
     if is_as(now, then):
         return ""
-    if isinstance(then, (Contents, Attributes)) and type(now) is not then.kind:
+    if isinstance(then, (Answers, Attributes, Contents)) and type(now) is not then.kind:
         return f"{name} changed from a {then.kind.__name__} to {shown(now)}"
     if type(then) is Contents:
         return _changed_contents(now, then, name)
+    if type(then) is Answers:
+        return _changed_answer(now, then, name)
     if type(then) is Attributes:
         parts = (
             (getattr(now, k, MISSING), kept, f"{name}.{k}")
@@ -203,6 +183,22 @@ def difference(now: Any, then: Any, name: str) -> str:
     if now is MISSING or then is MISSING:
         return f"{name} is gone, was {was}" if now is MISSING else f"{name} is {shown(now)}, did not exist"
     return f"{name} changed from {was} to {shown(now)}"
+
+
+def _changed_answer(now: Any, then: Answers, name: str) -> str:
+    """How an object with a look-up of its own answers otherwise."""
+    inside = "" if then.contents is None else difference(now, then.contents, name)
+    if inside:
+        return inside
+    for key, kept in zip(then.names, then.values, strict=True):
+        try:
+            answer = getattr(now, key, MISSING)
+        except Exception as error:
+            return f"{name}.{key} raises {type(error).__name__}"
+        changed = difference(answer, kept, f"{name}.{key}")
+        if changed:
+            return changed
+    return ""
 
 
 def _changed_element(now: Any, was: Any, name: str) -> str:
@@ -239,7 +235,15 @@ def call_reason(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
             required[p.name] = given.arguments[p.name]
         elif given.arguments.get(p.name, p.default) is not p.default:
             return f"argument {p.name} is {shown(given.arguments[p.name])}, was {shown(p.default)} by default"
-    return failure(module, tuple(required.values())) or _no_path(module, required)
+    lists = recipe_of(module).lists
+    other = next((n for n, known in lists.items() if not listed(required[n], *known)), None)
+    if other is not None:
+        return f"argument {other} is {shown(required[other])}, was {lists[other]}"
+    inputs = [v for name, value in required.items() for v in (value if name in lists else [value])]
+    required.update(
+        (k, v) for n, known in lists.items() for k, v in zip(names_in(n, known), required[n], strict=True)
+    )
+    return failure(module, tuple(inputs)) or _no_path(module, required)
 
 
 def _no_path(module: nn.Module, inputs: dict[str, Any]) -> str:

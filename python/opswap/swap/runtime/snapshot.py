@@ -7,6 +7,7 @@ Comparing runs on every call of a rewritten forward, and torch.compile traces th
 from __future__ import annotations
 
 import enum
+import logging
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -88,6 +89,16 @@ class Attributes:
     values: tuple[Any, ...]
     contents: Any
     absent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What an object with a look-up of its own says when it is asked for names; contents as of `Attributes`."""
+
+    kind: type
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    contents: Any
 
 
 @dataclass(frozen=True)
@@ -193,10 +204,14 @@ def static_attribute(cls: type, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Attributes that code reads of objects: names, None for all, and texts, those that may not be there."""
+    """Attributes that code reads of objects: names, None for all, and texts, those that may not be there.
+
+    asked: (object, name) of all that objects with a __getattribute__ written in Python were asked for.
+    """
 
     names: Collection[str] | None = None
     texts: Collection[str] = ()
+    asked: tuple[tuple[Any, str], ...] = ()
 
     def of(self, value: Any) -> dict[str, Any]:
         """The attributes of an object that matter, MISSING for those that it may get."""
@@ -235,6 +250,14 @@ def has_own_look_up(cls: type) -> bool:
     return isinstance(static_attribute(cls, "__getattribute__"), types.FunctionType)
 
 
+def _is_asked(cls: type) -> bool:
+    """True for a class with a __getattribute__ of the user, of whose questions a capture hears."""
+    function = static_attribute(cls, "__getattribute__")
+    if not isinstance(function, types.FunctionType):
+        return False
+    return owner(function.__code__.co_filename, function.__module__ or "") == USER
+
+
 def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> Any:
     """A copy to compare with later; the value itself if it is compared by identity.
 
@@ -261,13 +284,19 @@ def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> A
         return inside
     if not is_transparent(value) or _is_identity(value):
         return value
+    if wanted.names is not None and _is_asked(type(value)):
+        asked = tuple(name for holder, name in wanted.asked if holder is value)
+        values = tuple(snapshot(getattr(value, n, MISSING), wanted, path) for n in asked)
+        return Answers(type(value), asked, values, inside)
     kept = wanted.of(value)
     values = tuple(snapshot(v, wanted, path) for v in kept.values())
     return Attributes(type(value), tuple(kept), values, inside, wanted.absent(value))
 
 
 def _is_identity(value: Any) -> bool:
-    """True for objects of the standard library that describe types."""
+    """True for objects of the standard library that describe types, and for logs, of which a capture reads nothing."""
+    if issubclass(type(value), logging.Logger):
+        return True
     return type(value).__module__ in ("typing", "types", "re") and type(value) is not types.SimpleNamespace
 
 
@@ -300,6 +329,8 @@ def is_as(now: Any, then: Any) -> bool:
         return _has_contents(now, then)
     if kind is Attributes:
         return _has_attributes(now, then)
+    if kind is Answers:
+        return _answers(now, then)
     if kind is AnyTensor:
         return isinstance(now, Tensor)
     if type(now) is not kind or not isinstance(then, IMMUTABLE):
@@ -337,5 +368,19 @@ def _has_attributes(now: Any, then: Attributes) -> bool:
             return False
     for name in then.absent:  # noqa: SIM110
         if name in now.__dict__:
+            return False
+    return True
+
+
+def _answers(now: Any, then: Answers) -> bool:
+    """The object is asked again; its own code runs, and may raise."""
+    if type(now) is not then.kind or (then.contents is not None and not is_as(now, then.contents)):
+        return False
+    for name, value in zip(then.names, then.values):  # noqa: B905
+        try:
+            answer = getattr(now, name, MISSING)
+        except Exception:
+            return False
+        if not is_as(answer, value):
             return False
     return True

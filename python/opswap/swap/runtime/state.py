@@ -39,7 +39,8 @@ class Reading:
     names: attributes. texts: attributes that may be looked up where there are none. modules: those that were fetched
     from their parents and neither called nor inlined. parents: those whose children were fetched or counted; `counted`
     are those of which code asked for all children, `listed` those of which it asked for all parameters or buffers.
-    classes: their classes matter too.
+    classes: their classes matter too. asked: (object, attribute) that objects with a look-up of their own were asked
+    for.
     optional: (module, name) of parameters and buffers that were fetched, which may be None.
     """
 
@@ -51,6 +52,7 @@ class Reading:
     counted: tuple[nn.Module, ...] = ()
     listed: tuple[nn.Module, ...] = ()
     classes: bool = False
+    asked: tuple[tuple[Any, str], ...] = ()
 
     def __or__(self, other: Reading) -> Reading:
         """What either of the two read."""
@@ -65,7 +67,9 @@ class Reading:
                 (self.listed, other.listed),
             )
         ]
-        return Reading(names, self.texts | other.texts, *lists, self.classes or other.classes)
+        asked = {(id(o), name): (o, name) for o, name in (*self.asked, *other.asked)}
+        classes = self.classes or other.classes
+        return Reading(names, self.texts | other.texts, *lists, classes, tuple(asked.values()))
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ def _observe(
                 found[name] = value
             elif name not in vars(module):
                 methods.append(name)
-    kept = {k: snapshot(v, Wanted(reading.names, reading.texts)) for k, v in found.items()}
+    kept = {k: snapshot(v, Wanted(reading.names, reading.texts, reading.asked)) for k, v in found.items()}
     optional = {n: getattr(module, n, None) is None for m, n in reading.optional if m is module}
     absent = [n for n in sorted(reading.texts) if _is_absent(module, cls, n)]
     return State(

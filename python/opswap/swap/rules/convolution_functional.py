@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""torch.nn.functional.conv2d, as layers of the user's own call it: convolutions derived from torch's, with padding as
+in TensorFlow, or with standardised weights.
+
+What the weight is is known from the module, or from a run with example inputs if the forward computes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch.fx import Graph, Node
+
+from opswap import functional as F
+from opswap.ops.depthwise import depthwise_fits, depthwise_wins
+from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
+
+from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from .convolution import large
+
+__all__ = ["RULES"]
+
+_TARGETS = (torch_functional.conv2d, torch.conv2d)
+
+
+def _signature(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: Any = 1,
+) -> None:
+    """The arguments of torch's function."""
+
+
+def _find(graph: Graph) -> Iterator[Region]:
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _TARGETS:
+            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    """An option of two directions; refuses what is no number."""
+    pair = (
+        (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()
+    )
+    pair = pair * 2 if len(pair) == 1 else pair
+    if len(pair) != 2 or not all(type(v) is int for v in pair):
+        raise Refusal("its options are not replaced", told=False)
+    return pair
+
+
+def _padding(value: Any, size: tuple[int, ...], stride: tuple[int, int]) -> tuple[int, int]:
+    """Zeros before each direction; as many are behind it, for windows of odd sides."""
+    if value == "same" and stride == (1, 1) and size[2] % 2 == size[3] % 2 == 1:
+        return size[2] // 2, size[3] // 2
+    return (0, 0) if value == "valid" else _pair(value)
+
+
+def _size(weight: Any, shapes: Shapes) -> tuple[int, ...]:
+    """The size of the weight; refuses an unknown one."""
+    if isinstance(weight, Node):
+        value = weight.meta.get("value")
+        size = tuple(value.shape) if isinstance(value, torch.Tensor) else shapes.get(weight, ())
+        if len(size) == 4:
+            return tuple(size)
+    raise Refusal("the size of its weight is not known", told=False)
+
+
+def _read(region: Region) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arguments of the call, and the tensors among them as Python text."""
+    node = region.mixing
+    try:
+        bound = inspect.signature(_signature).bind(*node.args, **node.kwargs)
+    except TypeError as error:
+        raise Refusal(f"its arguments are not replaced: {error}") from error
+    bound.apply_defaults()
+    given = bound.arguments
+    names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
+    tensors = {k: names.get(given[k], "None") for k in ("input", "weight", "bias")}
+    if not isinstance(given["input"], Node) or type(given["groups"]) is not int:
+        raise Refusal("its options are not replaced", told=False)
+    if given["bias"] is not None and not isinstance(given["bias"], Node):
+        raise Refusal("its options are not replaced", told=False)
+    return given, tensors
+
+
+def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
+    given, tensors = _read(region)
+    size = _size(given["weight"], shapes)
+    if size[2:] != (1, 1) or given["groups"] != 1 or not pointwise_wins():
+        raise Refusal("it is no convolution of 1 x 1", told=False)
+    stride = _pair(given["stride"])
+    padding = _padding(given["padding"], size, stride)
+    if (stride, padding) != ((1, 1), (0, 0)):
+        raise Refusal(f"the kernels take stride 1 without padding, not stride={stride}, padding={padding}")
+    if size[0] * size[1] >= FEW_WEIGHTS:
+        raise Refusal(large(size[0] * size[1]))
+    input, weight, bias = tensors.values()
+    names = {"pointwise_fits": pointwise_fits, "pointwise_conv2d": F.pointwise_conv2d}
+    return Replacement(
+        f"pointwise_fits({input}, {weight})", f"pointwise_conv2d({input}, {weight}, {bias})", names
+    )
+
+
+def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
+    given, tensors = _read(region)
+    size, groups = _size(given["weight"], shapes), given["groups"]
+    if not 1 < groups == size[0] or size[1] != 1 or max(size[2:]) == 1 or not depthwise_wins():
+        raise Refusal("it is no depthwise convolution", told=False)
+    stride, dilation = _pair(given["stride"]), _pair(given["dilation"])
+    if size[2:] not in ((3, 3), (5, 5)):
+        raise Refusal(f"a window of {size[2:]}: the kernels take 3x3 and 5x5")
+    if stride not in ((1, 1), (2, 2)) or dilation != (1, 1):
+        raise Refusal(f"the kernels take a stride of 1 or 2 and no dilation, not {stride=}, {dilation=}")
+    options = f"{', '.join(tensors.values())}, {stride}, {_padding(given['padding'], size, stride)}"
+    names = {"depthwise_fits": depthwise_fits, "depthwise_conv2d": F.depthwise_conv2d}
+    return Replacement(f"depthwise_fits({options}, {groups})", f"depthwise_conv2d({options})", names)
+
+
+RULES = (
+    Rule("pointwise_conv", False, _find, _prove_pointwise),
+    Rule("depthwise_conv", False, _find, _prove_depthwise),
+)
