@@ -101,7 +101,8 @@ def build(
             continue
         for source in sorted((sources / family).glob("*.c")):
             jobs += _objects_of(source, tiers, folder)
-        jobs.append((TESTS / "c" / f"{family}.c", folder / f"family_{family}.o", []))
+        for source in sorted((TESTS / "c").glob(f"{family}*.c")):
+            jobs.append((source, folder / f"family_{source.stem}.o", []))
     listed = "-DFAMILIES=" + " ".join(f"X({family})" for family in families)
     built = f'-DTIERS="scalar {" ".join(tiers)}"'
     jobs.append((TESTS / "kernels.c", folder / "kernels.o", [listed, built]))

@@ -4,7 +4,7 @@
 It runs as it is; watched by valgrind; on threads that ThreadSanitizer watches; on an emulated CPU without AVX; and,
 with the kernels for NEON, on an emulated Arm CPU. A kernel with an error planted in it fails.
 
-`pytest -m driver` runs the hidden tiers as well, which take longer to compile than all others together.
+`pytest -m driver` runs what takes longest to compile: the hidden tiers, and ThreadSanitizer's form of the pools.
 """
 
 from __future__ import annotations
@@ -81,7 +81,16 @@ def test_under_valgrind(kernels: Path, tiers: tuple[str, ...], seed: int) -> Non
     assert_ran(output, ("scalar", best))
 
 
-def test_on_threads_under_thread_sanitizer(tmp_path: Path, tiers: tuple[str, ...], seed: int) -> None:
+@pytest.mark.parametrize(
+    "families",
+    [
+        pytest.param(tuple(f for f in driver.FAMILIES if f != "pool"), id="quick to compile"),
+        pytest.param(driver.FAMILIES, id="all", marks=pytest.mark.driver),
+    ],
+)
+def test_on_threads_under_thread_sanitizer(
+    families: tuple[str, ...], tmp_path: Path, tiers: tuple[str, ...], seed: int
+) -> None:
     need("gcc")
     library = subprocess.run(
         ["gcc", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=True
@@ -90,11 +99,11 @@ def test_on_threads_under_thread_sanitizer(tmp_path: Path, tiers: tuple[str, ...
         pytest.skip("gcc has no libtsan")
     best = tiers[0]
     flags = [*driver.QUICK, "-fsanitize=thread"]
-    watched = driver.build(tmp_path, flags=flags, tiers=(best,), families=driver.FAMILIES)
+    watched = driver.build(tmp_path, flags=flags, tiers=(best,), families=families)
     # Without random addresses: those of some kernels are where the sanitizer keeps its own data.
     fixed = ("setarch", HERE, "-R") if run_quietly("setarch", HERE, "-R", "true") else ()
     output = run(*fixed, watched, "--threads", "3", "--quick", "--seed", str(seed))
-    assert_ran(output, ("scalar", best))
+    assert_ran(output, ("scalar", best), families)
 
 
 def run_quietly(*command: str) -> bool:

@@ -7,6 +7,8 @@
 
 #include <stdio.h>
 
+void driver_norm_run(driver *d); /* of norm_run.c */
+
 typedef enum operation { sample, moments, apply, reduce, gradient } operation;
 
 enum form { planes, pixels };
@@ -237,6 +239,8 @@ static void check(driver *d)
                                 (driver_type)type_##dtype});
     OSW_NORM_VARIANTS(X)
 #undef X
+    if (!d->timed)
+        driver_norm_run(d);
 }
 
 const driver_family driver_norm = {"norm", osw_norm_select, osw_norm_table, sizeof osw_norm_table,
