@@ -13,12 +13,16 @@ Environment switches, for work on opswap itself:
 """
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, "csrc")
+import recipe
 
 
 class ParallelBuild(build_ext):
@@ -45,13 +49,11 @@ class ParallelBuild(build_ext):
             jobs, more = [], []
 
             def collect(target, source, extension, flags, postargs, macros):
-                widths = (16, 32, 64) if source.endswith("_portable.c") else ()
-                for width in widths:
-                    more.append(target.replace(".o", f"{width}.o"))
-                    wide = [*postargs, f"-DVEC_BYTES={width}", *portable_args]
-                    jobs.append((more[-1], source, extension, flags, wide, macros))
-                if not widths:
-                    jobs.append((target, source, extension, flags, postargs, macros))
+                for suffix, own in recipe.variants(source):
+                    named = target.replace(".o", f"{suffix}.o") if suffix else target
+                    jobs.append((named, source, extension, flags, [*postargs, *own], macros))
+                    if suffix:
+                        more.append(named)
 
             self.compiler._compile = collect
             objects = [name for name in compile_all(*args, **kwargs) if not name.endswith("_portable.o")]
@@ -68,20 +70,12 @@ class ParallelBuild(build_ext):
 sanitize = os.environ.get("OPSWAP_SANITIZE", "")
 debug = bool(sanitize) or os.environ.get("OPSWAP_DEBUG") == "1"
 
-compile_args = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wpedantic"]
-# They are many, and need not be fast; at -O1 gcc does not see that a loop over lanes sets them all.
-portable_args = ["-O1", "-Wno-psabi", "-Wno-maybe-uninitialized"]
+compile_args = [*recipe.FLAGS, *(recipe.DEBUG if debug else recipe.RELEASE)]
 link_args = []
-# Kernels run on threads of any size: see csrc/core/scratch.h. Without optimisation frames are larger.
-compile_args += (
-    ["-O1", "-g1", "-UNDEBUG"] if debug else ["-O3", "-g0", "-DNDEBUG", "-Wframe-larger-than=49152"]
-)
 if os.environ.get("OPSWAP_WERROR") == "1":
     compile_args += ["-Werror"]
 if sanitize:
-    compile_args += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"]
-    # Undefined behaviour ends the process: calls that describe it take gcc minutes per file of vector kernels.
-    compile_args += ["-fno-sanitize-recover=undefined", "-fsanitize-undefined-trap-on-error"]
+    compile_args += recipe.sanitizing(sanitize)
     link_args += [f"-fsanitize={sanitize}"]
 
 # The extension with NumPy has these, and of core what they need.
@@ -99,7 +93,7 @@ def extension(name, sources, macros, flags, libraries):
         sources=sorted(map(str, sources)),
         depends=sorted(str(p) for p in Path("csrc").rglob("*.[hi]*")),
         include_dirs=["csrc"],
-        define_macros=[("Py_LIMITED_API", "0x030A0000"), ("_POSIX_C_SOURCE", "200809L"), *macros],
+        define_macros=[("Py_LIMITED_API", "0x030A0000"), *recipe.DEFINED, *macros],
         extra_compile_args=[*compile_args, *flags],
         extra_link_args=link_args,
         libraries=libraries if os.name == "posix" else [],

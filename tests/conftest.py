@@ -59,6 +59,7 @@ TIER_INDEPENDENT = (
     "test_core_serial",
     "test_default_device",
     "test_demo",
+    "test_driver",
     "test_exporters",
     "test_finding",
     "test_import",

@@ -1,105 +1,161 @@
 /* SPDX-License-Identifier: MIT */
-/* The C driver: the functions of core/simd.h of every tier that this CPU has, against their
- * portable bodies, on random and worst-case input. Build and run: see tests/test_kernels.py.
- * Arguments: the seed and the number of rounds. Exit status 1 after a difference, which it prints.
- */
-#include "c/primitives.h"
-#include "core/isa.h"
+/* The C driver: every kernel of every family and tier that this CPU has against the scalar one of
+ * the same variant, on random and worst-case input, without Python and torch. tests/driver.py
+ * builds it; the families that it has are FAMILIES, a list of X(name), and the tiers TIERS, a
+ * string of names. Arguments:
+ *
+ *     --seed N      of the random numbers; 1
+ *     --rounds N    over all cases, each with other numbers; 1
+ *     --tier NAME   these tiers alone; may stand several times
+ *     --threads N   among which calls are divided; 1 cuts them into parts as well
+ *     --quick       fewer sizes
+ *     --heap        tensors from malloc, without guards: for tools that watch the heap
+ *     --time        measure instead of comparing
+ *     FAMILY ...    these alone
+ *
+ * Prints what was run. Exit status: 1 after a difference, which it prints, 2 for wrong arguments, 3
+ * after an invalid access or instruction. */
+#include "c/driver.h"
+#include "c/driver_compare.h"
+#include "c/driver_rooms.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t state;
+#define X(name) extern const driver_family driver_##name;
+FAMILIES
+#undef X
 
-static uint32_t draw(void)
-{
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(state >> 32);
-}
+#define X(name) &driver_##name,
+static const driver_family *const families[] = {FAMILIES};
+#undef X
+enum { FAMILY_COUNT = sizeof families / sizeof *families };
 
-/* Bits of floats, doubles and half floats that are zero, subnormal, infinite, NaN or ties between
- * two numbers of a narrower type, among random ones. */
-static void draw_input(osw_input *input)
+typedef struct options {
+    bool tiers[OSW_ISA_COUNT], families[FAMILY_COUNT];
+    bool some_tiers, some_families;
+    int rounds;
+} options;
+
+static bool choose_family(options *o, const char *name)
 {
-    static const uint32_t words[] = {0,          0x80000000, 0x3f800000, 0xbf800000, 0x7f800000,
-                                     0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001, 0x7fffffff,
-                                     1,          0x80000001, 0x7f7fffff, 0x3f808000, 0x3f818000,
-                                     0x3f807fff, 0x477ff000, 0x477fefff, 0x38800000, 0x387fffff,
-                                     0x33000000, 0x33000001, 0x3f801000, 0x3f803000, 0x80008000,
-                                     0x7fff7fff, 0x7c007c00, 0xfc00fc00, 0x7e007c01, 0x80017fff};
-    for (size_t i = 0; i < INPUT_BYTES; i += 4) {
-        uint32_t word = draw();
-        if (draw() % 3 == 0)
-            word = words[draw() % (sizeof words / sizeof *words)];
-        if (draw() % 8 == 0 && i >= 64)
-            memcpy(&word, input->bits + i - 64, 4); /* equal lanes of two vectors */
-        memcpy(input->bits + i, &word, 4);
+    for (int i = 0; i < FAMILY_COUNT; i++) {
+        if (strcmp(families[i]->name, name) != 0)
+            continue;
+        o->families[i] = o->some_families = true;
+        return true;
     }
-    for (size_t i = 0; i < INPUT_BYTES / 4; i++)
-        input->whole[i] = (float)(int)(draw() % 2001) - 1000;
-    for (size_t i = 0; i < INPUT_BYTES / 8; i++)
-        input->whole_64[i] = (double)(int)(draw() % 2001) - 1000;
+    return false;
 }
 
-static void print_bytes(const char *label, const uint8_t *bytes, size_t count)
+static bool choose_tier(options *o, const char *name)
 {
-    printf("  %s", label);
-    for (size_t i = 0; i < count; i++)
-        printf("%s%02x", i % 4 ? "" : " ", bytes[i]);
-    printf("\n");
+    const osw_isa tier = osw_isa_from_name(name);
+    if (tier == OSW_ISA_COUNT)
+        return false;
+    return o->tiers[tier] = o->some_tiers = true;
 }
 
-/* Names the first function whose results differ. */
-static int compare(const char *tier, const osw_log *log, const osw_log *portable)
+/* Whether the tier was compiled, the CPU has it, and the arguments ask for it. */
+static bool runs(const options *o, osw_isa tier)
 {
-    size_t start = 0;
-    for (size_t i = 0; i < log->count; i++) {
-        const size_t count = log->end[i] - start;
-        if (memcmp(log->bytes + start, portable->bytes + start, count) != 0) {
-            printf("%s: %s differs from its portable body\n", tier, log->name[i]);
-            print_bytes("tier    ", log->bytes + start, count);
-            print_bytes("portable", portable->bytes + start, count);
-            return 1;
-        }
-        start = log->end[i];
+    const char *name = osw_isa_name(tier), *found = strstr(TIERS, name);
+    const char behind = found ? found[strlen(name)] : 'x';
+    return (behind == ' ' || behind == '\0') && osw_isa_available(tier) &&
+           (o->tiers[tier] || !o->some_tiers);
+}
+
+/* One of the arguments that a value follows. */
+static bool read_value(driver *d, options *o, const char *name, const char *value)
+{
+    if (strcmp(name, "--seed") == 0)
+        d->seed = strtoull(value, NULL, 10);
+    else if (strcmp(name, "--rounds") == 0)
+        o->rounds = atoi(value);
+    else if (strcmp(name, "--threads") == 0)
+        driver_threads = atoi(value);
+    else if (strcmp(name, "--tier") == 0)
+        return choose_tier(o, value);
+    else
+        return false;
+    return true;
+}
+
+static bool read_arguments(driver *d, options *o, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--quick") == 0)
+            d->quick = true;
+        else if (strcmp(argv[i], "--heap") == 0)
+            d->heap = true;
+        else if (strcmp(argv[i], "--time") == 0)
+            d->timed = true;
+        else if (argv[i][0] != '-' && choose_family(o, argv[i]))
+            continue;
+        else if (i + 1 == argc || !read_value(d, o, argv[i], argv[i + 1]))
+            return false;
+        else
+            i++;
     }
-    return log->count != portable->count;
+    return true;
+}
+
+static void *copy_of_table(const driver_family *family, osw_isa tier)
+{
+    if (!family->select)
+        return NULL;
+    family->select(tier);
+    void *copy = malloc(family->bytes);
+    if (!copy)
+        abort();
+    return memcpy(copy, family->table, family->bytes);
+}
+
+static int64_t vector_bytes(osw_isa tier)
+{
+    static const int64_t bytes[OSW_ISA_COUNT] = {32, 16, 32, 64, 16, 32, 64};
+    return bytes[tier];
+}
+
+static void check_family(driver *d, const driver_family *family, osw_isa tier, int rounds)
+{
+    const int64_t failed = d->failures;
+    void *table = copy_of_table(family, tier);
+    driver_scalar_table = copy_of_table(family, OSW_ISA_SCALAR);
+    d->family = family;
+    d->tier = tier;
+    d->vector_bytes = vector_bytes(tier);
+    d->table = table;
+    d->cases = 0;
+    for (int round = 0; round < rounds && d->failures == failed; round++)
+        family->check(d);
+    driver_give_back(d);
+    if (d->failures == failed && !d->timed && d->cases > 0)
+        printf("%s %s: %lld cases as expected\n", family->name, osw_isa_name(tier),
+               (long long)d->cases);
+    fflush(stdout);
+    free(table);
+    free(driver_scalar_table);
 }
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        osw_isa isa;
-        osw_primitives *tier, *portable;
-    } pairs[] = {
-#if defined(__x86_64__)
-        {OSW_ISA_AVX2, primitives__avx2, primitives__portable32},
-        {OSW_ISA_AVX512, primitives__avx512, primitives__portable64},
-#elif defined(__aarch64__)
-        {OSW_ISA_NEON, primitives__neon, primitives__portable16},
-#endif
-    };
-    static osw_input input;
-    static osw_log log, portable;
-    state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-    const int rounds = argc > 2 ? atoi(argv[2]) : 200;
-    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
-        const char *name = osw_isa_name(pairs[i].isa);
-        if (!osw_isa_available(pairs[i].isa)) {
-            printf("%s: not on this CPU\n", name);
-            continue;
-        }
-        for (int round = 0; round < rounds; round++) {
-            draw_input(&input);
-            log.count = portable.count = 0;
-            pairs[i].tier(&input, &log);
-            pairs[i].portable(&input, &portable);
-            if (compare(name, &log, &portable) != 0)
-                return 1;
-        }
-        printf("%s: %zu results as in plain C, %d times\n", name, log.count, rounds);
+    static driver d = {.seed = 1};
+    static options o = {.rounds = 1};
+    if (!read_arguments(&d, &o, argc, argv)) {
+        printf("kernels: see the first lines of kernels.c for its arguments\n");
+        return 2;
     }
-    return 0;
+    driver_watch(&d);
+    driver_seed(d.seed);
+    printf("seed %llu, best tier %s\n", (unsigned long long)d.seed, osw_isa_name(osw_isa_best()));
+    for (int tier = 0; tier < OSW_ISA_COUNT; tier++) {
+        if (!runs(&o, (osw_isa)tier))
+            continue;
+        for (int i = 0; i < FAMILY_COUNT; i++)
+            if (!o.some_families || o.families[i])
+                check_family(&d, families[i], (osw_isa)tier, o.rounds);
+    }
+    return d.failures > 0;
 }

@@ -3,28 +3,20 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import driver
 import opswap
 
-TESTS = Path(__file__).parent
-CSRC = TESTS.parent / "csrc"
-FLAGS = [
-    "-std=c11",
-    "-ffp-contract=off",
-    "-DOSW_TEST_TIERS=1",
-    "-Wno-psabi",
-    f"-I{CSRC}",
-    f"-I{TESTS}",
-    f"-I{TESTS / 'c'}",
-]
-TIERS = {"x86_64": ("avx2", "avx512", "portable32", "portable64"), "aarch64": ("neon", "portable16")}
+TESTS, CSRC = driver.TESTS, driver.CSRC
+# The tiers with functions of their own, and those in plain C that have the same width.
+PRIMITIVES = {"x86_64": ("avx2", "avx512", "portable32", "portable64"), "aarch64": ("neon", "portable16")}
 
 
 def tier_flags(tier: str) -> list[str]:
@@ -34,24 +26,14 @@ def tier_flags(tier: str) -> list[str]:
     return ["-O1", '-DSIMD="core/simd_portable.h"', f"-DVEC_BYTES={width}"]
 
 
-def build(compiler: str, machine: str, folder: Path) -> Path:
-    """Compile the driver with every tier of the machine."""
-    objects = []
-    for tier in TIERS[machine]:
-        objects.append(folder / f"{tier}.o")
-        command = [compiler, *FLAGS, *tier_flags(tier), "-c", TESTS / "c" / "primitives.c", "-o", objects[-1]]
-        subprocess.run(command, check=True)
-    driver = folder / "kernels"
-    sources = [TESTS / "kernels.c", CSRC / "core" / "isa.c"]
-    subprocess.run([compiler, *FLAGS, "-O1", *sources, *objects, "-lm", "-o", driver], check=True)
-    return driver
-
-
-def run(*command: str | Path) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(compiler: str, machine: str, folder: Path, arguments: Sequence[str], *emulator: str) -> str:
+    """Build the driver with the functions of every tier of the machine alone, optimised as in a wheel, and run it."""
+    tiers = PRIMITIVES[machine]
+    program = driver.build(folder, compiler, ["-O3"], tiers, ("primitives",))
+    result = subprocess.run([*emulator, program, *arguments], capture_output=True, text=True, check=False)
     print(result.stdout + result.stderr)
     assert result.returncode == 0
-    assert "results as in plain C" in result.stdout or "not on this CPU" in result.stdout
+    return result.stdout
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
@@ -59,17 +41,19 @@ def test_primitives_of_this_machine(compiler: str, seed: int, tmp_path: Path) ->
     if not shutil.which(compiler):
         pytest.skip(f"{compiler} is not installed")
     machine = platform.machine()
-    if machine not in TIERS:
+    if machine not in PRIMITIVES:
         pytest.skip(f"{machine} has no vector tier")
-    run(build(compiler, machine, tmp_path), str(seed), "300")
+    output = run(compiler, machine, tmp_path, ["--seed", str(seed), "--rounds", "6"])
+    for tier in set(opswap.isa.available()) - {"scalar"}:
+        assert f"primitives {tier}: " in output
 
 
 def test_primitives_of_neon_emulated(seed: int, tmp_path: Path) -> None:
     compiler, emulator = "aarch64-linux-gnu-gcc", "qemu-aarch64"
     if not (shutil.which(compiler) and shutil.which(emulator)):
         pytest.skip(f"{compiler} or {emulator} is not installed")
-    root = os.environ.get("QEMU_LD_PREFIX", "/usr/aarch64-linux-gnu")
-    run(emulator, "-L", root, build(compiler, "aarch64", tmp_path), str(seed), "50")
+    output = run(compiler, "aarch64", tmp_path, ["--seed", str(seed)], emulator, "-L", driver.ARM_LIBRARIES)
+    assert "primitives neon: " in output
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
@@ -79,7 +63,7 @@ def test_errors_of_functions(compiler: str, tier: str, seed: int, tmp_path: Path
     if not shutil.which(compiler) or tier not in (*opswap.isa.available(), *opswap.isa.hidden()):
         pytest.skip(f"{compiler} or {tier} is not here")
     sources = [TESTS / "c" / "accuracy.c", CSRC / "core" / "prefetch.c"]
-    command = [compiler, *FLAGS, *tier_flags(tier), *sources, "-lm", "-o", tmp_path / "accuracy"]
+    command = [compiler, *driver.FLAGS, *tier_flags(tier), *sources, "-lm", "-o", tmp_path / "accuracy"]
     subprocess.run(command, check=True)
     step = 40009 if tier.startswith("portable") else 4001
     for first in (0, 0x7F800000 % step, 0xFF800000 % step, seed % step):  # 0 and the infinities among them

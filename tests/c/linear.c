@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: MIT */
+/* Grouped linear maps: sums, which are exact of whole numbers in any order. */
+#include "linear/linear.h"
+#include "driver.h"
+#include "linear/holds.h"
+
+#include <assert.h>
+#include <stdio.h>
+
+enum { MOST_GROUPS = 4 };
+
+static const driver_type types[] = {
+    [OSW_LINEAR_f32] = DRIVER_F32,
+    [OSW_LINEAR_f64] = DRIVER_F64,
+    [OSW_LINEAR_bf16] = DRIVER_BF16,
+    [OSW_LINEAR_f16] = DRIVER_F16,
+};
+
+typedef struct job {
+    osw_linear linear;
+    osw_linear_id id;
+    osw_linear_grid grid;
+    int64_t total; /* rows or features that blocks cut */
+} job;
+
+static void do_blocks(const void *context, const void *table, int64_t begin, int64_t end)
+{
+    const job *j = context;
+    for (int64_t i = begin; i < end; i++) {
+        const osw_linear_block block = osw_linear_block_at(&j->linear, &j->grid, i, j->total);
+        assert(osw_linear_block_holds(&j->linear, &block, j->total));
+        ((osw_linear_fn *const *)table)[j->id](&j->linear, &block);
+    }
+}
+
+/* A variant, its dtype, and a size for it. */
+typedef struct shape {
+    const char *name;
+    osw_linear_id id;
+    driver_type type;
+    int64_t rows, groups, features, outputs; /* outputs of a group at most */
+    int64_t gap;                             /* elements behind every row */
+} shape;
+
+/* Groups of all sizes up to `outputs`, none among them. */
+static int64_t draw_groups(const shape *s, int64_t first[MOST_GROUPS + 1])
+{
+    first[0] = 0;
+    for (int64_t g = 0; g < s->groups; g++) {
+        const bool some = g > 0 && driver_below(4) == 0;
+        first[g + 1] = first[g] + (some ? driver_below(s->outputs + 1) : s->outputs);
+    }
+    return first[s->groups];
+}
+
+static osw_linear_rows rows_of(driver *d, const shape *s, int64_t length, driver_error *error)
+{
+    const int64_t step = length + s->gap, count = s->rows * step;
+    void *base = !error   ? driver_input(d, s->type, count)
+                 : s->gap ? driver_inout(d, s->type, count, *error)
+                          : driver_output(d, s->type, count, *error);
+    return (osw_linear_rows){base, step, s->features};
+}
+
+static void check_forward(driver *d, const shape *s, job *j, int64_t outputs)
+{
+    driver_error error = DRIVER_SUM(s->features + 1);
+    osw_linear *l = &j->linear;
+    l->input = rows_of(d, s, s->groups * s->features, NULL);
+    l->output = rows_of(d, s, outputs, &error);
+    l->bias = driver_below(2) ? driver_input(d, s->type, outputs) : NULL;
+    j->total = s->rows;
+    j->grid = osw_linear_row_grid(l, 1 + (int)driver_below(3));
+}
+
+static void check_grad_input(driver *d, const shape *s, job *j, int64_t outputs)
+{
+    driver_error error = DRIVER_SUM(s->outputs);
+    osw_linear *l = &j->linear;
+    l->grad_output = rows_of(d, s, outputs, NULL);
+    l->grad_input = rows_of(d, s, s->groups * s->features, &error);
+    j->total = s->rows;
+    j->grid = osw_linear_row_grid(l, 1 + (int)driver_below(3));
+}
+
+static void check_grad_weight(driver *d, const shape *s, job *j, int64_t outputs)
+{
+    const int64_t which = driver_below(4);
+    osw_linear *l = &j->linear;
+    l->input = rows_of(d, s, s->groups * s->features, NULL);
+    l->grad_output = rows_of(d, s, outputs, NULL);
+    if (s->type == DRIVER_F32 || s->type == DRIVER_F64)
+        osw_linear_cut(l);
+    if (which != 0)
+        l->grad_weight =
+            driver_output(d, s->type, l->row_parts * outputs * s->features, DRIVER_SUM(s->rows));
+    if (which != 1)
+        l->grad_bias = driver_output(d, s->type, l->row_parts * outputs, DRIVER_SUM(s->rows));
+    j->total = s->features;
+    j->grid = osw_linear_feature_grid(l, 1 + (int)driver_below(3));
+}
+
+static void check_shape(driver *d, const shape *s)
+{
+    int64_t first[MOST_GROUPS + 1];
+    const int64_t outputs = draw_groups(s, first);
+    job j = {.id = s->id,
+             .linear = {.rows = s->rows,
+                        .groups = s->groups,
+                        .in_features = s->features,
+                        .first = first,
+                        .row_parts = 1,
+                        .part_rows = s->rows}};
+    driver_case(d, s->name, "rows %lld, groups %lld, features %lld, outputs %lld, gap %lld",
+                (long long)s->rows, (long long)s->groups, (long long)s->features,
+                (long long)s->outputs, (long long)s->gap);
+    j.linear.weight = driver_input(d, s->type, outputs * s->features);
+    if (s->id < OSW_LINEAR_grad_input_f32)
+        check_forward(d, s, &j, outputs);
+    else if (s->id < OSW_LINEAR_grad_weight_f32)
+        check_grad_input(d, s, &j, outputs);
+    else
+        check_grad_weight(d, s, &j, outputs);
+    assert(osw_linear_holds(&j.linear));
+    driver_run(d, do_blocks, &j, osw_linear_blocks(&j.grid));
+}
+
+static void check_variant(driver *d, const char *name, osw_linear_id id, driver_type type)
+{
+    static const int64_t some[] = {1, 2, 3, 5, 13, 26, 49};
+    int64_t lengths[DRIVER_MOST_LENGTHS];
+    const int count = driver_lengths(d, type == DRIVER_F64 ? 8 : 4, lengths);
+    shape s = {.name = name, .id = id, .type = type};
+    if (d->timed) {
+        s = (shape){name, id, type, 128, 2, 256, 256, 0};
+        check_shape(d, &s);
+        return;
+    }
+    for (int i = 0; i < 2 * count; i++) {
+        d->values = (driver_values)driver_below(3);
+        s.rows = some[driver_below(7)];
+        s.groups = 1 + driver_below(MOST_GROUPS);
+        s.gap = driver_below(3);
+        s.features = i < count ? lengths[i] : some[driver_below(7)];
+        s.outputs = i < count ? some[driver_below(7)] : lengths[i - count];
+        check_shape(d, &s);
+    }
+    s = (shape){name, id, type, 1061, 1, 3, 4, 0}; /* parts of rows */
+    check_shape(d, &s);
+}
+
+static void check(driver *d)
+{
+#define X(operation, dtype)                                                                        \
+    check_variant(d, #operation "_" #dtype, OSW_LINEAR_##operation##_##dtype,                      \
+                  types[OSW_LINEAR_##dtype]);
+    OSW_LINEAR_VARIANTS(X)
+#undef X
+}
+
+const driver_family driver_linear = {"linear", osw_linear_select, osw_linear_table,
+                                     sizeof osw_linear_table, check};
