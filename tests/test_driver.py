@@ -19,7 +19,10 @@ import pytest
 import driver
 
 HERE = platform.machine()
-pytestmark = pytest.mark.skipif(HERE not in driver.TIERS, reason=f"{HERE} has no vector tier")
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(HERE not in driver.TIERS, reason=f"{HERE} has no vector tier"),
+]
 
 
 def need(*tools: str) -> None:
