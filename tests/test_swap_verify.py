@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 from dataclasses import replace
 
@@ -179,3 +180,19 @@ def test_bad_arguments() -> None:
         opswap.verify(Wrapped(by_size), *images())
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got int"):
         opswap.verify(3, images())
+
+
+@pytest.mark.parametrize(("error", "holds"), [(1e-6, True), (1e-3, False)])
+def test_a_running_mean_of_rounding_errors(error: float, holds: bool) -> None:
+    """A mean may be 0 but for rounding, of any size: its errors are compared with the deviation of what it averages."""
+    module = importlib.import_module("opswap.swap.verify")
+    truth = {
+        "bn.running_mean": torch.zeros(3),
+        "bn.running_var": torch.full((3,), 4.0),
+        "weight": torch.zeros(3),
+    }
+    for name in ("bn.running_mean", "weight"):
+        ours, stock = torch.full((3,), error), torch.full((3,), error / 20)
+        spread = module._spread(name, truth)
+        check = module._check_errors("train", [(name, ours, [stock], truth[name], spread)])
+        assert check.holds == (holds and name != "weight")
