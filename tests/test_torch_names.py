@@ -147,6 +147,7 @@ def run(*names: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", NAMES)
 def test_a_torch_without_this_name(name: str) -> None:
     done = run(name)
