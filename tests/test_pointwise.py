@@ -138,7 +138,9 @@ class TestKernels:
             grad = torch.randn_like(theirs)
             gradients = (torch.autograd.grad(y, (x, weight, bias), grad) for y in (ours, theirs))
             for a, b in zip(*gradients, strict=True):
-                assert a.stride() == b.stride()
+                # Strides along a size of 1 depend on the CPU: torch has several ways to these gradients.
+                strides = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (a, b)]
+                assert strides[0] == strides[1]
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("kind", ["contiguous", "expanded", "strided"])
