@@ -246,4 +246,4 @@ def test_the_name_of_the_backend() -> None:
     compiled = torch.compile(copy.deepcopy(stock), backend="opswap")
     x = x.contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(compiled(x), stock(x))
-    assert opswap.stats()["kernel"]["channel_shuffle"] == 1
+    assert sum("shuffle" in name for name in opswap.stats()["kernel"]) == 1

@@ -28,7 +28,9 @@ def cases(batch: int) -> Iterator[Case]:
         shape = ",".join(map(str, (images, 3, *network.size)))
         for dtype in ("bfloat16", "float16"):
             build = partial(_steps, network, images, getattr(torch, dtype))
-            yield Case(f"{name}, autocast", shape, dtype, "step", build, _OURS, tolerance=network.tolerance + 0.1)
+            yield Case(
+                f"{name}, autocast", shape, dtype, "step", build, _OURS, tolerance=network.tolerance + 0.1
+            )
 
 
 class _Autocast(nn.Module):
