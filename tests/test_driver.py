@@ -9,6 +9,7 @@ with the kernels for NEON, on an emulated Arm CPU. A kernel with an error plante
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -54,9 +55,10 @@ def tiers() -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory, tiers: tuple[str, ...]) -> Path:
-    """The driver for this machine."""
-    need("gcc")
-    return driver.build(tmp_path_factory.mktemp("driver"), tiers=tiers)
+    """The driver for this machine, by gcc or by the compiler that OPSWAP_TEST_CC names."""
+    compiler = os.environ.get("OPSWAP_TEST_CC", "gcc")
+    need(compiler)
+    return driver.build(tmp_path_factory.mktemp("driver"), compiler, tiers=tiers)
 
 
 def test_every_tier_of_this_machine(kernels: Path, tiers: tuple[str, ...], seed: int) -> None:
