@@ -24,12 +24,14 @@ LAST = torch.channels_last
 FLOATS = (torch.float32, torch.float64)
 
 
-@pytest.fixture
-def served() -> Iterator[None]:
-    """Limit the tier to the one that the public function uses its kernels on."""
-    if "avx2" not in opswap.isa.available():
-        pytest.skip("torch serves this tier")
-    with opswap.isa.limit("avx2"):
+SERVED = ("avx2", "avx512")  # the public function uses its kernels on these tiers, torch's on the others
+
+
+@pytest.fixture(params=SERVED)
+def served(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param not in opswap.isa.available():
+        pytest.skip(f"no {request.param} here")
+    with opswap.isa.limit(request.param):
         yield
 
 
@@ -216,7 +218,7 @@ def test_any_layout(layout: str) -> None:
     dense = layout in ("channels_last", "offset")
     x = LAYOUTS[layout](x.detach()).detach().requires_grad_()
     x_is_last = x.is_contiguous(memory_format=LAST) and not x.is_contiguous()
-    assert_as_torch(x, w, b, 1, 1, kernel=x_is_last and opswap.isa.current() == "avx2")
+    assert_as_torch(x, w, b, 1, 1, kernel=x_is_last and opswap.isa.current() in SERVED)
     assert x_is_last or not dense or layout == "offset"
 
 

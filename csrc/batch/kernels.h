@@ -19,6 +19,9 @@
 void TIERED(osw_batch_fill)(osw_batch_fn **table)
 {
     OSW_BATCH_NORMALIZE(FILL, f32)
+#ifdef WITHOUT_NORMALIZE_PLANES_U8_F32
+    table[OSW_BATCH_normalize_planes_u8_f32] = below[OSW_BATCH_normalize_planes_u8_f32];
+#endif
     OSW_BATCH_NORMALIZE(FILL, bf16)
     OSW_BATCH_NORMALIZE(FILL, f16)
     single_planes = table[OSW_BATCH_normalize_planes_u8_bf16];

@@ -375,7 +375,7 @@ static PyObject *run_call(bool plain, bool backward, PyObject *const *args, Py_s
 
 static PyObject *run_plain(bool backward, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (osw_isa_current() != OSW_ISA_AVX2 || !osw_plain_eager(true))
+    if (!osw_depthwise_leads(osw_isa_current()) || !osw_plain_eager(true))
         Py_RETURN_NOTIMPLEMENTED;
     return osw_or_declined(run_call(true, backward, args, nargs));
 }
@@ -408,7 +408,7 @@ static PyObject *depthwise_fits(PyObject *module, PyObject *const *args, Py_ssiz
 {
     (void)module;
     osw_depthwise_call call = {.name = "depthwise", .plain = true};
-    const bool fits = nargs == FORWARD_ARGUMENTS && osw_isa_current() == OSW_ISA_AVX2 &&
+    const bool fits = nargs == FORWARD_ARGUMENTS && osw_depthwise_leads(osw_isa_current()) &&
                       osw_plain_eager(true) &&
                       prepare(&call, args, forward_roles, args + WINDOW) == 0;
     PyErr_Clear();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "channels/channels.h"
 
-#ifdef OSW_TEST_TIERS /* not selected yet: see OSW_FILLS_TO_AVX2 */
+#ifdef OSW_TEST_TIERS /* not selected: see channels.c */
 #    define OSW_KERNELS "channels/kernels.h"
 #    include "core/simd_avx512.h"
 #endif

@@ -56,9 +56,8 @@ bool osw_isa_fills(osw_isa tier, osw_isa limit);
 #define OSW_FILLS(fill)                                                                            \
     {[OSW_ISA_SCALAR] = fill##__scalar, OSW_FILLS_NATIVE(fill) OSW_FILLS_HIDDEN(fill)}
 
-/* The same without avx512, for a family whose kernels nobody has measured there yet: a CPU with
- * AVX-512 runs those of avx2. OSW_FILLS in its place turns them on, once the family's avx512 file
- * is compiled without OSW_TEST_TIERS too. */
+/* The same without avx512, for a family whose kernels were measured slower there: a CPU with
+ * AVX-512 runs those of avx2. */
 #define OSW_FILLS_TO_AVX2(fill)                                                                    \
     {[OSW_ISA_SCALAR] = fill##__scalar, OSW_FILLS_TO_AVX2_NATIVE(fill) OSW_FILLS_HIDDEN(fill)}
 

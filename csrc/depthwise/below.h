@@ -9,9 +9,9 @@
 
 #include <stdint.h>
 
-enum { LARGE_BYTES = 1 << 20 };
+enum { LARGE_BYTES = 1 << 20, HUGE_BYTES = 1 << 24 };
 
-/* The kernels of the tier below, for images with fewer channels than a vector has lanes. */
+/* The kernels of the tier below, for what `leaves` says. */
 static osw_depthwise_fn *below[OSW_DEPTHWISE_COUNT];
 
 #define ID_OF(name) OSW_JOIN(OSW_DEPTHWISE_##name##_, SUFFIX)

@@ -13,11 +13,15 @@ osw_depthwise_fn *osw_depthwise_table[OSW_DEPTHWISE_COUNT];
 
 void osw_depthwise_select(osw_isa isa)
 {
-    static void (*const fills[OSW_ISA_COUNT])(osw_depthwise_fn **) =
-        OSW_FILLS_TO_AVX2(osw_depthwise_fill);
+    static void (*const fills[OSW_ISA_COUNT])(osw_depthwise_fn **) = OSW_FILLS(osw_depthwise_fill);
     for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
         if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
             fills[tier](osw_depthwise_table);
+}
+
+bool osw_depthwise_leads(osw_isa isa)
+{
+    return isa == OSW_ISA_AVX2 || isa == OSW_ISA_AVX512;
 }
 
 osw_depthwise_chunks osw_depthwise_cut(const osw_depthwise *d)

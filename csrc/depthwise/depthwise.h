@@ -72,6 +72,10 @@ extern osw_depthwise_fn *osw_depthwise_table[OSW_DEPTHWISE_COUNT];
  * improves. */
 void osw_depthwise_select(osw_isa isa);
 
+/* Whether convolutions go to the kernels for `isa`: where vectors are as wide as those of torch's
+ * library. Nobody has measured neon. */
+bool osw_depthwise_leads(osw_isa isa);
+
 OSW_DECLARE_FILLS(osw_depthwise_fill, osw_depthwise_fn **table);
 
 /* How the images are cut into chunks, each with sums of its own: by the sizes alone, so that no

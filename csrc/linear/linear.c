@@ -24,8 +24,7 @@ osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];
 
 void osw_linear_select(osw_isa isa)
 {
-    static void (*const fills[OSW_ISA_COUNT])(osw_linear_fn **) =
-        OSW_FILLS_TO_AVX2(osw_linear_fill);
+    static void (*const fills[OSW_ISA_COUNT])(osw_linear_fn **) = OSW_FILLS(osw_linear_fill);
     for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
         if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
             fills[tier](osw_linear_table);
@@ -33,7 +32,7 @@ void osw_linear_select(osw_isa isa)
 
 bool osw_linear_leads(osw_isa isa)
 {
-    return isa == OSW_ISA_AVX2 || isa >= OSW_ISA_FIRST_HIDDEN;
+    return isa >= OSW_ISA_AVX2;
 }
 
 void osw_linear_cut(osw_linear *linear)

@@ -113,6 +113,14 @@ static void LOCAL(pack_transposed)(const ELEMENT *b, int64_t b_term, int64_t ter
             panel[d * width + j] = j < columns ? b[j * b_term + d] : 0;
 }
 
+/* Bring into L1 the rows that the next tile reads, all of them at once. */
+static void LOCAL(ask_rows)(const ELEMENT *a, int64_t rows, int64_t a_row, int64_t terms)
+{
+    for (int64_t m = 0; m < rows; m++)
+        for (int64_t d = 0; d < terms * (int64_t)sizeof(ELEMENT); d += 64)
+            prefetch_near((const char *)(a + m * a_row) + d);
+}
+
 /* Rows [m, end) of c, from column j on, terms [d, d + terms), by one panel. */
 static void
 LOCAL(multiply_panel)(const osw_product *p, int64_t m, int64_t end, int64_t j, int64_t vectors,
@@ -122,7 +130,12 @@ LOCAL(multiply_panel)(const osw_product *p, int64_t m, int64_t end, int64_t j, i
     const bool adds = d > 0 || p->adds;
     const ELEMENT *start = adds ? p->c : p->start, *a = p->a;
     const int64_t start_row = adds ? p->c_row : 0, most = tile_rows[vectors];
+    const bool asks = p->asks && j == 0;
     for (; m < end; m += most) {
+        if (asks)
+            LOCAL(
+                ask_rows)(a + (m + most) * p->a_row + d, osw_min_int(end - m - most, most), p->a_row,
+                     terms);
         const osw_tile tile = {
             .terms = terms,
             .a = a + m * p->a_row + d * p->a_term,

@@ -21,6 +21,10 @@ enum {
     ROW_BLOCK_BYTES = 64 << 10, /* of a, for which panels are fetched again */
     TILE_ROWS = 24,             /* whole tiles, of however many vectors */
     FEW_ROWS = 32,              /* too few to pack b, unless it is transposed */
+    FEW_DOTS = 4,               /* outputs up to which dot products cost less than a vector */
+    LEAST_ASKED = 128,          /* bytes of a row for which CPUs do not fetch early enough by */
+    MOST_ASKED = 1 << 10,       /* themselves, in inputs of at least */
+    ASKED_BYTES = 4 << 20,
     DOT_ROWS = 3,
     DOT_OUTPUTS = 4,
     DOT_BLOCK_BYTES = 16 << 10, /* of weight, which stay in L1 while all rows pass */
@@ -34,13 +38,13 @@ enum {
 /* c = start + a b. Element (m, d) of a lies at a[m * a_row + d * a_term]; (d, j) of b at
  * b[d * b_term + j], or at b[d + j * b_term] if transposed; (m, j) of c at c[m * c_row + j]. start:
  * one value per column, or NULL for zero. adds: c holds what is added instead; not for 16-bit
- * elements. */
+ * elements. asks: for rows of a ahead of their use; only where a_term is 1. */
 typedef struct osw_product {
     int64_t rows, columns, terms;
     const void *a, *b, *start;
     void *c;
     int64_t a_row, a_term, b_term, c_row;
-    bool transposed, adds;
+    bool transposed, adds, asks;
 } osw_product;
 
 /* One tile of c, rows x vectors, of whose last vector `last` lanes are there; `start` is a tile

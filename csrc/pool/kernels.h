@@ -33,6 +33,9 @@
 void TIERED(osw_pool_fill)(osw_pool_fn **table)
 {
     FILL_DTYPE(f32)
+#ifdef WITHOUT_MAX_BACKWARD_PIXELS_F32
+    table[OSW_POOL_max_backward_pixels_f32] = below[OSW_POOL_max_backward_pixels_f32];
+#endif
     FILL_DTYPE(bf16)
     FILL_DTYPE(f16)
 }

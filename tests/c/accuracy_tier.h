@@ -27,7 +27,7 @@ typedef struct osw_case {
 enum { EXP, EXPM1, LOG1P, LOGISTIC, LOGISTIC_REST, NORMAL, DENSITY, CASES };
 
 static const osw_case cases[CASES] = {
-    [EXP] = {"exp", -INFINITY, INFINITY, 1},
+    [EXP] = {"exp", -INFINITY, INFINITY, 1.1},
     [EXPM1] = {"expm1", -INFINITY, 0, 1},
     [LOG1P] = {"log1p", 0, 1, 2},
     [LOGISTIC] = {"logistic", -INFINITY, INFINITY, 3},

@@ -87,7 +87,7 @@ def _pair(value: Pair) -> list[int]:
 
 def depthwise_wins() -> bool:
     """True where the kernels have vectors as wide as the convolution library's."""
-    return _core.isa_current() == "avx2"
+    return _core.isa_current() in ("avx2", "avx512")
 
 
 def is_depthwise(module: nn.Conv2d) -> bool:

@@ -14,11 +14,21 @@ from opswap import _core
 
 from .._stats import count_kernel
 
-__all__ = ["FLOATS", "NAME", "Sections", "kernel", "kernel_backward", "reference", "reference_backward"]
+__all__ = [
+    "FLOATS",
+    "HALVES",
+    "NAME",
+    "Sections",
+    "kernel",
+    "kernel_backward",
+    "library_wins",
+    "reference",
+    "reference_backward",
+]
 
 NAME = "grouped_linear"
-_HALVES = (torch.bfloat16, torch.float16)
-FLOATS = (torch.float32, torch.float64, *_HALVES)
+HALVES = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.float64, *HALVES)
 
 Sections = Sequence[int] | None
 
@@ -63,33 +73,36 @@ def _matrix_units(dtype: torch.dtype) -> bool:
     return torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
 
-# Multiplications a group from which on a library call is worth its price, and the least of each side.
-_LIBRARY_WORK, _LIBRARY_SIDE = 32**3, 8
+# Multiplications a group from which on a library call is worth its price, and the least of each side: for kernels
+# without vectors, and for the forward in 16 bits where the library has instructions for it.
+_LIBRARY_WORK, _LIBRARY_SIDE, _UNITS_SIDE = 32**3, 8, 64
 
 
-def _library_wins(input: Tensor, weight: Tensor) -> bool:
+def library_wins(input: Tensor, weight: Tensor, backward: bool = False) -> bool:
     """True where torch's batched product is faster than the kernels.
 
-    The kernels use 256-bit vectors. With these they are level with the library on large groups and ahead of it on
-    small ones; a library with wider vectors, or kernels without vectors, leave them the small ones only, and half
-    precision where the library would have to convert it.
+    It is where the kernels have no vectors and groups are not small, unless it would have to convert 16 bits. Where
+    the CPU multiplies 16 bits itself, as the kernels do not, it is ahead of vectors too in the forward of large groups.
     """
-    if _core.linear_leads() or (input.dtype in _HALVES and not _matrix_units(input.dtype)):
+    has_units = input.dtype in HALVES and _matrix_units(input.dtype)
+    leads = _core.linear_leads()
+    if (leads and (backward or not has_units)) or (input.dtype in HALVES and not has_units):
         return False
     rows, groups, in_features = input.shape
     outputs = weight.numel() // (groups * in_features)
     work = rows * outputs * in_features
-    return work >= _LIBRARY_WORK and min(rows, outputs, in_features) >= _LIBRARY_SIDE
+    least = _UNITS_SIDE if leads else _LIBRARY_SIDE
+    return work >= _LIBRARY_WORK and min(rows, outputs, in_features) >= least
 
 
 def _converts(input: Tensor) -> bool:
     """True where whole tensors of half precision are converted: kernels without vectors do it at every product."""
-    return input.dtype in _HALVES and _core.isa_current() == "scalar"
+    return input.dtype in HALVES and _core.isa_current() == "scalar"
 
 
-def _by_library(input: Tensor, weight: Tensor) -> bool:
+def _by_library(input: Tensor, weight: Tensor, backward: bool = False) -> bool:
     """True where torch's own products serve a call: nothing to compute, or faster than the kernels."""
-    return not input.numel() or not weight.numel() or _library_wins(input, weight)
+    return not input.numel() or not weight.numel() or library_wins(input, weight, backward)
 
 
 def _fits(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -130,7 +143,7 @@ def kernel_backward(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of input, weight and bias that mask asks for; None for the others."""
     tensors = (grad_output, input, weight)
-    if _by_library(input, weight):
+    if _by_library(input, weight, backward=True):
         gradients = reference_backward(*tensors, sections, mask)
     elif _converts(input):
         wide = _run_backward(sections, mask, *(t.float() for t in tensors))

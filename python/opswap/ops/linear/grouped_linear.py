@@ -35,7 +35,7 @@ from .._function import (
 )
 from .._stats import count_kernel, count_reference, reference_forced
 from ._operators import backward_operator, batch, batch_backward, operator
-from ._run import FLOATS, NAME, Sections, kernel, kernel_backward, reference
+from ._run import FLOATS, HALVES, NAME, Sections, kernel, kernel_backward, library_wins, reference
 
 __all__ = ["grouped_linear"]
 
@@ -299,7 +299,9 @@ def grouped_linear(
     if not _compiling() and not reference_forced():
         try:
             sections = None if out_features is None else tuple(out_features)
-            if _grad_enabled() and (
+            if input.dtype in HALVES and input.dim() == 3 and library_wins(input, weight):
+                output = NotImplemented
+            elif _grad_enabled() and (
                 input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
             ):
                 hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls
