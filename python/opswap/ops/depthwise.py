@@ -137,7 +137,7 @@ def depthwise_conv2d(
 
     Args:
         input: (N, C, H, W). The kernels take channels_last float32 and float64 on the CPU, eight channels at least, if
-            the tier in use is avx2.
+            the tier in use is avx2 or avx512.
         weight: (C, 1, kH, kW). The kernels take 3 x 3 and 5 x 5.
         bias: (C,), or None.
         stride: the kernels take 1 and 2, the same in both directions.

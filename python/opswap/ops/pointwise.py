@@ -124,7 +124,7 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
     Args:
         input: (N, C, H, W) or (C, H, W). The kernels take float32 and float64 in channels_last, slices of more channels
-            included, if the tier in use is avx2; everything else, autocast, torch.compile, torch.func and
+            included, if the tier in use is avx2 or avx512; everything else, autocast, torch.compile, torch.func and
             torch.jit.trace run torch's operator.
         weight: (out, C, 1, 1).
         bias: (out,) or None.
