@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import random
 import threading
@@ -344,6 +345,51 @@ def test_only_the_generator_that_a_forward_draws_from_is_put_back(monkeypatch: p
     report = opswap.scan(model)
     assert "draws random numbers" in report.kept[0].reason
     assert random.random() not in drawn and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("switch", [gc.disable, gc.enable])
+def test_another_thread_switches_the_collector_meanwhile(switch: Callable[[], None], during: Any) -> None:
+    """Nothing is collected in a trace, and afterwards the collector is as the other thread wants it."""
+    collected, seen = [], []
+    gc.callbacks.append(lambda phase, _: collected.append(phase))
+    (gc.disable if switch is gc.enable else gc.enable)()
+
+    def step() -> None:
+        elsewhere(switch)
+        collected.clear()
+        kept = [[] for _ in range(10 * gc.get_threshold()[0] + 10000)]
+        seen.append(len(kept) > 0 and not collected)
+
+    try:
+        during(step)
+        swap_shuffled()
+        assert seen == [True] and gc.isenabled() == (switch is gc.enable)
+    finally:
+        gc.callbacks.pop()
+        gc.enable()
+
+
+STEPS = 0
+
+
+class ReadsSteps(Shuffled):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if STEPS < 100 else self.conv(x)
+
+
+def count_step() -> None:
+    global STEPS
+    STEPS += 1
+
+
+def test_a_global_that_another_thread_counts_up_keeps_its_count(
+    during: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training goes on while the model is swapped; the forward asks for the number of steps."""
+    monkeypatch.setitem(globals(), "STEPS", 3)
+    during(lambda: elsewhere(count_step))
+    model = ReadsSteps()
+    assert opswap.scan(model, exact=True).swapped and STEPS == 4
 
 
 def test_functions_that_the_forward_does_not_name_are_left_alone(during: Any) -> None:
