@@ -210,3 +210,29 @@ def test_inputs_of_a_call() -> None:
         shared.separate(torch.randn(2, 5))
     with pytest.raises(ValueError, match="expected 3 branches, got 2"):
         shared.parameter_moves(make("conv", 2))
+
+
+class AsksInTraining(nn.Module):
+    """Asks for elements of a tensor, which no graph can have, in one of the modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x * float(x.flatten()[0]) if self.training else x)
+
+
+class AsksInEvaluation(AsksInTraining):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x if self.training else x * float(x.flatten()[0]))
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(AsksInTraining, "train"), (AsksInEvaluation, "eval")])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_that_cannot_be_captured_is_named_with_its_reason(
+    kind: type[nn.Module], mode: str, training: bool
+) -> None:
+    modules = [kind().train(training) for _ in range(2)]
+    with pytest.raises(ValueError, match=rf"forward differs .*, in {mode}\(\): .* a tensor"):
+        merge.branches(modules)

@@ -19,6 +19,7 @@ import opswap.functional as F
 from nearness import Quantities, assert_as_near, assert_model_as_near, named
 from opswap import _torch
 from opswap.ops import reduced_precision
+from opswap.ops.linear import _run
 from opswap.ops.pointwise import pointwise_wins
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -470,6 +471,26 @@ class TestInstructions:
         fresh_instructions.setattr(_torch, "_is_bf16", lambda: vectors)
         fresh_instructions.setattr(_torch, "_is_amx", lambda: False)
         assert _torch.half_instructions() == found
+
+    @pytest.mark.parametrize("dtype", HALVES)
+    @pytest.mark.parametrize("asked", [None, False, True])
+    def test_a_grouped_product_of_a_torch_that_tells_less(
+        self, fresh_instructions: pytest.MonkeyPatch, dtype: torch.dtype, asked: bool | None
+    ) -> None:
+        """On a CPU that is not x86 the library alone knows, or nobody."""
+
+        class Library:
+            if asked is not None:
+                _is_mkldnn_bf16_supported = _is_mkldnn_fp16_supported = staticmethod(lambda: asked)
+
+        fresh_instructions.setattr(_torch, "_mkldnn", Library)
+        fresh_instructions.setattr(_torch, "_is_amx", None)
+        _run._matrix_units.cache_clear()
+        try:
+            assert _torch.library_takes(dtype) is asked and _run._matrix_units(dtype) is bool(asked)
+        finally:
+            fresh_instructions.undo()
+            _run._matrix_units.cache_clear()
 
     def test_elsewhere(self, fresh_instructions: pytest.MonkeyPatch) -> None:
         fresh_instructions.setattr(_torch, "_is_amx", None)

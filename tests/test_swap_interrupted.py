@@ -67,7 +67,7 @@ def _of_torch() -> dict[Any, Any]:
     found = {(space, k): v for space in spaces for k, v in vars(space).items() if callable(v)}
     return found | {
         "profiler": sys.getprofile(),
-        "collector": gc.isenabled(),
+        "collector": (gc.isenabled(), gc.get_threshold()),
         "gradients": torch.is_grad_enabled(),
         "modes": opswap._core.plain_eager(),
         "random": (random.getstate(), torch.get_rng_state().tolist()),

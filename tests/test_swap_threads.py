@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -78,6 +80,17 @@ class Traces:
     def end(self) -> None:
         self.module.go_on.set()
         self.thread.join(60)
+
+
+@pytest.fixture
+def third_thread() -> Iterator[None]:
+    """So that the process has another thread throughout."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    yield
+    done.set()
+    thread.join(60)
 
 
 @pytest.fixture
@@ -175,6 +188,208 @@ def test_patches_that_are_taken_back_in_the_order_they_began() -> None:
     third.patch_method(Thing, "name", lambda self: "third")
     third.close()
     assert Thing.name is stock
+
+
+class Interrupts(type):
+    """Runs a step once before, or behind, the next write to the class."""
+
+    before: Callable[[], Any] | None = None
+    behind: Callable[[], Any] | None = None
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        before, behind = Interrupts.before, Interrupts.behind
+        Interrupts.before = Interrupts.behind = None
+        if before is not None:
+            before()
+        super().__setattr__(name, value)
+        if behind is not None:
+            behind()
+
+
+def test_a_call_elsewhere_while_patches_are_taken_back() -> None:
+    """One method is stock again, the other is called by a thread that trains: no trace has come in between."""
+
+    class Thing(metaclass=Interrupts):
+        def name(self) -> str:
+            return "stock"
+
+        def other(self) -> str:
+            return "stock"
+
+    stock, seen = Thing.name, []
+    patches = Patches()
+    patches.patch_method(Thing, "name", lambda self: "first")
+    patches.patch_method(Thing, "other", lambda self: "first")
+    Interrupts.behind = lambda: seen.append(elsewhere(Thing().name))
+    patches.close()
+    assert seen == ["stock"] and not patches.disturbed and Thing.name is stock
+
+
+def test_a_patch_that_is_taken_back_late_leaves_the_next_one_alone() -> None:
+    """The thread that finds the patch of a trace that is over stops just before it writes to the class."""
+
+    class Thing(metaclass=Interrupts):
+        def name(self) -> str:
+            return "stock"
+
+    first, second = Patches(), Patches()
+    first.patch_method(Thing, "name", lambda self: "first")
+    kept = Thing.name
+    Thing.name = lambda self: "theirs"
+    first.close()
+    Thing.name = kept  # as torch.fx puts back what it found
+    patching = threading.Thread(target=lambda: second.patch_method(Thing, "name", lambda self: "second"))
+
+    def patch_meanwhile() -> None:
+        patching.start()
+        patching.join(0.5)
+
+    Interrupts.before = patch_meanwhile
+    assert elsewhere(Thing().name) == "stock"
+    patching.join(60)
+    assert Thing().name() == "second"
+    second.close()
+    assert Thing().name() == "stock" and not second.disturbed
+
+
+def disturb(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Tracer], bool]) -> list[Tracer]:
+    """Have torch.fx begin in another thread in the middle of the traces that are wanted, and end behind them."""
+    disturbed: list[Tracer] = []
+    proxy, trace, other = Tracer.proxy, Tracer.trace, [Traces()]
+
+    def begin(self: Tracer, node: fx.Node) -> fx.Proxy:
+        if node.op != "placeholder" and other[0].thread.ident is None and wanted(self):
+            disturbed.append(self)
+            other[0].begin()
+        return proxy(self, node)
+
+    def end(self: Tracer, root: nn.Module) -> fx.Graph:
+        try:
+            return trace(self, root)
+        finally:
+            if other[0].thread.ident is not None:
+                other[0].end()
+                other[0] = Traces()
+
+    monkeypatch.setattr(Tracer, "proxy", begin)
+    monkeypatch.setattr(Tracer, "trace", end)
+    return disturbed
+
+
+def heads() -> list[nn.Module]:
+    return [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(2)]
+
+
+def test_a_trace_that_another_thread_disturbs_in_one_mode_is_not_taken_for_a_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disturbed = disturb(monkeypatch, lambda tracer: not tracer.root.training)
+    with pytest.raises(ValueError, match="another thread traced a module"):
+        opswap.merge.branches(heads())
+    assert disturbed
+
+
+def test_traces_that_are_disturbed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    disturbed: list[Tracer] = disturb(monkeypatch, lambda tracer: len(disturbed) < 6)
+    opswap.merge.branches(heads())
+    assert len(disturbed) == 6
+
+
+@pytest.mark.usefixtures("third_thread")
+def test_another_thread_adds_to_a_dictionary_that_a_trace_goes_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch.fx does so with the globals of every forward."""
+    stock, scope = Tracer.trace, {"first": 0}
+
+    def trace(self: Tracer, root: nn.Module) -> fx.Graph:
+        graph = stock(self, root)
+        for _ in scope:
+            if len(scope) < 4:
+                elsewhere(lambda: scope.update({str(len(scope)): 0}))
+        return graph
+
+    monkeypatch.setattr(Tracer, "trace", trace)
+    swap_shuffled()
+    assert len(scope) == 4
+
+
+@pytest.mark.usefixtures("third_thread")
+def test_another_thread_draws_from_the_generator_of_python_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stock, drawn = Tracer.trace, []
+
+    def trace(self: Tracer, root: nn.Module) -> fx.Graph:
+        if len(drawn) < 6:
+            drawn.append(elsewhere(random.random))
+        return stock(self, root)
+
+    monkeypatch.setattr(Tracer, "trace", trace)
+    swap_shuffled()
+    assert len(set(drawn)) == 6 and random.random() not in drawn
+
+
+@pytest.mark.usefixtures("third_thread")
+def test_only_the_generator_that_a_forward_draws_from_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock, drawn = Tracer.trace, []
+
+    def trace(self: Tracer, root: nn.Module) -> fx.Graph:
+        torch.rand(3)
+        if not drawn:
+            drawn.append(elsewhere(random.random))
+        return stock(self, root)
+
+    monkeypatch.setattr(Tracer, "trace", trace)
+    model, state = Split(), torch.get_rng_state()
+    report = opswap.scan(model)
+    assert "draws random numbers" in report.kept[0].reason
+    assert random.random() not in drawn and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("switch", [gc.disable, gc.enable])
+def test_another_thread_switches_the_collector_meanwhile(switch: Callable[[], None], during: Any) -> None:
+    """Nothing is collected in a trace, and afterwards the collector is as the other thread wants it."""
+    collected, seen = [], []
+    gc.callbacks.append(lambda phase, _: collected.append(phase))
+    (gc.disable if switch is gc.enable else gc.enable)()
+
+    def step() -> None:
+        elsewhere(switch)
+        collected.clear()
+        kept = [[] for _ in range(10 * gc.get_threshold()[0] + 10000)]
+        seen.append(len(kept) > 0 and not collected)
+
+    try:
+        during(step)
+        swap_shuffled()
+        assert seen == [True] and gc.isenabled() == (switch is gc.enable)
+    finally:
+        gc.callbacks.pop()
+        gc.enable()
+
+
+STEPS = 0
+
+
+class ReadsSteps(Shuffled):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if STEPS < 100 else self.conv(x)
+
+
+def count_step() -> None:
+    global STEPS
+    STEPS += 1
+
+
+def test_a_global_that_another_thread_counts_up_keeps_its_count(
+    during: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training goes on while the model is swapped; the forward asks for the number of steps."""
+    monkeypatch.setitem(globals(), "STEPS", 3)
+    during(lambda: elsewhere(count_step))
+    model = ReadsSteps()
+    assert opswap.scan(model, exact=True).swapped and STEPS == 4
 
 
 def test_functions_that_the_forward_does_not_name_are_left_alone(during: Any) -> None:

@@ -240,6 +240,7 @@ def _entries(profiler: cProfile.Profile) -> list[tuple[str, int, str]]:
 
 
 def test_the_collector_goes_on() -> None:
-    assert gc.isenabled()
+    thresholds = gc.get_threshold()
+    assert gc.isenabled() and thresholds[0]
     swapped(ReadsGlobals())
-    assert gc.isenabled() and sys.getprofile() is None
+    assert gc.isenabled() and gc.get_threshold() == thresholds and sys.getprofile() is None

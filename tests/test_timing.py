@@ -64,6 +64,16 @@ class TestInTurn:
         assert len(time_in_turn({"a": run}, 1.0, 3)["a"]) == 100
         assert medians_in_turn({"a": run, "b": run}, 0.0) == {"a": 10.0, "b": 10.0}
 
+    @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 2), (0.05, 5), (1.0, 7)])
+    def test_at_most_so_many_rounds(self, clock: list[int], seconds: float, rounds: int) -> None:
+        calls = []
+
+        def run() -> None:
+            calls.append(1)
+            clock[0] += 10_000_000
+
+        assert medians_in_turn({"a": run}, seconds, 2, most=7) == {"a": 10.0} and len(calls) == 2 + rounds
+
     def test_a_slow_function_is_called_once_before(self, clock: list[int]) -> None:
         calls = []
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -44,14 +45,14 @@ def ratio_spread(slow: Sequence[float], fast: Sequence[float]) -> Spread:
 
 
 def time_in_turn(
-    functions: Mapping[str, Callable[[], Any]], seconds: float, rounds: int
+    functions: Mapping[str, Callable[[], Any]], seconds: float, rounds: int, most: float = math.inf
 ) -> dict[str, list[float]]:
     """Milliseconds of a call, one number per round: the functions in turn, in random order, for about `seconds`.
 
     The order is random because a function profits from what the one before it left in the caches. A block
     is one call, or as many as take 0.2 ms; two calls of each come first, one if it takes half a second.
 
-    Args: rounds: at least so many.
+    Args: rounds: at least so many. most: at most so many.
     """
     calls = {name: _calls_per_block(function) for name, function in functions.items()}
     samples: dict[str, list[float]] = {name: [] for name in functions}
@@ -59,7 +60,7 @@ def time_in_turn(
     generator = random.Random(0)
     deadline = time.perf_counter() + seconds
     done = 0
-    while done < rounds or time.perf_counter() < deadline:
+    while done < rounds or (done < most and time.perf_counter() < deadline):
         generator.shuffle(order)
         for name in order:
             samples[name].append(_block_ns(functions[name], calls[name]) / calls[name] / 1e6)
@@ -68,10 +69,11 @@ def time_in_turn(
 
 
 def medians_in_turn(
-    functions: Mapping[str, Callable[[], Any]], seconds: float, rounds: int = 5
+    functions: Mapping[str, Callable[[], Any]], seconds: float, rounds: int = 5, most: float = math.inf
 ) -> dict[str, float]:
     """The median milliseconds of a call of each; see `time_in_turn`."""
-    return {name: Spread.of(times).median for name, times in time_in_turn(functions, seconds, rounds).items()}
+    samples = time_in_turn(functions, seconds, rounds, most)
+    return {name: Spread.of(times).median for name, times in samples.items()}
 
 
 def _block_ns(function: Callable[[], Any], calls: int) -> int:

@@ -44,6 +44,7 @@ __all__ = [
     "half_instructions",
     "is_compiled_module",
     "is_wrapper",
+    "library_takes",
     "lookup_backend",
     "nn_functions",
     "no_dispatch",
@@ -301,19 +302,26 @@ _is_amx = _find("torch.cpu", "_is_amx_tile_supported")
 _is_bf16 = _find("torch.cpu", "_is_avx512_bf16_supported")
 
 
+def library_takes(dtype: torch.dtype) -> bool | None:
+    """Whether torch's library takes this dtype of 16 bits, if only to convert it; None if torch does not tell."""
+    name = "bf16" if dtype is torch.bfloat16 else "fp16"
+    ask = getattr(_mkldnn, f"_is_mkldnn_{name}_supported", None)
+    return None if ask is None else ask()
+
+
 def half_instructions() -> frozenset[torch.dtype] | None:
     """The dtypes of 16 bits for which this CPU has instructions that torch's library uses.
 
     None, unknown, on a CPU that is not x86 and in a torch that does not tell.
     """
-    bf16, fp16 = (getattr(_mkldnn, f"_is_mkldnn_{name}_supported", None) for name in ("bf16", "fp16"))
+    bf16, fp16 = map(library_takes, (torch.bfloat16, torch.float16))
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     if not is_x86 or bf16 is None or fp16 is None or _is_amx is None or _is_bf16 is None:
         return None
     found = set()
-    if bf16() and (_is_bf16() or _is_amx()):  # the library also says so of a dtype that it has to convert
+    if bf16 and (_is_bf16() or _is_amx()):
         found.add(torch.bfloat16)
-    if fp16():
+    if fp16:
         found.add(torch.float16)
     return frozenset(found)
 

@@ -29,6 +29,19 @@ typedef enum driver_type {
     DRIVER_U128
 } driver_type;
 
+/* The same by the names that dtypes have in the lists of variants. */
+enum {
+    type_f32 = DRIVER_F32,
+    type_f64 = DRIVER_F64,
+    type_bf16 = DRIVER_BF16,
+    type_f16 = DRIVER_F16,
+    type_u8 = DRIVER_U8,
+    type_i8 = DRIVER_U8,
+    type_i16 = DRIVER_U16,
+    type_i32 = DRIVER_U32,
+    type_i64 = DRIVER_U64
+};
+
 /* WHOLE: whole numbers from -7 to 7, whose sums and products are exact in every order. REAL:
  * numbers from -2 to 2. WORST: among those NaN, infinities, zeros, subnormal ones and equal ones.
  * BITS: any bits. WHOLE_WORST: as WORST among whole numbers. Types of DRIVER_U8 and on are always

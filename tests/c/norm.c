@@ -13,13 +13,7 @@ typedef enum operation { sample, moments, apply, reduce, gradient } operation;
 
 enum form { planes, pixels };
 
-enum {
-    type_f32 = DRIVER_F32,
-    type_f64 = DRIVER_F64,
-    type_bf16 = DRIVER_BF16,
-    type_f16 = DRIVER_F16,
-    CHUNKS = 2
-};
+enum { CHUNKS = 2 };
 
 typedef struct variant {
     const char *name;

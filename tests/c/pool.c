@@ -22,19 +22,6 @@ typedef enum operation {
 
 enum form { planes, pixels };
 
-/* Names of the dtypes in the list of variants. */
-enum {
-    type_f32 = DRIVER_F32,
-    type_f64 = DRIVER_F64,
-    type_bf16 = DRIVER_BF16,
-    type_f16 = DRIVER_F16,
-    type_u8 = DRIVER_U8,
-    type_i8 = DRIVER_U8,
-    type_i16 = DRIVER_U16,
-    type_i32 = DRIVER_U32,
-    type_i64 = DRIVER_U64
-};
-
 /* A variant of the table. */
 typedef struct variant {
     const char *name;

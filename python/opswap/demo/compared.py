@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -28,18 +27,6 @@ from .training import (
 __all__ = ["Compared"]
 
 
-class MakeLearner(Protocol):
-    """Makes the learner of a copy."""
-
-    def __call__(
-        self,
-        name: str,
-        model: nn.Module,
-        memory_format: torch.memory_format,
-        dtype: torch.dtype = torch.float32,
-    ) -> Learner: ...
-
-
 class Compared:
     """Three copies of a model.
 
@@ -48,14 +35,19 @@ class Compared:
     optimize sets that for the process. halves: the same in each of `dtypes`, of 16 bits, under autocast.
     """
 
-    def __init__(self, initial: nn.Module, make: MakeLearner, dtypes: Sequence[torch.dtype] = ()) -> None:
-        self.stock = make("stock", copy.deepcopy(initial), torch.contiguous_format)
-        self.exact = make("exact", swap_exactly(copy.deepcopy(initial)), torch.contiguous_format)
-        self.optimized = make("optimized", *optimized(copy.deepcopy(initial)))
-        self.halves = [
-            make(str(dtype).removeprefix("torch."), *optimized(copy.deepcopy(initial), dtype), dtype)
-            for dtype in dtypes
-        ]
+    def __init__(
+        self, initial: nn.Module, make: Callable[..., Learner], dtypes: Sequence[torch.dtype] = ()
+    ) -> None:
+        """Args: make: a `Learner` of everything but its name, model, memory format and dtype."""
+
+        def make_optimized(name: str, dtype: torch.dtype = torch.float32) -> Learner:
+            model, memory_format = optimized(copy.deepcopy(initial), dtype)
+            return make(name, model, memory_format=memory_format, dtype=dtype)
+
+        self.stock = make("stock", copy.deepcopy(initial))
+        self.exact = make("exact", swap_exactly(copy.deepcopy(initial)))
+        self.optimized = make_optimized("optimized")
+        self.halves = [make_optimized(str(dtype).removeprefix("torch."), dtype) for dtype in dtypes]
         self.learners = [self.stock, self.exact, self.optimized, *self.halves]
         self.report = opswap.report(self.optimized.model)
         self.equal_tensors = 0

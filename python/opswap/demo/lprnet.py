@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
-from torch import nn
 
 import opswap
 
@@ -39,26 +39,11 @@ class LPRNetTask(Task):
         self.data = strips.source(settings.seed)
         torch.manual_seed(settings.seed)
         self.initial = opswap.models.lprnet(digits.CLASSES + 1, dropout=0.0)
-        self.compared = Compared(self.initial, self._learner)
-        self.learners, self.report = self.compared.learners, self.compared.report
-
-    def _learner(
-        self,
-        name: str,
-        model: nn.Module,
-        memory_format: torch.memory_format,
-        dtype: torch.dtype = torch.float32,
-    ) -> Learner:
-        return Learner(
-            name,
-            model,
-            strips.ctc_loss,
-            steps=self.steps,
-            learning_rate=_LEARNING_RATE,
-            optimizer=adam,
-            memory_format=memory_format,
-            dtype=dtype,
+        make = partial(
+            Learner, criterion=strips.ctc_loss, steps=self.steps, learning_rate=_LEARNING_RATE, optimizer=adam
         )
+        self.compared = Compared(self.initial, make)
+        self.learners, self.report = self.compared.learners, self.compared.report
 
     def stages(self) -> Iterator[Stage]:
         given = self.settings

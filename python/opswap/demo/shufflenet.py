@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import opswap
@@ -38,25 +38,9 @@ class ShuffleNetTask(Task):
         self.steps = settings.epochs * digits.batches_per_epoch(self.data, settings.batch_size)
         torch.manual_seed(settings.seed)
         self.initial = opswap.models.shufflenet_v2_x0_5(num_classes=digits.CLASSES)
-        self.compared = Compared(self.initial, self._learner, _HALVES if settings.full else ())
+        make = partial(Learner, criterion=F.cross_entropy, steps=self.steps, learning_rate=_LEARNING_RATE)
+        self.compared = Compared(self.initial, make, _HALVES if settings.full else ())
         self.learners, self.report = self.compared.learners, self.compared.report
-
-    def _learner(
-        self,
-        name: str,
-        model: nn.Module,
-        memory_format: torch.memory_format,
-        dtype: torch.dtype = torch.float32,
-    ) -> Learner:
-        return Learner(
-            name,
-            model,
-            F.cross_entropy,
-            steps=self.steps,
-            learning_rate=_LEARNING_RATE,
-            memory_format=memory_format,
-            dtype=dtype,
-        )
 
     def stages(self) -> Iterator[Stage]:
         given = self.settings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the convolutions share: the gradients as torch computes them."""
+"""What the convolutions share: pairs of numbers, and the gradients as torch computes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["library_backward"]
+__all__ = ["Pair", "library_backward", "pair"]
+
+Pair = int | Sequence[int]
+
+
+def pair(value: Pair) -> list[int]:
+    """One number for both directions, or one for each."""
+    return [value, value] if isinstance(value, int) else list(value)
 
 
 def library_backward(

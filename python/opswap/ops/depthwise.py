@@ -20,7 +20,7 @@ from torch.autograd import Function
 from opswap import _core
 from opswap._torch import functorch_active
 
-from ._convolution import library_backward
+from ._convolution import Pair, library_backward, pair
 from ._function import DeclinedError, base_apply, concrete_size, plain_cpu
 from ._stats import count_kernel, count_reference, reference_forced
 
@@ -33,8 +33,6 @@ _transforms = functorch_active
 _is_tracing = torch.jit.is_tracing
 _NAME = "depthwise_conv2d"
 _NAME_BACKWARD = f"{_NAME}_backward"
-
-Pair = int | Sequence[int]
 
 
 class DepthwiseConv2d(Function):
@@ -61,7 +59,7 @@ class DepthwiseConv2d(Function):
                 count_kernel(_NAME_BACKWARD)
                 return (*gradients, None, None)
         count_reference(_NAME_BACKWARD)
-        window = (_pair(ctx.stride), _pair(ctx.padding))
+        window = (pair(ctx.stride), pair(ctx.padding))
         gradients = library_backward(grad_output, input, weight, *window, weight.shape[0], mask)
         return (*gradients, None, None)
 
@@ -79,10 +77,6 @@ def _kernel_backward(
         dense = grad_output.contiguous(memory_format=torch.channels_last)
         gradients = run(dense, input, weight, stride, padding, *mask)
     return gradients
-
-
-def _pair(value: Pair) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
 
 
 def depthwise_wins() -> bool:

@@ -22,15 +22,13 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import half_instructions
 
-from ._convolution import library_backward
+from ._convolution import Pair, library_backward, pair
 from ._function import base_apply, needs_graph, plain_eager, tracing
 from ._stats import count_kernel, count_reference, reference_forced
 from .depthwise import depthwise_conv2d
 from .pointwise import FEW_WEIGHTS, pointwise_conv2d
 
 __all__ = ["conv2d", "linear", "output_dtype", "slow_dtype"]
-
-Pair = int | Sequence[int]
 
 _HALVES = (torch.bfloat16, torch.float16)
 _CASTS = (torch.float32, *_HALVES)  # what autocast converts
@@ -102,12 +100,8 @@ class _Window:
     __slots__ = ("dilation", "groups", "padding", "stride")
 
     def __init__(self, stride: Pair, padding: Sequence[int], dilation: Pair, groups: int) -> None:
-        self.stride, self.padding, self.dilation, self.groups = (
-            _pair(stride),
-            padding,
-            _pair(dilation),
-            groups,
-        )
+        self.stride, self.padding = pair(stride), padding
+        self.dilation, self.groups = pair(dilation), groups
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """In float32, by a kernel if there is one."""
@@ -126,7 +120,7 @@ class _Window:
         self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
         """The gradients of input, weight and bias in float32. Differentiable where a graph is needed."""
-        tensors = (grad_output, input, weight)
+        tensors = (grad_output, input.float(), weight.float())
         gradients = NotImplemented
         if plain_eager() and not needs_graph(tensors):
             if self._is_pointwise(weight):
@@ -146,7 +140,24 @@ class _Window:
         return self.groups == weight.shape[0] > 1 and weight.shape[1] == 1 and self.dilation == [1, 1]
 
 
-class ReducedConv2d(Function):
+class _Product:
+    """A linear map, with the methods of a `_Window`."""
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch_functional.linear(input, weight, bias)
+
+    def backward(
+        self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        rows = grad_output.reshape(-1, weight.shape[0])
+        return (
+            (rows @ weight.float()).view(input.shape) if mask[0] else None,
+            rows.t() @ input.float().reshape(-1, weight.shape[1]) if mask[1] else None,
+            rows.sum(0) if mask[2] else None,
+        )
+
+
+class Reduced(Function):
     """Where nothing but autograd watches; kept for the backward: the tensors as they were given."""
 
     @staticmethod
@@ -155,63 +166,35 @@ class ReducedConv2d(Function):
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        window: _Window,
+        layer: _Window | _Product,
         dtype: torch.dtype,
     ) -> Tensor:
-        ctx.window, ctx.bias_dtype = window, dtype if bias is None else bias.dtype
+        ctx.layer, ctx.bias_dtype = layer, dtype if bias is None else bias.dtype
         ctx.save_for_backward(input, weight)
         with _without_autocast():
-            return window.forward(input.float(), weight.float(), _float(bias)).to(dtype)
+            return layer.forward(input.float(), weight.float(), _float(bias)).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         with _without_autocast():
-            tensors = (grad_output.float(), input.float(), weight.float())
-            gradients = ctx.window.backward(*tensors, ctx.needs_input_grad[:3])
+            gradients = ctx.layer.backward(grad_output.float(), input, weight, ctx.needs_input_grad[:3])
             return *_rounded(gradients, (input.dtype, weight.dtype, ctx.bias_dtype)), None, None
 
 
-class ReducedLinear(Function):
-    """Where nothing but autograd watches; kept for the backward: the tensors as they were given."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        ctx.bias_dtype = dtype if bias is None else bias.dtype
-        ctx.save_for_backward(input, weight)
-        with _without_autocast():
-            return torch_functional.linear(input.float(), weight.float(), _float(bias)).to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight = ctx.saved_tensors
-        mask = ctx.needs_input_grad
-        with _without_autocast():
-            rows = grad_output.float().reshape(-1, weight.shape[0])
-            gradients = (
-                (rows @ weight.float()).view(input.shape) if mask[0] else None,
-                rows.t() @ input.float().reshape(-1, weight.shape[1]) if mask[1] else None,
-                rows.sum(0) if mask[2] else None,
-            )
-            return *_rounded(gradients, (input.dtype, weight.dtype, ctx.bias_dtype)), None
-
-
-_apply_conv2d, _apply_linear = base_apply(ReducedConv2d), base_apply(ReducedLinear)
-
-
-def _pair(value: Pair) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
+_apply = base_apply(Reduced)
+_PRODUCT = _Product()
 
 
 def _padding(padding: Pair | str, weight: Tensor, stride: Pair, dilation: Pair) -> list[int] | None:
     """The padding in numbers; None if "same" is another one at either side, or an error."""
     if padding == "valid":
         return [0, 0]
-    if isinstance(padding, str) and (padding != "same" or _pair(stride) != [1, 1]):
+    if isinstance(padding, str) and (padding != "same" or pair(stride) != [1, 1]):
         return None
     if not isinstance(padding, str):
-        return _pair(padding)
-    total = [d * (k - 1) for d, k in zip(_pair(dilation), weight.shape[2:], strict=True)]
+        return pair(padding)
+    total = [d * (k - 1) for d, k in zip(pair(dilation), weight.shape[2:], strict=True)]
     return None if any(t % 2 for t in total) else [t // 2 for t in total]
 
 
@@ -277,7 +260,7 @@ def _reduced_conv2d(tensors: tuple[Tensor, ...], options: Any, dtype: torch.dtyp
     if not _compiling():
         count_kernel("conv2d")
     if numbers is not None:
-        return _apply_conv2d(input, weight, bias, _Window(stride, numbers, dilation, groups), dtype)
+        return _apply(input, weight, bias, _Window(stride, numbers, dilation, groups), dtype)
     with torch.autocast("cpu", enabled=False):
         return torch_functional.conv2d(input.float(), weight.float(), _float(bias), *options).to(dtype)
 
@@ -309,6 +292,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if dtype is None:
         return torch_functional.linear(input, weight, bias)
     if not _compiling() and weight.dim() == 2 and input.dim() and plain_eager():
-        return _apply_linear(input, weight, bias, dtype)
+        return _apply(input, weight, bias, _PRODUCT, dtype)
     with torch.autocast("cpu", enabled=False):
         return torch_functional.linear(input.float(), weight.float(), _float(bias)).to(dtype)

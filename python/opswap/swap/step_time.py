@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import random
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from opswap._timing import medians_in_turn
 from opswap._torch import tree_leaves, tree_map
 
 from .capture.quiet import generators_kept
@@ -36,20 +34,9 @@ def step(model: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def in_turn(steps: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median milliseconds of each, over two to seven rounds in random order, after one round that does not count.
+    """Median milliseconds of each, over two to seven rounds; see `opswap._timing.time_in_turn`.
 
     Random generators are left as they were.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    generator = random.Random(0)
     with generators_kept():
-        begin = time.perf_counter()
-        for i in range(_MOST_ROUNDS + 1):
-            if i > _FEWEST_ROUNDS and time.perf_counter() - begin > _SECONDS:
-                break
-            for name in generator.sample(list(steps), len(steps)):
-                start = time.perf_counter()
-                steps[name]()
-                if i:
-                    seconds[name].append(time.perf_counter() - start)
-    return {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
+        return medians_in_turn(steps, _SECONDS, _FEWEST_ROUNDS, _MOST_ROUNDS)

@@ -11,6 +11,7 @@ import torch.nn.functional as torch_functional
 from torch import Tensor
 
 from opswap import _core
+from opswap._torch import half_instructions, library_takes
 
 from .._stats import count_kernel
 
@@ -68,9 +69,8 @@ def reference_backward(
 @cache
 def _matrix_units(dtype: torch.dtype) -> bool:
     """True where torch's own products take this half precision without converting it."""
-    if dtype is torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    known = half_instructions()
+    return bool(library_takes(dtype)) if known is None else dtype in known
 
 
 # Multiplications a group from which on a library call is worth its price, and the least of each side: for kernels

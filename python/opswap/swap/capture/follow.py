@@ -122,7 +122,8 @@ class Follower:
         self._optional: dict[tuple[nn.Module, str], None] = {}
         self._asked: dict[tuple[int, str], tuple[Any, str]] = {}
         self._previous: Any = None
-        self._started = self._collects = False
+        self._started = False
+        self._thresholds: tuple[int, ...] = ()  # of the garbage collector, while it stands still
 
     def start(self) -> None:
         self._previous = sys.getprofile()
@@ -133,8 +134,9 @@ class Follower:
         for module in (self.root, *self._opened):
             self.reached.reach(module, "self")
         self._started = True
-        self._collects = gc.isenabled()
-        gc.disable()  # it may run code that has nothing to do with the forward
+        # It may run code that has nothing to do with the forward. Other threads may switch it off, for good, meanwhile.
+        self._thresholds = gc.get_threshold()
+        gc.set_threshold(0)
         sys.setprofile(self._event)
 
     def stop(self) -> None:
@@ -143,8 +145,8 @@ class Follower:
         self._started = False
         sys.setprofile(None)
         self._calls.clear()
-        if self._collects:
-            gc.enable()
+        if self._thresholds and not gc.get_threshold()[0]:
+            gc.set_threshold(*self._thresholds)
         if hasattr(self._previous, "enable"):  # cProfile
             self._previous.enable()
         elif self._previous is not None:
@@ -152,7 +154,7 @@ class Follower:
 
     def undo(self) -> list[str]:
         """Take back what the traced code wrote; returns what it wrote to, in words."""
-        return self.reached.ledger.undo()
+        return self.reached.undo()
 
     def outside(self) -> Outside:
         """What to watch that belongs to no module."""

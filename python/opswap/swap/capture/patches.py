@@ -23,6 +23,7 @@ from opswap._torch import fx_trace
 __all__ = ["Patches", "trace_with"]
 
 _MISSING = object()
+_METHODS = threading.RLock()  # held while a method of a class is replaced or put back
 
 
 class Patches:
@@ -35,6 +36,7 @@ class Patches:
         self.disturbed = False
         self._thread = threading.get_ident()
         self._active = True
+        self._taken_back = False
         self._visited: set[int] = set()
         self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._wanted: list[tuple[dict[str, Any], str, Any]] = []
@@ -66,22 +68,23 @@ class Patches:
 
     def patch_method(self, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
         """Replace a method of a class, in this thread and until `close`."""
-        old = getattr(cls, name)
-        while getattr(getattr(old, "opswap_patches", None), "closed", False):
-            old = old.__wrapped__  # somebody has put back what was over
+        with _METHODS:
+            old = getattr(cls, name)
+            while getattr(getattr(old, "opswap_patches", None), "closed", False):
+                old = old.__wrapped__  # somebody has put back what was over
 
-        @wraps(old)
-        def here(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_dynamo_compiling():  # another thread's code
-                return old(*args, **kwargs)
-            mine = self._active and threading.get_ident() == self._thread
-            if not self._active and vars(cls).get(name) is here:
-                setattr(cls, name, old)  # put back by a trace that overlapped with this one
-            return new(*args, **kwargs) if mine else old(*args, **kwargs)
+            @wraps(old)
+            def here(*args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_dynamo_compiling():  # another thread's code
+                    return old(*args, **kwargs)
+                mine = self._active and threading.get_ident() == self._thread
+                if self._taken_back:
+                    _remove(cls, name, here, old)
+                return new(*args, **kwargs) if mine else old(*args, **kwargs)
 
-        here.opswap_patches = self
-        self._methods.append((cls, name, old, here))
-        setattr(cls, name, here)
+            here.opswap_patches = self
+            self._methods.append((cls, name, old, here))
+            setattr(cls, name, here)
 
     @property
     def closed(self) -> bool:
@@ -104,11 +107,27 @@ class Patches:
                     del scope[name]
                 else:
                     scope[name] = old
-        for cls, name, old, here in reversed(self._methods):
+        with _METHODS:
+            for cls, name, old, here in reversed(self._methods):
+                if vars(cls).get(name) is here:
+                    setattr(cls, name, old)
+                else:
+                    self.disturbed = True
+            self._taken_back = True
+
+
+def _remove(cls: type, name: str, here: Callable[..., Any], old: Callable[..., Any]) -> None:
+    """Take back a method of a trace that is over, which a trace that overlapped with it has put back.
+
+    A later call does so if another thread replaces methods just now: between the look and the write, the class would
+    lose what that thread puts there.
+    """
+    if _METHODS.acquire(blocking=False):
+        try:
             if vars(cls).get(name) is here:
                 setattr(cls, name, old)
-            else:
-                self.disturbed = True
+        finally:
+            _METHODS.release()
 
 
 def trace_with(patches: Patches, tracer: Any, root: Any) -> Any:

@@ -31,6 +31,7 @@ from ..runtime.outside import Outside, join
 from ..runtime.state import Reading
 from . import einops_backend
 from .concrete import TraceDraws
+from .flags import fingerprint, read_flags
 from .follow import Follower
 from .texts import Piece, Texts, has_mark, without_marks
 from .tracer import BorrowedModuleError, CaptureError, Decision, Hints, Tracer, raised_by_user
@@ -39,7 +40,7 @@ __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
 _TRACING = threading.RLock()  # a trace patches torch.nn.Module for all threads
 _PATHS = 4  # captured of one forward in one mode
-_TRACES = 3  # to find one in which no other thread draws or traces
+_TRACES = 10  # to find one in which no other thread draws or traces
 _TRIES = 24  # traces to find the first of them
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -57,7 +58,8 @@ class Capture:
     The graph is the forward's where each of `guards`, graphs over the same arguments, gives True, and each of
     `foreseen`, which ask for sizes further down, does so on tensors without data; and where root and all of
     opened have `training` as their flag, if it is not None. `reading` and `outside` say what else the forward read:
-    of modules, and of everything that does not belong to a module.
+    of modules, and of everything that does not belong to a module. `refused` is the reason for which the other mode
+    has no graph at all, if training is not None.
     """
 
     root: nn.Module
@@ -70,6 +72,11 @@ class Capture:
     reading: Reading = field(default_factory=Reading)
     outside: Outside = field(default_factory=Outside)
     lists: Mapping[str, Listed] = field(default_factory=dict)
+    refused: str = ""
+
+
+class _DisturbedError(Exception):
+    """What happens in another thread keeps a forward from being captured, whatever the forward does."""
 
 
 def capture(
@@ -83,7 +90,10 @@ def capture(
     """
     with compile_lock(), _TRACING:  # in this order: a backend of torch.compile holds the first already
         einops_backend.register()
-        return _capture_modes(_Explorer(root, tuple(opened), hints))
+        try:
+            return _capture_modes(_Explorer(root, tuple(opened), hints))
+        except _DisturbedError as error:
+            raise CaptureError(str(error)) from error
 
 
 def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capture:
@@ -96,7 +106,8 @@ def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capt
     first, *others = capture(root, opened)
     reads = [n.target.split(".")[-1] for n in first.graph.nodes if n.op == "get_attr"]
     if first.training is not None or "training" in reads:
-        raise CaptureError("forward differs between train() and eval()")
+        other = f", in {'eval' if first.training else 'train'}(): {first.refused}" if first.refused else ""
+        raise CaptureError(f"forward differs between train() and eval(){other}")
     if others or first.guards or first.foreseen or any(n.target is require for n in first.graph.nodes):
         raise CaptureError("control flow depends on the size of a tensor")
     return first
@@ -126,7 +137,8 @@ def _capture_modes(explorer: _Explorer) -> list[Capture]:
             replace(a, reading=a.reading | b.reading, outside=join((a.outside, b.outside))) for a, b in both
         ]
     modes = (flags[0], not flags[0])
-    return [replace(c, training=mode) for mode in modes for c in paths.get(mode, ())]
+    refused = "".join(map(str, errors.values()))
+    return [replace(c, training=mode, refused=refused) for mode in modes for c in paths.get(mode, ())]
 
 
 def _set_flags(modules: Sequence[nn.Module], flags: Sequence[bool]) -> None:
@@ -197,40 +209,48 @@ class _Explorer:
 
     def _trace(self, script: Sequence[bool | int], nothing: str = "") -> _Trace:
         """One trace. What a forward draws from the random generators is undone and refused."""
-        before = random.getstate(), torch.get_rng_state()
+        python, state = random.getstate(), torch.get_rng_state()
         trace = self._run(script, nothing)
-        after = random.getstate(), torch.get_rng_state()
-        if before[0] == after[0] and torch.equal(before[1], after[1]):
+        drew = random.getstate() != python, not torch.equal(torch.get_rng_state(), state)
+        if any(drew) and threading.active_count() > 1:  # maybe another thread
+            drew = self._draws(script, nothing)
+        if drew[0]:
+            random.setstate(python)
+        if drew[1]:
+            torch.set_rng_state(state)
+        if not any(drew):
             return trace
-        if threading.active_count() > 1 and not self._draws(script, nothing):
-            return trace  # another thread drew
-        random.setstate(before[0])
-        torch.set_rng_state(before[1])
-        error = trace.error or CaptureError("forward draws random numbers while it is traced")
-        return replace(trace, error=error)
+        return replace(
+            trace, error=trace.error or CaptureError("forward draws random numbers while it is traced")
+        )
 
-    def _draws(self, script: Sequence[bool | int], nothing: str) -> bool:
-        """True if the forward itself draws, or may do so.
+    def _draws(self, script: Sequence[bool | int], nothing: str) -> tuple[bool, bool]:
+        """Whether the forward itself draws, or may do so: from Python's generator, and from torch's.
 
         Operators of torch are heard in this thread alone. Python's generator does not show who drew, so that
         a forward must leave it alone in one of several traces.
         """
         if not hasattr(DispatchMode, "__torch_dispatch__"):
-            return True
+            return True, True
         draws = TraceDraws()
         for _ in range(_TRACES):
             before = random.getstate()
             self._run(script, nothing, draws)
-            if draws.seen or random.getstate() == before:
-                return draws.seen
-        return True
+            if random.getstate() == before:
+                return False, draws.seen
+        return True, draws.seen
 
     def _run(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None = None) -> _Trace:
-        """One trace, and others where a trace in another thread came in between; see `_run_once`."""
+        """One trace, and others where another thread came in between; see `_run_once`.
+
+        Raises: _DisturbedError where another thread traces every time.
+        """
         for _ in range(_TRACES):
             trace = self._run_once(script, nothing, draws)
-            if not trace.disturbed:
-                break
+            if not trace.disturbed and not _iterates_over_changes(trace.error):
+                return trace
+        if trace.disturbed:
+            raise _DisturbedError("another thread traced a module with torch.fx at the same time")
         return trace
 
     def _run_once(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None) -> _Trace:
@@ -255,8 +275,6 @@ class _Explorer:
         elif tracer.given.changed():
             error = CaptureError("forward writes to a list that it was given")
         error = tracer.refusal or error
-        if tracer.disturbed:
-            error = CaptureError("another thread traced a module with torch.fx at the same time")
         known = follower.reading(), follower.outside(), follower.asks_none
         found = tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.texts
         return _Trace(*found, tracer.lists, tracer.disturbed)
@@ -323,6 +341,13 @@ class _Explorer:
                     if hooked(m) or not type(m).__module__.startswith("torch.nn."):
                         return False
         return True
+
+
+def _iterates_over_changes(error: BaseException | None) -> bool:
+    """True for what Python says of a dictionary, such as the globals of a module, that another thread adds to."""
+    return (
+        isinstance(error, RuntimeError) and "during iteration" in str(error) and threading.active_count() > 1
+    )
 
 
 def _lines(graph: fx.Graph, nothing: str = "") -> list[str]:
@@ -400,75 +425,13 @@ def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capt
             list(map(str, b.foreseen)),
         ):
             return None
-        reads = _read_flags(a.graph, b.graph)
+        reads = read_flags(a.graph, b.graph)
         if reads is None:
             return None
         read = read or reads
     if read and explorer.opened and not _reads_owners(explorer, trains):
         return None
     return trains
-
-
-def _read_flags(graph: fx.Graph, other: fx.Graph) -> bool | None:
-    """Put reads of `training` where the graphs have True and False; None where they differ elsewhere."""
-    if len(graph.nodes) != len(other.nodes):
-        return None
-    twins: dict[fx.Node, fx.Node] = {}
-    edits = []
-    for a, b in zip(graph.nodes, other.nodes, strict=True):
-        twins[b] = a
-        if (a.op, a.target) != (b.op, b.target):
-            return None
-        values = [(a.args, b.args), (a.kwargs, b.kwargs)]
-        differs = False
-        for x, y in values:
-            state = _compare(x, y, twins)
-            if state is None:
-                return None
-            differs = differs or state
-        if differs:
-            edits.append((a, b))
-    for a, b in edits:
-        with graph.inserting_before(a):
-            flag = graph.get_attr(".".join(filter(None, (a.meta["owner"], "training"))))
-            flag.meta.update(a.meta)
-            opposite = graph.call_function(operator.not_, (flag,))
-            opposite.meta.update(a.meta)
-        a.args = _with_flags(a.args, b.args, flag, opposite)
-        a.kwargs = _with_flags(a.kwargs, b.kwargs, flag, opposite)
-        if not opposite.users:
-            graph.erase_node(opposite)
-    return bool(edits)
-
-
-def _compare(x: Any, y: Any, twins: dict[fx.Node, fx.Node]) -> bool | None:
-    """False where equal, True where they differ in booleans only, else None."""
-    if isinstance(x, fx.Node) or isinstance(y, fx.Node):
-        return False if isinstance(y, fx.Node) and twins.get(y) is x else None
-    if type(x) is not type(y):
-        return None
-    if isinstance(x, bool):
-        return x is not y
-    if isinstance(x, dict):
-        if list(x) != list(y):
-            return None
-        x, y = tuple(x.values()), tuple(y.values())
-    if isinstance(x, slice):
-        x, y = (x.start, x.stop, x.step), (y.start, y.stop, y.step)
-    if isinstance(x, (tuple, list)):
-        states = [_compare(a, b, twins) for a, b in zip(x, y, strict=False)]
-        return None if len(x) != len(y) or None in states else any(states)
-    return False if x is y or x == y else None
-
-
-def _with_flags(x: Any, y: Any, flag: fx.Node, opposite: fx.Node) -> Any:
-    if isinstance(x, bool):
-        return x if x is y else flag if x else opposite
-    if isinstance(x, dict):
-        return {k: _with_flags(x[k], y[k], flag, opposite) for k in x}
-    if isinstance(x, (tuple, list)):
-        return type(x)(_with_flags(a, b, flag, opposite) for a, b in zip(x, y, strict=True))
-    return x
 
 
 def _reads_owners(explorer: _Explorer, joined: list[Capture]) -> bool:
@@ -486,32 +449,6 @@ def _reads_owners(explorer: _Explorer, joined: list[Capture]) -> bool:
         if len(mixed) != len(joined):
             return False
         for a, b in zip(joined, mixed, strict=True):
-            if _fingerprint(a.graph, known) != _fingerprint(b.graph, known):
+            if fingerprint(a.graph, known) != fingerprint(b.graph, known):
                 return False
     return True
-
-
-def _fingerprint(graph: fx.Graph, flags: dict[str, bool]) -> list[tuple[Any, ...]]:
-    """The graph with the training flags that it reads replaced by their values."""
-    values: dict[fx.Node, Any] = {}
-    lines = []
-    for node in graph.nodes:
-        if node.op == "get_attr" and (node.target == "training" or node.target.endswith(".training")):
-            values[node] = flags.get(node.target.rpartition(".")[0])
-        elif node.target is operator.not_ and isinstance(values.get(node.args[0]), bool):
-            values[node] = not values[node.args[0]]
-        else:
-            values[node] = f"%{len(lines)}"
-            args = fx.node.map_arg((node.args, node.kwargs), lambda n: _Shown(values[n]))
-            lines.append((node.op, node.target, str(args)))
-    return lines
-
-
-class _Shown:
-    """Prints as a value without quotes."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return str(self.value)

@@ -63,6 +63,7 @@ _BUILTINS = (
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 _WRAPPERS = (property, staticmethod, classmethod, cached_property, partialmethod)
 _MANY = 20000  # objects that a forward may reach
+_WRITE_ANY = frozenset({"__delattr__", "__setattr__"})  # methods that write to an attribute of any name
 
 
 class Reach:
@@ -294,6 +295,11 @@ class Reach:
                 self.reach(value, f"{type(module).__qualname__}.{name}")
         if "_modules" in names:
             self.count_children(module)
+
+    def undo(self) -> list[str]:
+        """Take back what the traced code wrote; returns what it wrote to, in words."""
+        any_name = self.dynamic or not self.names.isdisjoint(_WRITE_ANY)
+        return self.ledger.undo(None if any_name else self.stored | self.texts)
 
     # --- what was found ----------------------------------------------------------------------------------------------
 

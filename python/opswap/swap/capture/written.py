@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections import deque
-from types import CellType, FunctionType, MemberDescriptorType
+from collections.abc import Container
+from types import CellType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from torch import nn
 
 from opswap._torch import SYMBOLIC_TRACE
 
+from ..runtime.outside import Scope
 from ..runtime.snapshot import MISSING, slots_of
 
 __all__ = ["Ledger", "unpatched"]
@@ -50,10 +52,16 @@ class Ledger:
         if (id(holder), name) not in self._fields:
             self._fields[id(holder), name] = holder, name, _own(holder, name)
 
-    def undo(self) -> list[str]:
-        """Take back what was written; returns what was written to, in words."""
+    def undo(self, names: Container[str] | None) -> list[str]:
+        """Take back what was written; returns what was written to, in words.
+
+        Args: names: of the attributes that the traced code may have written, None for any. Another thread wrote to a
+            global variable of another name, for code with a `global` statement is not traced.
+        """
         written = []
         for holder, name, then in self._fields.values():
+            if isinstance(holder, (ModuleType, Scope)) and names is not None and name not in names:
+                continue
             if _own(holder, name) is not then:
                 owner = getattr(holder, "__qualname__", None) or getattr(holder, "__name__", "a closure")
                 written.append(f"{owner}.{name}")
