@@ -270,6 +270,18 @@ def test_transforms() -> None:
         assert F.pointwise_conv2d(x, weight, bias).dtype is torch.bfloat16
 
 
+def test_a_layer_under_autocast_is_torchs_own(kernels: None) -> None:
+    x, *_ = inputs((3, 6, 4, 5), 7)
+    layer = torch.nn.Conv2d(6, 7, 1)
+    swapped = opswap.swap(torch.nn.Sequential(layer), memory_format=LAST)
+    opswap.reset_stats()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert swapped(x).dtype is torch.bfloat16
+    assert counts() == ({}, {})
+    swapped(x)
+    assert counts() == ({"pointwise_conv2d": 1}, {})
+
+
 def test_forced_reference() -> None:
     x, weight, bias = inputs((1, 6, 4, 5), 7)
     opswap.reset_stats()

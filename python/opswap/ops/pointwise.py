@@ -35,6 +35,7 @@ _NAME = "pointwise_conv2d"
 _DTYPES = (torch.float32, torch.float64)
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
+_autocast = torch.is_autocast_enabled
 
 # Elements of a weight from which on the convolution library is as fast or faster: it has little left to pad there.
 FEW_WEIGHTS = 1 << 17
@@ -56,7 +57,7 @@ def is_pointwise(module: nn.Conv2d) -> bool:
 
 
 def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
-    """True where the kernels compute this convolution: in channels_last, on the CPU, not in a compiler's trace."""
+    """True where the kernels compute this convolution: in channels_last, on the CPU, without autocast or trace."""
     return not _compiling() and isinstance(input, Tensor) and is_pointwise(module) and _is_candidate(input)
 
 
@@ -68,7 +69,7 @@ def pointwise_fits(input: Any, weight: Any) -> bool:
 
 
 def _is_candidate(input: Tensor) -> bool:
-    if input.dim() != 4 or input.dtype not in _DTYPES or not input.is_cpu:
+    if _autocast("cpu") or input.dim() != 4 or input.dtype not in _DTYPES or not input.is_cpu:
         return False
     return input.layout is torch.strided and not input.is_nested and input.stride(1) == 1
 
