@@ -89,7 +89,7 @@ def library_wins(input: Tensor, weight: Tensor, backward: bool = False) -> bool:
     if (leads and (backward or not has_units)) or (input.dtype in HALVES and not has_units):
         return False
     rows, groups, in_features = input.shape
-    outputs = weight.numel() // (groups * in_features)
+    outputs = weight.numel() // max(groups * in_features, 1)
     work = rows * outputs * in_features
     least = _UNITS_SIDE if leads else _LIBRARY_SIDE
     return work >= _LIBRARY_WORK and min(rows, outputs, in_features) >= least
