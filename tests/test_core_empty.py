@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors without elements, whose data pointer is NULL: a build with the sanitizers ends at an offset from it."""
+"""Tensors without elements, whose data pointer is NULL: a build by clang with OPSWAP_SANITIZE traps offsets from it."""
 
 from __future__ import annotations
 
