@@ -71,3 +71,22 @@ def test_errors_of_functions(compiler: str, tier: str, seed: int, tmp_path: Path
             [tmp_path / "accuracy", str(step), str(first)], capture_output=True, text=True, check=False
         )
         assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_limits_of_core(compiler: str, tmp_path: Path) -> None:
+    """The greatest numbers, and one family more than the table has room for; undefined behaviour is an error."""
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed")
+    sources = [TESTS / "c" / "core.c", CSRC / "core" / "isa.c"]
+    command = [
+        compiler,
+        *driver.FLAGS,
+        *driver.recipe.sanitizing("undefined"),
+        *sources,
+        "-o",
+        tmp_path / "core",
+    ]
+    subprocess.run(command, check=True)
+    result = subprocess.run([tmp_path / "core"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "")

@@ -15,13 +15,13 @@ static inline int64_t osw_max_int(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* a / b rounded up; a >= 0, b > 0, a + b fits. */
+/* a / b rounded up; a >= 0, b > 0. */
 static inline int64_t osw_ceil(int64_t a, int64_t b)
 {
-    return (a + b - 1) / b;
+    return a / b + (a % b != 0);
 }
 
-/* The least multiple of b from a on. */
+/* The least multiple of b from a on, which must fit. */
 static inline int64_t osw_round_up(int64_t a, int64_t b)
 {
     return osw_ceil(a, b) * b;

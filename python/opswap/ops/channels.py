@@ -334,12 +334,14 @@ def _chunk_sizes(channels: int, sections: int | Sequence[int]) -> tuple[int, ...
     _require_int("sections", sections)
     if sections <= 0:
         raise RuntimeError(f"cat_channel_shuffle_split: sections must be positive, got {sections}")
-    size = max((channels + sections - 1) // sections, 1)
+    if channels == 0:
+        return (0,) * sections
+    size = (channels + sections - 1) // sections
     whole = int(
         channels // size
     )  # in a compiled graph both may be symbols, but the number of outputs is none
     rest = channels - whole * size
-    return (size,) * whole + ((rest,) if rest or not whole else ())
+    return (size,) * whole + ((rest,) if rest else ())
 
 
 def _shuffle_in_torch(
