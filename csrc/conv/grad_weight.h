@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: MIT */
+/* The gradients of weight and bias, block by block of output pixels; included once per dtype. */
+#include "conv/ahead.h"
+#include "conv/below.h"
+#include "conv/conv.h"
+#include "core/ints.h"
+#include "core/simd.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#    include "conv/tiles.h"
+#endif
+
+/* A part as tiles see it: one image has the rows of sums, its channels from a_begin on, the other
+ * one their vectors. */
+typedef struct LOCAL(sweep) {
+    const osw_conv *conv;
+    int64_t a_begin, a_end;
+    int64_t b_channels;
+    ELEMENT *sums;
+    int64_t a_step, tap_step; /* of the sums: from one channel of a and from one tap to the next */
+    osw_ahead ahead[2];
+} LOCAL(sweep);
+
+static LOCAL(sweep) LOCAL(sweep_of)(const osw_conv *conv, const osw_conv_part *part)
+{
+    const int64_t taps = conv->rows.taps * conv->columns.taps;
+    if (conv->crossed)
+        return (LOCAL(sweep)){.conv = conv,
+                       .a_end = conv->channels,
+                       .b_channels = conv->outputs,
+                       .sums = part->weight,
+                       .a_step = conv->outputs,
+                       .tap_step = conv->channels * conv->outputs};
+    return (LOCAL(sweep)){.conv = conv,
+                   .a_begin = part->out_begin,
+                   .a_end = part->out_end,
+                   .b_channels = conv->channels,
+                   .sums = part->weight,
+                   .a_step = taps * conv->channels,
+                   .tap_step = conv->channels};
+}
+
+/* The pixels of a block that tap (r, s) reaches, as lines, without their channels; false if there
+ * are none. */
+static bool
+LOCAL(reach)(const osw_conv *conv, const osw_conv_block *block, int64_t r, int64_t s,
+                         LOCAL(tile) *t)
+{
+    const osw_conv_axis *rows = &conv->rows, *columns = &conv->columns;
+    const osw_conv_image *x = &conv->input, *dy = &conv->grad_output;
+    int64_t top = block->top, bottom = block->bottom, left = block->left, right = block->right;
+    keep_inside(rows, r, &top, &bottom);
+    keep_inside(columns, s, &left, &right);
+    if (top >= bottom || left >= right)
+        return false;
+    t->a = (const ELEMENT *)dy->data + block->image * dy->image_step + top * dy->row_step +
+           left * dy->pixel_step;
+    t->a_pixel = dy->pixel_step;
+    t->a_line = dy->row_step;
+    t->b = (const ELEMENT *)x->data + block->image * x->image_step +
+           (top * rows->stride + r * rows->dilation - rows->padding) * x->row_step +
+           (left * columns->stride + s * columns->dilation - columns->padding) * x->pixel_step;
+    t->b_pixel = columns->stride * x->pixel_step;
+    t->b_line = rows->stride * x->row_step;
+    t->lines = bottom - top;
+    t->length = right - left;
+    if (t->a_line == t->length * t->a_pixel && t->b_line == t->length * t->b_pixel) {
+        t->length *= t->lines;
+        t->lines = 1;
+    }
+    if (conv->crossed) {
+        const LOCAL(tile) other = *t;
+        t->a = other.b, t->a_pixel = other.b_pixel, t->a_line = other.b_line;
+        t->b = other.a, t->b_pixel = other.a_pixel, t->b_line = other.a_line;
+    }
+    return true;
+}
+
+/* The tiles of channels [b, b + ...) of one image, whose last vector ends with `end`, and all
+ * channels of the other. */
+static void
+LOCAL(add_tiles)(LOCAL(sweep) *sweep, LOCAL(tile) t, int64_t tap, int64_t b, int64_t vectors)
+{
+    const ELEMENT *first = t.a;
+    const int64_t tiles = osw_ceil(sweep->a_end - sweep->a_begin, tile_rows[vectors]);
+    t.b += b;
+    t.last = osw_min_int(sweep->b_channels - b - (vectors - 1) * VLANES, VLANES);
+    t.sums_step = sweep->a_step;
+    for (int64_t i = 0, a = sweep->a_begin; i < tiles; i++) {
+        const int64_t rows = osw_ceil(sweep->a_end - a, tiles - i);
+        t.a = first + a;
+        t.sums = sweep->sums + a * sweep->a_step + tap * sweep->tap_step + b;
+        ask_ahead(&sweep->ahead[0]);
+        ask_ahead(&sweep->ahead[1]);
+        LOCAL(tiles)[vectors - 1][rows - 1](&t);
+        a += rows;
+    }
+}
+
+static void LOCAL(add_block)(LOCAL(sweep) *sweep, const osw_conv_block *block)
+{
+    const osw_conv *conv = sweep->conv;
+    const int64_t taps = conv->rows.taps * conv->columns.taps, rows = sweep->a_end - sweep->a_begin;
+    int64_t vectors;
+    for (int64_t b = 0; b < sweep->b_channels; b += vectors * VLANES) {
+        vectors = tile_vectors(osw_ceil(sweep->b_channels - b, VLANES), rows);
+        for (int64_t t = 0; t < taps; t++) {
+            LOCAL(tile) tile;
+            if (LOCAL(reach)(conv, block, t / conv->columns.taps, t % conv->columns.taps, &tile))
+                LOCAL(add_tiles)(sweep, tile, t, b, vectors);
+        }
+    }
+}
+
+/* What of the pixels of block i the blocks before it have not read. */
+static void LOCAL(look_ahead)(LOCAL(sweep) *sweep, int64_t i)
+{
+    const osw_conv *conv = sweep->conv;
+    const osw_conv_axis *rows = &conv->rows, *columns = &conv->columns;
+    const osw_conv_block next = osw_conv_block_at(conv, i);
+    const bool whole = conv->column_blocks == 1;
+    const int64_t width = next.right - next.left, height = next.bottom - next.top;
+    const int64_t calls = rows->taps * columns->taps *
+                          osw_ceil(sweep->b_channels, MOST_VECTORS * VLANES) *
+                          osw_ceil(sweep->a_end - sweep->a_begin, tile_rows[MOST_VECTORS]);
+    const int64_t y = next.top * rows->stride + (rows->taps - 1) * rows->dilation - rows->padding;
+    const int64_t size = (int64_t)sizeof(ELEMENT);
+    sweep->ahead[0] =
+        pixels_ahead(conv, &conv->grad_output, rows->out_size, columns->out_size, conv->outputs, size,
+                     next.image, next.top, next.left, width * height, calls);
+    sweep->ahead[1] = pixels_ahead(
+        conv, &conv->input, rows->size, columns->size, conv->channels, size, next.image, y,
+        whole ? 0 : next.left * columns->stride,
+        whole ? height * rows->stride * columns->size : width * columns->stride, calls);
+}
+
+/* bias[o] += sum of grad_output[n][i][j][o] over the pixels of a block, for so many vectors of
+ * outputs, `last` lanes of each. */
+OSW_INLINE void
+LOCAL(add_outputs)(const osw_conv *conv, const osw_conv_block *block, int64_t o, const int vectors,
+                            int64_t last, ELEMENT *bias)
+{
+    const osw_conv_image *dy = &conv->grad_output;
+    const int64_t step = dy->pixel_step;
+    const ELEMENT *first =
+        (const ELEMENT *)dy->data + block->image * dy->image_step + block->left * step + o;
+    VECTOR sums[MOST_VECTORS] = {{0}};
+    for (int64_t i = block->top; i < block->bottom; i++) {
+        const ELEMENT *pixel = first + i * dy->row_step;
+        for (int64_t j = block->left; j < block->right; j++, pixel += step) {
+            OSW_UNROLL
+            for (int v = 0; v < vectors; v++)
+                sums[v] += last == VLANES ? LOCAL(load)(pixel + v * VLANES)
+                                          : LOCAL(load_first)(pixel + v * VLANES, last);
+        }
+    }
+    OSW_UNROLL
+    for (int v = 0; v < vectors; v++) {
+        ELEMENT *to = bias + o + v * VLANES;
+        LOCAL(store_first)(to, LOCAL(load_first)(to, last) + sums[v], last);
+    }
+}
+
+static void LOCAL(add_bias)(const osw_conv *conv, const osw_conv_block *block, const osw_conv_part *part)
+{
+    int64_t o = part->out_begin;
+    for (; part->out_end - o >= MOST_VECTORS * VLANES; o += MOST_VECTORS * VLANES)
+        LOCAL(add_outputs)(conv, block, o, MOST_VECTORS, VLANES, part->bias);
+    for (; o < part->out_end; o += VLANES)
+        LOCAL(add_outputs)(conv, block, o, 1, osw_min_int(part->out_end - o, VLANES), part->bias);
+}
+
+static void KERNEL(conv_grad_weight)(const osw_conv *conv, const osw_conv_part *part)
+{
+    LOCAL(sweep) sweep = LOCAL(sweep_of)(conv, part);
+    if (sweep.b_channels < VLANES) {
+        below[ID_OF(grad_weight)](conv, part);
+        return;
+    }
+    const bool asks = elements_of(conv) >= LARGE_BYTES / (int64_t)sizeof(ELEMENT);
+    const int64_t outputs = part->out_end - part->out_begin;
+    const int64_t first = conv->crossed ? 0 : sweep.a_begin * sweep.a_step;
+    memset(sweep.sums + first, 0,
+           (size_t)(osw_conv_weights(conv) / conv->outputs * outputs) * sizeof(ELEMENT));
+    if (part->bias)
+        memset((ELEMENT *)part->bias + part->out_begin, 0, (size_t)outputs * sizeof(ELEMENT));
+    for (int64_t i = part->block_begin; i < part->block_end; i++) {
+        const osw_conv_block block = osw_conv_block_at(conv, i);
+        if (asks && i + 1 < part->block_end)
+            LOCAL(look_ahead)(&sweep, i + 1);
+        if (part->bias)
+            LOCAL(add_bias)(conv, &block, part);
+        LOCAL(add_block)(&sweep, &block);
+    }
+}
