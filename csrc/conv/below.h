@@ -28,7 +28,8 @@ OSW_INLINE vi64 last_lanes_f64(int64_t n)
 /* Shrink [*begin, *end) to the output places whose tap t is inside of the image. */
 static inline void keep_inside(const osw_conv_axis *axis, int64_t t, int64_t *begin, int64_t *end)
 {
-    const int64_t before = axis->padding - t * axis->dilation; /* output place 0 lies so far outside */
+    const int64_t before =
+        axis->padding - t * axis->dilation; /* output place 0 lies so far outside */
     if (before > 0)
         *begin = osw_max_int(*begin, osw_ceil(before, axis->stride));
     const int64_t places = axis->size + before;
@@ -44,7 +45,7 @@ static inline void keep_inside(const osw_conv_axis *axis, int64_t t, int64_t *be
 #define UP_TO_12(X, vectors)                                                                       \
     UP_TO_8(X, vectors) X(9, vectors) X(10, vectors) X(11, vectors) X(12, vectors)
 
-enum { MOST_VECTORS = 4 };
+enum { MOST_VECTORS = 4, FEW_CHANNELS = 64 };
 #if (REGISTERS) == 32
 #    define TILES_1(X) UP_TO_12(X, 1)
 #    define TILES_2(X) UP_TO_12(X, 2)

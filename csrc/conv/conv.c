@@ -13,10 +13,10 @@ enum {
     WIDEST = 64,              /* bytes of a vector */
     MOST_CROSSED = 64,        /* input channels of sums that are crossed */
     MOST_PARTS = 16,
-    PART_PIXELS = 256,   /* at least, for which a part pays */
-    PARTIAL = 1 << 18,   /* elements that all parts of a weight may hold */
+    PART_PIXELS = 256,     /* at least, for which a part pays */
+    PARTIAL = 1 << 18,     /* elements that all parts of a weight may hold */
     SLICE_BYTES = 1 << 19, /* of the weight that stay in L2 */
-    OUTPUTS = 12,        /* multiples of which outputs are cut into: whole tiles */
+    OUTPUTS = 12,          /* multiples of which outputs are cut into: whole tiles */
 };
 
 osw_conv_fn *osw_conv_table[OSW_CONV_COUNT];
@@ -47,6 +47,8 @@ static void join_images(osw_conv *conv)
         return;
     conv->rows.size *= conv->batch;
     conv->rows.out_size = conv->rows.size;
+    conv->input.image_step *= conv->batch;
+    conv->grad_output.image_step *= conv->batch;
     conv->batch = 1;
 }
 
@@ -55,15 +57,15 @@ static bool crosses(const osw_conv *conv, int64_t lanes)
 {
     const int64_t channels = osw_round_up(conv->channels, lanes);
     const int64_t outputs = osw_round_up(conv->outputs, lanes);
-    return conv->channels < MOST_CROSSED && conv->outputs >= lanes &&
+    return conv->channels < MOST_CROSSED &&
            10 * conv->outputs * channels > 11 * conv->channels * outputs;
 }
 
 static void cut(osw_conv *conv, int64_t element_bytes)
 {
     const osw_conv_axis *rows = &conv->rows, *columns = &conv->columns;
-    const int64_t pixels = osw_min_int(rows->stride, rows->taps) *
-                           osw_min_int(columns->stride, columns->taps);
+    const int64_t pixels =
+        osw_min_int(rows->stride, rows->taps) * osw_min_int(columns->stride, columns->taps);
     const int64_t pixel = (conv->channels * pixels + conv->outputs) * element_bytes;
     const int64_t row = pixel * columns->out_size;
     const int64_t wanted =
@@ -71,8 +73,8 @@ static void cut(osw_conv *conv, int64_t element_bytes)
     conv->column_blocks = 1;
     conv->row_blocks = rows->out_size;
     if (row > 2 * wanted)
-        conv->column_blocks = osw_min_int(osw_ceil(row, wanted),
-                                          osw_ceil(columns->out_size, FEWEST_COLUMNS));
+        conv->column_blocks =
+            osw_min_int(osw_ceil(row, wanted), osw_ceil(columns->out_size, FEWEST_COLUMNS));
     else
         conv->row_blocks = osw_ceil(rows->out_size, osw_max_int(wanted / row, 1));
     conv->block_rows = osw_ceil(rows->out_size, conv->row_blocks);

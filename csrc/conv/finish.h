@@ -19,7 +19,8 @@ static void LOCAL(add_parts)(int64_t parts, int64_t length, ELEMENT *sums)
     }
 }
 
-void LOCAL(osw_conv_finish)(const osw_conv *conv, ELEMENT *sums, bool taps_last, ELEMENT *grad_weight,
+void LOCAL(
+    osw_conv_finish)(const osw_conv *conv, ELEMENT *sums, bool taps_last, ELEMENT *grad_weight,
                      ELEMENT *grad_bias)
 {
     const int64_t outputs = conv->outputs, channels = conv->channels;

@@ -11,8 +11,8 @@
 #include <string.h>
 
 #ifndef SUFFIX
-#    include "core/each_float.h"
 #    include "conv/tiles.h"
+#    include "core/each_float.h"
 #endif
 
 /* A part as tiles see it: one image has the rows of sums, its channels from a_begin on, the other
@@ -45,30 +45,29 @@ static LOCAL(sweep) LOCAL(sweep_of)(const osw_conv *conv, const osw_conv_part *p
                    .tap_step = conv->channels};
 }
 
-/* The pixels of a block that tap (r, s) reaches, as lines, without their channels; false if there
- * are none. */
-static bool
-LOCAL(reach)(const osw_conv *conv, const osw_conv_block *block, int64_t r, int64_t s,
+/* The output pixels of a block under which tap (r, s) is inside of the image, as lines, without
+ * their channels; false if there are none. */
+static bool LOCAL(reach)(const osw_conv *conv, osw_conv_block block, int64_t r, int64_t s,
                          LOCAL(tile) *t)
 {
     const osw_conv_axis *rows = &conv->rows, *columns = &conv->columns;
     const osw_conv_image *x = &conv->input, *dy = &conv->grad_output;
-    int64_t top = block->top, bottom = block->bottom, left = block->left, right = block->right;
-    keep_inside(rows, r, &top, &bottom);
-    keep_inside(columns, s, &left, &right);
-    if (top >= bottom || left >= right)
+    keep_inside(rows, r, &block.top, &block.bottom);
+    keep_inside(columns, s, &block.left, &block.right);
+    if (block.top >= block.bottom || block.left >= block.right)
         return false;
-    t->a = (const ELEMENT *)dy->data + block->image * dy->image_step + top * dy->row_step +
-           left * dy->pixel_step;
+    t->a = (const ELEMENT *)dy->data + block.image * dy->image_step + block.top * dy->row_step +
+           block.left * dy->pixel_step;
     t->a_pixel = dy->pixel_step;
     t->a_line = dy->row_step;
-    t->b = (const ELEMENT *)x->data + block->image * x->image_step +
-           (top * rows->stride + r * rows->dilation - rows->padding) * x->row_step +
-           (left * columns->stride + s * columns->dilation - columns->padding) * x->pixel_step;
+    t->b =
+        (const ELEMENT *)x->data + block.image * x->image_step +
+        (block.top * rows->stride + r * rows->dilation - rows->padding) * x->row_step +
+        (block.left * columns->stride + s * columns->dilation - columns->padding) * x->pixel_step;
     t->b_pixel = columns->stride * x->pixel_step;
     t->b_line = rows->stride * x->row_step;
-    t->lines = bottom - top;
-    t->length = right - left;
+    t->lines = block.bottom - block.top;
+    t->length = block.right - block.left;
     if (t->a_line == t->length * t->a_pixel && t->b_line == t->length * t->b_pixel) {
         t->length *= t->lines;
         t->lines = 1;
@@ -81,40 +80,95 @@ LOCAL(reach)(const osw_conv *conv, const osw_conv_block *block, int64_t r, int64
     return true;
 }
 
-/* The tiles of channels [b, b + ...) of one image, whose last vector ends with `end`, and all
- * channels of the other. */
-static void
-LOCAL(add_tiles)(LOCAL(sweep) *sweep, LOCAL(tile) t, int64_t tap, int64_t b, int64_t vectors)
+/* The sums of `a_count` rows from t->sums on and of `vectors` vectors, the last of which ends with
+ * the last of b_count channels. */
+static void LOCAL(add_rows)(LOCAL(sweep) *sweep,
+                            LOCAL(tile) t, int64_t a_count, int64_t b_count, int64_t vectors)
 {
-    const ELEMENT *first = t.a;
-    const int64_t tiles = osw_ceil(sweep->a_end - sweep->a_begin, tile_rows[vectors]);
-    t.b += b;
-    t.last = osw_min_int(sweep->b_channels - b - (vectors - 1) * VLANES, VLANES);
+    const int64_t tiles = osw_ceil(a_count, tile_rows[vectors]);
+    t.last = osw_min_int(b_count - (vectors - 1) * VLANES, VLANES);
     t.sums_step = sweep->a_step;
-    for (int64_t i = 0, a = sweep->a_begin; i < tiles; i++) {
-        const int64_t rows = osw_ceil(sweep->a_end - a, tiles - i);
-        t.a = first + a;
-        t.sums = sweep->sums + a * sweep->a_step + tap * sweep->tap_step + b;
+    for (int64_t i = 0, a = 0; i < tiles; i++) {
+        const int64_t rows = osw_ceil(a_count - a, tiles - i);
         ask_ahead(&sweep->ahead[0]);
         ask_ahead(&sweep->ahead[1]);
         LOCAL(tiles)[vectors - 1][rows - 1](&t);
         a += rows;
+        t.a += rows;
+        t.sums += rows * sweep->a_step;
     }
 }
 
-static void LOCAL(add_block)(LOCAL(sweep) *sweep, const osw_conv_block *block)
+/* Every tap for itself, the same channels of all of them one after the other. */
+static void LOCAL(add_taps)(LOCAL(sweep) *sweep, const osw_conv_block *block)
 {
     const osw_conv *conv = sweep->conv;
     const int64_t taps = conv->rows.taps * conv->columns.taps, rows = sweep->a_end - sweep->a_begin;
     int64_t vectors;
     for (int64_t b = 0; b < sweep->b_channels; b += vectors * VLANES) {
         vectors = tile_vectors(osw_ceil(sweep->b_channels - b, VLANES), rows);
-        for (int64_t t = 0; t < taps; t++) {
-            LOCAL(tile) tile;
-            if (LOCAL(reach)(conv, block, t / conv->columns.taps, t % conv->columns.taps, &tile))
-                LOCAL(add_tiles)(sweep, tile, t, b, vectors);
+        for (int64_t i = 0; i < taps; i++) {
+            LOCAL(tile) t;
+            if (!LOCAL(reach)(conv, *block, i / conv->columns.taps, i % conv->columns.taps, &t))
+                continue;
+            t.a += sweep->a_begin;
+            t.b += b;
+            t.sums = sweep->sums + sweep->a_begin * sweep->a_step + i * sweep->tap_step + b;
+            LOCAL(add_rows)(sweep, t, rows, sweep->b_channels - b, vectors);
         }
     }
+}
+
+/* Taps [s, end) of row r, whose channels are neighbours, as one tap with all of them. */
+static void LOCAL(add_joined)(
+    LOCAL(sweep) *sweep, const osw_conv_block *block, int64_t r, int64_t s, int64_t end)
+{
+    const osw_conv *conv = sweep->conv;
+    const int64_t joined = (end - s) * conv->channels;
+    const int64_t a_count = conv->crossed ? joined : sweep->a_end - sweep->a_begin;
+    const int64_t b_count = conv->crossed ? sweep->b_channels : joined;
+    int64_t vectors;
+    LOCAL(tile) t;
+    if (!LOCAL(reach)(conv, *block, r, s, &t))
+        return;
+    t.a += sweep->a_begin;
+    t.sums = sweep->sums + sweep->a_begin * sweep->a_step +
+             (r * conv->columns.taps + s) * sweep->tap_step;
+    for (int64_t b = 0; b < b_count; b += vectors * VLANES) {
+        vectors = tile_vectors(osw_ceil(b_count - b, VLANES), a_count);
+        LOCAL(add_rows)(sweep, t, a_count, b_count - b, vectors);
+        t.b += vectors * VLANES;
+        t.sums += vectors * VLANES;
+    }
+}
+
+/* The taps of a row together: of all columns that have the same taps inside of the image. */
+static void LOCAL(add_tap_rows)(LOCAL(sweep) *sweep, const osw_conv_block *block)
+{
+    const osw_conv_axis *columns = &sweep->conv->columns;
+    int64_t inner = block->left, outer = block->right;
+    keep_inside(columns, 0, &inner, &outer);
+    keep_inside(columns, columns->taps - 1, &inner, &outer);
+    for (int64_t r = 0; r < sweep->conv->rows.taps; r++) {
+        osw_conv_block same = *block;
+        for (int64_t j = block->left; j < block->right; j = same.right) {
+            const int64_t first = j * columns->stride - columns->padding;
+            const int64_t s = osw_max_int(-first, 0);
+            const int64_t end = osw_min_int(columns->size - first, columns->taps);
+            same.left = j;
+            same.right = j == inner && inner < outer ? outer : j + 1;
+            if (s < end)
+                LOCAL(add_joined)(sweep, &same, r, s, end);
+        }
+    }
+}
+
+/* Few channels fill vectors, or rows of tiles, badly; those of neighbouring pixels do better. */
+static bool LOCAL(joins_taps)(const osw_conv *conv)
+{
+    const osw_conv_axis *columns = &conv->columns;
+    return conv->channels < FEW_CHANNELS && columns->taps > 1 && columns->dilation == 1 &&
+           conv->input.pixel_step == conv->channels;
 }
 
 /* What of the pixels of block i the blocks before it have not read. */
@@ -131,8 +185,8 @@ static void LOCAL(look_ahead)(LOCAL(sweep) *sweep, int64_t i)
     const int64_t y = next.top * rows->stride + (rows->taps - 1) * rows->dilation - rows->padding;
     const int64_t size = (int64_t)sizeof(ELEMENT);
     sweep->ahead[0] =
-        pixels_ahead(conv, &conv->grad_output, rows->out_size, columns->out_size, conv->outputs, size,
-                     next.image, next.top, next.left, width * height, calls);
+        pixels_ahead(conv, &conv->grad_output, rows->out_size, columns->out_size, conv->outputs,
+                     size, next.image, next.top, next.left, width * height, calls);
     sweep->ahead[1] = pixels_ahead(
         conv, &conv->input, rows->size, columns->size, conv->channels, size, next.image, y,
         whole ? 0 : next.left * columns->stride,
@@ -141,9 +195,8 @@ static void LOCAL(look_ahead)(LOCAL(sweep) *sweep, int64_t i)
 
 /* bias[o] += sum of grad_output[n][i][j][o] over the pixels of a block, for so many vectors of
  * outputs, `last` lanes of each. */
-OSW_INLINE void
-LOCAL(add_outputs)(const osw_conv *conv, const osw_conv_block *block, int64_t o, const int vectors,
-                            int64_t last, ELEMENT *bias)
+OSW_INLINE void LOCAL(add_outputs)(const osw_conv *conv, const osw_conv_block *block, int64_t o,
+                            const int vectors, int64_t last, ELEMENT *bias)
 {
     const osw_conv_image *dy = &conv->grad_output;
     const int64_t step = dy->pixel_step;
@@ -166,7 +219,8 @@ LOCAL(add_outputs)(const osw_conv *conv, const osw_conv_block *block, int64_t o,
     }
 }
 
-static void LOCAL(add_bias)(const osw_conv *conv, const osw_conv_block *block, const osw_conv_part *part)
+static void
+LOCAL(add_bias)(const osw_conv *conv, const osw_conv_block *block, const osw_conv_part *part)
 {
     int64_t o = part->out_begin;
     for (; part->out_end - o >= MOST_VECTORS * VLANES; o += MOST_VECTORS * VLANES)
@@ -182,6 +236,7 @@ static void KERNEL(conv_grad_weight)(const osw_conv *conv, const osw_conv_part *
         below[ID_OF(grad_weight)](conv, part);
         return;
     }
+    const bool joins = LOCAL(joins_taps)(conv);
     const bool asks = elements_of(conv) >= LARGE_BYTES / (int64_t)sizeof(ELEMENT);
     const int64_t outputs = part->out_end - part->out_begin;
     const int64_t first = conv->crossed ? 0 : sweep.a_begin * sweep.a_step;
@@ -195,6 +250,9 @@ static void KERNEL(conv_grad_weight)(const osw_conv *conv, const osw_conv_part *
             LOCAL(look_ahead)(&sweep, i + 1);
         if (part->bias)
             LOCAL(add_bias)(conv, &block, part);
-        LOCAL(add_block)(&sweep, &block);
+        if (joins)
+            LOCAL(add_tap_rows)(&sweep, &block);
+        else
+            LOCAL(add_taps)(&sweep, &block);
     }
 }

@@ -12,7 +12,8 @@
 
 /* The input under tap (r, s) of the window of output pixel (i, j), or NULL: outside. */
 static const ELEMENT *
-LOCAL(under)(const osw_conv *conv, int64_t n, int64_t i, int64_t j, int64_t r, int64_t s)
+LOCAL(under)(const osw_conv *conv, int64_t n, int64_t i, int64_t j, int64_t r,
+                            int64_t s)
 {
     const osw_conv_axis *rows = &conv->rows, *columns = &conv->columns;
     const int64_t y = i * rows->stride + r * rows->dilation - rows->padding;
@@ -24,9 +25,8 @@ LOCAL(under)(const osw_conv *conv, int64_t n, int64_t i, int64_t j, int64_t r, i
 }
 
 /* Adds the products of one output and one tap of a block to those of each channel. */
-static void
-LOCAL(add_tap)(const osw_conv *conv, const osw_conv_block *block, int64_t o, int64_t r, int64_t s,
-                    ELEMENT *sums, int64_t step)
+static void LOCAL(add_tap)(const osw_conv *conv, const osw_conv_block *block, int64_t o, int64_t r,
+                    int64_t s, ELEMENT *sums, int64_t step)
 {
     const osw_conv_image *dy = &conv->grad_output;
     for (int64_t c = 0; c < conv->channels; c++) {
@@ -35,9 +35,9 @@ LOCAL(add_tap)(const osw_conv *conv, const osw_conv_block *block, int64_t o, int
             for (int64_t j = block->left; j < block->right; j++) {
                 const ELEMENT *x = LOCAL(under)(conv, block->image, i, j, r, s);
                 if (x)
-                    sum += x[c] * ((const ELEMENT *)dy->data)[block->image * dy->image_step +
-                                                              i * dy->row_step +
-                                                              j * dy->pixel_step + o];
+                    sum += x[c] *
+                           ((const ELEMENT *)dy->data)[block->image * dy->image_step +
+                                                       i * dy->row_step + j * dy->pixel_step + o];
             }
         sums[c * step] += sum;
     }
@@ -54,8 +54,7 @@ static ELEMENT LOCAL(total)(const osw_conv *conv, const osw_conv_block *block, i
     return sum;
 }
 
-static void
-KERNEL(conv_grad_weight)(const osw_conv *conv, const osw_conv_part *part)
+static void KERNEL(conv_grad_weight)(const osw_conv *conv, const osw_conv_part *part)
 {
     const int64_t taps = conv->rows.taps * conv->columns.taps;
     for (int64_t o = part->out_begin; o < part->out_end; o++) {
@@ -68,7 +67,8 @@ KERNEL(conv_grad_weight)(const osw_conv *conv, const osw_conv_part *part)
                 sums[c * step] = 0;
             for (int64_t b = part->block_begin; b < part->block_end; b++) {
                 const osw_conv_block block = osw_conv_block_at(conv, b);
-                LOCAL(add_tap)(conv, &block, o, t / conv->columns.taps, t % conv->columns.taps, sums,
+                LOCAL(
+                    add_tap)(conv, &block, o, t / conv->columns.taps, t % conv->columns.taps, sums,
                         step);
             }
         }

@@ -17,15 +17,15 @@ typedef struct LOCAL(tile) {
     int64_t a_pixel, a_line;
     const ELEMENT *b;
     int64_t b_pixel, b_line;
-    int64_t last; /* lanes of the last vector: those of its end; the others belong to the one before */
+    int64_t
+        last; /* lanes of the last vector: those of its end; the others belong to the one before */
     ELEMENT *sums;
     int64_t sums_step;
 } LOCAL(tile);
 
 typedef void LOCAL(tile_fn)(const LOCAL(tile) *tile);
 
-OSW_INLINE void
-LOCAL(add_tile)(const int rows, const int vectors, const LOCAL(tile) *t,
+OSW_INLINE void LOCAL(add_tile)(const int rows, const int vectors, const LOCAL(tile) *t,
                          VECTOR sums[MOST_ROWS][MOST_VECTORS])
 {
     const int64_t end = (vectors - 2) * VLANES + t->last;
@@ -75,7 +75,7 @@ OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const LO
 }
 
 #define TILE(rows, vectors)                                                                        \
-    static void LOCAL(tile_##rows##x##vectors)(const LOCAL(tile) *t)                               \
+    static void LOCAL(tile_##rows##x##vectors)(const LOCAL(tile) * t)                              \
     {                                                                                              \
         LOCAL(multiply_tile)(rows, vectors, t);                                                    \
     }
