@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Dense convolutions in channels_last: the gradients of weight and bias by kernels, the rest by torch's library.
+"""Dense convolutions in channels_last: the gradients of weight and bias by a kernel, the rest by torch's library.
 
 The convolution library computes an output and the gradient of an input at 70 to 90 % of the peak of the multipliers,
-and the gradient of a weight at 30 to 60 %. The kernels reach 70 to 95 % there.
+and the gradient of a weight at 30 to 60 %, because its tiles touch the pixels in strides that no prefetcher follows.
 """
 
 from __future__ import annotations
@@ -17,99 +17,180 @@ from torch.autograd import Function
 
 from opswap import _core
 
-from ._convolution import library_backward, pair, padding_numbers
+from ._convolution import Pair, library_backward, padding_numbers, pair
 from ._function import base_apply, needs_graph, plain_cpu, plain_eager
-from ._stats import count_kernel, count_reference, reference_forced
+from ._stats import count_kernel, count_reference
 from .pointwise import FEW_WEIGHTS, pointwise_wins
 
-__all__ = ["conv_able", "conv_declines", "conv_wins", "dense_conv2d"]
+__all__ = ["conv_able", "conv_fits", "conv_wins", "dense_conv2d", "module_window", "why_kept"]
 
 _NAME = "conv2d"
 _NAME_BACKWARD = f"{_NAME}_backward"
 _DTYPES = (torch.float32, torch.float64)
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
+_is_autocast = torch.is_autocast_enabled
 
-MOST_TAPS = 13  # in a direction
-FEWEST_PRODUCTS = 1 << 22  # below, two calls of the library in place of one cost what the kernel gains
+_MOST_TAPS = 13  # in a direction
+# Products of a pass, below which calling the library and the kernel costs what the kernel gains.
+_FEWEST_PRODUCTS = 1 << 22
 
-Pair = int | Sequence[int]
+Window = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
 
 
 class DenseConv2d(Function):
-    """For ordinary eager tensors, of which the kernel reads input and gradient."""
+    """Where nothing but autograd watches."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-    ) -> Tensor:
-        ctx.window = (stride, padding, dilation)
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
+        ctx.window = window
         ctx.save_for_backward(input, weight)
-        return torch_functional.conv2d(input, weight, bias, stride, padding, dilation)
+        return torch_functional.conv2d(input, weight, bias, *window)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        mask = ctx.needs_input_grad[:3]
-        stride, padding, dilation = ctx.window
+        tensors, mask = (grad_output, input, weight), ctx.needs_input_grad[:3]
         gradients = NotImplemented
-        if plain_eager() and not needs_graph((grad_output, input, weight)):
-            gradients = _kernel_backward(grad_output, input, weight, ctx.window, mask)
-        if gradients is NotImplemented:
-            count_reference(_NAME_BACKWARD)
-            gradients = library_backward(
-                grad_output, input, weight, stride, padding, 1, mask, dilation
-            )
-        else:
+        if plain_eager() and not needs_graph(tensors):
+            gradients = _kernel_backward(*tensors, ctx.window, mask)
+        if gradients is not NotImplemented:
             count_kernel(_NAME_BACKWARD)
-        return *gradients, None, None, None
+            return *gradients, None
+        count_reference(_NAME_BACKWARD)
+        return *_library_backward(*tensors, ctx.window, mask), None
 
 
 _apply = base_apply(DenseConv2d)
 
 
+def _library_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, window: Window, mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    stride, padding, dilation = window
+    return library_backward(grad_output, input, weight, stride, padding, 1, mask, dilation)
+
+
 def _kernel_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    window: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    mask: Sequence[bool],
+    grad_output: Tensor, input: Tensor, weight: Tensor, window: Window, mask: Sequence[bool]
 ) -> Any:
     """The gradients of input, weight and bias that mask asks for, or NotImplemented."""
-    if not mask[1]:
+    if not plain_cpu((grad_output,)):
         return NotImplemented
-    if grad_output.stride(1) != 1 and plain_cpu((grad_output,)):
+    if grad_output.stride(1) != 1:
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-    sums = _core.plain_conv_backward(grad_output, input, weight, *window, mask[2])
-    if sums is NotImplemented:
+    of_weight = _core.plain_conv_backward(grad_output, input, weight, *window, mask[2])
+    if of_weight is NotImplemented:
         return NotImplemented
-    grad_input = None
+    of_input = None
     if mask[0]:
-        stride, padding, dilation = window
-        only_input = (True, False, False)
-        grad_input = library_backward(
-            grad_output, input, weight, stride, padding, 1, only_input, dilation
-        )[0]
-    return (grad_input, *sums)
+        of_input = _library_backward(grad_output, input, weight, window, (True, False, False))[0]
+    return of_input, *of_weight
 
 
-def conv_declines(weight: Sequence[int], stride: Sequence[int], padding: Any) -> str | None:
-    """Why the kernel is not faster for any input of a dense convolution: "" if it may be, None where it has no part.
+def conv_wins(channels: int, outputs: int, taps: Sequence[int], pixels: int | None = None) -> bool:
+    """True where the kernel was measured faster than torch's gradient of the weight, on the tier in use.
 
-    Args: weight: its size (out, C, kH, kW). stride, padding: as torch.nn.functional.conv2d takes them.
+    Args: channels, outputs: of input and output. taps: (kH, kW). pixels: of the output, in all images; None: many.
+    """
+    lanes = _LANES.get(_core.isa_current())
+    if lanes is None or max(taps) > _MOST_TAPS:
+        return False
+    products = channels * outputs * taps[0] * taps[1]
+    return (pixels is None or pixels * products >= _FEWEST_PRODUCTS) and _fills(lanes, channels, outputs)
+
+
+_LANES = {"avx2": 8, "avx512": 16}
+
+
+def _fills(lanes: int, channels: int, outputs: int) -> bool:
+    return max(channels, outputs) >= lanes
+
+
+def _is_left_to_pointwise(weight: Sequence[int], window: Window) -> bool:
+    """True for what `pointwise_conv2d` computes as a whole on this tier; weight: its size."""
+    outputs, channels, *taps = weight
+    one_map = taps == [1, 1] and window[:2] == ([1, 1], [0, 0])
+    return one_map and pointwise_wins() and outputs * channels < FEW_WEIGHTS
+
+
+def why_kept(weight: Sequence[int], window: Window) -> str | None:
+    """Why a dense convolution is not replaced: "" if it is, None if another operator is for it, or none on this tier.
+
+    Args: weight: its size (out, C, kH, kW).
     """
     outputs, channels, *taps = weight
-    tier = _core.isa_current()
-    if tier not in _WINS:
+    if _core.isa_current() not in _LANES or _is_left_to_pointwise(weight, window):
         return None
-    if max(taps) > MOST_TAPS:
-        return f"a window of {tuple(taps)}: the kernel takes up to {MOST_TAPS} taps in a direction"
-    if not _WINS[tier](channels, outputs, taps[0] * taps[1]):
-        return f"{channels} channels to {outputs}, {taps[0]}x{taps[1]}: torch is as fast"
+    if max(taps) > _MOST_TAPS:
+        return f"a window of {tuple(taps)}: the kernel takes up to {_MOST_TAPS} taps in a direction"
+    if not conv_wins(channels, outputs, taps):
+        return f"{channels} channels in, {outputs} out, a window of {tuple(taps)}: torch is as fast"
     return ""
+
+
+def _window(weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair) -> Window | None:
+    """The options in numbers; None where they are none, or not of two directions."""
+    try:
+        numbers = padding_numbers(padding, weight.shape[2:], stride, dilation)
+        window = (pair(stride), numbers, pair(dilation))
+    except TypeError:
+        return None
+    for option in window:
+        if option is None or len(option) != 2:
+            return None
+    return window  # type: ignore[return-value]
+
+
+def conv_fits(
+    input: Any, weight: Any, stride: Pair = 1, padding: Pair | str = 0, dilation: Pair = 1
+) -> Window | None:
+    """The options in numbers if the kernel is faster for this call of torch's function with one group, else None.
+
+    Only a call whose weight gets a gradient: everything else of a convolution is torch's. The tensors are ordinary
+    ones in channels_last, slices of more channels included.
+    """
+    if _compiling() or not _grad_enabled() or not isinstance(input, Tensor) or not isinstance(weight, Tensor):
+        return None
+    if input.dim() != 4 or weight.dim() != 4 or not weight.requires_grad or input.dtype not in _DTYPES:
+        return None
+    if not input.is_cpu or input.layout is not torch.strided or input.stride(1) != 1:
+        return None
+    batch, channels, height, width = input.shape
+    outputs, _, *taps = weight.shape
+    window = _window(weight, stride, padding, dilation)
+    if window is None or not channels == weight.shape[1] or _is_left_to_pointwise(weight.shape, window):
+        return None
+    steps = max(window[0][0] * window[0][1], 1)
+    if not conv_wins(channels, outputs, taps, batch * height * width // steps):
+        return None
+    plain = not _is_autocast("cpu") and plain_cpu((input, weight))
+    return window if plain and weight.dtype is input.dtype else None
+
+
+def module_window(module: nn.Conv2d) -> Window | None:
+    """The options of a module in numbers; None for another padding than by as many zeros on both sides."""
+    if module.padding_mode != "zeros":
+        return None
+    return _window(module.weight, module.stride, module.padding, module.dilation)
+
+
+def conv_able(module: nn.Conv2d, input: Any) -> bool:
+    """`conv_fits` for the weight and the options of a module."""
+    if module.groups != 1 or module.padding_mode != "zeros":
+        return False
+    return conv_fits(input, module.weight, module.stride, module.padding, module.dilation) is not None
+
+
+def dense_conv2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair | str, dilation: Pair
+) -> Any:
+    """torch's convolution with one group, its backward by the kernel; NotImplemented if `conv_fits` returns None.
+
+    Args: as torch.nn.functional.conv2d.
+    """
+    window = conv_fits(input, weight, stride, padding, dilation)
+    if window is None or not (bias is None or plain_cpu((bias,))):
+        return NotImplemented
+    count_kernel(_NAME)
+    return _apply(input, weight, bias, window)
