@@ -159,7 +159,7 @@ def conv_fits(
     batch, channels, height, width = input.shape
     outputs, _, *taps = weight.shape
     window = _window(weight, stride, padding, dilation)
-    if window is None or not channels == weight.shape[1] or _is_left_to_pointwise(weight.shape, window):
+    if window is None or channels != weight.shape[1] or _is_left_to_pointwise(weight.shape, window):
         return None
     steps = max(window[0][0] * window[0][1], 1)
     if not conv_wins(channels, outputs, taps, batch * height * width // steps):
