@@ -6,10 +6,13 @@
 #include <string.h>
 
 enum {
-    NEAR_BYTES = 24 << 10,    /* of a block's pixels, which stay in L1 while all taps pass, */
+    NEAR_BYTES = 32 << 10,    /* of a block's pixels, which stay in L1 while all taps pass, */
     FAR_BYTES = 96 << 10,     /* and in L2, if the weight is large: */
     LARGE_WEIGHT = 192 << 10, /* its bytes; they are read and written once per block */
+    FEWEST_PIXELS = 64,       /* of a block: fewer take as long as reading and writing the sums; */
+    FEW_CHANNELS = 64,        /* twice as many if one of the images has fewer channels */
     FEWEST_COLUMNS = 16,      /* of a block that is narrower than the image */
+    MOST_BYTES = 256 << 10,   /* of a block, however few its pixels are */
     WIDEST = 64,              /* bytes of a vector */
     MOST_CROSSED = 64,        /* input channels of sums that are crossed */
     MOST_PARTS = 16,
@@ -61,6 +64,15 @@ static bool crosses(const osw_conv *conv, int64_t lanes)
            10 * conv->outputs * channels > 11 * conv->channels * outputs;
 }
 
+/* Bytes of the pixels of a block, of `pixel` bytes each. */
+static int64_t block_bytes(const osw_conv *conv, int64_t pixel, int64_t element_bytes)
+{
+    const bool large = osw_conv_weights(conv) * element_bytes >= LARGE_WEIGHT;
+    const bool few = osw_min_int(conv->channels, conv->outputs) < FEW_CHANNELS;
+    const int64_t least = osw_min_int((few ? 2 : 1) * FEWEST_PIXELS * pixel, MOST_BYTES);
+    return osw_max_int(large ? FAR_BYTES : NEAR_BYTES, least);
+}
+
 static void cut(osw_conv *conv, int64_t element_bytes)
 {
     const osw_conv_axis *rows = &conv->rows, *columns = &conv->columns;
@@ -68,8 +80,7 @@ static void cut(osw_conv *conv, int64_t element_bytes)
         osw_min_int(rows->stride, rows->taps) * osw_min_int(columns->stride, columns->taps);
     const int64_t pixel = (conv->channels * pixels + conv->outputs) * element_bytes;
     const int64_t row = pixel * columns->out_size;
-    const int64_t wanted =
-        osw_conv_weights(conv) * element_bytes >= LARGE_WEIGHT ? FAR_BYTES : NEAR_BYTES;
+    const int64_t wanted = block_bytes(conv, pixel, element_bytes);
     conv->column_blocks = 1;
     conv->row_blocks = rows->out_size;
     if (row > 2 * wanted)
