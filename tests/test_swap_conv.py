@@ -63,11 +63,16 @@ TAKEN = [
 ]
 KEPT: list[tuple[nn.Module, str]] = [
     (nn.Conv2d(32, 32, (15, 1)), r"a window of \(15, 1\): .* up to 13 taps"),
-    (nn.Conv2d(2, 3, 3), r"2 channels in, 3 out, a window of \(3, 3\): torch is as fast"),
     (nn.Conv2d(32, 24, 3, padding=1, padding_mode="circular"), "zeros"),
     (nn.Conv2d(32, 24, 4, padding="same"), "same on both sides"),
 ]
-OTHERS = [nn.Conv2d(32, 24, 3, groups=2), nn.Conv1d(32, 24, 3), nn.ConvTranspose2d(32, 24, 3)]
+AS_FAST = {"avx2": nn.Conv2d(512, 256, 1, 2), "avx512": nn.Conv2d(16, 24, 3)}
+OTHERS = [
+    nn.Conv2d(3, 7, 3),
+    nn.Conv2d(32, 24, 3, groups=2),
+    nn.Conv1d(32, 24, 3),
+    nn.ConvTranspose2d(32, 24, 3),
+]
 
 
 @pytest.mark.parametrize("conv", TAKEN, ids=str)
@@ -94,6 +99,13 @@ def test_kept(conv: nn.Module, reason: str) -> None:
     report = opswap.scan(nn.Sequential(conv), rules=RULES)
     (site,) = report.kept
     assert not report.swapped and re.search(reason, site.reason)
+
+
+def test_kept_where_torch_is_as_fast() -> None:
+    conv = AS_FAST[opswap.isa.current()]
+    (site,) = opswap.scan(nn.Sequential(conv), rules=RULES).kept
+    channels = f"{conv.in_channels} channels in, {conv.out_channels} out"
+    assert site.reason == f"{channels}, a window of {conv.kernel_size}: torch is as fast"
 
 
 @pytest.mark.parametrize("conv", OTHERS, ids=str)

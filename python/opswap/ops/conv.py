@@ -32,6 +32,7 @@ _grad_enabled = torch.is_grad_enabled
 _is_autocast = torch.is_autocast_enabled
 
 _MOST_TAPS = 13  # in a direction
+_FEWEST_CHANNELS = 8  # of input or output: below, there is nothing for vectors
 # Products of a pass, below which calling the library and the kernel costs what the kernel gains.
 _FEWEST_PRODUCTS = 1 << 22
 
@@ -90,7 +91,7 @@ def _kernel_backward(
 
 def _wins_avx2(channels: int, outputs: int, taps: int) -> bool:
     """1.2 to 2 times as fast, 1x1 with large weights 0.9 times."""
-    return max(channels, outputs) >= 8 and (taps > 1 or channels * outputs < FEW_WEIGHTS)
+    return max(channels, outputs) >= _FEWEST_CHANNELS and (taps > 1 or channels * outputs < FEW_WEIGHTS)
 
 
 def _wins_avx512(channels: int, outputs: int, taps: int) -> bool:
@@ -123,12 +124,14 @@ def _is_left_to_pointwise(weight: Sequence[int], window: Window) -> bool:
 
 
 def why_kept(weight: Sequence[int], window: Window) -> str | None:
-    """Why a dense convolution is not replaced: "" if it is, None if another operator is for it, or none on this tier.
+    """Why a dense convolution is not replaced: "" if it is, None if another operator is for it, or none.
 
     Args: weight: its size (out, C, kH, kW).
     """
     outputs, channels, *taps = weight
     if _core.isa_current() not in _WINS or _is_left_to_pointwise(weight, window):
+        return None
+    if max(outputs, channels) < _FEWEST_CHANNELS:
         return None
     if max(taps) > _MOST_TAPS:
         return f"a window of {tuple(taps)}: the kernel takes up to {_MOST_TAPS} taps in a direction"
