@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
+from opswap.ops import conv
 from opswap.swap import Explanation, Outcome
 from opswap.swap.rules import DEFAULT
 from spellings import Split, Wrapped, by_size
@@ -22,6 +23,11 @@ from spellings.guards import NumberOfSize
 from swapping import images
 from test_swap_live import Net, state
 from test_swap_state import Configured, _override_method, _reorder, _replace_child, _set_inner_part
+
+
+@pytest.fixture(autouse=True)
+def small_images_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "_FEWEST_PRODUCTS", 0)
 
 
 def reasons(model: nn.Module, *inputs: object) -> set[str]:
