@@ -32,7 +32,8 @@ _grad_enabled = torch.is_grad_enabled
 _is_autocast = torch.is_autocast_enabled
 
 _MOST_TAPS = 13  # in a direction
-_FEWEST_CHANNELS = 8  # of input or output: below, there is nothing for vectors
+# Of input or output, by tier: with fewer there is nothing for vectors.
+_FEWEST_CHANNELS = {"avx2": 8, "avx512": 16}
 # Products of a pass, below which calling the library and the kernel costs what the kernel gains.
 _FEWEST_PRODUCTS = 1 << 22
 
@@ -91,7 +92,7 @@ def _kernel_backward(
 
 def _wins_avx2(channels: int, outputs: int, taps: int) -> bool:
     """1.2 to 2 times as fast, 1x1 with large weights 0.9 times."""
-    return max(channels, outputs) >= _FEWEST_CHANNELS and (taps > 1 or channels * outputs < FEW_WEIGHTS)
+    return taps > 1 or channels * outputs < FEW_WEIGHTS
 
 
 def _wins_avx512(channels: int, outputs: int, taps: int) -> bool:
@@ -110,12 +111,12 @@ def conv_wins(channels: int, outputs: int, taps: Sequence[int], pixels: int | No
 
     Args: channels, outputs: of input and output. taps: (kH, kW). pixels: of the output, in all images; None: many.
     """
-    wins = _WINS.get(_core.isa_current())
-    if wins is None or max(taps) > _MOST_TAPS:
+    tier = _core.isa_current()
+    if tier not in _WINS or max(taps) > _MOST_TAPS or max(channels, outputs) < _FEWEST_CHANNELS[tier]:
         return False
     count = taps[0] * taps[1]
     enough = pixels is None or pixels * channels * outputs * count >= _FEWEST_PRODUCTS
-    return enough and wins(channels, outputs, count)
+    return enough and _WINS[tier](channels, outputs, count)
 
 
 def _is_left_to_pointwise(weight: Sequence[int], window: Window) -> bool:
@@ -131,9 +132,10 @@ def why_kept(weight: Sequence[int], window: Window) -> str | None:
     Args: weight: its size (out, C, kH, kW).
     """
     outputs, channels, *taps = weight
-    if _core.isa_current() not in _WINS or _is_left_to_pointwise(weight, window):
+    tier = _core.isa_current()
+    if tier not in _WINS or _is_left_to_pointwise(weight, window):
         return None
-    if max(outputs, channels) < _FEWEST_CHANNELS:
+    if max(outputs, channels) < _FEWEST_CHANNELS[tier]:
         return None
     if max(taps) > _MOST_TAPS:
         return f"a window of {tuple(taps)}: the kernel takes up to {_MOST_TAPS} taps in a direction"
@@ -152,7 +154,7 @@ def _window(weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair) -
     for option in window:
         if option is None or len(option) != 2:
             return None
-    return window  # type: ignore[return-value]
+    return window
 
 
 def conv_fits(
