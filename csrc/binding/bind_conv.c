@@ -19,6 +19,8 @@
 /* MIN_COST: products for which the GIL is released, and which a thread has at least. */
 enum { MIN_COST = 1 << 17, DL_FLOAT = 2, ARGUMENTS = 7 };
 
+static const int64_t MOST_PRODUCTS = INT64_C(1) << 56;
+
 static uint64_t calls[OSW_CONV_COUNT];
 
 /* Shared by the threads; per part the sums of the weight lie weight_step apart, and those of the
@@ -72,28 +74,43 @@ static bool read_image(const osw_tensor *t, osw_conv_image *image)
     return true;
 }
 
-/* Dimension i of the tensors: 2, rows, or 3, columns. */
-static bool read_axis(const osw_tensor *grad, const osw_tensor *input, const osw_tensor *weight,
-                      int i, int64_t stride, int64_t padding, int64_t dilation, osw_conv_axis *axis)
+/* stride, padding and dilation, of rows and of columns. */
+typedef struct osw_window {
+    int64_t stride[2], padding[2], dilation[2];
+} osw_window;
+
+static bool read_window(PyObject *const *args, osw_window *window)
 {
-    *axis = (osw_conv_axis){.size = input->size[i],
-                            .out_size = grad->size[i],
-                            .taps = weight->size[i],
-                            .stride = stride,
-                            .padding = padding,
-                            .dilation = dilation};
-    const int64_t room = axis->size + 2 * padding - (axis->taps - 1) * dilation - 1;
-    return axis->taps <= OSW_CONV_MOST_TAPS && room >= 0 && axis->out_size == room / stride + 1;
+    return read_pair(args[0], 1, window->stride) && read_pair(args[1], 0, window->padding) &&
+           read_pair(args[2], 1, window->dilation);
 }
 
-static bool read_window(osw_conv *conv, const osw_tensor *grad, const osw_tensor *input,
-                        const osw_tensor *weight, PyObject *const *window)
+/* Rows (0) or columns (1) of the tensors. */
+static bool read_axis(const osw_tensor *grad, const osw_tensor *input, const osw_tensor *weight,
+                      const osw_window *window, int i, osw_conv_axis *axis)
 {
-    int64_t stride[2], padding[2], dilation[2];
-    return read_pair(window[0], 1, stride) && read_pair(window[1], 0, padding) &&
-           read_pair(window[2], 1, dilation) &&
-           read_axis(grad, input, weight, 2, stride[0], padding[0], dilation[0], &conv->rows) &&
-           read_axis(grad, input, weight, 3, stride[1], padding[1], dilation[1], &conv->columns);
+    *axis = (osw_conv_axis){.size = input->size[2 + i],
+                            .out_size = grad->size[2 + i],
+                            .taps = weight->size[2 + i],
+                            .stride = window->stride[i],
+                            .padding = window->padding[i],
+                            .dilation = window->dilation[i]};
+    if (axis->taps > OSW_CONV_MOST_TAPS)
+        return false;
+    const int64_t room = axis->size + 2 * axis->padding - (axis->taps - 1) * axis->dilation - 1;
+    return room >= 0 && axis->out_size == room / axis->stride + 1;
+}
+
+/* Sizes whose products fit: an expanded tensor may have any. */
+static bool is_countable(const osw_conv *conv)
+{
+    const int64_t factors[] = {conv->rows.out_size, conv->columns.out_size, conv->outputs,
+                               conv->channels,      conv->rows.taps,        conv->columns.taps};
+    int64_t product = conv->batch;
+    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
+        if (__builtin_mul_overflow(product, factors[i], &product))
+            return false;
+    return product <= MOST_PRODUCTS;
 }
 
 /* Contiguous, or channels last: [out][r][s][c]. */
@@ -112,8 +129,8 @@ static bool is_weight(const osw_tensor *t, bool *channels_last)
     return fits;
 }
 
-static bool read_call(osw_conv *conv, PyObject *const *args, osw_tensor *weight,
-                      bool *channels_last)
+static bool read_tensors(osw_conv *conv, PyObject *const *args, const osw_window *window,
+                         osw_tensor *weight, bool *channels_last)
 {
     osw_tensor grad, input;
     if (!osw_tensor_plain(args[0], &grad) || !osw_tensor_plain(args[1], &input) ||
@@ -127,7 +144,8 @@ static bool read_call(osw_conv *conv, PyObject *const *args, osw_tensor *weight,
     return weight->dtype.code == DL_FLOAT && weight->dtype.lanes == 1 &&
            (weight->dtype.bits == 32 || weight->dtype.bits == 64) && grad.size[0] == conv->batch &&
            grad.size[1] == conv->outputs && weight->size[1] == conv->channels &&
-           read_window(conv, &grad, &input, weight, args + 3);
+           read_axis(&grad, &input, weight, window, 0, &conv->rows) &&
+           read_axis(&grad, &input, weight, window, 1, &conv->columns) && is_countable(conv);
 }
 
 static void run(const osw_conv *conv, osw_conv_work *work)
@@ -186,10 +204,11 @@ static PyObject *plain_conv_backward(PyObject *module, PyObject *const *args, Py
     static const char name[] = "conv2d_backward";
     (void)module;
     osw_conv conv = {0};
+    osw_window window;
     osw_tensor weight, grad_weight, grad_bias = {.data = NULL};
     bool channels_last;
-    if (nargs != ARGUMENTS || !osw_plain_eager(true) ||
-        !read_call(&conv, args, &weight, &channels_last))
+    if (nargs != ARGUMENTS || !osw_plain_eager(true) || !read_window(args + 3, &window) ||
+        !read_tensors(&conv, args, &window, &weight, &channels_last))
         Py_RETURN_NOTIMPLEMENTED;
     PyObject *result = NULL, *bias = NULL;
     PyObject *made =

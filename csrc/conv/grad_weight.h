@@ -23,26 +23,48 @@ typedef struct LOCAL(sweep) {
     int64_t b_channels;
     ELEMENT *sums;
     int64_t a_step, tap_step; /* of the sums: from one channel of a and from one tap to the next */
+    bool joins;               /* the taps of a row */
+    int64_t calls;            /* of tiles per block, about */
     osw_ahead ahead[2];
 } LOCAL(sweep);
+
+/* Few channels fill vectors, or rows of tiles, badly; those of neighbouring pixels do better. */
+static bool LOCAL(joins_taps)(const osw_conv *conv)
+{
+    const osw_conv_axis *columns = &conv->columns;
+    return conv->channels < FEW_CHANNELS && columns->taps > 1 && columns->dilation == 1 &&
+           conv->input.pixel_step == conv->channels;
+}
+
+static int64_t LOCAL(count_calls)(const LOCAL(sweep) *sweep)
+{
+    const osw_conv *conv = sweep->conv;
+    int64_t a = sweep->a_end - sweep->a_begin, b = sweep->b_channels;
+    if (sweep->joins && conv->crossed)
+        a *= conv->columns.taps;
+    else if (sweep->joins)
+        b *= conv->columns.taps;
+    const int64_t vectors = tile_vectors(osw_ceil(b, VLANES), a);
+    const int64_t tiles = osw_ceil(b, vectors * VLANES) * osw_ceil(a, tile_rows[vectors]);
+    return conv->rows.taps * (sweep->joins ? 1 : conv->columns.taps) * tiles;
+}
 
 static LOCAL(sweep) LOCAL(sweep_of)(const osw_conv *conv, const osw_conv_part *part)
 {
     const int64_t taps = conv->rows.taps * conv->columns.taps;
-    if (conv->crossed)
-        return (LOCAL(sweep)){.conv = conv,
-                       .a_end = conv->channels,
-                       .b_channels = conv->outputs,
-                       .sums = part->weight,
-                       .a_step = conv->outputs,
-                       .tap_step = conv->channels * conv->outputs};
-    return (LOCAL(sweep)){.conv = conv,
-                   .a_begin = part->out_begin,
-                   .a_end = part->out_end,
-                   .b_channels = conv->channels,
-                   .sums = part->weight,
-                   .a_step = taps * conv->channels,
-                   .tap_step = conv->channels};
+    const bool crossed = conv->crossed;
+    LOCAL(sweep) sweep = {
+        .conv = conv,
+        .a_begin = crossed ? 0 : part->out_begin,
+        .a_end = crossed ? conv->channels : part->out_end,
+        .b_channels = crossed ? conv->outputs : conv->channels,
+        .sums = part->weight,
+        .a_step = crossed ? conv->outputs : taps * conv->channels,
+        .tap_step = crossed ? conv->channels * conv->outputs : conv->channels,
+        .joins = LOCAL(joins_taps)(conv),
+    };
+    sweep.calls = LOCAL(count_calls)(&sweep);
+    return sweep;
 }
 
 /* The output pixels of a block under which tap (r, s) is inside of the image, as lines, without
@@ -163,14 +185,6 @@ static void LOCAL(add_tap_rows)(LOCAL(sweep) *sweep, const osw_conv_block *block
     }
 }
 
-/* Few channels fill vectors, or rows of tiles, badly; those of neighbouring pixels do better. */
-static bool LOCAL(joins_taps)(const osw_conv *conv)
-{
-    const osw_conv_axis *columns = &conv->columns;
-    return conv->channels < FEW_CHANNELS && columns->taps > 1 && columns->dilation == 1 &&
-           conv->input.pixel_step == conv->channels;
-}
-
 /* What of the pixels of block i the blocks before it have not read. */
 static void LOCAL(look_ahead)(LOCAL(sweep) *sweep, int64_t i)
 {
@@ -179,18 +193,15 @@ static void LOCAL(look_ahead)(LOCAL(sweep) *sweep, int64_t i)
     const osw_conv_block next = osw_conv_block_at(conv, i);
     const bool whole = conv->column_blocks == 1;
     const int64_t width = next.right - next.left, height = next.bottom - next.top;
-    const int64_t calls = rows->taps * columns->taps *
-                          osw_ceil(sweep->b_channels, MOST_VECTORS * VLANES) *
-                          osw_ceil(sweep->a_end - sweep->a_begin, tile_rows[MOST_VECTORS]);
     const int64_t y = next.top * rows->stride + (rows->taps - 1) * rows->dilation - rows->padding;
     const int64_t size = (int64_t)sizeof(ELEMENT);
     sweep->ahead[0] =
         pixels_ahead(conv, &conv->grad_output, rows->out_size, columns->out_size, conv->outputs,
-                     size, next.image, next.top, next.left, width * height, calls);
+                     size, next.image, next.top, next.left, width * height, sweep->calls);
     sweep->ahead[1] = pixels_ahead(
         conv, &conv->input, rows->size, columns->size, conv->channels, size, next.image, y,
         whole ? 0 : next.left * columns->stride,
-        whole ? height * rows->stride * columns->size : width * columns->stride, calls);
+        whole ? height * rows->stride * columns->size : width * columns->stride, sweep->calls);
 }
 
 /* bias[o] += sum of grad_output[n][i][j][o] over the pixels of a block, for so many vectors of
@@ -236,7 +247,6 @@ static void KERNEL(conv_grad_weight)(const osw_conv *conv, const osw_conv_part *
         below[ID_OF(grad_weight)](conv, part);
         return;
     }
-    const bool joins = LOCAL(joins_taps)(conv);
     const bool asks = elements_of(conv) >= LARGE_BYTES / (int64_t)sizeof(ELEMENT);
     const int64_t outputs = part->out_end - part->out_begin;
     const int64_t first = conv->crossed ? 0 : sweep.a_begin * sweep.a_step;
@@ -250,7 +260,7 @@ static void KERNEL(conv_grad_weight)(const osw_conv *conv, const osw_conv_part *
             LOCAL(look_ahead)(&sweep, i + 1);
         if (part->bias)
             LOCAL(add_bias)(conv, &block, part);
-        if (joins)
+        if (sweep.joins)
             LOCAL(add_tap_rows)(&sweep, &block);
         else
             LOCAL(add_taps)(&sweep, &block);
