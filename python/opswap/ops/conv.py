@@ -167,9 +167,11 @@ def conv_fits(
     """
     if _compiling() or not _grad_enabled() or not isinstance(input, Tensor) or not isinstance(weight, Tensor):
         return None
+    if _is_autocast("cpu") or not plain_cpu((input, weight)):
+        return None
     if input.dim() != 4 or weight.dim() != 4 or not weight.requires_grad or input.dtype not in _DTYPES:
         return None
-    if not input.is_cpu or input.layout is not torch.strided or input.stride(1) != 1:
+    if weight.dtype is not input.dtype or input.stride(1) != 1:
         return None
     batch, channels, height, width = input.shape
     outputs, _, *taps = weight.shape
@@ -177,10 +179,7 @@ def conv_fits(
     if window is None or channels != weight.shape[1] or _is_left_to_pointwise(weight.shape, window):
         return None
     steps = max(window[0][0] * window[0][1], 1)
-    if not conv_wins(channels, outputs, taps, batch * height * width // steps):
-        return None
-    plain = not _is_autocast("cpu") and plain_cpu((input, weight))
-    return window if plain and weight.dtype is input.dtype else None
+    return window if conv_wins(channels, outputs, taps, batch * height * width // steps) else None
 
 
 def module_window(module: nn.Conv2d) -> Window | None:
