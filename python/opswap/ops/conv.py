@@ -35,7 +35,7 @@ _MOST_TAPS = 13  # in a direction
 # Of input or output, by tier: with fewer there is nothing for vectors.
 _FEWEST_CHANNELS = {"avx2": 8, "avx512": 16}
 # Products of a pass, below which calling the library and the kernel costs what the kernel gains.
-_FEWEST_PRODUCTS = 1 << 22
+_FEWEST_PRODUCTS = 1 << 24
 
 Window = tuple[list[int], list[int], list[int]]  # stride, padding, dilation
 
