@@ -22,7 +22,7 @@ CSRC = TESTS.parent / "csrc"
 sys.path.insert(0, str(CSRC))
 import recipe  # noqa: E402
 
-FAMILIES = ("dropout", "channels", "linear", "depthwise", "pool", "norm", "batch")
+FAMILIES = ("dropout", "channels", "linear", "depthwise", "conv", "pool", "norm", "batch")
 CORE = ("isa", "prefetch", "scratch", "memory")
 PORTABLE = ("portable16", "portable32", "portable64")
 TIERS = {"x86_64": ("avx2", "avx512"), "aarch64": ("neon",)}

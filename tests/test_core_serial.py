@@ -87,6 +87,7 @@ for layout in (torch.contiguous_format, torch.channels_last):
         with_gradients("shuffle", lambda t: F.channel_shuffle(t, 4), y)
     with_gradients("norm", lambda t, *w: F.batch_norm_act(t, None, None, *w, True, 0.1, 1e-5, "relu"), x, *weights)
     with_gradients("depthwise", lambda t, w: F.depthwise_conv2d(t, w, None, 1, 1), x, torch.randn(64, 1, 3, 3))
+    with_gradients("convolution", lambda t, w: F.conv2d(t, w, None, 1, 1), x, torch.randn(64, 64, 3, 3))
     with_gradients("pointwise", F.pointwise_conv2d, x, torch.randn(64, 64, 1, 1))
 with_gradients("linear", F.grouped_linear, torch.randn(256, 17, 96), torch.randn(17, 80, 96))
 torch.manual_seed(3)
@@ -125,6 +126,6 @@ def test_without(lacking: str, expected: list[str], tmp_path: Path) -> None:
     counted = "-DCOUNTS" in LACKING[lacking]
     assert (expected[0], lines[0]) == ("threads 3", f"threads {3 if counted else 1}")
     results = [i for i, line in enumerate(expected) if len(line.split()[-1]) == 64]
-    assert len(results) == 29 and [lines[i] for i in results] == [expected[i] for i in results]
+    assert len(results) == 31 and [lines[i] for i in results] == [expected[i] for i in results]
     assert not any("reached" in line for line in expected)
     assert any("1 of 3 threads of the pool were reached" in line for line in lines), "it ran in series"

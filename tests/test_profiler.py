@@ -85,6 +85,14 @@ def test_a_kernel_is_seen_in_a_step(name: str) -> None:
     )
 
 
+def test_the_gradient_of_a_dense_convolution_is_seen() -> None:
+    x, weight = torch.randn(8, 32, 24, 24).contiguous(memory_format=LAST), torch.randn(32, 32, 3, 3)
+    output = F.conv2d(x, weight.requires_grad_())
+    if not counted(lambda: F.conv2d(x, weight)):
+        pytest.skip(f"no kernel for conv2d on {opswap.isa.current()}")
+    assert profiled(lambda: output.sum().backward())["opswap.conv2d_backward"] == 1
+
+
 def test_kernels_behind_the_dispatcher_are_seen_once() -> None:
     x = images()
     seen = profiled(lambda: torch.ops.opswap.cat_channel_shuffle_split([x], 2, [4, 4]))

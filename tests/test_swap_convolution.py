@@ -79,7 +79,7 @@ class TestRule:
 
     @pytest.mark.parametrize("conv", LEFT, ids=str)
     def test_left(self, conv: nn.Module) -> None:
-        assert not opswap.scan(nn.Sequential(conv)).swapped
+        assert {s.rule for s in opswap.scan(nn.Sequential(conv)).swapped} <= {"conv2d"}
 
     def test_not_where_it_is_asked_to_be_exact(self) -> None:
         assert not opswap.scan(nn.Sequential(*(copy.deepcopy(m) for m, _ in TAKEN)), exact=True).swapped

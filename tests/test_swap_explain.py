@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
+from opswap.ops import conv
 from opswap.swap import Explanation, Outcome
 from opswap.swap.rules import DEFAULT
 from spellings import Split, Wrapped, by_size
@@ -22,6 +23,11 @@ from spellings.guards import NumberOfSize
 from swapping import images
 from test_swap_live import Net, state
 from test_swap_state import Configured, _override_method, _reorder, _replace_child, _set_inner_part
+
+
+@pytest.fixture(autouse=True)
+def small_images_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "_FEWEST_PRODUCTS", 0)
 
 
 def reasons(model: nn.Module, *inputs: object) -> set[str]:
@@ -32,20 +38,23 @@ def reasons(model: nn.Module, *inputs: object) -> set[str]:
 
 def test_everything_ran() -> None:
     model = opswap.swap(Net())
-    found = opswap.explain(model, images())
+    found = opswap.explain(model, images().contiguous(memory_format=torch.channels_last))
     assert isinstance(found, Explanation) and not found.kept and not found.note
     assert {(o.path, o.rule, o.source) for o in found.outcomes} == {
         (s.path, s.rule, s.source) for s in opswap.report(model).swapped
     }
     assert all(o.result == "ran" and o.calls == o.ran == 1 and not o.reason for o in found.outcomes)
-    assert str(found).startswith("5 of 5 replacements ran")
+    count = len(found.outcomes)
+    assert count >= 5 and str(found).startswith(f"{count} of {count} replacements ran")
     parsed = json.loads(found.to_json())
     assert parsed["outcomes"][0]["result"] == "ran" and parsed["kept"] == []
 
 
 def test_a_compiled_model() -> None:
     model = torch.compile(opswap.swap(Net()), backend="eager")
-    assert [o.result for o in opswap.explain(model, images()).outcomes] == ["ran"] * 5
+    x = images().contiguous(memory_format=torch.channels_last)
+    results = [o.result for o in opswap.explain(model, x).outcomes]
+    assert len(results) >= 5 and set(results) == {"ran"}
 
 
 def test_in_eval() -> None:

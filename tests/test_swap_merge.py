@@ -39,7 +39,8 @@ def test_a_merged_net_is_swapped(net: nn.Module) -> None:
     swapped = opswap.swap(merged)
     report = opswap.report(swapped)
     assert {s.rule for s in report.swapped if s.path.startswith("branches.")} >= {"batch_norm"}
-    assert not report.kept  # what is opswap's own is neither missed nor refused
+    kept = {s.path for s in report.kept if s.rule != "conv2d"}  # some sizes are torch's, on some CPUs
+    assert not kept and not any(s.path.startswith("branches") for s in report.kept)  # nothing of opswap's own
     _assert_same_step(swapped, net, _input())
     for own, branch in zip(swapped.branches.split_back(), net.branches, strict=True):
         assert not opswap.report(own).swapped

@@ -257,7 +257,7 @@ class TestNetworks:
             "batch_norm": 19,
             "batch_norm_in_place": 19,
         }
-        assert {s.rule for s in report.kept} <= {"pointwise_conv"}  # the large one, on some CPUs
+        assert {s.rule for s in report.kept} <= {"pointwise_conv", "conv2d"}  # by size, on some CPUs
         report = opswap.scan(lprnet())
         found = [(s.path, s.rule) for s in report.swapped if s.rule.startswith("batch_norm")]
         assert found == [(f"backbone.{i}", "batch_norm_act") for i in (1, 5, 9, 12, 17, 21)]

@@ -31,7 +31,10 @@ from opswap._table import table
 
 __all__ = ["add"]
 
-_FAMILIES = "channels, pool, norm, dropout, linear, pointwise, depthwise, batch, merge, models, half, finders, compiled"
+_FAMILIES = (
+    "channels, pool, norm, dropout, linear, pointwise, depthwise, conv, batch, merge, models, half, finders, "
+    "compiled"
+)
 _EXAMPLES = """
 bench channels --threads 1 2 --json channels.json --plot channels.png
 bench lprnet --allocation warm

@@ -22,9 +22,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import half_instructions
 
-from ._convolution import Pair, library_backward, pair
+from ._convolution import Pair, library_backward, padding_numbers, pair
 from ._function import base_apply, needs_graph, plain_eager, tracing
 from ._stats import count_kernel, count_reference, reference_forced
+from .conv import dense_conv2d
 from .depthwise import depthwise_conv2d
 from .pointwise import FEW_WEIGHTS, pointwise_conv2d
 
@@ -186,18 +187,6 @@ _apply = base_apply(Reduced)
 _PRODUCT = _Product()
 
 
-def _padding(padding: Pair | str, weight: Tensor, stride: Pair, dilation: Pair) -> list[int] | None:
-    """The padding in numbers; None if "same" is another one at either side, or an error."""
-    if padding == "valid":
-        return [0, 0]
-    if isinstance(padding, str) and (padding != "same" or pair(stride) != [1, 1]):
-        return None
-    if not isinstance(padding, str):
-        return pair(padding)
-    total = [d * (k - 1) for d, k in zip(pair(dilation), weight.shape[2:], strict=True)]
-    return None if any(t % 2 for t in total) else [t // 2 for t in total]
-
-
 def _is_strided_depthwise(input: Tensor, weight: Tensor, stride: Any, groups: int) -> bool:
     return groups > 1 and stride not in (1, (1, 1)) and input.dim() == 4 and groups == weight.shape[0]
 
@@ -216,7 +205,9 @@ def conv2d(
     Args:
         input: (N, C, H, W) or (C, H, W). On CPUs without instructions for them, bfloat16 and float16, under autocast
             too, are converted and computed in float32: the sums are rounded once to 16 bits. Float32 and float64 in
-            channels_last are left to `pointwise_conv2d` and `depthwise_conv2d`, everything else to torch.
+            channels_last are left to `pointwise_conv2d` and `depthwise_conv2d`; of other dense convolutions a kernel
+            computes the gradients of weight and bias if it was measured faster (tiers avx2 and avx512), in an order
+            that depends on sizes and strides alone. Everything else is torch's.
         weight: (out, C / groups, kH, kW).
         bias: (out,), or None.
         stride, padding, dilation, groups: as torch.nn.functional.conv2d.
@@ -239,6 +230,10 @@ def conv2d(
     if dtype is not None:
         return _reduced_conv2d(tensors, options, dtype)
     if weight.dim() == 4 and not _is_autocast("cpu"):
+        if groups == 1:
+            output = dense_conv2d(input, weight, bias, stride, padding, dilation)
+            if output is not NotImplemented:
+                return output
         if weight.shape[2:] == (1, 1) and options[:2] in ((1, 0), ((1, 1), (0, 0))) and groups == 1:
             return pointwise_conv2d(input, weight, bias)
         if groups > 1 and groups == weight.shape[0] and input.dim() == 4 and groups == input.shape[1]:
@@ -256,7 +251,7 @@ def _reduced_conv2d(tensors: tuple[Tensor, ...], options: Any, dtype: torch.dtyp
     input, weight, bias = (*tensors, None)[:3]
     stride, padding, dilation, groups = options
     plain = not _compiling() and input.dim() == weight.dim() == 4 and plain_eager()
-    numbers = _padding(padding, weight, stride, dilation) if plain else None
+    numbers = padding_numbers(padding, weight.shape[2:], stride, dilation) if plain else None
     if not _compiling():
         count_kernel("conv2d")
     if numbers is not None:

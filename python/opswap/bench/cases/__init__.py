@@ -8,6 +8,7 @@ from opswap.bench.case import Case
 from . import (
     batch,
     channels,
+    conv,
     depthwise,
     dropout,
     finders,
@@ -30,6 +31,7 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "linear": linear.cases,
     "pointwise": pointwise.cases,
     "depthwise": depthwise.cases,
+    "conv": conv.cases,
     "batch": batch.cases,
     "merge": merge.cases,
     "models": models.cases,

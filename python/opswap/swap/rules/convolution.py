@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""torch's own convolutions on tensors in channels_last: those with a 1 x 1 kernel, and depthwise ones."""
+"""torch's own convolutions on tensors in channels_last: those with a 1 x 1 kernel, depthwise and dense ones."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from opswap import functional as F
+from opswap.ops.conv import conv_able, module_window, why_kept
 from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise
 from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, pointwise_wins, takes_pixels
 
@@ -22,6 +23,11 @@ _DEPTHWISE = Replacement(
     "depthwise_able(m0, x0)",
     "depthwise_conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding)",
     {"depthwise_able": depthwise_able, "depthwise_conv2d": F.depthwise_conv2d},
+)
+_DENSE = Replacement(
+    "conv_able(m0, x0)",
+    "conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
+    {"conv_able": conv_able, "conv2d": F.conv2d},
 )
 
 
@@ -57,12 +63,25 @@ def _declines_depthwise(module: nn.Module) -> str | None:
     return f"the kernels take a stride of 1 or 2, no dilation, and zeros around, not {given}"
 
 
+def _declines_dense(module: nn.Module) -> str | None:
+    if module.groups != 1:
+        return None
+    window = module_window(module)
+    if window is None:
+        return "its zeros are not the same on both sides, or no zeros: the kernel takes padding by as many on each"
+    return why_kept(module.weight.shape, window)
+
+
 def _pointwise_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
     return nn.Conv2d(116, 116, 1, bias=False), ((16, 116, 14, 14),)
 
 
 def _depthwise_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
     return nn.Conv2d(58, 58, 3, 1, 1, groups=58, bias=False), ((16, 58, 28, 28),)
+
+
+def _dense_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return nn.Conv2d(64, 64, 3, padding=1, bias=False), ((16, 64, 28, 28),)
 
 
 RULES = (
@@ -81,5 +100,13 @@ RULES = (
         whole=_DEPTHWISE,
         declines=_declines_depthwise,
         example=_depthwise_example,
+    ),
+    Rule(
+        "conv2d",
+        False,
+        modules=(nn.Conv2d,),
+        whole=_DENSE,
+        declines=_declines_dense,
+        example=_dense_example,
     ),
 )

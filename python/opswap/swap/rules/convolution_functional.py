@@ -16,6 +16,7 @@ import torch.nn.functional as torch_functional
 from torch.fx import Graph, Node
 
 from opswap import functional as F
+from opswap.ops.conv import conv_fits, why_kept
 from opswap.ops.depthwise import depthwise_fits, depthwise_wins
 from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
 
@@ -56,10 +57,12 @@ def _pair(value: Any) -> tuple[int, int]:
     return pair
 
 
-def _padding(value: Any, size: tuple[int, ...], stride: tuple[int, int]) -> tuple[int, int]:
+def _padding(
+    value: Any, size: tuple[int, ...], stride: tuple[int, int], dilation: tuple[int, int] = (1, 1)
+) -> tuple[int, int]:
     """Zeros before each direction; as many are behind it, for windows of odd sides."""
     if value == "same" and stride == (1, 1) and size[2] % 2 == size[3] % 2 == 1:
-        return size[2] // 2, size[3] // 2
+        return dilation[0] * (size[2] // 2), dilation[1] * (size[3] // 2)
     return (0, 0) if value == "valid" else _pair(value)
 
 
@@ -124,7 +127,26 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(f"depthwise_fits({options}, {groups})", f"depthwise_conv2d({options})", names)
 
 
+def _prove_dense(region: Region, shapes: Shapes) -> Replacement:
+    given, tensors = _read(region)
+    if given["groups"] != 1:
+        raise Refusal("it has several groups", told=False)
+    size = _size(given["weight"], shapes)
+    stride, dilation = _pair(given["stride"]), _pair(given["dilation"])
+    padding = _padding(given["padding"], size, stride, dilation)
+    reason = why_kept(size, (list(stride), list(padding), list(dilation)))
+    if reason != "":
+        raise Refusal(reason or "no kernel is for it", told=reason is not None)
+    input, weight, bias = tensors.values()
+    options = f"{stride}, {padding}, {dilation}"
+    names = {"conv_fits": conv_fits, "conv2d": F.conv2d}
+    return Replacement(
+        f"conv_fits({input}, {weight}, {options})", f"conv2d({input}, {weight}, {bias}, {options})", names
+    )
+
+
 RULES = (
     Rule("pointwise_conv", False, _find, _prove_pointwise),
     Rule("depthwise_conv", False, _find, _prove_depthwise),
+    Rule("conv2d", False, _find, _prove_dense),
 )

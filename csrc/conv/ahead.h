@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/* Prefetch of the next block's pixels in equal parts between tiles, which touch a block in strides
+ * that no prefetcher of a CPU follows. All at once, at the head of a block, gains half as much. */
+#ifndef OSW_CONV_AHEAD_H
+#define OSW_CONV_AHEAD_H
+
+#include "conv/conv.h"
+#include "core/ints.h"
+#include "core/simd.h"
+
+#include <stdint.h>
+
+enum {
+    LINE_BYTES = 64,
+    LARGE_BYTES = 3 << 19, /* of both images, from which on it pays */
+};
+
+typedef struct osw_ahead {
+    const char *at, *end;
+    int64_t step;
+} osw_ahead;
+
+OSW_INLINE void ask_ahead(osw_ahead *ahead)
+{
+    const char *stop = ahead->at + osw_min_int(ahead->step, ahead->end - ahead->at);
+    for (; ahead->at < stop; ahead->at += LINE_BYTES)
+        prefetch_far(ahead->at);
+}
+
+/* Elements of both images. */
+static inline int64_t elements_of(const osw_conv *conv)
+{
+    return conv->batch * (conv->rows.size * conv->columns.size * conv->channels +
+                          conv->rows.out_size * conv->columns.out_size * conv->outputs);
+}
+
+/* `count` pixels from (n, y, x) on, row after row, in `calls` steps; of an image with `rows` rows
+ * of `columns` columns and `channels` channels. Nothing if these are not neighbours. */
+static osw_ahead pixels_ahead(const osw_conv *conv, const osw_conv_image *image, int64_t rows,
+                              int64_t columns, int64_t channels, int64_t element_bytes, int64_t n,
+                              int64_t y, int64_t x, int64_t count, int64_t calls)
+{
+    const int64_t pixel = image->pixel_step;
+    const int64_t last = conv->batch * rows * columns;
+    if (pixel > 2 * channels || image->row_step != columns * pixel ||
+        image->image_step != rows * image->row_step)
+        return (osw_ahead){0};
+    const int64_t from = osw_min_int(osw_max_int((n * rows + y) * columns + x, 0), last);
+    const int64_t bytes = osw_min_int(count, last - from) * pixel * element_bytes;
+    const char *at = (const char *)image->data + from * pixel * element_bytes;
+    return (osw_ahead){at, at + bytes, osw_round_up(osw_ceil(bytes, calls), LINE_BYTES)};
+}
+
+#endif

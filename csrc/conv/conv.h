@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT */
+/* Dense convolutions of images whose channels come last: what every kernel of the family does.
+ *
+ *     grad_weight  weight[o][r][s][c] = sum of grad_output[n][i][j][o] *
+ *                      input[n][i * stride + r * dilation - padding][j * ... + s * ... - ...][c]
+ *                      over n, i, j
+ *                  bias[o] = sum of grad_output[n][i][j][o] over n, i, j
+ *
+ * A place outside of the image has no term: padding is no zero that an infinite gradient would turn
+ * into NaN. Sums are taken in the dtype; the order of their terms depends on the sizes, on whether
+ * pixels are neighbours and on the tier, never on the outputs that a part has or on the number of
+ * threads. */
+#ifndef OSW_CONV_CONV_H
+#define OSW_CONV_CONV_H
+
+#include "core/isa.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { OSW_CONV_MOST_TAPS = 13 }; /* in a direction */
+
+/* Rows, or columns. The input place under tap t of output place i is i * stride + t * dilation -
+ * padding. */
+typedef struct osw_conv_axis {
+    int64_t size;     /* of the input */
+    int64_t out_size; /* of grad_output */
+    int64_t taps;
+    int64_t stride;
+    int64_t padding; /* before the first place */
+    int64_t dilation;
+} osw_conv_axis;
+
+/* Channel c of pixel (n, y, x) lies at data + n * image_step + y * row_step + x * pixel_step + c
+ * (elements). */
+typedef struct osw_conv_image {
+    const void *data;
+    int64_t image_step;
+    int64_t row_step;
+    int64_t pixel_step;
+} osw_conv_image;
+
+typedef struct osw_conv {
+    int64_t batch;
+    int64_t channels; /* of input */
+    int64_t outputs;  /* channels of grad_output */
+    osw_conv_axis rows, columns;
+    osw_conv_image input, grad_output;
+
+    /* Set by osw_conv_prepare, by the sizes alone: how sums lie, and into which blocks of output
+     * pixels an image is cut. A block is summed before it is added to the others. */
+    bool crossed;          /* sums of the weight: [r][s][c][o] in place of [o][r][s][c] */
+    int64_t block_rows;    /* of a block, */
+    int64_t block_columns; /* but the last of an image have what is left */
+    int64_t row_blocks;    /* of an image, */
+    int64_t column_blocks; /* side by side */
+    int64_t parts;         /* into which all blocks are divided, each with sums of its own */
+} osw_conv;
+
+/* Blocks [block_begin, block_end) of all images, for the outputs [out_begin, out_end); all outputs
+ * if crossed. The sums of these outputs are written. */
+typedef struct osw_conv_part {
+    int64_t block_begin, block_end;
+    int64_t out_begin, out_end;
+    void *weight; /* sums for all outputs */
+    void *bias;   /* [outputs], or NULL: not wanted */
+} osw_conv_part;
+
+typedef void osw_conv_fn(const osw_conv *conv, const osw_conv_part *part);
+
+/* The list of variants. X(operation, dtype) makes the numbers, the table and the list that tests
+ * walk. */
+#define OSW_CONV_VARIANTS(X)                                                                       \
+    X(grad_weight, f32)                                                                            \
+    X(grad_weight, f64)
+
+#define OSW_CONV_ID(operation, dtype) OSW_CONV_##operation##_##dtype,
+typedef enum osw_conv_id { OSW_CONV_VARIANTS(OSW_CONV_ID) OSW_CONV_COUNT } osw_conv_id;
+
+/* Kernels in use, by osw_conv_id; filled by osw_conv_select. */
+extern osw_conv_fn *osw_conv_table[OSW_CONV_COUNT];
+
+/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
+ * improves. */
+void osw_conv_select(osw_isa isa);
+
+OSW_DECLARE_FILLS(osw_conv_fill, osw_conv_fn **table);
+
+/* Set what follows from the sizes. A map of pixels (1 x 1, no padding, no stride) of dense images
+ * becomes one image. */
+void osw_conv_prepare(osw_conv *conv, int64_t element_bytes);
+
+/* Elements of the weight; blocks of all images. */
+static inline int64_t osw_conv_weights(const osw_conv *conv)
+{
+    return conv->outputs * conv->rows.taps * conv->columns.taps * conv->channels;
+}
+
+static inline int64_t osw_conv_blocks(const osw_conv *conv)
+{
+    return conv->batch * conv->row_blocks * conv->column_blocks;
+}
+
+/* Output pixels [top, bottom) x [left, right) of an image. */
+typedef struct osw_conv_block {
+    int64_t image;
+    int64_t top, bottom;
+    int64_t left, right;
+} osw_conv_block;
+
+osw_conv_block osw_conv_block_at(const osw_conv *conv, int64_t i);
+
+/* Into how many parts of about equal size the outputs are cut for so many threads: cuts change no
+ * sum. */
+int64_t osw_conv_output_parts(const osw_conv *conv, int64_t element_bytes, int threads);
+
+/* Part i of conv->parts x output_parts, without its sums. */
+osw_conv_part osw_conv_part_at(const osw_conv *conv, int64_t output_parts, int64_t i);
+
+/* Add the sums of all parts in their order, and write them to grad_weight as [o][r][s][c] or, with
+ * taps_last, as [o][c][r][s], and to grad_bias unless it is NULL. sums: per part those of the
+ * weight, then [outputs] of the bias; overwritten. */
+void osw_conv_finish_f32(const osw_conv *conv, float *sums, bool taps_last, float *grad_weight,
+                         float *grad_bias);
+void osw_conv_finish_f64(const osw_conv *conv, double *sums, bool taps_last, double *grad_weight,
+                         double *grad_bias);
+
+#endif

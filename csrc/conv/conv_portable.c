@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: MIT */
+#include "conv/conv.h"
+
+#define OSW_KERNELS "conv/kernels.h"
+#include "core/simd_portable.h"

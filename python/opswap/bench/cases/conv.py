@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""Dense convolutions at the shapes of LPRNet and of ShuffleNetV2's stem, against torch's own in channels_last.
+
+A backward gives the gradients of input, weight and bias, without that of an image; a "step" is forward and backward.
+Only the gradients of weight and bias are opswap's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as T
+from torch import Tensor
+
+from opswap import functional as F
+from opswap.bench.case import Case
+
+__all__ = ["cases"]
+
+Step = Callable[[], tuple[Tensor, ...]]
+
+# Channels, height, width of the input; outputs, window, stride, padding.
+_SHAPES = (
+    (3, 24, 94, 64, (3, 3), 1, (0, 0)),
+    (64, 20, 90, 32, (1, 1), 1, (0, 0)),
+    (32, 20, 90, 32, (3, 1), 1, (1, 0)),
+    (32, 20, 90, 32, (1, 3), 1, (0, 1)),
+    (32, 20, 90, 128, (1, 1), 1, (0, 0)),
+    (64, 18, 44, 64, (1, 1), 1, (0, 0)),
+    (64, 18, 44, 64, (3, 1), 1, (1, 0)),
+    (64, 18, 44, 64, (1, 3), 1, (0, 1)),
+    (64, 18, 44, 256, (1, 1), 1, (0, 0)),
+    (256, 18, 44, 64, (1, 1), 1, (0, 0)),
+    (64, 16, 21, 256, (1, 4), 1, (0, 0)),
+    (256, 16, 18, 68, (13, 1), 1, (0, 0)),
+    (3, 224, 224, 24, (3, 3), 2, (1, 1)),
+)
+_IMAGE_CHANNELS = 3
+# Of the largest value: gradients are sums of up to 100,000 terms for each image of a batch.
+_TOLERANCE = 1e-3
+
+
+def cases(batch: int) -> Iterator[Case]:
+    """Every shape in float32; those that a kernel of another family computes on this tier are left out."""
+    for channels, height, width, outputs, taps, stride, padding in _SHAPES:
+        shape = (batch, channels, height, width)
+        text = f"{','.join(map(str, shape))} -> {outputs} k{taps[0]}x{taps[1]} s{stride}"
+        for direction in ("backward", "step"):
+            build = partial(_build, shape, (outputs, channels, *taps), stride, padding, direction)
+            yield Case("conv2d", text, "float32", direction, build, {"opswap": "NHWC"}, tolerance=_TOLERANCE)
+
+
+def _build(
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: int,
+    padding: tuple[int, int],
+    direction: str,
+) -> dict[str, Step]:
+    x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+    w = (torch.randn(weight) / torch.Size(weight[1:]).numel() ** 0.5).contiguous(
+        memory_format=torch.channels_last
+    )
+    bias = torch.randn(weight[0])
+    leaves = [t.requires_grad_() for t in ([w, bias] if shape[1] == _IMAGE_CHANNELS else [x, w, bias])]
+    forms = {
+        "torch": lambda: T.conv2d(x, w, bias, stride, padding),
+        "opswap": lambda: F.conv2d(x, w, bias, stride, padding),
+    }
+    gradient = torch.randn_like(forms["torch"]())
+    run = _backward if direction == "backward" else _step
+    return {name: run(form, leaves, gradient) for name, form in forms.items()}
+
+
+def _backward(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor) -> Step:
+    output = form()
+    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+
+def _step(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor) -> Step:
+    return lambda: torch.autograd.grad(form(), leaves, gradient)
