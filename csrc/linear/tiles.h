@@ -3,9 +3,9 @@
 #ifndef OSW_LINEAR_TILES_H
 #define OSW_LINEAR_TILES_H
 
-#include "core/simd.h"
-
 #include "core/half.h"
+#include "core/simd.h"
+#include "core/simd_tiles.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,12 +14,11 @@
 #define VALUED(name) _Generic((VALUE)0, float: name##_f32, double: name##_f64)
 
 enum {
-    MOST_VECTORS = 4,           /* of a panel */
     DEPTH = 256,                /* terms that are summed before they are added to c */
     FAR_DEPTH = 128,            /* the same if the terms of a lie in rows of their own */
     PANEL_BYTES = 256 << 10,    /* of b, packed at once */
     ROW_BLOCK_BYTES = 64 << 10, /* of a, for which panels are fetched again */
-    TILE_ROWS = 24,             /* whole tiles, of however many vectors */
+    TILE_ROWS = 24,             /* a multiple of the most rows of all tiles */
     FEW_ROWS = 32,              /* too few to pack b, unless it is transposed */
     FEW_DOTS = 4,               /* outputs up to which dot products cost less than a vector */
     LEAST_ASKED = 128,          /* bytes of a row for which CPUs do not fetch early enough by */
@@ -72,33 +71,6 @@ typedef struct osw_piece {
     _Alignas(64) float c[PIECE_ROWS * PIECE_COLUMNS];
     _Alignas(64) float start[PIECE_COLUMNS];
 } osw_piece;
-
-/* X(rows, vectors) for all tiles of so many vectors: up to as many rows as registers hold the sums
- * of, beside a panel's vectors and a factor. The most rows divide TILE_ROWS. */
-#define UP_TO_3(X, vectors) X(1, vectors) X(2, vectors) X(3, vectors)
-#define UP_TO_4(X, vectors) UP_TO_3(X, vectors) X(4, vectors)
-#define UP_TO_6(X, vectors) UP_TO_4(X, vectors) X(5, vectors) X(6, vectors)
-#define UP_TO_8(X, vectors) UP_TO_6(X, vectors) X(7, vectors) X(8, vectors)
-#define UP_TO_12(X, vectors)                                                                       \
-    UP_TO_8(X, vectors) X(9, vectors) X(10, vectors) X(11, vectors) X(12, vectors)
-#if (REGISTERS) == 32
-#    define TILES_1(X) UP_TO_12(X, 1)
-#    define TILES_2(X) UP_TO_12(X, 2)
-#    define TILES_3(X) UP_TO_8(X, 3)
-#    define TILES_4(X) UP_TO_6(X, 4)
-enum { MOST_ROWS = 12 };
-#else
-#    define TILES_1(X) UP_TO_8(X, 1)
-#    define TILES_2(X) UP_TO_6(X, 2)
-#    define TILES_3(X) UP_TO_4(X, 3)
-#    define TILES_4(X) UP_TO_3(X, 4)
-enum { MOST_ROWS = 8 };
-#endif
-
-/* The most rows of a tile, by its vectors. */
-#define ONE_TILE(rows, vectors) +1
-static const int tile_rows[MOST_VECTORS + 1] = {0, TILES_1(ONE_TILE), TILES_2(ONE_TILE),
-                                                TILES_3(ONE_TILE), TILES_4(ONE_TILE)};
 
 /* Vectors of the next panel if so many are left: three, or four if that leaves threes and fours
  * only. */
