@@ -58,6 +58,7 @@ TIER_INDEPENDENT = (
     "test_cli",
     "test_core_hostile",
     "test_core_serial",
+    "test_core_truth",
     "test_default_device",
     "test_demo",
     "test_driver",
