@@ -288,3 +288,12 @@ def test_forced_reference() -> None:
     with opswap.force_reference():
         assert torch.equal(F.pointwise_conv2d(x, weight, bias), T.conv2d(x, weight, bias))
     assert counts() == ({}, {"pointwise_conv2d": 1})
+
+
+@pytest.mark.parametrize("stride", [1, (1, 1), [1, 1]])
+@pytest.mark.parametrize("padding", [0, (0, 0), [0, 0]])
+def test_every_spelling_of_conv2d(kernels: None, stride: object, padding: object) -> None:
+    x, weight, bias = inputs((3, 6, 4, 5), 7)
+    opswap.reset_stats()
+    F.conv2d(x, weight, bias, stride, padding)
+    assert counts() == ({"pointwise_conv2d": 1}, {})

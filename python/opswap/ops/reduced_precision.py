@@ -183,6 +183,9 @@ class Reduced(Function):
             return *_rounded(gradients, (input.dtype, weight.dtype, ctx.bias_dtype)), None, None
 
 
+# Spellings of a stride of 1, and of no padding.
+_ONE, _NONE = (1, (1, 1), [1, 1]), (0, (0, 0), [0, 0])
+
 _apply = base_apply(Reduced)
 _PRODUCT = _Product()
 
@@ -234,7 +237,7 @@ def conv2d(
             output = dense_conv2d(input, weight, bias, stride, padding, dilation)
             if output is not NotImplemented:
                 return output
-        if weight.shape[2:] == (1, 1) and options[:2] in ((1, 0), ((1, 1), (0, 0))) and groups == 1:
+        if weight.shape[2:] == (1, 1) and groups == 1 and stride in _ONE and padding in _NONE:
             return pointwise_conv2d(input, weight, bias)
         if groups > 1 and groups == weight.shape[0] and input.dim() == 4 and groups == input.shape[1]:
             return depthwise_conv2d(input, weight, bias, stride, padding, dilation)
