@@ -42,8 +42,8 @@ OSW_INLINE vf32 power_of_two_f32(vi32 n)
     return (vf32)(((vu32)n + 127) << 23);
 }
 
-/* e^x, to 1.1 ulp. The power of two comes in two factors, whose product may be denormal or infinite:
- * the result is rounded to a denormal once. */
+/* e^x, to 1.1 ulp. The power of two comes in two factors, whose product may be denormal or
+ * infinite: the result is rounded to a denormal once. */
 OSW_INLINE vf32 exp_f32(vf32 x)
 {
     const vf32 within = min_f32(set1_f32(89), max_f32(set1_f32(-105), x));

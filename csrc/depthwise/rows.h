@@ -30,7 +30,7 @@ static bool LOCAL(leaves)(const osw_depthwise *d)
         return true;
 #ifdef OSW_LEAVES_SPLIT_LINES
     const bool splits = d->channels % VLANES != 0;
-    return splits && d->side == 3 && (d->stride == 1 || LOCAL(size_of)(d) < HUGE_BYTES);
+    return splits && d->side == 3 && (d->stride == 1 || LOCAL( size_of)(d) < HUGE_BYTES);
 #else
     return false;
 #endif

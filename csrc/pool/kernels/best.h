@@ -10,9 +10,10 @@ typedef struct osw_best {
     vi32 tap;
 } osw_best;
 
-/* A greater value wins, and so does a NaN. The maximum by max_f32 is the same one: where comparisons
- * go to mask registers, by which to select takes longest, the next tap does not wait for them (Zen
- * 5: 1.2 times faster, 1.7 without taps). Elsewhere it is an instruction more if taps are wanted. */
+/* A greater value wins, and so does a NaN. The maximum by max_f32 is the same one: where
+ * comparisons go to mask registers, by which to select takes longest, the next tap does not wait
+ * for them (Zen 5: 1.2 times faster, 1.7 without taps). Elsewhere it is an instruction more if taps
+ * are wanted. */
 OSW_INLINE void take(osw_best *best, vf32 value, vi32 tap, const bool with_taps)
 {
     const vi32 is_nan = value != value, wins = (value > best->value) | is_nan;
