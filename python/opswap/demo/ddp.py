@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import os
 import subprocess
 import sys
@@ -78,7 +79,9 @@ def main(arguments: list[str] | None = None) -> None:
     dist.init_process_group("gloo")
     try:
         _run(given)
+        dist.barrier()  # no process closes its connections while another one needs them
     finally:
+        gc.collect()  # what refers to the group: its threads end with it, not with the interpreter, which would abort
         dist.destroy_process_group()
 
 
