@@ -2,7 +2,7 @@
 """Dense convolutions at the shapes of LPRNet and of ShuffleNetV2's stem, against torch's own in channels_last.
 
 A backward gives the gradients of input, weight and bias, without that of an image; a "step" is forward and backward.
-Only the gradients of weight and bias are opswap's.
+Only the gradients of weight and bias are opswap's; 1x1 with small weights run as `pointwise_conv2d`, all of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TOLERANCE = 1e-3
 
 
 def cases(batch: int) -> Iterator[Case]:
-    """Every shape in float32; those that a kernel of another family computes on this tier are left out."""
+    """Every shape in float32."""
     for channels, height, width, outputs, taps, stride, padding in _SHAPES:
         shape = (batch, channels, height, width)
         text = f"{','.join(map(str, shape))} -> {outputs} k{taps[0]}x{taps[1]} s{stride}"
