@@ -424,6 +424,12 @@ static PyObject *depthwise_variants(PyObject *module, PyObject *unused)
     return osw_variant_counts(OSW_DEPTHWISE_COUNT, names, calls);
 }
 
+static PyObject *depthwise_leads(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyBool_FromLong(osw_depthwise_leads(osw_isa_current()));
+}
+
 PyMethodDef osw_depthwise_methods[] = {
     {"depthwise", OSW_METHOD(depthwise), METH_FASTCALL,
      "depthwise(input, weight, bias, stride, padding) -> output"},
@@ -437,5 +443,7 @@ PyMethodDef osw_depthwise_methods[] = {
     {"depthwise_fits", OSW_METHOD(depthwise_fits), METH_FASTCALL,
      "Whether plain_depthwise takes these arguments."},
     {"depthwise_variants", depthwise_variants, METH_NOARGS, "Calls of every kernel, by name."},
+    {"depthwise_leads", depthwise_leads, METH_NOARGS,
+     "Whether convolutions go to the kernels on the tier in use."},
     {NULL, NULL, 0, NULL},
 };

@@ -81,7 +81,7 @@ def _kernel_backward(
 
 def depthwise_wins() -> bool:
     """True where the kernels have vectors as wide as the convolution library's."""
-    return _core.isa_current() in ("avx2", "avx512")
+    return _core.depthwise_leads()
 
 
 def is_depthwise(module: nn.Conv2d) -> bool:
