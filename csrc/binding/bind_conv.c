@@ -5,61 +5,16 @@
  * gradient of the weight lies in memory as the weight. Returns NotImplemented for everything that
  * is not the kernels': other memory formats, sizes or dtypes, what would be an error, calls that
  * torch's dispatcher has to see. conv_variants(): the kernels and how often each was called. */
-#include "binding/binding.h"
-#include "binding/profile.h"
-#include "binding/tensor_new.h"
-#include "binding/tensor_plain.h"
-#include "binding/variant_counts.h"
-#include "conv/holds.h"
-#include "core/isa.h"
-#include "core/parallel.h"
+#include "binding/call.h"
+#include "conv/run.h"
 
-#include <assert.h>
-
-/* MIN_COST: products for which the GIL is released, and which a thread has at least. */
-enum { MIN_COST = 1 << 17, DL_FLOAT = 2, ARGUMENTS = 7 };
+enum { DL_FLOAT = 2 };
 
 static const int64_t MOST_PRODUCTS = INT64_C(1) << 56;
 
 static uint64_t calls[OSW_CONV_COUNT];
 
-/* Shared by the threads; per part the sums of the weight lie weight_step apart, and those of the
- * bias behind each. */
-typedef struct osw_conv_work {
-    const osw_conv *conv;
-    osw_conv_fn *kernel;
-    int64_t output_parts;
-    char *weight, *bias;
-    int64_t step; /* bytes from one of conv->parts to the next */
-} osw_conv_work;
-
-static void run_parts(int64_t begin, int64_t end, void *context)
-{
-    const osw_conv_work *work = context;
-    for (int64_t i = begin; i < end; i++) {
-        osw_conv_part part = osw_conv_part_at(work->conv, work->output_parts, i);
-        const int64_t offset = i / work->output_parts * work->step;
-        part.weight = work->weight + offset;
-        part.bias = work->bias ? work->bias + offset : NULL;
-        assert(osw_conv_part_holds(work->conv, &part));
-        work->kernel(work->conv, &part);
-    }
-}
-
-/* An int, or a tuple or list of one or two, from `least` on. */
-static bool read_pair(PyObject *object, int64_t least, int64_t pair[2])
-{
-    PyObject *tuple = PyTuple_Check(object) || PyList_Check(object) ? PySequence_Tuple(object)
-                                                                    : PyTuple_Pack(1, object);
-    const Py_ssize_t count = tuple ? PyTuple_Size(tuple) : 0;
-    bool fits = count == 1 || count == 2;
-    for (Py_ssize_t i = 0; fits && i < 2; i++)
-        fits =
-            osw_exact_int(PyTuple_GetItem(tuple, count == 2 ? i : 0), least, INT32_MAX, &pair[i]);
-    Py_XDECREF(tuple);
-    PyErr_Clear();
-    return fits;
-}
+enum { GRAD_OUTPUT, INPUT, WEIGHT, GRAD_WEIGHT, GRAD_BIAS };
 
 /* An image whose channels are neighbours; steps of dimensions of one element are those of a dense
  * tensor. */
@@ -81,8 +36,9 @@ typedef struct osw_window {
 
 static bool read_window(PyObject *const *args, osw_window *window)
 {
-    return read_pair(args[0], 1, window->stride) && read_pair(args[1], 0, window->padding) &&
-           read_pair(args[2], 1, window->dilation);
+    return osw_exact_sides(args[0], 2, 1, window->stride) &&
+           osw_exact_sides(args[1], 2, 0, window->padding) &&
+           osw_exact_sides(args[2], 2, 1, window->dilation);
 }
 
 /* Rows (0) or columns (1) of the tensors. */
@@ -129,113 +85,70 @@ static bool is_weight(const osw_tensor *t, bool *channels_last)
     return fits;
 }
 
-static bool read_tensors(osw_conv *conv, PyObject *const *args, const osw_window *window,
-                         osw_tensor *weight, bool *channels_last)
+/* The sizes of a call, and where its tensors lie. */
+static bool describe(osw_conv_job *job, const osw_call *call, const osw_window *window)
 {
-    osw_tensor grad, input;
-    if (!osw_tensor_plain(args[0], &grad) || !osw_tensor_plain(args[1], &input) ||
-        !osw_tensor_plain(args[2], weight) || !osw_same_dtype(&grad, weight) ||
-        !osw_same_dtype(&input, weight) || !read_image(&grad, &conv->grad_output) ||
-        !read_image(&input, &conv->input) || !is_weight(weight, channels_last))
+    const osw_tensor *grad = &call->tensors[GRAD_OUTPUT], *input = &call->tensors[INPUT];
+    const osw_tensor *weight = &call->tensors[WEIGHT];
+    osw_conv *conv = &job->conv;
+    if (!osw_same_dtype(grad, weight) || !osw_same_dtype(input, weight) ||
+        !read_image(grad, &conv->grad_output) || !read_image(input, &conv->input) ||
+        !is_weight(weight, &job->channels_last))
         return false;
-    conv->batch = input.size[0];
-    conv->channels = input.size[1];
+    conv->batch = input->size[0];
+    conv->channels = input->size[1];
     conv->outputs = weight->size[0];
+    job->element_bytes = weight->itemsize;
     return weight->dtype.code == DL_FLOAT && weight->dtype.lanes == 1 &&
-           (weight->dtype.bits == 32 || weight->dtype.bits == 64) && grad.size[0] == conv->batch &&
-           grad.size[1] == conv->outputs && weight->size[1] == conv->channels &&
-           read_axis(&grad, &input, weight, window, 0, &conv->rows) &&
-           read_axis(&grad, &input, weight, window, 1, &conv->columns) && is_countable(conv);
+           (weight->dtype.bits == 32 || weight->dtype.bits == 64) && grad->size[0] == conv->batch &&
+           grad->size[1] == conv->outputs && weight->size[1] == conv->channels &&
+           read_axis(grad, input, weight, window, 0, &conv->rows) &&
+           read_axis(grad, input, weight, window, 1, &conv->columns) && is_countable(conv);
 }
 
-static void run(const osw_conv *conv, osw_conv_work *work)
+static int execute(osw_call *call, osw_conv_job *job, bool wants_bias)
 {
-    const int64_t pixels = conv->batch * conv->rows.out_size * conv->columns.out_size;
-    const int64_t cost = pixels * osw_conv_weights(conv), count = conv->parts * work->output_parts;
-    PyObject *range = osw_profile_begin("conv2d_backward");
-    PyThreadState *state = cost > MIN_COST ? PyEval_SaveThread() : NULL;
-    assert(osw_conv_holds(conv));
-    osw_parallel_for(count, MIN_COST / (cost / count + 1) + 1, run_parts, work);
-    if (state)
-        PyEval_RestoreThread(state);
-    osw_profile_end(range);
-}
-
-/* Into the gradients, by way of sums of their own unless the only ones lie as they do. */
-static int execute(osw_conv *conv, const osw_tensor *weight, bool channels_last,
-                   const osw_tensor *grad_weight, const osw_tensor *grad_bias)
-{
-    const bool is_double = weight->itemsize == sizeof(double);
-    const osw_conv_id id = is_double ? OSW_CONV_grad_weight_f64 : OSW_CONV_grad_weight_f32;
-    osw_conv_prepare(conv, weight->itemsize);
-    const bool taps_last = !channels_last && weight->size[2] * weight->size[3] > 1;
-    const bool direct = conv->parts == 1 && !conv->crossed && !taps_last;
-    const int64_t length = osw_conv_weights(conv) + conv->outputs;
-    osw_conv_work work = {.conv = conv,
-                          .kernel = osw_conv_table[id],
-                          .output_parts =
-                              osw_conv_output_parts(conv, weight->itemsize, osw_parallel_threads()),
-                          .weight = grad_weight->data,
-                          .bias = grad_bias->data,
-                          .step = length * weight->itemsize};
-    char *sums = direct ? NULL : PyMem_Malloc((size_t)(conv->parts * work.step));
-    if (!direct && !sums) {
-        PyErr_NoMemory();
+    const int64_t *size = call->tensors[WEIGHT].size;
+    if (osw_call_make(call, GRAD_WEIGHT, WEIGHT, OSW_SAME_DTYPE, 4, size, job->channels_last) !=
+            0 ||
+        (wants_bias && osw_call_make(call, GRAD_BIAS, WEIGHT, OSW_SAME_DTYPE, 1, size, false) != 0))
         return -1;
-    }
-    if (sums) {
-        work.weight = sums;
-        work.bias = grad_bias->data ? sums + osw_conv_weights(conv) * weight->itemsize : NULL;
-    }
+    job->grad_weight = call->tensors[GRAD_WEIGHT].data;
+    job->grad_bias = call->tensors[GRAD_BIAS].data;
+    const osw_conv_id id =
+        job->element_bytes == sizeof(double) ? OSW_CONV_grad_weight_f64 : OSW_CONV_grad_weight_f32;
+    const size_t bytes = osw_conv_plan(job);
+    char *sums = bytes ? osw_room(bytes) : NULL;
+    if (bytes && !sums)
+        return -1;
     calls[id]++;
-    run(conv, &work);
-    if (sums && is_double)
-        osw_conv_finish_f64(conv, (double *)(void *)sums, taps_last,
-                            (double *)(void *)grad_weight->data, (double *)(void *)grad_bias->data);
-    else if (sums)
-        osw_conv_finish_f32(conv, (float *)(void *)sums, taps_last,
-                            (float *)(void *)grad_weight->data, (float *)(void *)grad_bias->data);
+    job->kernel = osw_conv_table[id];
+    const osw_running running = osw_run_begin(call->name, job->products > OSW_GRAIN_PRODUCTS);
+    osw_conv_run(job, sums);
+    osw_run_end(running);
     PyMem_Free(sums);
     return 0;
 }
 
-static PyObject *plain_conv_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(plain_conv_backward)
 {
-    static const char name[] = "conv2d_backward";
-    (void)module;
-    osw_conv conv = {0};
+    osw_call call = {.name = "conv2d_backward", .plain = true};
+    osw_conv_job job = {.kernel = NULL};
     osw_window window;
-    osw_tensor weight, grad_weight, grad_bias = {.data = NULL};
-    bool channels_last;
-    if (nargs != ARGUMENTS || !osw_plain_eager(true) || !read_window(args + 3, &window) ||
-        !read_tensors(&conv, args, &window, &weight, &channels_last))
-        Py_RETURN_NOTIMPLEMENTED;
-    PyObject *result = NULL, *bias = NULL;
-    PyObject *made =
-        osw_tensor_new(args[2], OSW_SAME_DTYPE, name, 4, weight.size, channels_last, &grad_weight);
-    if (made && args[6] == Py_True)
-        bias = osw_tensor_new(args[2], OSW_SAME_DTYPE, name, 1, weight.size, false, &grad_bias);
-    if (made && (bias || args[6] != Py_True) &&
-        execute(&conv, &weight, channels_last, &grad_weight, &grad_bias) == 0)
-        result = PyTuple_Pack(2, made, bias ? bias : Py_None);
-    Py_XDECREF(made);
-    Py_XDECREF(bias);
-    return osw_or_declined(result);
+    const bool done = nargs == 7 && osw_plain_eager(true) && read_window(args + 3, &window) &&
+                      osw_call_tensors(&call, GRAD_OUTPUT, 3, args) == 0 &&
+                      describe(&job, &call, &window) &&
+                      execute(&call, &job, args[6] == Py_True) == 0;
+    return osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_WEIGHT, 2) : NULL);
 }
 
-#define NAME(operation, dtype) #operation "_" #dtype,
-
-static PyObject *conv_variants(PyObject *module, PyObject *unused)
-{
-    static const char *const names[] = {OSW_CONV_VARIANTS(NAME)};
-    (void)module, (void)unused;
-    return osw_variant_counts(OSW_CONV_COUNT, names, calls);
-}
+OSW_COUNTS(conv_variants, calls, OSW_CONV_VARIANTS(OSW_VARIANT_2))
 
 PyMethodDef osw_conv_methods[] = {
-    {"plain_conv_backward", OSW_METHOD(plain_conv_backward), METH_FASTCALL,
-     "plain_conv_backward(grad_output, input, weight, stride, padding, dilation, wants_bias) -> "
-     "gradients of weight and bias, or NotImplemented"},
-    {"conv_variants", conv_variants, METH_NOARGS, "Calls of every kernel, by name."},
+    OSW_ENTRY_LINE(
+        plain_conv_backward,
+        "plain_conv_backward(grad_output, input, weight, stride, padding, dilation, wants_bias) -> "
+        "gradients of weight and bias, or NotImplemented"),
+    OSW_COUNTS_LINE(conv_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -62,3 +62,18 @@ bool osw_exact_int(PyObject *object, int64_t low, int64_t high, int64_t *value)
     }
     return *value >= low && *value <= high;
 }
+
+bool osw_exact_sides(PyObject *object, int count, int64_t low, int64_t *sides)
+{
+    const bool is_tuple = PyTuple_Check(object), is_list = PyList_Check(object);
+    const Py_ssize_t length = is_tuple ? PyTuple_Size(object) : is_list ? PyList_Size(object) : 1;
+    bool fits = length == 1 || length == count;
+    for (int i = 0; fits && i < count; i++) {
+        const Py_ssize_t at = length == 1 ? 0 : i;
+        PyObject *side = is_tuple  ? PyTuple_GetItem(object, at)
+                         : is_list ? PyList_GetItem(object, at)
+                                   : object;
+        fits = osw_exact_int(side, low, INT32_MAX, &sides[i]);
+    }
+    return fits;
+}

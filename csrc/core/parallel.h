@@ -9,6 +9,9 @@
  * 1 us with 2 threads and 10 us with 64, and one thread moves 64 KiB in about 4 us. */
 #define OSW_GRAIN_BYTES 65536
 
+/* The same in multiplications, of what is bound by them. */
+#define OSW_GRAIN_PRODUCTS (1 << 17)
+
 /* body(begin, end, context) works on a part of the range. */
 typedef void osw_body(int64_t begin, int64_t end, void *context);
 
