@@ -36,9 +36,9 @@ typedef struct osw_window {
 
 static bool read_window(PyObject *const *args, osw_window *window)
 {
-    return osw_exact_sides(args[0], 2, 1, window->stride) &&
-           osw_exact_sides(args[1], 2, 0, window->padding) &&
-           osw_exact_sides(args[2], 2, 1, window->dilation);
+    return osw_exact_sides(args[0], 2, true, 1, window->stride) &&
+           osw_exact_sides(args[1], 2, true, 0, window->padding) &&
+           osw_exact_sides(args[2], 2, true, 1, window->dilation);
 }
 
 /* Rows (0) or columns (1) of the tensors. */

@@ -63,11 +63,11 @@ bool osw_exact_int(PyObject *object, int64_t low, int64_t high, int64_t *value)
     return *value >= low && *value <= high;
 }
 
-bool osw_exact_sides(PyObject *object, int count, int64_t low, int64_t *sides)
+bool osw_exact_sides(PyObject *object, int count, bool of_one, int64_t low, int64_t *sides)
 {
     const bool is_tuple = PyTuple_Check(object), is_list = PyList_Check(object);
     const Py_ssize_t length = is_tuple ? PyTuple_Size(object) : is_list ? PyList_Size(object) : 1;
-    bool fits = length == 1 || length == count;
+    bool fits = length == count || (length == 1 && (of_one || !(is_tuple || is_list)));
     for (int i = 0; fits && i < count; i++) {
         const Py_ssize_t at = length == 1 ? 0 : i;
         PyObject *side = is_tuple  ? PyTuple_GetItem(object, at)

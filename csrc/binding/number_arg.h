@@ -31,8 +31,8 @@ int osw_float_arg(PyObject *object, double *value);
  * without running any code of the caller's, for all else. */
 bool osw_exact_int(PyObject *object, int64_t low, int64_t high, int64_t *value);
 
-/* An exact int for each of `count` sides, or a tuple or list of one each or of one for all, each
- * within [low, 2^31); false as osw_exact_int. */
-bool osw_exact_sides(PyObject *object, int count, int64_t low, int64_t *sides);
+/* An exact int for all of `count` sides, or a tuple or list of one each or, with `of_one`, of one
+ * for all; each within [low, 2^31). False as osw_exact_int. */
+bool osw_exact_sides(PyObject *object, int count, bool of_one, int64_t low, int64_t *sides);
 
 #endif
