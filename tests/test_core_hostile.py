@@ -124,8 +124,8 @@ assert torch.equal(got, least)
 x, w = torch.randn(2, 2, 3), torch.randn(8, 3)
 image = torch.randn(1, 8, 6, 6).to(memory_format=torch.channels_last)
 for n in INTS:
-    attempt(f"sections {n}", lambda: _core.grouped_linear(x, w, None, (n, 8 - n), True))
-    attempt(f"sections {n}", lambda: _core.grouped_linear(x, w, None, (n, n), True))
+    attempt(f"sections {n}", lambda: _core.grouped_linear(x, w, None, (n, 8 - n)))
+    attempt(f"sections {n}", lambda: _core.grouped_linear(x, w, None, (n, n)))
     attempt(f"public {n}", lambda: F.grouped_linear(x, w, None, (n, n)))
     for stride, padding in ((n, 1), (1, n), (2, n), (n, n), ((1, 1), (n, 0)), ((1, 1), (0, n))):
         attempt(f"depthwise {n}", lambda: _core.depthwise(image, torch.randn(8, 1, 3, 3), None, stride, padding))
@@ -199,7 +199,7 @@ CALLS = {
     "depthwise_backward": lambda x: _core.depthwise_backward(
         g, x, torch.randn(8, 1, 3, 3), 1, 1, True, True, True),
     "linear": lambda x: _core.grouped_linear(
-        x.as_strided((6, 8, 6), (48, 6, 1)), torch.randn(8, 4, 6), None, None, True),
+        x.as_strided((6, 8, 6), (48, 6, 1)), torch.randn(8, 4, 6), None, None),
     "linear_backward": lambda x: _core.grouped_linear_backward(
         torch.randn(6, 8, 4), x.as_strided((6, 8, 6), (48, 6, 1)), torch.randn(8, 4, 6), None, True, True, True),
 }
@@ -342,7 +342,7 @@ for spoil in ("resize", "set"):
     call("last", lambda: _core.new_shuffled((fresh(*BIG),), 2, (64,), None, n(0)))
     for sections in each((2000, 2000)):
         call("sections", lambda: _core.grouped_linear(
-            fresh(500, 2, 500), fresh(4000, 500), None, sections, True))
+            fresh(500, 2, 500), fresh(4000, 500), None, sections))
     call("count", lambda: _core.draw_mask(torch.Generator(), 0.5, n(2**20), fresh(2**17, dtype=torch.uint8)))
     call("keep", lambda: _core.draw_mask(torch.Generator(), n(1), 2**20, fresh(2**17, dtype=torch.uint8)))
     call("scale", lambda: _core.apply_mask(
@@ -379,7 +379,7 @@ for odd in (Made(5), Made(7), [1] * 5, [1] * 7, (), (1,), None, 5, "12345", {1: 
     attempt("outputs", lambda: _core.shuffle_channels((x,), odd, 2))
     attempt("needed", lambda: _core.batch_norm_backward(
         True, 1e-5, None, odd, x, x, torch.ones(2, 8, dtype=torch.float64), None, None, False))
-    attempt("linear", lambda: _core.grouped_linear(torch.ones(2, 2, 3), torch.ones(8, 3), None, odd, True))
+    attempt("linear", lambda: _core.grouped_linear(torch.ones(2, 2, 3), torch.ones(8, 3), None, odd))
     attempt("plain", lambda: _core.plain_tensors(odd))
     attempt("depthwise", lambda: _core.depthwise(x, torch.ones(8, 1, 3, 3), None, odd, odd))
 attempt("three dimensions", lambda: _core.adaptive_max_pool_backward(

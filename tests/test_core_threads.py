@@ -79,7 +79,7 @@ def run():
             _core.batch_norm_backward(True, 1e-5, "relu", (True,) * 3, x, x, made[1], None, None, False)
             _core.new_shuffled((x,), 4, (32, 32), None, last)
         rows, weight = torch.randn(300, 2, 96, dtype=dtype), torch.randn(2, 80, 96, dtype=dtype)
-        y = _core.grouped_linear(rows, weight, None, None, True)
+        y = _core.grouped_linear(rows, weight, None, None)
         _core.grouped_linear_backward(y, rows, weight, None, True, True, True)
     for dtype in (torch.float32, torch.float64):
         x = torch.randn(2, 64, 48, 48, dtype=dtype).to(memory_format=torch.channels_last)

@@ -329,7 +329,7 @@ def test_the_extension_leaves_what_it_must_not_see() -> None:
         pass
 
     def taken(*arguments: Any) -> bool:
-        return _core.plain_grouped_linear(*arguments, None, True) is not NotImplemented
+        return _core.plain_grouped_linear(*arguments, None) is not NotImplemented
 
     assert taken(x, weight, bias) == (opswap.isa.current() not in ("scalar", "neon"))
     refused = [(x.as_subclass(Marked), weight, bias), (x.to("meta"), weight, bias), (x, weight.half(), bias)]

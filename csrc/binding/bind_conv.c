@@ -5,7 +5,7 @@
  * gradient of the weight lies in memory as the weight. Returns NotImplemented for everything that
  * is not the kernels': other memory formats, sizes or dtypes, what would be an error, calls that
  * torch's dispatcher has to see. conv_variants(): the kernels and how often each was called. */
-#include "binding/call.h"
+#include "binding/layer.h"
 #include "conv/run.h"
 
 enum { DL_FLOAT = 2 };
@@ -13,8 +13,6 @@ enum { DL_FLOAT = 2 };
 static const int64_t MOST_PRODUCTS = INT64_C(1) << 56;
 
 static uint64_t calls[OSW_CONV_COUNT];
-
-enum { GRAD_OUTPUT, INPUT, WEIGHT, GRAD_WEIGHT, GRAD_BIAS };
 
 /* An image whose channels are neighbours; steps of dimensions of one element are those of a dense
  * tensor. */
@@ -106,12 +104,10 @@ static bool describe(osw_conv_job *job, const osw_call *call, const osw_window *
            read_axis(grad, input, weight, window, 1, &conv->columns) && is_countable(conv);
 }
 
-static int execute(osw_call *call, osw_conv_job *job, bool wants_bias)
+static int execute(osw_call *call, osw_conv_job *job, PyObject *wants_bias)
 {
-    const int64_t *size = call->tensors[WEIGHT].size;
-    if (osw_call_make(call, GRAD_WEIGHT, WEIGHT, OSW_SAME_DTYPE, 4, size, job->channels_last) !=
-            0 ||
-        (wants_bias && osw_call_make(call, GRAD_BIAS, WEIGHT, OSW_SAME_DTYPE, 1, size, false) != 0))
+    PyObject *const wanted[] = {NULL, Py_True, wants_bias};
+    if (osw_layer_gradients(call, wanted, false, job->channels_last, 1) != 0)
         return -1;
     job->grad_weight = call->tensors[GRAD_WEIGHT].data;
     job->grad_bias = call->tensors[GRAD_BIAS].data;
@@ -137,9 +133,9 @@ OSW_ENTRY(plain_conv_backward)
     osw_window window;
     const bool done = nargs == 7 && osw_plain_eager(true) && read_window(args + 3, &window) &&
                       osw_call_tensors(&call, GRAD_OUTPUT, 3, args) == 0 &&
-                      describe(&job, &call, &window) &&
-                      execute(&call, &job, args[6] == Py_True) == 0;
-    return osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_WEIGHT, 2) : NULL);
+                      describe(&job, &call, &window) && execute(&call, &job, args[6]) == 0;
+    return osw_or_declined(
+        osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_WEIGHT, 2) : NULL));
 }
 
 OSW_COUNTS(conv_variants, calls, OSW_CONV_VARIANTS(OSW_VARIANT_2))

@@ -7,19 +7,13 @@
  * what would be an error, calls that its dispatcher watches, tiers and sizes on which it is as
  * fast; depthwise_fits says whether plain_depthwise would take its arguments.
  * depthwise_variants(): the kernels and how often each was called. */
-#include "binding/call.h"
+#include "binding/layer.h"
 #include "core/isa.h"
 #include "depthwise/run.h"
 
 enum { FEWEST_CHANNELS = 8 }; /* below, vectors are not filled */
 
 static uint64_t calls[OSW_DEPTHWISE_COUNT];
-
-/* Each direction reads three, one behind the other. */
-enum { GRAD_OUTPUT, INPUT, WEIGHT, BIAS, OUTPUT, GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS, ROLE_COUNT };
-
-static const char *const roles[] = {"grad_output", "input",      "weight",      "bias",
-                                    "output",      "grad_input", "grad_weight", "grad_bias"};
 
 /* An int, or a tuple or list of two, from `least` on. */
 static int read_pair(const osw_call *call, const char *what, PyObject *object, int64_t least,
@@ -161,15 +155,7 @@ static int execute_forward(osw_call *call, osw_depthwise_job *job)
 static int execute_backward(osw_call *call, osw_depthwise_job *job, PyObject *const *wanted)
 {
     const osw_tensor *t = call->tensors;
-    const bool last = t[WEIGHT].stride[1] == 1;
-    if (wanted[0] == Py_True &&
-        osw_call_make(call, GRAD_INPUT, INPUT, OSW_SAME_DTYPE, 4, t[INPUT].size, true) != 0)
-        return -1;
-    if (wanted[1] == Py_True &&
-        osw_call_make(call, GRAD_WEIGHT, INPUT, OSW_SAME_DTYPE, 4, t[WEIGHT].size, last) != 0)
-        return -1;
-    if (wanted[2] == Py_True &&
-        osw_call_make(call, GRAD_BIAS, INPUT, OSW_SAME_DTYPE, 1, t[WEIGHT].size, false) != 0)
+    if (osw_layer_gradients(call, wanted, true, t[WEIGHT].stride[1] == 1, 1) != 0)
         return -1;
     job->d.grad_input = t[GRAD_INPUT].data;
     job->grad_weight = t[GRAD_WEIGHT].data;
@@ -179,7 +165,7 @@ static int execute_backward(osw_call *call, osw_depthwise_job *job, PyObject *co
 
 static PyObject *forward(bool plain, PyObject *const *args, Py_ssize_t nargs)
 {
-    osw_call call = {.name = "depthwise", .roles = roles, .plain = plain};
+    osw_call call = {.name = "depthwise", .roles = osw_layer_roles, .plain = plain};
     osw_depthwise_job job = {.weight = NULL};
     const bool done = osw_expect(call.name, nargs, 5) && prepare(&call, &job, INPUT, args) == 0 &&
                       execute_forward(&call, &job) == 0;
@@ -188,7 +174,7 @@ static PyObject *forward(bool plain, PyObject *const *args, Py_ssize_t nargs)
 
 static PyObject *backward(bool plain, PyObject *const *args, Py_ssize_t nargs)
 {
-    osw_call call = {.name = "depthwise_backward", .roles = roles, .plain = plain};
+    osw_call call = {.name = "depthwise_backward", .roles = osw_layer_roles, .plain = plain};
     osw_depthwise_job job = {.weight = NULL};
     const bool done = osw_expect(call.name, nargs, 8) &&
                       prepare(&call, &job, GRAD_OUTPUT, args) == 0 &&
@@ -203,7 +189,7 @@ OSW_ENTRY(depthwise)
 
 OSW_ENTRY(plain_depthwise)
 {
-    return forward(true, args, nargs);
+    return osw_or_declined(forward(true, args, nargs));
 }
 
 OSW_ENTRY(depthwise_backward)
@@ -213,12 +199,12 @@ OSW_ENTRY(depthwise_backward)
 
 OSW_ENTRY(plain_depthwise_backward)
 {
-    return backward(true, args, nargs);
+    return osw_or_declined(backward(true, args, nargs));
 }
 
 OSW_ENTRY(depthwise_fits)
 {
-    osw_call call = {.name = "depthwise", .roles = roles, .plain = true};
+    osw_call call = {.name = "depthwise", .roles = osw_layer_roles, .plain = true};
     osw_depthwise_job job = {.weight = NULL};
     const bool fits = nargs == 5 && prepare(&call, &job, INPUT, args) == 0;
     PyErr_Clear();

@@ -5,10 +5,7 @@
  * three gradients, None for those that are not wanted. Both return NotImplemented for everything
  * that is not theirs: other memory formats, sizes or dtypes, what would be an error, calls that
  * torch's dispatcher has to see, tiers on which the convolution library has wider vectors. */
-#include "binding/binding.h"
-#include "binding/linear_run.h"
-#include "binding/tensor_new.h"
-#include "binding/tensor_plain.h"
+#include "binding/layer.h"
 #include "core/isa.h"
 
 enum { DL_FLOAT = 2 };
@@ -38,11 +35,6 @@ static bool is_weight(const osw_tensor *t)
            (t->dtype.bits == 32 || t->dtype.bits == 64) && osw_is_dense(t, 0);
 }
 
-static osw_linear_dtype dtype_of(const osw_tensor *weight)
-{
-    return weight->dtype.bits == 64 ? OSW_LINEAR_f64 : OSW_LINEAR_f32;
-}
-
 /* True if torch's output is in channels_last. The strides of a single pixel may belong to either
  * format, as those of an average over the image do; then the weight decides. */
 static bool gives_channels_last(const osw_tensor *input, const osw_tensor *weight)
@@ -51,16 +43,21 @@ static bool gives_channels_last(const osw_tensor *input, const osw_tensor *weigh
     return osw_suggests_channels_last(input) || (pixel && osw_suggests_channels_last(weight));
 }
 
-/* A call with this input; first: room for two numbers. */
-static bool describe(osw_linear *linear, int64_t *first, const osw_tensor *input,
-                     const osw_tensor *weight)
+/* Two or three tensors from the role `from` on, input and weight among them, described in the job;
+ * first: room for two numbers. */
+static bool prepare(osw_call *call, osw_linear_job *job, int64_t *first, int from, int count,
+                    PyObject *const *args)
 {
-    if (!is_weight(weight) || !osw_same_dtype(input, weight) ||
-        !gives_channels_last(input, weight) || !pixels(input, &linear->input, &linear->rows) ||
-        input->size[1] != weight->size[1])
+    const osw_tensor *input = &call->tensors[INPUT], *weight = &call->tensors[WEIGHT];
+    osw_linear *linear = &job->linear;
+    if (!osw_linear_leads(osw_isa_current()) || !osw_plain_eager(true) ||
+        osw_call_tensors(call, from, count, args) != 0 || !is_weight(weight) ||
+        !osw_same_dtype(input, weight) || !gives_channels_last(input, weight) ||
+        !pixels(input, &linear->input, &linear->rows) || input->size[1] != weight->size[1])
         return false;
     first[0] = 0;
     first[1] = weight->size[0];
+    job->dtype = weight->dtype.bits == 64 ? OSW_F64 : OSW_F32;
     linear->first = first;
     linear->groups = 1;
     linear->in_features = weight->size[1];
@@ -68,100 +65,68 @@ static bool describe(osw_linear *linear, int64_t *first, const osw_tensor *input
     return true;
 }
 
-/* A new tensor in channels_last with the sizes of `like`, but for its channels. */
-static PyObject *new_image(PyObject *object, const osw_tensor *like, int64_t channels,
-                           osw_linear_rows *rows)
+static bool is_bias(const osw_tensor *t, const osw_tensor *weight)
 {
-    const int64_t size[4] = {like->size[0], channels, like->size[2], like->size[3]};
-    osw_tensor made;
-    PyObject *tensor =
-        osw_tensor_new(object, OSW_SAME_DTYPE, "pointwise_conv2d", 4, size, true, &made);
-    if (tensor)
-        *rows = (osw_linear_rows){made.data, channels, 0};
-    return tensor;
+    return osw_same_dtype(t, weight) && t->ndim == 1 && t->size[0] == weight->size[0] &&
+           (t->stride[0] == 1 || t->size[0] <= 1);
 }
 
-static bool is_ours(Py_ssize_t nargs, Py_ssize_t expected)
+static int execute_forward(osw_call *call, osw_linear *linear)
 {
-    return nargs == expected && osw_linear_leads(osw_isa_current()) && osw_plain_eager(true);
+    const osw_tensor *t = call->tensors;
+    const int64_t size[] = {t[INPUT].size[0], t[WEIGHT].size[0], t[INPUT].size[2],
+                            t[INPUT].size[3]};
+    if (call->objects[BIAS] && !is_bias(&t[BIAS], &t[WEIGHT]))
+        return -1;
+    if (osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, true) != 0)
+        return -1;
+    linear->bias = t[BIAS].data;
+    linear->output = (osw_linear_rows){t[OUTPUT].data, size[1], 0};
+    return 0;
 }
 
-static PyObject *plain_pointwise(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(plain_pointwise)
 {
-    (void)module;
-    osw_tensor input, weight, bias = {.data = NULL};
-    osw_linear linear = {0};
+    osw_call call = {.name = "pointwise_conv2d", .plain = true};
+    osw_linear_job job = {.count = 0};
     int64_t first[2];
-    if (!is_ours(nargs, 3) || !osw_tensor_plain(args[0], &input) ||
-        !osw_tensor_plain(args[1], &weight) || !describe(&linear, first, &input, &weight))
-        Py_RETURN_NOTIMPLEMENTED;
-    if (args[2] != Py_None) {
-        if (!osw_tensor_plain(args[2], &bias) || !osw_same_dtype(&bias, &weight) ||
-            bias.ndim != 1 || bias.size[0] != first[1] || (bias.stride[0] != 1 && first[1] > 1))
-            Py_RETURN_NOTIMPLEMENTED;
-        linear.bias = bias.data;
-    }
-    PyObject *output = new_image(args[0], &input, first[1], &linear.output);
-    if (output && osw_linear_run("pointwise_conv2d", &linear, dtype_of(&weight)) != 0)
-        Py_CLEAR(output);
-    return osw_or_declined(output);
+    const bool done =
+        nargs == 3 && prepare(&call, &job, first, INPUT, args[2] == Py_None ? 2 : 3, args) &&
+        execute_forward(&call, &job.linear) == 0 && osw_layer_run_linear(call.name, &job) == 0;
+    return osw_or_declined(osw_call_end(&call, done ? osw_call_made(&call, OUTPUT) : NULL));
 }
 
-static PyObject *none(void)
+static int execute_backward(osw_call *call, osw_linear *linear, PyObject *const *wanted)
 {
-    Py_INCREF(Py_None);
-    return Py_None;
+    const osw_tensor *t = call->tensors, *grad = &t[GRAD_OUTPUT], *input = &t[INPUT];
+    int64_t rows;
+    if (!osw_same_dtype(grad, input) || !pixels(grad, &linear->grad_output, &rows) ||
+        rows != linear->rows || grad->size[0] != input->size[0] ||
+        grad->size[2] != input->size[2] || grad->size[1] != linear->first[1] ||
+        osw_layer_gradients(call, wanted, true, osw_suggests_channels_last(&t[WEIGHT]), 1) != 0)
+        return -1;
+    linear->grad_input = (osw_linear_rows){t[GRAD_INPUT].data, input->size[1], 0};
+    linear->grad_weight = t[GRAD_WEIGHT].data;
+    linear->grad_bias = t[GRAD_BIAS].data;
+    return 0;
 }
 
-/* New gradients where they are wanted, None elsewhere; false with an exception. */
-static bool make_gradients(osw_linear *linear, PyObject *const *args, const osw_tensor *input,
-                           const osw_tensor *weight, PyObject **made)
+OSW_ENTRY(plain_pointwise_backward)
 {
-    static const char name[] = "pointwise_conv2d";
-    osw_tensor t;
-    made[0] = args[3] == Py_True ? new_image(args[1], input, input->size[1], &linear->grad_input)
-                                 : none();
-    if (!made[0])
-        return false;
-    made[1] = args[4] == Py_True ? osw_tensor_new(args[2], OSW_SAME_DTYPE, name, 4, weight->size,
-                                                  osw_suggests_channels_last(weight), &t)
-                                 : none();
-    if (!made[1])
-        return false;
-    linear->grad_weight = args[4] == Py_True ? t.data : NULL;
-    made[2] = args[5] == Py_True
-                  ? osw_tensor_new(args[2], OSW_SAME_DTYPE, name, 1, weight->size, false, &t)
-                  : none();
-    linear->grad_bias = args[5] == Py_True && made[2] ? t.data : NULL;
-    return made[2] != NULL;
-}
-
-static PyObject *plain_pointwise_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
-{
-    (void)module;
-    osw_tensor grad, input, weight;
-    osw_linear linear = {0};
-    int64_t first[2], rows;
-    if (!is_ours(nargs, 6) || !osw_tensor_plain(args[0], &grad) ||
-        !osw_tensor_plain(args[1], &input) || !osw_tensor_plain(args[2], &weight) ||
-        !describe(&linear, first, &input, &weight) || !osw_same_dtype(&grad, &weight) ||
-        !pixels(&grad, &linear.grad_output, &rows) || rows != linear.rows ||
-        grad.size[0] != input.size[0] || grad.size[2] != input.size[2] || grad.size[1] != first[1])
-        Py_RETURN_NOTIMPLEMENTED;
-    PyObject *made[3] = {NULL}, *result = NULL;
-    if (make_gradients(&linear, args, &input, &weight, made) &&
-        osw_linear_run("pointwise_conv2d_backward", &linear, dtype_of(&weight)) == 0)
-        result = PyTuple_Pack(3, made[0], made[1], made[2]);
-    for (int i = 0; i < 3; i++)
-        Py_XDECREF(made[i]);
-    return osw_or_declined(result);
+    osw_call call = {.name = "pointwise_conv2d", .plain = true};
+    osw_linear_job job = {.count = 0};
+    int64_t first[2];
+    const bool done = nargs == 6 && prepare(&call, &job, first, GRAD_OUTPUT, 3, args) &&
+                      execute_backward(&call, &job.linear, args + 3) == 0 &&
+                      osw_layer_run_linear("pointwise_conv2d_backward", &job) == 0;
+    return osw_or_declined(osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_INPUT, 3) : NULL));
 }
 
 PyMethodDef osw_pointwise_methods[] = {
-    {"plain_pointwise", OSW_METHOD(plain_pointwise), METH_FASTCALL,
-     "plain_pointwise(input, weight, bias) -> output, or NotImplemented"},
-    {"plain_pointwise_backward", OSW_METHOD(plain_pointwise_backward), METH_FASTCALL,
-     "plain_pointwise_backward(grad_output, input, weight, want_input, want_weight, want_bias) -> "
-     "gradients, or NotImplemented"},
+    OSW_ENTRY_LINE(plain_pointwise,
+                   "plain_pointwise(input, weight, bias) -> output, or NotImplemented"),
+    OSW_ENTRY_LINE(plain_pointwise_backward,
+                   "plain_pointwise_backward(grad_output, input, weight, want_input, want_weight, "
+                   "want_bias) -> gradients, or NotImplemented"),
     {NULL, NULL, 0, NULL},
 };

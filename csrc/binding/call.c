@@ -86,9 +86,9 @@ PyObject *osw_call_end(osw_call *call, PyObject *result)
 {
     for (int i = 0; i < OSW_MAX_ROLES; i++)
         Py_XDECREF(call->made[i]);
-    if (result || (!call->plain && PyErr_Occurred()))
+    if (result || PyErr_Occurred())
         return result;
-    return osw_or_declined(NULL);
+    Py_RETURN_NOTIMPLEMENTED;
 }
 
 void *osw_room(size_t bytes)

@@ -71,8 +71,7 @@ PyObject *osw_call_made(const osw_call *call, int role);
 /* A new tuple of what was made at `count` roles from `first` on, None for what was not. */
 PyObject *osw_call_tuple(const osw_call *call, int first, int count);
 
-/* Drop what was made. Returns `result`, but NotImplemented for NULL without an exception and, of
- * plain calls, in place of every exception but that of missing memory. */
+/* Drop what was made. Returns `result`, but NotImplemented for NULL without an exception. */
 PyObject *osw_call_end(osw_call *call, PyObject *result);
 
 /* Memory until PyMem_Free, at least one byte; NULL with MemoryError. */

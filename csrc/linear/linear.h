@@ -61,7 +61,7 @@ typedef struct osw_linear_block {
 typedef void osw_linear_fn(const osw_linear *linear, const osw_linear_block *block);
 
 /* The list of variants. X(operation, dtype) makes the numbers, the table and the list that tests
- * walk; every operation has the dtypes in the order of osw_linear_dtype. */
+ * walk; every operation has the dtypes in the order of osw_dtype. */
 #define OSW_LINEAR_DTYPES(X, operation)                                                            \
     X(operation, f32)                                                                              \
     X(operation, f64)                                                                              \
@@ -74,9 +74,6 @@ typedef void osw_linear_fn(const osw_linear *linear, const osw_linear_block *blo
 
 #define OSW_LINEAR_ID(operation, dtype) OSW_LINEAR_##operation##_##dtype,
 typedef enum osw_linear_id { OSW_LINEAR_VARIANTS(OSW_LINEAR_ID) OSW_LINEAR_COUNT } osw_linear_id;
-
-#define OSW_LINEAR_DTYPE(operation, dtype) OSW_LINEAR_##dtype,
-typedef enum osw_linear_dtype { OSW_LINEAR_DTYPES(OSW_LINEAR_DTYPE, ) } osw_linear_dtype;
 
 /* Kernels in use, by osw_linear_id; filled by osw_linear_select. */
 extern osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];

@@ -85,17 +85,15 @@ def depthwise_fits(input: Any, weight: Any, bias: Any, stride: Any, padding: Any
 def depthwise_variants() -> dict[str, int]: ...
 def describe_shuffle(tensors: Any, groups: Any, sections: Any, inverse: Any, /) -> Any: ...
 def draw_mask(generator: Generator, keep: float, count: int, mask: Tensor, /) -> None: ...
-def grouped_linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None, sections: Ints | None, output: Tensor | bool, /
-) -> Any: ...
+def grouped_linear(input: Tensor, weight: Tensor, bias: Tensor | None, sections: Ints | None, /) -> Any: ...
 def grouped_linear_backward(
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,
     sections: Ints | None,
-    grad_input: Tensor | bool | None,
-    grad_weight: Tensor | bool | None,
-    grad_bias: Tensor | bool | None,
+    wants_input: bool,
+    wants_weight: bool,
+    wants_bias: bool,
     /,
 ) -> Any: ...
 def isa_available() -> tuple[str, ...]: ...
@@ -188,15 +186,15 @@ def plain_depthwise_backward(
     /,
 ) -> Any: ...
 def plain_eager() -> bool: ...
-def plain_grouped_linear(input: Any, weight: Any, bias: Any, sections: Any, output: Any, /) -> Any: ...
+def plain_grouped_linear(input: Any, weight: Any, bias: Any, sections: Any, /) -> Any: ...
 def plain_grouped_linear_backward(
     grad_output: Any,
     input: Any,
     weight: Any,
     sections: Any,
-    grad_input: Any,
-    grad_weight: Any,
-    grad_bias: Any,
+    wants_input: Any,
+    wants_weight: Any,
+    wants_bias: Any,
     /,
 ) -> Any: ...
 def plain_max_pool(

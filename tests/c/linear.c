@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Grouped linear maps: sums, which are exact of whole numbers in any order. */
 #include "linear/linear.h"
+#include "core/dtype.h"
 #include "driver.h"
 #include "linear/holds.h"
 
@@ -10,10 +11,10 @@
 enum { MOST_GROUPS = 4 };
 
 static const driver_type types[] = {
-    [OSW_LINEAR_f32] = DRIVER_F32,
-    [OSW_LINEAR_f64] = DRIVER_F64,
-    [OSW_LINEAR_bf16] = DRIVER_BF16,
-    [OSW_LINEAR_f16] = DRIVER_F16,
+    [OSW_F32] = DRIVER_F32,
+    [OSW_F64] = DRIVER_F64,
+    [OSW_BF16] = DRIVER_BF16,
+    [OSW_F16] = DRIVER_F16,
 };
 
 typedef struct job {
@@ -153,7 +154,7 @@ static void check(driver *d)
 {
 #define X(operation, dtype)                                                                        \
     check_variant(d, #operation "_" #dtype, OSW_LINEAR_##operation##_##dtype,                      \
-                  types[OSW_LINEAR_##dtype]);
+                  types[OSW_LINEAR_##operation##_##dtype % OSW_DTYPE_COUNT]);
     OSW_LINEAR_VARIANTS(X)
 #undef X
 }

@@ -131,10 +131,10 @@ def kernel(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 def _run(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    output = _core.grouped_linear(input, weight, bias, sections, True)
+    output = _core.grouped_linear(input, weight, bias, sections)
     if output is NotImplemented:
         bias = None if bias is None else bias.contiguous()
-        output = _core.grouped_linear(input.contiguous(), weight.contiguous(), bias, sections, True)
+        output = _core.grouped_linear(input.contiguous(), weight.contiguous(), bias, sections)
     return output
 
 
@@ -155,9 +155,8 @@ def kernel_backward(
 
 
 def _run_backward(sections: Sections, mask: Sequence[bool], *tensors: Tensor) -> tuple[Tensor | None, ...]:
-    make = [wanted or None for wanted in mask]
-    gradients = _core.grouped_linear_backward(*tensors, sections, *make)
+    gradients = _core.grouped_linear_backward(*tensors, sections, *mask)
     if gradients is NotImplemented:
         dense = [t.contiguous() for t in tensors]
-        gradients = _core.grouped_linear_backward(*dense, sections, *make)
+        gradients = _core.grouped_linear_backward(*dense, sections, *mask)
     return gradients

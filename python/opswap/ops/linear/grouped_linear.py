@@ -191,7 +191,7 @@ class GroupedLinear(Function):
 
     @staticmethod
     def forward(ctx: Any, sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        output = _core.plain_grouped_linear(input, weight, bias, sections, True)
+        output = _core.plain_grouped_linear(input, weight, bias, sections)
         if output is NotImplemented:
             raise DeclinedError
         ctx.sections = sections
@@ -202,9 +202,8 @@ class GroupedLinear(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         if not _grad_enabled() and not reference_forced():
             _, *wanted = ctx.needs_input_grad
-            make = [w or None for w in wanted]
             gradients = _core.plain_grouped_linear_backward(
-                grad_output, *ctx.saved_tensors, ctx.sections, *make
+                grad_output, *ctx.saved_tensors, ctx.sections, *wanted
             )
             if gradients is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
@@ -307,7 +306,7 @@ def grouped_linear(
                 hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls
                 output = NotImplemented if hidden else _apply_plain(sections, input, weight, bias)
             else:
-                output = _core.plain_grouped_linear(input, weight, bias, sections, True)
+                output = _core.plain_grouped_linear(input, weight, bias, sections)
             if output is not NotImplemented:
                 count_kernel(NAME)
                 return output

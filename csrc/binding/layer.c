@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT */
+#include "binding/layer.h"
+
+const char *const osw_layer_roles[] = {"grad_output", "input",      "weight",      "bias",
+                                       "output",      "grad_input", "grad_weight", "grad_bias"};
+
+int osw_layer_gradients(osw_call *call, PyObject *const *wanted, bool input_last, bool weight_last,
+                        int bias_ndim)
+{
+    const osw_tensor *x = &call->tensors[INPUT], *w = &call->tensors[WEIGHT];
+    if (wanted[0] == Py_True &&
+        osw_call_make(call, GRAD_INPUT, INPUT, OSW_SAME_DTYPE, x->ndim, x->size, input_last) != 0)
+        return -1;
+    if (wanted[1] == Py_True &&
+        osw_call_make(call, GRAD_WEIGHT, INPUT, OSW_SAME_DTYPE, w->ndim, w->size, weight_last) != 0)
+        return -1;
+    return wanted[2] == Py_True
+               ? osw_call_make(call, GRAD_BIAS, INPUT, OSW_SAME_DTYPE, bias_ndim, w->size, false)
+               : 0;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/* Calls of layers with a weight. */
+#ifndef OSW_BINDING_LAYER_H
+#define OSW_BINDING_LAYER_H
+
+#include "binding/call.h"
+#include "linear/run.h"
+
+/* Each direction reads three tensors, one behind the other. */
+typedef enum osw_layer_role {
+    GRAD_OUTPUT,
+    INPUT,
+    WEIGHT,
+    BIAS,
+    OUTPUT,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    GRAD_BIAS,
+    ROLE_COUNT
+} osw_layer_role;
+
+extern const char *const osw_layer_roles[];
+
+/* Make those of the three gradients whose `wanted` is True: that of the input and that of the
+ * weight with their sizes, in channels_last if said, and that of the bias with the first
+ * `bias_ndim` sizes of the weight. */
+int osw_layer_gradients(osw_call *call, PyObject *const *wanted, bool input_last, bool weight_last,
+                        int bias_ndim);
+
+/* Run a linear map, whose kernels are counted in linear_variants(). */
+int osw_layer_run_linear(const char *name, osw_linear_job *job);
+
+#endif
