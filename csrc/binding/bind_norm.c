@@ -1,43 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /* batch_norm and batch_norm_backward: a whole call each, outputs included. NotImplemented means
  * that nothing was done, and that the caller has to go another way. */
-#include "binding/binding.h"
+#include "binding/activation_arg.h"
 #include "binding/norm_call.h"
-#include "binding/profile.h"
-#include "binding/tensor_new.h"
-#include "binding/tensor_plain.h"
-#include "binding/variant_counts.h"
-#include "core/parallel.h"
 
 static uint64_t calls[OSW_NORM_COUNT];
-
-/* running += momentum * (batch - running) for the mean and the unbiased variance; both vectors of
- * `memory` are free. */
-static void update_running(const osw_norm_call *call, double *memory)
-{
-    const osw_norm_job *job = &call->job;
-    const int64_t channels = job->norm.channels;
-    const double count = (double)(job->norm.images * job->norm.positions), m = call->momentum;
-    if (!call->moves || !call->given[RUNNING_MEAN])
-        return;
-    double *mean = osw_norm_read(call, RUNNING_MEAN, memory);
-    double *var = osw_norm_read(call, RUNNING_VAR, memory + channels);
-    for (int64_t c = 0; c < channels; c++) {
-        mean[c] = (1 - m) * mean[c] + m * job->mean[c];
-        var[c] = (1 - m) * var[c] + m * (job->var[c] * count / (count - 1));
-    }
-    osw_norm_write(call, RUNNING_MEAN, mean);
-    osw_norm_write(call, RUNNING_VAR, var);
-}
 
 enum { VECTORS = 6 }; /* mean, var, weight, bias, grad_weight, grad_bias */
 
 /* Give the job its vectors, from `memory` or from the statistics. */
-static void place_vectors(osw_norm_call *call, bool backward, double *memory)
+static void place_vectors(const osw_call *call, osw_norm_job *job, bool backward, double *memory)
 {
-    osw_norm_job *job = &call->job;
     const int64_t channels = job->norm.channels;
-    const bool given = call->given[STATISTICS];
+    const bool given = call->objects[STATISTICS];
     job->mean = given ? (double *)call->tensors[STATISTICS].data : memory;
     job->var = given ? job->mean + channels : memory + channels;
     if (!backward && !job->training) {
@@ -46,14 +21,30 @@ static void place_vectors(osw_norm_call *call, bool backward, double *memory)
     }
     job->weight = osw_norm_read(call, WEIGHT, memory + 2 * channels);
     job->bias = osw_norm_read(call, BIAS, memory + 3 * channels);
-    if (call->given[GRAD_WEIGHT] || call->given[GRAD_BIAS]) {
+    if (call->objects[GRAD_WEIGHT] || call->objects[GRAD_BIAS]) {
         job->grad_weight = memory + 4 * channels;
         job->grad_bias = memory + 5 * channels;
     }
 }
 
+/* What is written channel by channel; `memory` is free but for mean and var. */
+static void write_vectors(const osw_call *call, const osw_norm_job *job, bool backward,
+                          double *memory)
+{
+    if (backward) {
+        osw_norm_write(call, GRAD_WEIGHT, job->grad_weight);
+        osw_norm_write(call, GRAD_BIAS, job->grad_bias);
+    } else if (job->training && job->moves && call->objects[RUNNING_MEAN]) {
+        double *mean = osw_norm_read(call, RUNNING_MEAN, memory + 2 * job->norm.channels);
+        double *var = osw_norm_read(call, RUNNING_VAR, memory + 3 * job->norm.channels);
+        osw_norm_move(job, mean, var);
+        osw_norm_write(call, RUNNING_MEAN, mean);
+        osw_norm_write(call, RUNNING_VAR, var);
+    }
+}
+
 /* The sums over no values. */
-static int write_zeros(const osw_norm_call *call)
+static int write_zeros(const osw_call *call)
 {
     double *zeros = PyMem_Calloc((size_t)call->tensors[INPUT].size[1] + 1, sizeof *zeros);
     if (!zeros) {
@@ -63,58 +54,54 @@ static int write_zeros(const osw_norm_call *call)
     osw_norm_write(call, GRAD_WEIGHT, zeros);
     osw_norm_write(call, GRAD_BIAS, zeros);
     PyMem_Free(zeros);
-    return 1;
+    return 0;
 }
 
-/* 1 when done, 0 where the memory of a tensor fits no form of csrc/norm, -1 with an exception. */
-static int run(osw_norm_call *call, bool backward)
+static int run(const osw_call *call, osw_norm_job *job, bool backward)
 {
-    osw_norm_job *job = &call->job;
     const osw_tensor *x = &call->tensors[INPUT];
+    if (osw_call_unchanged(call) != 0)
+        return -1;
     if (x->numel == 0)
         return write_zeros(call);
-    if (!osw_norm_choose_form(call))
-        return 0;
-    const int64_t scratch = osw_norm_prepare(job), vectors = VECTORS * job->norm.channels;
-    double *memory = PyMem_Malloc((size_t)(scratch + vectors) * sizeof *memory);
-    if (!memory) {
-        PyErr_NoMemory();
+    if (!osw_norm_choose_form(call, job))
         return -1;
-    }
-    place_vectors(call, backward, memory);
+    const int64_t scratch = osw_norm_prepare(job), vectors = VECTORS * job->norm.channels;
+    double *memory = osw_room((size_t)(scratch + vectors) * sizeof *memory);
+    if (!memory)
+        return -1;
+    place_vectors(call, job, backward, memory);
     osw_norm_choose(job, backward, calls);
-    PyObject *range = osw_profile_begin(call->name);
-    PyThreadState *state = x->numel * x->itemsize > OSW_GRAIN_BYTES ? PyEval_SaveThread() : NULL;
+    const osw_running running = osw_run_begin(call->name, x->numel * x->itemsize > OSW_GRAIN_BYTES);
     (backward ? osw_norm_backward : osw_norm_forward)(job, memory + vectors);
-    if (state)
-        PyEval_RestoreThread(state);
-    osw_profile_end(range);
-    if (backward) {
-        osw_norm_write(call, GRAD_WEIGHT, job->grad_weight);
-        osw_norm_write(call, GRAD_BIAS, job->grad_bias);
-    } else if (job->training) {
-        update_running(call, memory + 2 * job->norm.channels);
-    }
+    osw_run_end(running);
+    write_vectors(call, job, backward, memory);
     PyMem_Free(memory);
-    return 1;
+    return 0;
 }
 
-/* Parse tensors; those from `optional` on may be None. 1 when done, -1 with an exception; with
- * `plain`, 0 for what is not osw_tensor_plain. */
-static int parse_tensors(osw_norm_call *call, PyObject *const *args, const osw_norm_role *roles,
-                         int count, int optional, bool plain)
+/* training, a bool; eps; activation, a name or None. */
+static int read_options(const osw_call *call, osw_norm_job *job, PyObject *training, PyObject *eps,
+                        PyObject *activation)
 {
-    for (int i = 0; i < count; i++) {
-        osw_tensor *t = &call->tensors[roles[i]];
-        if (i >= optional && args[i] == Py_None)
-            continue;
-        if (plain && !osw_tensor_plain(args[i], t))
-            return 0;
-        if (!plain && osw_tensor_arg(args[i], call->name, t) != 0)
-            return -1;
-        call->given[roles[i]] = true;
+    if (!PyBool_Check(training)) {
+        PyErr_Format(PyExc_TypeError, "%s: training must be bool, got %R", call->name, training);
+        return -1;
     }
-    return 1;
+    if (osw_activation_arg(activation, call->name, &job->norm.activation) != 0)
+        return -1;
+    job->training = training == Py_True;
+    return osw_float_arg(eps, &job->eps);
+}
+
+/* Tensors by their roles; those from `optional` on may be None. */
+static int parse_tensors(osw_call *call, PyObject *const *args, const osw_norm_role *roles,
+                         int count, int optional)
+{
+    for (int i = 0; i < count; i++)
+        if ((i < optional || args[i] != Py_None) && osw_call_tensor(call, roles[i], args[i]) != 0)
+            return -1;
+    return 0;
 }
 
 static bool requires_grad(PyObject *tensor)
@@ -126,24 +113,12 @@ static bool requires_grad(PyObject *tensor)
     return yes;
 }
 
-/* A new dense tensor like the one at `role`, which `made` becomes in the call. */
-static PyObject *new_like(osw_norm_call *call, osw_norm_role role, PyObject *object,
-                          osw_norm_role made)
+/* A new dense tensor like the one at `role`. */
+static int make_like(osw_call *call, int role, int made)
 {
     const osw_tensor *t = &call->tensors[role];
     const bool channels_last = role == INPUT && osw_suggests_channels_last(t);
-    call->given[made] = true;
-    return osw_tensor_new(object, OSW_SAME_DTYPE, call->name, t->ndim, t->size, channels_last,
-                          &call->tensors[made]);
-}
-
-/* A new (2, C) float64 tensor. */
-static PyObject *new_statistics(osw_norm_call *call, PyObject *like)
-{
-    const int64_t size[2] = {2, call->tensors[INPUT].size[1]};
-    call->given[STATISTICS] = true;
-    return osw_tensor_new(like, OSW_FLOAT64, call->name, 2, size, false,
-                          &call->tensors[STATISTICS]);
+    return osw_call_make(call, made, role, OSW_SAME_DTYPE, t->ndim, t->size, channels_last);
 }
 
 /* What a forward returns. */
@@ -157,68 +132,49 @@ typedef enum osw_result {
 enum { F_TRAINING, F_MOMENTUM, F_EPS, F_ACTIVATION, F_TENSORS };
 enum { F_INPUT = F_TENSORS, F_MEAN, F_VAR, F_WEIGHT, F_BIAS, F_RESULT, F_GRAPH, F_COUNT };
 
-/* Options, tensors and their checks: 1, 0 for what is not plain, -1 with an exception. */
-static int parse_forward(osw_norm_call *call, PyObject *const *args, osw_result result)
+/* Options, tensors and their checks. */
+static int parse_forward(osw_call *call, osw_norm_job *job, PyObject *const *args,
+                         osw_result result)
 {
     static const osw_norm_role roles[] = {INPUT, RUNNING_MEAN, RUNNING_VAR, WEIGHT, BIAS};
-    const int count = sizeof roles / sizeof roles[0];
-    if (osw_norm_options(call, args[F_TRAINING], args[F_EPS], args[F_ACTIVATION]) != 0)
+    if (read_options(call, job, args[F_TRAINING], args[F_EPS], args[F_ACTIVATION]) != 0)
         return -1;
-    call->moves = result != TRACED || args[F_MOMENTUM] != Py_None;
-    if (call->moves && osw_float_arg(args[F_MOMENTUM], &call->momentum) != 0)
+    job->moves = result != TRACED || args[F_MOMENTUM] != Py_None;
+    if (job->moves && osw_float_arg(args[F_MOMENTUM], &job->momentum) != 0)
         return -1;
-    const int plain = parse_tensors(call, args + F_TENSORS, roles, count, 1, result != TRACED);
-    if (plain != 1)
-        return plain;
-    if (osw_norm_check(call) != 0 || osw_norm_check_statistics(call) != 0)
+    call->plain = result != TRACED;
+    if (parse_tensors(call, args + F_TENSORS, roles, 5, 1) != 0 || osw_norm_check(call, job) != 0 ||
+        osw_norm_check_statistics(call, job) != 0)
         return -1;
     if (requires_grad(args[F_MEAN]) || requires_grad(args[F_VAR]))
         return osw_norm_fail(call, RUNNING_MEAN, "and running_var must not require gradients", 1);
-    return 1;
+    return 0;
 }
 
-static PyObject *make_results(osw_norm_call *call, PyObject *const *args, osw_result result)
+static int make_results(osw_call *call, osw_result result)
 {
-    PyObject *output = args[F_INPUT];
+    const int64_t size[2] = {2, call->tensors[INPUT].size[1]};
     if (result == OVER) {
-        Py_INCREF(output);
+        call->objects[OUTPUT] = call->objects[INPUT];
         call->tensors[OUTPUT] = call->tensors[INPUT];
-        call->given[OUTPUT] = true;
-        if (osw_no_overlap(&call->tensors[OUTPUT]))
-            return output;
-        Py_DECREF(output);
-        Py_RETURN_NOTIMPLEMENTED;
+        return osw_no_overlap(&call->tensors[OUTPUT]) ? 0 : -1;
     }
-    output = new_like(call, INPUT, output, OUTPUT);
-    if (!output || result == FRESH)
-        return output;
-    PyObject *statistics = new_statistics(call, args[F_INPUT]);
-    PyObject *both = statistics ? PyTuple_Pack(2, output, statistics) : NULL;
-    Py_XDECREF(statistics);
-    Py_DECREF(output);
-    return both;
+    if (make_like(call, INPUT, OUTPUT) != 0 || result == FRESH)
+        return call->made[OUTPUT] ? 0 : -1;
+    return osw_call_make(call, STATISTICS, INPUT, OSW_FLOAT64, 2, size, false);
 }
 
-/* `results` where the run is done, else what stands for it. */
-static PyObject *run_into(osw_norm_call *call, bool backward, PyObject *results)
+static PyObject *results_of(const osw_call *call, osw_result result)
 {
-    if (!results || results == Py_NotImplemented)
-        return results;
-    const int done = osw_tensors_unchanged(call->name, call->tensors, ROLE_COUNT) == 0
-                         ? run(call, backward)
-                         : -1;
-    if (done == 1)
-        return results;
-    Py_DECREF(results);
-    if (done < 0)
-        return NULL;
-    Py_RETURN_NOTIMPLEMENTED;
+    return result == TRACED ? PyTuple_Pack(2, call->made[OUTPUT], call->made[STATISTICS])
+                            : Py_NewRef(call->objects[OUTPUT]);
 }
 
-static PyObject *batch_norm(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(batch_norm)
 {
-    (void)module;
-    osw_norm_call call = {.name = "batch_norm"};
+    osw_call call = {.name = "batch_norm", .roles = osw_norm_roles};
+    osw_norm_job job = {.training = false};
+    PyObject *results = NULL;
     if (!osw_expect(call.name, nargs, F_COUNT))
         return NULL;
     const long result = PyLong_AsLong(args[F_RESULT]);
@@ -227,45 +183,45 @@ static PyObject *batch_norm(PyObject *module, PyObject *const *args, Py_ssize_t 
             PyErr_Format(PyExc_ValueError, "%s: unknown result %ld", call.name, result);
         return NULL;
     }
-    const int parsed = parse_forward(&call, args, (osw_result)result);
-    if (parsed < 0)
-        return NULL;
-    if (parsed == 0)
-        Py_RETURN_NOTIMPLEMENTED;
-    if (args[F_GRAPH] == Py_True && (requires_grad(args[F_INPUT]) ||
-                                     requires_grad(args[F_WEIGHT]) || requires_grad(args[F_BIAS])))
-        Py_RETURN_FALSE;
-    return run_into(&call, false, make_results(&call, args, (osw_result)result));
+    if (parse_forward(&call, &job, args, (osw_result)result) == 0) {
+        if (args[F_GRAPH] == Py_True &&
+            (requires_grad(args[F_INPUT]) || requires_grad(args[F_WEIGHT]) ||
+             requires_grad(args[F_BIAS])))
+            Py_RETURN_FALSE;
+        if (make_results(&call, (osw_result)result) == 0 && run(&call, &job, false) == 0)
+            results = results_of(&call, (osw_result)result);
+    }
+    return osw_call_end(&call, results);
 }
 
 enum { B_TRAINING, B_EPS, B_ACTIVATION, B_NEEDED, B_TENSORS };
 enum { B_GRAD = B_TENSORS, B_INPUT, B_STATISTICS, B_WEIGHT, B_BIAS, B_PLAIN, B_COUNT };
 
-/* The gradients of input, weight and bias as a tuple, with None for those that are not needed. */
-static PyObject *make_gradients(osw_norm_call *call, PyObject *const *args)
+/* The gradients of input, weight and bias that are needed. */
+static int make_gradients(osw_call *call, PyObject *needed)
 {
     static const osw_norm_role made[] = {GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS};
     static const osw_norm_role of[] = {INPUT, WEIGHT, BIAS};
-    PyObject *const objects[] = {args[B_INPUT], args[B_WEIGHT], args[B_BIAS]};
-    PyObject *gradients = PyTuple_New(3);
-    for (int i = 0; gradients && i < 3; i++) {
-        PyObject *gradient = Py_None;
-        if (PyTuple_GetItem(args[B_NEEDED], i) != Py_True || !call->given[of[i]])
-            Py_INCREF(gradient);
-        else
-            gradient = new_like(call, of[i], objects[i], made[i]);
-        if (!gradient || PyTuple_SetItem(gradients, i, gradient) != 0)
-            Py_CLEAR(gradients);
-    }
-    return gradients;
+    for (int i = 0; i < 3; i++)
+        if (PyTuple_GetItem(needed, i) == Py_True && call->objects[of[i]] &&
+            make_like(call, of[i], made[i]) != 0)
+            return -1;
+    return 0;
 }
 
-static PyObject *batch_norm_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *gradients_of(const osw_call *call)
+{
+    PyObject *const made[] = {call->made[GRAD_INPUT], call->made[GRAD_WEIGHT],
+                              call->made[GRAD_BIAS]};
+    return PyTuple_Pack(3, made[0] ? made[0] : Py_None, made[1] ? made[1] : Py_None,
+                        made[2] ? made[2] : Py_None);
+}
+
+OSW_ENTRY(batch_norm_backward)
 {
     static const osw_norm_role roles[] = {GRAD_OUTPUT, INPUT, STATISTICS, WEIGHT, BIAS};
-    const int count = sizeof roles / sizeof roles[0];
-    (void)module;
-    osw_norm_call call = {.name = "batch_norm_backward"};
+    osw_call call = {.name = "batch_norm_backward", .roles = osw_norm_roles};
+    osw_norm_job job = {.training = false};
     if (!osw_expect(call.name, nargs, B_COUNT))
         return NULL;
     if (!PyTuple_Check(args[B_NEEDED]) || PyTuple_Size(args[B_NEEDED]) != 3) {
@@ -273,37 +229,31 @@ static PyObject *batch_norm_backward(PyObject *module, PyObject *const *args, Py
                      args[B_NEEDED]);
         return NULL;
     }
-    if (osw_norm_options(&call, args[B_TRAINING], args[B_EPS], args[B_ACTIVATION]) != 0)
-        return NULL;
-    const int parsed =
-        parse_tensors(&call, args + B_TENSORS, roles, count, 3, args[B_PLAIN] == Py_True);
-    if (parsed == 0)
-        Py_RETURN_NOTIMPLEMENTED;
-    if (parsed < 0 || osw_norm_check(&call) != 0)
-        return NULL;
-    return run_into(&call, true, make_gradients(&call, args));
+    call.plain = args[B_PLAIN] == Py_True;
+    const bool done =
+        read_options(&call, &job, args[B_TRAINING], args[B_EPS], args[B_ACTIVATION]) == 0 &&
+        parse_tensors(&call, args + B_TENSORS, roles, 5, 3) == 0 &&
+        osw_norm_check(&call, &job) == 0 && make_gradients(&call, args[B_NEEDED]) == 0 &&
+        run(&call, &job, true) == 0;
+    return osw_call_end(&call, done ? gradients_of(&call) : NULL);
 }
 
-#define VARIANT_NAME(operation, form, dtype) #operation "_" #form "_" #dtype,
-
-static PyObject *norm_variants(PyObject *module, PyObject *unused)
-{
-    static const char *const names[] = {OSW_NORM_VARIANTS(VARIANT_NAME)};
-    (void)module, (void)unused;
-    return osw_variant_counts(OSW_NORM_COUNT, names, calls);
-}
+OSW_COUNTS(norm_variants, calls, OSW_NORM_VARIANTS(OSW_VARIANT_3))
 
 PyMethodDef osw_norm_methods[] = {
-    {"batch_norm", OSW_METHOD(batch_norm), METH_FASTCALL,
-     "batch_norm(training, momentum, eps, activation, input, running_mean, running_var, weight, "
-     "bias, result, graph) -> result 0: a new output, 1: the input, overwritten, 2: a new output "
-     "and the statistics; 0 and 1 are for plain tensors. False where a graph is wanted and a "
-     "tensor requires a gradient; NotImplemented where a tensor is not plain or must be dense "
-     "first. Momentum None, with result 2, leaves running statistics alone."},
-    {"batch_norm_backward", OSW_METHOD(batch_norm_backward), METH_FASTCALL,
-     "batch_norm_backward(training, eps, activation, needed, grad_output, input, statistics, "
-     "weight, bias, plain) -> the gradients of input, weight and bias, None where not needed; "
-     "NotImplemented where a tensor must be dense first or, with plain, is not plain."},
-    {"norm_variants", norm_variants, METH_NOARGS, "Calls of every kernel, by name."},
+    OSW_ENTRY_LINE(
+        batch_norm,
+        "batch_norm(training, momentum, eps, activation, input, running_mean, running_var, weight, "
+        "bias, result, graph) -> result 0: a new output, 1: the input, overwritten, 2: a new "
+        "output "
+        "and the statistics; 0 and 1 are for plain tensors. False where a graph is wanted and a "
+        "tensor requires a gradient; NotImplemented where a tensor is not plain or must be dense "
+        "first. Momentum None, with result 2, leaves running statistics alone."),
+    OSW_ENTRY_LINE(
+        batch_norm_backward,
+        "batch_norm_backward(training, eps, activation, needed, grad_output, input, statistics, "
+        "weight, bias, plain) -> the gradients of input, weight and bias, None where not needed; "
+        "NotImplemented where a tensor must be dense first or, with plain, is not plain."),
+    OSW_COUNTS_LINE(norm_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -1,51 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/norm_call.h"
 
-#include "binding/activation_arg.h"
 #include "core/half.h"
 
-#include <string.h>
-
-static const osw_dl_dtype dtypes[OSW_NORM_DTYPES_COUNT] = {
-    {2, 32, 1}, {2, 64, 1}, {4, 16, 1}, {2, 16, 1}};
-
-static const char *const role_names[ROLE_COUNT] = {
+const char *const osw_norm_roles[ROLE_COUNT] = {
     "input",       "output", "grad_output", "grad_input",  "statistics", "running_mean",
     "running_var", "weight", "bias",        "grad_weight", "grad_bias"};
 
-int osw_norm_fail(const osw_norm_call *call, osw_norm_role role, const char *problem, long long got)
+int osw_norm_fail(const osw_call *call, int role, const char *problem, long long got)
 {
-    PyErr_Format(PyExc_RuntimeError, "%s: %s %s, got %lld", call->name, role_names[role], problem,
-                 got);
-    return -1;
+    return osw_fail(call->name, "%s %s, got %lld", call->roles[role], problem, got);
 }
 
-int osw_norm_options(osw_norm_call *call, PyObject *training, PyObject *eps, PyObject *activation)
+static osw_dtype dtype_of(const osw_tensor *t)
 {
-    if (!PyBool_Check(training)) {
-        PyErr_Format(PyExc_TypeError, "%s: training must be bool, got %R", call->name, training);
-        return -1;
-    }
-    if (osw_activation_arg(activation, call->name, &call->job.norm.activation) != 0)
-        return -1;
-    call->job.training = training == Py_True;
-    return osw_float_arg(eps, &call->job.eps);
-}
-
-static osw_norm_dtype dtype_of(const osw_tensor *t)
-{
-    int dtype = 0;
-    while (dtype < OSW_NORM_DTYPES_COUNT && memcmp(&dtypes[dtype], &t->dtype, sizeof t->dtype) != 0)
-        dtype++;
-    return (osw_norm_dtype)dtype;
+    return osw_dtype_of_dlpack(t->dtype.code, t->dtype.bits, t->dtype.lanes);
 }
 
 /* Sizes and dtypes of the large tensors; those of the job. */
-static int check_large(osw_norm_call *call)
+static int check_large(const osw_call *call, osw_norm_job *job)
 {
     const osw_tensor *x = &call->tensors[INPUT];
-    call->job.dtype = dtype_of(x);
-    if (call->job.dtype == OSW_NORM_DTYPES_COUNT) {
+    job->dtype = dtype_of(x);
+    if (job->dtype == OSW_DTYPE_COUNT) {
         PyErr_Format(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit",
                      call->name, (int)x->dtype.code, (int)x->dtype.bits);
         return -1;
@@ -54,9 +31,9 @@ static int check_large(osw_norm_call *call)
         return osw_norm_fail(call, INPUT, "must have at least 2 dimensions (N, C, *)", x->ndim);
     for (osw_norm_role role = OUTPUT; role <= GRAD_INPUT; role++) {
         const osw_tensor *t = &call->tensors[role];
-        if (!call->given[role])
+        if (!call->objects[role])
             continue;
-        if (t->ndim != x->ndim || memcmp(t->size, x->size, (size_t)x->ndim * sizeof *x->size) != 0)
+        if (!osw_same_sizes(t, x, -1))
             return osw_norm_fail(call, role, "must have the size of the input", t->numel);
         if (!osw_same_dtype(t, x))
             return osw_norm_fail(call, role, "must have the dtype of the input, not of bits",
@@ -69,23 +46,23 @@ static int check_large(osw_norm_call *call)
 
 /* Vectors hold one value a channel, all in the dtype of the input, or all in float32 where that is
  * a 16-bit type. */
-static int check_vectors(const osw_norm_call *call)
+static int check_vectors(const osw_call *call, const osw_norm_job *job)
 {
     const osw_tensor *x = &call->tensors[INPUT], *first = NULL;
     for (osw_norm_role role = RUNNING_MEAN; role < ROLE_COUNT; role++) {
         const osw_tensor *t = &call->tensors[role];
         const bool running = role == RUNNING_MEAN || role == RUNNING_VAR;
         int64_t count, step;
-        if (!call->given[role])
+        if (!call->objects[role])
             continue;
         if (t->numel != x->size[1] || (running && t->ndim != 1) ||
             !osw_flatten(t, 0, &count, &step))
             return osw_norm_fail(call, role, "must hold one value a channel", t->numel);
-        const bool mixed = x->dtype.bits == 16 && dtype_of(t) == OSW_NORM_F32;
+        const bool mixed = x->dtype.bits == 16 && dtype_of(t) == OSW_F32;
         if ((!osw_same_dtype(t, x) && !mixed) || (first && !osw_same_dtype(t, first)))
             return osw_norm_fail(call, role, "has a dtype that does not fit, of bits",
                                  t->dtype.bits);
-        const bool written = running ? call->job.training && call->moves : role >= GRAD_WEIGHT;
+        const bool written = running ? job->training && job->moves : role >= GRAD_WEIGHT;
         if (written && !osw_no_overlap(t))
             return osw_norm_fail(call, role, "overlaps itself", t->numel);
         first = t;
@@ -95,49 +72,49 @@ static int check_vectors(const osw_norm_call *call)
 
 /* Running statistics that move lie apart from all that the call reads: torch reads the parameters
  * after it has moved the statistics, channel by channel. */
-static int check_apart(const osw_norm_call *call)
+static int check_apart(const osw_call *call, const osw_norm_job *job)
 {
     static const osw_norm_role read[] = {INPUT, RUNNING_VAR, WEIGHT, BIAS};
-    if (!call->job.training || !call->moves)
+    if (!job->training || !job->moves)
         return 0;
     for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
         for (size_t i = 0; i < sizeof read / sizeof *read; i++)
-            if (call->given[role] && call->given[read[i]] && role != read[i] &&
+            if (call->objects[role] && call->objects[read[i]] && role != read[i] &&
                 osw_ranges_meet(&call->tensors[role], &call->tensors[read[i]]))
                 return osw_norm_fail(call, role, "shares memory with another tensor",
                                      call->tensors[role].numel);
     return 0;
 }
 
-int osw_norm_check(osw_norm_call *call)
+int osw_norm_check(const osw_call *call, osw_norm_job *job)
 {
-    if (check_large(call) != 0 || check_vectors(call) != 0 || check_apart(call) != 0)
+    if (check_large(call, job) != 0 || check_vectors(call, job) != 0 || check_apart(call, job) != 0)
         return -1;
     const osw_tensor *x = &call->tensors[INPUT], *s = &call->tensors[STATISTICS];
-    if (call->given[STATISTICS] && x->size[1] > 0 &&
-        (dtype_of(s) != OSW_NORM_F64 || s->ndim != 2 || s->size[0] != 2 ||
-         s->size[1] != x->size[1] || s->stride[1] != 1 || s->stride[0] != s->size[1]))
+    if (call->objects[STATISTICS] && x->size[1] > 0 &&
+        (dtype_of(s) != OSW_F64 || s->ndim != 2 || s->size[0] != 2 || s->size[1] != x->size[1] ||
+         s->stride[1] != 1 || s->stride[0] != s->size[1]))
         return osw_norm_fail(call, STATISTICS, "must be a dense float64 tensor (2, C)", s->numel);
     return 0;
 }
 
-int osw_norm_check_statistics(const osw_norm_call *call)
+int osw_norm_check_statistics(const osw_call *call, const osw_norm_job *job)
 {
     const osw_tensor *x = &call->tensors[INPUT];
     const int64_t channels = x->size[1] ? x->size[1] : 1;
-    if (!call->job.training) {
+    if (!job->training) {
         for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
-            if (!call->given[role])
+            if (!call->objects[role])
                 return osw_norm_fail(call, role, "must be defined in evaluation mode", 0);
         return 0;
     }
     if (x->numel / channels == 1)
         return osw_norm_fail(call, INPUT, "must have more than 1 value per channel when training",
                              1);
-    if (call->given[RUNNING_MEAN] != call->given[RUNNING_VAR])
+    if (!call->objects[RUNNING_MEAN] != !call->objects[RUNNING_VAR])
         return osw_norm_fail(call, RUNNING_MEAN, "and running_var must both be given or neither",
-                             call->given[RUNNING_MEAN]);
-    if (!(call->job.eps > 0)) {
+                             call->objects[RUNNING_MEAN] != NULL);
+    if (!(job->eps > 0)) {
         PyErr_Format(PyExc_ValueError, "%s: eps must be positive during training", call->name);
         return -1;
     }
@@ -162,28 +139,28 @@ static bool describe(const osw_tensor *t, osw_norm_form form, osw_norm_tensor *o
     return true;
 }
 
-static bool describe_all(osw_norm_call *call, osw_norm_form form)
+static bool describe_all(const osw_call *call, osw_norm_job *job, osw_norm_form form)
 {
-    osw_norm *n = &call->job.norm;
+    osw_norm *n = &job->norm;
     osw_norm_tensor *const places[] = {&n->x, &n->y, &n->dy, &n->dx};
     for (osw_norm_role role = INPUT; role <= GRAD_INPUT; role++)
-        if (call->given[role] && !describe(&call->tensors[role], form, places[role]))
+        if (call->objects[role] && !describe(&call->tensors[role], form, places[role]))
             return false;
-    call->job.form = form;
+    job->form = form;
     return true;
 }
 
 /* One channel is a plane; where both forms fit, there are no vectors along one position. */
-bool osw_norm_choose_form(osw_norm_call *call)
+bool osw_norm_choose_form(const osw_call *call, osw_norm_job *job)
 {
     const osw_tensor *x = &call->tensors[INPUT];
-    osw_norm *n = &call->job.norm;
+    osw_norm *n = &job->norm;
     n->images = x->size[0];
     n->channels = x->size[1];
     n->positions = x->numel / (x->size[0] * x->size[1]);
     const osw_norm_form first = n->channels > 1 ? OSW_NORM_PIXELS : OSW_NORM_PLANES;
     const osw_norm_form second = n->channels > 1 ? OSW_NORM_PLANES : OSW_NORM_PIXELS;
-    return describe_all(call, first) || describe_all(call, second);
+    return describe_all(call, job, first) || describe_all(call, job, second);
 }
 
 static int64_t step_of(const osw_tensor *t)
@@ -193,61 +170,46 @@ static int64_t step_of(const osw_tensor *t)
     return step;
 }
 
-double *osw_norm_read(const osw_norm_call *call, osw_norm_role role, double *to)
+static double value_at(const void *data, osw_dtype dtype, int64_t i)
+{
+    if (dtype == OSW_F32)
+        return (double)((const float *)data)[i];
+    if (dtype == OSW_F64)
+        return ((const double *)data)[i];
+    const uint16_t half = ((const uint16_t *)data)[i];
+    return (double)(dtype == OSW_BF16 ? osw_float_of_bf16(half) : osw_float_of_f16(half));
+}
+
+static void put_value(void *data, osw_dtype dtype, int64_t i, double value)
+{
+    if (dtype == OSW_F32)
+        ((float *)data)[i] = (float)value;
+    else if (dtype == OSW_F64)
+        ((double *)data)[i] = value;
+    else
+        ((uint16_t *)data)[i] =
+            dtype == OSW_BF16 ? osw_bf16_of_float((float)value) : osw_f16_of_float((float)value);
+}
+
+double *osw_norm_read(const osw_call *call, int role, double *to)
 {
     const osw_tensor *t = &call->tensors[role];
-    if (!call->given[role])
+    if (!call->objects[role])
         return NULL;
     const int64_t step = step_of(t), count = t->numel;
-    const float *f32 = (const float *)t->data;
-    const double *f64 = (const double *)t->data;
-    const uint16_t *half = (const uint16_t *)t->data;
-    switch (dtype_of(t)) {
-    case OSW_NORM_F32:
-        for (int64_t c = 0; c < count; c++)
-            to[c] = (double)f32[c * step];
-        break;
-    case OSW_NORM_F64:
-        for (int64_t c = 0; c < count; c++)
-            to[c] = f64[c * step];
-        break;
-    case OSW_NORM_BF16:
-        for (int64_t c = 0; c < count; c++)
-            to[c] = (double)osw_float_of_bf16(half[c * step]);
-        break;
-    default:
-        for (int64_t c = 0; c < count; c++)
-            to[c] = (double)osw_float_of_f16(half[c * step]);
-        break;
-    }
+    const osw_dtype dtype = dtype_of(t);
+    for (int64_t c = 0; c < count; c++)
+        to[c] = value_at(t->data, dtype, c * step);
     return to;
 }
 
-void osw_norm_write(const osw_norm_call *call, osw_norm_role role, const double *from)
+void osw_norm_write(const osw_call *call, int role, const double *from)
 {
     const osw_tensor *t = &call->tensors[role];
-    if (!call->given[role])
+    if (!call->objects[role])
         return;
     const int64_t step = step_of(t), count = t->numel;
-    float *f32 = (float *)t->data;
-    double *f64 = (double *)t->data;
-    uint16_t *half = (uint16_t *)t->data;
-    switch (dtype_of(t)) {
-    case OSW_NORM_F32:
-        for (int64_t c = 0; c < count; c++)
-            f32[c * step] = (float)from[c];
-        break;
-    case OSW_NORM_F64:
-        for (int64_t c = 0; c < count; c++)
-            f64[c * step] = from[c];
-        break;
-    case OSW_NORM_BF16:
-        for (int64_t c = 0; c < count; c++)
-            half[c * step] = osw_bf16_of_float((float)from[c]);
-        break;
-    default:
-        for (int64_t c = 0; c < count; c++)
-            half[c * step] = osw_f16_of_float((float)from[c]);
-        break;
-    }
+    const osw_dtype dtype = dtype_of(t);
+    for (int64_t c = 0; c < count; c++)
+        put_value(t->data, dtype, c * step, from[c]);
 }

@@ -4,6 +4,8 @@
 #include "binding/tensor_public.h"
 #include "binding/torch_names.h"
 
+#include <stdio.h>
+
 enum { MAX_TYPES = 8 };
 
 /* Exchange tables by type: Tensor and Parameter alternate in most calls. Guarded by the GIL. */
@@ -110,6 +112,25 @@ bool osw_same_dtype(const osw_tensor *a, const osw_tensor *b)
 {
     return a->dtype.code == b->dtype.code && a->dtype.bits == b->dtype.bits &&
            a->dtype.lanes == b->dtype.lanes;
+}
+
+bool osw_same_sizes(const osw_tensor *a, const osw_tensor *b, int but)
+{
+    bool same = a->ndim == b->ndim;
+    for (int i = 0; same && i < a->ndim; i++)
+        same = i == but || a->size[i] == b->size[i];
+    return same;
+}
+
+osw_sizes_text osw_print_sizes(int ndim, const int64_t *size)
+{
+    osw_sizes_text out = {"("};
+    size_t used = 1;
+    for (int i = 0; i < ndim; i++)
+        used += (size_t)snprintf(out.text + used, sizeof out.text - used, i ? ", %lld" : "%lld",
+                                 (long long)size[i]);
+    snprintf(out.text + used, sizeof out.text - used, ndim == 1 ? ",)" : ")");
+    return out;
 }
 
 bool osw_flatten(const osw_tensor *t, int first, int64_t *count, int64_t *step)

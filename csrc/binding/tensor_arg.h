@@ -35,6 +35,16 @@ int osw_tensors_unchanged(const char *name, const osw_tensor *tensors, Py_ssize_
 
 bool osw_same_dtype(const osw_tensor *a, const osw_tensor *b);
 
+/* The same sizes, but for dimension `but`; -1: all. */
+bool osw_same_sizes(const osw_tensor *a, const osw_tensor *b, int but);
+
+/* Sizes for a message, as a tuple of Python prints them. */
+typedef struct osw_sizes_text {
+    char text[24 * OSW_MAX_DIMS];
+} osw_sizes_text;
+
+osw_sizes_text osw_print_sizes(int ndim, const int64_t *size);
+
 /* Dimensions [first, ndim), seen as one, have one distance between neighbours: returns true and
  * stores the number of elements and that distance (in elements; the natural one where there is at
  * most one element). */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "norm/run.h"
 
+#include "core/ints.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"
 
@@ -28,7 +29,7 @@ typedef enum osw_pass { SAMPLE, MOMENTS, APPLY, REDUCE, GRADIENT, PASS_COUNT } o
             OSW_NORM_##operation##_pixels_bf16, OSW_NORM_##operation##_pixels_f16                  \
     }
 
-static const osw_norm_id ids[PASS_COUNT][2][OSW_NORM_DTYPES_COUNT] = {
+static const osw_norm_id ids[PASS_COUNT][2][OSW_DTYPE_COUNT] = {
     {PASS_ROW(sample)}, {PASS_ROW(moments)},  {PASS_ROW(apply)},
     {PASS_ROW(reduce)}, {PASS_ROW(gradient)},
 };
@@ -58,16 +59,6 @@ void osw_norm_choose(osw_norm_job *job, bool backward, uint64_t *calls)
     job->write = !backward ? kernel(job, APPLY, calls) : dx ? kernel(job, GRADIENT, calls) : NULL;
 }
 
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static int64_t max(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* Images, or rows, that chunks divide among themselves. */
 static int64_t extent(const osw_norm_job *job)
 {
@@ -80,20 +71,15 @@ static int64_t values_per_channel(const osw_norm_job *job)
     return job->norm.images * job->norm.positions;
 }
 
-static int64_t itemsize(const osw_norm_job *job)
-{
-    return job->dtype == OSW_NORM_F64 ? 8 : job->dtype == OSW_NORM_F32 ? 4 : 2;
-}
-
 int64_t osw_norm_prepare(osw_norm_job *job)
 {
     const osw_norm *n = &job->norm;
     const int64_t length = extent(job);
     const int64_t values = job->form == OSW_NORM_PLANES ? n->positions : n->channels;
-    job->chunk = max(ceil_div(CHUNK_VALUES, values), ceil_div(length, MAX_CHUNKS));
+    job->chunk = osw_max_int(osw_ceil(CHUNK_VALUES, values), osw_ceil(length, MAX_CHUNKS));
     if (job->form == OSW_NORM_PIXELS)
-        job->chunk = ceil_div(job->chunk, OSW_NORM_ROWS) * OSW_NORM_ROWS;
-    job->chunks = ceil_div(length, job->chunk);
+        job->chunk = osw_ceil(job->chunk, OSW_NORM_ROWS) * OSW_NORM_ROWS;
+    job->chunks = osw_ceil(length, job->chunk);
     return (FACTORS + 2 * job->chunks) * n->channels;
 }
 
@@ -121,7 +107,7 @@ static double weight(const osw_norm_job *job, int64_t c)
 static void fold(const osw_norm_job *job, int64_t c)
 {
     const osw_norm *n = &job->norm;
-    n->center[c] = job->dtype == OSW_NORM_F64 ? job->mean[c] : (double)(float)job->mean[c];
+    n->center[c] = job->dtype == OSW_F64 ? job->mean[c] : (double)(float)job->mean[c];
     n->scale[c] = weight(job, c) * invstd(job, c);
     n->shift[c] = job->bias ? job->bias[c] : 0;
     const double beyond = n->center[c] - job->mean[c];
@@ -197,9 +183,9 @@ static void merge(const osw_run *run, int64_t channel_begin, int64_t channel_end
 static int64_t block_channels(const osw_norm_job *job)
 {
     const int64_t tensors = job->norm.dy.base ? 2 : 1;
-    const int64_t bytes = values_per_channel(job) * itemsize(job) * tensors;
+    const int64_t bytes = values_per_channel(job) * osw_dtype_bytes(job->dtype) * tensors;
     const int64_t share = CACHED_BYTES_OF_ALL / osw_parallel_threads();
-    const int64_t fit = (share < CACHED_BYTES ? share : CACHED_BYTES) / max(bytes, 1);
+    const int64_t fit = (share < CACHED_BYTES ? share : CACHED_BYTES) / osw_max_int(bytes, 1);
     return fit < 1 ? 1 : fit < OSW_NORM_MAX_BLOCK ? fit : OSW_NORM_MAX_BLOCK;
 }
 
@@ -226,7 +212,7 @@ static void run_planes(int64_t begin, int64_t end, void *context)
 
 static int64_t blocks(const osw_norm_job *job)
 {
-    return job->form == OSW_NORM_PIXELS ? 1 : ceil_div(job->norm.channels, OSW_NORM_MAX_BLOCK);
+    return job->form == OSW_NORM_PIXELS ? 1 : osw_ceil(job->norm.channels, OSW_NORM_MAX_BLOCK);
 }
 
 /* Units: chunks of blocks of channels. */
@@ -259,7 +245,8 @@ static void run_passes(const osw_run *run)
     const osw_norm_job *job = run->job;
     const int64_t channels = job->norm.channels;
     const int64_t tensors = job->norm.dy.base ? 2 : 1;
-    const int64_t bytes = values_per_channel(job) * channels * itemsize(job) * tensors;
+    const int64_t bytes =
+        values_per_channel(job) * channels * osw_dtype_bytes(job->dtype) * tensors;
     if (job->sample)
         job->sample(&job->norm, &(osw_norm_part){.channel_end = channels});
     if (job->sums) {
@@ -269,7 +256,7 @@ static void run_passes(const osw_run *run)
     }
     if (job->write) {
         const int64_t rows = job->form == OSW_NORM_PIXELS ? OSW_NORM_ROWS : 1;
-        const int64_t units = ceil_div(extent(job), rows);
+        const int64_t units = osw_ceil(extent(job), rows);
         osw_parallel_for(units, osw_grain(bytes / units), write_units, (void *)run);
     }
 }
@@ -278,7 +265,7 @@ static void run_passes(const osw_run *run)
 static bool streams(const osw_norm_job *job)
 {
     const osw_norm *n = &job->norm;
-    const int64_t bytes = values_per_channel(job) * n->channels * itemsize(job);
+    const int64_t bytes = values_per_channel(job) * n->channels * osw_dtype_bytes(job->dtype);
     const bool inplace = n->y.base == n->x.base;
     return osw_stream_bytes && bytes >= osw_stream_bytes && !inplace;
 }
@@ -297,7 +284,7 @@ static void execute(osw_run *run)
     const bool enough = channels >= 2 * osw_parallel_threads() || osw_parallel_threads() == 1;
     if (job->form == OSW_NORM_PLANES && enough && job->sums && job->write) {
         const int64_t tensors = job->norm.dy.base ? 2 : 1;
-        const int64_t bytes = values_per_channel(job) * itemsize(job) * tensors;
+        const int64_t bytes = values_per_channel(job) * osw_dtype_bytes(job->dtype) * tensors;
         osw_parallel_for(channels, osw_grain(bytes), run_planes, (void *)run);
     } else {
         run_passes(run);
@@ -323,4 +310,13 @@ void osw_norm_backward(osw_norm_job *job, double *scratch)
     if (!job->training)
         n->tilt = NULL;
     execute(&run);
+}
+
+void osw_norm_move(const osw_norm_job *job, double *running_mean, double *running_var)
+{
+    const double count = (double)values_per_channel(job), m = job->momentum;
+    for (int64_t c = 0; c < job->norm.channels; c++) {
+        running_mean[c] = (1 - m) * running_mean[c] + m * job->mean[c];
+        running_var[c] = (1 - m) * running_var[c] + m * (job->var[c] * count / (count - 1));
+    }
 }

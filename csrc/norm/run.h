@@ -5,29 +5,25 @@
 #ifndef OSW_NORM_RUN_H
 #define OSW_NORM_RUN_H
 
+#include "core/dtype.h"
 #include "norm/norm.h"
 
 #include <stdbool.h>
 
 typedef enum osw_norm_form { OSW_NORM_PLANES, OSW_NORM_PIXELS } osw_norm_form;
-typedef enum osw_norm_dtype {
-    OSW_NORM_F32,
-    OSW_NORM_F64,
-    OSW_NORM_BF16,
-    OSW_NORM_F16,
-    OSW_NORM_DTYPES_COUNT
-} osw_norm_dtype;
 
 /* One call. All arrays hold one value a channel; those that may be NULL say so. */
 typedef struct osw_norm_job {
     osw_norm norm; /* sizes, tensors and activation; the factors are set by the run */
     osw_norm_form form;
-    osw_norm_dtype dtype;
+    osw_dtype dtype;
     bool training; /* statistics of the batch, not given ones */
     double eps;
-    double *mean, *var;                 /* biased; written by a forward in training, else read */
-    const double *weight, *bias;        /* NULL: 1, 0 */
-    double *grad_weight, *grad_bias;    /* backward, both or none: NULL where neither is wanted */
+    bool moves;                      /* the running statistics, after a forward in training, by */
+    double momentum;                 /* any number */
+    double *mean, *var;              /* biased; written by a forward in training, else read */
+    const double *weight, *bias;     /* NULL: 1, 0 */
+    double *grad_weight, *grad_bias; /* backward, both or none: NULL where neither is wanted */
     osw_norm_fn *sample, *sums, *write; /* NULL: no such pass; set by osw_norm_choose */
     /* Set by osw_norm_prepare. */
     int64_t chunks, chunk; /* number, and images or rows in each */
@@ -44,6 +40,9 @@ void osw_norm_choose(osw_norm_job *job, bool backward, uint64_t *calls);
 
 /* y, and in training mean and var. */
 void osw_norm_forward(osw_norm_job *job, double *scratch);
+
+/* running += momentum * (batch - running), for the mean and the unbiased variance. */
+void osw_norm_move(const osw_norm_job *job, double *running_mean, double *running_var);
 
 /* dx unless norm.dx.base is NULL, grad_weight, grad_bias. */
 void osw_norm_backward(osw_norm_job *job, double *scratch);

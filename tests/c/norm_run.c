@@ -46,7 +46,7 @@ static void check_one(driver *d, osw_norm_form form, bool backward, bool trainin
     whole w = {.backward = backward, .runs = &runs};
     osw_norm_job *j = &w.job;
     osw_norm *n = &j->norm;
-    *j = (osw_norm_job){.form = form, .dtype = OSW_NORM_F32, .training = training, .eps = 1e-5};
+    *j = (osw_norm_job){.form = form, .dtype = OSW_F32, .training = training, .eps = 1e-5};
     n->images = 5;
     n->positions = 17 * 1024 / channels + driver_below(9);
     n->channels = channels;
