@@ -132,31 +132,6 @@ def test_every_number_of_rows(rows: int, dtype: torch.dtype, tier: str) -> None:
             assert same_bits(F.channel_shuffle(x, groups), oracle((x,), groups)[0]), (columns, groups)
 
 
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("dtype", list(WIDTH_DTYPES.values()))
-def test_bytes_around_the_outputs_stay(dtype: torch.dtype, last: bool, tier: str) -> None:
-    """Outputs are slices of larger tensors: kernels write their own channels and nothing else."""
-    for first, second, groups in (
-        (6, 6, 2),
-        (29, 29, 2),
-        (15, 30, 3),
-        (60, 39, 3),
-        (16, 16, 4),
-        (60, 60, 8),
-        (35, 35, 7),
-    ):
-        channels = first + second
-        fmt = channels_last_of(4) if last else torch.contiguous_format
-        x = values((2, channels, 5, 3), dtype).contiguous(memory_format=fmt)
-        room = torch.full((2, channels + 9, 5, 3), 7).to(dtype).contiguous(memory_format=fmt)
-        y1, y2 = room[:, 2 : 2 + first], room[:, 5 + first : 5 + channels]
-        for g in (groups, channels // groups):
-            assert _core.shuffle_channels((x,), (y1, y2), g) is None
-            want = torch.full((2, channels + 9, 5, 3), 7).to(dtype)
-            want[:, 2 : 2 + first], want[:, 5 + first : 5 + channels] = oracle((x,), g, (first, second))
-            assert same_bits(room, want)
-
-
 @hypothesis_seed(SEED)
 @settings(max_examples=150, **HYPOTHESIS)
 @given(data=st.data())
@@ -407,35 +382,34 @@ def test_bad_input_is_refused_with_its_values(call: object, error: type[Exceptio
 
 
 def test_the_extension_refuses_what_would_write_outside() -> None:
-    """Calls that opswap.ops never makes: an error, and no output is touched."""
-    y = torch.full((2, 6, 3, 4), 7.0)
-    overlapping = torch.full((2, 1, 3, 4), 7.0).expand(2, 6, 3, 4)
-    for inputs, outputs, groups in (
-        ((X,), (y[:, :5],), 2),
-        ((X,), (y[:1],), 2),
-        ((X,), (y.double(),), 2),
-        ((X,), (y[..., :3],), 2),
-        ((X,), (overlapping,), 2),
-        ((X,), (y[:, :, :, ::2].repeat_interleave(2, 3).transpose(2, 3),), 2),
-        ((X,), (y,), 5),
-        ((X,), (y,), 0),
-        ((X,), (y, X), 2),
-        ((X[0, 0, 0],), (y,), 2),
-        ((X.to_sparse(),), (y,), 2),
-        ((X.to("meta"),), (y,), 2),
+    """Calls that opswap.ops never makes."""
+    for inputs, groups, sections in (
+        ((X,), 2, (5,)),
+        ((X,), 2, (6, 1)),
+        ((X,), 2, (2**63 - 1, 2**63 - 1, 8)),
+        ((X,), 2, (-1, 7)),
+        ((X,), 5, (6,)),
+        ((X,), 0, (6,)),
+        ((X, X[:1]), 2, (12,)),
+        ((X, X.double()), 2, (12,)),
+        ((X, X[..., :3]), 2, (12,)),
+        ((X[0, 0, 0],), 2, (6,)),
+        ((X.to_sparse(),), 2, (6,)),
+        ((X.to("meta"),), 2, (6,)),
     ):
         with pytest.raises(RuntimeError):
-            _core.shuffle_channels(inputs, outputs, groups)
-        assert torch.equal(y, torch.full_like(y, 7.0))
-    for arguments in (((X,), (y,)), ([X], (y,), 2), ((), (y,), 2), ((X,), (y,), "2"), ((3,), (y,), 2)):
+            _core.new_shuffled(inputs, groups, sections, None, False)
+    for arguments in (
+        ((X,), 2, (6,)),
+        ([X], 2, (6,), None, False),
+        ((), 2, (6,), None, False),
+        ((X,), "2", (6,), None, False),
+        ((X,), 2, ("6",), None, False),
+        ((X,), 2, (6,), (True, True), False),
+        ((3,), 2, (6,), None, False),
+    ):
         with pytest.raises(TypeError):
-            _core.shuffle_channels(*arguments)
+            _core.new_shuffled(*arguments)
     with pytest.raises(RuntimeError, match="memory"):
-        _core.shuffle_channels((torch._subclasses.FakeTensorMode().from_tensor(X),), (y,), 2)
-
-
-def test_a_transposed_output_is_refused_untouched() -> None:
-    y = torch.full((2, 6, 4, 3), 7.0).transpose(2, 3)
-    with pytest.raises(RuntimeError, match="dense"):
-        _core.shuffle_channels((X,), (y,), 2)
-    assert (y == 7).all()
+        fake = torch._subclasses.FakeTensorMode().from_tensor(X)
+        _core.new_shuffled((fake,), 2, (6,), None, False)

@@ -30,8 +30,7 @@ for n in INTS:
         attempt(f"twice {n}", lambda: F.cat_channel_shuffle_split([x, x], 2, [n, n], inverse=inverse))
     attempt(f"core {n}", lambda: _core.new_shuffled((x,), n, (8,), None, False))
     attempt(f"core sections {n}", lambda: _core.new_shuffled((x,), 2, (n, 8 - n), None, False))
-    attempt(f"core outputs {n}", lambda: _core.shuffle_channels((x,), (torch.empty(1, 9, 4, 4), n), 3))
-    attempt(f"core wraps {n}", lambda: _core.shuffle_channels((x,), (n, n, 8), 2))
+    attempt(f"core wraps {n}", lambda: _core.new_shuffled((x,), 2, (n, n, 8), None, False))
     attempt(f"describe {n}", lambda: _core.describe_shuffle((x,), n, n, True))
 wide = torch.empty(0, 2**61, 1)
 attempt("sum of channels", lambda: F.cat_channel_shuffle([wide] * 8, 2))
@@ -376,7 +375,6 @@ for odd in (Made(5), Made(7), [1] * 5, [1] * 7, (), (1,), None, 5, "12345", {1: 
     attempt("shuffle", lambda: _core.new_shuffled(odd, 2, (8,), None, False))
     attempt("sections", lambda: _core.new_shuffled((x,), 2, odd, None, False))
     attempt("wanted", lambda: _core.new_shuffled((x,), 2, (8,), odd, False))
-    attempt("outputs", lambda: _core.shuffle_channels((x,), odd, 2))
     attempt("needed", lambda: _core.batch_norm_backward(
         True, 1e-5, None, odd, x, x, torch.ones(2, 8, dtype=torch.float64), None, None, False))
     attempt("linear", lambda: _core.grouped_linear(torch.ones(2, 2, 3), torch.ones(8, 3), None, odd))

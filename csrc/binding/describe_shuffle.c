@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* describe_shuffle(tensors, groups, sections, inverse): what the public functions of the family
  * would work out in Python, for ordinary calls, in one step. */
-#include "binding/binding.h"
-#include "binding/tensor_plain.h"
+#include "binding/call.h"
 
 /* What all tensors of a call have in common. */
 typedef struct osw_row {
@@ -11,14 +10,6 @@ typedef struct osw_row {
     bool channels_last;
 } osw_row;
 
-static bool same_but_for_channels(const osw_tensor *a, const osw_tensor *b)
-{
-    bool same = a->ndim == b->ndim && osw_same_dtype(a, b) && a->size[0] == b->size[0];
-    for (int i = 2; same && i < a->ndim; i++)
-        same = a->size[i] == b->size[i];
-    return same;
-}
-
 static bool read_row(PyObject *tensors, osw_row *row)
 {
     const Py_ssize_t count = PyTuple_Size(tensors);
@@ -26,7 +17,7 @@ static bool read_row(PyObject *tensors, osw_row *row)
     for (Py_ssize_t i = 0; i < count; i++) {
         osw_tensor other, *t = i ? &other : &row->first;
         if (!osw_tensor_plain(PyTuple_GetItem(tensors, i), t) || t->ndim < 2 ||
-            !same_but_for_channels(&row->first, t) ||
+            !osw_same_dtype(&row->first, t) || !osw_same_sizes(&row->first, t, 1) ||
             __builtin_add_overflow(row->channels, t->size[1], &row->channels))
             return false;
         row->channels_last = osw_suggests_channels_last(t) && (i == 0 || row->channels_last);
@@ -79,9 +70,8 @@ static PyObject *output_sizes(PyObject *sections, int64_t channels)
     return sizes;
 }
 
-static PyObject *describe_shuffle(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(describe_shuffle)
 {
-    (void)module;
     if (nargs != 4) {
         PyErr_SetString(PyExc_TypeError, "describe_shuffle: expected (tensors, groups, sections, "
                                          "inverse)");
@@ -104,8 +94,10 @@ static PyObject *describe_shuffle(PyObject *module, PyObject *const *args, Py_ss
 }
 
 PyMethodDef osw_shuffle_methods[] = {
-    {"describe_shuffle", OSW_METHOD(describe_shuffle), METH_FASTCALL,
-     "describe_shuffle(tensors, groups, sections, inverse) -> (groups of the permutation, channels "
-     "of every output, memory format), or None where the call is not an ordinary one"},
+    OSW_ENTRY_LINE(
+        describe_shuffle,
+        "describe_shuffle(tensors, groups, sections, inverse) -> (groups of the permutation, "
+        "channels "
+        "of every output, memory format), or None where the call is not an ordinary one"),
     {NULL, NULL, 0, NULL},
 };

@@ -41,20 +41,13 @@ static bool is_as_asked(const osw_tensor *made, const osw_tensor *asked)
 
 static void fail_asked(const char *name, const osw_tensor *made, const osw_tensor *asked)
 {
-    PyObject *got = osw_tuple_of(made->ndim, made->size);
-    PyObject *got_strides = osw_tuple_of(made->ndim, made->stride);
-    PyObject *size = osw_tuple_of(asked->ndim, asked->size);
-    PyObject *strides = osw_tuple_of(asked->ndim, asked->stride);
-    if (got && got_strides && size && strides)
-        PyErr_Format(PyExc_RuntimeError,
-                     "%s: new_empty_strided made a tensor of size %R, strides %R, %d bit, "
-                     "expected size %R, strides %R, %d bit",
-                     name, got, got_strides, (int)made->dtype.bits, size, strides,
-                     (int)asked->dtype.bits);
-    Py_XDECREF(got);
-    Py_XDECREF(got_strides);
-    Py_XDECREF(size);
-    Py_XDECREF(strides);
+    PyErr_Format(PyExc_RuntimeError,
+                 "%s: new_empty_strided made a tensor of size %s, strides %s, %d bit, "
+                 "expected size %s, strides %s, %d bit",
+                 name, osw_print_sizes(made->ndim, made->size).text,
+                 osw_print_sizes(made->ndim, made->stride).text, (int)made->dtype.bits,
+                 osw_print_sizes(asked->ndim, asked->size).text,
+                 osw_print_sizes(asked->ndim, asked->stride).text, (int)asked->dtype.bits);
 }
 
 static const struct {
@@ -112,10 +105,8 @@ PyObject *osw_tensor_new(PyObject *like, osw_new_dtype dtype, const char *name, 
     for (int i = 0; i < ndim; i++)
         asked.size[i] = size[i];
     if (!dense_strides(ndim, size, channels_last, asked.stride)) {
-        PyObject *sizes = osw_tuple_of(ndim, size);
-        if (sizes)
-            PyErr_Format(PyExc_RuntimeError, "%s: no new tensor has the size %R", name, sizes);
-        Py_XDECREF(sizes);
+        PyErr_Format(PyExc_RuntimeError, "%s: no new tensor has the size %s", name,
+                     osw_print_sizes(ndim, size).text);
         return NULL;
     }
     osw_tensor model;

@@ -5,6 +5,8 @@
 
 #include <stdio.h>
 
+void driver_channels_plan(driver *d); /* of channels_plan.c */
+
 enum { IMAGES = 2, FEW_ROWS = 8, MOST_ROWS = 21 };
 
 static const driver_type types[OSW_WIDTH_COUNT] = {DRIVER_U8, DRIVER_U16, DRIVER_U32, DRIVER_U64,
@@ -165,6 +167,8 @@ static void check(driver *d)
 #define X(index, name) check_variant(d, index, name);
     OSW_CHANNELS_VARIANTS(X)
 #undef X
+    if (!d->timed)
+        driver_channels_plan(d);
 }
 
 const driver_family driver_channels = {"channels", osw_channels_select, &osw_channels,

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Grouped linear maps: sums, which are exact of whole numbers in any order. */
 #include "linear/linear.h"
-#include "core/dtype.h"
 #include "driver.h"
 #include "linear/holds.h"
 
@@ -9,13 +8,6 @@
 #include <stdio.h>
 
 enum { MOST_GROUPS = 4 };
-
-static const driver_type types[] = {
-    [OSW_F32] = DRIVER_F32,
-    [OSW_F64] = DRIVER_F64,
-    [OSW_BF16] = DRIVER_BF16,
-    [OSW_F16] = DRIVER_F16,
-};
 
 typedef struct job {
     osw_linear linear;
@@ -154,7 +146,7 @@ static void check(driver *d)
 {
 #define X(operation, dtype)                                                                        \
     check_variant(d, #operation "_" #dtype, OSW_LINEAR_##operation##_##dtype,                      \
-                  types[OSW_LINEAR_##operation##_##dtype % OSW_DTYPE_COUNT]);
+                  (driver_type)type_##dtype);
     OSW_LINEAR_VARIANTS(X)
 #undef X
 }
