@@ -1,30 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* adaptive_max_pool and the maximum of whole planes with torch.amax's gradient, each with its
  * backward, like those of bind_max_pool.c. */
-#include "binding/pool_make.h"
-#include "binding/tensor_plain.h"
+#include "binding/pool_window.h"
 #include "binding/torch_names.h"
-#include "pool/window.h"
-
-#include <string.h>
-
-/* (output, index or None), or NotImplemented. size: of the output. */
-static PyObject *run_adaptive(osw_pool_call *call, PyObject *input, const int64_t *size,
-                              bool with_index)
-{
-    const osw_tensor *t = &call->tensors[INPUT];
-    const bool channels_last = osw_suggests_channels_last(t);
-    PyObject *output =
-        osw_pool_new(call, OUTPUT, input, OSW_SAME_DTYPE, t->ndim, size, channels_last);
-    PyObject *index = NULL, *both = NULL;
-    if (output && with_index)
-        index = osw_pool_new(call, OFFSETS, input, OSW_INT32, t->ndim, size, channels_last);
-    if (index || (output && !with_index))
-        both = PyTuple_Pack(2, output, index ? index : Py_None);
-    Py_XDECREF(output);
-    Py_XDECREF(index);
-    return osw_pool_run_into(call, both);
-}
 
 /* A tuple of 3 to 5 sizes, (N, C, *). */
 static int read_size(const osw_pool_call *call, PyObject *tuple, int64_t *size, int *ndim)
@@ -41,128 +19,90 @@ static int check_ndim(const osw_pool_call *call, const osw_tensor *t, int ndim)
                : osw_pool_fail(call, "tensor and size must have the same dimensions", t->ndim);
 }
 
-static PyObject *adaptive_max_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(adaptive_max_pool)
 {
-    (void)module;
     osw_pool_call call = osw_pool_begin("adaptive_max_pool", OP_adaptive_max, false);
     int64_t size[OSW_MAX_DIMS];
     int ndim;
-    if (!osw_expect(call.name, nargs, 3) || read_size(&call, args[1], size, &ndim) != 0 ||
-        osw_pool_tensor_arg(&call, INPUT, args[0]) != 0 ||
-        check_ndim(&call, &call.tensors[INPUT], ndim) != 0)
-        return NULL;
-    return run_adaptive(&call, args[0], size, args[2] == Py_True);
+    const bool done =
+        osw_expect(call.base.name, nargs, 3) && read_size(&call, args[1], size, &ndim) == 0 &&
+        osw_call_tensor(&call.base, INPUT, args[0]) == 0 &&
+        check_ndim(&call, &call.base.tensors[INPUT], ndim) == 0 &&
+        osw_pool_make(&call, size, args[2] == Py_True) == 0 && osw_pool_execute(&call) == 0;
+    return osw_call_end(&call.base, done ? osw_call_tuple(&call.base, OUTPUT, 2) : NULL);
 }
 
 /* An ordinary input of planes or volumes, into the call. */
 static bool read_input(osw_pool_call *call, PyObject *input, int spatial)
 {
-    osw_tensor *t = &call->tensors[INPUT];
-    call->given[INPUT] = true;
-    return osw_tensor_plain(input, t) && t->ndim == spatial + 2 && t->numel > 0 &&
-           osw_pool_supports(OP_adaptive_max, t) && !osw_autocast_converts(t, spatial == 3);
+    const osw_tensor *t = &call->base.tensors[INPUT];
+    return osw_call_tensor(&call->base, INPUT, input) == 0 && t->ndim == spatial + 2 &&
+           t->numel > 0 && osw_pool_supports(OP_adaptive_max, t) &&
+           !osw_autocast_converts(t, spatial == 3);
 }
 
-/* A positive int for all dimensions, or a tuple or list of one each. */
-static bool plain_output_size(PyObject *object, const osw_tensor *t, int64_t *size)
+/* (output, index, (input size, memory format)) */
+static PyObject *describe(const osw_call *call)
 {
-    size[0] = t->size[0];
-    size[1] = t->size[1];
-    const int spatial = t->ndim - 2;
-    const bool is_tuple = PyTuple_CheckExact(object), is_list = PyList_CheckExact(object);
-    bool plain = !is_tuple || PyTuple_Size(object) == spatial;
-    plain = plain && (!is_list || PyList_Size(object) == spatial);
-    for (int i = 0; plain && i < spatial; i++) {
-        PyObject *side = is_tuple  ? PyTuple_GetItem(object, i)
-                         : is_list ? PyList_GetItem(object, i)
-                                   : object;
-        plain = osw_exact_int(side, 1, INT32_MAX, &size[2 + i]);
-    }
-    return plain;
-}
-
-/* (output, index, (input size, memory format)) if it trains, else the output, of the pair that
- * run_adaptive makes, which it takes. */
-static PyObject *describe(const osw_tensor *t, PyObject *both, bool trains)
-{
-    PyObject *output = PyTuple_GetItem(both, 0), *described = NULL;
-    if (!trains) {
-        Py_XINCREF(output);
-        Py_DECREF(both);
-        return output;
-    }
-    PyObject *format = osw_memory_format(t->ndim, osw_suggests_channels_last(t));
-    PyObject *size = osw_tuple_of(t->ndim, t->size);
-    if (format && size)
-        described = Py_BuildValue("(OO(OO))", output, PyTuple_GetItem(both, 1), size, format);
-    Py_XDECREF(size);
-    Py_DECREF(both);
-    return described;
+    const osw_tensor *t = &call->tensors[INPUT];
+    return Py_BuildValue("(OO(NO))", call->made[OUTPUT], call->made[OFFSETS],
+                         osw_tuple_of(t->ndim, t->size),
+                         osw_memory_format(t->ndim, osw_suggests_channels_last(t)));
 }
 
 enum { P_SPATIAL, P_INPUT, P_SIZE, P_TRAINS, P_ARGUMENTS };
 
-static PyObject *plain_adaptive_max_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(plain_adaptive_max_pool)
 {
-    (void)module;
-    osw_pool_call call = osw_pool_begin("plain_adaptive_max_pool", OP_adaptive_max, false);
+    osw_pool_call call = osw_pool_begin("plain_adaptive_max_pool", OP_adaptive_max, true);
     int64_t spatial, size[OSW_MAX_DIMS];
-    if (!osw_expect(call.name, nargs, P_ARGUMENTS) ||
-        osw_int_arg(call.name, "spatial", args[P_SPATIAL], 1, OSW_POOL_DIMS, &spatial) != 0)
+    if (!osw_expect(call.base.name, nargs, P_ARGUMENTS) ||
+        osw_int_arg(call.base.name, "spatial", args[P_SPATIAL], 1, OSW_POOL_DIMS, &spatial) != 0)
         return NULL;
-    const osw_tensor *t = &call.tensors[INPUT];
+    const osw_tensor *t = &call.base.tensors[INPUT];
     const bool trains = args[P_TRAINS] == Py_True;
-    PyObject *made = NULL;
-    if (read_input(&call, args[P_INPUT], (int)spatial) && plain_output_size(args[P_SIZE], t, size))
-        made = run_adaptive(&call, args[P_INPUT], size, trains);
-    if (made && made != Py_NotImplemented)
-        made = describe(t, made, trains);
-    return osw_or_declined(made);
+    PyObject *result = NULL;
+    if (read_input(&call, args[P_INPUT], (int)spatial) &&
+        osw_plain_sides(args[P_SIZE], (int)spatial, 1, size + 2)) {
+        size[0] = t->size[0];
+        size[1] = t->size[1];
+        if (osw_pool_make(&call, size, trains) == 0 && osw_pool_execute(&call) == 0)
+            result = trains ? describe(&call.base) : osw_call_made(&call.base, OUTPUT);
+    }
+    return osw_or_declined(osw_call_end(&call.base, result));
 }
 
-/* The gradient of the input from that of the output and the index, both in the call. */
-static PyObject *run_backward(osw_pool_call *call, PyObject *gradient, const int64_t *size,
-                              int ndim, bool channels_last)
+/* The size of the input, then the tensors. */
+static PyObject *run_backward(osw_pool_call *call, PyObject *input_size, bool channels_last,
+                              PyObject *gradient, PyObject *index)
 {
-    if (check_ndim(call, &call->tensors[GRAD_OUTPUT], ndim) != 0)
-        return NULL;
-    return osw_pool_run_into(
-        call, osw_pool_new(call, GRAD_INPUT, gradient, OSW_SAME_DTYPE, ndim, size, channels_last));
-}
-
-static PyObject *adaptive_max_pool_backward(PyObject *module, PyObject *const *args,
-                                            Py_ssize_t nargs)
-{
-    (void)module;
-    osw_pool_call call =
-        osw_pool_begin("adaptive_max_pool_backward", OP_adaptive_max_backward, true);
     int64_t size[OSW_MAX_DIMS];
     int ndim;
-    if (!osw_expect(call.name, nargs, 4) || read_size(&call, args[2], size, &ndim) != 0 ||
-        osw_pool_tensor_arg(&call, GRAD_OUTPUT, args[0]) != 0 ||
-        osw_pool_tensor_arg(&call, OFFSETS, args[1]) != 0)
-        return NULL;
-    return run_backward(&call, args[0], size, ndim, args[3] == Py_True);
+    if (read_size(call, input_size, size, &ndim) != 0 ||
+        osw_call_tensor(&call->base, GRAD_OUTPUT, gradient) != 0 ||
+        osw_call_tensor(&call->base, OFFSETS, index) != 0 ||
+        check_ndim(call, &call->base.tensors[GRAD_OUTPUT], ndim) != 0)
+        return osw_call_end(&call->base, NULL);
+    return osw_pool_gradient(call, ndim, size, channels_last);
 }
 
-static PyObject *plain_adaptive_max_pool_backward(PyObject *module, PyObject *const *args,
-                                                  Py_ssize_t nargs)
+OSW_ENTRY(adaptive_max_pool_backward)
 {
-    (void)module;
+    osw_pool_call call =
+        osw_pool_begin("adaptive_max_pool_backward", OP_adaptive_max_backward, false);
+    if (!osw_expect(call.base.name, nargs, 4))
+        return NULL;
+    return run_backward(&call, args[2], args[3] == Py_True, args[0], args[1]);
+}
+
+OSW_ENTRY(plain_adaptive_max_pool_backward)
+{
     osw_pool_call call =
         osw_pool_begin("plain_adaptive_max_pool_backward", OP_adaptive_max_backward, true);
-    int64_t size[OSW_MAX_DIMS];
-    int ndim;
-    if (!osw_expect(call.name, nargs, 4))
+    if (!osw_expect(call.base.name, nargs, 4))
         return NULL;
-    if (read_size(&call, args[0], size, &ndim) != 0)
-        return osw_or_declined(NULL);
-    if (!osw_tensor_plain(args[3], &call.tensors[GRAD_OUTPUT]) ||
-        !osw_tensor_plain(args[2], &call.tensors[OFFSETS]))
-        Py_RETURN_NOTIMPLEMENTED;
-    call.given[GRAD_OUTPUT] = call.given[OFFSETS] = true;
     return osw_or_declined(
-        run_backward(&call, args[3], size, ndim, args[1] != osw_torch(OSW_TORCH_CONTIGUOUS)));
+        run_backward(&call, args[0], args[1] != osw_torch(OSW_TORCH_CONTIGUOUS), args[3], args[2]));
 }
 
 /* (N, C), or (N, C, 1, ...), as a tensor of the dimensions of `like`. */
@@ -178,126 +118,109 @@ static int as_reduced(const osw_pool_call *call, osw_tensor *t, const osw_tensor
     return 0;
 }
 
-/* A new tensor at `role`, (N, C) or, with `keepdim`, (N, C, 1, 1). */
-static PyObject *new_reduced(osw_pool_call *call, osw_role role, PyObject *like,
-                             osw_new_dtype dtype, bool keepdim)
+/* Make the maximum of every plane, (N, C) or, with `keepdim`, (N, C, 1, 1), and positions, and run.
+ */
+static int execute_amax(osw_pool_call *call, bool keepdim, bool with_positions)
 {
-    const osw_tensor *t = &call->tensors[INPUT];
-    if (t->ndim < 3 || t->ndim > 2 + OSW_POOL_DIMS) {
-        osw_pool_fail(call, "expected (N, C, *)", t->ndim);
-        return NULL;
-    }
-    const int64_t size[] = {t->size[0], t->size[1], 1, 1};
-    PyObject *made = osw_pool_new(call, role, like, dtype, keepdim ? 4 : 2, size, false);
-    if (made && as_reduced(call, &call->tensors[role], t) != 0)
-        Py_CLEAR(made);
-    return made;
+    osw_tensor *t = call->base.tensors;
+    if (t[INPUT].ndim < 3 || t[INPUT].ndim > 2 + OSW_POOL_DIMS)
+        return osw_pool_fail(call, "expected (N, C, *)", t[INPUT].ndim);
+    const int64_t size[] = {t[INPUT].size[0], t[INPUT].size[1], 1, 1};
+    if (osw_call_make(&call->base, OUTPUT, INPUT, OSW_SAME_DTYPE, keepdim ? 4 : 2, size, false) !=
+            0 ||
+        as_reduced(call, &t[OUTPUT], &t[INPUT]) != 0)
+        return -1;
+    if (with_positions &&
+        (osw_call_make(&call->base, OFFSETS, INPUT, OSW_INT32, 2, size, false) != 0 ||
+         as_reduced(call, &t[OFFSETS], &t[INPUT]) != 0))
+        return -1;
+    return osw_pool_execute(call);
 }
 
-static PyObject *amax(PyObject *module, PyObject *input)
+static PyObject *amax(PyObject *Py_UNUSED(module), PyObject *input)
 {
-    (void)module;
     osw_pool_call call = osw_pool_begin("amax", OP_adaptive_max, false);
-    if (osw_pool_tensor_arg(&call, INPUT, input) != 0)
-        return NULL;
-    return osw_pool_run_into(&call, new_reduced(&call, OUTPUT, input, OSW_SAME_DTYPE, false));
+    const bool done =
+        osw_call_tensor(&call.base, INPUT, input) == 0 && execute_amax(&call, false, false) == 0;
+    return osw_call_end(&call.base, done ? osw_call_made(&call.base, OUTPUT) : NULL);
 }
 
-/* (output, positions), or NotImplemented; the input is in the call. */
-static PyObject *run_amax(osw_pool_call *call, PyObject *input, bool keepdim)
+OSW_ENTRY(plain_amax)
 {
-    PyObject *output = new_reduced(call, OUTPUT, input, OSW_SAME_DTYPE, keepdim), *both = NULL;
-    PyObject *positions = output ? new_reduced(call, OFFSETS, input, OSW_INT32, false) : NULL;
-    if (positions)
-        both = PyTuple_Pack(2, output, positions);
-    Py_XDECREF(output);
-    Py_XDECREF(positions);
-    return osw_pool_run_into(call, both);
-}
-
-static PyObject *plain_amax(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
-{
-    (void)module;
     if (!osw_expect("plain_amax", nargs, 3))
         return NULL;
-    const bool trains = args[2] == Py_True, keepdim = args[0] == Py_True;
-    osw_pool_call call = osw_pool_begin("plain_amax", trains ? OP_amax : OP_adaptive_max, false);
-    PyObject *made = NULL;
-    if (read_input(&call, args[1], 2) && PyBool_Check(args[0]))
-        made = trains ? run_amax(&call, args[1], keepdim)
-                      : osw_pool_run_into(
-                            &call, new_reduced(&call, OUTPUT, args[1], OSW_SAME_DTYPE, keepdim));
-    return osw_or_declined(made);
+    const bool trains = args[2] == Py_True;
+    osw_pool_call call = osw_pool_begin("plain_amax", trains ? OP_amax : OP_adaptive_max, true);
+    PyObject *result = NULL;
+    if (read_input(&call, args[1], 2) && PyBool_Check(args[0]) &&
+        execute_amax(&call, args[0] == Py_True, trains) == 0)
+        result = trains ? osw_call_tuple(&call.base, OUTPUT, 2) : osw_call_made(&call.base, OUTPUT);
+    return osw_or_declined(osw_call_end(&call.base, result));
 }
 
-/* The gradient of the input; the tensors are in the call. */
-static PyObject *run_amax_backward(osw_pool_call *call, PyObject *input)
+/* Tensors by their roles, the input, output and gradient of the output among them. */
+static PyObject *run_amax_backward(osw_pool_call *call, const osw_role *roles, int count,
+                                   PyObject *const *args)
 {
-    osw_tensor *t = call->tensors;
-    if (t[INPUT].ndim < 3 || t[INPUT].ndim > 2 + OSW_POOL_DIMS) {
-        osw_pool_fail(call, "expected (N, C, *)", t[INPUT].ndim);
-        return NULL;
-    }
-    if (as_reduced(call, &t[OUTPUT], &t[INPUT]) != 0 ||
-        as_reduced(call, &t[GRAD_OUTPUT], &t[INPUT]) != 0 ||
-        (call->given[OFFSETS] && as_reduced(call, &t[OFFSETS], &t[INPUT]) != 0))
-        return NULL;
-    return osw_pool_run_into(call,
-                             osw_pool_new(call, GRAD_INPUT, input, OSW_SAME_DTYPE, t[INPUT].ndim,
-                                          t[INPUT].size, osw_suggests_channels_last(&t[INPUT])));
+    osw_tensor *t = call->base.tensors, *x = &t[INPUT];
+    bool done = true;
+    for (int i = 0; done && i < count; i++)
+        done = osw_call_tensor(&call->base, roles[i], args[i]) == 0;
+    if (done && (x->ndim < 3 || x->ndim > 2 + OSW_POOL_DIMS))
+        done = osw_pool_fail(call, "expected (N, C, *)", x->ndim) == 0;
+    for (int i = 1; done && i < count; i++)
+        done = as_reduced(call, &t[roles[i]], x) == 0;
+    done = done &&
+           osw_call_make(&call->base, GRAD_INPUT, INPUT, OSW_SAME_DTYPE, x->ndim, x->size,
+                         osw_suggests_channels_last(x)) == 0 &&
+           osw_pool_execute(call) == 0;
+    return osw_call_end(&call->base, done ? osw_call_made(&call->base, GRAD_INPUT) : NULL);
 }
 
-static PyObject *amax_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(amax_backward)
 {
-    (void)module;
-    osw_pool_call call = osw_pool_begin("amax_backward", OP_amax_backward, true);
-    if (!osw_expect(call.name, nargs, 3) || osw_pool_tensor_arg(&call, INPUT, args[0]) != 0 ||
-        osw_pool_tensor_arg(&call, OUTPUT, args[1]) != 0 ||
-        osw_pool_tensor_arg(&call, GRAD_OUTPUT, args[2]) != 0)
-        return NULL;
-    return run_amax_backward(&call, args[0]);
+    static const osw_role roles[] = {INPUT, OUTPUT, GRAD_OUTPUT};
+    osw_pool_call call = osw_pool_begin("amax_backward", OP_amax_backward, false);
+    return osw_expect(call.base.name, nargs, 3) ? run_amax_backward(&call, roles, 3, args) : NULL;
 }
 
-static PyObject *plain_amax_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(plain_amax_backward)
 {
-    (void)module;
     static const osw_role roles[] = {INPUT, OUTPUT, OFFSETS, GRAD_OUTPUT};
     osw_pool_call call = osw_pool_begin("plain_amax_backward", OP_amax_backward, true);
-    if (!osw_expect(call.name, nargs, 4))
-        return NULL;
-    for (int i = 0; i < 4; i++) {
-        if (!osw_tensor_plain(args[i], &call.tensors[roles[i]]))
-            Py_RETURN_NOTIMPLEMENTED;
-        call.given[roles[i]] = true;
-    }
-    return osw_or_declined(run_amax_backward(&call, args[0]));
+    return osw_expect(call.base.name, nargs, 4)
+               ? osw_or_declined(run_amax_backward(&call, roles, 4, args))
+               : NULL;
 }
 
 PyMethodDef osw_adaptive_pool_methods[] = {
-    {"adaptive_max_pool", OSW_METHOD(adaptive_max_pool), METH_FASTCALL,
-     "adaptive_max_pool(input, (N, C, *output_size), with_index) -> (output, index or None); "
-     "NotImplemented where the input must be dense first"},
-    {"plain_adaptive_max_pool", OSW_METHOD(plain_adaptive_max_pool), METH_FASTCALL,
-     "plain_adaptive_max_pool(spatial, input, output_size, trains) -> output; if it trains "
-     "(output, index, (input size, memory format)); NotImplemented where the call is not an "
-     "ordinary one"},
-    {"adaptive_max_pool_backward", OSW_METHOD(adaptive_max_pool_backward), METH_FASTCALL,
-     "adaptive_max_pool_backward(grad_output, index, input_size, channels_last) -> grad_input; "
-     "NotImplemented where a tensor must be dense first"},
-    {"plain_adaptive_max_pool_backward", OSW_METHOD(plain_adaptive_max_pool_backward),
-     METH_FASTCALL,
-     "plain_adaptive_max_pool_backward(input_size, memory_format, index, grad_output) -> "
-     "grad_input, or NotImplemented"},
+    OSW_ENTRY_LINE(
+        adaptive_max_pool,
+        "adaptive_max_pool(input, (N, C, *output_size), with_index) -> (output, index or None); "
+        "NotImplemented where the input must be dense first"),
+    OSW_ENTRY_LINE(
+        plain_adaptive_max_pool,
+        "plain_adaptive_max_pool(spatial, input, output_size, trains) -> output; if it trains "
+        "(output, index, (input size, memory format)); NotImplemented where the call is not an "
+        "ordinary one"),
+    OSW_ENTRY_LINE(
+        adaptive_max_pool_backward,
+        "adaptive_max_pool_backward(grad_output, index, input_size, channels_last) -> grad_input; "
+        "NotImplemented where a tensor must be dense first"),
+    OSW_ENTRY_LINE(
+        plain_adaptive_max_pool_backward,
+        "plain_adaptive_max_pool_backward(input_size, memory_format, index, grad_output) -> "
+        "grad_input, or NotImplemented"),
     {"amax", amax, METH_O,
      "amax(input) -> maximum of every plane, (N, C); NotImplemented where the input must be dense "
      "first"},
-    {"plain_amax", OSW_METHOD(plain_amax), METH_FASTCALL,
-     "plain_amax(keepdim, input, trains) -> output, (N, C) or (N, C, 1, 1); if it trains (output, "
-     "positions); NotImplemented where the call is not an ordinary one"},
-    {"amax_backward", OSW_METHOD(amax_backward), METH_FASTCALL,
-     "amax_backward(input, output, grad_output) -> grad_input; NotImplemented where a tensor must "
-     "be dense first"},
-    {"plain_amax_backward", OSW_METHOD(plain_amax_backward), METH_FASTCALL,
-     "plain_amax_backward(input, output, positions, grad_output) -> grad_input, or NotImplemented"},
+    OSW_ENTRY_LINE(plain_amax, "plain_amax(keepdim, input, trains) -> output, (N, C) or (N, C, 1, "
+                               "1); if it trains (output, "
+                               "positions); NotImplemented where the call is not an ordinary one"),
+    OSW_ENTRY_LINE(amax_backward, "amax_backward(input, output, grad_output) -> grad_input; "
+                                  "NotImplemented where a tensor must "
+                                  "be dense first"),
+    OSW_ENTRY_LINE(plain_amax_backward, "plain_amax_backward(input, output, positions, "
+                                        "grad_output) -> grad_input, or NotImplemented"),
     {NULL, NULL, 0, NULL},
 };

@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /* avg_pool and avg_pool_backward, like those of bind_max_pool.c. */
-#include "binding/pool_make.h"
-#include "binding/tensor_plain.h"
+#include "binding/pool_window.h"
 #include "binding/torch_names.h"
 #include "pool/window.h"
 
-/* The new output; the input and the window are in the call. */
-static PyObject *run_avg(osw_pool_call *call, PyObject *input, bool ceil_mode)
+/* The input and the window are in the call. */
+static int execute(osw_pool_call *call, bool ceil_mode)
 {
-    const osw_tensor *t = &call->tensors[INPUT];
     int64_t size[OSW_MAX_DIMS];
-    if (osw_pool_output_size(call, ceil_mode, size) != 0)
-        return NULL;
-    return osw_pool_run_into(call, osw_pool_new(call, OUTPUT, input, OSW_SAME_DTYPE, t->ndim, size,
-                                                osw_suggests_channels_last(t)));
+    return osw_pool_output_size(call, ceil_mode, size) != 0 ||
+                   osw_pool_make(call, size, false) != 0 || osw_pool_execute(call) != 0
+               ? -1
+               : 0;
 }
 
 /* What both directions are told: kernel, stride, padding, ceil_mode, count_include_pad, divisor or
@@ -36,7 +34,8 @@ static int read_divisor(osw_pool_call *call, PyObject *object)
 {
     if (object == Py_None)
         return 0;
-    if (osw_int_arg(call->name, "divisor", object, INT64_MIN, INT64_MAX, &call->pool.divisor) != 0)
+    if (osw_int_arg(call->base.name, "divisor", object, INT64_MIN, INT64_MAX,
+                    &call->pool.divisor) != 0)
         return -1;
     return call->pool.divisor ? 0 : osw_pool_fail(call, "divisor must not be zero", 0);
 }
@@ -44,23 +43,21 @@ static int read_divisor(osw_pool_call *call, PyObject *object)
 static int read_geometry(osw_pool_call *call, PyObject *const *geometry)
 {
     call->pool.count_include_pad = geometry[G_INCLUDE_PAD] == Py_True;
-    return osw_pool_window_args(call, geometry[W_KERNEL], geometry[W_STRIDE], geometry[W_PADDING],
-                                NULL) != 0 ||
-                   check_area(call) != 0 || osw_pool_step_arg(call, geometry[G_STEP]) != 0 ||
-                   read_divisor(call, geometry[G_DIVISOR]) != 0
+    return osw_pool_window_args(call, geometry, false, geometry[G_STEP]) != 0 ||
+                   check_area(call) != 0 || read_divisor(call, geometry[G_DIVISOR]) != 0
                ? -1
                : 0;
 }
 
-static PyObject *avg_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(avg_pool)
 {
-    (void)module;
     osw_pool_call call = osw_pool_begin("avg_pool", OP_avg, false);
     PyObject *const *geometry = args + 1;
-    if (!osw_expect(call.name, nargs, 1 + G_COUNT) || read_geometry(&call, geometry) != 0 ||
-        osw_pool_tensor_arg(&call, INPUT, args[0]) != 0)
-        return NULL;
-    return run_avg(&call, args[0], geometry[G_CEIL_MODE] == Py_True);
+    const bool done = osw_expect(call.base.name, nargs, 1 + G_COUNT) &&
+                      read_geometry(&call, geometry) == 0 &&
+                      osw_call_tensor(&call.base, INPUT, args[0]) == 0 &&
+                      execute(&call, geometry[G_CEIL_MODE] == Py_True) == 0;
+    return osw_call_end(&call.base, done ? osw_call_made(&call.base, OUTPUT) : NULL);
 }
 
 /* None, or an int that one may divide by. */
@@ -75,7 +72,7 @@ static bool plain_divisor(PyObject *object, int64_t *divisor)
  */
 static bool is_filled(const osw_pool_call *call, const osw_window *window, bool volumes)
 {
-    const osw_tensor *t = &call->tensors[INPUT];
+    const osw_tensor *t = &call->base.tensors[INPUT];
     bool filled = true;
     for (int i = 0; volumes && i < window->spatial; i++)
         filled = filled && t->size[t->ndim - window->spatial + i] >= window->sides[W_KERNEL][i];
@@ -84,112 +81,96 @@ static bool is_filled(const osw_pool_call *call, const osw_window *window, bool 
 
 enum { P_VOLUMES, P_INPUT, P_GEOMETRY, P_TRAINS = P_GEOMETRY + G_STEP, P_ARGUMENTS };
 
-/* (output, (geometry, input size, memory format)); takes the output. */
-static PyObject *describe(const osw_window *window, const osw_tensor *t, PyObject *const *geometry,
-                          PyObject *output)
+/* (output, (geometry, input size, memory format)) */
+static PyObject *describe(const osw_call *call, const osw_window *w, PyObject *const *geometry)
 {
-    PyObject *format = osw_memory_format(t->ndim, osw_suggests_channels_last(t));
-    PyObject *size = osw_tuple_of(t->ndim, t->size);
-    PyObject *described = NULL;
-    if (format && size)
-        described = Py_BuildValue(
-            "(O((OOOOOOL)OO))", output, window->tuples[W_KERNEL], window->tuples[W_STRIDE],
-            window->tuples[W_PADDING], geometry[G_CEIL_MODE], geometry[G_INCLUDE_PAD],
-            geometry[G_DIVISOR], (long long)window->channel_step, size, format);
-    Py_XDECREF(size);
-    Py_DECREF(output);
-    return described;
+    const osw_tensor *t = &call->tensors[INPUT];
+    return Py_BuildValue(
+        "(O((NNNOOOL)NO))", call->made[OUTPUT], osw_tuple_of(w->spatial, w->sides[W_KERNEL]),
+        osw_tuple_of(w->spatial, w->sides[W_STRIDE]), osw_tuple_of(w->spatial, w->sides[W_PADDING]),
+        geometry[G_CEIL_MODE], geometry[G_INCLUDE_PAD], geometry[G_DIVISOR],
+        (long long)w->channel_step, osw_tuple_of(t->ndim, t->size),
+        osw_memory_format(t->ndim, osw_suggests_channels_last(t)));
 }
 
-static PyObject *plain_avg_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(plain_avg_pool)
 {
-    (void)module;
-    osw_pool_call call = osw_pool_begin("plain_avg_pool", OP_avg, false);
-    if (!osw_expect(call.name, nargs, P_ARGUMENTS))
+    osw_pool_call call = osw_pool_begin("plain_avg_pool", OP_avg, true);
+    if (!osw_expect(call.base.name, nargs, P_ARGUMENTS))
         return NULL;
     PyObject *const *geometry = args + P_GEOMETRY;
     PyObject *ceil_mode = geometry[G_CEIL_MODE], *include_pad = geometry[G_INCLUDE_PAD];
     const bool volumes = args[P_VOLUMES] == Py_True;
-    PyObject *made = NULL;
+    PyObject *result = NULL;
     osw_window window;
+    call.pool.count_include_pad = include_pad == Py_True;
     if (osw_window_read(&window, &call, volumes, args[P_INPUT], geometry, false) &&
         PyBool_Check(ceil_mode) && PyBool_Check(include_pad) &&
         plain_divisor(geometry[G_DIVISOR], &call.pool.divisor) &&
-        is_filled(&call, &window, volumes) && check_area(&call) == 0) {
-        call.pool.count_include_pad = include_pad == Py_True;
-        made = run_avg(&call, args[P_INPUT], ceil_mode == Py_True);
-    }
-    if (made && made != Py_NotImplemented && args[P_TRAINS] == Py_True)
-        made = describe(&window, &call.tensors[INPUT], geometry, made);
-    osw_window_clear(&window);
-    return osw_or_declined(made);
-}
-
-/* The numbers of a backward: the geometry into the call, and the input's size. */
-static int read_numbers(osw_pool_call *call, PyObject *const *geometry, PyObject *input_size,
-                        int64_t *size)
-{
-    if (read_geometry(call, geometry) != 0)
-        return -1;
-    return osw_pool_tensor_size(call, input_size, call->spatial + 2, size);
-}
-
-/* The gradient of the input from that of the output, which is in the call. */
-static PyObject *run_backward(osw_pool_call *call, PyObject *gradient, const int64_t *size,
-                              bool channels_last)
-{
-    return osw_pool_run_into(call, osw_pool_new(call, GRAD_INPUT, gradient, OSW_SAME_DTYPE,
-                                                call->spatial + 2, size, channels_last));
+        is_filled(&call, &window, volumes) && check_area(&call) == 0 &&
+        execute(&call, ceil_mode == Py_True) == 0)
+        result = args[P_TRAINS] == Py_True ? describe(&call.base, &window, geometry)
+                                           : osw_call_made(&call.base, OUTPUT);
+    return osw_or_declined(osw_call_end(&call.base, result));
 }
 
 enum { GRAD_AT, SIZE_AT, GEOMETRY_AT, LAST_AT = GEOMETRY_AT + G_COUNT, B_ARGUMENTS };
 
-static PyObject *avg_pool_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+/* The numbers before the tensor: geometry and the size of the input. */
+static PyObject *run_backward(osw_pool_call *call, PyObject *const *geometry, PyObject *input_size,
+                              bool channels_last, PyObject *gradient)
 {
-    (void)module;
-    osw_pool_call call = osw_pool_begin("avg_pool_backward", OP_avg_backward, true);
     int64_t size[OSW_MAX_DIMS];
-    if (!osw_expect(call.name, nargs, B_ARGUMENTS) ||
-        read_numbers(&call, args + GEOMETRY_AT, args[SIZE_AT], size) != 0 ||
-        osw_pool_tensor_arg(&call, GRAD_OUTPUT, args[GRAD_AT]) != 0)
+    if (read_geometry(call, geometry) != 0 ||
+        osw_pool_tensor_size(call, input_size, call->spatial + 2, size) != 0 ||
+        osw_call_tensor(&call->base, GRAD_OUTPUT, gradient) != 0)
+        return osw_call_end(&call->base, NULL);
+    return osw_pool_gradient(call, call->spatial + 2, size, channels_last);
+}
+
+OSW_ENTRY(avg_pool_backward)
+{
+    osw_pool_call call = osw_pool_begin("avg_pool_backward", OP_avg_backward, false);
+    if (!osw_expect(call.base.name, nargs, B_ARGUMENTS))
         return NULL;
-    return run_backward(&call, args[GRAD_AT], size, args[LAST_AT] == Py_True);
+    return run_backward(&call, args + GEOMETRY_AT, args[SIZE_AT], args[LAST_AT] == Py_True,
+                        args[GRAD_AT]);
 }
 
 enum { D_GEOMETRY, D_SIZE, D_FORMAT, D_GRADIENT, D_ARGUMENTS };
 
-static PyObject *plain_avg_pool_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(plain_avg_pool_backward)
 {
-    (void)module;
     osw_pool_call call = osw_pool_begin("plain_avg_pool_backward", OP_avg_backward, true);
     PyObject *geometry[G_COUNT];
-    int64_t size[OSW_MAX_DIMS];
-    if (!osw_expect(call.name, nargs, D_ARGUMENTS) ||
-        osw_pool_described(&call, args[D_GEOMETRY], G_COUNT, geometry, G_COUNT) != 0)
+    if (!osw_expect(call.base.name, nargs, D_ARGUMENTS) ||
+        osw_pool_described(&call, args[D_GEOMETRY], G_COUNT, geometry) != 0)
         return NULL;
-    if (read_numbers(&call, geometry, args[D_SIZE], size) != 0)
-        return osw_or_declined(NULL);
-    if (!osw_tensor_plain(args[D_GRADIENT], &call.tensors[GRAD_OUTPUT]))
-        Py_RETURN_NOTIMPLEMENTED;
-    call.given[GRAD_OUTPUT] = true;
-    return osw_or_declined(run_backward(&call, args[D_GRADIENT], size,
-                                        args[D_FORMAT] != osw_torch(OSW_TORCH_CONTIGUOUS)));
+    return osw_or_declined(run_backward(&call, geometry, args[D_SIZE],
+                                        args[D_FORMAT] != osw_torch(OSW_TORCH_CONTIGUOUS),
+                                        args[D_GRADIENT]));
 }
 
 PyMethodDef osw_avg_pool_methods[] = {
-    {"avg_pool", OSW_METHOD(avg_pool), METH_FASTCALL,
-     "avg_pool(input, kernel, stride, padding, ceil_mode, count_include_pad, divisor or None, "
-     "channel_step) -> output; NotImplemented where the input must be dense first"},
-    {"plain_avg_pool", OSW_METHOD(plain_avg_pool), METH_FASTCALL,
-     "plain_avg_pool(volumes, input, kernel_size, stride, padding, ceil_mode, count_include_pad, "
-     "divisor_override, trains) -> output; if it trains (output, ((kernel, stride, padding, "
-     "ceil_mode, count_include_pad, divisor_override, channel step), input size, memory format)); "
-     "NotImplemented where the call is not an ordinary one"},
-    {"avg_pool_backward", OSW_METHOD(avg_pool_backward), METH_FASTCALL,
-     "avg_pool_backward(grad_output, input_size, kernel, stride, padding, ceil_mode, "
-     "count_include_pad, divisor or None, channel_step, channels_last) -> grad_input; "
-     "NotImplemented where grad_output must be dense first"},
-    {"plain_avg_pool_backward", OSW_METHOD(plain_avg_pool_backward), METH_FASTCALL,
-     "plain_avg_pool_backward(*described, grad_output) -> grad_input, or NotImplemented"},
+    OSW_ENTRY_LINE(
+        avg_pool,
+        "avg_pool(input, kernel, stride, padding, ceil_mode, count_include_pad, divisor or None, "
+        "channel_step) -> output; NotImplemented where the input must be dense first"),
+    OSW_ENTRY_LINE(
+        plain_avg_pool,
+        "plain_avg_pool(volumes, input, kernel_size, stride, padding, ceil_mode, "
+        "count_include_pad, "
+        "divisor_override, trains) -> output; if it trains (output, ((kernel, stride, padding, "
+        "ceil_mode, count_include_pad, divisor_override, channel step), input size, memory "
+        "format)); "
+        "NotImplemented where the call is not an ordinary one"),
+    OSW_ENTRY_LINE(
+        avg_pool_backward,
+        "avg_pool_backward(grad_output, input_size, kernel, stride, padding, ceil_mode, "
+        "count_include_pad, divisor or None, channel_step, channels_last) -> grad_input; "
+        "NotImplemented where grad_output must be dense first"),
+    OSW_ENTRY_LINE(
+        plain_avg_pool_backward,
+        "plain_avg_pool_backward(*described, grad_output) -> grad_input, or NotImplemented"),
     {NULL, NULL, 0, NULL},
 };

@@ -2,10 +2,8 @@
 /* draw_mask(generator, keep, count, mask): which elements are kept, by the generator's next
  * numbers. apply_mask(input, mask, scale, output): the kept ones times scale, the others times
  * zero. */
-#include "binding/binding.h"
+#include "binding/call.h"
 #include "binding/profile.h"
-#include "binding/tensor_arg.h"
-#include "core/parallel.h"
 #include "dropout/dropout.h"
 
 #include <assert.h>
@@ -35,10 +33,8 @@ static int read_state(const osw_tensor *t, osw_twister *twister)
     if (fits)
         memcpy(&state, t->data, sizeof state);
     if (!fits || state.left < 1 || state.left > OSW_TWISTER_WORDS ||
-        (state.left > 1 && state.next + (uint64_t)state.left - 1 != OSW_TWISTER_WORDS)) {
-        PyErr_SetString(PyExc_RuntimeError, "draw_mask: unknown kind of generator state");
-        return -1;
-    }
+        (state.left > 1 && state.next + (uint64_t)state.left - 1 != OSW_TWISTER_WORDS))
+        return osw_fail("draw_mask", "unknown kind of generator state");
     for (int i = 0; i < OSW_TWISTER_WORDS; i++)
         twister->words[i] = (uint32_t)state.words[i];
     twister->next = OSW_TWISTER_WORDS + 1 - state.left;
@@ -82,9 +78,8 @@ static int ask_state(osw_drawing *drawing)
         return -1;
     if (is_mask(&drawing->mask, drawing->count))
         return 0;
-    PyErr_Format(PyExc_RuntimeError, "draw_mask: a mask of %lld bytes does not fit %lld bits",
-                 (long long)drawing->mask.numel, (long long)drawing->count);
-    return -1;
+    return osw_fail("draw_mask", "a mask of %lld bytes does not fit %lld bits",
+                    (long long)drawing->mask.numel, (long long)drawing->count);
 }
 
 /* Draw from the state at hand, and say whether the generator still has it: 1 if so, 0 if somebody
@@ -124,19 +119,16 @@ static int draw(osw_drawing *drawing)
         drawn = draw_once(drawing, i >= WITHOUT_LOCK || drawing->count < LARGE, &twister);
     if (drawn < 0)
         return -1;
-    if (drawn == 0 && !holds_state(&drawing->state_tensor)) {
-        PyErr_SetString(PyExc_RuntimeError, "draw_mask: the kind of generator state changes");
-        return -1;
-    }
+    if (drawn == 0 && !holds_state(&drawing->state_tensor))
+        return osw_fail("draw_mask", "the kind of generator state changes");
     write_state(&twister, &drawing->state_tensor);
     PyObject *done = PyObject_CallMethod(drawing->generator, "set_state", "O", drawing->state);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
 
-static PyObject *draw_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(draw_mask)
 {
-    (void)module;
     osw_drawing drawing = {.generator = NULL};
     double keep;
     if (!osw_expect("draw_mask", nargs, 4) || osw_float_arg(args[1], &keep) != 0 ||
@@ -196,15 +188,14 @@ static bool is_dense(const osw_tensor *t)
 
 static bool same_places(const osw_tensor *a, const osw_tensor *b)
 {
-    bool same = a->ndim == b->ndim && osw_same_dtype(a, b);
+    bool same = osw_same_sizes(a, b, -1) && osw_same_dtype(a, b);
     for (int i = 0; same && i < a->ndim; i++)
-        same = a->size[i] == b->size[i] && (a->size[i] <= 1 || a->stride[i] == b->stride[i]);
+        same = a->size[i] <= 1 || a->stride[i] == b->stride[i];
     return same;
 }
 
-static PyObject *apply_mask(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(apply_mask)
 {
-    (void)module;
     osw_tensor input, mask, output;
     double scale;
     if (!osw_expect("apply_mask", nargs, 4) || osw_float_arg(args[2], &scale) != 0 ||
@@ -213,8 +204,9 @@ static PyObject *apply_mask(PyObject *module, PyObject *const *args, Py_ssize_t 
         osw_tensor_arg(args[3], "apply_mask", &output) != 0)
         return NULL;
     if (!same_places(&input, &output) || !is_dense(&input) || !is_mask(&mask, input.numel)) {
-        PyErr_SetString(PyExc_RuntimeError, "apply_mask: expected input and output that are dense "
-                                            "and alike, and a mask with a bit an element");
+        osw_fail("apply_mask",
+                 "expected input and output that are dense and alike, and a mask with "
+                 "a bit an element");
         return NULL;
     }
     osw_apply_job job = {input.data,  (const uint8_t *)mask.data, output.data, scale,
@@ -225,16 +217,13 @@ static PyObject *apply_mask(PyObject *module, PyObject *const *args, Py_ssize_t 
                      (int)input.dtype.bits);
         return NULL;
     }
-    PyObject *range = osw_profile_begin("dropout");
-    Py_BEGIN_ALLOW_THREADS;
-    osw_parallel_for(mask.numel, osw_grain(8 * 2 * input.itemsize), apply_part, &job);
-    Py_END_ALLOW_THREADS;
-    osw_profile_end(range);
+    osw_run_parallel("dropout", true, mask.numel, osw_grain(8 * 2 * input.itemsize), apply_part,
+                     &job);
     Py_RETURN_NONE;
 }
 
 PyMethodDef osw_dropout_methods[] = {
-    {"draw_mask", OSW_METHOD(draw_mask), METH_FASTCALL, "draw_mask(generator, keep, count, mask)"},
-    {"apply_mask", OSW_METHOD(apply_mask), METH_FASTCALL, "apply_mask(input, mask, scale, output)"},
+    OSW_ENTRY_LINE(draw_mask, "draw_mask(generator, keep, count, mask)"),
+    OSW_ENTRY_LINE(apply_mask, "apply_mask(input, mask, scale, output)"),
     {NULL, NULL, 0, NULL},
 };

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/pool_call.h"
 
-#include "binding/profile.h"
-#include "binding/tensor_new.h"
-#include "binding/variant_counts.h"
 #include "core/prefetch.h"
 #include "pool/holds.h"
 #include "pool/window.h"
@@ -39,80 +36,20 @@ static const osw_dl_dtype dtypes[TYPE_COUNT] = {
     [OP_##operation][FORM_##form][TYPE_##type] = OSW_POOL_##operation##_##form##_##type + 1,
 static const uint8_t kernels[OP_COUNT][FORM_COUNT][TYPE_COUNT] = {OSW_POOL_VARIANTS(KERNEL_ENTRY)};
 
-static uint64_t calls[OSW_POOL_COUNT];
+uint64_t osw_pool_calls[OSW_POOL_COUNT];
 
 static const char *const role_names[] = {"input", "output", "offsets", "grad_output", "grad_input"};
 
 int osw_pool_fail(const osw_pool_call *call, const char *problem, long long got)
 {
-    PyErr_Format(PyExc_RuntimeError, "%s: %s, got %lld", call->name, problem, got);
-    return -1;
-}
-
-int osw_pool_tensor_arg(osw_pool_call *call, osw_role role, PyObject *object)
-{
-    osw_tensor *t = &call->tensors[role];
-    if (osw_tensor_arg(object, call->name, t) != 0)
-        return -1;
-    call->given[role] = true;
-    return 0;
-}
-
-/* A tuple of call->spatial ints, each within [low, 2^31), into one field of the dims; dimensions
- * that the tensor does not have keep their values. */
-int osw_pool_sizes(const osw_pool_call *call, PyObject *tuple, const char *what, int64_t low,
-                   int64_t *first_field)
-{
-    int64_t values[OSW_POOL_DIMS];
-    if (osw_ints_arg(call->name, what, tuple, call->spatial, low, INT32_MAX, values) != 0)
-        return -1;
-    const size_t stride = sizeof(osw_pool_dim) / sizeof(int64_t);
-    for (int i = 0; i < call->spatial; i++)
-        first_field[(size_t)(OSW_POOL_DIMS - call->spatial + i) * stride] = values[i];
-    return 0;
-}
-
-int osw_pool_step_arg(osw_pool_call *call, PyObject *object)
-{
-    return osw_int_arg(call->name, "channel_step", object, 1, INT64_MAX, &call->pool.channel_step);
+    return osw_fail(call->base.name, "%s, got %lld", problem, got);
 }
 
 static const osw_pool_dim unit_dim = {1, 1, 1, 1, 0, 1};
 
-/* The window arguments; dilation may be NULL. */
-int osw_pool_window_args(osw_pool_call *call, PyObject *kernel, PyObject *stride, PyObject *padding,
-                         PyObject *dilation)
-{
-    osw_pool_dim *dims = call->pool.dims;
-    call->has_window = true;
-    call->spatial = PyTuple_Check(kernel) ? (int)PyTuple_Size(kernel) : 0;
-    if (call->spatial < 1 || call->spatial > OSW_POOL_DIMS) {
-        PyErr_Format(PyExc_TypeError, "%s: kernel must be a tuple of 1 to 3 ints, got %R",
-                     call->name, kernel);
-        return -1;
-    }
-    for (int i = 0; i < OSW_POOL_DIMS; i++)
-        dims[i] = unit_dim;
-    if (osw_pool_sizes(call, kernel, "kernel", 1, &dims->kernel) != 0 ||
-        osw_pool_sizes(call, stride, "stride", 1, &dims->stride) != 0 ||
-        osw_pool_sizes(call, padding, "padding", 0, &dims->padding) != 0 ||
-        (dilation && osw_pool_sizes(call, dilation, "dilation", 1, &dims->dilation) != 0))
-        return -1;
-    for (int i = 0; i < OSW_POOL_DIMS; i++)
-        if (dims[i].padding > dims[i].kernel / 2)
-            return osw_pool_fail(call, "padding must be at most half of the kernel",
-                                 dims[i].padding);
-    return 0;
-}
-
 int64_t osw_pool_bounded_step(int64_t step, int64_t channels)
 {
     return osw_min(step, osw_max(channels, 1));
-}
-
-bool osw_pool_same_sizes(const osw_tensor *a, const osw_tensor *b)
-{
-    return a->ndim == b->ndim && memcmp(a->size, b->size, (size_t)a->ndim * sizeof *a->size) == 0;
 }
 
 /* Wide blocks are read faster; narrow ones give every thread work where there are few images. */
@@ -125,7 +62,8 @@ static int64_t block_size(const osw_pool *pool)
 
 static int check_sizes(osw_pool_call *call)
 {
-    const osw_tensor *large = &call->tensors[call->large], *small = &call->tensors[call->small];
+    const osw_tensor *large = &call->base.tensors[call->large],
+                     *small = &call->base.tensors[call->small];
     if (!call->has_window) {
         call->spatial = large->ndim - 2;
         for (int i = 0; i < OSW_POOL_DIMS; i++)
@@ -167,33 +105,22 @@ bool osw_pool_fits_byte(const osw_pool *pool)
     return area <= MAX_BYTE_TAPS && area * pool->dims[DEPTH].kernel <= MAX_BYTE_TAPS;
 }
 
-static int fail_sizes(const osw_pool_call *call)
-{
-    const osw_tensor *small = &call->tensors[call->small], *offsets = &call->tensors[OFFSETS];
-    PyObject *size = osw_tuple_of(small->ndim, small->size);
-    PyObject *of_offsets = osw_tuple_of(offsets->ndim, offsets->size);
-    if (size && of_offsets)
-        PyErr_Format(PyExc_RuntimeError, "%s: %s of size %R does not fit offsets of size %R",
-                     call->name, role_names[call->small], size, of_offsets);
-    Py_XDECREF(size);
-    Py_XDECREF(of_offsets);
-    return -1;
-}
-
 /* Offsets are as large as the output; flat positions are int32, taps uint8 where these suffice. */
 static int check_offsets(osw_pool_call *call)
 {
-    if (!call->given[OFFSETS])
+    if (!call->base.objects[OFFSETS])
         return 0;
-    const osw_tensor *t = &call->tensors[OFFSETS];
+    const osw_tensor *t = &call->base.tensors[OFFSETS], *small = &call->base.tensors[call->small];
     const osw_pool_dim *dims = call->pool.dims;
     const int64_t area = dims[HEIGHT].kernel * dims[WIDTH].kernel;
     const bool fits = area <= INT32_MAX && area * dims[DEPTH].kernel <= INT32_MAX;
     const bool fits_byte = call->has_window && osw_pool_fits_byte(&call->pool);
     const bool is_byte = t->dtype.code == CODE_UINT && t->dtype.bits == 8;
     const bool is_int = t->dtype.code == CODE_INT && t->dtype.bits == 32;
-    if (!osw_pool_same_sizes(t, &call->tensors[call->small]))
-        return fail_sizes(call);
+    if (!osw_same_sizes(t, small, -1))
+        return osw_fail(call->base.name, "%s of size %s does not fit offsets of size %s",
+                        role_names[call->small], osw_print_sizes(small->ndim, small->size).text,
+                        osw_print_sizes(t->ndim, t->size).text);
     if (!fits)
         return osw_pool_fail(call, "taps must be below 2^31", area);
     if (!is_int && !(is_byte && fits_byte))
@@ -219,38 +146,23 @@ bool osw_pool_supports(osw_operation operation, const osw_tensor *t)
 
 static int check_types(const osw_pool_call *call, osw_type *type)
 {
-    const osw_tensor *large = &call->tensors[call->large];
+    const osw_tensor *large = &call->base.tensors[call->large];
     for (int i = 0; i < ROLE_COUNT; i++)
-        if (call->given[i] && i != OFFSETS && !osw_same_dtype(large, &call->tensors[i])) {
-            PyErr_Format(PyExc_RuntimeError, "%s: %s has another dtype than %s", call->name,
-                         role_names[i], role_names[call->large]);
-            return -1;
-        }
+        if (call->base.objects[i] && i != OFFSETS && !osw_same_dtype(large, &call->base.tensors[i]))
+            return osw_fail(call->base.name, "%s has another dtype than %s", role_names[i],
+                            role_names[call->large]);
     *type = type_of(large);
     if (!osw_pool_supports(call->operation, large)) {
         PyErr_Format(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit",
-                     call->name, (int)large->dtype.code, (int)large->dtype.bits);
+                     call->base.name, (int)large->dtype.code, (int)large->dtype.bits);
         return -1;
-    }
-    return 0;
-}
-
-static int check_written(const osw_pool_call *call)
-{
-    for (int i = 0; i < ROLE_COUNT; i++) {
-        const bool backward = call->large == GRAD_INPUT;
-        const bool written = backward ? i == GRAD_INPUT : i == OUTPUT || i == OFFSETS;
-        if (written && call->given[i] && !osw_no_overlap(&call->tensors[i])) {
-            PyErr_Format(PyExc_RuntimeError, "%s: %s overlaps itself", call->name, role_names[i]);
-            return -1;
-        }
     }
     return 0;
 }
 
 int osw_pool_check(osw_pool_call *call)
 {
-    return check_sizes(call) != 0 || check_offsets(call) != 0 || check_written(call) != 0 ? -1 : 0;
+    return check_sizes(call) != 0 || check_offsets(call) != 0 ? -1 : 0;
 }
 
 /* Describe `t` in the given form; false if its memory does not allow it. */
@@ -275,7 +187,7 @@ static bool describe_all(osw_pool_call *call, osw_form form)
     osw_pool_tensor *const places[] = {&call->pool.input, &call->pool.output, &call->pool.offsets,
                                        &call->pool.grad_output, &call->pool.grad_input};
     for (int i = 0; i < ROLE_COUNT; i++)
-        if (call->given[i] && !describe(&call->tensors[i], form, places[i]))
+        if (call->base.objects[i] && !describe(&call->base.tensors[i], form, places[i]))
             return false;
     return true;
 }
@@ -291,7 +203,7 @@ osw_form osw_pool_choose_form(osw_pool_call *call)
     return describe_all(call, second) ? second : FORM_COUNT;
 }
 
-int64_t osw_pool_units(const osw_pool_call *call, osw_form form)
+static int64_t units_of(const osw_pool_call *call, osw_form form)
 {
     const osw_pool *p = &call->pool;
     const bool backward = call->large == GRAD_INPUT;
@@ -314,15 +226,12 @@ static void run_job(int64_t begin, int64_t end, void *context)
     job->kernel(job->pool, begin, end);
 }
 
-/* Spread `units` over the threads; a unit is its share of `bytes`. */
-void osw_pool_run(const char *name, int64_t units, int64_t bytes, osw_body *body, void *context)
+void osw_pool_run(const osw_pool_call *call, osw_form form, int64_t bytes, osw_body *body,
+                  void *context)
 {
-    PyObject *range = osw_profile_begin(name);
-    PyThreadState *state = bytes > OSW_GRAIN_BYTES ? PyEval_SaveThread() : NULL;
-    osw_parallel_for(units, osw_grain(bytes / units), body, context);
-    if (state)
-        PyEval_RestoreThread(state);
-    osw_profile_end(range);
+    const int64_t units = units_of(call, form);
+    osw_run_parallel(call->base.name, bytes > OSW_GRAIN_BYTES, units, osw_grain(bytes / units),
+                     body, context);
 }
 
 #if !defined(NDEBUG)
@@ -339,50 +248,39 @@ static bool all_hold(const osw_pool *p, osw_form form)
 }
 #endif
 
-PyObject *osw_pool_execute(osw_pool_call *call)
+int osw_pool_execute(osw_pool_call *call)
 {
-    osw_type type;
+    osw_type type = TYPE_COUNT;
     if (osw_pool_check(call) != 0 || check_types(call, &type) != 0)
-        return NULL;
-    const osw_tensor *large = &call->tensors[call->large], *small = &call->tensors[call->small];
+        return -1;
+    const osw_tensor *large = &call->base.tensors[call->large],
+                     *small = &call->base.tensors[call->small];
     if (large->numel == 0 || (small->numel == 0 && call->large == INPUT))
-        Py_RETURN_NONE;
-    if (small->numel == 0) {
-        osw_pool_fail(call, "grad_output must not be empty", 0);
-        return NULL;
-    }
+        return 0;
+    if (small->numel == 0)
+        return osw_pool_fail(call, "grad_output must not be empty", 0);
     const osw_form form = osw_pool_choose_form(call);
-    if (form == FORM_COUNT)
-        Py_RETURN_NOTIMPLEMENTED;
-    if (osw_tensors_unchanged(call->name, call->tensors, ROLE_COUNT) != 0)
-        return NULL;
+    if (form == FORM_COUNT || osw_call_unchanged(&call->base) != 0)
+        return -1;
     const osw_tensor *written = call->large == GRAD_INPUT ? large : small;
     call->pool.stream = osw_stream_bytes && written->numel * written->itemsize >= osw_stream_bytes;
-    assert(osw_pool_holds(&call->pool, call->has_window, osw_pool_units(call, form)));
+    assert(osw_pool_holds(&call->pool, call->has_window, units_of(call, form)));
     assert(all_hold(&call->pool, form));
     const int id = kernels[call->operation][form][type] - 1;
-    calls[id]++;
+    osw_pool_calls[id]++;
     osw_job job = {osw_pool_table[id], &call->pool};
-    osw_pool_run(call->name, osw_pool_units(call, form),
-                 (large->numel + small->numel) * large->itemsize, run_job, &job);
-    Py_RETURN_NONE;
+    osw_pool_run(call, form, (large->numel + small->numel) * large->itemsize, run_job, &job);
+    return 0;
 }
 
-osw_pool_call osw_pool_begin(const char *name, osw_operation operation, bool backward)
+osw_pool_call osw_pool_begin(const char *name, osw_operation operation, bool plain)
 {
+    const bool backward = operation % 2; /* forward and backward take turns in the list */
     return (osw_pool_call){
-        .name = name,
+        .base = {.name = name, .roles = role_names, .plain = plain},
         .operation = operation,
         .large = backward ? GRAD_INPUT : INPUT,
         .small = backward ? GRAD_OUTPUT : OUTPUT,
         .pool.channel_step = 1,
     };
-}
-
-#define VARIANT_NAME(operation, form, dtype) #operation "_" #form "_" #dtype,
-
-PyObject *osw_pool_count_calls(void)
-{
-    static const char *const names[] = {OSW_POOL_VARIANTS(VARIANT_NAME)};
-    return osw_variant_counts(OSW_POOL_COUNT, names, calls);
 }
