@@ -239,12 +239,12 @@ OSW_ENTRY(new_shuffled)
 }
 
 #define VARIANT_NAME(index, name) [index] = name,
-OSW_COUNTS(channels_variants, calls, OSW_CHANNELS_VARIANTS(VARIANT_NAME))
+OSW_ENTRY_COUNTS(channels_variants, calls, OSW_CHANNELS_VARIANTS(VARIANT_NAME))
 
 PyMethodDef osw_channels_methods[] = {
     OSW_ENTRY_LINE(new_shuffled,
                    "new_shuffled(inputs, groups, sections, wanted, channels_last) -> "
                    "tuple of new tensors, or None where an input must be dense first"),
-    OSW_COUNTS_LINE(channels_variants),
+    OSW_ENTRY_COUNTS_LINE(channels_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -138,13 +138,13 @@ OSW_ENTRY(plain_conv_backward)
         osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_WEIGHT, 2) : NULL));
 }
 
-OSW_COUNTS(conv_variants, calls, OSW_CONV_VARIANTS(OSW_VARIANT_2))
+OSW_ENTRY_COUNTS(conv_variants, calls, OSW_CONV_VARIANTS(OSW_VARIANT_2))
 
 PyMethodDef osw_conv_methods[] = {
     OSW_ENTRY_LINE(
         plain_conv_backward,
         "plain_conv_backward(grad_output, input, weight, stride, padding, dilation, wants_bias) -> "
         "gradients of weight and bias, or NotImplemented"),
-    OSW_COUNTS_LINE(conv_variants),
+    OSW_ENTRY_COUNTS_LINE(conv_variants),
     {NULL, NULL, 0, NULL},
 };

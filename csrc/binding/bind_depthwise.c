@@ -211,12 +211,12 @@ OSW_ENTRY(depthwise_fits)
     return PyBool_FromLong(fits);
 }
 
-OSW_QUESTION(depthwise_leads)
+OSW_ENTRY_NO_ARGS(depthwise_leads)
 {
     return PyBool_FromLong(osw_depthwise_leads(osw_isa_current()));
 }
 
-OSW_COUNTS(depthwise_variants, calls, OSW_DEPTHWISE_VARIANTS(OSW_VARIANT_2))
+OSW_ENTRY_COUNTS(depthwise_variants, calls, OSW_DEPTHWISE_VARIANTS(OSW_VARIANT_2))
 
 PyMethodDef osw_depthwise_methods[] = {
     OSW_ENTRY_LINE(depthwise, "depthwise(input, weight, bias, stride, padding) -> output"),
@@ -227,8 +227,8 @@ PyMethodDef osw_depthwise_methods[] = {
     OSW_ENTRY_LINE(plain_depthwise_backward,
                    "As depthwise_backward, or NotImplemented where torch should run."),
     OSW_ENTRY_LINE(depthwise_fits, "Whether plain_depthwise takes these arguments."),
-    OSW_COUNTS_LINE(depthwise_variants),
-    OSW_QUESTION_LINE(depthwise_leads,
-                      "Whether convolutions go to the kernels on the tier in use."),
+    OSW_ENTRY_COUNTS_LINE(depthwise_variants),
+    OSW_ENTRY_NO_ARGS_LINE(depthwise_leads,
+                           "Whether convolutions go to the kernels on the tier in use."),
     {NULL, NULL, 0, NULL},
 };

@@ -61,27 +61,23 @@ static PyObject *names_of(osw_isa first, osw_isa end)
     return tuple;
 }
 
-static PyObject *isa_available(PyObject *module, PyObject *unused)
+OSW_ENTRY_NO_ARGS(isa_available)
 {
-    (void)module, (void)unused;
     return names_of(OSW_ISA_SCALAR, OSW_ISA_FIRST_HIDDEN);
 }
 
-static PyObject *isa_hidden(PyObject *module, PyObject *unused)
+OSW_ENTRY_NO_ARGS(isa_hidden)
 {
-    (void)module, (void)unused;
     return names_of(OSW_ISA_FIRST_HIDDEN, OSW_ISA_COUNT);
 }
 
-static PyObject *isa_current(PyObject *module, PyObject *unused)
+OSW_ENTRY_NO_ARGS(isa_current)
 {
-    (void)module, (void)unused;
     return PyUnicode_FromString(osw_isa_name(osw_isa_current()));
 }
 
-static PyObject *isa_limit(PyObject *module, PyObject *name)
+static PyObject *isa_limit(PyObject *Py_UNUSED(module), PyObject *name)
 {
-    (void)module;
     const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
     if (!text) {
         PyErr_Format(PyExc_TypeError, "isa.limit: expected a str, got %R", name);
@@ -94,17 +90,16 @@ static PyObject *isa_limit(PyObject *module, PyObject *name)
     Py_RETURN_NONE;
 }
 
-static PyObject *threads(PyObject *module, PyObject *unused)
+OSW_ENTRY_NO_ARGS(threads)
 {
-    (void)module, (void)unused;
     return PyLong_FromLong(osw_parallel_threads());
 }
 
 PyMethodDef osw_isa_methods[] = {
-    {"isa_available", isa_available, METH_NOARGS, "Tiers of this machine, lowest first."},
-    {"isa_hidden", isa_hidden, METH_NOARGS, "Tiers for tests: kernels in plain C."},
-    {"isa_current", isa_current, METH_NOARGS, "The tier in use."},
+    OSW_ENTRY_NO_ARGS_LINE(isa_available, "Tiers of this machine, lowest first."),
+    OSW_ENTRY_NO_ARGS_LINE(isa_hidden, "Tiers for tests: kernels in plain C."),
+    OSW_ENTRY_NO_ARGS_LINE(isa_current, "The tier in use."),
     {"isa_limit", isa_limit, METH_O, "Use at most this tier."},
-    {"threads", threads, METH_NOARGS, "Threads that a kernel uses at most."},
+    OSW_ENTRY_NO_ARGS_LINE(threads, "Threads that a kernel uses at most."),
     {NULL, NULL, 0, NULL},
 };

@@ -235,12 +235,12 @@ OSW_ENTRY(plain_grouped_linear_backward)
     return osw_or_declined(backward(true, args, nargs));
 }
 
-OSW_QUESTION(linear_leads)
+OSW_ENTRY_NO_ARGS(linear_leads)
 {
     return PyBool_FromLong(osw_linear_leads(osw_isa_current()));
 }
 
-OSW_COUNTS(linear_variants, calls, OSW_LINEAR_VARIANTS(OSW_VARIANT_2))
+OSW_ENTRY_COUNTS(linear_variants, calls, OSW_LINEAR_VARIANTS(OSW_VARIANT_2))
 
 PyMethodDef osw_linear_methods[] = {
     OSW_ENTRY_LINE(grouped_linear, "grouped_linear(input, weight, bias, sections)"),
@@ -253,9 +253,9 @@ PyMethodDef osw_linear_methods[] = {
     OSW_ENTRY_LINE(plain_grouped_linear_backward,
                    "As grouped_linear_backward, or NotImplemented where the caller has to look "
                    "more closely."),
-    OSW_QUESTION_LINE(
+    OSW_ENTRY_NO_ARGS_LINE(
         linear_leads,
         "Whether products that torch computes as well go to the kernels of the tier in use."),
-    OSW_COUNTS_LINE(linear_variants),
+    OSW_ENTRY_COUNTS_LINE(linear_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -3,16 +3,14 @@
 #include "binding/binding.h"
 #include "core/memory.h"
 
-static PyObject *memory_reuse(PyObject *module, PyObject *on)
+static PyObject *memory_reuse(PyObject *Py_UNUSED(module), PyObject *on)
 {
-    (void)module;
     const int wanted = PyObject_IsTrue(on);
     return wanted < 0 ? NULL : PyBool_FromLong(osw_memory_reuse(wanted));
 }
 
-static PyObject *memory_flush(PyObject *module, PyObject *on)
+static PyObject *memory_flush(PyObject *Py_UNUSED(module), PyObject *on)
 {
-    (void)module;
     const int wanted = PyObject_IsTrue(on);
     if (wanted < 0)
         return NULL;
@@ -32,23 +30,20 @@ static PyObject *reached_by(int (*call)(void))
     return PyLong_FromLong(reached);
 }
 
-static PyObject *memory_flush_save(PyObject *module, PyObject *none)
+OSW_ENTRY_NO_ARGS(memory_flush_save)
 {
-    (void)module, (void)none;
     return reached_by(osw_memory_flush_save);
 }
 
-static PyObject *memory_flush_restore(PyObject *module, PyObject *none)
+OSW_ENTRY_NO_ARGS(memory_flush_restore)
 {
-    (void)module, (void)none;
     return reached_by(osw_memory_flush_restore);
 }
 
 PyMethodDef osw_memory_methods[] = {
     {"memory_reuse", memory_reuse, METH_O, "Keep freed blocks; False where the C library cannot."},
     {"memory_flush", memory_flush, METH_O, "Flush denormals; the number of threads reached."},
-    {"memory_flush_save", memory_flush_save, METH_NOARGS,
-     "Save every thread's state, for restore."},
-    {"memory_flush_restore", memory_flush_restore, METH_NOARGS, "Restore what was saved."},
+    OSW_ENTRY_NO_ARGS_LINE(memory_flush_save, "Save every thread's state, for restore."),
+    OSW_ENTRY_NO_ARGS_LINE(memory_flush_restore, "Restore what was saved."),
     {NULL, NULL, 0, NULL},
 };

@@ -238,7 +238,7 @@ OSW_ENTRY(batch_norm_backward)
     return osw_call_end(&call, done ? gradients_of(&call) : NULL);
 }
 
-OSW_COUNTS(norm_variants, calls, OSW_NORM_VARIANTS(OSW_VARIANT_3))
+OSW_ENTRY_COUNTS(norm_variants, calls, OSW_NORM_VARIANTS(OSW_VARIANT_3))
 
 PyMethodDef osw_norm_methods[] = {
     OSW_ENTRY_LINE(
@@ -254,6 +254,6 @@ PyMethodDef osw_norm_methods[] = {
         "batch_norm_backward(training, eps, activation, needed, grad_output, input, statistics, "
         "weight, bias, plain) -> the gradients of input, weight and bias, None where not needed; "
         "NotImplemented where a tensor must be dense first or, with plain, is not plain."),
-    OSW_COUNTS_LINE(norm_variants),
+    OSW_ENTRY_COUNTS_LINE(norm_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -55,12 +55,12 @@ OSW_ENTRY(max_pool_indices)
     return osw_call_end(&call.base, done ? Py_NewRef(Py_None) : NULL);
 }
 
-OSW_COUNTS(pool_variants, osw_pool_calls, OSW_POOL_VARIANTS(OSW_VARIANT_3))
+OSW_ENTRY_COUNTS(pool_variants, osw_pool_calls, OSW_POOL_VARIANTS(OSW_VARIANT_3))
 
 PyMethodDef osw_pool_methods[] = {
     OSW_ENTRY_LINE(
         max_pool_indices,
         "max_pool_indices(offsets, indices, input_size, kernel, stride, padding, dilation)"),
-    OSW_COUNTS_LINE(pool_variants),
+    OSW_ENTRY_COUNTS_LINE(pool_variants),
     {NULL, NULL, 0, NULL},
 };

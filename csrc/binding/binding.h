@@ -10,6 +10,18 @@
 /* METH_FASTCALL under its generic type, as PyMethodDef wants it. */
 #define OSW_METHOD(function) ((PyCFunction)(void (*)(void))(function))
 
+/* Defines a function of the module, which sees `args` and `nargs`. */
+#define OSW_ENTRY(name)                                                                            \
+    static PyObject *name(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+
+/* Its line in a table of methods. */
+#define OSW_ENTRY_LINE(name, text) {#name, OSW_METHOD(name), METH_FASTCALL, text}
+
+/* The same of a function without arguments. */
+#define OSW_ENTRY_NO_ARGS(name)                                                                    \
+    static PyObject *name(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+#define OSW_ENTRY_NO_ARGS_LINE(name, text) {#name, name, METH_NOARGS, text}
+
 /* Method tables of the bind files, each ended by an empty entry. */
 extern PyMethodDef osw_isa_methods[];
 extern PyMethodDef osw_tensor_methods[];

@@ -10,29 +10,17 @@
 #include "binding/tensor_plain.h"
 #include "core/parallel.h"
 
-/* Defines a function of the module, which sees `args` and `nargs`. */
-#define OSW_ENTRY(name)                                                                            \
-    static PyObject *name(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
-
-/* Its line in a table of methods. */
-#define OSW_ENTRY_LINE(name, text) {#name, OSW_METHOD(name), METH_FASTCALL, text}
-
-/* The same of a function without arguments. */
-#define OSW_QUESTION(name)                                                                         \
-    static PyObject *name(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-#define OSW_QUESTION_LINE(name, text) {#name, name, METH_NOARGS, text}
-
-/* Defines one that returns a dict of how often each kernel of a family was called. calls: the
- * numbers; then the names, which OSW_VARIANT_2 and OSW_VARIANT_3 make of a list of variants. */
-#define OSW_COUNTS(name, calls, ...)                                                               \
-    OSW_QUESTION(name)                                                                             \
+/* Defines a function that returns a dict of how often each kernel of a family was called. calls:
+ * the numbers; then the names, which OSW_VARIANT_2 and OSW_VARIANT_3 make of a list of variants. */
+#define OSW_ENTRY_COUNTS(name, calls, ...)                                                         \
+    OSW_ENTRY_NO_ARGS(name)                                                                        \
     {                                                                                              \
         static const char *const names[] = {__VA_ARGS__};                                          \
         return osw_counts(sizeof names / sizeof *names, names, calls);                             \
     }
-#define OSW_COUNTS_LINE(name)  OSW_QUESTION_LINE(name, "Calls of every kernel, by name.")
-#define OSW_VARIANT_2(a, b)    #a "_" #b,
-#define OSW_VARIANT_3(a, b, c) #a "_" #b "_" #c,
+#define OSW_ENTRY_COUNTS_LINE(name) OSW_ENTRY_NO_ARGS_LINE(name, "Calls of every kernel, by name.")
+#define OSW_VARIANT_2(a, b)         #a "_" #b,
+#define OSW_VARIANT_3(a, b, c)      #a "_" #b "_" #c,
 
 PyObject *osw_counts(size_t count, const char *const *names, const uint64_t *calls);
 

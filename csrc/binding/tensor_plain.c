@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/tensor_plain.h"
 
+#include "binding/tensor_public.h"
 #include "binding/torch_names.h"
 
 enum { DL_COMPLEX = 5 };
-
-static bool has_plain_type(PyObject *object)
-{
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    return type == osw_torch(OSW_TORCH_TENSOR) || type == osw_torch(OSW_TORCH_PARAMETER);
-}
 
 /* What a method of Tensor without arguments answers; true also for an error, so that the caller
  * keeps off. */
@@ -24,7 +19,7 @@ static bool answers_true(PyObject *object, osw_torch_name method)
 
 bool osw_tensor_plain(PyObject *object, osw_tensor *out)
 {
-    const bool plain = has_plain_type(object) && osw_tensor_arg(object, "tensor", out) == 0 &&
+    const bool plain = osw_is_exact_tensor(object) && osw_tensor_arg(object, "tensor", out) == 0 &&
                        !answers_true(object, OSW_TORCH_IS_NEG) &&
                        (out->dtype.code != DL_COMPLEX || !answers_true(object, OSW_TORCH_IS_CONJ));
     PyErr_Clear();
@@ -114,9 +109,8 @@ PyObject *osw_or_declined(PyObject *result)
     Py_RETURN_NOTIMPLEMENTED;
 }
 
-static PyObject *plain_eager(PyObject *module, PyObject *unused)
+OSW_ENTRY_NO_ARGS(plain_eager)
 {
-    (void)module, (void)unused;
     return PyBool_FromLong(osw_plain_eager(false));
 }
 
@@ -147,9 +141,8 @@ PyObject *osw_memory_format(int ndim, bool channels_last)
     return format;
 }
 
-static PyObject *plain_tensors(PyObject *module, PyObject *tensors)
+static PyObject *plain_tensors(PyObject *Py_UNUSED(module), PyObject *tensors)
 {
-    (void)module;
     if (!PyTuple_Check(tensors) && !PyList_Check(tensors)) {
         PyErr_SetString(PyExc_TypeError, "plain_tensors: expected a tuple or list of tensors");
         return NULL;
@@ -168,7 +161,7 @@ static PyObject *plain_tensors(PyObject *module, PyObject *tensors)
 PyMethodDef osw_tensor_methods[] = {
     {"plain_tensors", plain_tensors, METH_O,
      "Whether kernels may read every tensor of this tuple or list without torch's dispatcher."},
-    {"plain_eager", plain_eager, METH_NOARGS,
-     "Whether nothing but autograd and autocast watches over operators."},
+    OSW_ENTRY_NO_ARGS_LINE(plain_eager,
+                           "Whether nothing but autograd and autocast watches over operators."),
     {NULL, NULL, 0, NULL},
 };

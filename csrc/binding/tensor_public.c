@@ -78,7 +78,7 @@ static int read_ints(PyObject *object, const char *method, int64_t *values)
     return count;
 }
 
-static bool has_exact_type(PyObject *object)
+bool osw_is_exact_tensor(PyObject *object)
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
     return type == osw_torch(OSW_TORCH_TENSOR) || type == osw_torch(OSW_TORCH_PARAMETER);
@@ -86,7 +86,7 @@ static bool has_exact_type(PyObject *object)
 
 int osw_tensor_public(PyObject *object, osw_tensor *out, osw_dl_tensor *borrowed)
 {
-    if (!has_exact_type(object) || !prints_as(object, "layout", "torch.strided") ||
+    if (!osw_is_exact_tensor(object) || !prints_as(object, "layout", "torch.strided") ||
         read_dtype(object, &borrowed->dtype) != 0)
         return -1;
     const int ndim = read_ints(object, "size", out->size);
