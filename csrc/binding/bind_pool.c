@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Indices from the offsets of max pools, and which kernels have run. */
 #include "binding/pool_window.h"
-#include "pool/indices.h"
 #include "pool/window.h"
-
-static void run_indices(int64_t begin, int64_t end, void *context)
-{
-    osw_pool_write_indices(context, begin, end);
-}
 
 static int execute_indices(osw_pool_call *call)
 {
@@ -32,7 +26,10 @@ static int execute_indices(osw_pool_call *call)
         osw_pool_distances(pool, distance, taps);
     }
     osw_pool_indices work = {pool, pool->output, distance, form == FORM_pixels};
-    osw_pool_run(call, form, indices->numel * indices->itemsize, run_indices, &work);
+    const int64_t bytes = indices->numel * indices->itemsize;
+    const osw_running running = osw_run_begin(call->base.name, bytes > OSW_GRAIN_BYTES);
+    osw_pool_run_indices(&work, osw_pool_units_of(call, form), bytes);
+    osw_run_end(running);
     PyMem_Free(distance);
     return 0;
 }

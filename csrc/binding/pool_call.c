@@ -52,14 +52,6 @@ int64_t osw_pool_bounded_step(int64_t step, int64_t channels)
     return osw_min(step, osw_max(channels, 1));
 }
 
-/* Wide blocks are read faster; narrow ones give every thread work where there are few images. */
-static int64_t block_size(const osw_pool *pool)
-{
-    if (osw_parallel_threads() == 1 || pool->images >= 2 * osw_parallel_threads())
-        return OSW_POOL_MAX_BLOCK;
-    return OSW_POOL_MIN_BLOCK;
-}
-
 static int check_sizes(osw_pool_call *call)
 {
     const osw_tensor *large = &call->base.tensors[call->large],
@@ -95,7 +87,7 @@ static int check_sizes(osw_pool_call *call)
     call->pool.images = large->size[0];
     call->pool.channels = small->size[1];
     call->pool.input_channels = large->size[1];
-    call->pool.block = block_size(&call->pool);
+    call->pool.block = osw_pool_block(large->size[0]);
     return 0;
 }
 
@@ -203,35 +195,10 @@ osw_form osw_pool_choose_form(osw_pool_call *call)
     return describe_all(call, second) ? second : FORM_COUNT;
 }
 
-static int64_t units_of(const osw_pool_call *call, osw_form form)
+int64_t osw_pool_units_of(const osw_pool_call *call, osw_form form)
 {
-    const osw_pool *p = &call->pool;
-    const bool backward = call->large == GRAD_INPUT;
-    if (!call->has_window)
-        return p->images * (form == FORM_pixels ? osw_blocks(p) : p->channels);
-    const int64_t rows = backward ? p->dims[DEPTH].input * p->dims[HEIGHT].input
-                                  : p->dims[DEPTH].output * p->dims[HEIGHT].output;
-    const int64_t planes = backward ? p->input_channels : p->channels;
-    return p->images * rows * (form == FORM_pixels ? 1 : planes);
-}
-
-typedef struct osw_job {
-    osw_pool_fn *kernel;
-    const osw_pool *pool;
-} osw_job;
-
-static void run_job(int64_t begin, int64_t end, void *context)
-{
-    const osw_job *job = context;
-    job->kernel(job->pool, begin, end);
-}
-
-void osw_pool_run(const osw_pool_call *call, osw_form form, int64_t bytes, osw_body *body,
-                  void *context)
-{
-    const int64_t units = units_of(call, form);
-    osw_run_parallel(call->base.name, bytes > OSW_GRAIN_BYTES, units, osw_grain(bytes / units),
-                     body, context);
+    return osw_pool_units(&call->pool, call->has_window, call->large == GRAD_INPUT,
+                          form == FORM_pixels);
 }
 
 #if !defined(NDEBUG)
@@ -264,12 +231,15 @@ int osw_pool_execute(osw_pool_call *call)
         return -1;
     const osw_tensor *written = call->large == GRAD_INPUT ? large : small;
     call->pool.stream = osw_stream_bytes && written->numel * written->itemsize >= osw_stream_bytes;
-    assert(osw_pool_holds(&call->pool, call->has_window, units_of(call, form)));
+    const int64_t units = osw_pool_units_of(call, form);
+    const int64_t bytes = (large->numel + small->numel) * large->itemsize;
+    assert(osw_pool_holds(&call->pool, call->has_window, units));
     assert(all_hold(&call->pool, form));
     const int id = kernels[call->operation][form][type] - 1;
     osw_pool_calls[id]++;
-    osw_job job = {osw_pool_table[id], &call->pool};
-    osw_pool_run(call, form, (large->numel + small->numel) * large->itemsize, run_job, &job);
+    const osw_running running = osw_run_begin(call->base.name, bytes > OSW_GRAIN_BYTES);
+    osw_pool_run(&call->pool, osw_pool_table[id], units, bytes);
+    osw_run_end(running);
     return 0;
 }
 

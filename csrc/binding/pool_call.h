@@ -5,7 +5,7 @@
 #define OSW_BINDING_POOL_CALL_H
 
 #include "binding/call.h"
-#include "pool/pool.h"
+#include "pool/run.h"
 
 typedef enum osw_form { FORM_planes, FORM_pixels, FORM_COUNT } osw_form;
 
@@ -58,9 +58,8 @@ int osw_pool_check(osw_pool_call *call);
 /* The form that all tensors allow, described in call->pool; FORM_COUNT if there is none. */
 osw_form osw_pool_choose_form(osw_pool_call *call);
 
-/* Spread the units of a call in this form over the threads; in all they move `bytes`. */
-void osw_pool_run(const osw_pool_call *call, osw_form form, int64_t bytes, osw_body *body,
-                  void *context);
+/* Units of work of a call in this form. */
+int64_t osw_pool_units_of(const osw_pool_call *call, osw_form form);
 
 /* Check all and run the kernel; declined if the memory of a tensor fits neither form. */
 int osw_pool_execute(osw_pool_call *call);

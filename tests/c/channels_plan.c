@@ -72,15 +72,17 @@ static void shuffle_whole(const void *context, const void *table, int64_t begin,
 static osw_segment make_segment(driver *d, const whole *w, driver_type type, int64_t channels,
                                 bool written)
 {
-    const int64_t bytes = w->shuffle.element_bytes, gap = driver_below(MOST_GAP);
-    const int64_t reach = channels + gap, count = w->images * w->pixels * reach;
+    const int64_t bytes = w->shuffle.element_bytes;
+    const int64_t reach = channels + driver_below(MOST_GAP); /* of a pixel, in elements */
+    const int64_t image = w->pixels * reach + driver_below(MOST_GAP);
+    const int64_t count = w->images * image;
     osw_segment s = {.channels = channels};
     if (channels == 0 || (written && driver_below(5) == 0))
         return s;
     s.base = written ? driver_inout(d, type, count, DRIVER_EXACT) : driver_input(d, type, count);
     s.channel_step = w->planes ? w->pixels * bytes : bytes;
     s.pixel_step = w->planes ? bytes : reach * bytes;
-    s.image_step = w->pixels * reach * bytes;
+    s.image_step = image * bytes;
     return s;
 }
 

@@ -7,6 +7,9 @@
 #include <assert.h>
 #include <stdio.h>
 
+/* Of depthwise_run.c. */
+void driver_depthwise_run(driver *d, osw_depthwise (*draw)(const driver *d, int64_t channels));
+
 typedef struct job {
     osw_depthwise depthwise;
     osw_depthwise_id id;
@@ -106,6 +109,8 @@ static void check(driver *d)
                   OSW_DEPTHWISE_##operation##_##dtype % 2 ? DRIVER_F64 : DRIVER_F32);
     OSW_DEPTHWISE_VARIANTS(X)
 #undef X
+    if (!d->timed)
+        driver_depthwise_run(d, draw_window);
 }
 
 const driver_family driver_depthwise = {"depthwise", osw_depthwise_select, osw_depthwise_table,

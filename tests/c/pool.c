@@ -3,11 +3,14 @@
 #include "pool/pool.h"
 #include "driver.h"
 #include "pool/holds.h"
+#include "pool/run.h"
 #include "pool/window.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
+
+void driver_pool_indices(driver *d); /* of pool_indices.c */
 
 typedef enum operation {
     max,
@@ -114,15 +117,6 @@ static void *draw_values(driver *d, const variant *v, int64_t count)
     return values;
 }
 
-static int64_t units_of(const osw_pool *p, const variant *v, bool backward)
-{
-    if (!has_window(v))
-        return p->images * (v->form == pixels ? osw_blocks(p) : p->channels);
-    const int64_t rows = backward ? p->dims[DEPTH].input * p->dims[HEIGHT].input
-                                  : p->dims[DEPTH].output * p->dims[HEIGHT].output;
-    return p->images * rows * (v->form == pixels ? 1 : backward ? p->input_channels : p->channels);
-}
-
 /* What a forward has left for its backward: offsets and output by the scalar kernel of a random
  * input. */
 static void leave(driver *d, const variant *v, osw_pool *p, int64_t inputs, int64_t outputs)
@@ -132,7 +126,8 @@ static void leave(driver *d, const variant *v, osw_pool *p, int64_t inputs, int6
     p->output = place(v, driver_input(d, v->type, outputs), p->channels, out_plane);
     void *offsets = driver_input(d, p->wide ? DRIVER_U32 : DRIVER_U8, outputs);
     p->offsets = place(v, offsets, p->channels, out_plane);
-    driver_scalar(do_units, &(job){*p, v->forward}, units_of(p, v, false));
+    driver_scalar(do_units, &(job){*p, v->forward},
+                  osw_pool_units(p, has_window(v), false, v->form == pixels));
     driver_keep(d, p->output.base);
     driver_keep(d, offsets);
     if (v->operation == amax_backward && driver_below(3) == 0)
@@ -192,7 +187,7 @@ static void check_size(driver *d, const variant *v, int64_t channels, const int6
                 (long long)p->dims[1].padding, (long long)p->dims[2].padding, (long long)p->divisor,
                 p->wide ? ", wide" : "", p->stream ? ", stream" : "");
     make_tensors(d, v, p);
-    const int64_t units = units_of(p, v, is_backward(v));
+    const int64_t units = osw_pool_units(p, has_window(v), is_backward(v), v->form == pixels);
     assert(osw_pool_holds(p, has_window(v), units));
     driver_run(d, do_units, &j, units);
 }
@@ -240,6 +235,8 @@ static void check(driver *d)
                                 (driver_type)type_##dtype});
     OSW_POOL_VARIANTS(X)
 #undef X
+    if (!d->timed)
+        driver_pool_indices(d);
 }
 
 const driver_family driver_pool = {"pool", osw_pool_select, osw_pool_table, sizeof osw_pool_table,

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/* A whole pool: its units of work, spread over the threads. */
+#ifndef OSW_POOL_RUN_H
+#define OSW_POOL_RUN_H
+
+#include "pool/indices.h"
+#include "pool/pool.h"
+
+/* Units that a kernel is called for, as pool.h counts them; has_window: not adaptive. */
+int64_t osw_pool_units(const osw_pool *pool, bool has_window, bool backward, bool pixels);
+
+/* The channels of a block for so many images. */
+int64_t osw_pool_block(int64_t images);
+
+/* Run a kernel, or write indices, for all units, which move `bytes` together. */
+void osw_pool_run(const osw_pool *pool, osw_pool_fn *kernel, int64_t units, int64_t bytes);
+void osw_pool_run_indices(const osw_pool_indices *work, int64_t units, int64_t bytes);
+
+#endif

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT */
+/* Whole depthwise convolutions of whole numbers, packed and cut by depthwise/run.c, against one
+ * product after the other. */
+#include "depthwise/run.h"
+#include "driver.h"
+#include "driver_rooms.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct whole {
+    osw_depthwise_job job;
+    driver_type type;
+    bool backward;
+} whole;
+
+/* The output pixel (i, j) of image n, tap (r, s) and channel c, and where they meet the input. */
+typedef struct term {
+    int64_t n, i, j, r, s, c;
+} term;
+
+static int64_t input_at(const osw_depthwise *d, const term *t)
+{
+    const int64_t y = t->i * d->stride + t->r - d->top, x = t->j * d->stride + t->s - d->left;
+    const bool inside = y >= 0 && y < d->height && x >= 0 && x < d->width;
+    return inside ? ((t->n * d->height + y) * d->width + x) * d->channels + t->c : -1;
+}
+
+static void add_at(driver_type type, void *to, int64_t at, double value)
+{
+    if (to)
+        driver_set(type, to, at, driver_value(type, to, at) + value);
+}
+
+static void add_term(const whole *w, const term *t)
+{
+    const osw_depthwise_job *job = &w->job;
+    const osw_depthwise *d = &job->d;
+    const int64_t output =
+        ((t->n * d->out_height + t->i) * d->out_width + t->j) * d->channels + t->c;
+    const int64_t tap = (t->c * d->side + t->r) * d->side + t->s, input = input_at(d, t);
+    const double dy = w->backward ? driver_value(w->type, d->grad_output, output) : 0;
+    const double weight = driver_value(w->type, job->weight, tap);
+    if (t->r + t->s == 0 && w->backward)
+        add_at(w->type, job->grad_bias, t->c, dy);
+    if (t->r + t->s == 0 && !w->backward && d->bias)
+        add_at(w->type, d->output, output, driver_value(w->type, d->bias, t->c));
+    if (input < 0)
+        return;
+    if (!w->backward) {
+        add_at(w->type, d->output, output, weight * driver_value(w->type, d->input, input));
+        return;
+    }
+    add_at(w->type, d->grad_input, input, weight * dy);
+    add_at(w->type, job->grad_weight, tap, dy * driver_value(w->type, d->input, input));
+}
+
+static void clear(const whole *w, void *to, int64_t count)
+{
+    if (to)
+        memset(to, 0, (size_t)(count * driver_bytes(w->type)));
+}
+
+static void run_plainly(const whole *w)
+{
+    const osw_depthwise_job *job = &w->job;
+    const osw_depthwise *d = &job->d;
+    term t;
+    clear(w, d->output, d->batch * d->out_height * d->out_width * d->channels);
+    clear(w, d->grad_input, d->batch * d->height * d->width * d->channels);
+    clear(w, job->grad_weight, d->side * d->side * d->channels);
+    clear(w, job->grad_bias, d->channels);
+    for (t.n = 0; t.n < d->batch; t.n++)
+        for (t.i = 0; t.i < d->out_height; t.i++)
+            for (t.j = 0; t.j < d->out_width; t.j++)
+                for (t.r = 0; t.r < d->side; t.r++)
+                    for (t.s = 0; t.s < d->side; t.s++)
+                        for (t.c = 0; t.c < d->channels; t.c++)
+                            add_term(w, &t);
+}
+
+static void run_whole(const void *context, const void *table, int64_t begin, int64_t end)
+{
+    static uint64_t calls[OSW_DEPTHWISE_COUNT];
+    const whole *w = context;
+    osw_depthwise_job job = w->job;
+    (void)begin, (void)end;
+    if (table == driver_scalar_table) {
+        run_plainly(w);
+        return;
+    }
+    memcpy(osw_depthwise_table, table, sizeof osw_depthwise_table);
+    char *room = malloc(osw_depthwise_plan(&job, w->backward, calls));
+    if (!room)
+        abort();
+    (w->backward ? osw_depthwise_backward : osw_depthwise_forward)(&job, room);
+    free(room);
+}
+
+static void *maybe(driver *d, driver_type type, int64_t count)
+{
+    return driver_below(4) ? driver_output(d, type, count, DRIVER_EQUAL) : NULL;
+}
+
+static void make_tensors(driver *d, whole *w)
+{
+    osw_depthwise *c = &w->job.d;
+    const int64_t inputs = c->batch * c->height * c->width * c->channels;
+    const int64_t outputs = c->batch * c->out_height * c->out_width * c->channels;
+    const int64_t taps = c->side * c->side * c->channels;
+    w->job.weight = driver_input(d, w->type, taps);
+    c->input = driver_input(d, w->type, inputs);
+    if (!w->backward) {
+        c->bias = driver_below(2) ? driver_input(d, w->type, c->channels) : NULL;
+        c->output = driver_output(d, w->type, outputs, DRIVER_EQUAL);
+        return;
+    }
+    c->grad_output = driver_input(d, w->type, outputs);
+    c->grad_input = maybe(d, w->type, inputs);
+    w->job.grad_weight = maybe(d, w->type, taps);
+    w->job.grad_bias = driver_output(d, w->type, c->channels, DRIVER_EQUAL);
+}
+
+void driver_depthwise_run(driver *d, osw_depthwise (*draw)(const driver *d, int64_t channels))
+{
+    d->values = DRIVER_WHOLE;
+    for (int i = 0; i < 12; i++) {
+        whole w = {.type = i % 2 ? DRIVER_F64 : DRIVER_F32, .backward = i & 2};
+        w.job.dtype = i % 2 ? OSW_F64 : OSW_F32;
+        w.job.d = draw(d, 1 + driver_below(40));
+        const osw_depthwise *c = &w.job.d;
+        driver_case(d, w.backward ? "backward" : "forward",
+                    "%s, batch %lld, channels %lld, %lld x %lld, window %lld, stride %lld",
+                    i % 2 ? "f64" : "f32", (long long)c->batch, (long long)c->channels,
+                    (long long)c->height, (long long)c->width, (long long)c->side,
+                    (long long)c->stride);
+        make_tensors(d, &w);
+        driver_run(d, run_whole, &w, 1);
+    }
+}
