@@ -167,10 +167,10 @@ class Operator:
         self._record(ctx, tuple(inputs[self._count :]), tensors, _as_tuple(output))
 
     def _backward_of_overload(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        needed = ctx.needs_input_grad
-        needed = needed[0] if self._listed else needed[: self._count]
+        given = ctx.needs_input_grad  # the dispatcher leaves out arguments that have their default values
+        needed = given[0] if self._listed else given[: self._count]
         gradients = list(self._gradients(ctx, needed, grads[0] if self._lists else grads))
-        nones = (None,) * (len(self.overload._schema.arguments) - self._count)
+        nones = (None,) * (len(given) - self._count)
         return (gradients, *nones) if self._listed else (*gradients, *nones)
 
     def _vmap_of_overload(self, info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
@@ -180,13 +180,18 @@ class Operator:
 
     # --- autograd ----------------------------------------------------------------------------------------------------
 
-    def _record(self, ctx: Any, constants: Any, tensors: Any, outputs: tuple[Tensor, ...]) -> Sequence[Any]:
-        """Keep in ctx what the gradient needs. Returns: the tensors among it."""
+    def _record(
+        self, ctx: Any, constants: Any, tensors: Any, outputs: tuple[Any, ...], fill: bool = False
+    ) -> Sequence[Any]:
+        """Keep in ctx what the gradient needs. Returns: the tensors among it.
+
+        fill: zeros stand for gradients and tangents that are missing.
+        """
         saved: Sequence[Tensor | None] = ()
         if self.keep is not None:
             saved, ctx.facts = self.keep(constants, tensors, outputs)
         ctx.save_for_backward(*saved)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(fill)
         if self._differentiable is not None and self._differentiable < len(outputs):
             ctx.mark_non_differentiable(*outputs[self._differentiable :])
         return saved
@@ -219,7 +224,7 @@ class Operator:
 
         def setup(ctx: Any, args: tuple[Any, ...], outputs: Any) -> None:
             ctx.outputs = len(_as_tuple(outputs))
-            ctx.save_for_forward(*self._record(ctx, args[0], args[1:], _as_tuple(outputs)))
+            ctx.save_for_forward(*self._record(ctx, args[0], args[1:], _as_tuple(outputs), True))
 
         def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
             if self.tangent is None:
