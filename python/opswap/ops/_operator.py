@@ -63,7 +63,8 @@ class Operator:
         join: for each tensor the dimension that a dimension mapped by vmap joins; None: 0 for every tensor.
         split: that of an output, which vmap's dimension leaves again; a function if it depends on the output.
         resize: `resize(constants, count)`: the constants for a batch that is `count` times as large.
-        batch: `batch(info, in_dims, *arguments)` -> outputs and their dimensions, if join and split cannot say it.
+        batch: `batch(run, info, in_dims, *arguments)` -> outputs and their dimensions, if join and split cannot say it;
+            run: the operator without the mapped dimension.
         batched: in operators that torch batches by itself, for `torch.autograd.grad(..., is_grads_batched=True)`, whose
             vmap takes no rule. Without one torch calls the operator once per gradient.
         keep: `keep(constants, tensors, outputs)` -> tensors to save, and facts, for gradient and tangent.
@@ -175,7 +176,7 @@ class Operator:
 
     def _vmap_of_overload(self, info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
         dims, tensors = (v[0] if self._listed else v[: self._count] for v in (in_dims, args))
-        outputs, places = self._batched(info, dims, args[self._count :], tensors)
+        outputs, places = self._batched(self.overload, info, dims, args[self._count :], tensors)
         return (list(outputs), list(places)) if self._lists else (outputs, places)
 
     # --- autograd ----------------------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ class Operator:
             return (*made, *(None for _ in range(ctx.outputs - len(made))))
 
         def vmap(info: Any, in_dims: Sequence[Any], constants: tuple[Any, ...], *tensors: Any) -> Any:
-            outputs, places = self._batched(info, in_dims[1:], constants, tensors)
+            outputs, places = self._batched(self, info, in_dims[1:], constants, tensors)
             return (tuple(outputs), tuple(places)) if self._lists else (outputs, places)
 
         functions = (self._run_split, setup, self._backward, jvp, vmap)
@@ -250,15 +251,22 @@ class Operator:
 
     # --- vmap --------------------------------------------------------------------------------------------------------
 
-    def _batched(self, info: Any, dims: Sequence[Any], constants: tuple[Any, ...], tensors: Any) -> Any:
-        """The outputs for a mapped call, and their mapped dimensions."""
+    def _batched(
+        self,
+        run: Callable[..., Any],
+        info: Any,
+        dims: Sequence[Any],
+        constants: tuple[Any, ...],
+        tensors: Any,
+    ) -> Any:
+        """The outputs for a mapped call, and their mapped dimensions; run: the operator, for joined tensors."""
         if self._batch is not None:
-            return self._batch(info, dims, *self._arguments(constants, tensors))
+            return self._batch(run, info, dims, *self._arguments(constants, tensors))
         places = self._join or (0,) * len(tensors)
         joined = [join_batch(info, t, d, p) for t, d, p in zip(tensors, dims, places, strict=True)]
         if self._resize is not None:
             constants = self._resize(constants, info.batch_size)
-        made = self(*self._arguments(constants, joined))
+        made = run(*self._arguments(constants, joined))
         outputs = _as_tuple(made)
         left = [self._split(t) if callable(self._split) else self._split for t in outputs]
         parts = tuple([split_batch(info, t, p) for t, p in zip(outputs, left, strict=True)])

@@ -61,7 +61,7 @@ class PlainCall:
         self._name, self._kernel = name, kernel
 
         def forward(ctx: Any, kind: Any, input: Tensor, *arguments: Any) -> Tensor:
-            made = kernel(kind, input, *arguments, True)
+            made = self._kernel(kind, input, *arguments, True)
             if made is NotImplemented:
                 raise DeclinedError
             # What is kept is not an output, for which autograd would make a gradient.
