@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a call has to know before it runs a kernel: who watches, whether a graph is recorded, which tensors are plain."""
+"""What a call has to know before it runs a kernel: who watches, if a graph is recorded, which tensors are plain."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ __all__ = [
     "needs_graph",
     "plain_cpu",
     "plain_eager",
+    "seen_by_tracer",
     "tracing",
     "transforms_active",
 ]
@@ -85,6 +86,16 @@ def plain_cpu(tensors: Sequence[Tensor]) -> bool:
     conjugate or negative view that is not yet carried out.
     """
     return plain_eager() and _core.plain_tensors(tensors)
+
+
+def seen_by_tracer() -> bool:
+    """True while torch.compile, torch.export or make_fx record operators, and under any other dispatch mode.
+
+    Not under torch.func, nor where no kernel may run.
+    """
+    if reference_forced():
+        return False
+    return torch.compiler.is_compiling() or bool(dispatch_modes() and not transforms_active())
 
 
 def check_memory(name: str, **tensors: Tensor) -> None:

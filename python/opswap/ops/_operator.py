@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+from opswap._torch import below_autograd, can_write_autograd, under_transforms
 
 from ._function import base_apply, needs_graph, plain_cpu, transforms_active
 from ._library import library
@@ -105,17 +107,14 @@ class Operator:
         self.keep, self.gradient, self.tangent = keep, gradient, tangent
         self._define(schema, fake, batched, tags)
         self._eager = self.make_apply(self._run_split)
-        self._transformed = self._make_transformed()
 
     def __call__(self, *args: Any) -> Any:
-        if _compiling():
+        if _compiling() or transforms_active():
             return self.overload(*args)
         tensors = args[0] if self._listed else args[: self._count]
-        transformed = transforms_active()
-        if not transformed and not needs_graph(self._given(tensors)):
-            return self._run(*args)
-        apply = self._transformed if transformed else self._eager
-        return apply(args[self._count :], *tensors)
+        if needs_graph(self._given(tensors)):
+            return self._eager(args[self._count :], *tensors)
+        return self._run(*args)
 
     # --- arguments ---------------------------------------------------------------------------------------------------
 
@@ -152,9 +151,11 @@ class Operator:
         self.overload = getattr(torch.ops.opswap, name).default
         torch.library.register_fake(full, fake, lib=library)
         torch.library.register_vmap(full, self._vmap_of_overload, lib=library)
-        torch.library.register_autograd(
-            full, self._backward_of_overload, setup_context=self._setup_overload, lib=library
-        )
+        if can_write_autograd:
+            library.impl(name, self._make_autograd(), "Autograd", with_keyset=True)
+        else:
+            backward, setup = self._backward_of_overload, self._setup_overload
+            torch.library.register_autograd(full, backward, setup_context=setup, lib=library)
 
     def _counted_reference(self, *args: Any) -> Any:
         count_reference(self.name)
@@ -163,16 +164,53 @@ class Operator:
     def _on_cpu(self, *args: Any) -> Any:
         return self._counted_reference(*args) if reference_forced() else self._kernel(*args)
 
+    def _make_autograd(self) -> Callable[..., Any]:
+        """The kernel of the dispatcher's key Autograd.
+
+        As torch.library.register_autograd, which has no forward mode, and under torch.func refuses to run.
+        """
+
+        def forward(ctx: Any, keys: Any, constants: tuple[Any, ...], *tensors: Any) -> Any:
+            outputs = below_autograd(self.overload, keys, self._arguments(constants, tensors))
+            made = tuple(outputs) if self._lists else outputs
+            ctx.outputs = len(_as_tuple(made))
+            ctx.save_for_forward(*self._record(ctx, constants, tensors, _as_tuple(made), True))
+            return made
+
+        def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            return (None, None, *self._gradients(ctx, ctx.needs_input_grad[2:], grads))
+
+        def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+            return self._jvp(ctx, *tangents)
+
+        members = {f.__name__: staticmethod(f) for f in (forward, backward, jvp)}
+        apply = base_apply(type(self._title(), (Function,), members))
+
+        def autograd(keys: Any, *args: Any) -> Any:
+            args = self._with_defaults(args)
+            tensors = args[0] if self._listed else args[: self._count]
+            if not (needs_graph(self._given(tensors)) or transforms_active()):
+                return below_autograd(self.overload, keys, args)
+            with under_transforms():
+                outputs = apply(keys, args[self._count :], *tensors)
+            return list(outputs) if self._lists else outputs
+
+        return autograd
+
     def _setup_overload(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors = inputs[0] if self._listed else inputs[: self._count]
         self._record(ctx, tuple(inputs[self._count :]), tensors, _as_tuple(output))
 
     def _backward_of_overload(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        given = ctx.needs_input_grad  # the dispatcher leaves out arguments that have their default values
+        given = ctx.needs_input_grad
         needed = given[0] if self._listed else given[: self._count]
         gradients = list(self._gradients(ctx, needed, grads[0] if self._lists else grads))
         nones = (None,) * (len(given) - self._count)
         return (gradients, *nones) if self._listed else (*gradients, *nones)
+
+    def _with_defaults(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The dispatcher leaves out arguments at the end that have their default values."""
+        return (*args, *[a.default_value for a in self.overload._schema.arguments[len(args) :]])
 
     def _vmap_of_overload(self, info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
         dims, tensors = (v[0] if self._listed else v[: self._count] for v in (in_dims, args))
@@ -220,30 +258,14 @@ class Operator:
         members = {"forward": staticmethod(forward), "backward": staticmethod(self._backward)}
         return base_apply(type(self._title(), (Function,), members))
 
-    def _make_transformed(self) -> Callable[..., Any]:
-        """The same for torch.func and forward-mode AD."""
-
-        def setup(ctx: Any, args: tuple[Any, ...], outputs: Any) -> None:
-            ctx.outputs = len(_as_tuple(outputs))
-            ctx.save_for_forward(*self._record(ctx, args[0], args[1:], _as_tuple(outputs), True))
-
-        def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
-            if self.tangent is None:
-                raise NotImplementedError(f"opswap::{self.name} has no derivative in forward mode")
-            made = self.tangent(ctx.saved_tensors, ctx.facts, *tangents)
-            if ctx.outputs == 1 and not self._lists:
-                return made
-            made = _as_tuple(made)
-            return (*made, *(None for _ in range(ctx.outputs - len(made))))
-
-        def vmap(info: Any, in_dims: Sequence[Any], constants: tuple[Any, ...], *tensors: Any) -> Any:
-            outputs, places = self._batched(self, info, in_dims[1:], constants, tensors)
-            return (tuple(outputs), tuple(places)) if self._lists else (outputs, places)
-
-        functions = (self._run_split, setup, self._backward, jvp, vmap)
-        names = ("forward", "setup_context", "backward", "jvp", "vmap")
-        members = {name: staticmethod(f) for name, f in zip(names, functions, strict=True)}
-        return cast(Any, type(self._title(), (Function,), members)).apply
+    def _jvp(self, ctx: Any, _: Any, *tangents: Any) -> Any:
+        if self.tangent is None:
+            raise NotImplementedError(f"opswap::{self.name} has no derivative in forward mode")
+        made = self.tangent(ctx.saved_tensors, ctx.facts, *tangents)
+        if ctx.outputs == 1 and not self._lists:
+            return made
+        made = _as_tuple(made)
+        return (*made, *(None for _ in range(ctx.outputs - len(made))))
 
     def _title(self) -> str:
         """Shown in `grad_fn`, so that a printed graph names the operator."""
