@@ -106,7 +106,9 @@ _single_level = _find("torch._functorch.autograd_function", "enable_single_level
 
 # Whether a kernel for the key Autograd can be written in Python that works under torch.func and in forward mode.
 # Without one of these names torch.library.register_autograd is used, which refuses to run there.
-can_write_autograd = None not in (_BelowAutograd, _below_autograd, _forward_grad, _single_level)
+can_write_autograd = all(
+    name is not None for name in (_BelowAutograd, _below_autograd, _forward_grad, _single_level)
+)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ which costs three times as much as the rest of the call. Eager code therefore ge
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,8 +27,6 @@ from ._stats import count_reference, reference_forced
 __all__ = ["Operator", "join_batch", "linear_pair", "split_batch"]
 
 Kept = tuple[Sequence[Tensor | None], Any]
-
-_compiling = torch.compiler.is_compiling
 
 
 def join_batch(info: Any, tensor: Tensor | None, dim: int | None, place: int = 0) -> Tensor | None:
@@ -106,35 +103,27 @@ class Operator:
         self._join, self._split = join, split
         self.keep, self.gradient, self.tangent = keep, gradient, tangent
         self._define(schema, fake, batched, tags)
-        self._eager = self.make_apply(self._run_split)
+        self._eager = self.make_apply(self._run_kernel)
 
     def __call__(self, *args: Any) -> Any:
-        if _compiling() or transforms_active():
-            return self.overload(*args)
-        tensors = args[0] if self._listed else args[: self._count]
-        if needs_graph(self._given(tensors)):
-            return self._eager(args[self._count :], *tensors)
-        return self._run(*args)
+        count = self._count
+        tensors = args[0] if self._listed else args[:count]
+        given = [t for t in tensors if t is not None] if self._optional else tensors
+        if plain_cpu(given):  # without the dispatcher, which halves the cost of a call
+            try:
+                return self._eager(args[count:], *tensors) if needs_graph(given) else self._kernel(*args)
+            except RuntimeError:
+                # The dispatcher finds memory that the extension does not, and the operator words the errors.
+                pass
+        return self.overload(*args)
 
     # --- arguments ---------------------------------------------------------------------------------------------------
 
     def _arguments(self, constants: Sequence[Any], tensors: Sequence[Any]) -> tuple[Any, ...]:
         return (list(tensors), *constants) if self._listed else (*tensors, *constants)
 
-    def _given(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
-        return [t for t in tensors if t is not None] if self._optional else tensors
-
-    def _run(self, *args: Any) -> Any:
-        """The kernel, without the dispatcher where nothing needs it, which halves the cost of a call."""
-        tensors = args[0] if self._listed else args[: self._count]
-        if plain_cpu(self._given(tensors)):
-            # The dispatcher finds memory that the extension does not, and the operator words the errors.
-            with contextlib.suppress(RuntimeError):
-                return self._kernel(*args)
-        return self.overload(*args)
-
-    def _run_split(self, constants: tuple[Any, ...], *tensors: Any) -> Any:
-        outputs = self._run(*self._arguments(constants, tensors))
+    def _run_kernel(self, constants: tuple[Any, ...], *tensors: Any) -> Any:
+        outputs = self._kernel(*self._arguments(constants, tensors))
         return tuple(outputs) if self._lists else outputs
 
     # --- registration ------------------------------------------------------------------------------------------------
@@ -189,7 +178,7 @@ class Operator:
         def autograd(keys: Any, *args: Any) -> Any:
             args = self._with_defaults(args)
             tensors = args[0] if self._listed else args[: self._count]
-            if not (needs_graph(self._given(tensors)) or transforms_active()):
+            if not (needs_graph(t for t in tensors if t is not None) or transforms_active()):
                 return below_autograd(self.overload, keys, args)
             with under_transforms():
                 outputs = apply(keys, args[self._count :], *tensors)
