@@ -3,7 +3,7 @@
 
 An eager call, torch.compile, torch.export, make_fx, torch.func, forward-mode AD, batched gradients and gradients of
 gradients each reach an operator in another way. `Operator` registers it with torch.library and makes the autograd
-Functions. `linear_pair` says that a derivative and a gradient are each other's transpose.
+Functions. `_derivatives` has the derivatives that several operators have in common.
 
 `torch.autograd.Function.apply` inspects the signature of `forward` on every call if the class has a `setup_context`,
 which costs three times as much as the rest of the call. Eager code therefore gets a class without one.
@@ -24,7 +24,7 @@ from ._function import base_apply, needs_graph, plain_cpu, transforms_active
 from ._library import library
 from ._stats import count_reference, reference_forced
 
-__all__ = ["Operator", "join_batch", "linear_pair", "split_batch"]
+__all__ = ["Kept", "Operator", "join_batch", "split_batch"]
 
 Kept = tuple[Sequence[Tensor | None], Any]
 
@@ -282,30 +282,3 @@ class Operator:
         left = [self._split(t) if callable(self._split) else self._split for t in outputs]
         parts = tuple([split_batch(info, t, p) for t, p in zip(outputs, left, strict=True)])
         return (parts[0], left[0]) if isinstance(made, Tensor) else (parts, tuple(left))
-
-
-def linear_pair(
-    forward: Operator,
-    backward: Operator,
-    keep: Callable[..., Kept],
-    derivative: Callable[..., Tensor],
-) -> None:
-    """Say that the derivative of `forward` is a linear map and `backward` its transpose.
-
-    Args:
-        forward: an operator of one tensor with one differentiable output.
-        backward: called as `backward(grad_output, *saved, *facts)`.
-        keep: as of `Operator`, of `forward`.
-        derivative: `derivative(tangent, *saved, *facts)`, written with operators.
-    """
-    forward.keep = keep
-    forward.gradient = lambda saved, facts, _, grad: (backward(grad, *saved, *facts),)
-    forward.tangent = lambda saved, facts, tangent: derivative(tangent, *saved, *facts)
-    if forward is backward:
-        return
-    backward.keep = lambda constants, tensors, _: (tensors[1:], constants)
-    backward.gradient = lambda saved, facts, _, grad: (
-        derivative(grad, *saved, *facts),
-        *(None for _ in saved),
-    )
-    backward.tangent = lambda saved, facts, tangent, *_: backward(tangent, *saved, *facts)

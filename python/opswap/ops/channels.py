@@ -18,7 +18,7 @@ from torch import Tensor
 from opswap import _core
 
 from ._function import cached_constant, needs_graph, plain_eager, tracing
-from ._layout import cat_memory_format, dense_copy, dense_strides, empty, is_strided
+from ._layout import cat_memory_format, empty, exactly_dense, is_strided
 from ._operator import Operator
 from ._stats import count_kernel, reference_forced
 
@@ -57,14 +57,8 @@ def reference(
     if memory_format is not torch.contiguous_format:
         # In the order of its memory the row has its channels last, and so has what is selected from it.
         row = row.movedim(1, -1)
-        return [_dense(row.index_select(-1, part).movedim(-1, 1), memory_format) for part in kept]
-    return [_dense(row.index_select(1, part), memory_format) for part in kept]
-
-
-def _dense(fresh: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A tensor that nobody else has with exactly the strides of this memory format, copied if it has others."""
-    same = fresh.stride() == dense_strides(fresh.shape, memory_format)
-    return fresh if same else dense_copy(fresh, memory_format)
+        return [exactly_dense(row.index_select(-1, part).movedim(-1, 1), memory_format) for part in kept]
+    return [exactly_dense(row.index_select(1, part), memory_format) for part in kept]
 
 
 def _check(tensors: Sequence[Tensor], groups: int, sections: Sequence[int]) -> None:

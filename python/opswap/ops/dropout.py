@@ -23,9 +23,10 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
+from ._derivatives import linear_pair
 from ._function import check_memory, needs_graph, plain_cpu, seen_by_tracer, tracing
 from ._layout import suggest_memory_format
-from ._operator import Operator, linear_pair
+from ._operator import Operator
 from ._stats import count_kernel, count_reference
 
 __all__ = ["draws_alike", "dropout"]

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from ._derivatives import linear_pair
 from ._function import cached_constant, concrete_size, plain_cpu, tracing, transforms_active
-from ._operator import Operator, linear_pair
+from ._operator import Operator
 from .channels import channel_shuffle
 
 __all__ = ["channel_permutation", "is_permutation", "reference", "shuffle_groups", "take_channels"]

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""The operators of the family, their derivatives and batching rules.
-
-Output and gradients are linear in each argument, so that derivatives are made of the same two operators again.
-"""
+"""The operators of the family and their batching rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from .._derivatives import bilinear_pair
 from .._operator import Operator, join_batch
 from ._run import NAME, Sections, kernel, kernel_backward, reference, reference_backward
 
@@ -97,65 +94,6 @@ def _batch_backward(run: Callable[..., Any], info: Any, in_dims: Sequence[int | 
     ), places
 
 
-def _add(*terms: Tensor | None) -> Tensor | None:
-    given = [t for t in terms if t is not None]
-    return sum(given[1:], given[0]) if given else None
-
-
-def gradients(
-    saved: Sequence[Tensor], sections: Sections, needed: Sequence[bool], grad_output: Tensor
-) -> list[Tensor | None]:
-    """Those of input, weight and bias that are needed, None for the others; saved: input and weight."""
-    made = _backward_operator(grad_output, *saved, sections, tuple(needed))
-    return [t if wanted else None for t, wanted in zip(made, needed, strict=True)]
-
-
-def _tangent(
-    saved: Sequence[Tensor],
-    sections: Sections,
-    t_input: Tensor | None,
-    t_weight: Tensor | None,
-    t_bias: Tensor | None,
-) -> Tensor | None:
-    input, weight = saved
-    of_input = None if t_input is None else operator(t_input, weight, None, sections)
-    of_weight = None if t_weight is None else operator(input, t_weight, None, sections)
-    of_bias = None if t_bias is None else t_bias.expand(input.shape[0], *t_bias.shape)
-    return _add(of_input, of_weight, of_bias)
-
-
-def _gradients_of_backward(
-    saved: Sequence[Tensor], facts: tuple[Any, ...], needed: Sequence[bool], *grads: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    grad_output, input, weight = saved
-    sections, mask = facts
-    of_input, of_weight, of_bias = (g if wanted else None for g, wanted in zip(grads, mask, strict=True))
-    first = second = third = None
-    if needed[0]:
-        by_input = None if of_input is None else operator(of_input, weight, None, sections)
-        if of_weight is not None:
-            second_term = operator(input, of_weight, of_bias, sections)
-        else:
-            second_term = None if of_bias is None else of_bias.expand_as(grad_output)
-        first = _add(by_input, second_term)
-    if needed[1] and of_weight is not None:
-        second = _backward_operator(grad_output, input, of_weight, sections, (True, False, False))[0]
-    if needed[2] and of_input is not None:
-        third = _backward_operator(grad_output, of_input, weight, sections, (False, True, False))[1]
-    return first, second, third
-
-
-def _tangents_of_backward(
-    saved: Sequence[Tensor], facts: tuple[Any, ...], *tangents: Tensor | None
-) -> tuple[Tensor, ...]:
-    sections, mask = facts
-    filled = [torch.zeros_like(s) if t is None else t for s, t in zip(saved, tangents, strict=True)]
-    first = _backward_operator(filled[0], *saved[1:], sections, mask)
-    both = (*mask[:2], False)
-    second = _backward_operator(saved[0], *filled[1:], sections, both)
-    return tuple([a + b if wanted else a for a, b, wanted in zip(first, second, both, strict=True)])
-
-
 # input (N, G, in), weight (G, out, in) or (T, in), bias without the last dimension or None, sections None or G numbers
 # whose sum is T; returns (N, G, out) or (N, T), contiguous.
 operator = Operator(
@@ -164,9 +102,6 @@ operator = Operator(
     reference,
     _fake,
     batch=_batch,
-    keep=lambda constants, tensors, _: (tensors[:2], _as_tuple(constants[0])),
-    gradient=gradients,
-    tangent=_tangent,
 )
 # The gradients of input, weight and bias where mask is True, else empty tensors.
 _backward_operator = Operator(
@@ -176,7 +111,12 @@ _backward_operator = Operator(
     _reference_backward,
     _fake_backward,
     batch=_batch_backward,
-    keep=lambda constants, tensors, _: (tensors, constants),
-    gradient=_gradients_of_backward,
-    tangent=_tangents_of_backward,
 )
+bilinear_pair(operator, _backward_operator)
+
+
+def gradients(
+    saved: Sequence[Tensor], sections: Sections, needed: Sequence[bool], grad_output: Tensor
+) -> Sequence[Tensor | None]:
+    """Those of input, weight and bias that are needed, None for the others; saved: input and weight."""
+    return operator.gradient(saved, (sections,), needed, grad_output)

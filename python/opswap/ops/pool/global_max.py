@@ -11,9 +11,10 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
+from .._derivatives import linear_pair
 from .._function import tracing
 from .._layout import empty, suggest_memory_format
-from .._operator import Operator, linear_pair
+from .._operator import Operator
 from ._arguments import FLOATS, require_bool
 from ._call import PlainCall, plain_torch, run_kernel
 from .adaptive import adaptive_max_pool2d

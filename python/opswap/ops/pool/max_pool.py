@@ -18,9 +18,10 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
+from .._derivatives import linear_pair
 from .._function import tracing
 from .._layout import dense_copy, empty, suggest_memory_format
-from .._operator import Operator, linear_pair
+from .._operator import Operator
 from ._arguments import (
     FLOATS,
     INTEGERS,
