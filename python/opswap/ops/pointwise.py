@@ -25,6 +25,7 @@ from ._function import (
     base_apply,
     concrete_size,
     needs_graph,
+    plain_cpu,
     plain_eager,
     seen_by_tracer,
     tracing,
@@ -106,7 +107,7 @@ class PointwiseConv2d(Function):
         if not plain_eager() or needs_graph((grad_output, input, weight)):
             return library_backward(grad_output, input, weight, (1, 1), (0, 0), 1, mask)
         gradients = _core.plain_pointwise_backward(grad_output, input, weight, *mask)
-        if gradients is NotImplemented:
+        if gradients is NotImplemented and plain_cpu((grad_output,)):
             dense = grad_output.contiguous(memory_format=torch.channels_last)
             gradients = _core.plain_pointwise_backward(dense, input, weight, *mask)
         if gradients is NotImplemented:

@@ -243,7 +243,10 @@ def _tangents_of_backward(saved: Any, facts: Any, *tangents: Tensor | None) -> t
     run_plain, arguments, there = _plain_backward(saved, facts)
     moved = [t for t, is_there in zip((*tangents[:2], *tangents[3:]), there, strict=True) if is_there]
     filled = [torch.zeros_like(p) if t is None else t for p, t in zip(arguments, moved, strict=True)]
-    return torch.func.jvp(run_plain, tuple(arguments), tuple(filled))[1]
+    # A pullback is linear, and its own pullback is the derivative: forward mode cannot be nested.
+    outputs, pull = torch.func.vjp(run_plain, *arguments)
+    _, pull_back = torch.func.vjp(pull, tuple([torch.zeros_like(y) for y in outputs]))
+    return pull_back(tuple(filled))[0]
 
 
 # input: (N, C, *); mean, var: (C) statistics to normalise with, None for those of the batch; statistics: (2, C)
