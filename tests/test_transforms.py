@@ -159,13 +159,19 @@ def test_hooks_on_saved_tensors(case: Case) -> None:
 
 @every_case
 def test_subclasses_parameters_and_negative_views(case: Case) -> None:
+    calls = []
+
     class Marked(Tensor):
-        pass
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
 
     tensors, function = make(case, grad=False), seeded(case.ours)
     want = as_tuple(function(*tensors))
     marked = as_tuple(function(tensors[0].as_subclass(Marked), *tensors[1:]))
     assert all(isinstance(y, Marked) for y in marked)
+    assert any(f.__name__ in opswap.functional.__all__ for f in calls)
     assert_near([y.as_subclass(Tensor) for y in marked], want)
     parameters = [t if i in case.fixed else torch.nn.Parameter(t) for i, t in enumerate(tensors)]
     assert_near([y.detach() for y in as_tuple(function(*parameters))], want)

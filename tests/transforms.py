@@ -26,9 +26,15 @@ def _is_whole(case: Case) -> bool:
 
 CASES = [case for case in (*FUNCTIONS, *RANDOM) if _is_whole(case)]
 every_case = pytest.mark.parametrize("case", CASES, ids=[f"{i}-{case}" for i, case in enumerate(CASES)])
+every_layout = pytest.mark.parametrize("case", [*FUNCTIONS, *RANDOM], ids=repr)
 # One call of each function, for what takes long.
-_FIRST = list({case.name: case for case in reversed(CASES)}.values())
-each_function = pytest.mark.parametrize("case", _FIRST, ids=[case.name for case in _FIRST])
+_FIRST = [
+    *{case.name: case for case in reversed(CASES)}.values(),
+    next(case for case in CASES if case.sizes == ((7, 3, 5), (6, 5), (1, 6))),
+]
+each_function = pytest.mark.parametrize(
+    "case", _FIRST, ids=[f"{i}-{case.name}" for i, case in enumerate(_FIRST)]
+)
 
 
 def operators_of(case: Case) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ __all__ = [
     "dispatch_modes",
     "empty_shared",
     "fake_copy",
+    "forward_mode_active",
     "functorch_active",
     "fx_trace",
     "graph_task",
@@ -84,9 +85,14 @@ functorch_active: Callable[[], bool] = _find("torch._C", "_are_functorch_transfo
 _forward_ad = _find("torch.autograd", "forward_ad")
 
 
+def forward_mode_active() -> bool:
+    """True within a level of forward-mode AD, torch.func.jvp's too, or if nobody knows."""
+    return getattr(_forward_ad, "_current_level", 0) >= 0
+
+
 def transforms_active() -> bool:
     """True where an operator called on its own would hide from torch.func or forward-mode AD, or if nobody knows."""
-    return functorch_active() or getattr(_forward_ad, "_current_level", 0) >= 0
+    return functorch_active() or forward_mode_active()
 
 
 # Dispatch modes that are on; without the name one is taken to be: constants are made anew for every call.

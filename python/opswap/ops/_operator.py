@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from opswap._torch import below_autograd, can_write_autograd, under_transforms
+from opswap._torch import below_autograd, can_write_autograd, forward_mode_active, under_transforms
 
 from ._function import base_apply, needs_graph, plain_cpu, transforms_active
 from ._library import library
@@ -70,6 +70,7 @@ class Operator:
         gradient: `gradient(saved, facts, needed, *gradients)` -> one gradient per tensor, None if not needed; those
             given are None for outputs that were not used. Written with operators, so that it has a gradient again.
         tangent: `tangent(saved, facts, *tangents)` -> the tangent of each differentiable output.
+        in_forward_mode: in place of a tangent, the operator in torch's own, which torch differentiates.
         tags: of torch.library.
 
     Attributes: overload: the registered operator, torch.ops.opswap.NAME.default.
@@ -91,6 +92,7 @@ class Operator:
         keep: Callable[..., Kept] | None = None,
         gradient: Callable[..., Sequence[Tensor | None]] | None = None,
         tangent: Callable[..., Any] | None = None,
+        in_forward_mode: Callable[..., Any] | None = None,
         tags: Sequence[torch.Tag] = (),
     ) -> None:
         self.name = schema.split("(")[0]
@@ -100,7 +102,7 @@ class Operator:
         self._optional = "Tensor?" in inputs
         self._kernel, self._reference = kernel, reference
         self._differentiable, self._resize, self._batch = differentiable, resize, batch
-        self._join, self._split = join, split
+        self._join, self._split, self._in_forward_mode = join, split, in_forward_mode
         self.keep, self.gradient, self.tangent = keep, gradient, tangent
         self._define(schema, fake, batched, tags)
         self._eager = self.make_apply(self._run_kernel)
@@ -177,6 +179,8 @@ class Operator:
 
         def autograd(keys: Any, *args: Any) -> Any:
             args = self._with_defaults(args)
+            if self._in_forward_mode is not None and forward_mode_active():
+                return self._in_forward_mode(*args)
             tensors = args[0] if self._listed else args[: self._count]
             if not (needs_graph(t for t in tensors if t is not None) or transforms_active()):
                 return below_autograd(self.overload, keys, args)

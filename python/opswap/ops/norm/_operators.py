@@ -239,16 +239,6 @@ def _gradients_of_backward(saved: Any, facts: Any, _: Any, *cotangents: Tensor |
     return *grads[:2], None, *grads[2:]
 
 
-def _tangents_of_backward(saved: Any, facts: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-    run_plain, arguments, there = _plain_backward(saved, facts)
-    moved = [t for t, is_there in zip((*tangents[:2], *tangents[3:]), there, strict=True) if is_there]
-    filled = [torch.zeros_like(p) if t is None else t for p, t in zip(arguments, moved, strict=True)]
-    # A pullback is linear, and its own pullback is the derivative: forward mode cannot be nested.
-    outputs, pull = torch.func.vjp(run_plain, *arguments)
-    _, pull_back = torch.func.vjp(pull, tuple([torch.zeros_like(y) for y in outputs]))
-    return pull_back(tuple(filled))[0]
-
-
 # input: (N, C, *); mean, var: (C) statistics to normalise with, None for those of the batch; statistics: (2, C)
 # float64, the means and biased variances used. The output and the gradient of input are dense in the memory format
 # of input; gradients where output_mask is False are neither computed nor returned. Under vmap the mapped dimension
@@ -280,5 +270,5 @@ _backward_operator = Operator(
     batched=_batched_backward,
     keep=lambda constants, tensors, _: (tensors, constants),
     gradient=_gradients_of_backward,
-    tangent=_tangents_of_backward,
+    in_forward_mode=_batched_backward,
 )
