@@ -16,7 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import opswap
 from functional_cases import FUNCTIONS, RANDOM, Case, as_tuple
 from inputs import LAYOUTS
-from transforms import argnums, assert_near, each_function, every_case, loss, make, operators_of, seeded, step
+from transforms import (
+    argnums,
+    assert_near,
+    each_function,
+    every_case,
+    every_layout,
+    loss,
+    make,
+    operators_of,
+    seeded,
+    step,
+    traced_step,
+)
 
 
 def larger(case: Case, tensors: tuple[Tensor, ...], batch: int) -> tuple[Tensor, ...]:
@@ -41,7 +53,7 @@ def assert_visible(case: Case, graph: torch.fx.GraphModule) -> None:
     assert bool(names_in(graph) & wanted) == bool(wanted)
 
 
-@every_case
+@every_layout
 def test_compile_fullgraph(case: Case) -> None:
     torch._dynamo.reset()
     tensors, graphs = make(case, grad=False), []
@@ -134,12 +146,8 @@ def test_tracing_modes_see_the_operator(case: Case) -> None:
     graph = make_fx(seeded(case.ours))(*tensors)
     assert_visible(case, graph)
     assert_near(seeded(graph)(*tensors), seeded(case.stock)(*tensors))
-    traced = make_fx(lambda *t: torch.autograd.grad(loss(case.ours)(*t), [t[i] for i in argnums(case)]))
-    backward = traced(*make(case))
-    torch.manual_seed(1)
-    assert_near(
-        backward(*make(case)) if False else step(case.ours, case, tensors), step(case.stock, case, tensors)
-    )
+    backward = make_fx(lambda *t: traced_step(case.ours, case, t))(*tensors)
+    assert_near(seeded(backward)(*tensors), step(case.stock, case, tensors))
 
 
 @every_case

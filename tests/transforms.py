@@ -69,10 +69,15 @@ def make(case: Case, dtype: torch.dtype = torch.float32, grad: bool = True) -> t
 
 
 def step(function: Function, case: Case, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs, and gradients of the loss."""
+    """Outputs, and gradients of the loss, after one seed."""
+    torch.manual_seed(1)
+    return traced_step(function, case, tensors)
+
+
+def traced_step(function: Function, case: Case, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """`step` without a seed."""
     made = [t.detach().clone(memory_format=torch.preserve_format) for t in tensors]
     given = [t.requires_grad_(i not in case.fixed) for i, t in enumerate(made)]
-    torch.manual_seed(1)
     outputs = as_tuple(function(*given))
     value = sum((y * 0.5).sin().square().sum() for y in outputs)
     gradients = torch.autograd.grad(value, leaves(case, given))
