@@ -156,7 +156,7 @@ def _batched(
 # tensors: (N, C_i, *) of one dtype and device; groups: divides C = sum of C_i; sections: channels of each output, their
 # sum is C. Returns one dense tensor per section, in memory_format (None: that of torch.cat(tensors)); sections where
 # output_mask is False are neither computed nor returned.
-_operator = Operator(
+_operator: Operator = Operator(
     f"{_NAME}(Tensor[] tensors, SymInt groups, SymInt[] sections, MemoryFormat? memory_format=None, "
     "bool[]? output_mask=None) -> Tensor[]",
     _kernel,
