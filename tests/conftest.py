@@ -41,7 +41,6 @@ HIDDEN_TIERS_OF = (
     "test_norm_activations",
     "test_norm_errors",
     "test_norm_modules",
-    "test_norm_transforms",
     "test_pointwise",
     "test_pool",
     "test_pool_adaptive",
@@ -54,7 +53,7 @@ HIDDEN_TIERS_OF = (
 # Test files, by the beginning of their names, about code that calls no kernel, or has kernels only as an example.
 # Single tests have the marker itself.
 TIER_INDEPENDENT = (
-    "test_channels_transforms",
+    "test_channels_modules",
     "test_cli",
     "test_core_hostile",
     "test_core_serial",
@@ -73,7 +72,8 @@ TIER_INDEPENDENT = (
     "test_nearness",
     "test_optimizer",
     "test_permutation",
-    "test_pool_transforms",
+    "test_pool_operators",
+    "test_transforms",
     "test_shapes",
     "test_swap_adversarial",
     "test_swap_again",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,19 @@ Tensors = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """name: in opswap.functional, or of a class in opswap.nn; sizes: of the arguments of both calls."""
+    """name: in opswap.functional, or of a class in opswap.nn; sizes: of the arguments of both calls.
+
+    fixed: positions of arguments that have no gradient. operators: those that a graph of the call has, forward alone;
+    none where torch's own stands in it.
+    """
 
     name: str
     ours: Callable[..., Any]
     stock: Callable[..., Any]
     sizes: tuple[tuple[int, ...], ...]
     channels_last: bool = False
+    fixed: tuple[int, ...] = ()
+    operators: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"{self.name}{list(self.sizes[0])}{' channels_last' * self.channels_last}"
@@ -257,12 +263,48 @@ def _convolution_cases(last: bool) -> list[Case]:
     ]
 
 
-FUNCTIONS: list[Case] = [
+_OPERATORS = {
+    "channel_shuffle": ("cat_channel_shuffle_split",),
+    "cat_channel_shuffle": ("cat_channel_shuffle_split",),
+    "cat_channel_shuffle_split": ("cat_channel_shuffle_split",),
+    "channel_permutation": ("channel_permutation",),
+    "batch_norm": ("batch_norm_act",),
+    "batch_norm_act": ("batch_norm_act",),
+    "batch_norm_relu": ("batch_norm_act",),
+    "max_pool2d": ("max_pool", "max_pool_with_offsets"),
+    "max_pool3d": ("max_pool", "max_pool_with_offsets"),
+    "avg_pool2d": ("avg_pool",),
+    "avg_pool3d": ("avg_pool",),
+    "adaptive_max_pool1d": ("adaptive_max_pool", "adaptive_max_pool_with_index"),
+    "adaptive_max_pool2d": ("adaptive_max_pool", "adaptive_max_pool_with_index"),
+    "adaptive_max_pool3d": ("adaptive_max_pool", "adaptive_max_pool_with_index"),
+    "global_max_pool2d": ("global_amax", "adaptive_max_pool", "adaptive_max_pool_with_index"),
+    "grouped_linear": ("grouped_linear",),
+    "pointwise_conv2d": ("pointwise_conv2d",),
+    "depthwise_conv2d": ("depthwise_conv2d",),
+    "dropout": ("dropout",),
+}
+
+
+def _described(case: Case) -> Case:
+    fixed = (1, 2) if case.name.startswith("batch_norm") else ()
+    return replace(case, fixed=fixed, operators=_OPERATORS.get(case.name, ()))
+
+
+_UNDESCRIBED: list[Case] = [
     *(case for last in (False, True) for case in _channel_cases(last)),
     *(case for last in (False, True) for case in _norm_cases(last)),
     *(case for last in (False, True) for case in _pool_cases(last)),
     *(case for last in (False, True) for case in _convolution_cases(last)),
     *_linear_cases(),
+]
+FUNCTIONS = [_described(case) for case in _UNDESCRIBED]
+# Calls that draw random numbers: alike after the same seed.
+RANDOM = [
+    _described(
+        Case("dropout", lambda x: F.dropout(x, 0.3), lambda x: T.dropout(x, 0.3), ((2, 8, 16, 16),), last)
+    )
+    for last in (False, True)
 ]
 
 

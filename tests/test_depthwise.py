@@ -345,40 +345,6 @@ def test_double_backward() -> None:
         assert torch.autograd.gradgradcheck(lambda *t, s=stride: F.depthwise_conv2d(*t, s, 1), (x, w, b))
 
 
-def test_transforms() -> None:
-    x, w, b = (t.detach() for t in make(2, 12, 6, 6))
-
-    def loss(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda *t: f(*t, 2, 1).pow(2).sum()
-
-    for ours, theirs in zip(
-        *(torch.func.grad(loss(f), (0, 1, 2))(x, w, b) for f in (F.depthwise_conv2d, stock)), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs)
-    stack = torch.stack((x, 2 * x))
-    torch.testing.assert_close(
-        torch.func.vmap(lambda t: F.depthwise_conv2d(t, w, b, 1, 1))(stack)[1], stock(2 * x, w, b, 1, 1)
-    )
-    tangents = [torch.randn_like(t) for t in (x, w, b)]
-    for f in (F.depthwise_conv2d, stock):
-        value, slope = torch.func.jvp(lambda *t, f=f: f(*t, 1, 1), (x, w, b), tuple(tangents))
-        torch.testing.assert_close(value, stock(x, w, b, 1, 1))
-        torch.testing.assert_close(
-            slope, stock(tangents[0], w, tangents[2], 1, 1) + stock(x, tangents[1], None, 1, 1)
-        )
-
-
-def test_batched_gradients() -> None:
-    x, w, b = make(2, 12, 6, 6)
-    output = F.depthwise_conv2d(x, w, b, 1, 1)
-    grads = torch.randn(3, *output.shape)
-    batched = torch.autograd.grad(output, (x, w), grads, retain_graph=True, is_grads_batched=True)
-    for i in range(3):
-        single = torch.autograd.grad(output, (x, w), grads[i], retain_graph=True)
-        for a, e in zip(batched, single, strict=True):
-            torch.testing.assert_close(a[i], e)
-
-
 def test_autocast() -> None:
     x, w, b = make(2, 12, 6, 6)
     with torch.autocast("cpu", torch.bfloat16):
@@ -390,21 +356,6 @@ def test_autocast() -> None:
         output = F.depthwise_conv2d(x.detach(), w, b)
     output.float().sum().backward()
     assert not opswap.stats()["kernel"] and w.grad.dtype is torch.float32
-
-
-def test_compile_and_export() -> None:
-    class Layer(nn.Module):
-        def forward(self, x: Tensor, w: Tensor) -> Tensor:
-            return F.depthwise_conv2d(x, w, None, 2, 1)
-
-    x, w, _ = make(2, 12, 6, 6)
-    expected = stock(x, w, None, 2, 1)
-    compiled = torch.compile(Layer(), backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, w), expected)
-    compiled(x, w).sum().backward()
-    for strict in (True, False):
-        exported = torch.export.export(Layer(), (x, w), strict=strict)
-        torch.testing.assert_close(exported.module()(x, w), expected)
 
 
 @pytest.mark.usefixtures("served")

@@ -9,8 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as T
 from torch import Tensor
-from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.utils.checkpoint import checkpoint
 
 import opswap
 from nearness import assert_within_roundings
@@ -200,16 +198,6 @@ class TestKernels:
         torch.testing.assert_close(ours, theirs)
         assert ours.stride()[:2] == theirs.stride()[:2]
 
-    def test_twice(self) -> None:
-        tensors = inputs((1, 3, 3, 2), 4, torch.float64)
-        assert gradcheck(F.pointwise_conv2d, tensors) and gradgradcheck(F.pointwise_conv2d, tensors)
-
-    def test_checkpoint(self) -> None:
-        x, weight, bias = inputs((2, 6, 5, 4), 8)
-        expected = run(F.pointwise_conv2d, x, weight, bias)
-        ours = run(lambda *t: checkpoint(F.pointwise_conv2d, *t, use_reentrant=False), x, weight, bias)
-        assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
-
 
 SERVED = {
     "contiguous": lambda x, w, b: (x.contiguous(), w, b),
@@ -251,23 +239,6 @@ def test_sizes_that_do_not_fit(weight: tuple[int, ...], bias: tuple[int, ...] | 
 def test_larger_kernels_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"must be \(out, in, 1, 1\), got \(4, 6, 3, 3\)"):
         F.pointwise_conv2d(torch.randn(1, 6, 4, 4), torch.randn(4, 6, 3, 3))
-
-
-def test_transforms() -> None:
-    x, weight, bias = inputs((3, 6, 4, 5), 7)
-    expected = T.conv2d(x, weight, bias)
-    compiled = torch.compile(F.pointwise_conv2d, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, weight, bias), expected)
-    mapped = torch.vmap(F.pointwise_conv2d, in_dims=(0, None, None))(x.unsqueeze(1), weight, bias)
-    torch.testing.assert_close(mapped.squeeze(1), expected)
-    grad = torch.func.grad(lambda w: F.pointwise_conv2d(x, w, bias).square().sum())(weight)
-    torch.testing.assert_close(grad, torch.autograd.grad(expected.square().sum(), weight)[0])
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
-        tangent = forward_ad.unpack_dual(F.pointwise_conv2d(dual, weight.detach(), bias.detach())).tangent
-    torch.testing.assert_close(tangent, T.conv2d(torch.ones_like(x), weight).detach())
-    with torch.autocast("cpu", torch.bfloat16):
-        assert F.pointwise_conv2d(x, weight, bias).dtype is torch.bfloat16
 
 
 def test_a_layer_under_autocast_is_torchs_own(kernels: None) -> None:

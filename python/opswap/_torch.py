@@ -15,7 +15,7 @@ import platform
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -32,12 +32,15 @@ __all__ = [
     "TensorBase",
     "any_global_hook",
     "assert_function",
+    "below_autograd",
+    "can_write_autograd",
     "compile_lock",
     "compiled_graphs",
     "current_node",
     "dispatch_modes",
     "empty_shared",
     "fake_copy",
+    "forward_mode_active",
     "functorch_active",
     "fx_trace",
     "graph_task",
@@ -53,6 +56,7 @@ __all__ = [
     "transforms_active",
     "tree_leaves",
     "tree_map",
+    "under_transforms",
     "warn_of_version",
     "without_transforms",
 ]
@@ -81,9 +85,14 @@ functorch_active: Callable[[], bool] = _find("torch._C", "_are_functorch_transfo
 _forward_ad = _find("torch.autograd", "forward_ad")
 
 
+def forward_mode_active() -> bool:
+    """True within a level of forward-mode AD, torch.func.jvp's too, or if nobody knows."""
+    return getattr(_forward_ad, "_current_level", 0) >= 0
+
+
 def transforms_active() -> bool:
     """True where an operator called on its own would hide from torch.func or forward-mode AD, or if nobody knows."""
-    return functorch_active() or getattr(_forward_ad, "_current_level", 0) >= 0
+    return functorch_active() or forward_mode_active()
 
 
 # Dispatch modes that are on; without the name one is taken to be: constants are made anew for every call.
@@ -92,6 +101,43 @@ dispatch_modes: Callable[[], int] = _find("torch._C", "_len_torch_dispatch_stack
 
 # Whether a hook for all modules is registered; without the name one is taken to be: the original forward runs.
 any_global_hook: Callable[[], bool] = _find("torch.nn.modules.module", "_has_any_global_hook") or _yes
+
+
+# --- the dispatcher ----------------------------------------------------------------------------------------------
+
+_BelowAutograd = _find("torch._C", "_AutoDispatchBelowAutograd")
+_below_autograd = _find("torch._C", "_after_autograd_keyset")
+_forward_grad = _find("torch.autograd.forward_ad", "_set_fwd_grad_enabled")
+_single_level = _find("torch._functorch.autograd_function", "enable_single_level_autograd_function")
+
+# Whether a kernel for the key Autograd can be written in Python that works under torch.func and in forward mode.
+# Without one of these names torch.library.register_autograd is used, which refuses to run there.
+can_write_autograd = all(
+    name is not None for name in (_BelowAutograd, _below_autograd, _forward_grad, _single_level)
+)
+
+
+@contextlib.contextmanager
+def under_transforms() -> Iterator[None]:
+    """Let a Function run in the dispatcher while torch.func is active, and record for the transforms further out."""
+    if not functorch_active():
+        yield
+        return
+    with _single_level():
+        yield
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    """Undo what the forward of a Function switches off, for the transforms further out."""
+    with torch.enable_grad(), _forward_grad(True):
+        yield
+
+
+def below_autograd(operator: Any, keys: Any, args: Sequence[Any]) -> Any:
+    """Call an operator from its kernel for the key Autograd: what the dispatcher would call next."""
+    with _BelowAutograd(), _recording() if functorch_active() else contextlib.nullcontext():
+        return operator.redispatch(keys & _below_autograd, *args)
 
 
 # --- tensors of torch.func ---------------------------------------------------------------------------------------

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One description of a differentiable operator, one autograd Function for every kind of caller.
-
-`torch.autograd.Function.apply` inspects the signature of `forward` on every call when the class has a
-`setup_context`, which costs three times as much as the rest of the call. Eager code therefore gets a class
-without one; torch.compile, torch.export, torch.func and forward-mode AD need a class that has one.
-"""
+"""What a call has to know before it runs a kernel: who watches, if a graph is recorded, which tensors are plain."""
 
 from __future__ import annotations
 
@@ -26,16 +21,13 @@ from ._switch import active, disabled_here
 __all__ = [
     "DeclinedError",
     "base_apply",
-    "batch_together",
     "cached_constant",
     "check_memory",
     "concrete_size",
-    "make_apply",
-    "make_eager_apply",
     "needs_graph",
     "plain_cpu",
     "plain_eager",
-    "split_batch",
+    "seen_by_tracer",
     "tracing",
     "transforms_active",
 ]
@@ -96,6 +88,16 @@ def plain_cpu(tensors: Sequence[Tensor]) -> bool:
     return plain_eager() and _core.plain_tensors(tensors)
 
 
+def seen_by_tracer() -> bool:
+    """True while torch.compile, torch.export or make_fx record operators, and under any other dispatch mode.
+
+    Not under torch.func, nor where no kernel may run.
+    """
+    if reference_forced():
+        return False
+    return torch.compiler.is_compiling() or bool(dispatch_modes() and not transforms_active())
+
+
 def check_memory(name: str, **tensors: Tensor) -> None:
     """Raise RuntimeError for a tensor whose memory was released: torch's own operators would crash the process."""
     if not plain_eager():
@@ -114,21 +116,6 @@ def base_apply(function: type[Function]) -> Callable[..., Any]:
     return super(Function, function).apply
 
 
-def _eager_class(
-    name: str,
-    forward: Callable[..., Any],
-    setup: Callable[[Any, tuple[Any, ...], Any], None],
-    backward: Callable[..., Any],
-) -> type[Function]:
-    def eager_forward(ctx: Any, *args: Any) -> Any:
-        outputs = forward(*args)
-        setup(ctx, args, outputs)
-        return outputs
-
-    members = {"forward": staticmethod(eager_forward), "backward": staticmethod(backward)}
-    return type(name, (Function,), members)
-
-
 def cached_constant(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Keep the tensors that `make` makes of hashable arguments; not those that only a trace may hold."""
     kept = lru_cache(maxsize=256)(make)
@@ -138,68 +125,3 @@ def cached_constant(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return make(*args) if traced else kept(*args)
 
     return get
-
-
-def make_eager_apply(
-    name: str,
-    forward: Callable[..., Any],
-    setup: Callable[[Any, tuple[Any, ...], Any], None],
-    backward: Callable[..., Any],
-) -> Callable[..., Any]:
-    """Return `apply(*args)`, differentiable in eager mode only: where `plain_eager` holds. Args: as `make_apply`."""
-    return base_apply(_eager_class(name, forward, setup, backward))
-
-
-def make_apply(
-    name: str,
-    forward: Callable[..., Any],
-    setup: Callable[[Any, tuple[Any, ...], Any], None],
-    backward: Callable[..., Any],
-    jvp: Callable[..., Any] | None = None,
-    vmap: Callable[..., Any] | None = None,
-) -> Callable[..., Any]:
-    """Return `apply(*args)`, differentiable in eager mode and under every transform.
-
-    Args:
-        name: shown in `grad_fn`, so that a printed graph names the operator.
-        forward: computes the outputs from `args`, without a context.
-        setup: `setup(ctx, args, outputs)` stores what the backward needs.
-        backward: `backward(ctx, *grad_outputs)`; written with differentiable functions, so that it can be
-            differentiated again.
-        jvp: `jvp(ctx, *tangents)`, forward-mode derivative.
-        vmap: `vmap(info, in_dims, *args)`, the batching rule; without one torch generates it, which fails where the
-            backward applies a Function of its own.
-    """
-
-    eager = _eager_class(name, forward, setup, backward)
-    members: dict[str, Any] = {
-        "forward": staticmethod(forward),
-        "setup_context": staticmethod(setup),
-        "backward": staticmethod(backward),
-    }
-    if vmap is None:
-        members["generate_vmap_rule"] = True
-    else:
-        members["vmap"] = staticmethod(vmap)
-    compiled = type(name, (Function,), members)
-    transformed = compiled if jvp is None else type(name, (Function,), {**members, "jvp": staticmethod(jvp)})
-
-    def apply(*args: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return compiled.apply(*args)
-        return (transformed if transforms_active() else eager).apply(*args)
-
-    return apply
-
-
-def batch_together(info: Any, tensor: Tensor, dim: int | None) -> Tensor:
-    """Under vmap: the mapped dimension joins the batch, which comes first."""
-    mapped = (
-        tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    )
-    return mapped.flatten(0, 1)
-
-
-def split_batch(info: Any, tensor: Tensor) -> Tensor:
-    """The inverse of `batch_together`, the mapped dimension first."""
-    return tensor.unflatten(0, (info.batch_size, tensor.shape[0] // info.batch_size))

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["cat_memory_format", "dense_copy", "dense_strides", "empty", "is_strided", "suggest_memory_format"]
+__all__ = [
+    "cat_memory_format",
+    "dense_copy",
+    "dense_strides",
+    "empty",
+    "exactly_dense",
+    "is_strided",
+    "suggest_memory_format",
+]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
@@ -74,3 +82,9 @@ def empty(
 def dense_copy(input: Tensor, memory_format: torch.memory_format) -> Tensor:
     """A copy with exactly the strides of this memory format, where several would mean the same."""
     return empty(input, input.shape, memory_format).copy_(input)
+
+
+def exactly_dense(fresh: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """A tensor that nobody else has with exactly the strides of this memory format, copied if it has others."""
+    same = fresh.stride() == dense_strides(fresh.shape, memory_format)
+    return fresh if same else dense_copy(fresh, memory_format)

@@ -9,7 +9,6 @@ and outputs exchanged.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,21 +17,10 @@ from torch import Tensor
 
 from opswap import _core
 
-from ._function import (
-    batch_together,
-    cached_constant,
-    make_apply,
-    make_eager_apply,
-    needs_graph,
-    plain_cpu,
-    plain_eager,
-    split_batch,
-    tracing,
-    transforms_active,
-)
-from ._layout import cat_memory_format, dense_copy, dense_strides, empty, is_strided
-from ._library import library
-from ._stats import count_kernel, count_reference, reference_forced
+from ._function import cached_constant, needs_graph, plain_eager, tracing
+from ._layout import cat_memory_format, empty, exactly_dense, is_strided
+from ._operator import Operator
+from ._stats import count_kernel, reference_forced
 
 __all__ = ["cat_channel_shuffle", "cat_channel_shuffle_split", "channel_shuffle", "reference"]
 
@@ -51,7 +39,6 @@ def reference(
     tensors: Sequence[Tensor],
     groups: int,
     sections: Sequence[int],
-    *,
     memory_format: torch.memory_format | None = None,
     output_mask: Sequence[bool] | None = None,
 ) -> list[Tensor]:
@@ -59,8 +46,9 @@ def reference(
 
     It avoids strided copies, which some accelerators lack; its index tensor is made once per device.
 
-    Args and returns: as `opswap::cat_channel_shuffle_split`, see `_define`.
+    Args and returns: as `opswap::cat_channel_shuffle_split`, see `_operator`.
     """
+    _check(tensors, groups, sections)
     if memory_format is None:
         memory_format = cat_memory_format(tensors)
     row = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), 1)
@@ -69,14 +57,8 @@ def reference(
     if memory_format is not torch.contiguous_format:
         # In the order of its memory the row has its channels last, and so has what is selected from it.
         row = row.movedim(1, -1)
-        return [_dense(row.index_select(-1, part).movedim(-1, 1), memory_format) for part in kept]
-    return [_dense(row.index_select(1, part), memory_format) for part in kept]
-
-
-def _dense(fresh: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A tensor that nobody else has with exactly the strides of this memory format, copied if it has others."""
-    same = fresh.stride() == dense_strides(fresh.shape, memory_format)
-    return fresh if same else dense_copy(fresh, memory_format)
+        return [exactly_dense(row.index_select(-1, part).movedim(-1, 1), memory_format) for part in kept]
+    return [exactly_dense(row.index_select(1, part), memory_format) for part in kept]
 
 
 def _check(tensors: Sequence[Tensor], groups: int, sections: Sequence[int]) -> None:
@@ -115,29 +97,19 @@ def _kernel(
     tensors: Sequence[Tensor],
     groups: int,
     sections: Sequence[int],
-    *,
     memory_format: torch.memory_format | None = None,
     output_mask: Sequence[bool] | None = None,
 ) -> list[Tensor]:
-    if reference_forced():
-        return _counted_reference(
-            tensors, groups, sections, memory_format=memory_format, output_mask=output_mask
-        )
     _check(tensors, groups, sections)
     if memory_format is None:
         memory_format = cat_memory_format(tensors)
     mask = None if output_mask is None else tuple(output_mask)
-    return list(_run(groups, tuple(sections), memory_format, mask, *tensors))
+    return list(_run((groups, tuple(sections), memory_format, mask), *tensors))
 
 
-def _run(
-    groups: int,
-    sections: tuple[int, ...],
-    memory_format: torch.memory_format,
-    output_mask: tuple[bool, ...] | None,
-    *tensors: Tensor,
-) -> tuple[Tensor, ...]:
+def _run(constants: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
     """The kernel itself; the extension raises RuntimeError for all that does not fit."""
+    groups, sections, memory_format, output_mask = constants
     channels_last = memory_format is not torch.contiguous_format
     outputs = _core.new_shuffled(tensors, groups, sections, output_mask, channels_last)
     if outputs is None:
@@ -147,19 +119,10 @@ def _run(
     return outputs
 
 
-def _counted_reference(
-    tensors: Sequence[Tensor], groups: int, sections: Sequence[int], **options: Any
-) -> list[Tensor]:
-    _check(tensors, groups, sections)
-    count_reference(_NAME)
-    return reference(tensors, groups, sections, **options)
-
-
 def _fake(
     tensors: Sequence[Tensor],
     groups: int,
     sections: Sequence[int],
-    *,
     memory_format: torch.memory_format | None = None,
     output_mask: Sequence[bool] | None = None,
 ) -> list[Tensor]:
@@ -175,24 +138,10 @@ def _fake(
     ]
 
 
-def _fold(info: Any, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
-    return [batch_together(info, t, dim) for t, dim in zip(tensors, dims, strict=True)]
-
-
-def _unfold(info: Any, outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-    return [split_batch(info, t) for t in outputs], [0] * len(outputs)
-
-
-def _vmap(info: Any, in_dims: Any, tensors: Any, groups: int, sections: Any, **options: Any) -> Any:
-    outputs = _operator(_fold(info, tensors, in_dims[0]), groups, sections, **options)
-    return _unfold(info, outputs)
-
-
 def _batched(
     tensors: Sequence[Tensor],
     groups: int,
     sections: Sequence[int],
-    *,
     memory_format: torch.memory_format | None = None,
     output_mask: Sequence[bool] | None = None,
 ) -> list[Tensor]:
@@ -204,100 +153,47 @@ def _batched(
     return [p.clone() for i, p in enumerate(parts) if output_mask is None or output_mask[i]]
 
 
-def _define() -> Any:
-    """Register the operator.
-
-    tensors: (N, C_i, *) of one dtype and device; groups: divides C = sum of C_i; sections: channels of each output,
-    their sum is C. Returns one dense tensor a section, in memory_format (None: that of torch.cat(tensors)); sections
-    where output_mask is False are neither computed nor returned.
-    """
-    library.define(
-        f"{_NAME}(Tensor[] tensors, SymInt groups, SymInt[] sections, *, "
-        "MemoryFormat? memory_format=None, bool[]? output_mask=None) -> Tensor[]"
-    )
-    library.impl(_NAME, _kernel, "CPU")
-    library.impl(_NAME, _counted_reference, "CompositeExplicitAutograd")
-    library.impl(_NAME, _batched, "Batched")
-    torch.library.register_fake(f"opswap::{_NAME}", _fake, lib=library)
-    torch.library.register_vmap(f"opswap::{_NAME}", _vmap, lib=library)
-    return torch.ops.opswap.cat_channel_shuffle_split.default
+# tensors: (N, C_i, *) of one dtype and device; groups: divides C = sum of C_i; sections: channels of each output, their
+# sum is C. Returns one dense tensor per section, in memory_format (None: that of torch.cat(tensors)); sections where
+# output_mask is False are neither computed nor returned.
+_operator: Operator = Operator(
+    f"{_NAME}(Tensor[] tensors, SymInt groups, SymInt[] sections, MemoryFormat? memory_format=None, "
+    "bool[]? output_mask=None) -> Tensor[]",
+    _kernel,
+    reference,
+    _fake,
+    batched=_batched,
+    keep=lambda constants, tensors, _: ((), (constants, tensors[0].shape, _widths(tensors))),
+    gradient=lambda _, facts, needed, *grads: _gradient(*facts, needed, grads),
+    tangent=lambda _, facts, *tangents: _operator(tangents, *facts[0]),
+)
 
 
-_operator = _define()
+def _widths(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple([t.shape[1] for t in tensors])
 
 
-def _forward(
-    groups: int,
-    sections: tuple[int, ...],
-    memory_format: torch.memory_format,
-    output_mask: tuple[bool, ...] | None,
-    *tensors: Tensor,
-) -> tuple[Tensor, ...]:
-    if plain_cpu(tensors):
-        # The dispatcher finds memory that the extension does not, and the operator words the errors.
-        with contextlib.suppress(RuntimeError):
-            return _run(groups, sections, memory_format, output_mask, *tensors)
-    return tuple(
-        _operator(list(tensors), groups, sections, memory_format=memory_format, output_mask=output_mask)
-    )
+def _gradient(
+    constants: tuple[Any, ...],
+    size: Sequence[int],
+    channels: tuple[int, ...],
+    needed: Sequence[bool],
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The inverse shuffle of the gradients, one per section; zeros for outputs masked away or not used."""
+    groups, sections, memory_format, output_mask = constants
+    given, like = iter(grads), next(g for g in grads if g is not None)
+    full = []
+    for i, count in enumerate(sections):
+        grad = next(given) if output_mask is None or output_mask[i] else None
+        full.append(like.new_zeros((size[0], count, *size[2:])) if grad is None else grad)
+    mask = None if all(needed) else tuple(needed)
+    inverse = max(sum(channels) // groups, 1)
+    results = iter(_operator(full, inverse, channels, memory_format, mask))
+    return [next(results) if wanted else None for wanted in needed]
 
 
-def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
-    ctx.call = args[:4]
-    ctx.channels = tuple([t.shape[1] for t in args[4:]])
-
-
-def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    groups, sections, memory_format, output_mask = ctx.call
-    full = _fill_masked(grads, sections, output_mask)
-    needed = tuple(ctx.needs_input_grad[4:])
-    mask = None if all(needed) else needed
-    inverse = max(sum(ctx.channels) // groups, 1)
-    # A compiled backward is never differentiated again, and Dynamo cannot trace a Function inside a backward.
-    run = _forward if torch.compiler.is_compiling() else _differentiable
-    results = iter(run(inverse, ctx.channels, memory_format, mask, *full))
-    return (None, None, None, None, *(next(results) if n else None for n in needed))
-
-
-def _fill_masked(
-    grads: Sequence[Tensor], sections: Sequence[int], output_mask: Sequence[bool] | None
-) -> Sequence[Tensor]:
-    """Put zeros where an output was masked away, so that there is one gradient a section again."""
-    if output_mask is None:
-        return grads
-    given = iter(grads)
-    like = grads[0]
-    return [
-        next(given) if wanted else like.new_zeros((like.shape[0], channels, *like.shape[2:]))
-        for channels, wanted in zip(sections, output_mask, strict=True)
-    ]
-
-
-def _jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
-    """The operator is linear: its derivative is itself."""
-    return _forward(*ctx.call, *tangents[4:])
-
-
-def _vmap_function(info: Any, in_dims: Any, *args: Any) -> Any:
-    outputs = _differentiable(*args[:4], *_fold(info, args[4:], in_dims[4:]))
-    unfolded, dims = _unfold(info, outputs)
-    return tuple(unfolded), tuple(dims)
-
-
-_apply = make_apply("CatChannelShuffleSplit", _forward, _setup, _backward, _jvp, _vmap_function)
-_apply_plain = make_eager_apply("CatChannelShuffleSplit", _run, _setup, _backward)
-
-
-def _differentiable(
-    groups: int,
-    sections: tuple[int, ...],
-    memory_format: torch.memory_format,
-    output_mask: tuple[bool, ...] | None,
-    *tensors: Tensor,
-) -> tuple[Tensor, ...]:
-    if transforms_active() or needs_graph(tensors):
-        return _apply(groups, sections, memory_format, output_mask, *tensors)
-    return _forward(groups, sections, memory_format, output_mask, *tensors)
+_apply_plain = _operator.make_apply(_run)
 
 
 def _require_int(name: str, value: Any) -> int:
@@ -369,7 +265,7 @@ def _shuffle(
         described = _core.describe_shuffle(tensors, groups, 1 if sections is None else sections, inverse)
         if described is not None:
             run = _apply_plain if needs_graph(tensors) else _run
-            return run(*described, None, *tensors)
+            return run((*described, None), *tensors)
     _require_int("groups", groups)
     tensors = _autocast(tensors)
     if groups <= 0 or any(t.dim() < 2 for t in tensors):
@@ -380,7 +276,7 @@ def _shuffle(
     sizes = (channels,) if sections is None else _chunk_sizes(channels, sections)
     if inverse and channels and channels % groups == 0:
         groups = channels // groups
-    return _differentiable(groups, sizes, cat_memory_format(tensors), None, *tensors)
+    return tuple(_operator(tensors, groups, sizes, cat_memory_format(tensors), None))
 
 
 # What torch.channel_shuffle takes on a CPU.

@@ -21,7 +21,8 @@ from opswap import _core
 from opswap._torch import functorch_active
 
 from ._convolution import Pair, library_backward, pair
-from ._function import DeclinedError, base_apply, concrete_size, plain_cpu
+from ._convolution_operator import ConvolutionOperator
+from ._function import DeclinedError, base_apply, concrete_size, plain_cpu, seen_by_tracer
 from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_fits", "depthwise_wins", "is_depthwise"]
@@ -33,6 +34,7 @@ _transforms = functorch_active
 _is_tracing = torch.jit.is_tracing
 _NAME = "depthwise_conv2d"
 _NAME_BACKWARD = f"{_NAME}_backward"
+_FEWEST_CHANNELS = 8
 
 
 class DepthwiseConv2d(Function):
@@ -65,6 +67,14 @@ class DepthwiseConv2d(Function):
 
 
 _apply = base_apply(DepthwiseConv2d)
+_operator = ConvolutionOperator(
+    _NAME,
+    ", SymInt[2] stride, SymInt[2] padding",
+    lambda weight, stride, padding: (stride, padding, weight.shape[0]),
+    _core.plain_depthwise,
+    _core.plain_depthwise_backward,
+)
+_DTYPES = (torch.float32, torch.float64)
 
 
 def _kernel_backward(
@@ -82,6 +92,25 @@ def _kernel_backward(
 def depthwise_wins() -> bool:
     """True where the kernels have vectors as wide as the convolution library's."""
     return _core.depthwise_leads()
+
+
+@torch.compiler.assume_constant_result
+def _wins_as_constant() -> bool:
+    return depthwise_wins()
+
+
+def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> bool:
+    """True where the operator stands in a graph: what the kernels take, as far as a graph's sizes tell."""
+    if not (seen_by_tracer() and isinstance(input, Tensor) and isinstance(weight, Tensor)):
+        return False
+    if torch.is_autocast_enabled("cpu") or input.dim() != 4 or weight.dim() != 4 or not input.is_cpu:
+        return False
+    if input.dtype not in _DTYPES or weight.dtype is not input.dtype or input.layout is not torch.strided:
+        return False
+    taps, groups = tuple(weight.shape[1:]), weight.shape[0]
+    options = stride in (1, 2, (1, 1), (2, 2)) and dilation in (1, (1, 1)) and not isinstance(padding, str)
+    fits = taps in ((1, 3, 3), (1, 5, 5)) and groups == input.shape[1] and groups >= _FEWEST_CHANNELS
+    return options and fits and input.stride(1) == 1 and _wins_as_constant()
 
 
 def is_depthwise(module: nn.Conv2d) -> bool:
@@ -138,8 +167,9 @@ def depthwise_conv2d(
         padding: of zeros, any; or "same" or "valid", which run torch's convolution.
         dilation: the kernels take 1.
 
-    Everything that the kernels do not take, channels of several outputs, other devices and calls under torch.compile,
-    torch.func, torch.jit.trace or autocast run torch's own convolution.
+    Everything that the kernels do not take, channels of several outputs, other devices and calls under torch.func,
+    torch.jit.trace or autocast run torch's own convolution. torch.compile, torch.export and make_fx record
+    `opswap::depthwise_conv2d`.
 
     Returns: (N, C, H', W') in the memory format that torch gives it. The sums of the gradient of weight and bias do
         not depend on the number of threads.
@@ -162,6 +192,8 @@ def depthwise_conv2d(
                 return output
         except (DeclinedError, AttributeError):
             pass
+    if _is_recorded(input, weight, stride, padding, dilation):
+        return _operator(input, weight, bias, pair(stride), pair(padding))
     if not _compiling():
         count_reference(_NAME)
     groups = 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,8 +23,10 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from ._function import check_memory, make_eager_apply, needs_graph, plain_cpu, plain_eager, tracing
+from ._derivatives import linear_pair
+from ._function import check_memory, needs_graph, plain_cpu, seen_by_tracer, tracing
 from ._layout import suggest_memory_format
+from ._operator import Operator
 from ._stats import count_kernel, count_reference
 
 __all__ = ["draws_alike", "dropout"]
@@ -90,36 +93,145 @@ def _scale(keep: float, dtype: torch.dtype) -> float:
     return torch.ones((), dtype=dtype, device="cpu").div_(keep).item()
 
 
-def _apply_mask(tensor: Tensor, mask: Tensor, scale: float, strides: tuple[int, ...]) -> Tensor:
-    """The kept elements times scale, the others times zero, dense with these strides."""
-    if not plain_cpu((tensor, mask)):
-        count_reference("dropout")
-        factors = (
-            _bits(mask, tensor.numel()).to(tensor.dtype) * scale
-        )  # bool times float has the default dtype
-        return tensor * factors.as_strided(tensor.shape, strides)
-    count_kernel("dropout")
-    output = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    source = tensor if tensor.stride() == strides else output.copy_(tensor)
+@torch.compiler.assume_constant_result
+def _alike_as_constant() -> bool:
+    return draws_alike()
+
+
+def _is_recorded(input: Tensor) -> bool:
+    """True where the operator stands in a graph. If torch then draws in another way, its kernel does as well."""
+    if not (seen_by_tracer() and input.is_cpu and input.dtype in _DTYPES):
+        return False
+    return not torch.compiler.is_dynamo_compiling() or _alike_as_constant()
+
+
+# --- the mask of a draw ----------------------------------------------------------------------------------------------
+
+
+def _apply_mask(input: Tensor, mask: Tensor, scale: float, stride: Sequence[int]) -> Tensor:
+    output = torch.empty_strided(input.shape, stride, dtype=input.dtype, device=input.device)
+    source = input if input.stride() == tuple(stride) else output.copy_(input)
     _core.apply_mask(source, mask, scale, output)
+    count_kernel("dropout")
     return output
 
 
-def _setup(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    _, mask, ctx.scale, ctx.strides = args
-    ctx.save_for_backward(mask)
-    ctx.set_materialize_grads(False)
+def _apply_mask_in_torch(input: Tensor, mask: Tensor, scale: float, stride: Sequence[int]) -> Tensor:
+    factors = _bits(mask, input.numel()).to(input.dtype) * scale  # bool times float has the default dtype
+    return input * factors.as_strided(input.shape, stride)
 
 
-def _backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None, None]:
-    if grad is None:
-        return None, None, None, None
-    (mask,) = ctx.saved_tensors
-    run = _apply if plain_eager() and needs_graph((grad,)) else _apply_mask
-    return run(grad, mask, ctx.scale, ctx.strides), None, None, None
+def _mask_reference(input: Tensor, mask: Tensor, scale: float, stride: Sequence[int]) -> Tensor:
+    output = input.new_empty_strided(input.shape, tuple(stride))
+    return output.copy_(_apply_mask_in_torch(input, mask, scale, stride))
 
 
-_apply = make_eager_apply("Dropout", _apply_mask, _setup, _backward)
+def _mask_fake(input: Tensor, mask: Tensor, scale: float, stride: Sequence[int]) -> Tensor:
+    return input.new_empty_strided(input.shape, tuple(stride))
+
+
+def _mask_batch(run: Callable[..., Tensor], info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+    """One call per example: each has bits of its own, which begin in a byte of their own."""
+    input, mask, scale, stride = arguments
+    parts = [
+        run(_example(input, in_dims[0], i), _example(mask, in_dims[1], i), scale, stride)
+        for i in range(info.batch_size)
+    ]
+    return torch.stack(parts), 0
+
+
+def _example(tensor: Tensor, dim: int | None, index: int) -> Tensor:
+    return tensor if dim is None else tensor.select(dim, index)
+
+
+# The kept elements times scale, the others times zero, dense with these strides. It is its own gradient.
+_masked = Operator(
+    "dropout_mask(Tensor input, Tensor mask, float scale, SymInt[] stride) -> Tensor",
+    _apply_mask,
+    _mask_reference,
+    _mask_fake,
+    batch=_mask_batch,
+    batched=_apply_mask_in_torch,
+)
+
+
+def _keep_mask(constants: tuple[Any, ...], tensors: Sequence[Tensor], _: Any) -> Any:
+    return tensors[1:], constants
+
+
+def _by_mask(grad: Tensor, mask: Tensor, scale: float, stride: Sequence[int]) -> Tensor:
+    return _masked(grad, mask, scale, stride)
+
+
+linear_pair(_masked, _masked, _keep_mask, _by_mask)
+_apply_plain = _masked.make_apply(lambda constants, input, mask: _apply_mask(input, mask, *constants))
+
+
+# --- draw and apply, for what records operators ----------------------------------------------------------------------
+
+
+def _is_covered(input: Tensor) -> bool:
+    dense = input.is_contiguous(memory_format=suggest_memory_format(input))
+    return input.dtype in _DTYPES and dense and draws_alike()
+
+
+def _drop(input: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    if not _is_covered(input):
+        return _drop_in_torch(input, p)
+    mask = _draw(torch.default_generator, 1 - p, input.numel())
+    return _apply_mask(input, mask, _scale(1 - p, input.dtype), input.stride()), mask
+
+
+def _drop_in_torch(input: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    count = input.numel()
+    bits = torch.empty(-(-count // 8) * 8, dtype=torch.bool, device=input.device)
+    bits[:count].bernoulli_(1 - p)
+    places = torch.arange(8, dtype=torch.uint8, device=input.device)
+    mask = (bits.view(-1, 8).to(torch.uint8) << places).sum(1, dtype=torch.uint8)
+    stride = torch.empty_like(input).stride()
+    return _mask_reference(input, mask, _scale(1 - p, input.dtype), stride), mask
+
+
+def _drop_fake(input: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(input), input.new_empty((input.numel() + 7) // 8, dtype=torch.uint8)
+
+
+def _drop_batch(
+    run: Callable[..., Any], info: Any, in_dims: Sequence[Any], input: Tensor, p: float
+) -> tuple[Any, Any]:
+    if info.randomness == "error":
+        raise RuntimeError(
+            "vmap: called random operation while in randomness error mode. Please either use the 'same' or 'different' "
+            "randomness flags on vmap or perform the randomness operation out of vmap"
+        )
+    if info.randomness == "same":
+        _, mask = run(_example(input, in_dims[0], 0).contiguous(), p)
+        examples = [_example(input, in_dims[0], i).contiguous() for i in range(info.batch_size)]
+        parts = [_masked(t, mask, _scale(1 - p, t.dtype), t.stride()) for t in examples]
+        return (torch.stack(parts), mask), (0, None)
+    outputs, masks = zip(
+        *[run(_example(input, in_dims[0], i), p) for i in range(info.batch_size)], strict=True
+    )
+    return (torch.stack(outputs), torch.stack(masks)), (0, 0)
+
+
+def _keep_drawn(constants: tuple[Any, ...], tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> Any:
+    keep = 1 - constants[0]
+    return outputs[1:], (_scale(keep, tensors[0].dtype), tuple(outputs[0].stride()))
+
+
+# output: dense as torch.empty_like(input) is; mask: (count + 7) // 8 bytes, the bits of the kept elements in the order
+# of the output's memory, the first one lowest.
+_operator = Operator(
+    "dropout(Tensor input, float p) -> (Tensor output, Tensor mask)",
+    _drop,
+    _drop_in_torch,
+    _drop_fake,
+    differentiable=1,
+    batch=_drop_batch,
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+linear_pair(_operator, _masked, _keep_drawn, _by_mask)
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -127,8 +239,8 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
     Args:
         input: any shape and device; the kernel takes float32, float64, bfloat16 and float16 on the CPU, contiguous or
-            channels_last. Everything else, `inplace`, torch.compile, torch.func and torch.jit.trace run torch's
-            operator.
+            channels_last. Everything else, `inplace`, torch.func and torch.jit.trace run torch's operator;
+            torch.compile, torch.export and make_fx record `opswap::dropout`.
         p: in [0, 1].
         training: False returns the input.
         inplace: write over the input.
@@ -148,6 +260,8 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         check_memory("dropout", input=input)
     if not training or inplace or not isinstance(p, float) or not 0.0 < p < 1.0 or tracing():
         return torch_functional.dropout(input, p, training, inplace)
+    if _is_recorded(input):
+        return _operator(input, p)[0]
     if (
         input.dtype not in _DTYPES
         or input.numel() < _FEWEST
@@ -155,9 +269,12 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         or not input.is_contiguous(memory_format=suggest_memory_format(input))
         or not draws_alike()
     ):
-        count_reference("dropout")
+        if not torch.compiler.is_compiling():
+            count_reference("dropout")
         return torch_functional.dropout(input, p, training, inplace)
     keep = 1 - p
     mask = _draw(torch.default_generator, keep, input.numel())
-    run = _apply if needs_graph((input,)) else _apply_mask
-    return run(input, mask, _scale(keep, input.dtype), input.stride())
+    scale, stride = _scale(keep, input.dtype), input.stride()
+    if needs_graph((input,)):
+        return _apply_plain((scale, stride), input, mask)
+    return _apply_mask(input, mask, scale, stride)

@@ -10,22 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from ._function import (
-    cached_constant,
-    concrete_size,
-    make_apply,
-    needs_graph,
-    plain_cpu,
-    tracing,
-    transforms_active,
-)
-from ._library import library
+from ._derivatives import linear_pair
+from ._function import cached_constant, concrete_size, plain_cpu, tracing, transforms_active
+from ._operator import Operator
 from .channels import channel_shuffle
 
 __all__ = ["channel_permutation", "is_permutation", "reference", "shuffle_groups", "take_channels"]
@@ -65,31 +57,28 @@ def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
-def _forward(order: tuple[int, ...], input: Tensor) -> Tensor:
-    return input.index_select(1, _index(order, input.device))
+def _kernel(input: Tensor, order: Sequence[int]) -> Tensor:
+    return input.index_select(1, _index(tuple(order), input.device))
 
 
-def _setup(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.order = args[0]
+def _fake(input: Tensor, order: Sequence[int]) -> Tensor:
+    return input.new_empty(input.shape)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-    # A compiled backward is never differentiated again, and Dynamo cannot trace a Function inside a backward.
-    run = _forward if torch.compiler.is_compiling() else _differentiable
-    return None, run(_inverse(ctx.order), grad)
+# order: the numbers 0 to C - 1 in any order; returns input[:, order], contiguous.
+_operator = Operator("channel_permutation(Tensor input, int[] order) -> Tensor", _kernel, _kernel, _fake)
 
 
-def _jvp(ctx: Any, _: None, tangent: Tensor) -> Tensor:
-    return _forward(ctx.order, tangent)
+def _gather(tangent: Tensor, inverse: Sequence[int]) -> Tensor:
+    return _operator(tangent, _inverse(tuple(inverse)))
 
 
-_apply = make_apply("ChannelPermutation", _forward, _setup, _backward, _jvp)
-
-
-def _differentiable(order: tuple[int, ...], input: Tensor) -> Tensor:
-    if transforms_active() or needs_graph((input,)):
-        return _apply(order, input)
-    return _forward(order, input)
+linear_pair(
+    _operator,
+    _operator,
+    lambda constants, *_: ((), (_inverse(tuple(constants[0])),)),
+    _gather,
+)
 
 
 def channel_permutation(input: Tensor, order: Sequence[int]) -> Tensor:
@@ -111,14 +100,14 @@ def channel_permutation(input: Tensor, order: Sequence[int]) -> Tensor:
         raise RuntimeError(
             f"channel_permutation: {len(order)} channels expected, got a tensor of size {tuple(size)}"
         )
-    return reference(input, order) if tracing() else _differentiable(order, input)
+    return reference(input, order) if tracing() else _operator(input, order)
 
 
 def _spread(grad: Tensor, index: Tensor, channels: int) -> Tensor:
     """The gradient of input[:, index] for `channels` channels: a gather where the index is a permutation of them."""
     order = tuple(index.tolist())
     if len(order) == channels and is_permutation(order):
-        return _forward(_inverse(order), grad)
+        return _kernel(grad, _inverse(order))
     zeros = grad.new_zeros((grad.shape[0], channels, *grad.shape[2:]))
     return torch.ops.aten.index_put(zeros, (None, index), grad, accumulate=True)
 
@@ -127,25 +116,30 @@ def _fake_spread(grad: Tensor, index: Tensor, channels: int) -> Tensor:
     return grad.new_empty((grad.shape[0], channels, *grad.shape[2:]))
 
 
-library.define("take_channels_backward(Tensor grad, Tensor index, SymInt channels) -> Tensor")
-library.impl("take_channels_backward", _spread, "CompositeExplicitAutograd")
-torch.library.register_fake("opswap::take_channels_backward", _fake_spread, lib=library)
-
-
 def _take(input: Tensor, index: Tensor) -> Tensor:
     return input[:, index]
 
 
-def _setup_take(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(args[1])
-    ctx.channels = args[0].shape[1]
-
-
-def _take_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return torch.ops.opswap.take_channels_backward(grad, *ctx.saved_tensors, ctx.channels), None
-
-
-_apply_take = make_apply("TakeChannels", _take, _setup_take, _take_backward)
+# index: (K), channels of input; returns input[:, index].
+_take_operator = Operator(
+    "take_channels(Tensor input, Tensor index) -> Tensor",
+    _take,
+    _take,
+    _take,
+)
+# The sum of grad over what each of `channels` channels was taken to.
+_spread_operator = Operator(
+    "take_channels_backward(Tensor grad, Tensor index, SymInt channels) -> Tensor",
+    _spread,
+    _spread,
+    _fake_spread,
+)
+linear_pair(
+    _take_operator,
+    _spread_operator,
+    lambda _, tensors, __: (tensors[1:], (tensors[0].shape[1],)),
+    lambda tangent, index, _: _take_operator(tangent, index),
+)
 
 
 def take_channels(input: Tensor, index: Tensor) -> Tensor:
@@ -157,9 +151,9 @@ def take_channels(input: Tensor, index: Tensor) -> Tensor:
     Raises: as indexing does.
     """
     if not plain_cpu((index,)):
-        return _take(input, index) if transforms_active() or tracing() else _apply_take(input, index)
+        return _take(input, index) if transforms_active() or tracing() else _take_operator(input, index)
     order = tuple(index.tolist())
     if len(order) != input.shape[1] or not is_permutation(order):
         return _take(input, index)
     groups = shuffle_groups(order)
-    return channel_shuffle(input, groups) if groups else _differentiable(order, input)
+    return channel_shuffle(input, groups) if groups else _operator(input, order)

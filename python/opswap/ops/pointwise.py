@@ -19,7 +19,17 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 
 from ._convolution import library_backward
-from ._function import DeclinedError, base_apply, concrete_size, needs_graph, plain_eager, tracing
+from ._convolution_operator import ConvolutionOperator
+from ._function import (
+    DeclinedError,
+    base_apply,
+    concrete_size,
+    needs_graph,
+    plain_cpu,
+    plain_eager,
+    seen_by_tracer,
+    tracing,
+)
 from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = [
@@ -44,6 +54,11 @@ FEW_WEIGHTS = 1 << 17
 def pointwise_wins() -> bool:
     """True where the kernels have vectors as wide as the convolution library's."""
     return _core.linear_leads()
+
+
+@torch.compiler.assume_constant_result
+def _wins_as_constant() -> bool:
+    return pointwise_wins()
 
 
 def is_pointwise(module: nn.Conv2d) -> bool:
@@ -92,7 +107,7 @@ class PointwiseConv2d(Function):
         if not plain_eager() or needs_graph((grad_output, input, weight)):
             return library_backward(grad_output, input, weight, (1, 1), (0, 0), 1, mask)
         gradients = _core.plain_pointwise_backward(grad_output, input, weight, *mask)
-        if gradients is NotImplemented:
+        if gradients is NotImplemented and plain_cpu((grad_output,)):
             dense = grad_output.contiguous(memory_format=torch.channels_last)
             gradients = _core.plain_pointwise_backward(dense, input, weight, *mask)
         if gradients is NotImplemented:
@@ -103,6 +118,13 @@ class PointwiseConv2d(Function):
 
 
 _apply = base_apply(PointwiseConv2d)
+_operator = ConvolutionOperator(
+    _NAME,
+    "",
+    lambda weight: ((1, 1), (0, 0), 1),
+    _core.plain_pointwise,
+    _core.plain_pointwise_backward,
+)
 
 
 def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -125,8 +147,8 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
     Args:
         input: (N, C, H, W) or (C, H, W). The kernels take float32 and float64 in channels_last, slices of more channels
-            included, if the tier in use is avx2 or avx512; everything else, autocast, torch.compile, torch.func and
-            torch.jit.trace run torch's operator.
+            included, if the tier in use is avx2 or avx512; everything else, autocast, torch.func and torch.jit.trace
+            run torch's operator. torch.compile, torch.export and make_fx record `opswap::pointwise_conv2d`.
         weight: (out, C, 1, 1).
         bias: (out,) or None.
 
@@ -152,6 +174,8 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
         if output is not NotImplemented:
             count_kernel(_NAME)
             return output
+    if seen_by_tracer() and _is_candidate(input) and weight.dtype is input.dtype and _wins_as_constant():
+        return _operator(input, weight, bias)
     if not torch.compiler.is_compiling():
         count_reference(_NAME)
     return torch_functional.conv2d(input, weight, bias)

@@ -4,9 +4,6 @@
 The weights of all groups lie one after another, in the order of torch.nn.Linear: (groups, out, in) where every group
 has as many outputs, else (total outputs, in) with the outputs of every group as `sections`. Inside this package the
 input is always (N, groups, in).
-
-Output and gradients are linear in each argument, so that the backward of the backward is made of the same two
-operators again.
 """
 
 from __future__ import annotations
@@ -23,19 +20,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import functorch_active
 
-from .._function import (
-    DeclinedError,
-    base_apply,
-    concrete_size,
-    make_apply,
-    needs_graph,
-    plain_cpu,
-    tracing,
-    transforms_active,
-)
+from .._function import DeclinedError, base_apply, concrete_size, tracing
 from .._stats import count_kernel, count_reference, reference_forced
-from ._operators import backward_operator, batch, batch_backward, operator
-from ._run import FLOATS, HALVES, NAME, Sections, kernel, kernel_backward, library_wins, reference
+from ._operators import gradients, operator
+from ._run import FLOATS, HALVES, NAME, Sections, library_wins, reference
 
 __all__ = ["grouped_linear"]
 
@@ -45,145 +33,6 @@ _grad_enabled = torch.is_grad_enabled
 _transforms = functorch_active
 _is_tracing = torch.jit.is_tracing
 _NAME_BACKWARD = f"{NAME}_backward"
-
-
-def _given(*tensors: Tensor | None) -> list[Tensor]:
-    return [t for t in tensors if t is not None]
-
-
-def _forward(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if plain_cpu(_given(input, weight, bias)):
-        return kernel(sections, input, weight, bias)
-    return operator(input, weight, bias, sections)
-
-
-def _forward_of_backward(
-    sections: Sections, mask: tuple[bool, ...], grad_output: Tensor, input: Tensor, weight: Tensor
-) -> tuple[Tensor, ...]:
-    """The gradients that mask asks for, and no others."""
-    tensors = (grad_output, input, weight)
-    if plain_cpu(tensors):
-        gradients = kernel_backward(sections, mask, *tensors)
-    else:
-        gradients = backward_operator(*tensors, sections, mask)
-    return tuple(t for t, wanted in zip(gradients, mask, strict=True) if wanted)
-
-
-def _setup(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.sections, input, weight, _ = args
-    ctx.save_for_backward(input, weight)
-    ctx.save_for_forward(input, weight)
-
-
-def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    mask = tuple(ctx.needs_input_grad[1:])
-    # A compiled backward is never differentiated again, and Dynamo cannot trace a Function inside a backward.
-    run = _forward_of_backward if torch.compiler.is_compiling() else _differentiable_backward
-    gradients = iter(run(ctx.sections, mask, grad_output, *ctx.saved_tensors))
-    return (None, *(next(gradients) if wanted else None for wanted in mask))
-
-
-def _add(*terms: Tensor | None) -> Tensor | None:
-    given = _given(*terms)
-    return sum(given[1:], given[0]) if given else None
-
-
-def _jvp(ctx: Any, _: Any, t_input: Tensor | None, t_weight: Tensor | None, t_bias: Tensor | None) -> Any:
-    input, weight = ctx.saved_tensors
-    of_input = None if t_input is None else _differentiable(ctx.sections, t_input, weight, None)
-    of_weight = None if t_weight is None else _differentiable(ctx.sections, input, t_weight, None)
-    of_bias = None if t_bias is None else t_bias.expand(input.shape[0], *t_bias.shape)
-    return _add(of_input, of_weight, of_bias)
-
-
-def _setup_of_backward(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
-    ctx.sections, ctx.mask, *tensors = args
-    ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
-    ctx.set_materialize_grads(False)
-
-
-def _by_mask(mask: Sequence[bool], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    given = iter(tensors)
-    return [next(given) if wanted else None for wanted in mask]
-
-
-def _backward_of_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    grad_output, input, weight = ctx.saved_tensors
-    of_input, of_weight, of_bias = _by_mask(ctx.mask, gradients)
-    needed = ctx.needs_input_grad[2:]
-    first = second = third = None
-    if needed[0]:
-        by_input = None if of_input is None else _differentiable(ctx.sections, of_input, weight, None)
-        if of_weight is not None:
-            second_term = _differentiable(ctx.sections, input, of_weight, of_bias)
-        else:
-            second_term = None if of_bias is None else of_bias.expand_as(grad_output)
-        first = _add(by_input, second_term)
-    if needed[1] and of_weight is not None:
-        (second,) = _differentiable_backward(
-            ctx.sections, (True, False, False), grad_output, input, of_weight
-        )
-    if needed[2] and of_input is not None:
-        (third,) = _differentiable_backward(ctx.sections, (False, True, False), grad_output, of_input, weight)
-    return None, None, first, second, third
-
-
-def _jvp_of_backward(
-    ctx: Any, _: Any, __: Any, t_output: Tensor | None, t_input: Tensor | None, t_weight: Tensor | None
-) -> tuple[Tensor, ...]:
-    grad_output, input, weight = ctx.saved_tensors
-    t_output = torch.zeros_like(grad_output) if t_output is None else t_output
-    t_input = torch.zeros_like(input) if t_input is None else t_input
-    t_weight = torch.zeros_like(weight) if t_weight is None else t_weight
-    first = _differentiable_backward(ctx.sections, ctx.mask, t_output, input, weight)
-    mask = (*ctx.mask[:2], False)
-    second = _differentiable_backward(ctx.sections, mask, grad_output, t_input, t_weight)
-    pairs = zip(_by_mask(ctx.mask, first), _by_mask(mask, second), strict=True)
-    return tuple(t for t in (_add(a, b) for a, b in pairs) if t is not None)
-
-
-def _vmap_function(info: Any, in_dims: Any, sections: Sections, *tensors: Any) -> Any:
-    def run(input: Tensor, weight: Tensor, bias: Tensor | None, sections: Sections) -> Tensor:
-        return _differentiable(sections, input, weight, bias)
-
-    return batch(info, in_dims[1:], run, *tensors, sections)
-
-
-def _vmap_of_backward(info: Any, in_dims: Any, sections: Sections, mask: Any, *tensors: Tensor) -> Any:
-    def run(*args: Any) -> list[Tensor | None]:
-        return _by_mask(mask, _differentiable_backward(args[3], mask, *args[:3]))
-
-    outputs, places = batch_backward(info, in_dims[2:], run, tensors, sections, mask)
-    wanted = [(t, p) for t, p, m in zip(outputs, places, mask, strict=True) if m]
-    return tuple(t for t, _ in wanted), tuple(p for _, p in wanted)
-
-
-_apply = make_apply("GroupedLinear", _forward, _setup, _backward, _jvp, _vmap_function)
-_apply_backward = make_apply(
-    "GroupedLinearBackward",
-    _forward_of_backward,
-    _setup_of_backward,
-    _backward_of_backward,
-    _jvp_of_backward,
-    _vmap_of_backward,
-)
-
-
-def _recorded(*tensors: Tensor | None) -> bool:
-    return needs_graph(_given(*tensors)) or (not torch.compiler.is_compiling() and transforms_active())
-
-
-def _differentiable(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    run = _apply if _recorded(input, weight, bias) else _forward
-    return run(sections, input, weight, bias)
-
-
-def _differentiable_backward(
-    sections: Sections, mask: Sequence[bool], grad_output: Tensor, input: Tensor, weight: Tensor
-) -> tuple[Tensor, ...]:
-    run = _apply_backward if _recorded(grad_output, input, weight) else _forward_of_backward
-    return run(sections, tuple(mask), grad_output, input, weight)
 
 
 class GroupedLinear(Function):
@@ -200,15 +49,13 @@ class GroupedLinear(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        _, *needed = ctx.needs_input_grad
         if not _grad_enabled() and not reference_forced():
-            _, *wanted = ctx.needs_input_grad
-            gradients = _core.plain_grouped_linear_backward(
-                grad_output, *ctx.saved_tensors, ctx.sections, *wanted
-            )
-            if gradients is not NotImplemented:
+            made = _core.plain_grouped_linear_backward(grad_output, *ctx.saved_tensors, ctx.sections, *needed)
+            if made is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
-                return (None, *gradients)
-        return _backward(ctx, grad_output)
+                return (None, *made)
+        return (None, *gradients(ctx.saved_tensors, ctx.sections, needed, grad_output))
 
 
 _apply_plain = base_apply(GroupedLinear)
@@ -347,4 +194,4 @@ def _checked(input: Any, weight: Any, bias: Any, out_features: Any) -> Tensor:
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, sections: Sections) -> Tensor:
     if tracing() or _plain(input):
         return reference(input, weight, bias, sections)
-    return _differentiable(sections, input, weight, bias)
+    return operator(input, weight, bias, sections)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The registered operators of batch normalisation, and the kernels without the dispatcher."""
+"""The operators of batch normalisation with their derivatives, and the kernels without the dispatcher."""
 
 from __future__ import annotations
 
@@ -12,25 +12,19 @@ from torch import Tensor
 from opswap import _core
 
 from .._layout import dense_copy, empty, suggest_memory_format
-from .._library import library
-from .._stats import count_kernel, count_reference, reference_forced
+from .._operator import Operator
+from .._stats import count_kernel
 from ._arguments import check
-from ._reference import normalize, normalize_backward
+from ._reference import normalize, normalize_backward, normalize_jvp
 
-__all__ = [
-    "FRESH",
-    "OVER",
-    "backward_operator",
-    "fold",
-    "operator",
-    "run",
-    "run_backward",
-    "try_backward",
-    "try_kernel",
-    "unfold",
-]
+__all__ = ["FRESH", "OVER", "given", "gradients", "operator", "run", "try_backward", "try_kernel"]
 
 _NAME, _BACKWARD = "batch_norm_act", "batch_norm_act_backward"
+
+
+def given(*tensors: Tensor | None) -> list[Tensor]:
+    """Those that are not None."""
+    return [t for t in tensors if t is not None]
 
 
 # What the extension's forward returns: a new output, the input overwritten, or (new output, new statistics).
@@ -129,16 +123,13 @@ def _fake(
 
 
 def _kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    if reference_forced():
-        return _counted_reference(input, *arguments)
     *vectors, eps, activation = arguments
     check(input, *vectors, vectors[0] is None, eps)
     return run(vectors[0] is None, None, eps, activation, input, *vectors)
 
 
-def _counted_reference(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _reference(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     check(input, *arguments[:4], arguments[0] is None, arguments[4])
-    count_reference(_NAME)
     return normalize(input, *arguments)
 
 
@@ -164,53 +155,17 @@ def _backward_fake(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[
 
 
 def _backward_kernel(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    if reference_forced():
-        return _counted_backward(grad_output, input, *arguments)
     _check_backward(grad_output, input)
     *tensors, training, eps, activation, needed = arguments
     return run_backward(training, eps, activation, needed, grad_output, input, *tensors)
 
 
-def _counted_backward(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
+def _backward_reference(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
     _check_backward(grad_output, input)
-    count_reference(_BACKWARD)
     results = _batched_backward(grad_output, input, *arguments)
     if arguments[-1][0]:
         results[0] = dense_copy(results[0], suggest_memory_format(input))
     return results
-
-
-def fold(info: Any, tensor: Tensor | None, dim: int | None, channel: int) -> Tensor | None:
-    """Under vmap: the mapped dimension joins the channels, which are dimension `channel` of one example."""
-    if tensor is None:
-        return None
-    mapped = (
-        tensor.unsqueeze(channel).expand(*tensor.shape[:channel], info.batch_size, *tensor.shape[channel:])
-        if dim is None
-        else tensor.movedim(dim, channel)
-    )
-    return mapped.flatten(channel, channel + 1)
-
-
-def unfold(info: Any, tensor: Tensor, channel: int) -> Tensor:
-    """The inverse of `fold`; the mapped dimension stays at `channel`."""
-    return tensor.unflatten(channel, (info.batch_size, tensor.shape[channel] // info.batch_size))
-
-
-def _vmap(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
-    x = fold(info, input, in_dims[0], 1)
-    vectors = (fold(info, v, d, 0) for v, d in zip(arguments[:4], in_dims[1:5], strict=True))
-    output, statistics = operator(x, *vectors, *arguments[4:])
-    return (unfold(info, output, 1), unfold(info, statistics, 1)), (1, 1)
-
-
-def _backward_vmap(info: Any, in_dims: Any, grad_output: Tensor, input: Tensor, *arguments: Any) -> Any:
-    grad, x = fold(info, grad_output, in_dims[0], 1), fold(info, input, in_dims[1], 1)
-    statistics = fold(info, arguments[0], in_dims[2], 1)
-    vectors = (fold(info, v, d, 0) for v, d in zip(arguments[1:3], in_dims[3:5], strict=True))
-    results = backward_operator(grad, x, statistics, *vectors, *arguments[3:])
-    dims = [1 if r.dim() > 1 else 0 for r in results]
-    return [unfold(info, r, d) for r, d in zip(results, dims, strict=True)], dims
 
 
 def _batched_backward(
@@ -225,8 +180,8 @@ def _batched_backward(
     output_mask: Sequence[bool],
 ) -> list[Tensor]:
     """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap takes no rule."""
-    given = None if training else statistics
-    grads = normalize_backward(grad_output, input, given, weight, bias, eps, activation)
+    fixed = None if training else statistics
+    grads = normalize_backward(grad_output, input, fixed, weight, bias, eps, activation)
     return _wanted(grads, (input, weight, bias), output_mask)
 
 
@@ -238,32 +193,82 @@ def _wanted(
     return [g.to(k.dtype) for g, k, wanted in triples if wanted and k is not None]
 
 
-def _define() -> tuple[Any, Any]:
-    """Register the operators.
+def gradients(
+    saved: Sequence[Tensor | None], facts: tuple[Any, ...], needed: Sequence[bool], grad_output: Tensor
+) -> list[Tensor | None]:
+    """Those of input, weight and bias that are needed, None for the others.
 
-    input: (N, C, *); mean, var: (C) statistics to normalise with, None for those of the batch; statistics: (2, C)
-    float64, the means and biased variances used. The output and the gradient of input are dense in the memory format
-    of input; gradients where output_mask is False are neither computed nor returned.
+    Args: saved: input, statistics, weight, bias; facts: training, eps, activation.
     """
-    library.define(
-        f"{_NAME}(Tensor input, Tensor? mean, Tensor? var, Tensor? weight, Tensor? bias, float eps, "
-        "str? activation) -> (Tensor, Tensor)"
-    )
-    library.define(
-        f"{_BACKWARD}(Tensor grad_output, Tensor input, Tensor statistics, Tensor? weight, Tensor? bias, "
-        "bool training, float eps, str? activation, bool[3] output_mask) -> Tensor[]"
-    )
-    implementations = {
-        _NAME: (_kernel, _counted_reference, _fake, _vmap),
-        _BACKWARD: (_backward_kernel, _counted_backward, _backward_fake, _backward_vmap),
-    }
-    for name, (kernel, reference, fake, vmap) in implementations.items():
-        library.impl(name, kernel, "CPU")
-        library.impl(name, reference, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"opswap::{name}", fake, lib=library)
-        torch.library.register_vmap(f"opswap::{name}", vmap, lib=library)
-    library.impl(_BACKWARD, _batched_backward, "Batched")
-    return torch.ops.opswap.batch_norm_act.default, torch.ops.opswap.batch_norm_act_backward.default
+    results = iter(_backward_operator(grad_output, *saved, *facts, tuple(needed)))
+    return [next(results) if wanted else None for wanted in needed]
 
 
-operator, backward_operator = _define()
+def _gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tensor) -> Any:
+    of_input, of_weight, of_bias = gradients(saved, facts, (needed[0], *needed[3:]), grad_output)
+    return of_input, None, None, of_weight, of_bias
+
+
+def _tangent(saved: Sequence[Tensor | None], facts: tuple[Any, ...], *tangents: Tensor | None) -> Tensor:
+    return normalize_jvp(*saved, *facts, (tangents[0], *tangents[3:]))
+
+
+def _plain_backward(saved: Sequence[Tensor | None], facts: tuple[Any, ...]) -> Any:
+    """The backward in torch's own operators, as a function of (grad_output, input, weight, bias) without those absent.
+
+    Returns: the function; its arguments; which of the four are there.
+    """
+    grad_output, input, statistics, weight, bias = saved
+    arguments = (grad_output, input, weight, bias)
+    there = tuple([t is not None for t in arguments])
+
+    def run_plain(*tensors: Tensor) -> tuple[Tensor, ...]:
+        present = iter(tensors)
+        grad, x, scale, shift = (next(present) if t else None for t in there)
+        return tuple(_batched_backward(grad, x, statistics, scale, shift, *facts))
+
+    return run_plain, given(*arguments), there
+
+
+def _gradients_of_backward(saved: Any, facts: Any, _: Any, *cotangents: Tensor | None) -> Any:
+    run_plain, arguments, there = _plain_backward(saved, facts)
+    outputs, pull = torch.func.vjp(run_plain, *arguments)
+    filled = [torch.zeros_like(y) if c is None else c for y, c in zip(outputs, cotangents, strict=True)]
+    results = iter(pull(tuple(filled)))
+    grads = [next(results) if t else None for t in there]
+    return *grads[:2], None, *grads[2:]
+
+
+# input: (N, C, *); mean, var: (C) statistics to normalise with, None for those of the batch; statistics: (2, C)
+# float64, the means and biased variances used. The output and the gradient of input are dense in the memory format
+# of input; gradients where output_mask is False are neither computed nor returned. Under vmap the mapped dimension
+# joins the channels.
+operator = Operator(
+    f"{_NAME}(Tensor input, Tensor? mean, Tensor? var, Tensor? weight, Tensor? bias, float eps, "
+    "str? activation) -> (Tensor, Tensor)",
+    _kernel,
+    _reference,
+    _fake,
+    differentiable=1,
+    join=(1, 0, 0, 0, 0),
+    split=1,
+    keep=lambda constants, tensors, outputs: (
+        (tensors[0], outputs[1], *tensors[3:]),
+        (tensors[1] is None, *constants),
+    ),
+    gradient=_gradient,
+    tangent=_tangent,
+)
+_backward_operator = Operator(
+    f"{_BACKWARD}(Tensor grad_output, Tensor input, Tensor statistics, Tensor? weight, Tensor? bias, "
+    "bool training, float eps, str? activation, bool[3] output_mask) -> Tensor[]",
+    _backward_kernel,
+    _backward_reference,
+    _backward_fake,
+    join=(1, 1, 1, 0, 0),
+    split=lambda gradient: 1 if gradient.dim() > 1 else 0,
+    batched=_batched_backward,
+    keep=lambda constants, tensors, _: (tensors, constants),
+    gradient=_gradients_of_backward,
+    in_forward_mode=_batched_backward,
+)

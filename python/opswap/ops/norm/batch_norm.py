@@ -17,31 +17,12 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap._torch import without_transforms
 
-from .._function import (
-    check_memory,
-    make_apply,
-    needs_graph,
-    plain_cpu,
-    plain_eager,
-    tracing,
-    transforms_active,
-)
+from .._function import check_memory, needs_graph, plain_cpu, plain_eager, tracing, transforms_active
 from .._stats import count_reference, reference_forced
 from ._activations import activate
 from ._arguments import check, check_kinds, count_values, is_covered, moves_apart
-from ._operators import (
-    FRESH,
-    OVER,
-    backward_operator,
-    fold,
-    operator,
-    run,
-    run_backward,
-    try_backward,
-    try_kernel,
-    unfold,
-)
-from ._reference import normalize_backward, normalize_jvp, reference, update_running
+from ._operators import FRESH, OVER, given, gradients, operator, run, try_backward, try_kernel
+from ._reference import reference, update_running
 
 __all__ = ["batch_norm", "batch_norm_act", "batch_norm_relu", "infer"]
 
@@ -51,35 +32,6 @@ _Vector = Tensor | None
 # A training step of these in 16 bits is faster with torch's function behind the kernel: the backward of both in one
 # computes the exponential twice, which there takes longer than the pass over memory that it saves.
 _IN_TWO = ("silu", "gelu", "gelu_tanh")
-
-
-def _given(*tensors: _Vector) -> list[Tensor]:
-    return [t for t in tensors if t is not None]
-
-
-# --- forward ---------------------------------------------------------------------------------------------------------
-
-
-def _forward(
-    training: bool,
-    momentum: float | None,
-    eps: float,
-    activation: str | None,
-    input: Tensor,
-    *vectors: _Vector,
-) -> tuple[Tensor, Tensor]:
-    """The output and the statistics used; in training, running statistics move unless momentum is None."""
-    if plain_cpu(_given(input, *vectors)):
-        # The dispatcher finds memory that the extension does not, and the operator words the errors.
-        with contextlib.suppress(RuntimeError):
-            return run(training, momentum, eps, activation, input, *vectors)
-    check(input, *vectors, training, eps)
-    running, parameters = vectors[:2], vectors[2:]
-    given = (None, None) if training else running
-    output, statistics = operator(input, *given, *parameters, eps, activation)
-    if training and momentum is not None:
-        _move(statistics, *running, momentum, input)
-    return output, statistics
 
 
 def _move(
@@ -98,46 +50,8 @@ def _move(
         update_running(statistics, running_mean, running_var, momentum, count)
 
 
-# --- autograd --------------------------------------------------------------------------------------------------------
-
-
-def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
-    ctx.training, _, ctx.eps, ctx.activation, input, _, _, weight, bias = args
-    ctx.mark_non_differentiable(outputs[1])
-    ctx.save_for_backward(input, outputs[1], weight, bias)
-    ctx.save_for_forward(input, outputs[1], weight, bias)
-
-
-def _backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    needed = (ctx.needs_input_grad[4], *ctx.needs_input_grad[7:])
-    arguments = (ctx.training, ctx.eps, ctx.activation, needed, grad_output, *ctx.saved_tensors)
-    made = try_backward(*arguments) if plain_eager() and not torch.is_grad_enabled() else NotImplemented
-    if made is NotImplemented:
-        results = iter(_differentiable_backward(*arguments))
-        made = [next(results) if n else None for n in needed]
-    return None, None, None, None, made[0], None, None, made[1], made[2]
-
-
-def _jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
-    input, statistics, weight, bias = ctx.saved_tensors
-    given = (tangents[4], *tangents[7:])
-    options = (ctx.training, ctx.eps, ctx.activation)
-    return normalize_jvp(input, statistics, weight, bias, *options, given), None
-
-
-def _vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-    options, (input, *vectors) = args[:4], args[4:]
-    x = fold(info, input, in_dims[4], 1)
-    folded = (fold(info, v, d, 0) for v, d in zip(vectors, in_dims[5:], strict=True))
-    output, statistics = _differentiable(*options, x, *folded)
-    return (unfold(info, output, 1), unfold(info, statistics, 1)), (1, 1)
-
-
-_apply = make_apply("BatchNormAct", _forward, _setup, _backward, _jvp, _vmap)
-
-
 class BatchNormAct(Function):
-    """The same for calls that `try_kernel` has found ordinary.
+    """The short way of ordinary tensors.
 
     The statistics are no output here: for an output that nobody uses, every backward is given zeros.
     """
@@ -151,97 +65,30 @@ class BatchNormAct(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, grad_output)
+        needed = (ctx.needs_input_grad[4], *ctx.needs_input_grad[7:])
+        facts, made = (ctx.training, ctx.eps, ctx.activation), NotImplemented
+        if plain_eager() and not torch.is_grad_enabled():
+            made = try_backward(*facts, needed, grad_output, *ctx.saved_tensors)
+        if made is NotImplemented:
+            made = gradients(ctx.saved_tensors, facts, needed, grad_output)
+        return None, None, None, None, made[0], None, None, made[1], made[2]
 
 
-def _differentiable(*args: Any) -> tuple[Tensor, Tensor]:
-    graph = transforms_active() or needs_graph(_given(args[4], *args[7:]))
-    return _apply(*args) if graph else _forward(*args)
-
-
-def _forward_of_backward(*args: Any) -> tuple[Tensor, ...]:
-    options, tensors = args[:4], args[4:]
-    if plain_cpu(_given(*tensors)):
+def _differentiable(
+    training: bool, momentum: float, eps: float, activation: str | None, input: Tensor, *vectors: _Vector
+) -> Tensor:
+    arguments = (training, momentum, eps, activation, input, *vectors)
+    if plain_cpu(given(input, *vectors)) and not transforms_active():
+        # The dispatcher finds memory that the extension does not, and the operator words the errors.
         with contextlib.suppress(RuntimeError):
-            return tuple(run_backward(*args))
-    return tuple(backward_operator(*tensors, *options))
-
-
-def _setup_of_backward(ctx: Any, args: tuple[Any, ...], outputs: Any) -> None:
-    ctx.training, ctx.eps, ctx.activation, ctx.needed, *tensors = args
-    ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
-
-
-def _plain_backward(ctx: Any, absent: tuple[bool, ...], statistics: Tensor, *tensors: Tensor) -> Any:
-    """The backward of (grad_output, input, weight, bias), those absent left out, in torch's own operators."""
-    given = iter(tensors)
-    grad_output, input, weight, bias = (None if gone else next(given) for gone in absent)
-    fixed = None if ctx.training else statistics
-    grads = normalize_backward(grad_output, input, fixed, weight, bias, ctx.eps, ctx.activation)
-    kinds = (input, weight, bias)
-    return tuple(g.to(k.dtype) for g, k, n in zip(grads, kinds, ctx.needed, strict=True) if n)
-
-
-def _backward_of_backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-    grad_output, input, statistics, weight, bias = ctx.saved_tensors
-    absent = (False, False, weight is None, bias is None)
-
-    def run_plain(*tensors: Tensor) -> Any:
-        return _plain_backward(ctx, absent, statistics, *tensors)
-
-    _, pull = torch.func.vjp(run_plain, *_given(grad_output, input, weight, bias))
-    results = iter(pull(cotangents))
-    grads = [None if gone else next(results) for gone in absent]
-    return None, None, None, None, *grads[:2], None, *grads[2:]
-
-
-def _jvp_of_backward(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
-    grad_output, input, statistics, weight, bias = ctx.saved_tensors
-    absent = (False, False, weight is None, bias is None)
-    primals = _given(grad_output, input, weight, bias)
-    moved = [t for t, gone in zip((*tangents[4:6], *tangents[7:]), absent, strict=True) if not gone]
-    filled = [torch.zeros_like(p) if t is None else t for p, t in zip(primals, moved, strict=True)]
-
-    def run_plain(*tensors: Tensor) -> Any:
-        return _plain_backward(ctx, absent, statistics, *tensors)
-
-    return torch.func.jvp(run_plain, tuple(primals), tuple(filled))[1]
-
-
-def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
-    options, (grad_output, input, statistics, weight, bias) = args[:4], args[4:]
-    grad, x = fold(info, grad_output, in_dims[4], 1), fold(info, input, in_dims[5], 1)
-    results = _differentiable_backward(
-        *options,
-        grad,
-        x,
-        fold(info, statistics, in_dims[6], 1),
-        fold(info, weight, in_dims[7], 0),
-        fold(info, bias, in_dims[8], 0),
-    )
-    dims = tuple(1 if r.dim() > 1 else 0 for r in results)
-    return tuple(unfold(info, r, d) for r, d in zip(results, dims, strict=True)), dims
-
-
-_apply_backward = make_apply(
-    "BatchNormActBackward",
-    _forward_of_backward,
-    _setup_of_backward,
-    _backward_of_backward,
-    _jvp_of_backward,
-    _vmap_of_backward,
-)
-
-
-def _differentiable_backward(*args: Any) -> tuple[Tensor, ...]:
-    # A compiled backward is never differentiated again, and Dynamo cannot trace a Function inside a backward.
-    if torch.compiler.is_compiling() or not (transforms_active() or needs_graph(_given(*args[4:]))):
-        return _forward_of_backward(*args)
-    return _apply_backward(*args)
-
-
-# --- public functions ------------------------------------------------------------------------------------------------
+            graph = needs_graph(given(input, *vectors[2:]))
+            return BatchNormAct.apply(*arguments) if graph else run(*arguments)[0]
+    running, parameters = vectors[:2], vectors[2:]
+    fixed = (None, None) if training else running
+    output, statistics = operator(input, *fixed, *parameters, eps, activation)
+    if training:  # in torch's own operators, which compilers and transforms understand
+        _move(statistics, *running, momentum, input)
+    return output
 
 
 def infer(
@@ -328,26 +175,12 @@ def batch_norm_act(
             count_reference("batch_norm_act")
         return reference(input, *vectors, training, momentum, eps, activation)
     check(input, *vectors, training, eps)
-    if torch.compiler.is_compiling() or transforms_active():
-        return _traced(*arguments)
-    return _differentiable(*arguments)[0]
+    return _differentiable(*arguments)
 
 
 def _trains_in_16_bits(input: Tensor, weight: _Vector, bias: _Vector) -> bool:
     half = isinstance(input, Tensor) and input.dtype in (torch.bfloat16, torch.float16)
     return half and needs_graph(t for t in (input, weight, bias) if isinstance(t, Tensor))
-
-
-def _traced(
-    training: bool, momentum: float, eps: float, activation: str | None, input: Tensor, *vectors: _Vector
-) -> Tensor:
-    """The running statistics move in torch's own operators, which compilers and transforms understand."""
-    running, parameters = vectors[:2], vectors[2:]
-    given = (None, None) if training else running
-    output, statistics = _differentiable(training, None, eps, activation, input, *given, *parameters)
-    if training:
-        _move(statistics, *running, momentum, input)
-    return output
 
 
 def batch_norm(

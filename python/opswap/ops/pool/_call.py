@@ -1,43 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""How the operators of this family are registered, and how a registered operator calls its kernel."""
+"""How a registered operator of this family calls its kernel, and the short way of an ordinary eager call."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
-from .._function import (
-    DeclinedError,
-    batch_together,
-    make_apply,
-    needs_graph,
-    plain_cpu,
-    plain_eager,
-    split_batch,
-    transforms_active,
-)
-from .._layout import dense_copy, empty
-from .._library import library
+from .._function import DeclinedError, base_apply, needs_graph, plain_eager, transforms_active
+from .._layout import dense_copy
+from .._operator import Operator
 from .._stats import count_kernel, count_reference, reference_forced
 
-__all__ = [
-    "batch_together",
-    "dense_copy",
-    "differentiable",
-    "empty",
-    "needs_function",
-    "plain_call",
-    "plain_gradient",
-    "plain_made",
-    "plain_torch",
-    "register",
-    "run_kernel",
-    "split_batch",
-]
+__all__ = ["PlainCall", "find_again", "larger_input", "needs_function", "plain_torch", "run_kernel"]
 
 
 def run_kernel(
@@ -60,50 +38,70 @@ def run_kernel(
     return made
 
 
-def plain_call(
-    name: str, kernel: Callable[..., Any], apply: Callable[..., Any], kind: Any, input: Any, *arguments: Any
-) -> Any:
-    """The output of an ordinary call, which the extension makes out by itself; NotImplemented for any other.
+class PlainCall:
+    """The short way of an ordinary eager call, whose arguments the extension reads and checks by itself.
 
     Args:
-        kernel: `kernel(kind, input, *arguments, False)` returns the output, or NotImplemented.
-        apply: that of a Function: `apply(kind, input, *arguments)` is the same with a graph, and raises
-            DeclinedError, where `kernel` returns NotImplemented.
+        name: of the operator, in the counts.
+        kernel: `kernel(kind, input, *arguments, False)` returns the output; with True instead, also the tensors that
+            the gradient needs, and a tuple of other arguments. NotImplemented for a call that is not an ordinary one.
+        gradient: `gradient(*others, *tensors, grad_output)`, or NotImplemented.
+        otherwise: the same for any gradient, differentiable.
+        keeps_values: the gradient needs input and output as well, and no other arguments.
     """
-    if not plain_eager() or not isinstance(input, Tensor):
-        return NotImplemented
-    if needs_graph((input,)):
-        try:
-            return apply(kind, input, *arguments)
-        except DeclinedError:
-            return NotImplemented
-    output = kernel(kind, input, *arguments, False)
-    if output is not NotImplemented:
-        count_kernel(name)
-    return output
 
+    def __init__(
+        self,
+        name: str,
+        kernel: Callable[..., Any],
+        gradient: Callable[..., Any],
+        otherwise: Callable[..., Tensor],
+        keeps_values: bool = False,
+    ) -> None:
+        self._name, self._kernel = name, kernel
 
-def plain_made(name: str, made: Any) -> Any:
-    """Of the forward of a Function: what the extension made. Raises: DeclinedError for NotImplemented."""
-    if made is NotImplemented:
-        raise DeclinedError
-    count_kernel(name)
-    return made
-
-
-def plain_gradient(
-    name: str, kernel: Callable[..., Any], otherwise: Callable[..., Any], *arguments: Any
-) -> Tensor:
-    """The gradient that `kernel(*arguments)` makes where that is all, else the one of `otherwise(*arguments)`.
-
-    Args: arguments: the last one is the gradient of the output.
-    """
-    if plain_eager() and not needs_graph(arguments[-1:]):
-        gradient = kernel(*arguments)
-        if gradient is not NotImplemented:
+        def forward(ctx: Any, kind: Any, input: Tensor, *arguments: Any) -> Tensor:
+            made = self._kernel(kind, input, *arguments, True)
+            if made is NotImplemented:
+                raise DeclinedError
+            # What is kept is not an output, for which autograd would make a gradient.
+            if keeps_values:
+                output, ctx.described = made[0], ()
+                ctx.save_for_backward(input, *made)
+            else:
+                output, *kept, ctx.described = made
+                ctx.save_for_backward(*kept)
+            ctx.nones = (None,) * len(arguments)
             count_kernel(name)
-            return gradient
-    return otherwise(*arguments)
+            return output
+
+        def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+            arguments = (*ctx.described, *ctx.saved_tensors, grad_output)
+            made = NotImplemented
+            if plain_eager() and not needs_graph((grad_output,)):
+                made = gradient(*arguments)
+            if made is NotImplemented:
+                made = otherwise(*arguments)
+            else:
+                count_kernel(f"{name}_backward")
+            return None, made, *ctx.nones
+
+        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        self._apply = base_apply(type(name.title().replace("_", ""), (Function,), members))
+
+    def __call__(self, kind: Any, input: Any, *arguments: Any) -> Any:
+        """The output, or NotImplemented."""
+        if not plain_eager() or not isinstance(input, Tensor):
+            return NotImplemented
+        if needs_graph((input,)):
+            try:
+                return self._apply(kind, input, *arguments)
+            except DeclinedError:
+                return NotImplemented
+        output = self._kernel(kind, input, *arguments, False)
+        if output is not NotImplemented:
+            count_kernel(self._name)
+        return output
 
 
 def plain_torch(input: Tensor, name: str) -> bool:
@@ -120,56 +118,21 @@ def needs_function(tensor: Tensor) -> bool:
     return needs_graph((tensor,)) or (not torch.compiler.is_compiling() and transforms_active())
 
 
-def differentiable(
-    name: str,
-    forward: Callable[..., Any],
-    setup: Callable[[Any, tuple[Any, ...], Any], None],
-    backward: Callable[..., Any],
-    jvp: Callable[..., Any],
-    vmap: Callable[..., Any],
-) -> Callable[..., Any]:
-    """`forward`, recorded by autograd where its last argument, a tensor, needs that. Args: as `make_apply`."""
-    apply = make_apply(name, forward, setup, backward, jvp, vmap)
-
-    def run(*args: Any) -> Any:
-        return (apply if needs_function(args[-1]) else forward)(*args)
-
-    return run
+def larger_input(constants: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """The constants of a gradient, of which the first is the size of the input, for `count` times as many images."""
+    size, *rest = constants
+    return (size[0] * count, *size[1:]), *rest
 
 
-def register(
-    schema: str,
-    kernel: Callable[..., Any],
-    reference: Callable[..., Any],
-    fake: Callable[..., Any],
-    vmap: Callable[..., Any],
-) -> Any:
-    """Define `opswap::<schema>`: `kernel` on the CPU, `reference` elsewhere and when forced.
+def find_again(operator: Operator, choosing: Operator) -> None:
+    """Let the gradient of `operator`, which keeps no choice, run `choosing`, which does.
 
-    Returns: the operator, called without the dispatcher where nothing needs it, which halves the cost of a call.
+    For graphs that were captured for inference and are differentiated all the same.
     """
-    name = schema.split("(")[0]
-    tensors = schema.split("->")[0].count("Tensor ")
 
-    def counted(*args: Any) -> Any:
-        count_reference(name)
-        return reference(*args)
+    def of_choosing(saved: Sequence[Tensor], constants: tuple[Any, ...]) -> tuple[Any, Any]:
+        return choosing.keep(constants, saved, choosing(*saved, *constants))
 
-    def on_cpu(*args: Any) -> Any:
-        return counted(*args) if reference_forced() else kernel(*args)
-
-    library.define(schema)
-    library.impl(name, on_cpu, "CPU")
-    library.impl(name, counted, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"opswap::{name}", fake, lib=library)
-    torch.library.register_vmap(f"opswap::{name}", vmap, lib=library)
-    operator = getattr(torch.ops.opswap, name).default
-
-    def call(*args: Any) -> Any:
-        if plain_cpu(args[:tensors]):
-            # The dispatcher finds memory that the extension does not, and the operator words the errors.
-            with contextlib.suppress(RuntimeError):
-                return kernel(*args)
-        return operator(*args)
-
-    return call
+    operator.keep = lambda constants, tensors, _: (tensors, constants)
+    operator.gradient = lambda saved, facts, *rest: choosing.gradient(*of_choosing(saved, facts), *rest)
+    operator.tangent = lambda saved, facts, *rest: choosing.tangent(*of_choosing(saved, facts), *rest)

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
-from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import base_apply, tracing
-from .._layout import suggest_memory_format
+from .._derivatives import linear_pair
+from .._function import tracing
+from .._layout import dense_copy, empty, suggest_memory_format
+from .._operator import Operator
 from ._arguments import (
     FLOATS,
     as_torch,
@@ -29,20 +30,7 @@ from ._arguments import (
     require_bool,
     require_int,
 )
-from ._call import (
-    batch_together,
-    dense_copy,
-    differentiable,
-    empty,
-    needs_function,
-    plain_call,
-    plain_gradient,
-    plain_made,
-    plain_torch,
-    register,
-    run_kernel,
-    split_batch,
-)
+from ._call import PlainCall, find_again, larger_input, needs_function, plain_torch, run_kernel
 
 __all__ = ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"]
 
@@ -91,26 +79,20 @@ def _kernel_with_index(input: Tensor, output_size: Sequence[int]) -> tuple[Tenso
     return _run(input, output_size, True)
 
 
-def _vmap(info: Any, in_dims: Any, input: Tensor, output_size: Sequence[int]) -> Any:
-    return split_batch(info, _operator(batch_together(info, input, in_dims[0]), output_size)), 0
-
-
-def _vmap_with_index(info: Any, in_dims: Any, input: Tensor, output_size: Sequence[int]) -> Any:
-    outputs = _operator_with_index(batch_together(info, input, in_dims[0]), output_size)
-    return tuple(split_batch(info, t) for t in outputs), (0, 0)
-
-
 # input: (N, C, *S) with 2 or 3 spatial dimensions; output and index: (N, C, *output_size), dense in the
 # memory format of input; index: int32, flat within the plane or volume.
-_operator = register(
-    "adaptive_max_pool(Tensor input, SymInt[] output_size) -> Tensor", _kernel, _reference, _fake, _vmap
+_operator = Operator(
+    "adaptive_max_pool(Tensor input, SymInt[] output_size) -> Tensor",
+    _kernel,
+    _reference,
+    _fake,
 )
-_operator_with_index = register(
+_operator_with_index = Operator(
     "adaptive_max_pool_with_index(Tensor input, SymInt[] output_size) -> (Tensor, Tensor)",
     _kernel_with_index,
     _reference_with_index,
     _fake_with_index,
-    _vmap_with_index,
+    differentiable=1,
 )
 
 
@@ -136,130 +118,51 @@ def _backward_kernel(
     return run_kernel("adaptive_max_pool_backward", kernel, (grad_output, index), described, memory_format)
 
 
-def _backward_vmap(
-    info: Any, in_dims: Any, grad_output: Tensor, index: Tensor, input_size: Sequence[int], *rest: Any
-) -> Any:
-    grad = batch_together(info, grad_output, in_dims[0])
-    size = (grad.shape[0], *input_size[1:])
-    return split_batch(
-        info, _backward_operator(grad, batch_together(info, index, in_dims[1]), size, *rest)
-    ), 0
-
-
-_backward_operator = register(
+_backward_operator = Operator(
     "adaptive_max_pool_backward(Tensor grad_output, Tensor index, SymInt[] input_size, "
     "MemoryFormat memory_format) -> Tensor",
     _backward_kernel,
     _backward_reference,
     _backward_fake,
-    _backward_vmap,
+    resize=larger_input,
 )
 
 
-def _gather(input: Tensor, index: Tensor) -> Tensor:
+def _keep(_: Any, tensors: Sequence[Tensor], outputs: tuple[Tensor, Tensor]) -> Any:
+    (input,) = tensors
+    return outputs[1:], (tuple(input.shape), suggest_memory_format(input))
+
+
+def _gather(input: Tensor, index: Tensor, *_: Any) -> Tensor:
     """Read (N, C, *S) where the pool found its maxima; differentiable itself."""
     return input.flatten(2).gather(2, index.flatten(2).long()).view(index.shape)
 
 
-def _forward(output_size: tuple[int, ...], input: Tensor) -> tuple[Tensor, Tensor]:
-    return _operator_with_index(input, output_size)
+linear_pair(_operator_with_index, _backward_operator, _keep, _gather)
+find_again(_operator, _operator_with_index)
 
 
-def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
-    ctx.input_size = tuple(args[1].shape)
-    ctx.memory_format = suggest_memory_format(args[1])
-    ctx.mark_non_differentiable(outputs[1])
-    ctx.save_for_backward(outputs[1])
-    ctx.save_for_forward(outputs[1])
-
-
-def _backward(ctx: Any, grad_output: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    (index,) = ctx.saved_tensors
-    return None, _differentiable_backward(ctx.input_size, ctx.memory_format, index, grad_output)
-
-
-def _jvp(ctx: Any, _size: Any, tangent: Tensor) -> tuple[Tensor, None]:
-    return _gather(tangent, ctx.saved_tensors[0]), None
-
-
-def _forward_of_backward(
-    input_size: tuple[int, ...], memory_format: torch.memory_format, index: Tensor, grad_output: Tensor
+def _gradient(
+    size: tuple[int, ...], memory_format: torch.memory_format, index: Tensor, grad: Tensor
 ) -> Tensor:
-    return _backward_operator(grad_output, index, input_size, memory_format)
+    return _backward_operator(grad, index, size, memory_format)
 
 
-def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.input_size, ctx.memory_format, index, _ = args
-    ctx.save_for_backward(index)
-    ctx.save_for_forward(index)
-
-
-def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return None, None, None, _gather(grad, ctx.saved_tensors[0])
-
-
-def _jvp_of_backward(ctx: Any, *tangents: Any) -> Tensor:
-    (index,) = ctx.saved_tensors
-    return _differentiable_backward(ctx.input_size, ctx.memory_format, index, tangents[-1])
-
-
-def _vmap_function(info: Any, in_dims: Any, output_size: tuple[int, ...], input: Tensor) -> Any:
-    outputs = _with_index(output_size, batch_together(info, input, in_dims[1]))
-    return tuple(split_batch(info, t) for t in outputs), (0, 0)
-
-
-def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
-    input_size, memory_format, index, grad_output = args
-    grad = batch_together(info, grad_output, in_dims[3])
-    index = batch_together(info, index, in_dims[2])
-    size = (grad.shape[0], *input_size[1:])
-    return split_batch(info, _differentiable_backward(size, memory_format, index, grad)), 0
-
-
-_with_index = differentiable("AdaptiveMaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
-_differentiable_backward = differentiable(
-    "AdaptiveMaxPoolBackward",
-    _forward_of_backward,
-    _setup_of_backward,
-    _backward_of_backward,
-    _jvp_of_backward,
-    _vmap_of_backward,
+_plain_call = PlainCall(
+    "adaptive_max_pool", _core.plain_adaptive_max_pool, _core.plain_adaptive_max_pool_backward, _gradient
 )
-
-
-class _AdaptiveMaxPool(Function):
-    """Where `plain_eager` holds; the index is no output, for which autograd would make a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, spatial: int, input: Tensor, output_size: Any) -> Tensor:
-        made = _core.plain_adaptive_max_pool(spatial, input, output_size, True)
-        output, index, ctx.described = plain_made("adaptive_max_pool", made)
-        ctx.save_for_backward(index)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        arguments = (*ctx.described, *ctx.saved_tensors, grad_output)
-        kernel, name = _core.plain_adaptive_max_pool_backward, "adaptive_max_pool_backward"
-        return None, plain_gradient(name, kernel, _differentiable_backward, *arguments), None
-
-
-_apply_plain = base_apply(_AdaptiveMaxPool)
 
 
 def _pool_plain(spatial: int, input: Any, output_size: Any, return_indices: Any) -> Any:
     """An ordinary call without indices; NotImplemented for any other."""
-    if return_indices is not False:
-        return NotImplemented
-    kernel = _core.plain_adaptive_max_pool
-    return plain_call("adaptive_max_pool", kernel, _apply_plain, spatial, input, output_size)
+    return _plain_call(spatial, input, output_size) if return_indices is False else NotImplemented
 
 
 def _pool(input: Tensor, size: tuple[int, ...], return_indices: bool) -> tuple[Tensor, Tensor | None]:
     """Pool (N, C, *S)."""
     if not (return_indices or needs_function(input)):
         return _operator(input, size), None
-    output, index = _with_index(size, input)
+    output, index = _operator_with_index(input, size)
     return output, index.long() if return_indices else None
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
-from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import base_apply, tracing
-from .._layout import suggest_memory_format
+from .._derivatives import linear_pair
+from .._function import tracing
+from .._layout import dense_copy, empty, suggest_memory_format
+from .._operator import Operator
 from ._arguments import (
     FLOATS,
     Window,
@@ -29,19 +30,7 @@ from ._arguments import (
     require_bool,
     require_int,
 )
-from ._call import (
-    batch_together,
-    dense_copy,
-    differentiable,
-    empty,
-    plain_call,
-    plain_gradient,
-    plain_made,
-    plain_torch,
-    register,
-    run_kernel,
-    split_batch,
-)
+from ._call import PlainCall, larger_input, plain_torch, run_kernel
 
 __all__ = ["avg_pool2d", "avg_pool3d", "reference_avg_pool3d"]
 
@@ -103,10 +92,6 @@ def _kernel(input: Tensor, *arguments: Any) -> Tensor:
     return run_kernel("avg_pool", _core.avg_pool, (input,), described, suggest_memory_format(input))
 
 
-def _vmap(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
-    return split_batch(info, _operator(batch_together(info, input, in_dims[0]), *arguments)), 0
-
-
 _GEOMETRY = (
     "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, "
     "SymInt? divisor_override, SymInt channel_step"
@@ -114,7 +99,7 @@ _GEOMETRY = (
 
 # input: (N, C, *S) with 2 or 3 spatial dimensions; output: (N, ceil(C / channel_step), *O), dense in the
 # memory format of input.
-_operator = register(f"avg_pool(Tensor input, {_GEOMETRY}) -> Tensor", _kernel, _reference, _fake, _vmap)
+_operator = Operator(f"avg_pool(Tensor input, {_GEOMETRY}) -> Tensor", _kernel, _reference, _fake)
 
 
 def _backward_reference(grad_output: Tensor, input_size: Sequence[int], *arguments: Any) -> Tensor:
@@ -140,105 +125,39 @@ def _backward_kernel(grad_output: Tensor, input_size: Sequence[int], *arguments:
     return run_kernel("avg_pool_backward", _core.avg_pool_backward, (grad_output,), described, memory_format)
 
 
-def _backward_vmap(
-    info: Any, in_dims: Any, grad_output: Tensor, input_size: Sequence[int], *arguments: Any
-) -> Any:
-    grad = batch_together(info, grad_output, in_dims[0])
-    return split_batch(info, _backward_operator(grad, (grad.shape[0], *input_size[1:]), *arguments)), 0
-
-
-_backward_operator = register(
+_backward_operator = Operator(
     f"avg_pool_backward(Tensor grad_output, SymInt[] input_size, {_GEOMETRY}, "
     "MemoryFormat memory_format) -> Tensor",
     _backward_kernel,
     _backward_reference,
     _backward_fake,
-    _backward_vmap,
+    resize=larger_input,
 )
 
 
-def _forward(arguments: tuple[Any, ...], input: Tensor) -> Tensor:
-    return _operator(input, *arguments)
+def _keep(constants: tuple[Any, ...], tensors: Sequence[Tensor], _: Any) -> Any:
+    (input,) = tensors
+    return (), (tuple(input.shape), *constants, suggest_memory_format(input))
 
 
-def _setup(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.arguments, input = args
-    ctx.input_size = tuple(input.shape)
-    ctx.memory_format = suggest_memory_format(input)
+def _derivative(tangent: Tensor, _: Sequence[int], *arguments: Any) -> Tensor:
+    return _operator(tangent, *arguments[:-1])
 
 
-def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    return None, _differentiable_backward(ctx.arguments, ctx.input_size, ctx.memory_format, grad_output)
+linear_pair(_operator, _backward_operator, _keep, _derivative)
 
 
-def _jvp(ctx: Any, _arguments: Any, tangent: Tensor) -> Tensor:
-    return _differentiable(ctx.arguments, tangent)
-
-
-def _forward_of_backward(
-    arguments: tuple[Any, ...],
-    input_size: tuple[int, ...],
-    memory_format: torch.memory_format,
-    grad_output: Tensor,
+def _gradient(
+    arguments: tuple[Any, ...], size: tuple[int, ...], memory_format: torch.memory_format, grad: Tensor
 ) -> Tensor:
-    return _backward_operator(grad_output, input_size, *arguments, memory_format)
+    return _backward_operator(grad, size, *arguments, memory_format)
 
 
-def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.arguments, ctx.input_size, ctx.memory_format, _ = args
-
-
-def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return None, None, None, _differentiable(ctx.arguments, grad)
-
-
-def _jvp_of_backward(ctx: Any, *tangents: Any) -> Tensor:
-    return _differentiable_backward(ctx.arguments, ctx.input_size, ctx.memory_format, tangents[-1])
-
-
-def _vmap_function(info: Any, in_dims: Any, arguments: tuple[Any, ...], input: Tensor) -> Any:
-    return split_batch(info, _differentiable(arguments, batch_together(info, input, in_dims[1]))), 0
-
-
-def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
-    arguments, input_size, memory_format, grad_output = args
-    grad = batch_together(info, grad_output, in_dims[3])
-    size = (grad.shape[0], *input_size[1:])
-    return split_batch(info, _differentiable_backward(arguments, size, memory_format, grad)), 0
-
-
-_differentiable = differentiable("AvgPool", _forward, _setup, _backward, _jvp, _vmap_function)
-_differentiable_backward = differentiable(
-    "AvgPoolBackward",
-    _forward_of_backward,
-    _setup_of_backward,
-    _backward_of_backward,
-    _jvp_of_backward,
-    _vmap_of_backward,
-)
-
-
-class _AvgPool(Function):
-    """Where `plain_eager` holds."""
-
-    @staticmethod
-    def forward(ctx: Any, volumes: bool, input: Tensor, *arguments: Any) -> Tensor:
-        output, ctx.described = plain_made("avg_pool", _core.plain_avg_pool(volumes, input, *arguments, True))
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        kernel = _core.plain_avg_pool_backward
-        arguments = (*ctx.described, grad_output)
-        gradient = plain_gradient("avg_pool_backward", kernel, _differentiable_backward, *arguments)
-        return None, gradient, None, None, None, None, None, None
-
-
-_apply_plain = base_apply(_AvgPool)
+_plain_call = PlainCall("avg_pool", _core.plain_avg_pool, _core.plain_avg_pool_backward, _gradient)
 
 
 def _pool(input: Tensor, window: Window, options: tuple[Any, ...], channel_step: int = 1) -> Tensor:
-    return _differentiable((*window[:3], window.ceil_mode, *options, channel_step), input)
+    return _operator(input, *window[:3], window.ceil_mode, *options, channel_step)
 
 
 def _check_options(name: str, count_include_pad: Any, divisor_override: Any) -> tuple[bool, int | None]:
@@ -270,7 +189,7 @@ def _torch_avg_pool3d(input: Tensor, *arguments: Any) -> Tensor:
 
 def _avg_pool(ours: Callable[..., Any], volumes: bool, input: Any, *arguments: Any) -> Tensor:
     """The public functions. Args: volumes: `ours` is avg_pool3d; arguments: as of `ours`, after the input."""
-    output = plain_call("avg_pool", _core.plain_avg_pool, _apply_plain, volumes, input, *arguments)
+    output = _plain_call(volumes, input, *arguments)
     if output is not NotImplemented:
         return output
     if has_torch_function_unary(input):

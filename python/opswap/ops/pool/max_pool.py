@@ -14,13 +14,14 @@ from typing import Any
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
-from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
 
-from .._function import base_apply, tracing
-from .._layout import suggest_memory_format
+from .._derivatives import linear_pair
+from .._function import tracing
+from .._layout import dense_copy, empty, suggest_memory_format
+from .._operator import Operator
 from ._arguments import (
     FLOATS,
     INTEGERS,
@@ -34,20 +35,7 @@ from ._arguments import (
     pooled_size,
     require_bool,
 )
-from ._call import (
-    batch_together,
-    dense_copy,
-    differentiable,
-    empty,
-    needs_function,
-    plain_call,
-    plain_gradient,
-    plain_made,
-    plain_torch,
-    register,
-    run_kernel,
-    split_batch,
-)
+from ._call import PlainCall, find_again, larger_input, needs_function, plain_torch, run_kernel
 from ._offsets import (
     gather_at_offsets,
     indices_to_offsets,
@@ -133,33 +121,23 @@ def _kernel_with_offsets(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor
     return _run(True, input, *arguments)
 
 
-def _vmap(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
-    return split_batch(info, _operator(batch_together(info, input, in_dims[0]), *arguments)), 0
-
-
-def _vmap_with_offsets(info: Any, in_dims: Any, input: Tensor, *arguments: Any) -> Any:
-    outputs = _operator_with_offsets(batch_together(info, input, in_dims[0]), *arguments)
-    return tuple(split_batch(info, t) for t in outputs), (0, 0)
-
-
 _GEOMETRY = "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation"
 
 # input: (N, C, *S) with 2 or 3 spatial dimensions; output and offsets: (N, ceil(C / channel_step), *O), dense
 # in the memory format of input; offsets: uint8 up to 256 taps, else int32.
-_operator = register(
+_operator = Operator(
     f"max_pool(Tensor input, {_GEOMETRY}, bool ceil_mode, SymInt channel_step) -> Tensor",
     _kernel,
     _reference,
     _fake,
-    _vmap,
 )
-_operator_with_offsets = register(
+_operator_with_offsets = Operator(
     f"max_pool_with_offsets(Tensor input, {_GEOMETRY}, bool ceil_mode, SymInt channel_step) "
     "-> (Tensor, Tensor)",
     _kernel_with_offsets,
     _reference_with_offsets,
     _fake_with_offsets,
-    _vmap_with_offsets,
+    differentiable=1,
 )
 
 
@@ -200,23 +178,29 @@ def _backward_kernel(
     return run_kernel("max_pool_backward", _core.max_pool_backward, tensors, described, memory_format)
 
 
-def _backward_vmap(
-    info: Any, in_dims: Any, grad_output: Tensor, offsets: Tensor, input_size: Sequence[int], *arguments: Any
-) -> Any:
-    grad = batch_together(info, grad_output, in_dims[0])
-    size = (grad.shape[0], *input_size[1:])
-    result = _backward_operator(grad, batch_together(info, offsets, in_dims[1]), size, *arguments)
-    return split_batch(info, result), 0
-
-
-_backward_operator = register(
+_backward_operator = Operator(
     f"max_pool_backward(Tensor grad_output, Tensor offsets, SymInt[] input_size, {_GEOMETRY}, "
     "SymInt channel_step, MemoryFormat memory_format) -> Tensor",
     _backward_kernel,
     _backward_reference,
     _backward_fake,
-    _backward_vmap,
+    resize=larger_input,
 )
+
+
+def _keep(constants: tuple[Any, ...], tensors: Sequence[Tensor], outputs: tuple[Tensor, Tensor]) -> Any:
+    (input,) = tensors
+    *geometry, _, channel_step = constants
+    return outputs[1:], (tuple(input.shape), *geometry, channel_step, suggest_memory_format(input))
+
+
+def _gather(input: Tensor, offsets: Tensor, _: Sequence[int], *arguments: Any) -> Tensor:
+    *geometry, channel_step, _ = arguments
+    return gather_at_offsets(input, offsets, Window(*geometry, False), channel_step)
+
+
+linear_pair(_operator_with_offsets, _backward_operator, _keep, _gather)
+find_again(_operator, _operator_with_offsets)
 
 
 def _indices_reference(offsets: Tensor, plane_size: Sequence[int], *geometry: Any) -> Tensor:
@@ -237,114 +221,26 @@ def _indices_kernel(offsets: Tensor, plane_size: Sequence[int], *geometry: Any) 
     return indices
 
 
-def _indices_vmap(info: Any, in_dims: Any, offsets: Tensor, *arguments: Any) -> Any:
-    return split_batch(info, _indices_operator(batch_together(info, offsets, in_dims[0]), *arguments)), 0
-
-
-_indices_operator = register(
+_indices_operator = Operator(
     f"max_pool_indices(Tensor offsets, SymInt[] plane_size, {_GEOMETRY}) -> Tensor",
     _indices_kernel,
     _indices_reference,
     _indices_fake,
-    _indices_vmap,
 )
 
 
-def _forward(window: tuple[Any, ...], channel_step: int, input: Tensor) -> tuple[Tensor, Tensor]:
-    return _operator_with_offsets(input, *window, channel_step)
-
-
-def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
-    ctx.window, ctx.channel_step, input = args
-    ctx.input_size = tuple(input.shape)
-    ctx.memory_format = suggest_memory_format(input)
-    ctx.mark_non_differentiable(outputs[1])
-    ctx.save_for_backward(outputs[1])
-    ctx.save_for_forward(outputs[1])
-
-
-def _backward(ctx: Any, grad_output: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    (offsets,) = ctx.saved_tensors
-    arguments = (ctx.window, ctx.channel_step, ctx.input_size, ctx.memory_format, offsets)
-    return None, None, _differentiable_backward(*arguments, grad_output)
-
-
-def _jvp(ctx: Any, _window: Any, _step: Any, tangent: Tensor) -> tuple[Tensor, None]:
-    (offsets,) = ctx.saved_tensors
-    return gather_at_offsets(tangent, offsets, Window(*ctx.window), ctx.channel_step), None
-
-
-def _forward_of_backward(
+def _gradient(
     window: tuple[Any, ...],
     channel_step: int,
-    input_size: tuple[int, ...],
+    size: tuple[int, ...],
     memory_format: torch.memory_format,
     offsets: Tensor,
-    grad_output: Tensor,
+    grad: Tensor,
 ) -> Tensor:
-    return _backward_operator(grad_output, offsets, input_size, *window[:4], channel_step, memory_format)
+    return _backward_operator(grad, offsets, size, *window[:4], channel_step, memory_format)
 
 
-def _setup_of_backward(ctx: Any, args: tuple[Any, ...], output: Tensor) -> None:
-    ctx.window, ctx.channel_step, ctx.input_size, ctx.memory_format, offsets, _ = args
-    ctx.save_for_backward(offsets)
-    ctx.save_for_forward(offsets)
-
-
-def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    (offsets,) = ctx.saved_tensors
-    taken = gather_at_offsets(grad, offsets, Window(*ctx.window), ctx.channel_step)
-    return None, None, None, None, None, taken
-
-
-def _jvp_of_backward(ctx: Any, *tangents: Any) -> Tensor:
-    (offsets,) = ctx.saved_tensors
-    arguments = (ctx.window, ctx.channel_step, ctx.input_size, ctx.memory_format, offsets)
-    return _differentiable_backward(*arguments, tangents[-1])
-
-
-def _vmap_function(info: Any, in_dims: Any, window: Any, channel_step: int, input: Tensor) -> Any:
-    outputs = _with_offsets(window, channel_step, batch_together(info, input, in_dims[2]))
-    return tuple(split_batch(info, t) for t in outputs), (0, 0)
-
-
-def _vmap_of_backward(info: Any, in_dims: Any, *args: Any) -> Any:
-    window, channel_step, input_size, memory_format, offsets, grad_output = args
-    grad = batch_together(info, grad_output, in_dims[5])
-    size = (grad.shape[0], *input_size[1:])
-    offsets = batch_together(info, offsets, in_dims[4])
-    result = _differentiable_backward(window, channel_step, size, memory_format, offsets, grad)
-    return split_batch(info, result), 0
-
-
-class _MaxPool(Function):
-    """Where `plain_eager` holds; the offsets are no output, for which autograd would make a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, volumes: bool, input: Tensor, *window: Any) -> Tensor:
-        made = plain_made("max_pool", _core.plain_max_pool(volumes, input, *window, True))
-        output, offsets, ctx.described = made
-        ctx.save_for_backward(offsets)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        arguments = (*ctx.described, *ctx.saved_tensors, grad_output)
-        kernel = _core.plain_max_pool_backward
-        gradient = plain_gradient("max_pool_backward", kernel, _differentiable_backward, *arguments)
-        return None, gradient, None, None, None, None, None
-
-
-_apply_plain = base_apply(_MaxPool)
-_with_offsets = differentiable("MaxPool", _forward, _setup, _backward, _jvp, _vmap_function)
-_differentiable_backward = differentiable(
-    "MaxPoolBackward",
-    _forward_of_backward,
-    _setup_of_backward,
-    _backward_of_backward,
-    _jvp_of_backward,
-    _vmap_of_backward,
-)
+_plain_call = PlainCall("max_pool", _core.plain_max_pool, _core.plain_max_pool_backward, _gradient)
 
 
 def _pool(
@@ -353,7 +249,7 @@ def _pool(
     """Pool (N, C, *S); the indices are flat within a plane, and None unless asked for."""
     if not (return_indices or needs_function(input)):
         return _operator(input, *window, channel_step), None
-    output, offsets = _with_offsets(tuple(window), channel_step, input)
+    output, offsets = _operator_with_offsets(input, *window, channel_step)
     if not return_indices:
         return output, None
     return output, _indices_operator(offsets, input.shape[2:], *window[:4])
@@ -406,7 +302,7 @@ def _max_pool(
     """The public functions. Args: volumes: `ours` is max_pool3d; arguments: as of `ours`, after the input."""
     *window_arguments, return_indices = arguments
     if return_indices is False:
-        output = plain_call("max_pool", _core.plain_max_pool, _apply_plain, volumes, input, *window_arguments)
+        output = _plain_call(volumes, input, *window_arguments)
         if output is not NotImplemented:
             return output
     if has_torch_function_unary(input):

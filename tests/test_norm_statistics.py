@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Batch normalisation under everything that torch puts around an operator."""
+"""Running statistics of batch normalisation in programs and under torch.func; its operators with every option."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import checkpoint
 
-import opswap
 from opswap import functional as F
 from opswap.ops.norm import reference
 
@@ -57,23 +52,6 @@ def assert_all_close(got: Any, want: Any, rtol: float = 1e-4, atol: float = 1e-4
         assert torch.allclose(g, w, rtol, atol)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@every_activation
-def test_derivatives(activation: str | None, training: bool) -> None:
-    """First and second order, forward mode, batched gradients."""
-    tensors = [t.requires_grad_() for t in some_tensors(torch.float64)]
-    statistics = running(torch.float64)
-
-    def f(*leaves: Tensor) -> Tensor:
-        return F.batch_norm_act(leaves[0], *statistics, *leaves[1:], training, 0.0, 1e-5, activation)
-
-    options = {"fast_mode": True}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch has no batching rule of its own for an operator
-        assert torch.autograd.gradcheck(f, tensors, check_forward_ad=True, check_batched_grad=True, **options)
-    assert torch.autograd.gradgradcheck(f, tensors, **options)
-
-
 @pytest.mark.parametrize("absent", [(0,), (1,), (0, 1)])
 def test_second_derivatives_without_parameters(absent: tuple[int, ...]) -> None:
     x, *affine = (t.requires_grad_() for t in some_tensors(torch.float64))
@@ -85,30 +63,6 @@ def test_second_derivatives_without_parameters(absent: tuple[int, ...]) -> None:
         return F.batch_norm_act(x, None, None, weight, bias, True, activation="hardswish")
 
     assert torch.autograd.gradgradcheck(f, (x, *given), fast_mode=True)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_compile_fullgraph(training: bool) -> None:
-    torch._dynamo.reset()
-    tensors = some_tensors()
-    tensors = (tensors[0].contiguous(memory_format=torch.channels_last), *tensors[1:])
-    want = step(loss_of(reference, "hardswish", training), tensors, *running())
-    opswap.reset_stats()
-    compiled = torch.compile(
-        loss_of(F.batch_norm_act, "hardswish", training), fullgraph=True, backend="aot_eager"
-    )
-    assert_all_close(step(compiled, tensors, *running()), want)
-    counts = opswap.stats()
-    assert counts["kernel"] == {"batch_norm_act": 1, "batch_norm_act_backward": 1} and not counts["reference"]
-
-
-def test_compile_with_changing_sizes() -> None:
-    torch._dynamo.reset()
-    loss = loss_of(F.batch_norm_act, "relu", True)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=True)
-    for batch, width in ((2, 7), (3, 8), (4, 11)):
-        tensors = (torch.randn(batch, 3, 5, width), *some_tensors()[1:])
-        assert_all_close(step(compiled, tensors, *running()), step(loss, tensors, *running()))
 
 
 class Net(torch.nn.Module):
@@ -153,30 +107,6 @@ def test_opcheck(size: tuple[int, ...]) -> None:
         torch.library.opcheck(OPERATORS.batch_norm_act_backward.default, arguments, test_utils=tests)
 
 
-@every_activation
-def test_func_transforms(activation: str | None) -> None:
-    x, weight, bias = torch.randn(5, *SIZE), torch.rand(3) + 0.5, torch.randn(3)
-    mine, stock = (loss_of(f, activation, True) for f in (F.batch_norm_act, reference))
-    want = [step(stock, (t, weight, bias)) for t in x]
-    assert torch.allclose(
-        torch.vmap(mine, (0, None, None))(x, weight, bias), torch.stack([w[0] for w in want]), 1e-4
-    )
-    gradients = torch.vmap(torch.func.grad(mine, (0, 1, 2)), (0, None, None))(x, weight, bias)
-    for i, g in enumerate(gradients, 1):
-        assert torch.allclose(g, torch.stack([w[i] for w in want]), 1e-3, 1e-3)
-    assert_all_close(torch.func.grad(mine, (0, 1, 2))(x[0], weight, bias), want[0][1:], 1e-3, 1e-3)
-    tangent = torch.randn_like(x[0])
-    derivative = torch.func.jvp(lambda t: mine(t, weight, bias), (x[0],), (tangent,))[1]
-    assert torch.allclose(derivative, (want[0][1] * tangent).sum(), 1e-3, 1e-3)
-
-
-def test_hessian() -> None:
-    x, weight, bias = torch.randn(2, 3, 2, 2), torch.rand(3) + 0.5, torch.randn(3)
-    losses = (loss_of(f, "hardswish", True) for f in (F.batch_norm_act, reference))
-    got, want = (torch.func.hessian(lambda t, f=f: f(t, weight, bias))(x) for f in losses)
-    assert torch.allclose(got, want, 1e-2, 1e-3)
-
-
 def test_running_statistics_move_under_func_grad() -> None:
     x, weight, bias = some_tensors()
     ours, theirs = running(), running()
@@ -207,41 +137,3 @@ def test_autocast_is_torchs(dtype: torch.dtype) -> None:
         assert x.dtype == y.dtype == dtype
         results.append((y.float(), *statistics))
     assert_all_close(*results, 2e-2, 2e-2)
-
-
-def test_checkpointing_gives_the_same() -> None:
-    loss, tensors = loss_of(F.batch_norm_act, "relu", True), some_tensors()
-    kept = step(lambda *t: checkpoint(loss, *t, use_reentrant=False), tensors)
-    assert_all_close(kept, step(loss, tensors), 0, 0)
-
-
-def test_tracing_modes_see_the_operator() -> None:
-    x = torch.randn(SIZE)
-    graph = make_fx(lambda t: F.batch_norm_relu(t, None, None, training=True))(x)
-    assert OPERATORS.batch_norm_act.default in {node.target for node in graph.graph.nodes}
-    last = x.contiguous(memory_format=torch.channels_last)
-    with FakeTensorMode() as mode:
-        y = F.batch_norm_relu(mode.from_tensor(last), None, None, training=True)
-        assert y.shape == SIZE and y.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_subclasses_and_negative_views() -> None:
-    class Marked(Tensor):
-        pass
-
-    x = torch.randn(SIZE)
-    want = F.batch_norm_relu(x, None, None, training=True)
-    marked = F.batch_norm_relu(x.as_subclass(Marked), None, None, training=True)
-    assert isinstance(marked, Marked) and torch.equal(marked.as_subclass(Tensor), want)
-    negative = torch.complex(torch.zeros(SIZE), -x).conj().imag
-    assert negative.is_neg() and torch.allclose(F.batch_norm_relu(negative, None, None, training=True), want)
-
-
-def test_no_grad_and_inference_mode_make_no_graph() -> None:
-    x = torch.randn(SIZE, requires_grad=True)
-    with torch.no_grad():
-        assert F.batch_norm_relu(x, *running()).grad_fn is None
-    with torch.inference_mode():
-        assert F.batch_norm_relu(x, *running()).is_inference()
-    assert F.batch_norm_relu(x, *running()).grad_fn is not None
-    assert F.batch_norm_relu(x.detach(), *running()).grad_fn is None

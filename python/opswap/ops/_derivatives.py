@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""Derivatives of any order for pairs of operators, made of the two operators again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._operator import Kept, Operator
+
+__all__ = ["bilinear_pair", "linear_pair"]
+
+
+def linear_pair(
+    forward: Operator,
+    backward: Operator,
+    keep: Callable[..., Kept],
+    derivative: Callable[..., Tensor],
+) -> None:
+    """Say that the derivative of `forward` is a linear map and `backward` its transpose.
+
+    Args:
+        forward: an operator of one tensor with one differentiable output.
+        backward: called as `backward(grad_output, *saved, *facts)`.
+        keep: as of `Operator`, of `forward`.
+        derivative: `derivative(tangent, *saved, *facts)`, written with operators.
+    """
+    forward.keep = keep
+    forward.gradient = lambda saved, facts, _, grad: (backward(grad, *saved, *facts),)
+    forward.tangent = lambda saved, facts, tangent: derivative(tangent, *saved, *facts)
+    if forward is backward:
+        return
+    backward.keep = lambda constants, tensors, _: (tensors[1:], constants)
+    backward.gradient = lambda saved, facts, _, grad: (
+        derivative(grad, *saved, *facts),
+        *(None for _ in saved),
+    )
+    backward.tangent = lambda saved, facts, tangent, *_: backward(tangent, *saved, *facts)
+
+
+def bilinear_pair(forward: Operator, backward: Operator) -> None:
+    """Say that `forward(input, weight, bias, *constants)` is linear in each of the first two, plus the bias.
+
+    Args:
+        backward: `backward(grad_output, input, weight, *constants, mask)` returns the gradients of input, weight and
+            bias where mask is True, and tensors without elements for the others: an operator returns tensors only.
+    """
+    _Bilinear(forward, backward)
+
+
+class _Bilinear:
+    def __init__(self, forward: Operator, backward: Operator) -> None:
+        self._forward, self._backward = forward, backward
+        forward.keep = lambda constants, tensors, _: (tensors[:2], constants)
+        forward.gradient, forward.tangent = self._gradient, self._tangent
+        backward.keep = lambda constants, tensors, _: (tensors, constants)
+        backward.gradient, backward.tangent = self._second_gradient, self._second_tangent
+
+    def _gradient(
+        self, saved: Sequence[Tensor], constants: Sequence[Any], needed: Sequence[bool], grad: Tensor
+    ) -> list[Tensor | None]:
+        made = self._backward(grad, *saved, *constants, tuple(needed))
+        return [t if wanted else None for t, wanted in zip(made, needed, strict=True)]
+
+    def _tangent(self, saved: Sequence[Tensor], constants: Sequence[Any], *tangents: Any) -> Tensor:
+        (input, weight), (t_input, t_weight, t_bias) = saved, tangents
+        first = self._forward(t_input, weight, t_bias, *constants)
+        return first + self._forward(input, t_weight, None, *constants)
+
+    def _of_output(
+        self, saved: Sequence[Tensor], constants: Sequence[Any], of_input: Any, of_weight: Any, of_bias: Any
+    ) -> Tensor | None:
+        """The gradient of grad_output."""
+        _, input, weight = saved
+        if of_weight is None:
+            if of_input is None and of_bias is None:
+                return None
+            of_input = torch.zeros_like(input) if of_input is None else of_input
+            return self._forward(of_input, weight, of_bias, *constants)
+        by_weight = self._forward(input, of_weight, of_bias, *constants)
+        if of_input is None:
+            return by_weight
+        return self._forward(of_input, weight, None, *constants) + by_weight
+
+    def _second_gradient(
+        self, saved: Sequence[Tensor], facts: Sequence[Any], needed: Sequence[bool], *grads: Any
+    ) -> Sequence[Any]:
+        (*constants, mask), (grad_output, input, weight) = facts, saved
+        of_input, of_weight, of_bias = (g if wanted else None for g, wanted in zip(grads, mask, strict=True))
+        first = self._of_output(saved, constants, of_input, of_weight, of_bias) if needed[0] else None
+        second = third = None
+        if needed[1] and of_weight is not None:
+            second = self._backward(grad_output, input, of_weight, *constants, (True, False, False))[0]
+        if needed[2] and of_input is not None:
+            third = self._backward(grad_output, of_input, weight, *constants, (False, True, False))[1]
+        return first, second, third
+
+    def _second_tangent(
+        self, saved: Sequence[Tensor], facts: Sequence[Any], *tangents: Any
+    ) -> tuple[Tensor, ...]:
+        *constants, mask = facts
+        both = (*mask[:2], False)
+        first = self._backward(tangents[0], *saved[1:], *constants, mask)
+        second = self._backward(saved[0], *tangents[1:], *constants, both)
+        return tuple([a + b if wanted else a for a, b, wanted in zip(first, second, both, strict=True)])
