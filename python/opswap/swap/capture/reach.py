@@ -12,8 +12,9 @@ import enum
 import logging
 import operator
 import sys
+import threading
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from types import (
     BuiltinFunctionType,
@@ -49,7 +50,8 @@ from ..runtime.snapshot import (
 )
 from ..runtime.state import INTERNAL, Reading, stock_class
 from ..runtime.virtual import virtual
-from .written import Ledger, unpatched
+from .element_writes import MUTATORS
+from .written import Ledger, Written, unpatched
 
 __all__ = ["Reach"]
 
@@ -296,10 +298,17 @@ class Reach:
         if "_modules" in names:
             self.count_children(module)
 
-    def undo(self) -> list[str]:
-        """Take back what the traced code wrote; returns what it wrote to, in words."""
+    def undo(self, elements: bool, containers: Container[int]) -> tuple[list[str], list[str]]:
+        """Take back what the traced code wrote; see `Ledger.undo`.
+
+        Args: elements: it may have written to elements of any container; containers: else to those of these ids.
+        """
         any_name = self.dynamic or not self.names.isdisjoint(_WRITE_ANY)
-        return self.ledger.undo(None if any_name else self.stored | self.texts)
+        stored = None if any_name else self.stored | self.texts
+        read = None if self.dynamic else self.names | self.texts
+        elements = elements or any_name or not MUTATORS.isdisjoint(self.texts)
+        alone = threading.active_count() == 1
+        return self.ledger.undo(Written(alone, read, stored, elements, containers))
 
     # --- what was found ----------------------------------------------------------------------------------------------
 
