@@ -184,6 +184,8 @@ class Reach:
             self.reach(part, what)
         if not parts:
             self._hold(self._look_in_object, value)
+        elif kind is partial:
+            self._hold(partial(self._look_in_partial, what), value)
 
     def _reach_layer(self, module: nn.Module, what: str) -> None:
         if id(module) not in self.tree:
@@ -239,7 +241,8 @@ class Reach:
 
     def _look_in_function(self, function: FunctionType, names: Iterable[str]) -> None:
         for name in names:
-            if name in function.__dict__ or name in ("__annotations__", "__doc__"):
+            own = name in function.__dict__ or name in ("__annotations__", "__doc__")
+            if own or (name in self.texts and not hasattr(function, name)):
                 self.watch(function, name, f"{function.__qualname__}.{name}")
 
     def _look_in_class(self, cls: type, names: Iterable[str]) -> None:
@@ -285,6 +288,14 @@ class Reach:
         for name, part in attributes_of(value):
             if every or name in names:
                 self.reach(part, f"{cls.__qualname__}.{name}")
+
+    def _look_in_partial(self, what: str, value: Any, names: Iterable[str]) -> None:
+        """What a functools.partial calls is watched, other attributes are not."""
+        others = [n for n in names if n in value.__dict__ or (n in self.texts and not hasattr(value, n))]
+        if others or (self.dynamic and value.__dict__):
+            raise self.refuse(
+                f"{what} is a functools.partial, of which {min(others, default='any name')} is read"
+            )
 
     def _look_in_log(self, what: str, value: logging.Logger, names: Iterable[str]) -> None:
         """A log may be mentioned for a path that is not taken: a call of it is noticed, what it holds may change."""
