@@ -429,7 +429,12 @@ add(
     lambda m: setattr(Defaulting, "k", 3),
     setup=put(o=lambda: Defaulting()),
 )
-add("a member of a flag", lambda s, x: x * (2 if Flags.B in s.o else 3), put(o=Flags.A | Flags.B), setup=put(o=Flags.A))
+add(
+    "a member of a flag",
+    lambda s, x: x * (2 if Flags.B in s.o else 3),
+    put(o=Flags.A | Flags.B),
+    setup=put(o=Flags.A),
+)
 
 # --- classes of classes ---
 META: dict[str, Callable[[], Any]] = {
