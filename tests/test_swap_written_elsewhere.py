@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import opswap
+from opswap.swap.capture.follow import Follower
 from opswap.swap.capture.tracer import Tracer
 from spellings import by_size
 from swapping import images
@@ -299,6 +300,26 @@ def test_a_branch_is_not_guarded_by_what_was_before(during: Any, monkeypatch: py
     for flag in (True, False, True):
         monkeypatch.setattr(ME, "FLAG", flag)
         assert torch.equal(model(x), stock(x)), flag
+
+
+@pytest.mark.usefixtures("third_thread")
+def test_a_write_between_reading_and_remembering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the trace has read is not what the rewritten forward would compare with."""
+    stock_outside, done = Follower.outside, []
+
+    def outside(self: Follower) -> Any:
+        if not done:
+            done.append(True)
+            elsewhere(lambda: LIST.__setitem__(0, 3))
+        return stock_outside(self)
+
+    monkeypatch.setattr(Follower, "outside", outside)
+    stock = model_of(plain, lambda s: LIST[0])
+    model, x = opswap.swap(copy.deepcopy(stock), exact=True, strict=True), images()
+    assert LIST == [3]
+    for value in (3, 2):
+        LIST[0] = value
+        assert torch.equal(model(x), stock(x)), value
 
 
 # --- what the forward itself writes is found and taken back, whatever else happens ---

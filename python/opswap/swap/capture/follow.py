@@ -125,6 +125,7 @@ class Follower:
         self._previous: Any = None
         self._started = False
         self._writes_elements = False  # of any container
+        self._variables: dict[int, frozenset[str]] = {}  # by the ids of functions that ran
         self._written: set[int] = set()  # else of these, by their ids, which the ledger keeps alive
         self._thresholds: tuple[int, ...] = ()  # of the garbage collector, while it stands still
 
@@ -161,6 +162,10 @@ class Follower:
         Returns: in words, what it wrote to, and what another thread wrote to that it reads.
         """
         return self.reached.undo(self._writes_elements, self._written)
+
+    def moved(self) -> list[str]:
+        """What another thread wrote to after `undo`, in words."""
+        return self.reached.moved()
 
     def outside(self) -> Outside:
         """What to watch that belongs to no module."""
@@ -228,9 +233,10 @@ class Follower:
 
     def _note_variables(self, frame: FrameType) -> None:
         """Which objects the function has written to whose elements a local variable reaches."""
-        if frame.f_code in self._ran:
-            for name in element_writes(frame.f_code).variables & frame.f_locals.keys():
-                self._written.add(id(frame.f_locals[name]))
+        names = self._variables.get(id(frame.f_code))
+        if names:
+            variables = frame.f_locals
+            self._written.update(id(variables[name]) for name in names & variables.keys())
 
     def _enter_c(self, frame: FrameType, argument: Any) -> None:
         if getattr(argument, "__name__", "") in MUTATORS:
@@ -394,7 +400,9 @@ class Follower:
         reason = unfaithful(code)
         if reason:
             raise self.refuse(reason)
-        self._writes_elements = self._writes_elements or element_writes(code).anywhere
+        writes = element_writes(code)
+        self._writes_elements = self._writes_elements or writes.anywhere
+        self._variables[id(code)] = writes.variables
         found = reads(code)
         hidden = sorted((found.attributes | found.texts) & _HIDDEN)
         if hidden:

@@ -277,7 +277,7 @@ class _Explorer:
             error = CaptureError("forward writes to a list that it was given")
         error = tracer.refusal or error
         known = follower.reading(), follower.outside(), follower.asks_none
-        moved = moved or follower.undo()[1]  # since it was read, until it was written down what it is
+        moved = moved or follower.moved()  # before it was written down what was read
         found = tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.texts
         disturbed = f"another thread writes to {moved[0]} at the same time" if moved else ""
         if tracer.disturbed:

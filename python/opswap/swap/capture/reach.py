@@ -316,10 +316,18 @@ class Reach:
         """
         any_name = self.dynamic or not self.names.isdisjoint(_WRITE_ANY)
         stored = None if any_name else self.stored | self.texts
-        read = None if self.dynamic else self.names | self.texts
         elements = elements or any_name or not MUTATORS.isdisjoint(self.texts)
         alone = threading.active_count() == 1
-        return self.ledger.undo(Written(alone, read, stored, elements, containers))
+        return self.ledger.undo(Written(alone, self._read(), stored, elements, containers))
+
+    def moved(self) -> list[str]:
+        """What another thread wrote to after `undo`, in words."""
+        nothing: frozenset[Any] = frozenset()
+        return self.ledger.undo(Written(False, self._read(), nothing, False, nothing))[1]
+
+    def _read(self) -> set[str] | None:
+        """Names of attributes that the traced code reads, None for any."""
+        return None if self.dynamic else self.names | self.texts
 
     # --- what was found ----------------------------------------------------------------------------------------------
 
