@@ -31,6 +31,7 @@ ABOVE = {
     "explain",
     "optimize",
     "ordered_draws",
+    "own_draws",
     "step_time",
     "tuning",
     "verify",

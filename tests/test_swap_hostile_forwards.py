@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections.abc
 import copy
 import pickle
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,17 +14,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hostile_forwards
+import hostile_state
+import hostile_switches  # noqa: F401 (adds to the table)
 import opswap
-from hostile_forwards import CASES, Forward, reset
+from hostile_forwards import CASES, Forward
 from spellings import by_size
 from swapping import images
 
 
+def reset() -> None:
+    hostile_forwards.reset()
+    hostile_state.reset()
+
+
 @pytest.fixture(autouse=True)
 def outside_as_it_was() -> Iterator[None]:
+    filters = list(warnings.filters)
     reset()
     yield
     reset()
+    warnings.filters[:] = filters
 
 
 def made(case: Forward) -> nn.Module:

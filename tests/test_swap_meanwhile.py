@@ -15,15 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
+from opswap.swap import VerificationError
+from opswap.swap.own_draws import OwnDraws
 from opswap.swap.planning import gains
 from opswap.swap.rules import DEFAULT
 from spellings import Split
 from swapping import images
+from test_swap_verify import wrong
 
 pytestmark = pytest.mark.once
+
+
+SHUFFLES = [r for r in DEFAULT if r.name == "channel_shuffle"]
 
 
 @pytest.fixture(autouse=True)
@@ -148,6 +155,89 @@ def test_a_run_on_examples_does_not_wind_back_what_others_draw(monkeypatch: pyte
     drawn.append(torch.rand(4))
     assert len(drawn) > 1
     assert not any(torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+class Masked(nn.Module):
+    """Draws random numbers between convolutions, behind a shuffle."""
+
+    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+        self.first, self.shuffle, self.last = nn.Conv2d(12, 12, 1), Split(), nn.Conv2d(12, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.draw(self.shuffle(self.first(x))))
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "nothing": lambda x: x * 2,
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "in place": lambda x: F.dropout(x * 2, 0.5, inplace=True),
+    "planes": lambda x: F.dropout2d(x, 0.5),
+    "alpha": lambda x: F.alpha_dropout(x, 0.5, True),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "rand": lambda x: x * torch.rand(x.shape),
+    "randn_like": lambda x: x + torch.randn_like(x),
+    "normal_": lambda x: x + torch.empty_like(x).normal_(),
+    "randint": lambda x: x * torch.randint(3, x.shape),
+    "randperm": lambda x: x[:, torch.randperm(x.shape[1])],
+    "multinomial": lambda x: x * torch.multinomial(torch.ones(9), 1),
+}
+
+
+@pytest.fixture
+def others_draw(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """At each convolution another thread draws one number more from the process's generator; how many it were."""
+    drawn: list[int] = [0]
+    waiting, plain = threading.Event(), F.conv2d
+    keeper = threading.Thread(target=waiting.wait)
+    keeper.start()
+
+    def conv2d(*args: Any, **kwargs: Any) -> Tensor:
+        drawn.append(drawn[-1] + 1)
+        other = threading.Thread(target=lambda: torch.rand(drawn[-1]))
+        other.start()
+        other.join(60)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(F, "conv2d", conv2d)
+    yield drawn
+    waiting.set()
+    keeper.join(60)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_verify_compares_the_same_masks(name: str, others_draw: list[int]) -> None:
+    """Stock and swapped draw alike, though another thread draws in between."""
+    report = opswap.verify(Masked(DRAWS[name]), (torch.randn(4, 12, 6, 6),), rules=SHUFFLES)
+    assert "channel_shuffle" in {s.rule for s in report.swapped}
+    assert all(c.holds and (c.error is None or c.error < 1e-4) for c in report.checks), report
+    assert others_draw[-1] > 6
+
+
+@pytest.mark.parametrize("name", ("dropout", "rand", "nothing"))
+def test_verify_beside_a_thread_that_draws_finds_what_is_wrong(name: str, others_draw: list[int]) -> None:
+    with pytest.raises(VerificationError):
+        opswap.verify(
+            Masked(DRAWS[name]),
+            (torch.randn(4, 12, 6, 6),),
+            rules=wrong("channel_shuffle(x0, 2, inverse=True)"),
+        )
+
+
+def test_a_generator_of_its_own_draws_what_the_default_one_would() -> None:
+    x = torch.randn(4, 12, 6, 6)
+    for draw in DRAWS.values():
+        torch.manual_seed(3)
+        expected = draw(x)
+        state = torch.get_rng_state()
+        with OwnDraws(3):
+            assert torch.equal(draw(x), expected)
+        assert torch.equal(torch.get_rng_state(), state)
+        given = torch.Generator().manual_seed(5)
+        expected = torch.rand(3, generator=torch.Generator().manual_seed(5))
+        with OwnDraws(3):
+            assert torch.equal(torch.rand(3, generator=given), expected)
 
 
 @pytest.mark.parametrize("threads", (1, 3))

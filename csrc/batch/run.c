@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 #include "batch/run.h"
 #include "batch/factors.h"
+#include "batch/holds.h"
 #include "batch/stage.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -184,6 +186,7 @@ static int64_t at_least_one(int64_t count)
 
 int osw_batch_run(const osw_batch_job *job, osw_batch_fn *const kernels[OSW_BATCH_COUNT])
 {
+    assert(osw_batch_holds(job));
     osw_batch_work work = {.job = job, .kernel = kernel_of(job, kernels)};
     work.from_size = osw_batch_itemsize(job->from);
     work.to_size = osw_batch_itemsize(job->to);

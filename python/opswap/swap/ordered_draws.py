@@ -22,11 +22,17 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class OrderedDraws(TorchFunctionMode):
-    """While it is active, a function that draws from torch's default generator gets contiguous copies of its arguments.
+    """While it is active, a function that draws from a generator gets contiguous copies of its arguments.
 
     Its results have the memory format of the first argument, as without the mode. Functions that draw nothing run as
     they are, opswap's kernels included.
+
+    Args: generator: torch's default one if it is None.
     """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.generator = torch.default_generator if generator is None else generator
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -34,25 +40,27 @@ class OrderedDraws(TorchFunctionMode):
         if not strided:
             return func(*args, **kwargs)
         if _writes(func, args, kwargs):
-            return _in_order_in_place(func, args, kwargs)
-        state = torch.get_rng_state()
+            return _in_order_in_place(self.generator, func, args, kwargs)
+        state = self.generator.get_state()
         result = func(*args, **kwargs)
-        if torch.equal(torch.get_rng_state(), state):
+        if torch.equal(self.generator.get_state(), state):
             return result
-        torch.set_rng_state(state)
+        self.generator.set_state(state)
         args, kwargs = tree_map(_contiguous, (args, kwargs))
         return tree_map(lambda t: _as(t, strided[0]), func(*args, **kwargs))
 
 
-def _in_order_in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _in_order_in_place(
+    generator: torch.Generator, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A function that writes to its first argument: on a contiguous copy, if a trial shows that it draws."""
-    state = torch.get_rng_state()
+    state = generator.get_state()
     with torch.no_grad():
         copied, options = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, (args, kwargs))
         func(*copied, **options)
-    if torch.equal(torch.get_rng_state(), state):
+    if torch.equal(generator.get_state(), state):
         return func(*args, **kwargs)
-    torch.set_rng_state(state)
+    generator.set_state(state)
     target = args[0] if args else kwargs["input"]
     copied, options = tree_map(_contiguous, (args, kwargs))
     return target.copy_(func(*copied, **options))

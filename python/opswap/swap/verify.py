@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,6 +17,7 @@ from opswap._torch import tree_leaves, tree_map
 
 from .capture.quiet import generators_kept, quiet_copy, seed_generators
 from .ordered_draws import OrderedDraws
+from .own_draws import OwnDraws
 from .report import Check, Report
 
 __all__ = ["FACTOR", "VerificationError", "compare"]
@@ -87,12 +89,13 @@ def _check_once(
     mode: str,
     name: str,
     ordered: bool = False,
+    isolated: bool = False,
 ) -> Check:
-    step = partial(_step, layout=layout, mode=mode, ordered=ordered)
+    step = partial(_step, layout=layout, mode=mode, ordered=ordered, isolated=isolated)
     try:
         theirs, drew = step(stock, inputs)
     except Exception as error:
-        if ordered:
+        if ordered or isolated:
             return Check(name, False, f"it does not run: {error}".splitlines()[0])
         return _check_where_stock_fails(swapped, inputs, layout, mode, name, error)
     try:
@@ -102,8 +105,10 @@ def _check_once(
     if list(ours) != list(theirs):
         return Check(name, False, f"{sorted(set(ours) ^ set(theirs))[:3]} are in one of the results only")
     unequal = [k for k in ours if not _same(ours[k], theirs[k])]
-    if unequal and drew and layout != "contiguous" and not ordered:
-        return _in_order(_check_once(stock, swapped, inputs, layout, mode, name, ordered=True))
+    if unequal and drew and not (ordered or isolated):
+        how = layout != "contiguous", threading.active_count() > 1
+        if any(how):
+            return _as_drawn(_check_once(stock, swapped, inputs, layout, mode, name, *how), *how)
     if not unequal:
         return Check(name, True, "bit-equal")
     try:
@@ -126,9 +131,14 @@ def _spread(name: str, truth: dict[str, Tensor]) -> float:
     return 0.0 if variance is None else _largest(variance) ** 0.5
 
 
-def _in_order(check: Check) -> Check:
-    """Where the models keep other memory formats, the same seed gives other elements the same random numbers."""
-    return replace(check, detail=f"{check.detail}; random numbers are drawn in the order of elements")
+def _as_drawn(check: Check, ordered: bool, isolated: bool) -> Check:
+    """The check, with what it says of random numbers.
+
+    If the models keep other memory formats, the same seed gives other elements the same numbers. Other threads may have
+    drawn some of them.
+    """
+    how = " in the order of elements" * ordered + " from a generator of its own" * isolated
+    return replace(check, detail=f"{check.detail}; random numbers are drawn{how}")
 
 
 def _check_where_stock_fails(
@@ -195,6 +205,7 @@ def _step(
     layout: str,
     mode: str,
     ordered: bool = False,
+    isolated: bool = False,
     held: bool = False,
 ) -> tuple[dict[str, Tensor], bool]:
     """Outputs, gradients and buffers of one step of a copy; every step draws the same random numbers.
@@ -204,6 +215,7 @@ def _step(
     Args:
         mode: one of `_MODES`; "inference" is eval() without a graph.
         ordered: random numbers are drawn in the order of elements, not of memory.
+        isolated: random numbers are drawn from a generator that other threads do not know.
         held: every innermost module but a scripted one gets its inputs in the layout, which a stock model may lose on
             the way.
     """
@@ -218,15 +230,18 @@ def _step(
             if any(p.dim() == ndim for p in model.parameters()):
                 model.to(memory_format=memory_format)
     inputs = tree_map(lambda t: _prepared(t, formats) if isinstance(t, Tensor) else t, inputs)
-    with generators_kept(), torch.set_grad_enabled(mode != "inference"):
+    own = OwnDraws(0) if isolated else None
+    generator = torch.default_generator if own is None else own.generator
+    with generators_kept(), torch.set_grad_enabled(mode != "inference"), own or nullcontext():
         seed_generators(0)
-        state = torch.get_rng_state()
-        with OrderedDraws() if ordered else nullcontext():
+        state = generator.get_state()
+        with OrderedDraws(generator) if ordered else nullcontext():
             results = dict(_named("output", model(*inputs)))
-        drew = not torch.equal(torch.get_rng_state(), state)
+        drew = not torch.equal(generator.get_state(), state)
         seed_generators(1)
+        factors = torch.Generator("cpu").manual_seed(1)
         loss = [
-            (y * torch.randn(y.shape, dtype=torch.float32, device="cpu").to(y)).sum()
+            (y * torch.randn(y.shape, dtype=torch.float32, device="cpu", generator=factors).to(y)).sum()
             for y in results.values()
             if y.requires_grad and y.is_floating_point()
         ]

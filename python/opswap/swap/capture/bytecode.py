@@ -52,7 +52,8 @@ _NAMESPACES = frozenset({"dir", "globals", "locals", "vars"})
 class Reads:
     """The names in one function, without those of the functions inside it.
 
-    names: global variables, or builtins. attributes: of any object; `stored` are those that are also written.
+    names: global variables, or builtins. attributes: of any object; `stored` are those that are also written, a
+    variable of an enclosing function as "cell_contents".
     imports: (name, level) of import statements. texts: attributes that are looked up by a constant text.
     dynamic: attributes are looked up by other texts; those that a look-up of an object's own asks of the object itself
     are not among them.
@@ -89,6 +90,8 @@ def reads(code: CodeType) -> Reads:
             attributes.add(op.argval)
             if op.opname in _STORES:
                 stored.add(op.argval)
+        elif op.opname in ("DELETE_DEREF", "STORE_DEREF") and op.argval in code.co_freevars:
+            stored.add("cell_contents")
         elif op.opname == "IMPORT_NAME":
             level = steps[i - 2].argval
             imports.append((op.argval, level if isinstance(level, int) else 0))

@@ -26,6 +26,7 @@ from ..runtime import purity
 from ..runtime.outside import Outside, Scope, read
 from ..runtime.state import INTERNAL, Reading
 from .bytecode import place, reads, trains_of, unfaithful
+from .element_writes import MUTATORS, element_writes
 from .identity import Chain, identities
 from .look_up import is_look_up
 from .reach import Reach
@@ -123,6 +124,9 @@ class Follower:
         self._asked: dict[tuple[int, str], tuple[Any, str]] = {}
         self._previous: Any = None
         self._started = False
+        self._writes_elements = False  # of any container
+        self._variables: dict[int, frozenset[str]] = {}  # by the ids of functions that ran
+        self._written: set[int] = set()  # else of these, by their ids, which the ledger keeps alive
         self._thresholds: tuple[int, ...] = ()  # of the garbage collector, while it stands still
 
     def start(self) -> None:
@@ -152,9 +156,16 @@ class Follower:
         elif self._previous is not None:
             sys.setprofile(self._previous)
 
-    def undo(self) -> list[str]:
-        """Take back what the traced code wrote; returns what it wrote to, in words."""
-        return self.reached.undo()
+    def undo(self) -> tuple[list[str], list[str]]:
+        """Take back what the traced code wrote.
+
+        Returns: in words, what it wrote to, and what another thread wrote to that it reads.
+        """
+        return self.reached.undo(self._writes_elements, self._written)
+
+    def moved(self) -> list[str]:
+        """What another thread wrote to after `undo`, in words."""
+        return self.reached.moved()
 
     def outside(self) -> Outside:
         """What to watch that belongs to no module."""
@@ -210,6 +221,8 @@ class Follower:
         elif event == "c_call":
             self._calls.append((frame, argument))
             self._enter_c(frame, argument)
+        elif event == "return":
+            self._note_variables(frame)
         elif event in ("c_return", "c_exception"):
             while self._calls and self._calls.pop()[0] is not frame:
                 pass
@@ -218,7 +231,16 @@ class Follower:
         """The function in C that the code of this frame calls and that has not returned; None if there is none."""
         return next((called for caller, called in reversed(self._calls) if caller is frame), None)
 
+    def _note_variables(self, frame: FrameType) -> None:
+        """Which objects the function has written to whose elements a local variable reaches."""
+        names = self._variables.get(id(frame.f_code))
+        if names:
+            variables = frame.f_locals
+            self._written.update(id(variables[name]) for name in names & variables.keys())
+
     def _enter_c(self, frame: FrameType, argument: Any) -> None:
+        if getattr(argument, "__name__", "") in MUTATORS:
+            self._written.add(id(getattr(argument, "__self__", None)))
         if self._owner(frame) is purity.USER:
             name = purity.refused_builtin(argument)
             if name is not None:
@@ -233,6 +255,9 @@ class Follower:
         elif kind is purity.LAYERS:
             self._enter_layer(frame, self._owner(frame.f_back) is purity.USER)
         elif kind is not purity.OWN and frame.f_back is not None:
+            # As the methods of UserDict, by which a dict of another object is written.
+            writes = kind is purity.LIBRARY and frame.f_code.co_name in MUTATORS
+            self._writes_elements = self._writes_elements or writes
             caller = self._owner(frame.f_back)
             if kind is purity.STATEFUL and caller in (purity.USER, purity.LIBRARY):
                 raise self.refuse(
@@ -375,6 +400,9 @@ class Follower:
         reason = unfaithful(code)
         if reason:
             raise self.refuse(reason)
+        writes = element_writes(code)
+        self._writes_elements = self._writes_elements or writes.anywhere
+        self._variables[id(code)] = writes.variables
         found = reads(code)
         hidden = sorted((found.attributes | found.texts) & _HIDDEN)
         if hidden:

@@ -157,7 +157,7 @@ class _Trace:
     asks_none: bool
     texts: Texts
     lists: Mapping[str, Listed]
-    disturbed: bool
+    disturbed: str  # by another thread, in words
 
     def script(self, place: int, answer: bool | int) -> list[bool | int]:
         """The answers up to a decision, and another one there."""
@@ -250,7 +250,7 @@ class _Explorer:
             if not trace.disturbed and not _iterates_over_changes(trace.error):
                 return trace
         if trace.disturbed:
-            raise _DisturbedError("another thread traced a module with torch.fx at the same time")
+            raise _DisturbedError(trace.disturbed)
         return trace
 
     def _run_once(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None) -> _Trace:
@@ -262,12 +262,13 @@ class _Explorer:
         if draws is not None:
             draws.tracer = tracer
         error: BaseException | None = None
+        moved: list[str] = []
         try:
             with torch.set_grad_enabled(torch.is_grad_enabled()), draws or nullcontext():
                 try:
                     tracer.trace(self.root)
                 finally:
-                    written = follower.undo()
+                    written, moved = follower.undo()
         except Exception as raised:
             error = raised
         if written:
@@ -276,8 +277,12 @@ class _Explorer:
             error = CaptureError("forward writes to a list that it was given")
         error = tracer.refusal or error
         known = follower.reading(), follower.outside(), follower.asks_none
+        moved = moved or follower.moved()  # before it was written down what was read
         found = tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.texts
-        return _Trace(*found, tracer.lists, tracer.disturbed)
+        disturbed = f"another thread writes to {moved[0]} at the same time" if moved else ""
+        if tracer.disturbed:
+            disturbed = "another thread traced a module with torch.fx at the same time"
+        return _Trace(*found, tracer.lists, disturbed)
 
     def _finish(self, trace: _Trace) -> Capture:
         """Turn every decision into a guard or a check."""

@@ -12,8 +12,9 @@ import enum
 import logging
 import operator
 import sys
+import threading
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from types import (
     BuiltinFunctionType,
@@ -49,7 +50,8 @@ from ..runtime.snapshot import (
 )
 from ..runtime.state import INTERNAL, Reading, stock_class
 from ..runtime.virtual import virtual
-from .written import Ledger, unpatched
+from .element_writes import MUTATORS
+from .written import Ledger, Written, unpatched
 
 __all__ = ["Reach"]
 
@@ -182,6 +184,8 @@ class Reach:
             self.reach(part, what)
         if not parts:
             self._hold(self._look_in_object, value)
+        elif kind is partial:
+            self._hold(partial(self._look_in_partial, what), value)
 
     def _reach_layer(self, module: nn.Module, what: str) -> None:
         if id(module) not in self.tree:
@@ -237,7 +241,8 @@ class Reach:
 
     def _look_in_function(self, function: FunctionType, names: Iterable[str]) -> None:
         for name in names:
-            if name in function.__dict__ or name in ("__annotations__", "__doc__"):
+            own = name in function.__dict__ or name in ("__annotations__", "__doc__")
+            if own or (name in self.texts and not hasattr(function, name)):
                 self.watch(function, name, f"{function.__qualname__}.{name}")
 
     def _look_in_class(self, cls: type, names: Iterable[str]) -> None:
@@ -284,6 +289,14 @@ class Reach:
             if every or name in names:
                 self.reach(part, f"{cls.__qualname__}.{name}")
 
+    def _look_in_partial(self, what: str, value: Any, names: Iterable[str]) -> None:
+        """What a functools.partial calls is watched, other attributes are not."""
+        others = [n for n in names if n in value.__dict__ or (n in self.texts and not hasattr(value, n))]
+        if others or (self.dynamic and value.__dict__):
+            raise self.refuse(
+                f"{what} is a functools.partial, of which {min(others, default='any name')} is read"
+            )
+
     def _look_in_log(self, what: str, value: logging.Logger, names: Iterable[str]) -> None:
         """A log may be mentioned for a path that is not taken: a call of it is noticed, what it holds may change."""
         if self.dynamic or not vars(value).keys().isdisjoint(names):
@@ -296,10 +309,25 @@ class Reach:
         if "_modules" in names:
             self.count_children(module)
 
-    def undo(self) -> list[str]:
-        """Take back what the traced code wrote; returns what it wrote to, in words."""
+    def undo(self, elements: bool, containers: Container[int]) -> tuple[list[str], list[str]]:
+        """Take back what the traced code wrote; see `Ledger.undo`.
+
+        Args: elements: it may have written to elements of any container; containers: else to those of these ids.
+        """
         any_name = self.dynamic or not self.names.isdisjoint(_WRITE_ANY)
-        return self.ledger.undo(None if any_name else self.stored | self.texts)
+        stored = None if any_name else self.stored | self.texts
+        elements = elements or any_name or not MUTATORS.isdisjoint(self.texts)
+        alone = threading.active_count() == 1
+        return self.ledger.undo(Written(alone, self._read(), stored, elements, containers))
+
+    def moved(self) -> list[str]:
+        """What another thread wrote to after `undo`, in words."""
+        nothing: frozenset[Any] = frozenset()
+        return self.ledger.undo(Written(False, self._read(), nothing, False, nothing))[1]
+
+    def _read(self) -> set[str] | None:
+        """Names of attributes that the traced code reads, None for any."""
+        return None if self.dynamic else self.names | self.texts
 
     # --- what was found ----------------------------------------------------------------------------------------------
 

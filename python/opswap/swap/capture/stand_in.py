@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.graph import inplace_methods
 from torch.fx.proxy import Attribute
 
@@ -40,6 +40,9 @@ class StandIn(fx.Proxy):
         if is_compared(frame.f_code, frame.f_lasti) and not _called_from_torch():
             where = self.tracer.inspect_frames()
             raise self.tracer.refuse(f"the {name} of a tensor is compared by identity at {where}: use ==")
+        if not _is_of_tensors(name) and self.tracer.follower.called_by(frame) is getattr:
+            where = self.tracer.inspect_frames()
+            raise self.tracer.refuse(f"a tensor, or what a module returns, may have no {name} at {where}")
         return _Attribute(self, name)
 
     def __iter__(self) -> Iterator[Any]:
@@ -104,6 +107,11 @@ class StandIn(fx.Proxy):
         if _called_from_torch():
             return type(self)
         return self.tracer.class_of(self)
+
+
+def _is_of_tensors(name: str) -> bool:
+    """True for an attribute that every tensor has."""
+    return hasattr(Tensor, name) and not name.startswith("__")
 
 
 def _in_place_method(function: Callable[..., Any]) -> Callable[[StandIn, Any], Any]:

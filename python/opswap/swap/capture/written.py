@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
+from dataclasses import dataclass
 from types import CellType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch import nn
 from opswap._torch import SYMBOLIC_TRACE
 
 from ..runtime.outside import Scope
-from ..runtime.snapshot import MISSING, slots_of
+from ..runtime.snapshot import MISSING, is_read_by_user, slots_of
 
-__all__ = ["Ledger", "unpatched"]
+__all__ = ["Ledger", "Written", "unpatched"]
 
 _CONTAINERS = (list, dict, set, deque)
 
@@ -27,6 +28,39 @@ def unpatched(value: Any) -> Any:
         f"{__package__}.tracer",
     )
     return getattr(value, "__wrapped__", value) if patched else value
+
+
+@dataclass(frozen=True)
+class Written:
+    """What traced code may have read and written; what else has changed was written by another thread.
+
+    alone: there is no other thread. read, stored: names of attributes and variables, None for any. elements: it may
+    write to elements of any container; else to those of `containers`, by their ids.
+    """
+
+    alone: bool
+    read: Container[str] | None
+    stored: Container[str] | None
+    elements: bool
+    containers: Container[int]
+
+    def owns(self, holder: Any, name: str) -> bool:
+        """True if the traced code may have written to an attribute.
+
+        A Python module has names that only code with a `global` statement writes, which is not traced. The modules of
+        the model are copies, which no other thread knows.
+        """
+        if self.stored is None or name in self.stored or isinstance(holder, nn.Module):
+            return True
+        return self.alone and not isinstance(holder, (ModuleType, Scope))
+
+    def owns_elements(self, value: Any) -> bool:
+        """True if the traced code may have written to the elements of a container."""
+        return self.alone or self.elements or id(value) in self.containers
+
+    def reads(self, value: Any, name: str) -> bool:
+        """True if it matters to the traced code what an attribute of an object is."""
+        return self.read is None or name in self.read or not is_read_by_user(type(value))
 
 
 class Ledger:
@@ -43,7 +77,7 @@ class Ledger:
             return
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
-            attributes = {k: (v, _elements(v)) for k, v in attributes.items()}
+            attributes = {k: (v, _elements(v)) for k, v in tuple(attributes.items())}
         self._copies[id(value)] = value, _elements(value), attributes
         self._slots += [(value, member, _held(member, value)) for member in slots_of(type(value))]
 
@@ -52,32 +86,38 @@ class Ledger:
         if (id(holder), name) not in self._fields:
             self._fields[id(holder), name] = holder, name, _own(holder, name)
 
-    def undo(self, names: Container[str] | None) -> list[str]:
-        """Take back what was written; returns what was written to, in words.
+    def undo(self, written: Written) -> tuple[list[str], list[str]]:
+        """Take back what the traced code wrote.
 
-        Args: names: of the attributes that the traced code may have written, None for any. Another thread wrote to a
-            global variable of another name, for code with a `global` statement is not traced.
+        Returns: in words, what it wrote to, and what another thread wrote to that it reads.
         """
-        written = []
+        ours: list[str] = []
+        others: list[str] = []
         for holder, name, then in self._fields.values():
-            if isinstance(holder, (ModuleType, Scope)) and names is not None and name not in names:
-                continue
             if _own(holder, name) is not then:
                 owner = getattr(holder, "__qualname__", None) or getattr(holder, "__name__", "a closure")
-                written.append(f"{owner}.{name}")
-                _set(holder, name, then)
+                owns = written.owns(holder, name)
+                (ours if owns else others).append(f"{owner}.{name}")
+                if owns:
+                    _set(holder, name, then)
         for value, elements, attributes in self._copies.values():
             if isinstance(attributes, dict):
-                kind = "the module's attribute" if isinstance(value, nn.Module) else "the attribute"
-                written += [f"{kind} {name!r}" for name in _restore(value.__dict__, attributes)]
+                _restore(value, attributes, written, ours, others)
             if elements is not None and not _same(value, elements):
-                written.append(f"a {type(value).__name__} that it does not own")
-                _refill(value, elements)
+                owns = written.owns_elements(value)
+                (ours if owns else others).append(f"a {type(value).__name__} that it does not own")
+                if owns:
+                    _refill(value, elements)
         for value, member, then in self._slots:
-            if _held(member, value) is not then:
-                written.append(f"the attribute {member.__name__!r}")
+            name = member.__name__
+            if _held(member, value) is then:
+                continue
+            if written.owns(value, name):
+                ours.append(f"the attribute {name!r}")
                 member.__delete__(value) if then is MISSING else member.__set__(value, then)
-        return written
+            elif written.reads(value, name):
+                others.append(f"the attribute {name!r}")
+        return ours, others
 
 
 def _held(member: MemberDescriptorType, value: Any) -> Any:
@@ -128,16 +168,26 @@ def _refill(value: Any, elements: Any) -> None:
             return
 
 
-def _restore(now: dict[str, Any], then: dict[str, tuple[Any, Any]]) -> list[str]:
-    """Bring attributes back to what they were; returns the names of those that had changed."""
-    changed = [k for k in now if k not in then]
-    for name in changed:
-        del now[name]
-    for name, (value, elements) in then.items():
+def _restore(
+    holder: Any, then: dict[str, tuple[Any, Any]], written: Written, ours: list[str], others: list[str]
+) -> None:
+    """Bring attributes back to what they were, as far as the traced code has changed them."""
+    now = holder.__dict__
+    kind = "the module's attribute" if isinstance(holder, nn.Module) else "the attribute"
+    for name in (*then, *(k for k in tuple(now) if k not in then)):
+        value, elements = then.get(name, (MISSING, None))
+        what = f"{kind} {name!r}"
         if now.get(name, MISSING) is not value:
-            changed.append(name)
-            now[name] = value
+            if written.owns(holder, name):
+                ours.append(what)
+                now[name] = value
+                if value is MISSING:
+                    del now[name]
+            elif written.reads(holder, name):
+                others.append(what)
         if elements is not None and not _same(value, elements):
-            changed.append(name)
-            _refill(value, elements)
-    return changed
+            if written.owns_elements(value) or (isinstance(holder, nn.Module) and type(value) in _CONTAINERS):
+                ours.append(what)
+                _refill(value, elements)
+            elif written.reads(holder, name):
+                others.append(what)

@@ -221,7 +221,7 @@ class Wanted:
             return held
         if self.names is not None and is_read_by_user(cls):
             held = {k: v for k, v in held.items() if k in self.names}
-        held.update((n, MISSING) for n in self.texts if n not in held and static_attribute(cls, n) is MISSING)
+        held.update((n, MISSING) for n in self.texts if n not in held and _may_be_set(cls, n))
         return held
 
     def absent(self, value: Any) -> tuple[str, ...]:
@@ -232,6 +232,12 @@ class Wanted:
             return ()
         found = dict.fromkeys(n for b in users for n in vars(b) if not n.startswith("__"))
         return tuple(n for n in found if n not in held and (self.names is None or n in self.names))
+
+
+def _may_be_set(cls: type, name: str) -> bool:
+    """True if an object that has no attribute of this name may get one."""
+    found = static_attribute(cls, name)
+    return found is MISSING or isinstance(found, types.MemberDescriptorType)
 
 
 _ALL = Wanted()
@@ -271,6 +277,7 @@ def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> A
         return value if path else AnyTensor()
     if isinstance(value, enum.Enum):
         added = {k: v for k, v in vars(value).items() if not k.startswith("_")}
+        added.update((n, MISSING) for n in wanted.texts if not hasattr(value, n))
         kept = {"_name_": value._name_, **added}
         return Attributes(type(value), tuple(kept), tuple(kept.values()), None) if added else value
     if isinstance(value, (type, types.FunctionType, types.ModuleType, nn.Module)):
