@@ -14,14 +14,15 @@ from opswap import _core
 from .._layout import dense_copy, empty, suggest_memory_format
 from .._library import library
 from .._stats import count_kernel, count_reference, reference_forced
-from ._arguments import check
-from ._reference import normalize, normalize_backward
+from ._arguments import check, count_values
+from ._reference import normalize, normalize_backward, update_running
 
 __all__ = [
     "FRESH",
     "OVER",
     "backward_operator",
     "fold",
+    "moving_operator",
     "operator",
     "run",
     "run_backward",
@@ -30,7 +31,7 @@ __all__ = [
     "unfold",
 ]
 
-_NAME, _BACKWARD = "batch_norm_act", "batch_norm_act_backward"
+_NAME, _BACKWARD, _MOVING = "batch_norm_act", "batch_norm_act_backward", "batch_norm_act_moving"
 
 
 # What the extension's forward returns: a new output, the input overwritten, or (new output, new statistics).
@@ -238,12 +239,37 @@ def _wanted(
     return [g.to(k.dtype) for g, k, wanted in triples if wanted and k is not None]
 
 
-def _define() -> tuple[Any, Any]:
+def _moving_kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    if reference_forced():
+        return _counted_moving(input, *arguments)
+    *vectors, momentum, eps, activation = arguments
+    try:
+        return run(True, momentum, eps, activation, input, *vectors)
+    except (TypeError, ValueError, RuntimeError):
+        check(input, *vectors, True, eps)  # words what the extension refused
+        raise
+
+
+def _counted_moving(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    running_mean, running_var, *parameters, momentum, eps, activation = arguments
+    output, statistics = _counted_reference(input, None, None, *parameters, eps, activation)
+    update_running(statistics, running_mean, running_var, momentum, count_values(input))
+    return output, statistics
+
+
+def _moving_fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    _, _, *parameters, _, eps, activation = arguments
+    return _fake(input, None, None, *parameters, eps, activation)
+
+
+def _define() -> tuple[Any, Any, Any]:
     """Register the operators.
 
     input: (N, C, *); mean, var: (C) statistics to normalise with, None for those of the batch; statistics: (2, C)
     float64, the means and biased variances used. The output and the gradient of input are dense in the memory format
-    of input; gradients where output_mask is False are neither computed nor returned.
+    of input; gradients where output_mask is False are neither computed nor returned. The moving form
+    normalises with the statistics of the batch and moves the running ones: one operator for a dispatch mode in place of
+    ten.
     """
     library.define(
         f"{_NAME}(Tensor input, Tensor? mean, Tensor? var, Tensor? weight, Tensor? bias, float eps, "
@@ -263,7 +289,15 @@ def _define() -> tuple[Any, Any]:
         torch.library.register_fake(f"opswap::{name}", fake, lib=library)
         torch.library.register_vmap(f"opswap::{name}", vmap, lib=library)
     library.impl(_BACKWARD, _batched_backward, "Batched")
-    return torch.ops.opswap.batch_norm_act.default, torch.ops.opswap.batch_norm_act_backward.default
+    library.define(
+        f"{_MOVING}(Tensor input, Tensor(a!) running_mean, Tensor(b!) running_var, Tensor? weight, Tensor? bias, "
+        "float momentum, float eps, str? activation) -> (Tensor, Tensor)"
+    )
+    library.impl(_MOVING, _moving_kernel, "CPU")
+    library.impl(_MOVING, _counted_moving, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"opswap::{_MOVING}", _moving_fake, lib=library)
+    ops = torch.ops.opswap
+    return ops.batch_norm_act.default, ops.batch_norm_act_backward.default, ops.batch_norm_act_moving.default
 
 
-operator, backward_operator = _define()
+operator, backward_operator, moving_operator = _define()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
-from opswap._torch import without_transforms
+from opswap._torch import dispatch_modes, without_transforms
 
 from .._function import (
     check_memory,
@@ -34,6 +34,7 @@ from ._operators import (
     OVER,
     backward_operator,
     fold,
+    moving_operator,
     operator,
     run,
     run_backward,
@@ -73,13 +74,21 @@ def _forward(
         # The dispatcher finds memory that the extension does not, and the operator words the errors.
         with contextlib.suppress(RuntimeError):
             return run(training, momentum, eps, activation, input, *vectors)
-    check(input, *vectors, training, eps)
     running, parameters = vectors[:2], vectors[2:]
+    if training and momentum is not None and _is_watched(input, *running):
+        return moving_operator(input, *vectors, momentum, eps, activation)
     given = (None, None) if training else running
     output, statistics = operator(input, *given, *parameters, eps, activation)
     if training and momentum is not None:
         _move(statistics, *running, momentum, input)
     return output, statistics
+
+
+def _is_watched(*tensors: _Vector) -> bool:
+    """True if dispatch modes alone watch over operators, and all the tensors are ordinary ones."""
+    if torch.compiler.is_compiling() or transforms_active() or not dispatch_modes():
+        return False
+    return all(type(t) is Tensor for t in tensors)
 
 
 def _move(
@@ -104,11 +113,14 @@ def _move(
 def _setup(ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
     ctx.training, _, ctx.eps, ctx.activation, input, _, _, weight, bias = args
     ctx.mark_non_differentiable(outputs[1])
+    ctx.set_materialize_grads(False)  # the statistics get none
     ctx.save_for_backward(input, outputs[1], weight, bias)
     ctx.save_for_forward(input, outputs[1], weight, bias)
 
 
-def _backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_output: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad_output is None:
+        return (None,) * 9
     needed = (ctx.needs_input_grad[4], *ctx.needs_input_grad[7:])
     arguments = (ctx.training, ctx.eps, ctx.activation, needed, grad_output, *ctx.saved_tensors)
     made = try_backward(*arguments) if plain_eager() and not torch.is_grad_enabled() else NotImplemented
