@@ -81,7 +81,7 @@ def ordinary_call(
         else:
             return None
         for part in parts:
-            moved = _bytes(part, marks)
+            moved = _bytes_of_source(part, marks)
             if moved < 0:
                 return None
             if moved and first is None:
@@ -111,6 +111,13 @@ def _bytes_of_results(known: Known, out: Any, marks: Marks) -> int:
             return -1
         total += moved
     return total
+
+
+def _bytes_of_source(value: Any, marks: Marks) -> int:
+    """As `_bytes`; an argument of two or three dimensions is no image, a result may be made of one."""
+    if type(value) is Tensor and 1 < value.dim() < 4:
+        return 0 if not marks or marks.get(storage_key(value)) is None else -1
+    return _bytes(value, marks)
 
 
 def _bytes(value: Any, marks: Marks) -> int:

@@ -94,6 +94,8 @@ def _range(t: Tensor) -> tuple[int, int]:
         return 0, 0
     if not first:  # a meta tensor
         return 0, 0
+    if t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last):
+        return first, first + t.nbytes
     last = sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True))
     return first, first + (last + 1) * t.element_size()
 

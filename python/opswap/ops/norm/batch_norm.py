@@ -339,7 +339,8 @@ def batch_norm_act(
         if not torch.compiler.is_compiling():
             count_reference("batch_norm_act")
         return reference(input, *vectors, training, momentum, eps, activation)
-    check(input, *vectors, training, eps)
+    if not (training and _is_watched(input, running_mean, running_var)):  # whose operator checks all that
+        check(input, *vectors, training, eps)
     if torch.compiler.is_compiling() or transforms_active():
         return _traced(*arguments)
     return _differentiable(*arguments)[0]
