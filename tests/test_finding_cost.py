@@ -17,10 +17,11 @@ from opswap._torch import DispatchMode, dispatch_modes
 
 # Calls in the interpreter for each operator. One takes 0.1 to 0.3 microseconds, an operator of a small network 10 and
 # more: with these bounds a watched step stays below three plain ones, but for the smallest tensors.
+# Of a swapped model an operator does more, and there are fewer.
 FINDERS = {
-    "layout": (opswap.layout.check, 130),
-    "shapes": (opswap.shapes.detect, 70),
-    "denormals": (opswap.memory.denormals, 130),
+    "layout": (opswap.layout.check, {"stock": 90, "swapped": 115}),
+    "shapes": (opswap.shapes.detect, {"stock": 35, "swapped": 80}),
+    "denormals": (opswap.memory.denormals, {"stock": 105, "swapped": 160}),
 }
 
 
@@ -52,11 +53,14 @@ def events(step: Callable[[], None]) -> int:
     return count
 
 
+@pytest.mark.parametrize("form", ["stock", "swapped"])
 @pytest.mark.parametrize("name", FINDERS)
-def test_a_watched_step(name: str) -> None:
+def test_a_watched_step(name: str, form: str) -> None:
     make, most_calls = FINDERS[name]
     last = torch.channels_last
     net = opswap.models.shufflenet_v2_x0_5().to(memory_format=last)
+    if form == "swapped":
+        net = opswap.swap(net)
     x = torch.randn(2, 3, 64, 64).to(memory_format=last)
 
     def step() -> None:
@@ -68,13 +72,15 @@ def test_a_watched_step(name: str) -> None:
     context = make(net)
     with Counted() as watched, context:
         step()
-    assert watched.count == plain.count, "it runs operators that other modes see"
+    # Under the hook of shapes, a swapped model runs the original code of fused blocks.
+    if (name, form) != ("shapes", "swapped"):
+        assert watched.count == plain.count, "it runs operators that other modes see"
     before = events(step)
     context = make(net)
     with context:
         step()  # hints and names are made once
         first, second = events(step), events(step)
-    assert (first - before) / plain.count < most_calls
+    assert (first - before) / plain.count < most_calls[form]
     assert abs(second - first) < 0.01 * first, "a step costs what the one before did"
     assert events(step) == pytest.approx(before, rel=0.01) and not dispatch_modes()
     assert isinstance(net, nn.Module) and not torch.nn.modules.module._global_forward_pre_hooks

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from opswap import functional as F
+from opswap._torch import DispatchMode
 from opswap.ops.norm import reference
 
 ACTIVATIONS = (None, "relu", "relu6", "hardswish")
@@ -137,3 +139,130 @@ def test_autocast_is_torchs(dtype: torch.dtype) -> None:
         assert x.dtype == y.dtype == dtype
         results.append((y.float(), *statistics))
     assert_all_close(*results, 2e-2, 2e-2)
+
+
+def test_checkpointing_gives_the_same() -> None:
+    loss, tensors = loss_of(F.batch_norm_act, "relu", True), some_tensors()
+    kept = step(lambda *t: checkpoint(loss, *t, use_reentrant=False), tensors)
+    assert_all_close(kept, step(loss, tensors), 0, 0)
+
+
+def test_tracing_modes_see_the_operator() -> None:
+    x = torch.randn(SIZE)
+    graph = make_fx(lambda t: F.batch_norm_relu(t, None, None, training=True))(x)
+    assert OPERATORS.batch_norm_act.default in {node.target for node in graph.graph.nodes}
+    last = x.contiguous(memory_format=torch.channels_last)
+    with FakeTensorMode() as mode:
+        y = F.batch_norm_relu(mode.from_tensor(last), None, None, training=True)
+        assert y.shape == SIZE and y.is_contiguous(memory_format=torch.channels_last)
+
+
+class Names(DispatchMode):
+    """Keeps the names of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_training_step_under_a_mode_is_one_operator(dtype: torch.dtype, forced: bool) -> None:
+    """The same bits as without the mode, running statistics included."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 5, 6, 7, dtype=dtype)
+    weight, bias = torch.rand(5, dtype=dtype), torch.randn(5, dtype=dtype)
+
+    def step(mode: Any) -> list[Tensor]:
+        mean, var = torch.zeros(5, dtype=dtype), torch.ones(5, dtype=dtype)
+        leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        with mode:
+            out = F.batch_norm_act(leaves[0], mean, var, *leaves[1:], True, 0.3, 1e-3, "relu")
+            out.square().sum().backward()
+        return [out, mean, var, *(leaf.grad for leaf in leaves)]
+
+    mode = Names()
+    with opswap.force_reference() if forced else contextlib.nullcontext():
+        plain, watched = step(contextlib.nullcontext()), step(mode)
+    if not forced:
+        assert all(map(torch.equal, plain, watched))
+        names = [name for name in mode.names if "batch_norm" in name]
+        assert names == ["opswap.batch_norm_act_moving.default", "opswap.batch_norm_act_backward.default"]
+        assert not {"aten.mul_.Tensor", "aten.zeros.default", "aten.unbind.int"} & set(mode.names)
+    torch.testing.assert_close(plain, watched)
+
+
+def test_what_the_mode_s_operator_refuses() -> None:
+    """The same errors as without a mode, and nothing is moved."""
+    x, zeros, ones = torch.randn(4, 5, 3, 3), torch.zeros(5), torch.ones(5)
+    wrong: list[tuple[tuple[Any, ...], type[Exception]]] = [
+        ((x, torch.zeros(4), ones, None, None, True), RuntimeError),
+        ((x[:1, :, :1, :1], zeros, ones, None, None, True), ValueError),
+        ((x, zeros, ones, None, None, True, 0.1, 0.0), ValueError),
+        ((x, zeros.double(), ones, None, None, True), RuntimeError),
+        ((x, zeros.clone().requires_grad_(), ones, None, None, True), RuntimeError),
+        ((x, zeros, ones, torch.ones(3), None, True), RuntimeError),
+    ]
+    for arguments, error in wrong:
+        texts = []
+        for mode in (contextlib.nullcontext(), Names()):
+            with mode, pytest.raises(error) as caught:
+                F.batch_norm_act(*arguments)
+            texts.append(str(caught.value))
+        assert texts[0] == texts[1]
+    assert not zeros.any() and torch.equal(ones, torch.ones(5))
+
+
+def test_a_gradient_that_is_none() -> None:
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> None:
+            return None
+
+    weight = torch.ones(5, requires_grad=True)
+    for mode in (contextlib.nullcontext(), Names()):
+        with mode:
+            Stop.apply(
+                F.batch_norm_act(torch.randn(2, 5, 3, 3), None, None, weight, None, True)
+            ).sum().backward()
+    assert weight.grad is None or not weight.grad.any()
+
+
+def test_opcheck_of_the_moving_form() -> None:
+    x, weight = torch.randn(3, 5, 4, 4), torch.rand(5)
+    arguments = (x, torch.zeros(5), torch.ones(5), weight, None, 0.1, 1e-5, "relu")
+    torch.library.opcheck(
+        torch.ops.opswap.batch_norm_act_moving.default,
+        arguments,
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def test_subclasses_and_negative_views() -> None:
+    class Marked(Tensor):
+        pass
+
+    x = torch.randn(SIZE)
+    want = F.batch_norm_relu(x, None, None, training=True)
+    marked = F.batch_norm_relu(x.as_subclass(Marked), None, None, training=True)
+    assert isinstance(marked, Marked) and torch.equal(marked.as_subclass(Tensor), want)
+    negative = torch.complex(torch.zeros(SIZE), -x).conj().imag
+    assert negative.is_neg() and torch.allclose(F.batch_norm_relu(negative, None, None, training=True), want)
+
+
+def test_no_grad_and_inference_mode_make_no_graph() -> None:
+    x = torch.randn(SIZE, requires_grad=True)
+    with torch.no_grad():
+        assert F.batch_norm_relu(x, *running()).grad_fn is None
+    with torch.inference_mode():
+        assert F.batch_norm_relu(x, *running()).is_inference()
+    assert F.batch_norm_relu(x, *running()).grad_fn is not None
+    assert F.batch_norm_relu(x.detach(), *running()).grad_fn is None

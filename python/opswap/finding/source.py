@@ -93,6 +93,27 @@ def line_text(file: str, line: int) -> str:
     return linecache.getline(file, line).strip()
 
 
+class _Names:
+    """Names of modules, by id: the look-up of a WeakKeyDictionary takes five times as long. Keeps no module alive."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+
+    def get(self, module: nn.Module) -> str | None:
+        entry = self._entries.get(id(module))
+        return None if entry is None or entry[0]() is not module else entry[1]
+
+    def set(self, module: nn.Module, name: str) -> None:
+        key, entries = id(module), self._entries
+
+        def forget(gone: weakref.ref[nn.Module]) -> None:
+            entry = entries.get(key)
+            if entry is not None and entry[0] is gone:
+                del entries[key]
+
+        entries[key] = weakref.ref(module, forget), name
+
+
 class Locator:
     """Finds the origin of operators that one dispatch mode sees, one after the other.
 
@@ -103,7 +124,7 @@ class Locator:
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._names = _Names()
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._roots: dict[str, int] = {}
         self._origins: dict[tuple[Any, ...], Origin] = {}
@@ -232,15 +253,15 @@ class Locator:
         while frame is not None:
             if frame.f_code is _CALL_MODULE:
                 root = frame.f_locals["self"]
-                parent = parent or self._names.get(root, "")
+                parent = parent or self._names.get(root) or ""
             frame = frame.f_back
-        if root not in self._names:
-            self._name_all(root, self._new_prefix(root))
-        else:
-            self._name_all(root, self._names[root])
-        if module not in self._names:  # made in a forward, for one call
-            self._names[module] = ".".join(filter(None, (parent, f"({type(module).__name__})")))
-        return self._names[module]
+        prefix = self._names.get(root)
+        self._name_all(root, self._new_prefix(root) if prefix is None else prefix)
+        name = self._names.get(module)
+        if name is None:  # made in a forward, for one call
+            name = ".".join(filter(None, (parent, f"({type(module).__name__})")))
+            self._names.set(module, name)
+        return name
 
     def _new_prefix(self, root: nn.Module) -> str:
         name = type(root).__name__
@@ -249,7 +270,8 @@ class Locator:
 
     def _name_all(self, root: nn.Module, prefix: str) -> None:
         for path, module in root.named_modules(prefix=prefix):
-            self._names.setdefault(module, path)
+            if self._names.get(module) is None:
+                self._names.set(module, path)
         self._parameters = {key: value for key, value in self._parameters.items() if value[0]() is not None}
         for path, parameter in root.named_parameters(prefix=prefix):
             if isinstance(parameter, Parameter) and not self.parameter_name(parameter):

@@ -67,18 +67,28 @@ class Call:
     @property
     def is_plain(self) -> bool:
         """Images in channels_last in and out, nothing else known of them: what most calls are, and soon said."""
-        if not self.results or self.weight is not None or self.name in _SPECIAL:
+        if not (self.results and self.sources) or self.name in _SPECIAL:
             return False
-        if any(o.mark is not None or o.format is not Format.LAST for o in self.sources):
+        if self.weight is not None and self.weight[1] is Format.CONTIGUOUS:
             return False
-        return bool(self.sources) and all(o.mark is None and o.format is Format.LAST for o in self.results)
+        for operand in self.sources:
+            if operand.mark is not None or operand.format is not Format.LAST:
+                return False
+        for operand in self.results:  # two loops: generators take three times as long
+            if operand.mark is not None or operand.format is not Format.LAST:
+                return False
+        return True
 
     def images(self, operands: list[Operand]) -> list[Operand]:
         return [o for o in operands if o.format is not Format.NONE]
 
     def bytes(self) -> int:
         """What reading the sources and writing the results once moves, images only."""
-        return sum(o.tensor.nbytes for o in (*self.sources, *self.results) if o.format is not Format.NONE)
+        moved = 0
+        for operand in (*self.sources, *self.results):
+            if operand.format is not Format.NONE:
+                moved += operand.tensor.nbytes
+        return moved
 
     def shape(self) -> tuple[int, ...]:
         """The sizes of the first image."""
@@ -102,11 +112,9 @@ def make_call(
     other = args[other_at] if other_at is not None and len(args) > other_at else None
     sources: list[Operand] = []
     parameters: list[Tensor] = []
-    images = 0
-    any_mark = bool(marks)
+    fewest = 2 if marks else 4
     for tensor in tensors_in((*args, *kwargs.values()) if kwargs else args):
-        ndim = tensor.dim()
-        if ndim < (2 if any_mark else 4) or tensor is other or not _is_plain(tensor):
+        if tensor.dim() < fewest or tensor is other or not _is_plain(tensor):
             continue
         if type(tensor) is not Tensor and isinstance(tensor, Parameter):
             parameters.append(tensor)
@@ -114,15 +122,15 @@ def make_call(
         operand = _operand(tensor, marks)
         if operand.format is Format.NONE and operand.mark is None:
             continue
-        images += 1
         sources.append(operand)
-    results = _results(name, tensors_in(out), gradient_at, parameters, marks, 2 if images else 4)
-    if not images and all(o.format is Format.NONE for o in results):
+    results = _results(name, out, gradient_at, parameters, marks, 2 if sources else 4)
+    if not (sources or results):
         return None
     call = Call(name, func, args, sources, results, func._schema.is_mutable, parameters=parameters)
     call.nanoseconds = nanoseconds
     call.is_list = isinstance(out, list)
-    call.asks_for_format = kwargs.get("memory_format", torch.preserve_format) is not torch.preserve_format
+    if kwargs:
+        call.asks_for_format = kwargs.get("memory_format", torch.preserve_format) is not torch.preserve_format
     if name in WEIGHTS and other is not None:
         call.weight = other, format_of(other)
     return call
@@ -130,12 +138,17 @@ def make_call(
 
 def _results(
     name: str,
-    outputs: list[Tensor],
+    out: Any,
     gradient_at: int | None,
     parameters: list[Tensor],
     marks: Marks,
     fewest: int,
 ) -> list[Operand]:
+    """The results, without what nothing computes on further as on an image."""
+    if type(out) is Tensor:
+        outputs, is_tuple = [out], False
+    else:
+        outputs, is_tuple = tensors_in(out), isinstance(out, tuple)
     results = []
     weights = [p.shape for p in parameters] if parameters and name.endswith("_backward") else ()
     floating = len(outputs) > 1 and any(t.is_floating_point() for t in outputs)
@@ -143,8 +156,11 @@ def _results(
         if place == gradient_at or tensor.dim() < fewest or not _is_plain(tensor) or tensor.shape in weights:
             continue
         if floating and not tensor.is_floating_point():
-            continue  # indices, offsets, masks: nothing computes on them further
-        results.append(_operand(tensor, marks))
+            continue  # indices, offsets, masks
+        operand = _operand(tensor, marks)
+        if operand.format is Format.NONE and ((is_tuple and place) or fewest == 4):
+            continue  # statistics; no image of no image
+        results.append(operand)
     return results
 
 

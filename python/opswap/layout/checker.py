@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,12 +17,13 @@ from torch.nn.parameter import Parameter
 
 from opswap._dispatch_mode import DispatchMode
 from opswap._torch import OpOverload, graph_task
-from opswap.finding import Finder, Locator, short_path
-from opswap.finding.operators import SKIPPED, op_name, tensors_in
+from opswap.finding import Finder, Locator, Origin, short_path
+from opswap.finding.operators import tensors_in
 
 from .call import make_call
 from .formats import Format, format_of
 from .observer import Observer
+from .ordinary import NOTHING, Known, ordinary_call
 from .report import LayoutReport
 from .tally import Tally
 
@@ -115,7 +117,7 @@ class _Mode(DispatchMode):
         self._report = report
         self._thread = threading.get_ident()
         self._lock = threading.Lock()  # CUDA runs a backward in one thread per device
-        self._names: dict[int, tuple[str, Any]] = {}  # by id: the hash of an operator is a Python function
+        self._known: dict[int, Known] = {}  # by id: the hash of an operator is a Python function
 
     def __torch_dispatch__(
         self,
@@ -135,39 +137,57 @@ class _Mode(DispatchMode):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        name = (self._names.get(id(func)) or self._name(func))[0]
+        known = self._known.get(id(func)) or self._know(func)
         start = perf_counter_ns()
         try:
             out = func(*args, **kwargs)
         except Exception as error:
-            self._refused(name, args, error, sys._getframe(1))
+            self._refused(known.name, args, error, sys._getframe(1))
             raise
         elapsed = perf_counter_ns() - start
         new_node = threading.get_ident() == self._thread and self._locator.new_node()
-        call = (
-            None
-            if name in SKIPPED
-            else make_call(name, func, args, kwargs, out, elapsed, self._observer.marks)
-        )
-        if new_node or call is not None:
-            origin = self._locator.locate(sys._getframe(1))
-            if new_node:
-                self._locator.remember(origin)
-            if call is not None:
-                with self._lock:
-                    self._observer.observe(call, origin)
-                    self._report.hidden.look_around(origin, sys._getframe(1))
+        if not known.skipped:
+            origin = self._look(known, args, kwargs, out, elapsed, sys._getframe(1))
+        else:
+            origin = None
+        if new_node:
+            self._locator.remember(origin or self._locator.locate(sys._getframe(1)))
         if self._after_operator is not None:
             self._after_operator(graph_task() >= 0)
         return out
 
-    def _name(self, func: Any) -> tuple[str, Any]:
-        if len(self._names) >= _MOST_FUNCTIONS:
-            self._names.clear()
-        # What is no operator, such as torch.cond, has its own operators seen; it itself is passed over.
-        name = op_name(func) if isinstance(func, OpOverload) else "aten.detach"
-        self._names[id(func)] = name, func
-        return self._names[id(func)]
+    def _look(
+        self,
+        known: Known,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        nanoseconds: int,
+        frame: FrameType,
+    ) -> Origin | None:
+        """Show a call to the observer; its origin, None if it has nothing to do with images."""
+        observer = self._observer
+        ordinary = ordinary_call(known, args, out, observer.marks) if known.ordinary and not kwargs else None
+        if ordinary is NOTHING:
+            return None
+        if ordinary is None:
+            call = make_call(known.name, known.func, args, kwargs, out, nanoseconds, observer.marks)
+            if call is None:
+                return None
+        origin = self._locator.locate(frame)
+        with self._lock:
+            if ordinary is None:
+                observer.observe(call, origin)
+            else:
+                observer.observe_ordinary(known.name, origin, *ordinary, nanoseconds)
+            self._report.hidden.look_around(origin, frame)
+        return origin
+
+    def _know(self, func: Any) -> Known:
+        if len(self._known) >= _MOST_FUNCTIONS:
+            self._known.clear()
+        known = self._known[id(func)] = Known(func, isinstance(func, OpOverload))
+        return known
 
     def _refused(self, name: str, args: tuple[Any, ...], error: Exception, frame: Any) -> None:
         if not self._observer.is_refusal(error):

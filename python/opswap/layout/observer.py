@@ -52,6 +52,16 @@ class Observer:
         self._on_loss = on_loss
         self.marks = Marks()
 
+    def observe_ordinary(
+        self, name: str, origin: Origin, shape: tuple[int, ...], moved: int, nanoseconds: int
+    ) -> None:
+        """Count a call that kept the format (see `ordinary_call`)."""
+        self.operators += 1
+        if origin.phase == "optimizer" or origin.to_leaf:
+            return  # parameters and their gradients are no images
+        self.seen_channels_last = True
+        self._tally("kept", name, origin, str).add(shape, moved, nanoseconds)
+
     def observe(self, call: Call, origin: Origin) -> None:
         """Judge one call that has run."""
         self.operators += 1

@@ -8,12 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 
 from opswap._dispatch_mode import DispatchMode
 from opswap._torch import graph_task
@@ -104,8 +103,11 @@ class _Watcher:
         name = self.locator.module_name(module, frame)
         # A global hook gets no keyword arguments; they are those of the frame that calls it.
         keywords = frame.f_locals.get("kwargs")
-        found = dict(_shapes_in(args, ""))
-        if isinstance(keywords, dict):
+        if len(args) == 1 and type(args[0]) is Tensor:
+            found: dict[str, tuple[int, ...] | None] = {"0": tuple(args[0].shape)}
+        else:
+            found = dict(_shapes_in(args, ""))
+        if keywords and isinstance(keywords, dict):
             found.update(_shapes_in(keywords, ""))
         if any(shape is not None for shape in found.values()):
             self.report.inputs.setdefault(name, InputShapes(type(module).__name__)).add(found)
@@ -122,21 +124,50 @@ def _shapes_in(values: Any, prefix: str) -> Iterator[tuple[str, tuple[int, ...] 
             yield f"{prefix}{key}", None
 
 
-class _Lists(TorchFunctionMode):
-    """Sees tolist(), which reads memory without an operator."""
+class _Lists:
+    """Sees tolist(), which reads memory without an operator.
+
+    While any thread is inside, `torch.Tensor.tolist` is a function that tells the watchers of its thread. A
+    TorchFunctionMode would see it too, but costs every call of a function of torch, and every attribute of a tensor,
+    a call in Python.
+    """
+
+    _lock = threading.RLock()
+    _inside: ClassVar[list[tuple[int, _Watcher]]] = []
+    _original: ClassVar[Any] = Tensor.tolist
 
     def __init__(self, watcher: _Watcher) -> None:
-        super().__init__()
-        self._watcher = watcher
+        self._entry = threading.get_ident(), watcher
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is Tensor.tolist:
-            tensor = args[0]
-            moved = tensor.numel() * tensor.element_size()
-            self._watcher.note("tolist", tensor.numel(), moved, Facts("tolist"), sys._getframe(1))
-        return func(*args, **(kwargs or {}))
+    def __enter__(self) -> None:
+        with _Lists._lock:
+            if not _Lists._inside:
+                _Lists._original = Tensor.tolist
+                Tensor.tolist = _tolist  # type: ignore[method-assign]
+            _Lists._inside.append(self._entry)
+
+    def __exit__(self, *error: Any) -> None:
+        with _Lists._lock:
+            _Lists._inside.remove(self._entry)
+            if _Lists._inside or vars(Tensor).get("tolist") is not _tolist:
+                return
+            del Tensor.tolist
+            if Tensor.tolist is not _Lists._original:  # else it is the one of the base class again
+                Tensor.tolist = _Lists._original  # type: ignore[method-assign]
+
+    @classmethod
+    def watchers(cls) -> list[_Watcher]:
+        """Of the calling thread, the innermost last."""
+        thread = threading.get_ident()
+        return [watcher for number, watcher in cls._inside if number == thread]
+
+
+def _tolist(self: Tensor) -> Any:
+    """torch.Tensor.tolist, seen by `opswap.shapes.detect`."""
+    for watcher in _Lists.watchers():
+        moved = self.numel() * self.element_size()
+        watcher.note("tolist", self.numel(), moved, Facts("tolist"), sys._getframe(1))
+    return _Lists._original(self)
 
 
 class _Mode(DispatchMode):

@@ -74,14 +74,14 @@ def moves_apart(input: Tensor, vectors: Sequence[Vector], training: bool) -> boo
         return True
     mean, var, *parameters = vectors
     read = [t for t in (input, *parameters) if t is not None]
-    pairs = [(mean, var), *((m, t) for m in (mean, var) for t in read)]
-    if any(m is t for m, t in pairs):
+    if mean is var or any(t is mean or t is var for t in read):
         return False
     if any(v.dim() == 1 and v.shape[0] > 1 and not v.stride()[0] for v in (mean, var)):
         return False
     if torch.compiler.is_compiling():
         return True
-    return not any(_meet(_range(m), _range(t)) for m, t in pairs)
+    of_mean, of_var, *others = map(_range, (mean, var, *read))
+    return not _meet(of_mean, of_var) and not any(_meet(of_mean, o) or _meet(of_var, o) for o in others)
 
 
 def _range(t: Tensor) -> tuple[int, int]:
@@ -94,6 +94,8 @@ def _range(t: Tensor) -> tuple[int, int]:
         return 0, 0
     if not first:  # a meta tensor
         return 0, 0
+    if t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last):
+        return first, first + t.nbytes
     last = sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True))
     return first, first + (last + 1) * t.element_size()
 

@@ -17,7 +17,7 @@ from .._stats import count_kernel
 from ._arguments import check
 from ._reference import normalize, normalize_backward, normalize_jvp
 
-__all__ = ["FRESH", "OVER", "given", "gradients", "operator", "run", "try_backward", "try_kernel"]
+__all__ = ["FRESH", "OVER", "fake", "given", "gradients", "operator", "run", "try_backward", "try_kernel"]
 
 _NAME, _BACKWARD = "batch_norm_act", "batch_norm_act_backward"
 
@@ -108,7 +108,7 @@ def run_backward(
     return [t for t in made if t is not None]
 
 
-def _fake(
+def fake(
     input: Tensor,
     mean: Tensor | None,
     var: Tensor | None,
@@ -248,7 +248,7 @@ operator = Operator(
     "str? activation) -> (Tensor, Tensor)",
     _kernel,
     _reference,
-    _fake,
+    fake,
     differentiable=1,
     join=(1, 0, 0, 0, 0),
     split=1,

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
-from opswap._torch import without_transforms
+from opswap._torch import dispatch_modes, without_transforms
 
 from .._function import check_memory, needs_graph, plain_cpu, plain_eager, tracing, transforms_active
 from .._stats import count_reference, reference_forced
 from ._activations import activate
 from ._arguments import check, check_kinds, count_values, is_covered, moves_apart
+from ._moving import is_watched, moving_operator
 from ._operators import FRESH, OVER, given, gradients, operator, run, try_backward, try_kernel
 from ._reference import reference, update_running
 
@@ -50,6 +51,12 @@ def _move(
         update_running(statistics, running_mean, running_var, momentum, count)
 
 
+def _moving(
+    training: bool, momentum: float, eps: float, activation: str | None, input: Tensor, *vectors: _Vector
+) -> tuple[Tensor, Tensor]:
+    return moving_operator(input, *vectors, momentum, eps, activation)
+
+
 class BatchNormAct(Function):
     """The short way of ordinary tensors.
 
@@ -58,7 +65,7 @@ class BatchNormAct(Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        output, statistics = run(*args)
+        output, statistics = (_moving if dispatch_modes() else run)(*args)
         ctx.training, _, ctx.eps, ctx.activation, input, _, _, weight, bias = args
         ctx.save_for_backward(input, statistics, weight, bias)
         return output
@@ -84,6 +91,9 @@ def _differentiable(
             graph = needs_graph(given(input, *vectors[2:]))
             return BatchNormAct.apply(*arguments) if graph else run(*arguments)[0]
     running, parameters = vectors[:2], vectors[2:]
+    if training and is_watched(input, *running):
+        graph = needs_graph(given(input, *parameters))
+        return BatchNormAct.apply(*arguments) if graph else _moving(*arguments)[0]
     fixed = (None, None) if training else running
     output, statistics = operator(input, *fixed, *parameters, eps, activation)
     if training:  # in torch's own operators, which compilers and transforms understand

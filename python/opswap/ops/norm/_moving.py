@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""Normalisation in training and the move of the running statistics as one operator, for dispatch modes that watch.
+
+In torch's own operators the move alone is ten, each of which a mode sees in Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opswap._torch import dispatch_modes
+
+from .._function import transforms_active
+from .._library import library
+from .._stats import count_reference, reference_forced
+from ._arguments import check, count_values
+from ._operators import fake, run
+from ._reference import normalize, update_running
+
+__all__ = ["is_watched", "moving_operator"]
+
+_NAME = "batch_norm_act_moving"
+
+
+def is_watched(*tensors: Tensor | None) -> bool:
+    """True if dispatch modes alone watch over operators, none of them torch's own, and the tensors are ordinary ones."""
+    if torch.compiler.is_compiling() or transforms_active():
+        return False
+    modes = dispatch_modes()
+    if not modes or any(type(mode).__module__.startswith("torch.") for mode in modes):
+        return False
+    return all(type(t) is Tensor for t in tensors)
+
+
+def _kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    if reference_forced():
+        return _counted(input, *arguments)
+    *vectors, momentum, eps, activation = arguments
+    try:
+        return run(True, momentum, eps, activation, input, *vectors)
+    except (TypeError, ValueError, RuntimeError):
+        check(input, *vectors, True, eps)  # words what the extension refused
+        raise
+
+
+def _counted(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    running_mean, running_var, *parameters, momentum, eps, activation = arguments
+    check(input, running_mean, running_var, *parameters, True, eps)
+    count_reference(_NAME)
+    output, statistics = normalize(input, None, None, *parameters, eps, activation)
+    update_running(statistics, running_mean, running_var, momentum, count_values(input))
+    return output, statistics
+
+
+def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    _, _, *parameters, _, eps, activation = arguments
+    return fake(input, None, None, *parameters, eps, activation)
+
+
+library.define(
+    f"{_NAME}(Tensor input, Tensor(a!) running_mean, Tensor(b!) running_var, Tensor? weight, Tensor? bias, "
+    "float momentum, float eps, str? activation) -> (Tensor, Tensor)"
+)
+library.impl(_NAME, _kernel, "CPU")
+library.impl(_NAME, _counted, "CompositeExplicitAutograd")
+torch.library.register_fake(f"opswap::{_NAME}", _fake, lib=library)
+moving_operator: Any = torch.ops.opswap.batch_norm_act_moving.default
