@@ -7,7 +7,7 @@ enum {
     BLOCK_BYTES = 64 << 10, /* of the pixels of a block, of input and output, */
     FEWEST_PIXELS = 24,     /* of a block: whole tiles, */
     MOST_PIXELS = 480,
-    BAND_BYTES = 160 << 10, /* of the pixels of a band, of input and output */
+    BAND_BYTES = 300 << 10, /* of the pixels of a band, of input and output */
     WIDEST = 16,            /* lanes of a vector */
     MOST_PARTS = 32,
     PART_PIXELS = 960, /* at least, for which a part pays */

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap.ops._function import plain_eager
 from opswap.ops.chain import try_chain
 
 from .norm import apply_norm
@@ -59,7 +60,7 @@ def apply_chain(input: Tensor, *links: Link) -> Tensor:
     In training the kernels of `conv_chain` run where they can; elsewhere each convolution, and each normalisation
     with its activation, for itself.
     """
-    if _grad_enabled():
+    if plain_eager():
         output = _try(input, links)
         if output is not NotImplemented:
             return output
