@@ -21,6 +21,7 @@
 #include "binding/tensor_plain.h"
 #include "binding/variant_counts.h"
 #include "chain/run.h"
+#include "core/isa.h"
 
 #include <string.h>
 
@@ -381,6 +382,12 @@ static PyObject *plain_chain_backward(PyObject *module, PyObject *const *args, P
     return osw_or_declined(gradients);
 }
 
+static PyObject *chain_leads(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyBool_FromLong(osw_chain_leads(osw_isa_current()));
+}
+
 #define NAME(operation) #operation,
 
 static PyObject *chain_variants(PyObject *module, PyObject *unused)
@@ -396,6 +403,7 @@ PyMethodDef osw_chain_methods[] = {
     {"plain_chain_backward", OSW_METHOD(plain_chain_backward), METH_FASTCALL,
      "plain_chain_backward(options, tensors, grad_output, statistics, zs, needed) -> gradients of "
      "the tensors, or NotImplemented"},
+    {"chain_leads", chain_leads, METH_NOARGS, "Whether the kernels of the tier in use are fast."},
     {"chain_variants", chain_variants, METH_NOARGS, "Calls of every kernel, by name."},
     {NULL, NULL, 0, NULL},
 };

@@ -25,6 +25,11 @@ void osw_chain_select(osw_isa isa)
             fills[tier](osw_chain_table);
 }
 
+bool osw_chain_leads(osw_isa isa)
+{
+    return isa >= OSW_ISA_AVX2;
+}
+
 int64_t osw_chain_packed(const osw_chain_stage *stage)
 {
     const int64_t forward = stage->channels * osw_round_up(stage->outputs, WIDEST);

@@ -111,6 +111,10 @@ void osw_chain_select(osw_isa isa);
 
 OSW_DECLARE_FILLS(osw_chain_fill, osw_chain_fn **table);
 
+/* Whether the kernels for `isa` are worth it: where they have vectors, and in tests. Nobody has
+ * measured neon. */
+bool osw_chain_leads(osw_isa isa);
+
 static inline int64_t osw_chain_pixels(const osw_chain_stage *stage)
 {
     return stage->batch * stage->out_height * stage->out_width;

@@ -33,7 +33,8 @@ def _momentum(norm: nn.BatchNorm2d) -> float:
 
 def _try(input: Tensor, links: Sequence[Link]) -> Any:
     """The chain, batches counted; NotImplemented where nothing was done."""
-    options, tensors, counters = [], [input], []
+    options, counters = [], []
+    tensors: list[Tensor | None] = [input]
     for convolution, norm, activation in links:
         if not norm.training:
             return NotImplemented
@@ -47,10 +48,13 @@ def _try(input: Tensor, links: Sequence[Link]) -> Any:
             tensors += (None, None)
     if len({id(norm) for _, norm, _ in links}) < len(links):
         return NotImplemented  # a cumulative average would have to count in between
-    output = try_chain(tuple(options), tuple(tensors))
-    if output is not NotImplemented:
-        for counter in counters:
-            counter.add_(1)
+    output = None
+    try:
+        output = try_chain(tuple(options), tuple(tensors))
+    finally:  # a checkpoint ends a forward that is run again by an exception, after the statistics have moved
+        if output is not NotImplemented:
+            for counter in counters:
+                counter.add_(1)
     return output
 
 

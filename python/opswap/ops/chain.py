@@ -31,6 +31,7 @@ __all__ = [
     "MOST_STAGES",
     "MOST_WEIGHTS",
     "Stage",
+    "chain_wins",
     "conv2d_batch_norm_act",
     "conv_chain",
     "try_chain",
@@ -82,7 +83,8 @@ class ConvChain(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
         needed = ctx.needs_input_grad[1:]
         arguments = (ctx.options, tensors, needed, grad_output)
         if plain_eager() and not torch.is_grad_enabled():
@@ -133,10 +135,15 @@ def _reference_backward(
             tensors = tuple(
                 t if t is None else t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)
             )
-        output = _reference(options, *tensors)  # type: ignore[arg-type]
+        output = _reference(options, *tensors)
         wanted = [t for t, n in zip(tensors, needed, strict=True) if n and t is not None]
         found = iter(torch.autograd.grad(output, wanted, grad_output, create_graph=graph))
     return [next(found) if n and t is not None else None for t, n in zip(tensors, needed, strict=True)]
+
+
+def chain_wins() -> bool:
+    """True on the tiers on which the kernels are faster than the parts of a chain."""
+    return _core.chain_leads()
 
 
 def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
@@ -144,7 +151,7 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
 
     Args: tensors: the input, then per stage weight, norm_weight, norm_bias, running_mean, running_var.
     """
-    if not plain_eager():
+    if not plain_eager() or not chain_wins():
         return NotImplemented
     try:
         if needs_graph(t for t in tensors if t is not None):
@@ -164,7 +171,8 @@ def conv_chain(input: Tensor, stages: Sequence[Stage]) -> Tensor:
     """Convolutions one behind the other, each with a batch normalisation in training and an activation.
 
     Args:
-        input: (N, C, H, W). The kernels take float32 on the CPU in dense channels_last.
+        input: (N, C, H, W). The kernels take float32 on the CPU in dense channels_last, if the tier in use is avx2 or
+            avx512.
         stages: one to eight. The kernels take 16 to 1024 channels, up to 131,072 weights of a 1 x 1 convolution, and
             images of which a few rows fit the caches.
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from opswap.nn.chain import apply_chain
-from opswap.ops.chain import FEWEST_CHANNELS, MOST_CHANNELS, MOST_STAGES, MOST_WEIGHTS
+from opswap.ops.chain import FEWEST_CHANNELS, MOST_CHANNELS, MOST_STAGES, MOST_WEIGHTS, chain_wins
 from opswap.ops.norm import spell
 
 from ..rule import Region, Replacement, Rule, Shapes
@@ -85,7 +85,7 @@ def _stages_of(region: Region) -> list[tuple[Node, ...]]:
 
 def _find(graph: Graph) -> Iterator[Region]:
     taken: set[Node] = set()
-    for node in graph.nodes:
+    for node in graph.nodes if chain_wins() else ():
         stages = _chain(node) if node not in taken else []
         if len(stages) < _FEWEST_STAGES:
             continue
