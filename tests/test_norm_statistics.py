@@ -141,22 +141,6 @@ def test_autocast_is_torchs(dtype: torch.dtype) -> None:
     assert_all_close(*results, 2e-2, 2e-2)
 
 
-def test_checkpointing_gives_the_same() -> None:
-    loss, tensors = loss_of(F.batch_norm_act, "relu", True), some_tensors()
-    kept = step(lambda *t: checkpoint(loss, *t, use_reentrant=False), tensors)
-    assert_all_close(kept, step(loss, tensors), 0, 0)
-
-
-def test_tracing_modes_see_the_operator() -> None:
-    x = torch.randn(SIZE)
-    graph = make_fx(lambda t: F.batch_norm_relu(t, None, None, training=True))(x)
-    assert OPERATORS.batch_norm_act.default in {node.target for node in graph.graph.nodes}
-    last = x.contiguous(memory_format=torch.channels_last)
-    with FakeTensorMode() as mode:
-        y = F.batch_norm_relu(mode.from_tensor(last), None, None, training=True)
-        assert y.shape == SIZE and y.is_contiguous(memory_format=torch.channels_last)
-
-
 class Names(DispatchMode):
     """Keeps the names of operators."""
 
@@ -244,25 +228,3 @@ def test_opcheck_of_the_moving_form() -> None:
         arguments,
         test_utils=("test_schema", "test_faketensor"),
     )
-
-
-def test_subclasses_and_negative_views() -> None:
-    class Marked(Tensor):
-        pass
-
-    x = torch.randn(SIZE)
-    want = F.batch_norm_relu(x, None, None, training=True)
-    marked = F.batch_norm_relu(x.as_subclass(Marked), None, None, training=True)
-    assert isinstance(marked, Marked) and torch.equal(marked.as_subclass(Tensor), want)
-    negative = torch.complex(torch.zeros(SIZE), -x).conj().imag
-    assert negative.is_neg() and torch.allclose(F.batch_norm_relu(negative, None, None, training=True), want)
-
-
-def test_no_grad_and_inference_mode_make_no_graph() -> None:
-    x = torch.randn(SIZE, requires_grad=True)
-    with torch.no_grad():
-        assert F.batch_norm_relu(x, *running()).grad_fn is None
-    with torch.inference_mode():
-        assert F.batch_norm_relu(x, *running()).is_inference()
-    assert F.batch_norm_relu(x, *running()).grad_fn is not None
-    assert F.batch_norm_relu(x.detach(), *running()).grad_fn is None

@@ -447,12 +447,13 @@ def fresh_instructions(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.Monke
 
 class TestInstructions:
     @pytest.mark.parametrize(
-        ("bf16", "fp16", "vectors", "found"),
+        ("bf16", "fp16", "vectors", "tiles", "found"),
         [
-            (False, False, False, set()),
-            (True, False, False, set()),  # AVX-512 that converts
-            (True, False, True, {torch.bfloat16}),
-            (True, True, True, {torch.bfloat16, torch.float16}),
+            (False, False, False, False, set()),
+            (True, False, False, False, set()),  # AVX-512 that converts
+            (True, False, True, False, {torch.bfloat16}),
+            (True, True, True, False, {torch.bfloat16}),  # AVX512-FP16: no gradient of a weight
+            (True, True, True, True, {torch.bfloat16, torch.float16}),
         ],
     )
     def test_x86(
@@ -461,6 +462,7 @@ class TestInstructions:
         bf16: bool,
         fp16: bool,
         vectors: bool,
+        tiles: bool,
         found: set[torch.dtype],
     ) -> None:
         class Library:
@@ -470,6 +472,7 @@ class TestInstructions:
         fresh_instructions.setattr(_torch, "_mkldnn", Library)
         fresh_instructions.setattr(_torch, "_is_bf16", lambda: vectors)
         fresh_instructions.setattr(_torch, "_is_amx", lambda: False)
+        fresh_instructions.setattr(_torch, "_is_amx_fp16", lambda: tiles)
         assert _torch.half_instructions() == found
 
     @pytest.mark.parametrize("dtype", HALVES)

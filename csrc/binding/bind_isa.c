@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* isa_available(), isa_current(), isa_limit(name), threads() */
 #include "binding/binding.h"
+#include "chain/chain.h"
 #include "channels/channels.h"
 #include "conv/conv.h"
 #include "core/isa.h"
@@ -35,7 +36,7 @@ int osw_isa_start(void)
     osw_prefetch_detect();
     void (*const families[])(osw_isa) = {
         osw_channels_select, osw_norm_select,      osw_pool_select, osw_linear_select,
-        osw_dropout_select,  osw_depthwise_select, osw_conv_select};
+        osw_dropout_select,  osw_depthwise_select, osw_conv_select, osw_chain_select};
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         if (osw_isa_register(families[i]) != 0) {
             PyErr_SetString(PyExc_ImportError, "opswap: more families than core/isa has room for");

@@ -1,31 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* Prefetch of the next block's pixels in equal parts between tiles, which touch a block in strides
- * that no prefetcher of a CPU follows. All at once, at the head of a block, gains half as much. */
+/* The pixels of the next block that tiles ask for. */
 #ifndef OSW_CONV_AHEAD_H
 #define OSW_CONV_AHEAD_H
 
 #include "conv/conv.h"
+#include "core/ahead.h"
 #include "core/ints.h"
-#include "core/simd.h"
 
 #include <stdint.h>
 
-enum {
-    LINE_BYTES = 64,
-    LARGE_BYTES = 3 << 19, /* of both images, from which on it pays */
-};
-
-typedef struct osw_ahead {
-    const char *at, *end;
-    int64_t step;
-} osw_ahead;
-
-OSW_INLINE void ask_ahead(osw_ahead *ahead)
-{
-    const char *stop = ahead->at + osw_min_int(ahead->step, ahead->end - ahead->at);
-    for (; ahead->at < stop; ahead->at += LINE_BYTES)
-        prefetch_far(ahead->at);
-}
+enum { LARGE_BYTES = 3 << 19 }; /* of both images, from which on it pays */
 
 /* Elements of both images. */
 static inline int64_t elements_of(const osw_conv *conv)
@@ -48,7 +32,7 @@ static osw_ahead pixels_ahead(const osw_conv *conv, const osw_conv_image *image,
     const int64_t from = osw_min_int(osw_max_int((n * rows + y) * columns + x, 0), last);
     const int64_t bytes = osw_min_int(count, last - from) * pixel * element_bytes;
     const char *at = (const char *)image->data + from * pixel * element_bytes;
-    return (osw_ahead){at, at + bytes, osw_round_up(osw_ceil(bytes, calls), LINE_BYTES)};
+    return ahead_of(at, bytes, calls);
 }
 
 #endif

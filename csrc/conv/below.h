@@ -16,16 +16,6 @@ static osw_conv_fn *below[OSW_CONV_COUNT];
 
 #define ID_OF(name) OSW_JOIN(OSW_CONV_##name##_, SUFFIX)
 
-OSW_INLINE vi32 last_lanes_f32(int64_t n)
-{
-    return last_lanes_i32(n);
-}
-
-OSW_INLINE vi64 last_lanes_f64(int64_t n)
-{
-    return last_lanes_i64(n);
-}
-
 /* Shrink [*begin, *end) to the output places whose tap t is inside of the image. */
 static inline void keep_inside(const osw_conv_axis *axis, int64_t t, int64_t *begin, int64_t *end)
 {

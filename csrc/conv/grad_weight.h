@@ -11,7 +11,7 @@
 #include <string.h>
 
 #ifndef SUFFIX
-#    include "conv/tiles.h"
+#    include "conv/outer.h"
 #    include "core/each_float.h"
 #endif
 
@@ -70,7 +70,7 @@ static LOCAL(sweep) LOCAL(sweep_of)(const osw_conv *conv, const osw_conv_part *p
 /* The output pixels of a block under which tap (r, s) is inside of the image, as lines, without
  * their channels; false if there are none. */
 static bool LOCAL(reach)(const osw_conv *conv, osw_conv_block block, int64_t r, int64_t s,
-                         LOCAL(tile) *t)
+                         LOCAL(outer) *t)
 {
     const osw_conv_axis *rows = &conv->rows, *columns = &conv->columns;
     const osw_conv_image *x = &conv->input, *dy = &conv->grad_output;
@@ -95,7 +95,7 @@ static bool LOCAL(reach)(const osw_conv *conv, osw_conv_block block, int64_t r, 
         t->lines = 1;
     }
     if (conv->crossed) {
-        const LOCAL(tile) other = *t;
+        const LOCAL(outer) other = *t;
         t->a = other.b, t->a_pixel = other.b_pixel, t->a_line = other.b_line;
         t->b = other.a, t->b_pixel = other.a_pixel, t->b_line = other.a_line;
     }
@@ -105,7 +105,7 @@ static bool LOCAL(reach)(const osw_conv *conv, osw_conv_block block, int64_t r, 
 /* The sums of `a_count` rows from t->sums on and of `vectors` vectors, the last of which ends with
  * the last of b_count channels. */
 static void LOCAL(add_rows)(LOCAL(sweep) *sweep,
-                            LOCAL(tile) t, int64_t a_count, int64_t b_count, int64_t vectors)
+                            LOCAL(outer) t, int64_t a_count, int64_t b_count, int64_t vectors)
 {
     const int64_t tiles = osw_ceil(a_count, tile_rows[vectors]);
     t.last = osw_min_int(b_count - (vectors - 1) * VLANES, VLANES);
@@ -114,7 +114,7 @@ static void LOCAL(add_rows)(LOCAL(sweep) *sweep,
         const int64_t rows = osw_ceil(a_count - a, tiles - i);
         ask_ahead(&sweep->ahead[0]);
         ask_ahead(&sweep->ahead[1]);
-        LOCAL(tiles)[vectors - 1][rows - 1](&t);
+        LOCAL(outers)[vectors - 1][rows - 1](&t);
         a += rows;
         t.a += rows;
         t.sums += rows * sweep->a_step;
@@ -130,7 +130,7 @@ static void LOCAL(add_taps)(LOCAL(sweep) *sweep, const osw_conv_block *block)
     for (int64_t b = 0; b < sweep->b_channels; b += vectors * VLANES) {
         vectors = tile_vectors(osw_ceil(sweep->b_channels - b, VLANES), rows);
         for (int64_t i = 0; i < taps; i++) {
-            LOCAL(tile) t;
+            LOCAL(outer) t;
             if (!LOCAL(reach)(conv, *block, i / conv->columns.taps, i % conv->columns.taps, &t))
                 continue;
             t.a += sweep->a_begin;
@@ -150,7 +150,7 @@ static void LOCAL(add_joined)(
     const int64_t a_count = conv->crossed ? joined : sweep->a_end - sweep->a_begin;
     const int64_t b_count = conv->crossed ? sweep->b_channels : joined;
     int64_t vectors;
-    LOCAL(tile) t;
+    LOCAL(outer) t;
     if (!LOCAL(reach)(conv, *block, r, s, &t))
         return;
     t.a += sweep->a_begin;

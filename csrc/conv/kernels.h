@@ -6,7 +6,7 @@
 #include "core/simd.h"
 
 #define FLOATS OSW_EACH_F32 + OSW_EACH_F64
-#define EACH   "conv/tiles.h"
+#define EACH   "conv/outer.h"
 #include "core/each_float.h"
 
 #define EACH "conv/grad_weight.h"

@@ -75,6 +75,17 @@ OSW_INLINE vi64 last_lanes_i64(int64_t n)
     return (vi64)(lane_numbers_i64() >= set1_i64(LANES_64 - n));
 }
 
+/* The same by the type of the values. */
+OSW_INLINE vi32 last_lanes_f32(int64_t n)
+{
+    return last_lanes_i32(n);
+}
+
+OSW_INLINE vi64 last_lanes_f64(int64_t n)
+{
+    return last_lanes_i64(n);
+}
+
 /* v if the mask is set, else 0. */
 OSW_INLINE vf32 keep_f32(vi32 mask, vf32 v)
 {

@@ -5,7 +5,10 @@
 #include "linear/linear.h"
 
 #define FLOATS OSW_EACH_F32 + OSW_EACH_F64
-#define EACH   "linear/product.h"
+#define EACH   "linear/product_tiles.h"
+#include "core/each_float.h"
+
+#define EACH "linear/product.h"
 #include "core/each_float.h"
 
 #undef FLOATS

@@ -345,6 +345,7 @@ nn_functions: Any = _find("torch._C", "_nn")
 
 _mkldnn = _find("torch", "ops").mkldnn
 _is_amx = _find("torch.cpu", "_is_amx_tile_supported")
+_is_amx_fp16 = _find("torch.cpu", "_is_amx_fp16_supported") or (lambda: False)
 _is_bf16 = _find("torch.cpu", "_is_avx512_bf16_supported")
 
 
@@ -356,9 +357,10 @@ def library_takes(dtype: torch.dtype) -> bool | None:
 
 
 def half_instructions() -> frozenset[torch.dtype] | None:
-    """The dtypes of 16 bits for which this CPU has instructions that torch's library uses.
+    """The dtypes of 16 bits for which this CPU has instructions that torch's library uses in a training step.
 
-    None, unknown, on a CPU that is not x86 and in a torch that does not tell.
+    AVX512-FP16 is not enough for float16: the library has no gradient of a weight for it, and takes a thousand times
+    as long as in float32. None, unknown, on a CPU that is not x86 and in a torch that does not tell.
     """
     bf16, fp16 = map(library_takes, (torch.bfloat16, torch.float16))
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -367,7 +369,7 @@ def half_instructions() -> frozenset[torch.dtype] | None:
     found = set()
     if bf16 and (_is_bf16() or _is_amx()):
         found.add(torch.bfloat16)
-    if fp16:
+    if fp16 and _is_amx_fp16():
         found.add(torch.float16)
     return frozenset(found)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The operators as functions: names and signatures are torch's where torch has the operator."""
 
+from .ops.chain import conv2d_batch_norm_act, conv_chain
 from .ops.channels import cat_channel_shuffle, cat_channel_shuffle_split, channel_shuffle
 from .ops.depthwise import depthwise_conv2d
 from .ops.dropout import dropout
@@ -34,6 +35,8 @@ __all__ = [
     "channel_permutation",
     "channel_shuffle",
     "conv2d",
+    "conv2d_batch_norm_act",
+    "conv_chain",
     "depthwise_conv2d",
     "dropout",
     "global_max_pool2d",

@@ -32,7 +32,7 @@ from opswap._table import table
 __all__ = ["add"]
 
 _FAMILIES = (
-    "channels, pool, norm, dropout, linear, pointwise, depthwise, conv, batch, merge, models, half, finders, "
+    "channels, pool, norm, dropout, linear, pointwise, depthwise, conv, chain, batch, merge, models, half, finders, "
     "compiled"
 )
 _EXAMPLES = """

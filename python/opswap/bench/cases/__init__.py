@@ -7,6 +7,7 @@ from opswap.bench.case import Case
 
 from . import (
     batch,
+    chain,
     channels,
     conv,
     depthwise,
@@ -32,6 +33,7 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "pointwise": pointwise.cases,
     "depthwise": depthwise.cases,
     "conv": conv.cases,
+    "chain": chain.cases,
     "batch": batch.cases,
     "merge": merge.cases,
     "models": models.cases,

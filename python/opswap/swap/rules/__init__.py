@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ..rule import Replacement, Rule
 from . import (
+    chain,
     channels,
     convolution,
     convolution_functional,
@@ -22,7 +23,7 @@ __all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
 _NORMS = norm.RULES + norm_functional.RULES
 _CONVOLUTIONS = reduced_precision.RULES + convolution.RULES + convolution_functional.RULES
 _ARITHMETIC = _NORMS + linear.RULES + _CONVOLUTIONS
-_KERNELS = channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES
+_KERNELS = chain.RULES + channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES
 
 
 def _where_kernels_are(rule: Rule) -> Rule:

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Tiles of outer products of pixels: rows of sums, a vector of factors wide. Included once per
  * dtype. */
-#include "conv/below.h"
 #include "core/simd.h"
+#include "core/simd_tiles.h"
 
 #include <stdint.h>
 
@@ -11,7 +11,7 @@
 #endif
 
 /* sums[m][v] += sum of a[m] * b[v] over `lines` lines of `length` pixels */
-typedef struct LOCAL(tile) {
+typedef struct LOCAL(outer) {
     int64_t lines, length;
     const ELEMENT *a; /* the first of the factors of a pixel; the next pixel and line: */
     int64_t a_pixel, a_line;
@@ -21,12 +21,12 @@ typedef struct LOCAL(tile) {
         last; /* lanes of the last vector: those of its end; the others belong to the one before */
     ELEMENT *sums;
     int64_t sums_step;
-} LOCAL(tile);
+} LOCAL(outer);
 
-typedef void LOCAL(tile_fn)(const LOCAL(tile) *tile);
+typedef void LOCAL(outer_fn)(const LOCAL(outer) *tile);
 
-OSW_INLINE void LOCAL(add_tile)(const int rows, const int vectors, const LOCAL(tile) *t,
-                         VECTOR sums[MOST_ROWS][MOST_VECTORS])
+OSW_INLINE void LOCAL(add_outer)(const int rows, const int vectors, const LOCAL(outer) *t,
+                          VECTOR sums[MOST_ROWS][MOST_VECTORS])
 {
     const int64_t end = (vectors - 2) * VLANES + t->last;
     const MASK mask = LOCAL(last_lanes)(t->last);
@@ -41,7 +41,7 @@ OSW_INLINE void LOCAL(add_tile)(const int rows, const int vectors, const LOCAL(t
     }
 }
 
-OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const LOCAL(tile) *t)
+OSW_INLINE void LOCAL(multiply_outer)(const int rows, const int vectors, const LOCAL(outer) *t)
 {
     const int64_t a_pixel = t->a_pixel, b_pixel = t->b_pixel;
     const int64_t end = (vectors - 2) * VLANES + t->last;
@@ -71,18 +71,18 @@ OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const LO
             b += b_pixel;
         }
     }
-    LOCAL(add_tile)(rows, vectors, t, sums);
+    LOCAL(add_outer)(rows, vectors, t, sums);
 }
 
-#define TILE(rows, vectors)                                                                        \
-    static void LOCAL(tile_##rows##x##vectors)(const LOCAL(tile) * t)                              \
+#define OUTER(rows, vectors)                                                                       \
+    static void LOCAL(outer_##rows##x##vectors)(const LOCAL(outer) * t)                            \
     {                                                                                              \
-        LOCAL(multiply_tile)(rows, vectors, t);                                                    \
+        LOCAL(multiply_outer)(rows, vectors, t);                                                   \
     }
-#define TILE_NAME(rows, vectors) LOCAL(tile_##rows##x##vectors),
-TILES_1(TILE)
-TILES_2(TILE)
-TILES_3(TILE)
-TILES_4(TILE)
-static LOCAL(tile_fn) *const LOCAL(tiles)[MOST_VECTORS][MOST_ROWS] = {
-    {TILES_1(TILE_NAME)}, {TILES_2(TILE_NAME)}, {TILES_3(TILE_NAME)}, {TILES_4(TILE_NAME)}};
+#define OUTER_NAME(rows, vectors) LOCAL(outer_##rows##x##vectors),
+TILES_1(OUTER)
+TILES_2(OUTER)
+TILES_3(OUTER)
+TILES_4(OUTER)
+static LOCAL(outer_fn) *const LOCAL(outers)[MOST_VECTORS][MOST_ROWS] = {
+    {TILES_1(OUTER_NAME)}, {TILES_2(OUTER_NAME)}, {TILES_3(OUTER_NAME)}, {TILES_4(OUTER_NAME)}};

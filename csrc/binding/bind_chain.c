@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: MIT */
+/* Chains of convolutions, each with a batch normalisation in training and an activation behind it,
+ * of float32 tensors in channels_last.
+ *
+ *     plain_chain(options, tensors) -> (output, statistics, z of each stage)
+ *     plain_chain_backward(options, tensors, grad_output, statistics, zs, needed) -> gradients
+ *
+ * options: per stage (stride, momentum, eps, activation). tensors: the input, then per stage the
+ * weights of the convolution and of the normalisation, its bias, running_mean and running_var; all
+ * but the first of a stage may be None. statistics: float64, per stage the means and the biased
+ * variances. The gradients are those of the tensors, None for what `needed`, of as many bools, does
+ * not ask for, and for running statistics.
+ *
+ * Both return NotImplemented for everything that is not the kernels': other memory formats, sizes
+ * or dtypes, what would be an error, calls that torch's dispatcher has to see. */
+#include "binding/activation_arg.h"
+#include "binding/binding.h"
+#include "binding/number_arg.h"
+#include "binding/profile.h"
+#include "binding/tensor_new.h"
+#include "binding/tensor_plain.h"
+#include "binding/variant_counts.h"
+#include "chain/run.h"
+#include "core/isa.h"
+
+#include <string.h>
+
+enum { PER_STAGE = 5, MOST_TENSORS = 1 + PER_STAGE * OSW_CHAIN_MOST_STAGES, DL_FLOAT = 2 };
+typedef enum osw_chain_role { WEIGHT, SCALE, SHIFT, RUNNING_MEAN, RUNNING_VAR } osw_chain_role;
+
+static uint64_t calls[OSW_CHAIN_COUNT];
+
+typedef struct osw_chain_call {
+    osw_chain chain;
+    double momentum[OSW_CHAIN_MOST_STAGES];
+    Py_ssize_t count; /* of tensors */
+    osw_tensor tensors[MOST_TENSORS];
+    bool given[MOST_TENSORS];
+    int64_t outputs; /* of all stages */
+} osw_chain_call;
+
+static const osw_tensor *tensor_at(const osw_chain_call *call, int stage, osw_chain_role role)
+{
+    const int i = 1 + stage * PER_STAGE + (int)role;
+    return call->given[i] ? &call->tensors[i] : NULL;
+}
+
+static float *values_at(const osw_chain_call *call, int stage, osw_chain_role role)
+{
+    const osw_tensor *t = tensor_at(call, stage, role);
+    return t ? (float *)(void *)t->data : NULL;
+}
+
+static bool is_float(const osw_tensor *t)
+{
+    return t->dtype.code == DL_FLOAT && t->dtype.bits == 32 && t->dtype.lanes == 1;
+}
+
+/* Pixels of channels, one behind the other. */
+static bool is_image(const osw_tensor *t)
+{
+    int64_t step = 1;
+    static const int order[] = {1, 3, 2, 0};
+    if (t->ndim != 4 || t->numel == 0 || !is_float(t) || !osw_suggests_channels_last(t))
+        return false;
+    for (int i = 0; i < 4; i++) {
+        if (t->size[order[i]] > 1 && t->stride[order[i]] != step)
+            return false;
+        step *= t->size[order[i]];
+    }
+    return true;
+}
+
+static bool read_options(osw_chain_call *call, PyObject *options)
+{
+    if (!PyTuple_Check(options) || PyTuple_Size(options) > OSW_CHAIN_MOST_STAGES)
+        return false;
+    call->chain.count = (int)PyTuple_Size(options);
+    for (int i = 0; i < call->chain.count; i++) {
+        PyObject *one = PyTuple_GetItem(options, i);
+        osw_chain_link *link = &call->chain.links[i];
+        osw_activation *activation = &link->norm.activation;
+        if (!PyTuple_Check(one) || PyTuple_Size(one) != 4 ||
+            !osw_exact_int(PyTuple_GetItem(one, 0), 1, 2, &call->chain.stages[i].stride) ||
+            osw_float_arg(PyTuple_GetItem(one, 1), &call->momentum[i]) != 0 ||
+            osw_float_arg(PyTuple_GetItem(one, 2), &link->eps) != 0 ||
+            osw_activation_arg(PyTuple_GetItem(one, 3), "chain", activation) != 0)
+            return false;
+        if (!(link->eps > 0) || (activation->kind > OSW_HARDSWISH))
+            return false;
+    }
+    return true;
+}
+
+static bool read_tensors(osw_chain_call *call, PyObject *tensors)
+{
+    call->count = PyTuple_Check(tensors) ? PyTuple_Size(tensors) : 0;
+    if (call->count != 1 + PER_STAGE * call->chain.count)
+        return false;
+    for (Py_ssize_t i = 0; i < call->count; i++) {
+        PyObject *object = PyTuple_GetItem(tensors, i);
+        const bool optional = i > 0 && (i - 1) % PER_STAGE != WEIGHT;
+        call->given[i] = !(optional && object == Py_None);
+        if (call->given[i] &&
+            (!osw_tensor_plain(object, &call->tensors[i]) || !is_float(&call->tensors[i])))
+            return false;
+    }
+    return is_image(&call->tensors[0]);
+}
+
+/* The convolution of a stage behind an image of these sizes, which become those of its output. */
+static bool read_stage(osw_chain_call *call, int i, int64_t *height, int64_t *width,
+                       int64_t *channels)
+{
+    const osw_tensor *w = tensor_at(call, i, WEIGHT);
+    osw_chain_stage *s = &call->chain.stages[i];
+    if (w->ndim != 4 || w->size[2] != w->size[3] || !osw_is_dense(w, 0))
+        return false;
+    s->side = w->size[2];
+    s->depthwise = s->side > 1;
+    if (s->depthwise ? w->size[0] != *channels || w->size[1] != 1 : w->size[1] != *channels)
+        return false;
+    s->batch = call->tensors[0].size[0];
+    s->height = *height;
+    s->width = *width;
+    s->channels = *channels;
+    s->outputs = *channels = w->size[0];
+    s->out_height = *height = (*height - 1) / s->stride + 1;
+    s->out_width = *width = (*width - 1) / s->stride + 1;
+    s->weight = (const float *)(const void *)w->data;
+    call->outputs += s->outputs;
+    return true;
+}
+
+/* Parameters and statistics of the normalisation of a stage. */
+static bool read_link(osw_chain_call *call, int i)
+{
+    const osw_chain_stage *s = &call->chain.stages[i];
+    for (osw_chain_role role = SCALE; role <= RUNNING_VAR; role++) {
+        const osw_tensor *t = tensor_at(call, i, role);
+        if (t && (t->ndim != 1 || t->size[0] != s->outputs || t->stride[0] != 1))
+            return false;
+    }
+    call->chain.links[i].weight = values_at(call, i, SCALE);
+    call->chain.links[i].bias = values_at(call, i, SHIFT);
+    const bool both = tensor_at(call, i, SCALE) || !tensor_at(call, i, SHIFT);
+    return both && !tensor_at(call, i, RUNNING_MEAN) == !tensor_at(call, i, RUNNING_VAR) &&
+           s->batch * s->out_height * s->out_width > 1;
+}
+
+/* Running statistics are written: they lie apart from all else, or are those of another stage. */
+static bool lies_apart(const osw_chain_call *call, Py_ssize_t i)
+{
+    for (Py_ssize_t k = 0; k < call->count; k++) {
+        const bool running = k > 0 && (k - 1) % PER_STAGE >= RUNNING_MEAN;
+        const bool same = running && k % PER_STAGE == i % PER_STAGE &&
+                          call->tensors[k].data == call->tensors[i].data;
+        if (k != i && call->given[k] && !same &&
+            osw_ranges_meet(&call->tensors[k], &call->tensors[i]))
+            return false;
+    }
+    return true;
+}
+
+static bool read_call(osw_chain_call *call, PyObject *options, PyObject *tensors)
+{
+    if (!osw_plain_eager(true) || !read_options(call, options) || !read_tensors(call, tensors))
+        return false;
+    const osw_tensor *x = &call->tensors[0];
+    int64_t height = x->size[2], width = x->size[3], channels = x->size[1];
+    for (int i = 0; i < call->chain.count; i++)
+        if (!read_stage(call, i, &height, &width, &channels) || !read_link(call, i))
+            return false;
+    call->chain.stages[0].input = (const float *)(const void *)x->data;
+    return osw_chain_holds(&call->chain);
+}
+
+/* A new image of the size of a stage's output, or of its input. */
+static PyObject *new_image(const osw_chain_stage *s, bool of_input, PyObject *like, float **data)
+{
+    const int64_t size[4] = {s->batch, of_input ? s->channels : s->outputs,
+                             of_input ? s->height : s->out_height,
+                             of_input ? s->width : s->out_width};
+    osw_tensor made;
+    PyObject *tensor = osw_tensor_new(like, OSW_SAME_DTYPE, "chain", 4, size, true, &made);
+    if (tensor)
+        *data = (float *)(void *)made.data;
+    return tensor;
+}
+
+/* Steal `item`; -1 if it is NULL. */
+static int put(PyObject *tuple, Py_ssize_t i, PyObject *item)
+{
+    return item && PyTuple_SetItem(tuple, i, item) == 0 ? 0 : -1;
+}
+
+static void place_statistics(osw_chain_call *call, double *statistics)
+{
+    for (int i = 0; i < call->chain.count; i++) {
+        call->chain.links[i].mean = statistics;
+        call->chain.links[i].var = statistics + call->chain.stages[i].outputs;
+        statistics += 2 * call->chain.stages[i].outputs;
+    }
+}
+
+/* (output, statistics, z of each stage), not yet computed. */
+static PyObject *make_results(osw_chain_call *call, PyObject *like)
+{
+    osw_chain *chain = &call->chain;
+    const int64_t size[1] = {2 * call->outputs};
+    PyObject *results = PyTuple_New(2 + chain->count);
+    osw_tensor statistics;
+    int failed = !results || put(results, 0,
+                                 new_image(&chain->stages[chain->count - 1], false, like,
+                                           &chain->stages[chain->count - 1].normal)) != 0;
+    if (!failed)
+        failed = put(results, 1,
+                     osw_tensor_new(like, OSW_FLOAT64, "chain", 1, size, false, &statistics));
+    for (int i = 0; !failed && i < chain->count; i++) {
+        failed = put(results, 2 + i,
+                     new_image(&chain->stages[i], false, like, &chain->stages[i].output));
+        if (i + 1 < chain->count)
+            chain->stages[i + 1].input = chain->stages[i].output;
+    }
+    if (failed)
+        Py_CLEAR(results);
+    else
+        place_statistics(call, (double *)(void *)statistics.data);
+    return results;
+}
+
+/* The chain, without the GIL. -1 with MemoryError. */
+static int run(osw_chain *chain, bool backward)
+{
+    void *memory = PyMem_Malloc(osw_chain_prepare(chain));
+    if (!memory) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    osw_chain_choose(chain, backward, calls);
+    PyObject *range = osw_profile_begin(backward ? "conv_chain_backward" : "conv_chain");
+    PyThreadState *state = PyEval_SaveThread();
+    (backward ? osw_chain_backward : osw_chain_forward)(chain, memory);
+    PyEval_RestoreThread(state);
+    osw_profile_end(range);
+    PyMem_Free(memory);
+    return 0;
+}
+
+/* running += momentum * (batch - running), stage by stage, for the mean and the unbiased variance.
+ */
+static void update_running(const osw_chain_call *call)
+{
+    for (int i = 0; i < call->chain.count; i++) {
+        const osw_chain_stage *s = &call->chain.stages[i];
+        const osw_chain_link *link = &call->chain.links[i];
+        float *mean = values_at(call, i, RUNNING_MEAN), *var = values_at(call, i, RUNNING_VAR);
+        const double count = (double)osw_chain_pixels(s), m = call->momentum[i];
+        for (int64_t c = 0; mean && c < s->outputs; c++) {
+            mean[c] = (float)((1 - m) * (double)mean[c] + m * link->mean[c]);
+            var[c] = (float)((1 - m) * (double)var[c] + m * (link->var[c] * count / (count - 1)));
+        }
+    }
+}
+
+static PyObject *plain_chain(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    osw_chain_call call = {.count = 0};
+    if (nargs != 2 || !read_call(&call, args[0], args[1])) {
+        PyErr_Clear();
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    for (Py_ssize_t i = 1; i < call.count; i++)
+        if ((i - 1) % PER_STAGE >= RUNNING_MEAN && call.given[i] && !lies_apart(&call, i))
+            Py_RETURN_NOTIMPLEMENTED;
+    PyObject *results = make_results(&call, PyTuple_GetItem(args[1], 0));
+    if (results && run(&call.chain, false) != 0)
+        Py_CLEAR(results);
+    if (results)
+        update_running(&call);
+    return osw_or_declined(results);
+}
+
+enum { B_OPTIONS, B_TENSORS, B_GRAD, B_STATISTICS, B_ZS, B_NEEDED, B_COUNT };
+
+/* The tensors that a forward has kept. */
+static bool read_kept(osw_chain_call *call, PyObject *const *args)
+{
+    osw_chain *chain = &call->chain;
+    const osw_chain_stage *last = &chain->stages[chain->count - 1];
+    osw_tensor t;
+    if (!osw_tensor_plain(args[B_GRAD], &t) || !is_image(&t) || t.size[0] != last->batch ||
+        t.size[1] != last->outputs || t.size[2] != last->out_height || t.size[3] != last->out_width)
+        return false;
+    chain->stages[chain->count - 1].grad = (const float *)(const void *)t.data;
+    if (!osw_tensor_plain(args[B_STATISTICS], &t) || t.ndim != 1 || t.itemsize != sizeof(double) ||
+        t.size[0] != 2 * call->outputs || t.stride[0] != 1)
+        return false;
+    place_statistics(call, (double *)(void *)t.data);
+    for (int i = 0; i < chain->count; i++) {
+        osw_chain_stage *s = &chain->stages[i];
+        if (!osw_tensor_plain(PyTuple_GetItem(args[B_ZS], i), &t) || !is_image(&t) ||
+            t.size[0] != s->batch || t.size[1] != s->outputs || t.size[2] != s->out_height ||
+            t.size[3] != s->out_width)
+            return false;
+        s->output = (float *)(void *)t.data;
+        if (i + 1 < chain->count)
+            s[1].input = s->output;
+    }
+    return true;
+}
+
+/* A new gradient of a parameter; None and NULL where it is not needed. */
+static PyObject *new_gradient(const osw_chain_call *call, PyObject *tensors, Py_ssize_t i,
+                              bool needed, float **data)
+{
+    const osw_tensor *t = &call->tensors[i];
+    osw_tensor made;
+    *data = NULL;
+    if (!needed || !call->given[i]) {
+        Py_INCREF(Py_None);
+        return Py_None;
+    }
+    PyObject *tensor =
+        osw_tensor_new(PyTuple_GetItem(tensors, i), OSW_SAME_DTYPE, "chain", t->ndim, t->size,
+                       t->ndim == 4 && osw_suggests_channels_last(t), &made);
+    if (tensor)
+        *data = (float *)(void *)made.data;
+    return tensor;
+}
+
+/* The gradients of all tensors, not yet computed; `between` gets those between the stages. */
+static PyObject *make_gradients(osw_chain_call *call, PyObject *tensors, PyObject *needed,
+                                PyObject *between)
+{
+    osw_chain *chain = &call->chain;
+    PyObject *gradients = PyTuple_New(call->count);
+    int failed = !gradients;
+    for (Py_ssize_t i = 0; !failed && i < call->count; i++) {
+        const int stage = (int)(i - 1) / PER_STAGE, role = (int)(i - 1) % PER_STAGE;
+        float *data = NULL;
+        const bool wanted = (i == 0 || role <= SHIFT) && PyTuple_GetItem(needed, i) == Py_True;
+        failed = put(gradients, i, new_gradient(call, tensors, i, wanted, &data));
+        if (i == 0)
+            chain->stages[0].grad_input = data;
+        else if (role == WEIGHT)
+            chain->grad_weights[stage] = data;
+        else if (role == SCALE)
+            chain->links[stage].grad_weight = data;
+        else if (role == SHIFT)
+            chain->links[stage].grad_bias = data;
+    }
+    PyObject *like = PyTuple_GetItem(tensors, 0);
+    for (int i = 1; !failed && i < chain->count; i++) {
+        osw_chain_stage *s = &chain->stages[i];
+        failed = put(between, i - 1, new_image(s, true, like, &s->grad_input));
+        chain->stages[i - 1].grad = s->grad_input;
+    }
+    if (failed)
+        Py_CLEAR(gradients);
+    return gradients;
+}
+
+static PyObject *plain_chain_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    osw_chain_call call = {.count = 0};
+    if (nargs != B_COUNT || !read_call(&call, args[B_OPTIONS], args[B_TENSORS]) ||
+        !PyTuple_Check(args[B_ZS]) || PyTuple_Size(args[B_ZS]) != call.chain.count ||
+        !PyTuple_Check(args[B_NEEDED]) || PyTuple_Size(args[B_NEEDED]) != call.count ||
+        !read_kept(&call, args)) {
+        PyErr_Clear();
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    PyObject *between = PyTuple_New(call.chain.count - 1), *gradients = NULL;
+    if (between)
+        gradients = make_gradients(&call, args[B_TENSORS], args[B_NEEDED], between);
+    if (gradients && run(&call.chain, true) != 0)
+        Py_CLEAR(gradients);
+    Py_XDECREF(between);
+    return osw_or_declined(gradients);
+}
+
+static PyObject *chain_leads(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyBool_FromLong(osw_chain_leads(osw_isa_current()));
+}
+
+#define NAME(operation) #operation,
+
+static PyObject *chain_variants(PyObject *module, PyObject *unused)
+{
+    static const char *const names[] = {OSW_CHAIN_VARIANTS(NAME)};
+    (void)module, (void)unused;
+    return osw_variant_counts(OSW_CHAIN_COUNT, names, calls);
+}
+
+PyMethodDef osw_chain_methods[] = {
+    {"plain_chain", OSW_METHOD(plain_chain), METH_FASTCALL,
+     "plain_chain(options, tensors) -> (output, statistics, z of each stage), or NotImplemented"},
+    {"plain_chain_backward", OSW_METHOD(plain_chain_backward), METH_FASTCALL,
+     "plain_chain_backward(options, tensors, grad_output, statistics, zs, needed) -> gradients of "
+     "the tensors, or NotImplemented"},
+    {"chain_leads", chain_leads, METH_NOARGS, "Whether the kernels of the tier in use are fast."},
+    {"chain_variants", chain_variants, METH_NOARGS, "Calls of every kernel, by name."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT */
+#include "chain/chain.h"
+
+#include "core/ints.h"
+
+enum {
+    BLOCK_BYTES = 64 << 10, /* of the pixels of a block, of input and output, */
+    FEWEST_PIXELS = 24,     /* of a block: whole tiles, */
+    MOST_PIXELS = 480,
+    BAND_BYTES = 300 << 10, /* of the pixels of a band, of input and output */
+    WIDEST = 16,            /* lanes of a vector */
+    MOST_PARTS = 32,
+    PART_PIXELS = 960, /* at least, for which a part pays */
+    PARTIAL = 1 << 20, /* elements that all parts of a weight may hold */
+    MOST_CROSSED = 64, /* input channels of sums that are crossed */
+};
+
+osw_chain_fn *osw_chain_table[OSW_CHAIN_COUNT];
+
+void osw_chain_select(osw_isa isa)
+{
+    static void (*const fills[OSW_ISA_COUNT])(osw_chain_fn **) = OSW_FILLS(osw_chain_fill);
+    for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
+        if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
+            fills[tier](osw_chain_table);
+}
+
+bool osw_chain_leads(osw_isa isa)
+{
+    return isa >= OSW_ISA_AVX2;
+}
+
+int64_t osw_chain_packed(const osw_chain_stage *stage)
+{
+    const int64_t forward = stage->channels * osw_round_up(stage->outputs, WIDEST);
+    const int64_t backward = stage->outputs * osw_round_up(stage->channels, WIDEST);
+    return stage->depthwise ? 0 : osw_max_int(forward, backward);
+}
+
+static int64_t max_rows(const osw_chain_stage *stage, int64_t bytes)
+{
+    const int64_t row = stage->channels * (int64_t)sizeof(float);
+    const int64_t fixed = stage->side * (stage->width + stage->out_width) * row;
+    return (bytes - fixed) / ((stage->stride * stage->width + stage->out_width) * row);
+}
+
+bool osw_chain_fits(const osw_chain_stage *stage)
+{
+    const bool narrow = osw_max_int(stage->channels, stage->outputs) <= OSW_CHAIN_MOST_CHANNELS &&
+                        osw_min_int(stage->channels, stage->outputs) >= OSW_CHAIN_FEWEST_CHANNELS;
+    if (stage->depthwise)
+        return narrow && max_rows(stage, OSW_CHAIN_ROOM) >= 1;
+    return narrow && osw_chain_weights(stage) <= OSW_CHAIN_MOST_WEIGHTS;
+}
+
+/* Vectors run along the channels that fill them better. */
+static bool crosses(const osw_chain_stage *stage)
+{
+    const int64_t channels = osw_round_up(stage->channels, WIDEST);
+    const int64_t outputs = osw_round_up(stage->outputs, WIDEST);
+    return stage->channels < MOST_CROSSED &&
+           10 * stage->outputs * channels > 11 * stage->channels * outputs;
+}
+
+void osw_chain_cut(osw_chain_stage *stage)
+{
+    int64_t total = osw_chain_pixels(stage), least = PART_PIXELS;
+    stage->crossed = !stage->depthwise && crosses(stage);
+    if (stage->depthwise) {
+        const int64_t wanted = osw_max_int(max_rows(stage, BAND_BYTES), 1);
+        stage->bands = osw_ceil(stage->out_height, wanted);
+        least = osw_ceil(PART_PIXELS * stage->bands, stage->out_height * stage->out_width);
+        total = stage->batch * stage->bands;
+    } else {
+        const int64_t pixel = (stage->channels + stage->outputs) * (int64_t)sizeof(float);
+        const int64_t fitting = BLOCK_BYTES / pixel / FEWEST_PIXELS * FEWEST_PIXELS;
+        stage->block = osw_min_int(osw_max_int(fitting, FEWEST_PIXELS), MOST_PIXELS);
+    }
+    const int64_t most = osw_min_int(MOST_PARTS, PARTIAL / osw_chain_weights(stage));
+    const int64_t parts = osw_max_int(osw_min_int(most, total / osw_max_int(least, 1)), 1);
+    stage->length = osw_ceil(total, parts);
+    stage->parts = osw_ceil(total, stage->length);
+}
+
+osw_chain_part osw_chain_part_at(const osw_chain_stage *stage, int64_t i)
+{
+    const int64_t total = stage->depthwise ? stage->batch * stage->bands : osw_chain_pixels(stage);
+    return (osw_chain_part){.begin = i * stage->length,
+                            .end = osw_min_int((i + 1) * stage->length, total)};
+}
+
+osw_chain_band osw_chain_band_at(const osw_chain_stage *stage, int64_t i)
+{
+    const int64_t band = i % stage->bands, stride = stage->stride, half = stage->side / 2;
+    const int64_t top = stage->out_height * band / stage->bands;
+    const int64_t bottom = stage->out_height * (band + 1) / stage->bands;
+    const bool last = band + 1 == stage->bands;
+    const int64_t in_top = top * stride, in_bottom = last ? stage->height : bottom * stride;
+    const int64_t first = osw_max_int(in_top - half, 0);
+    return (osw_chain_band){
+        .image = i / stage->bands,
+        .top = top,
+        .bottom = bottom,
+        .in_top = in_top,
+        .in_bottom = in_bottom,
+        .under = first,
+        .under_end = osw_min_int((bottom - 1) * stride + half + 1, stage->height),
+        .over = osw_min_int(osw_ceil(first, stride), top),
+        .over_end = osw_max_int(osw_min_int((in_bottom - 1 + half) / stride + 1, stage->out_height),
+                                bottom),
+    };
+}

@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: MIT */
+#include "chain/chain.h"
+
+#define OSW_KERNELS "chain/kernels.h"
+#include "core/simd_avx512.h"

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: MIT */
+/* Tiles of a product with packed panels: sums of a few rows and one to four vectors of columns in
+ * registers. Included once per dtype that sums are taken in. */
+#include "core/simd.h"
+#include "linear/tiles.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifndef SUFFIX
+#    include "core/each_float.h"
+#endif
+
+/* Sums of all terms to c, on top of what `start` holds. */
+OSW_INLINE void LOCAL(finish_tile)(const int rows, const int vectors, const osw_tile *t,
+                            VECTOR sums[MOST_ROWS][MOST_VECTORS])
+{
+    const bool whole = t->last == VLANES;
+    OSW_UNROLL
+    for (int m = 0; m < rows; m++) {
+        const ELEMENT *start = (const ELEMENT *)t->start + m * t->start_row;
+        ELEMENT *c = (ELEMENT *)t->c + m * t->c_row;
+        OSW_UNROLL
+        for (int v = 0; v < vectors; v++) {
+            const bool full = v < vectors - 1 || whole;
+            if (t->start)
+                sums[m][v] +=
+                    full ? LOCAL(load)(start + v * VLANES) : LOCAL(load_first)(start + v * VLANES, t->last);
+            if (full)
+                LOCAL(store)(c + v * VLANES, sums[m][v]);
+            else
+                LOCAL(store_first)(c + v * VLANES, sums[m][v], t->last);
+        }
+    }
+}
+
+OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const osw_tile *t)
+{
+    const ELEMENT *a = t->a, *panel = t->panel;
+    const int64_t a_row = t->a_row, a_term = t->a_term, panel_step = t->panel_step;
+    VECTOR sums[MOST_ROWS][MOST_VECTORS];
+    OSW_UNROLL
+    for (int m = 0; m < rows; m++) {
+        OSW_UNROLL
+        for (int v = 0; v < vectors; v++)
+            sums[m][v] = (VECTOR){0};
+    }
+    for (int64_t d = t->terms; d > 0; d--) {
+        VECTOR bs[MOST_VECTORS];
+        OSW_UNROLL
+        for (int v = 0; v < vectors; v++)
+            bs[v] = LOCAL(load)(panel + v * VLANES);
+        OSW_UNROLL
+        for (int m = 0; m < rows; m++) {
+            const VECTOR as = LOCAL(set1)(a[m * a_row]);
+            OSW_UNROLL
+            for (int v = 0; v < vectors; v++)
+                sums[m][v] = LOCAL(fma)(as, bs[v], sums[m][v]);
+        }
+        panel += panel_step;
+        a += a_term;
+    }
+    LOCAL(finish_tile)(rows, vectors, t, sums);
+}
+
+#define TILE(rows, vectors)                                                                        \
+    static void LOCAL(tile_##rows##x##vectors)(const osw_tile *t)                                  \
+    {                                                                                              \
+        LOCAL(multiply_tile)(rows, vectors, t);                                                    \
+    }
+#define TILE_NAME(rows, vectors) LOCAL(tile_##rows##x##vectors),
+TILES_1(TILE)
+TILES_2(TILE)
+TILES_3(TILE)
+TILES_4(TILE)
+static osw_tile_fn *const LOCAL(tiles)[MOST_VECTORS][MOST_ROWS] = {
+    {TILES_1(TILE_NAME)}, {TILES_2(TILE_NAME)}, {TILES_3(TILE_NAME)}, {TILES_4(TILE_NAME)}};
+
+/* Columns [0, columns) of b, `terms` long, with zeros up to whole vectors. */
+static void
+LOCAL(pack)(const ELEMENT *b, int64_t b_term, int64_t terms, int64_t columns, int64_t width,
+                 ELEMENT *panel)
+{
+    const int64_t whole = columns / VLANES * VLANES;
+    for (int64_t d = 0; d < terms; d++, b += b_term, panel += width) {
+        for (int64_t j = 0; j < whole; j += VLANES)
+            LOCAL(store)(panel + j, LOCAL(load)(b + j));
+        if (whole < width)
+            LOCAL(store)(panel + whole, LOCAL(load_first)(b + whole, columns - whole));
+    }
+}
+
+static void LOCAL(pack_transposed)(const ELEMENT *b, int64_t b_term, int64_t terms, int64_t columns,
+                            int64_t width, ELEMENT *panel)
+{
+    const int64_t squares = columns / VLANES * VLANES, long_terms = terms / VLANES * VLANES;
+    for (int64_t j = 0; j < squares; j += VLANES)
+        for (int64_t d = 0; d < long_terms; d += VLANES) {
+            VECTOR square[VLANES];
+            OSW_UNROLL
+            for (int i = 0; i < VLANES; i++)
+                square[i] = LOCAL(load)(b + (j + i) * b_term + d);
+            LOCAL(transpose)(square);
+            OSW_UNROLL
+            for (int i = 0; i < VLANES; i++)
+                LOCAL(store)(panel + (d + i) * width + j, square[i]);
+        }
+    for (int64_t d = 0; d < terms; d++)
+        for (int64_t j = d < long_terms ? squares : 0; j < width; j++)
+            panel[d * width + j] = j < columns ? b[j * b_term + d] : 0;
+}

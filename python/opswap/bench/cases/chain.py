@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+"""Chains of convolution, BatchNorm and activation: ShuffleNetV2's branches, and a block of MobileNetV2.
+
+"conv_chain" is compared with torch's operators, "conv_chain, parts" with opswap's own, called one by one. A backward
+gives the gradients of the input and of all parameters; a "step" is forward and backward. The gradients of the weights
+of convolutions are compared: that of a bias behind which another normalisation stands is nothing but rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as T
+from torch import Tensor
+
+from opswap import functional as F
+from opswap.bench.case import Case
+from opswap.ops.chain import Stage
+
+__all__ = ["cases"]
+
+Step = Callable[[], tuple[Tensor, ...]]
+Plan = tuple[tuple[int, int, int, str | None], ...]  # per stage: outputs, side, stride, activation
+
+_DIRECTIONS = ("forward", "backward", "step")
+# Of the largest value: a value at the kink of an activation may fall on either side.
+_TOLERANCE = 2e-2
+
+
+def _branch(channels: int, stride: int) -> Plan:
+    return (channels, 1, 1, "relu"), (channels, 3, stride, None), (channels, 1, 1, "relu")
+
+
+# Name, channels and side of the input, stages.
+_CHAINS: tuple[tuple[str, int, int, Plan], ...] = (
+    ("branch 24 > 58 s2", 24, 56, _branch(58, 2)),
+    ("short 24 > 58 s2", 24, 56, ((24, 3, 2, None), (58, 1, 1, "relu"))),
+    ("branch 58", 58, 28, _branch(58, 1)),
+    ("branch 116 s2", 116, 28, _branch(116, 2)),
+    ("short 116 s2", 116, 28, ((116, 3, 2, None), (116, 1, 1, "relu"))),
+    ("branch 116", 116, 14, _branch(116, 1)),
+    ("branch 232 s2", 232, 14, _branch(232, 2)),
+    ("branch 232", 232, 7, _branch(232, 1)),
+    ("inverted 24 > 144 > 24", 24, 28, ((144, 1, 1, "relu6"), (144, 3, 1, "relu6"), (24, 1, 1, None))),
+)
+
+
+def cases(batch: int) -> Iterator[Case]:
+    """Every chain in float32."""
+    for name, channels, side, plan in _CHAINS:
+        shape = (batch, channels, side, side)
+        text = f"{','.join(map(str, shape))} {name}"
+        for direction in _DIRECTIONS:
+            for case, other in (("conv_chain", "torch"), ("conv_chain, parts", "parts")):
+                build = partial(_build, shape, plan, direction, other)
+                yield Case(case, text, "float32", direction, build, {"opswap": "NHWC"}, tolerance=_TOLERANCE)
+
+
+def _stages(channels: int, plan: Plan) -> list[Stage]:
+    stages = []
+    for outputs, side, stride, activation in plan:
+        size = (outputs, 1 if side > 1 else channels, side, side)
+        weight = (torch.randn(size) / torch.Size(size[1:]).numel() ** 0.5).requires_grad_()
+        scale, shift = torch.ones(outputs).requires_grad_(), torch.zeros(outputs).requires_grad_()
+        running = torch.zeros(outputs), torch.ones(outputs)
+        stages.append(Stage(weight, scale, shift, *running, activation, stride))
+        channels = outputs
+    return stages
+
+
+def _one_by_one(x: Tensor, stages: list[Stage], ours: bool) -> Tensor:
+    for s in stages:
+        side = s.weight.shape[-1]
+        if not ours:
+            x = T.conv2d(x, s.weight, None, s.stride, side // 2, 1, s.weight.shape[0] if side > 1 else 1)
+            x = T.batch_norm(x, s.running_mean, s.running_var, s.norm_weight, s.norm_bias, True)
+            x = {"relu": T.relu_, "relu6": partial(T.relu6, inplace=True), None: lambda y: y}[s.activation](x)
+            continue
+        wide = side > 1
+        x = (
+            F.depthwise_conv2d(x, s.weight, None, s.stride, side // 2)
+            if wide
+            else F.pointwise_conv2d(x, s.weight)
+        )
+        vectors = (s.running_mean, s.running_var, s.norm_weight, s.norm_bias)
+        x = F.batch_norm_act(x, *vectors, True, activation=s.activation)
+    return x
+
+
+def _build(shape: tuple[int, ...], plan: Plan, direction: str, other: str) -> dict[str, Step]:
+    x = torch.randn(shape).contiguous(memory_format=torch.channels_last).requires_grad_()
+    stages = _stages(shape[1], plan)
+    leaves = [x, *(t for s in stages for t in (s.weight, s.norm_weight, s.norm_bias) if t is not None)]
+    forms = {
+        other: lambda: _one_by_one(x, stages, other == "parts"),
+        "opswap": lambda: F.conv_chain(x, stages),
+    }
+    gradient = torch.randn_like(forms["opswap"]()).contiguous(memory_format=torch.channels_last)
+
+    def run(form: Callable[[], Tensor]) -> Step:
+        if direction == "forward":
+            return lambda: (form(),)
+        if direction == "backward":
+            output = form()
+            return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)[1::3]
+        return lambda: torch.autograd.grad(form(), leaves, gradient)[1::3]
+
+    return {name: run(form) for name, form in forms.items()}

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""Modules that follow each other, run as one chain of convolutions and normalisations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opswap.ops._function import plain_eager
+from opswap.ops.chain import try_chain
+
+from .norm import apply_norm
+
+__all__ = ["Link", "apply_chain"]
+
+Link = tuple[
+    nn.Conv2d, nn.BatchNorm2d, str | None
+]  # a convolution, its normalisation, the activation behind it
+
+_grad_enabled = torch.is_grad_enabled
+
+
+def _momentum(norm: nn.BatchNorm2d) -> float:
+    """What the next batch counts in the running statistics."""
+    if norm.momentum is not None:
+        return norm.momentum
+    counted = norm.num_batches_tracked
+    return 0.0 if counted is None or not norm.track_running_stats else 1.0 / float(counted + 1)
+
+
+def _try(input: Tensor, links: Sequence[Link]) -> Any:
+    """The chain, batches counted; NotImplemented where nothing was done."""
+    options, counters = [], []
+    tensors: list[Tensor | None] = [input]
+    for convolution, norm, activation in links:
+        if not norm.training:
+            return NotImplemented
+        options.append((convolution.stride[0], _momentum(norm), norm.eps, activation))
+        tensors += (convolution.weight, norm.weight, norm.bias)
+        if norm.track_running_stats:
+            tensors += (norm.running_mean, norm.running_var)
+            if norm.num_batches_tracked is not None:
+                counters.append(norm.num_batches_tracked)
+        else:
+            tensors += (None, None)
+    if len({id(norm) for _, norm, _ in links}) < len(links):
+        return NotImplemented  # a cumulative average would have to count in between
+    output = None
+    try:
+        output = try_chain(tuple(options), tuple(tensors))
+    finally:  # a checkpoint ends a forward that is run again by an exception, after the statistics have moved
+        if output is not NotImplemented:
+            for counter in counters:
+                counter.add_(1)
+    return output
+
+
+def apply_chain(input: Tensor, *links: Link) -> Tensor:
+    """The forwards of convolutions, normalisations and activations, one behind the other.
+
+    In training the kernels of `conv_chain` run where they can; elsewhere each convolution, and each normalisation
+    with its activation, for itself.
+    """
+    if plain_eager():
+        output = _try(input, links)
+        if output is not NotImplemented:
+            return output
+    for convolution, norm, activation in links:
+        input = convolution(input)
+        # Nobody else reads what the convolution computed.
+        alone = not norm.training and not (_grad_enabled() and input.requires_grad)
+        input = apply_norm(norm, input, activation, inplace=alone)
+    return input

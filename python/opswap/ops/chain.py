@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: MIT
+"""Convolutions, each with a batch normalisation in training and an activation behind it, as one operator.
+
+Between two convolutions nothing normalised is written to memory: the kernels normalise a few pixels at a time in the
+caches, on the way into the next convolution. The backward keeps the input and what the convolutions computed, and
+finds the normalised values again.
+
+Source: Ioffe and Szegedy 2015, Batch Normalization, algorithm 1 and section 3; Chan, Golub and LeVeque 1983 for the
+variance of parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor
+from torch.autograd import Function
+
+from opswap import _core
+
+from ._function import DeclinedError, base_apply, needs_graph, plain_cpu, plain_eager
+from ._stats import count_kernel, count_reference
+from .norm import batch_norm_act, check_activation
+
+__all__ = [
+    "FEWEST_CHANNELS",
+    "MOST_CHANNELS",
+    "MOST_STAGES",
+    "MOST_WEIGHTS",
+    "Stage",
+    "chain_wins",
+    "conv2d_batch_norm_act",
+    "conv_chain",
+    "try_chain",
+]
+
+_NAME = "conv_chain"
+_NAME_BACKWARD = f"{_NAME}_backward"
+FEWEST_CHANNELS, MOST_CHANNELS = 16, 1024
+MOST_STAGES = 8
+MOST_WEIGHTS = 1 << 17  # of a 1 x 1 convolution
+_PER_STAGE = 5  # tensors
+
+Options = tuple[tuple[int, float, float, str | None], ...]  # per stage: stride, momentum, eps, activation
+
+
+class Stage(NamedTuple):
+    """A convolution without bias, the batch normalisation of its output, and the activation behind that.
+
+    weight: (O, C, 1, 1), or (C, 1, 3, 3) or (C, 1, 5, 5) for a depthwise convolution, with padding 1 or 2.
+    norm_weight, norm_bias: (O), or None. running_mean, running_var: (O), both moved in place by `momentum` towards
+    the batch's mean and unbiased variance, or both None. activation: as `batch_norm_act` takes it; the kernels take
+    None, "relu", "relu6", "hardtanh(a, b)" and "hardswish". stride: 1, or 2 for a depthwise convolution.
+    """
+
+    weight: Tensor
+    norm_weight: Tensor | None = None
+    norm_bias: Tensor | None = None
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+    activation: str | None = None
+    stride: int = 1
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+
+class ConvChain(Function):
+    """Where nothing but autograd watches."""
+
+    @staticmethod
+    def forward(ctx: Any, options: Options, *tensors: Tensor | None) -> Tensor:
+        made = _core.plain_chain(options, tensors)
+        if made is NotImplemented:
+            raise DeclinedError
+        output, *kept = made
+        parameters = (None if i % _PER_STAGE in (4, 0) and i else t for i, t in enumerate(tensors))
+        ctx.options, ctx.count = options, len(tensors)
+        ctx.save_for_backward(*parameters, *kept)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
+        needed = ctx.needs_input_grad[1:]
+        arguments = (ctx.options, tensors, needed, grad_output)
+        if plain_eager() and not torch.is_grad_enabled():
+            gradients = _kernel_backward(*arguments, *kept)
+            if gradients is not NotImplemented:
+                count_kernel(_NAME_BACKWARD)
+                return None, *gradients
+        count_reference(_NAME_BACKWARD)
+        return None, *_reference_backward(*arguments)
+
+
+_apply = base_apply(ConvChain)
+
+
+def _kernel_backward(
+    options: Options,
+    tensors: tuple[Tensor | None, ...],
+    needed: tuple[bool, ...],
+    grad_output: Tensor,
+    statistics: Tensor,
+    *zs: Tensor,
+) -> Any:
+    if not plain_cpu((grad_output,)):
+        return NotImplemented
+    grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+    return _core.plain_chain_backward(options, tensors, grad_output, statistics, zs, needed)
+
+
+def _reference(options: Options, input: Tensor, *parameters: Tensor | None) -> Tensor:
+    """The same by the operators that a chain is made of; running statistics that are None do not move."""
+    for i, (stride, momentum, eps, activation) in enumerate(options):
+        weight, *vectors, mean, var = parameters[_PER_STAGE * i : _PER_STAGE * (i + 1)]
+        assert weight is not None
+        side = weight.shape[-1]
+        groups = weight.shape[0] if side > 1 else 1
+        input = torch_functional.conv2d(input, weight, None, stride, side // 2, 1, groups)
+        input = batch_norm_act(input, mean, var, *vectors, True, momentum, eps, activation)
+    return input
+
+
+def _reference_backward(
+    options: Options, tensors: tuple[Tensor | None, ...], needed: Sequence[bool], grad_output: Tensor
+) -> list[Tensor | None]:
+    """Computed again; differentiable where a graph is wanted."""
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not graph:
+            tensors = tuple(
+                t if t is None else t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)
+            )
+        output = _reference(options, *tensors)
+        wanted = [t for t, n in zip(tensors, needed, strict=True) if n and t is not None]
+        found = iter(torch.autograd.grad(output, wanted, grad_output, create_graph=graph))
+    return [next(found) if n and t is not None else None for t, n in zip(tensors, needed, strict=True)]
+
+
+def chain_wins() -> bool:
+    """True on the tiers on which the kernels are faster than the parts of a chain."""
+    return _core.chain_leads()
+
+
+def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
+    """The kernels for an ordinary call, running statistics moved; NotImplemented where nothing was done.
+
+    Args: tensors: the input, then per stage weight, norm_weight, norm_bias, running_mean, running_var.
+    """
+    if not plain_eager() or not chain_wins():
+        return NotImplemented
+    try:
+        if needs_graph(t for t in tensors if t is not None):
+            output = _apply(options, *tensors)
+        else:
+            made = _core.plain_chain(options, tensors)
+            if made is NotImplemented:
+                return made
+            output = made[0]
+    except DeclinedError:
+        return NotImplemented
+    count_kernel(_NAME)
+    return output
+
+
+def conv_chain(input: Tensor, stages: Sequence[Stage]) -> Tensor:
+    """Convolutions one behind the other, each with a batch normalisation in training and an activation.
+
+    Args:
+        input: (N, C, H, W). The kernels take float32 on the CPU in dense channels_last, if the tier in use is avx2 or
+            avx512.
+        stages: one to eight. The kernels take 16 to 1024 channels, up to 131,072 weights of a 1 x 1 convolution, and
+            images of which a few rows fit the caches.
+
+    Everything else runs the operators that a chain is made of, one by one: other dtypes and devices, calls under
+    torch.compile, torch.func, torch.jit.trace or autocast.
+
+    Returns: (N, O, H', W'), in channels_last where the kernels run. Statistics are summed in float64. Results do not
+        depend on the number of threads. For the backward the input and the convolutions' outputs are kept.
+
+    Raises: ValueError without a stage or for an unknown activation; else as torch.nn.functional.conv2d and
+        `batch_norm_act`.
+    """
+    if not stages:
+        raise ValueError(f"{_NAME}: expected a stage at least, got none")
+    for stage in stages:
+        if stage.activation is not None:
+            check_activation(_NAME, stage.activation)
+    options = tuple((s.stride, s.momentum, s.eps, s.activation) for s in stages)
+    tensors = (input, *(t for s in stages for t in s[:_PER_STAGE]))
+    output = try_chain(options, tensors)
+    if output is NotImplemented:
+        count_reference(_NAME)
+        return _reference(options, *tensors)
+    return output
+
+
+def conv2d_batch_norm_act(
+    input: Tensor,
+    weight: Tensor,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    activation: str | None = None,
+    stride: int = 1,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`conv_chain` of one stage: a 1 x 1 or depthwise convolution, its batch normalisation, an activation.
+
+    Args, returns and raises: as `Stage` and `conv_chain`.
+    """
+    stage = Stage(
+        weight, norm_weight, norm_bias, running_mean, running_var, activation, stride, momentum, eps
+    )
+    return conv_chain(input, (stage,))
