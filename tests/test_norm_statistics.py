@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import opswap
 from opswap import functional as F
 from opswap._torch import DispatchMode
 from opswap.ops.norm import reference

@@ -15,11 +15,10 @@
  * or dtypes, what would be an error, calls that torch's dispatcher has to see. */
 #include "binding/activation_arg.h"
 #include "binding/binding.h"
+#include "binding/call.h"
 #include "binding/number_arg.h"
-#include "binding/profile.h"
 #include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
-#include "binding/variant_counts.h"
 #include "chain/run.h"
 #include "core/isa.h"
 
@@ -238,11 +237,10 @@ static int run(osw_chain *chain, bool backward)
         return -1;
     }
     osw_chain_choose(chain, backward, calls);
-    PyObject *range = osw_profile_begin(backward ? "conv_chain_backward" : "conv_chain");
-    PyThreadState *state = PyEval_SaveThread();
+    const osw_running running =
+        osw_run_begin(backward ? "conv_chain_backward" : "conv_chain", true);
     (backward ? osw_chain_backward : osw_chain_forward)(chain, memory);
-    PyEval_RestoreThread(state);
-    osw_profile_end(range);
+    osw_run_end(running);
     PyMem_Free(memory);
     return 0;
 }
@@ -263,9 +261,8 @@ static void update_running(const osw_chain_call *call)
     }
 }
 
-static PyObject *plain_chain(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(plain_chain)
 {
-    (void)module;
     osw_chain_call call = {.count = 0};
     if (nargs != 2 || !read_call(&call, args[0], args[1])) {
         PyErr_Clear();
@@ -362,9 +359,8 @@ static PyObject *make_gradients(osw_chain_call *call, PyObject *tensors, PyObjec
     return gradients;
 }
 
-static PyObject *plain_chain_backward(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRY(plain_chain_backward)
 {
-    (void)module;
     osw_chain_call call = {.count = 0};
     if (nargs != B_COUNT || !read_call(&call, args[B_OPTIONS], args[B_TENSORS]) ||
         !PyTuple_Check(args[B_ZS]) || PyTuple_Size(args[B_ZS]) != call.chain.count ||
@@ -382,28 +378,21 @@ static PyObject *plain_chain_backward(PyObject *module, PyObject *const *args, P
     return osw_or_declined(gradients);
 }
 
-static PyObject *chain_leads(PyObject *module, PyObject *unused)
+OSW_ENTRY_NO_ARGS(chain_leads)
 {
-    (void)module, (void)unused;
     return PyBool_FromLong(osw_chain_leads(osw_isa_current()));
 }
 
 #define NAME(operation) #operation,
-
-static PyObject *chain_variants(PyObject *module, PyObject *unused)
-{
-    static const char *const names[] = {OSW_CHAIN_VARIANTS(NAME)};
-    (void)module, (void)unused;
-    return osw_variant_counts(OSW_CHAIN_COUNT, names, calls);
-}
+OSW_ENTRY_COUNTS(chain_variants, calls, OSW_CHAIN_VARIANTS(NAME))
 
 PyMethodDef osw_chain_methods[] = {
-    {"plain_chain", OSW_METHOD(plain_chain), METH_FASTCALL,
-     "plain_chain(options, tensors) -> (output, statistics, z of each stage), or NotImplemented"},
-    {"plain_chain_backward", OSW_METHOD(plain_chain_backward), METH_FASTCALL,
-     "plain_chain_backward(options, tensors, grad_output, statistics, zs, needed) -> gradients of "
-     "the tensors, or NotImplemented"},
-    {"chain_leads", chain_leads, METH_NOARGS, "Whether the kernels of the tier in use are fast."},
-    {"chain_variants", chain_variants, METH_NOARGS, "Calls of every kernel, by name."},
+    OSW_ENTRY_LINE(plain_chain, "plain_chain(options, tensors) -> (output, statistics, z of each "
+                                "stage), or NotImplemented"),
+    OSW_ENTRY_LINE(plain_chain_backward, "plain_chain_backward(options, tensors, grad_output, "
+                                         "statistics, zs, needed) -> gradients of "
+                                         "the tensors, or NotImplemented"),
+    OSW_ENTRY_NO_ARGS_LINE(chain_leads, "Whether the kernels of the tier in use are fast."),
+    OSW_ENTRY_COUNTS_LINE(chain_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -26,7 +26,7 @@ _NAME = "batch_norm_act_moving"
 
 
 def is_watched(*tensors: Tensor | None) -> bool:
-    """True if dispatch modes alone watch over operators, none of them torch's own, and the tensors are ordinary ones."""
+    """True if dispatch modes alone watch, none of them torch's own, and the tensors are ordinary ones."""
     if torch.compiler.is_compiling() or transforms_active():
         return False
     modes = dispatch_modes()
