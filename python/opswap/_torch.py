@@ -49,6 +49,7 @@ __all__ = [
     "is_wrapper",
     "library_takes",
     "lookup_backend",
+    "mode_stack",
     "nn_functions",
     "no_dispatch",
     "sequence_number",
@@ -97,6 +98,10 @@ def transforms_active() -> bool:
 
 # Dispatch modes that are on; without the name one is taken to be: constants are made anew for every call.
 dispatch_modes: Callable[[], int] = _find("torch._C", "_len_torch_dispatch_stack") or _yes
+# The modes themselves; without the name nobody is known, and operators take their usual way.
+mode_stack: Callable[[], list[Any]] | None = _find(
+    "torch.utils._python_dispatch", "_get_current_dispatch_mode_stack"
+)
 
 
 # Whether a hook for all modules is registered; without the name one is taken to be: the original forward runs.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opswap._torch import dispatch_modes
+from opswap._torch import dispatch_modes, mode_stack
 
 from .._function import transforms_active
 from .._library import library
@@ -29,8 +29,9 @@ def is_watched(*tensors: Tensor | None) -> bool:
     """True if dispatch modes alone watch, none of them torch's own, and the tensors are ordinary ones."""
     if torch.compiler.is_compiling() or transforms_active():
         return False
-    modes = dispatch_modes()
-    if not modes or any(type(mode).__module__.startswith("torch.") for mode in modes):
+    if mode_stack is None or not dispatch_modes():
+        return False
+    if any(type(mode).__module__.startswith("torch.") for mode in mode_stack()):
         return False
     return all(type(t) is Tensor for t in tensors)
 
