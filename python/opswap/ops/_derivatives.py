@@ -16,7 +16,7 @@ __all__ = ["bilinear_pair", "linear_pair"]
 
 def linear_pair(
     forward: Operator,
-    backward: Operator,
+    backward: Operator | Callable[..., Tensor],
     keep: Callable[..., Kept],
     derivative: Callable[..., Tensor],
 ) -> None:
@@ -24,14 +24,14 @@ def linear_pair(
 
     Args:
         forward: an operator of one tensor with one differentiable output.
-        backward: called as `backward(grad_output, *saved, *facts)`.
+        backward: called as `backward(grad_output, *saved, *facts)`; an operator gets its derivatives too.
         keep: as of `Operator`, of `forward`.
         derivative: `derivative(tangent, *saved, *facts)`, written with operators.
     """
     forward.keep = keep
     forward.gradient = lambda saved, facts, _, grad: (backward(grad, *saved, *facts),)
     forward.tangent = lambda saved, facts, tangent: derivative(tangent, *saved, *facts)
-    if forward is backward:
+    if forward is backward or not isinstance(backward, Operator):
         return
     backward.keep = lambda constants, tensors, _: (tensors[1:], constants)
     backward.gradient = lambda saved, facts, _, grad: (

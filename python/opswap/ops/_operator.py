@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from opswap._torch import below_autograd, can_write_autograd, forward_mode_active, under_transforms
+from opswap._torch import (
+    below_autograd,
+    can_write_autograd,
+    dispatch_modes,
+    forward_mode_active,
+    functorch_active,
+    under_transforms,
+)
 
 from ._function import base_apply, needs_graph, plain_cpu, transforms_active
 from ._library import library
@@ -179,7 +186,7 @@ class Operator:
 
         def autograd(keys: Any, *args: Any) -> Any:
             args = self._with_defaults(args)
-            if self._in_forward_mode is not None and forward_mode_active():
+            if self._in_forward_mode is not None and self._may_be_forward():
                 return self._in_forward_mode(*args)
             tensors = args[0] if self._listed else args[: self._count]
             if not (needs_graph(t for t in tensors if t is not None) or transforms_active()):
@@ -189,6 +196,11 @@ class Operator:
             return list(outputs) if self._lists else outputs
 
         return autograd
+
+    @staticmethod
+    def _may_be_forward() -> bool:
+        """In a graph that torch.compile makes of torch.func, nobody says which mode a level is of."""
+        return forward_mode_active() or bool(functorch_active() and dispatch_modes())
 
     def _setup_overload(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors = inputs[0] if self._listed else inputs[: self._count]
@@ -222,17 +234,19 @@ class Operator:
         saved: Sequence[Tensor | None] = ()
         if self.keep is not None:
             saved, ctx.facts = self.keep(constants, tensors, outputs)
-        ctx.save_for_backward(*saved)
-        ctx.set_materialize_grads(fill)
+        if saved:
+            ctx.save_for_backward(*saved)
+        if not fill and len(outputs) > 1:
+            ctx.set_materialize_grads(False)
         if self._differentiable is not None and self._differentiable < len(outputs):
             ctx.mark_non_differentiable(*outputs[self._differentiable :])
         return saved
 
     def _gradients(self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]) -> Sequence[Tensor | None]:
-        if self._differentiable is not None:
+        if len(grads) > 1:
             grads = grads[: self._differentiable]
-        if all(g is None for g in grads):
-            return (None,) * len(needed)
+            if all(g is None for g in grads):
+                return (None,) * len(needed)
         if self.gradient is None:
             raise NotImplementedError(f"opswap::{self.name} has no gradient")
         return self.gradient(ctx.saved_tensors, ctx.facts, needed, *grads)

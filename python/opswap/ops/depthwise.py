@@ -20,7 +20,7 @@ from torch.autograd import Function
 from opswap import _core
 from opswap._torch import functorch_active
 
-from ._convolution import Pair, library_backward, pair
+from ._convolution import Pair, library_backward, padding_numbers, pair
 from ._convolution_operator import ConvolutionOperator
 from ._function import DeclinedError, base_apply, concrete_size, plain_cpu, seen_by_tracer
 from ._stats import count_kernel, count_reference, reference_forced
@@ -108,7 +108,8 @@ def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: A
     if input.dtype not in _DTYPES or weight.dtype is not input.dtype or input.layout is not torch.strided:
         return False
     taps, groups = tuple(weight.shape[1:]), weight.shape[0]
-    options = stride in (1, 2, (1, 1), (2, 2)) and dilation in (1, (1, 1)) and not isinstance(padding, str)
+    options = stride in (1, 2, (1, 1), (2, 2)) and dilation in (1, (1, 1))
+    options = options and padding_numbers(padding, taps[1:], stride, dilation) is not None
     fits = taps in ((1, 3, 3), (1, 5, 5)) and groups == input.shape[1] and groups >= _FEWEST_CHANNELS
     return options and fits and input.stride(1) == 1 and _wins_as_constant()
 
@@ -193,7 +194,8 @@ def depthwise_conv2d(
         except (DeclinedError, AttributeError):
             pass
     if _is_recorded(input, weight, stride, padding, dilation):
-        return _operator(input, weight, bias, pair(stride), pair(padding))
+        numbers = padding_numbers(padding, weight.shape[2:], stride, dilation)
+        return _operator(input, weight, bias, pair(stride), numbers)
     if not _compiling():
         count_reference(_NAME)
     groups = 1

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
+from opswap._torch import no_dispatch
 
 from ._derivatives import linear_pair
 from ._function import check_memory, needs_graph, plain_cpu, seen_by_tracer, tracing
@@ -90,7 +91,8 @@ def _bits(mask: Tensor, count: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _scale(keep: float, dtype: torch.dtype) -> float:
     """What torch multiplies a kept element with, as it rounds it in this dtype."""
-    return torch.ones((), dtype=dtype, device="cpu").div_(keep).item()
+    with no_dispatch():  # a tensor with memory, whoever records operators
+        return torch.ones((), dtype=dtype, device="cpu").div_(keep).item()
 
 
 @torch.compiler.assume_constant_result

@@ -16,7 +16,15 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ._derivatives import linear_pair
-from ._function import cached_constant, concrete_size, plain_cpu, tracing, transforms_active
+from ._function import (
+    cached_constant,
+    concrete_size,
+    needs_graph,
+    plain_cpu,
+    plain_eager,
+    tracing,
+    transforms_active,
+)
 from ._operator import Operator
 from .channels import channel_shuffle
 
@@ -69,16 +77,29 @@ def _fake(input: Tensor, order: Sequence[int]) -> Tensor:
 _operator = Operator("channel_permutation(Tensor input, int[] order) -> Tensor", _kernel, _kernel, _fake)
 
 
-def _gather(tangent: Tensor, inverse: Sequence[int]) -> Tensor:
-    return _operator(tangent, _inverse(tuple(inverse)))
+def _gather(tangent: Tensor, inverse: tuple[int, ...]) -> Tensor:
+    return _permute(tangent, _inverse(inverse))
+
+
+def _scatter(grad: Tensor, inverse: tuple[int, ...]) -> Tensor:
+    return _permute(grad, inverse)
 
 
 linear_pair(
     _operator,
-    _operator,
+    _scatter,
     lambda constants, *_: ((), (_inverse(tuple(constants[0])),)),
     _gather,
 )
+
+
+_apply_plain = _operator.make_apply(lambda constants, input: _kernel(input, *constants))
+
+
+def _permute(input: Tensor, order: tuple[int, ...]) -> Tensor:
+    if not plain_eager():
+        return _operator(input, order)
+    return _apply_plain((order,), input) if needs_graph((input,)) else _kernel(input, order)
 
 
 def channel_permutation(input: Tensor, order: Sequence[int]) -> Tensor:
@@ -100,7 +121,7 @@ def channel_permutation(input: Tensor, order: Sequence[int]) -> Tensor:
         raise RuntimeError(
             f"channel_permutation: {len(order)} channels expected, got a tensor of size {tuple(size)}"
         )
-    return reference(input, order) if tracing() else _operator(input, order)
+    return reference(input, order) if tracing() else _permute(input, order)
 
 
 def _spread(grad: Tensor, index: Tensor, channels: int) -> Tensor:
@@ -156,4 +177,4 @@ def take_channels(input: Tensor, index: Tensor) -> Tensor:
     if len(order) != input.shape[1] or not is_permutation(order):
         return _take(input, index)
     groups = shuffle_groups(order)
-    return channel_shuffle(input, groups) if groups else _operator(input, order)
+    return channel_shuffle(input, groups) if groups else _permute(input, order)
