@@ -504,3 +504,12 @@ def test_tolist_is_the_tensor_s_own_again() -> None:
     thread.join()
     assert Tensor.tolist is own and "tolist" not in vars(Tensor)
     assert [sum(s.count for s in r.sites) for r in (outer, inner)] == [2, 1]
+
+
+def test_a_loop_is_seen_through_other_contexts() -> None:
+    detect = opswap.shapes.detect
+    with detect() as outer, opswap.layout.check(), opswap.memory.denormals(), detect() as inner:
+        for _ in torch.arange(3):
+            pass
+    assert [(s.op, s.status, s.line) for s in outer.sites] == [(s.op, s.status, s.line) for s in inner.sites]
+    assert [s.status for s in outer.findings] == ["loop"]

@@ -146,10 +146,7 @@ class _Mode(DispatchMode):
             raise
         elapsed = perf_counter_ns() - start
         new_node = threading.get_ident() == self._thread and self._locator.new_node()
-        if not known.skipped:
-            origin = self._look(known, args, kwargs, out, elapsed, sys._getframe(1))
-        else:
-            origin = None
+        origin = None if known.skipped else self._look(known, args, kwargs, out, elapsed, sys._getframe(1))
         if new_node:
             self._locator.remember(origin or self._locator.locate(sys._getframe(1)))
         if self._after_operator is not None:
