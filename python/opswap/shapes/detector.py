@@ -144,7 +144,7 @@ class _Lists:
         with _Lists._lock:
             if not _Lists._inside:
                 _Lists._original = Tensor.tolist
-                Tensor.tolist = _tolist  # type: ignore[method-assign]
+                Tensor.tolist = _tolist  # type: ignore[method-assign,assignment]
             _Lists._inside.append(self._entry)
 
     def __exit__(self, *error: Any) -> None:
