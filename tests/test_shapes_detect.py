@@ -476,31 +476,3 @@ def test_readme_blocks_run() -> None:
     names: dict[str, Any] = {}
     for block in [part.split("```")[0] for part in _README.read_text().split("```python\n")[1:]]:
         exec(compile(block, "README.md", "exec"), names)
-
-
-def test_tolist_is_the_tensor_s_own_again() -> None:
-    """After nested contexts, errors and contexts of several threads that end in another order."""
-    own, inside = Tensor.tolist, threading.Event()
-    done = threading.Event()
-
-    def other() -> None:
-        with opswap.shapes.detect() as theirs:
-            inside.set()
-            done.wait(60)
-            assert torch.arange(3).tolist() == [0, 1, 2]
-        assert [s.op for s in theirs.sites] == ["tolist"]
-
-    thread = threading.Thread(target=other)
-    with pytest.raises(KeyError), opswap.shapes.detect() as outer:
-        thread.start()
-        assert inside.wait(60)
-        with opswap.shapes.detect() as inner:
-            assert torch.arange(2).tolist() == [0, 1]
-        assert torch.arange(4).tolist() == [0, 1, 2, 3]
-        raise KeyError
-    assert Tensor.tolist is not own, "the other thread still watches"
-    assert torch.arange(2).tolist() == [0, 1]
-    done.set()
-    thread.join()
-    assert Tensor.tolist is own and "tolist" not in vars(Tensor)
-    assert [sum(s.count for s in r.sites) for r in (outer, inner)] == [2, 1]

@@ -71,13 +71,7 @@ class Call:
             return False
         if self.weight is not None and self.weight[1] is Format.CONTIGUOUS:
             return False
-        for operand in self.sources:
-            if operand.mark is not None or operand.format is not Format.LAST:
-                return False
-        for operand in self.results:  # two loops: generators take three times as long
-            if operand.mark is not None or operand.format is not Format.LAST:
-                return False
-        return True
+        return all(o.mark is None and o.format is Format.LAST for o in (*self.sources, *self.results))
 
     def images(self, operands: list[Operand]) -> list[Operand]:
         return [o for o in operands if o.format is not Format.NONE]

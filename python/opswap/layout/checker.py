@@ -20,7 +20,7 @@ from opswap._torch import OpOverload, graph_task
 from opswap.finding import Finder, Locator, Origin, short_path
 from opswap.finding.operators import tensors_in
 
-from .call import make_call
+from .call import Call, make_call
 from .formats import Format, format_of
 from .observer import Observer
 from .ordinary import NOTHING, Known, ordinary_call
@@ -146,10 +146,7 @@ class _Mode(DispatchMode):
             raise
         elapsed = perf_counter_ns() - start
         new_node = threading.get_ident() == self._thread and self._locator.new_node()
-        if not known.skipped:
-            origin = self._look(known, args, kwargs, out, elapsed, sys._getframe(1))
-        else:
-            origin = None
+        origin = None if known.skipped else self._look(known, args, kwargs, out, elapsed, sys._getframe(1))
         if new_node:
             self._locator.remember(origin or self._locator.locate(sys._getframe(1)))
         if self._after_operator is not None:
@@ -170,15 +167,16 @@ class _Mode(DispatchMode):
         ordinary = ordinary_call(known, args, out, observer.marks) if known.ordinary and not kwargs else None
         if ordinary is NOTHING:
             return None
+        call: Call | None = None
         if ordinary is None:
             call = make_call(known.name, known.func, args, kwargs, out, nanoseconds, observer.marks)
             if call is None:
                 return None
         origin = self._locator.locate(frame)
         with self._lock:
-            if ordinary is None:
+            if call is not None:
                 observer.observe(call, origin)
-            else:
+            elif ordinary is not None:
                 observer.observe_ordinary(known.name, origin, *ordinary, nanoseconds)
             self._report.hidden.look_around(origin, frame)
         return origin

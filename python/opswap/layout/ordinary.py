@@ -103,9 +103,9 @@ def _bytes_of_results(known: Known, out: Any, marks: Marks) -> int:
     for place, part in enumerate(out):
         if place == known.gradient_at:
             continue
-        if place and type(part) is Tensor and type(out) is tuple:
-            if part.dim() < 4 or not part.is_floating_point():
-                continue  # statistics; indices, offsets, masks
+        beside = place and type(out) is tuple and type(part) is Tensor
+        if beside and (part.dim() < 4 or not part.is_floating_point()):
+            continue  # statistics; indices, offsets, masks
         moved = _bytes(part, marks)
         if moved < 0:
             return -1

@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from opswap._dispatch_mode import DispatchMode
 from opswap._torch import graph_task
 from opswap.finding import Finder, Locator
+from opswap.finding.source import is_user_file
 
 from .report import InputShapes, ShapesReport
 from .rewrites import Facts
@@ -143,7 +144,7 @@ class _Lists:
         with _Lists._lock:
             if not _Lists._inside:
                 _Lists._original = Tensor.tolist
-                Tensor.tolist = _tolist  # type: ignore[method-assign]
+                Tensor.tolist = _tolist  # type: ignore[method-assign,assignment]
             _Lists._inside.append(self._entry)
 
     def __exit__(self, *error: Any) -> None:
@@ -228,9 +229,7 @@ class _Mode(DispatchMode):
 
 def _iterates(frame: FrameType | None) -> bool:
     """True if a loop over a tensor called the operator."""
-    for _ in range(4):
-        if frame is None:
-            return False
+    while frame is not None and not is_user_file(frame.f_code.co_filename):  # other contexts lie between
         if frame.f_code is _ITERATES:
             return True
         frame = frame.f_back
