@@ -336,9 +336,8 @@ void osw_chain_backward(osw_chain *chain, void *memory)
         pack(chain, s, true, &m);
         run(&(osw_chain_work){.stage = s,
                               .memory = &m,
-                              .kernel =
-                                  osw_chain_table[s->depthwise ? OSW_CHAIN_depthwise_backward
-                                                               : OSW_CHAIN_pointwise_backward],
+                              .kernel = chain->kernels[s->depthwise ? OSW_CHAIN_depthwise_backward
+                                                                    : OSW_CHAIN_pointwise_backward],
                               .channels = s->channels});
         finish_weight(s, &m, chain->grad_weights[i]);
         if (i)
