@@ -82,7 +82,8 @@ class ConvChain(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
         needed = ctx.needs_input_grad[1:]
         arguments = (ctx.options, tensors, needed, grad_output)
         if plain_eager() and not torch.is_grad_enabled():
