@@ -130,11 +130,12 @@ def _reference_backward(
     """Computed again; differentiable where a graph is wanted."""
     graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        if not graph:
-            tensors = tuple(
-                t if t is None else t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)
-            )
-        output = _reference(options, *tensors)  # type: ignore[arg-type]
+        # Apart from each other: a tensor may be given twice, or be made of another one.
+        tensors = tuple(
+            t if t is None else t.view_as(t) if graph else t.detach().requires_grad_(n)
+            for t, n in zip(tensors, needed, strict=True)
+        )
+        output = _reference(options, *tensors)
         wanted = [t for t, n in zip(tensors, needed, strict=True) if n and t is not None]
         found = iter(torch.autograd.grad(output, wanted, grad_output, create_graph=graph))
     return [next(found) if n and t is not None else None for t, n in zip(tensors, needed, strict=True)]
