@@ -150,6 +150,8 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
         return NotImplemented
     try:
         if needs_graph(t for t in tensors if t is not None):
+            if any(t is not None and t.is_inference() for t in tensors):
+                return NotImplemented  # torch's error comes before running statistics move
             output = _apply(options, *tensors)
         else:
             made = _core.plain_chain(options, tensors)
