@@ -32,6 +32,7 @@ TIERS = ("scalar", "neon", "avx2", "avx512", "portable16", "portable32", "portab
 # Files whose family has kernels in the hidden tiers.
 HIDDEN_TIERS_OF = (
     "test_batch",
+    "test_chain",
     "test_channels",
     "test_conv",
     "test_depthwise",

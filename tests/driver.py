@@ -22,7 +22,9 @@ CSRC = TESTS.parent / "csrc"
 sys.path.insert(0, str(CSRC))
 import recipe  # noqa: E402
 
-FAMILIES = ("dropout", "channels", "linear", "depthwise", "conv", "pool", "norm", "batch")
+FAMILIES = ("dropout", "channels", "linear", "depthwise", "conv", "chain", "pool", "norm", "batch")
+# Families whose kernels a family calls.
+CALLED = {"chain": ("depthwise",)}
 CORE = ("isa", "prefetch", "scratch", "memory")
 PORTABLE = ("portable16", "portable32", "portable64")
 TIERS = {"x86_64": ("avx2", "avx512"), "aarch64": ("neon",)}
@@ -93,6 +95,10 @@ def build(
     jobs = [(CSRC / "core" / f"{name}.c", folder / f"core_{name}.o", []) for name in CORE]
     for name in ("driver", "driver_rooms", "driver_compare", "threads"):
         jobs.append((TESTS / "c" / f"{name}.c", folder / f"{name}.o", []))
+    called = {name for family in families for name in CALLED.get(family, ())}
+    for family in sorted(called - set(families)):
+        for source in sorted((CSRC / family).glob("*.c")):
+            jobs += _objects_of(source, tiers, folder)
     for family in families:
         if family == "primitives":
             jobs += _primitives(tiers, folder)

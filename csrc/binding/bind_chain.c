@@ -56,11 +56,11 @@ static bool is_float(const osw_tensor *t)
 }
 
 /* Pixels of channels, one behind the other. */
-static bool is_image(const osw_tensor *t)
+static bool is_pixels(const osw_tensor *t)
 {
     int64_t step = 1;
     static const int order[] = {1, 3, 2, 0};
-    if (t->ndim != 4 || t->numel == 0 || !is_float(t) || !osw_suggests_channels_last(t))
+    if (t->ndim != 4 || t->numel == 0 || !is_float(t))
         return false;
     for (int i = 0; i < 4; i++) {
         if (t->size[order[i]] > 1 && t->stride[order[i]] != step)
@@ -68,6 +68,12 @@ static bool is_image(const osw_tensor *t)
         step *= t->size[order[i]];
     }
     return true;
+}
+
+/* The same, of which torch makes more in channels_last: not every image of one pixel. */
+static bool is_image(const osw_tensor *t)
+{
+    return is_pixels(t) && osw_suggests_channels_last(t);
 }
 
 static bool read_options(osw_chain_call *call, PyObject *options)
@@ -287,7 +293,7 @@ static bool read_kept(osw_chain_call *call, PyObject *const *args)
     osw_chain *chain = &call->chain;
     const osw_chain_stage *last = &chain->stages[chain->count - 1];
     osw_tensor t;
-    if (!osw_tensor_plain(args[B_GRAD], &t) || !is_image(&t) || t.size[0] != last->batch ||
+    if (!osw_tensor_plain(args[B_GRAD], &t) || !is_pixels(&t) || t.size[0] != last->batch ||
         t.size[1] != last->outputs || t.size[2] != last->out_height || t.size[3] != last->out_width)
         return false;
     chain->stages[chain->count - 1].grad = (const float *)(const void *)t.data;

@@ -237,7 +237,8 @@ static void moments_block(int64_t channels, int64_t pixels, const float *z,
     }
 }
 
-/* center of a part: the means of a few of these pixels. */
+/* center of a part: the means of a few of these pixels, or 0, about which the sum of infinities is
+ * infinite too. */
 static void find_center(int64_t channels, int64_t pixels, const float *z,
                         const osw_chain_part *part)
 {
@@ -245,7 +246,7 @@ static void find_center(int64_t channels, int64_t pixels, const float *z,
         float sum = 0;
         for (int64_t i = 0; i < SAMPLE; i++)
             sum += z[i * (pixels - 1) / (SAMPLE - 1) * channels + c];
-        part->center[c] = sum / SAMPLE;
+        part->center[c] = sum - sum == 0 ? sum / SAMPLE : 0;
     }
 }
 

@@ -3,6 +3,7 @@
 #include "chain/chain.h"
 #include "norm/scalar_smooth.h"
 
+#include <math.h>
 #include <string.h>
 
 #define TIER   scalar
@@ -35,7 +36,7 @@ static void sum_outputs(const osw_chain_stage *s, const osw_chain_part *part, in
                         int64_t end)
 {
     for (int64_t o = 0; o < s->outputs; o++) {
-        const float center = s->output[begin * s->outputs + o];
+        const float value = s->output[begin * s->outputs + o], center = isfinite(value) ? value : 0;
         double first = 0, second = 0;
         for (int64_t p = begin; p < end; p++) {
             const double far = (double)s->output[p * s->outputs + o] - (double)center;

@@ -235,8 +235,8 @@ static void merge_moments(const osw_chain_stage *s, osw_chain_link *link,
             const double shift = sums[c] / count;
             const double mean = (double)memory->centers[i * outputs + c] + shift;
             const double square = sums[outputs + c] - shift * sums[c];
-            const double far = mean - (i ? link->mean[c] : mean);
-            link->mean[c] = (i ? link->mean[c] : mean) + far * share;
+            const double so_far = i ? link->mean[c] : mean, far = mean - so_far;
+            link->mean[c] = isfinite(far) ? so_far + far * share : so_far + mean;
             link->var[c] = (i ? link->var[c] : 0) + square + far * far * total * share;
         }
         total += count;
@@ -336,9 +336,8 @@ void osw_chain_backward(osw_chain *chain, void *memory)
         pack(chain, s, true, &m);
         run(&(osw_chain_work){.stage = s,
                               .memory = &m,
-                              .kernel =
-                                  osw_chain_table[s->depthwise ? OSW_CHAIN_depthwise_backward
-                                                               : OSW_CHAIN_pointwise_backward],
+                              .kernel = chain->kernels[s->depthwise ? OSW_CHAIN_depthwise_backward
+                                                                    : OSW_CHAIN_pointwise_backward],
                               .channels = s->channels});
         finish_weight(s, &m, chain->grad_weights[i]);
         if (i)

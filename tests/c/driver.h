@@ -54,7 +54,7 @@ typedef enum driver_values {
     DRIVER_WHOLE_WORST
 } driver_values;
 
-enum { DRIVER_MOST_ROOMS = 16, DRIVER_MOST_LENGTHS = 24, DRIVER_NAME = 160 };
+enum { DRIVER_MOST_ROOMS = 24, DRIVER_MOST_LENGTHS = 24, DRIVER_NAME = 160 };
 
 /* How far a tier may be from the scalar one: not at all, every bit (NaN is NaN); not at all, but
  * for the sign of zero; or, for sums in the order that the tier likes, by `terms` roundings of the

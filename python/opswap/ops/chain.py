@@ -131,10 +131,11 @@ def _reference_backward(
     """Computed again; differentiable where a graph is wanted."""
     graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        if not graph:
-            tensors = tuple(
-                t if t is None else t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)
-            )
+        # Apart from each other: a tensor may be given twice, or be made of another one.
+        tensors = tuple(
+            t if t is None else t.view_as(t) if graph else t.detach().requires_grad_(n)
+            for t, n in zip(tensors, needed, strict=True)
+        )
         output = _reference(options, *tensors)
         wanted = [t for t, n in zip(tensors, needed, strict=True) if n and t is not None]
         found = iter(torch.autograd.grad(output, wanted, grad_output, create_graph=graph))
@@ -155,6 +156,8 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
         return NotImplemented
     try:
         if needs_graph(t for t in tensors if t is not None):
+            if any(t is not None and t.is_inference() for t in tensors):
+                return NotImplemented  # torch's error comes before running statistics move
             output = _apply(options, *tensors)
         else:
             made = _core.plain_chain(options, tensors)
