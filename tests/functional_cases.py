@@ -234,6 +234,15 @@ def _linear_cases() -> list[Case]:
     ]
 
 
+def _chain(x: Tensor, expand: Tensor, spatial: Tensor) -> Tensor:
+    return F.conv_chain(x, (Stage(expand, activation="relu"), Stage(spatial, stride=2)))
+
+
+def _stock_chain(x: Tensor, expand: Tensor, spatial: Tensor) -> Tensor:
+    x = T.relu(T.batch_norm(T.conv2d(x, expand), None, None, training=True))
+    return T.batch_norm(T.conv2d(x, spatial, None, 2, 1, 1, 24), None, None, training=True)
+
+
 def _convolution_cases(last: bool) -> list[Case]:
     pixels, depth = ((2, 8, 5, 6), (12, 8, 1, 1), (12,)), ((2, 8, 6, 7), (8, 1, 3, 3), (8,))
     return [
@@ -260,6 +269,14 @@ def _convolution_cases(last: bool) -> list[Case]:
             last,
         ),
         Case("dropout", lambda x: F.dropout(x, 0.3, False), lambda x: x, ((2, 8, 16, 16),), last),
+        Case(
+            "conv2d_batch_norm_act",
+            lambda x, w, g, b: F.conv2d_batch_norm_act(x, w, g, b, activation="relu"),
+            lambda x, w, g, b: T.relu(T.batch_norm(T.conv2d(x, w), None, None, g, b, True)),
+            ((2, 16, 6, 7), (24, 16, 1, 1), (24,), (24,)),
+            last,
+        ),
+        Case("conv_chain", _chain, _stock_chain, ((2, 16, 6, 7), (24, 16, 1, 1), (24, 1, 3, 3)), last),
     ]
 
 

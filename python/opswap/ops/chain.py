@@ -21,7 +21,7 @@ from torch.autograd import Function
 
 from opswap import _core
 
-from ._function import DeclinedError, base_apply, needs_graph, plain_cpu, plain_eager
+from ._function import DeclinedError, base_apply, concrete_size, needs_graph, plain_cpu, plain_eager
 from ._stats import count_kernel, count_reference
 from .norm import batch_norm_act, check_activation
 
@@ -37,6 +37,7 @@ __all__ = [
     "try_chain",
 ]
 
+_compiling = torch.compiler.is_dynamo_compiling
 _NAME = "conv_chain"
 _NAME_BACKWARD = f"{_NAME}_backward"
 FEWEST_CHANNELS, MOST_CHANNELS = 16, 1024
@@ -118,8 +119,8 @@ def _reference(options: Options, input: Tensor, *parameters: Tensor | None) -> T
     for i, (stride, momentum, eps, activation) in enumerate(options):
         weight, *vectors, mean, var = parameters[_PER_STAGE * i : _PER_STAGE * (i + 1)]
         assert weight is not None
-        side = weight.shape[-1]
-        groups = weight.shape[0] if side > 1 else 1
+        outputs, *_, side = concrete_size(weight)
+        groups = outputs if side > 1 else 1
         input = torch_functional.conv2d(input, weight, None, stride, side // 2, 1, groups)
         input = batch_norm_act(input, mean, var, *vectors, True, momentum, eps, activation)
     return input
@@ -197,7 +198,8 @@ def conv_chain(input: Tensor, stages: Sequence[Stage]) -> Tensor:
     tensors = (input, *(t for s in stages for t in s[:_PER_STAGE]))
     output = try_chain(options, tensors)
     if output is NotImplemented:
-        count_reference(_NAME)
+        if not _compiling():
+            count_reference(_NAME)
         return _reference(options, *tensors)
     return output
 
