@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import opswap
 import opswap.functional as F
+from opswap.ops.chain import Stage
 
 Tensors = tuple[Tensor, ...]
 
