@@ -93,22 +93,26 @@ def test_vmap(case: Case, place: int) -> None:
 
 @every_case
 def test_func_transforms(case: Case) -> None:
-    tensors, numbers = make(case, torch.float64, grad=False), argnums(case)
-    tangents = tuple(
-        torch.randn_like(t) if i in numbers else torch.zeros_like(t) for i, t in enumerate(tensors)
-    )
+    """Of the arguments that have a gradient."""
+    made, numbers = make(case, torch.float64, grad=False), argnums(case)
+    tensors = tuple(made[i] for i in numbers)
+    tangents, every = tuple(map(torch.randn_like, tensors)), tuple(range(len(tensors)))
 
-    def results(function: Any) -> tuple[Tensor, ...]:
-        function = seeded(function)
-        first = torch.func.grad(loss(function), numbers)
+    def results(called: Any) -> tuple[Tensor, ...]:
+        drawn = seeded(called)
+
+        def function(*given: Tensor) -> Any:
+            changed = dict(zip(numbers, given, strict=True))
+            return drawn(*(changed.get(i, t) for i, t in enumerate(made)))
+
+        first = torch.func.grad(loss(function), every)
         value, slope = torch.func.jvp(function, tensors, tangents)
         _, twice = torch.func.jvp(first, tensors, tangents)
         _, pull = torch.func.vjp(first, *tensors)
-        rows = torch.func.jacrev(lambda *t: as_tuple(function(*t))[0].flatten()[:3], numbers)
+        rows = torch.func.jacrev(lambda *t: as_tuple(function(*t))[0].flatten()[:3], every)
         columns = torch.func.jacfwd(lambda s: loss(function)(tensors[0] * s, *tensors[1:]), randomness="same")
-        made = (as_tuple(value), as_tuple(slope), first(*tensors), twice, rows(*tensors))
-        turned = [t for i, t in enumerate(pull(tuple(tangents[i] for i in numbers))) if i in numbers]
-        return (*(t for part in made for t in part), *turned, columns(torch.ones((), dtype=torch.float64)))
+        parts = (as_tuple(value), as_tuple(slope), first(*tensors), twice, rows(*tensors), pull(tangents))
+        return (*(t for part in parts for t in part), columns(torch.ones((), dtype=torch.float64)))
 
     assert_near(results(case.ours), results(case.stock), 1e-6)
 
