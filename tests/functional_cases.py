@@ -300,7 +300,6 @@ _OPERATORS = {
     "grouped_linear": ("grouped_linear",),
     "pointwise_conv2d": ("pointwise_conv2d",),
     "depthwise_conv2d": ("depthwise_conv2d",),
-    "dropout": ("dropout",),
 }
 
 
@@ -319,8 +318,13 @@ _UNDESCRIBED: list[Case] = [
 FUNCTIONS = [_described(case) for case in _UNDESCRIBED]
 # Calls that draw random numbers: alike after the same seed.
 RANDOM = [
-    _described(
-        Case("dropout", lambda x: F.dropout(x, 0.3), lambda x: T.dropout(x, 0.3), ((2, 8, 16, 16),), last)
+    Case(
+        "dropout",
+        lambda x: F.dropout(x, 0.3),
+        lambda x: T.dropout(x, 0.3),
+        ((2, 8, 16, 16),),
+        last,
+        operators=("dropout",),
     )
     for last in (False, True)
 ]

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import opswap
 import opswap.functional as F
+from opswap.ops.chain import Stage
 
 # OverflowError and AttributeError are what torch's own Python wrappers raise of the same arguments.
 EXPECTED = (TypeError, ValueError, RuntimeError, IndexError)
@@ -148,6 +149,10 @@ class Generator:
     def flag(self) -> Any:
         return self.choose([True, False] * 6 + [None, "x", 2.0])
 
+    def weight(self) -> Any:
+        """Of a 1 x 1 or a depthwise convolution, or not."""
+        return self.choose([torch.randn(16, 4, 1, 1), torch.randn(4, 1, 3, 3), self.tensor()])
+
     def vector(self) -> Any:
         return self.choose([torch.rand(self.choose((4, 4, 4, 8, 6, 0)))] * 4 + [None] * 3 + [self.tensor()])
 
@@ -216,6 +221,17 @@ class Generator:
                 self.flag(),
             ),
             "global_max_pool2d": lambda: (self.tensor(),),
+            "conv2d_batch_norm_act": lambda: (
+                self.tensor(),
+                self.weight(),
+                *(self.vector() for _ in range(4)),
+            ),
+            "conv_chain": lambda: (
+                self.tensor(),
+                self.choose(
+                    [(), None, [Stage(self.weight(), self.vector(), self.vector())], [self.tensor()]]
+                ),
+            ),
         }[name]()
 
 

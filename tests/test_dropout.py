@@ -188,7 +188,7 @@ def test_under_transforms_and_compilers() -> None:
     torch.manual_seed(9)
     ours = compiled(x)
     torch.manual_seed(9)
-    assert torch.equal(ours, T.dropout(x, 0.5)) and opswap.stats()["kernel"] == {"dropout": 1}
+    assert torch.equal(ours, T.dropout(x, 0.5)) and not opswap.stats()["kernel"]
 
 
 def test_two_threads_draw_each_number_once() -> None:

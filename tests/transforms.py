@@ -41,6 +41,7 @@ def operators_of(case: Case) -> tuple[str, ...]:
     """Those that stand in a graph on this machine."""
     left = {"pointwise_conv2d": pointwise_wins, "depthwise_conv2d": depthwise_wins, "dropout": draws_alike}
     kept = case.name in left and not left[case.name]()
+    kept = kept or (case.name in ("pointwise_conv2d", "depthwise_conv2d") and not case.channels_last)
     shuffled = case.name == "channel_shuffle" and not case.channels_last
     return () if kept or shuffled else case.operators
 

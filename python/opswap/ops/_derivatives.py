@@ -23,14 +23,17 @@ def linear_pair(
     """Say that the derivative of `forward` is a linear map and `backward` its transpose.
 
     Args:
-        forward: an operator of one tensor with one differentiable output.
+        forward: an operator with one differentiable output, linear in its first tensor; others have no gradient.
         backward: called as `backward(grad_output, *saved, *facts)`; an operator gets its derivatives too.
         keep: as of `Operator`, of `forward`.
         derivative: `derivative(tangent, *saved, *facts)`, written with operators.
     """
     forward.keep = keep
-    forward.gradient = lambda saved, facts, _, grad: (backward(grad, *saved, *facts),)
-    forward.tangent = lambda saved, facts, tangent: derivative(tangent, *saved, *facts)
+    forward.gradient = lambda saved, facts, needed, grad: (
+        backward(grad, *saved, *facts),
+        *(None for _ in needed[1:]),
+    )
+    forward.tangent = lambda saved, facts, tangent, *_: derivative(tangent, *saved, *facts)
     if forward is backward or not isinstance(backward, Operator):
         return
     backward.keep = lambda constants, tensors, _: (tensors[1:], constants)

@@ -118,7 +118,6 @@ def _reference(options: Options, input: Tensor, *parameters: Tensor | None) -> T
     """The same by the operators that a chain is made of; running statistics that are None do not move."""
     for i, (stride, momentum, eps, activation) in enumerate(options):
         weight, *vectors, mean, var = parameters[_PER_STAGE * i : _PER_STAGE * (i + 1)]
-        assert weight is not None
         outputs, *_, side = concrete_size(weight)
         groups = outputs if side > 1 else 1
         input = torch_functional.conv2d(input, weight, None, stride, side // 2, 1, groups)
@@ -171,6 +170,14 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     return output
 
 
+def _check_kinds(tensors: Sequence[Any]) -> None:
+    """Raise TypeError for an input or a weight that is no tensor, and for a vector that is neither one nor None."""
+    for i, t in enumerate(tensors):
+        optional = i > 0 and i % _PER_STAGE != 1
+        if not (isinstance(t, Tensor) or (optional and t is None)):
+            raise TypeError(f"{_NAME}: expected a tensor, got {type(t).__name__}")
+
+
 def conv_chain(input: Tensor, stages: Sequence[Stage]) -> Tensor:
     """Convolutions one behind the other, each with a batch normalisation in training and an activation.
 
@@ -186,16 +193,20 @@ def conv_chain(input: Tensor, stages: Sequence[Stage]) -> Tensor:
     Returns: (N, O, H', W'), in channels_last where the kernels run. Statistics are summed in float64. Results do not
         depend on the number of threads. For the backward the input and the convolutions' outputs are kept.
 
-    Raises: ValueError without a stage or for an unknown activation; else as torch.nn.functional.conv2d and
+    Raises: ValueError without a stage or for an unknown activation; TypeError for what is no `Stage` and for a weight
+        that is no tensor; else as torch.nn.functional.conv2d and
         `batch_norm_act`.
     """
     if not stages:
         raise ValueError(f"{_NAME}: expected a stage at least, got none")
     for stage in stages:
+        if not isinstance(stage, Stage):
+            raise TypeError(f"{_NAME}: expected a Stage, got {type(stage).__name__}")
         if stage.activation is not None:
             check_activation(_NAME, stage.activation)
     options = tuple((s.stride, s.momentum, s.eps, s.activation) for s in stages)
     tensors = (input, *(t for s in stages for t in s[:_PER_STAGE]))
+    _check_kinds(tensors)
     output = try_chain(options, tensors)
     if output is NotImplemented:
         if not _compiling():

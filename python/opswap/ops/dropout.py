@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +23,6 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from opswap import _core
-from opswap._torch import no_dispatch
 
 from ._derivatives import linear_pair
 from ._function import check_memory, needs_graph, plain_cpu, seen_by_tracer, tracing
@@ -51,9 +51,13 @@ if hasattr(os, "register_at_fork"):
 
 @lru_cache(maxsize=1)
 def draws_alike() -> bool:
-    """True where torch draws its random bits on this CPU as the kernel does. Found by drawing with both, once."""
+    """True where torch draws its random bits on this CPU as the kernel does. Found by drawing with both, once.
+
+    In a thread of its own: no mode, trace or transform of the caller sees the draws.
+    """
     try:
-        return _draws_alike()
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(_draws_alike).result()
     except RuntimeError:  # a generator whose state is laid out in another way
         return False
 
@@ -91,20 +95,18 @@ def _bits(mask: Tensor, count: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _scale(keep: float, dtype: torch.dtype) -> float:
     """What torch multiplies a kept element with, as it rounds it in this dtype."""
-    with no_dispatch():  # a tensor with memory, whoever records operators
-        return torch.ones((), dtype=dtype, device="cpu").div_(keep).item()
-
-
-@torch.compiler.assume_constant_result
-def _alike_as_constant() -> bool:
-    return draws_alike()
+    with ThreadPoolExecutor(1) as pool:  # a tensor with memory, whoever records operators in this thread
+        return pool.submit(lambda: torch.ones((), dtype=dtype, device="cpu").div_(keep).item()).result()
 
 
 def _is_recorded(input: Tensor) -> bool:
-    """True where the operator stands in a graph. If torch then draws in another way, its kernel does as well."""
-    if not (seen_by_tracer() and input.is_cpu and input.dtype in _DTYPES):
+    """True where the operator stands in a graph. If torch then draws in another way, its kernel does as well.
+
+    Not in one of torch.compile, which fuses torch's own with what is around it.
+    """
+    if torch.compiler.is_dynamo_compiling():
         return False
-    return not torch.compiler.is_dynamo_compiling() or _alike_as_constant()
+    return seen_by_tracer() and input.is_cpu and input.dtype in _DTYPES
 
 
 # --- the mask of a draw ----------------------------------------------------------------------------------------------
