@@ -171,9 +171,9 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
 
 
 def _check_kinds(tensors: Sequence[Any]) -> None:
-    """Raise TypeError for an input or a weight that is no tensor, and for a vector that is neither one nor None."""
-    for i, t in enumerate(tensors):
-        optional = i > 0 and i % _PER_STAGE != 1
+    """Raise TypeError for a weight that is no tensor, and for a vector that is neither one nor None."""
+    for i, t in enumerate(tensors[1:]):  # of the input torch says it
+        optional = i % _PER_STAGE != 0
         if not (isinstance(t, Tensor) or (optional and t is None)):
             raise TypeError(f"{_NAME}: expected a tensor, got {type(t).__name__}")
 
