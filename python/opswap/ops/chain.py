@@ -118,7 +118,7 @@ def _reference(options: Options, input: Tensor, *parameters: Tensor | None) -> T
     """The same by the operators that a chain is made of; running statistics that are None do not move."""
     for i, (stride, momentum, eps, activation) in enumerate(options):
         weight, *vectors, mean, var = parameters[_PER_STAGE * i : _PER_STAGE * (i + 1)]
-        outputs, *_, side = concrete_size(weight)
+        outputs, *_, side = concrete_size(weight) if isinstance(weight, Tensor) else (1, 1)
         groups = outputs if side > 1 else 1
         input = torch_functional.conv2d(input, weight, None, stride, side // 2, 1, groups)
         input = batch_norm_act(input, mean, var, *vectors, True, momentum, eps, activation)
@@ -170,14 +170,6 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     return output
 
 
-def _check_kinds(tensors: Sequence[Any]) -> None:
-    """Raise TypeError for a weight that is no tensor, and for a vector that is neither one nor None."""
-    for i, t in enumerate(tensors[1:]):  # of the input torch says it
-        optional = i % _PER_STAGE != 0
-        if not (isinstance(t, Tensor) or (optional and t is None)):
-            raise TypeError(f"{_NAME}: expected a tensor, got {type(t).__name__}")
-
-
 def conv_chain(input: Tensor, stages: Sequence[Stage]) -> Tensor:
     """Convolutions one behind the other, each with a batch normalisation in training and an activation.
 
@@ -193,9 +185,8 @@ def conv_chain(input: Tensor, stages: Sequence[Stage]) -> Tensor:
     Returns: (N, O, H', W'), in channels_last where the kernels run. Statistics are summed in float64. Results do not
         depend on the number of threads. For the backward the input and the convolutions' outputs are kept.
 
-    Raises: ValueError without a stage or for an unknown activation; TypeError for what is no `Stage` and for a weight
-        that is no tensor; else as torch.nn.functional.conv2d and
-        `batch_norm_act`.
+    Raises: ValueError without a stage or for an unknown activation; TypeError for what is no `Stage`; else as
+        torch.nn.functional.conv2d and `batch_norm_act`.
     """
     if not stages:
         raise ValueError(f"{_NAME}: expected a stage at least, got none")
@@ -206,8 +197,8 @@ def conv_chain(input: Tensor, stages: Sequence[Stage]) -> Tensor:
             check_activation(_NAME, stage.activation)
     options = tuple((s.stride, s.momentum, s.eps, s.activation) for s in stages)
     tensors = (input, *(t for s in stages for t in s[:_PER_STAGE]))
-    _check_kinds(tensors)
-    output = try_chain(options, tensors)
+    ordinary = all(t is None or isinstance(t, Tensor) for t in tensors)
+    output = try_chain(options, tensors) if ordinary else NotImplemented
     if output is NotImplemented:
         if not _compiling():
             count_reference(_NAME)
