@@ -5,10 +5,12 @@
 #define OSW_CHAIN_BLOCKS_H
 
 #include "chain/chain.h"
+#include "core/ints.h"
 #include "core/simd.h"
 #include "norm/functions.h"
 
 #include <stdint.h>
+#include <string.h>
 
 enum { BLOCK_VECTORS = 2, SUM_PIXELS = 64, SAMPLE = 4 };
 

@@ -11,7 +11,9 @@
 #ifndef SUFFIX
 #    include "core/each_float.h"
 #    include "linear/dot.h"
-#    include "linear/product.h"
+#    include "linear/product_tiles.h"
+
+#    include "linear/product.h" /* of what product_tiles.h defines */
 #endif
 
 /* Packing costs by the weight, the sums over the lanes of dot products by the output: packing is

@@ -11,7 +11,9 @@
 #ifndef SUFFIX
 #    include "core/each_float.h"
 #    include "linear/combine.h"
-#    include "linear/product.h"
+#    include "linear/product_tiles.h"
+
+#    include "linear/product.h" /* of what product_tiles.h defines */
 #endif
 
 static void KERNEL(linear_grad_input)(const osw_linear *l, const osw_linear_block *block)

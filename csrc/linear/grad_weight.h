@@ -12,7 +12,9 @@
 #ifndef SUFFIX
 #    include "core/each_float.h"
 #    include "linear/combine.h"
-#    include "linear/product.h"
+#    include "linear/product_tiles.h"
+
+#    include "linear/product.h" /* of what product_tiles.h defines */
 #endif
 
 /* grad_bias[o + j] = sum of grad_output[n][o + j] over the rows of a part, for so many vectors of
