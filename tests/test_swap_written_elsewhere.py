@@ -48,6 +48,22 @@ class OfClass:
     sizes = [2]  # noqa: RUF012
 
 
+class Counting:
+    """A look-up that writes to the object's own dictionary."""
+
+    def __init__(self) -> None:
+        self.groups = 2
+
+    def __getattribute__(self, name: str) -> Any:
+        attributes = super().__getattribute__("__dict__")
+        if name == "groups":
+            attributes["asked"] = attributes.get("asked", 0) + 1
+        return super().__getattribute__(name)
+
+
+COUNTING = Counting()
+
+
 def noted() -> int:
     return noted.groups
 
@@ -412,15 +428,50 @@ def in_a_list_of_an_object(s: Any, x: Tensor) -> Tensor:
     return x
 
 
+def of_an_object_s_dict(s: Any, x: Tensor) -> Tensor:
+    vars(STATE.config)["groups"] = 5
+    return x
+
+
+def of_a_variable_for_it(s: Any, x: Tensor) -> Tensor:
+    attributes = STATE.config.__dict__
+    attributes["extra"] = 5
+    return x
+
+
+def of_the_dict_by_method(s: Any, x: Tensor) -> Tensor:
+    STATE.config.__dict__.update(extra=5)
+    return x
+
+
+def of_the_dict_by_deletion(s: Any, x: Tensor) -> Tensor:
+    attributes = vars(STATE.config)
+    del attributes["steps"]
+    return x
+
+
+def by_a_look_up(s: Any, x: Tensor) -> Tensor:
+    return x + COUNTING.groups
+
+
 OWN = (
     by_method, by_subscript, by_a_variable, in_place, by_function, by_map, by_partial, by_name, by_deletion, by_slice,
     by_default, of_a_users_dict, of_an_attribute, of_a_slot, of_a_closure, of_a_class, in_a_list_of_an_object,
+    of_an_object_s_dict, of_a_variable_for_it, of_the_dict_by_method, of_the_dict_by_deletion, by_a_look_up,
 )  # fmt: skip
 
 
 def held() -> tuple[Any, ...]:
     return copy.deepcopy(
-        (vars(STATE) | {"slots": STATE.slots.groups}, LIST, DICT, READ(), OfClass.groups, GROUPS)
+        (
+            vars(STATE) | {"slots": STATE.slots.groups},
+            LIST,
+            DICT,
+            READ(),
+            OfClass.groups,
+            GROUPS,
+            vars(COUNTING),
+        )
     )
 
 

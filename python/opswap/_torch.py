@@ -36,6 +36,7 @@ __all__ = [
     "can_write_autograd",
     "compile_lock",
     "compiled_graphs",
+    "constant_in_graphs",
     "current_node",
     "dispatch_modes",
     "empty_shared",
@@ -280,6 +281,16 @@ def compiled_graphs() -> int:
     """How many graphs torch.compile has built in this process, -1 in a torch that does not count them."""
     counters = _find("torch._dynamo.utils", "counters")
     return -1 if counters is None else int(counters["stats"]["unique_graphs"])
+
+
+def constant_in_graphs(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Mark a function whose answer torch.compile takes for constant.
+
+    As torch.compiler.assume_constant_result does, which imports the compiler: seconds. A torch that reads no such mark
+    breaks the graph at a call of the extension.
+    """
+    function._dynamo_marked_constant = True
+    return function
 
 
 def compile_lock() -> contextlib.AbstractContextManager[Any]:

@@ -66,6 +66,21 @@ class Origin:
     to_leaf: bool = False
 
 
+_USER, _CHECKPOINTS, _SWAPPED, _OPTIMIZES, _OTHER = range(5)
+
+
+@functools.lru_cache(maxsize=_MOST_FILES)
+def _kind_of_file(file: str) -> int:
+    """What the code of a file is to a Locator."""
+    if is_user_file(file):
+        return _USER
+    if file.endswith(_CHECKPOINT):
+        return _CHECKPOINTS
+    if file.startswith(_REWRITTEN):
+        return _SWAPPED
+    return _OPTIMIZES if _OPTIMIZERS in file else _OTHER
+
+
 @functools.lru_cache(maxsize=_MOST_FILES)
 def is_user_file(file: str) -> bool:
     """True if code of this file is the user's: not of torch, opswap, einops or the standard library."""
@@ -181,16 +196,21 @@ class Locator:
                     generated = False
                     if user is not None and not in_backward:
                         break
-            elif user is None and is_user_file(code.co_filename):
-                user = code, at.f_lineno
-                if module is not None and not in_backward:
-                    break
-            elif in_backward and user is not None and code.co_filename.endswith(_CHECKPOINT):
-                phase = "recompute"
-            elif user is None and code.co_filename.startswith(_REWRITTEN):
-                generated = True
-            elif user is None and _OPTIMIZERS in code.co_filename:
-                phase = "optimizer"
+            else:
+                kind = _kind_of_file(code.co_filename)
+                if kind == _OTHER:
+                    pass
+                elif user is not None:
+                    if kind == _CHECKPOINTS and in_backward:
+                        phase = "recompute"
+                elif kind == _USER:
+                    user = code, at.f_lineno
+                    if module is not None and not in_backward:
+                        break
+                elif kind == _SWAPPED:
+                    generated = True
+                elif kind == _OPTIMIZES:
+                    phase = "optimizer"
             at = at.f_back
         if in_backward and user is None:
             return self._of_node(at)
@@ -280,9 +300,11 @@ class Locator:
 
 def _original_forward(module: nn.Module) -> tuple[CodeType, int] | None:
     """The first line of the forward from which opswap.swap generated the one that runs."""
-    recipe = getattr(type(module), "_opswap_recipe", None)
-    code = getattr(getattr(getattr(recipe, "original", None), "forward", None), "__code__", None)
-    return (code, code.co_firstlineno) if code is not None and is_user_file(code.co_filename) else None
+    try:
+        code = type(module)._opswap_recipe.original.forward.__code__
+    except AttributeError:
+        return None
+    return (code, code.co_firstlineno) if is_user_file(code.co_filename) else None
 
 
 def _function_name(code: CodeType) -> str:

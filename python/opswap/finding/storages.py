@@ -35,8 +35,10 @@ class Storages(Generic[MarkT]):
 
     def get(self, key: int) -> MarkT | None:
         """The mark of a storage. The weak reference keeps the address from being given to another one."""
-        entry = self._marks.get(key)
-        return None if entry is None else entry[1]
+        try:
+            return self._marks[key][1]
+        except KeyError:
+            return None
 
     def set(self, tensor: Tensor, mark: MarkT) -> None:
         if len(self._marks) >= self._limit:

@@ -44,7 +44,7 @@ def suggest_memory_format(input: Tensor) -> torch.memory_format:
             return torch.contiguous_format
         if dim == 0 and smallest == stride[1]:
             return torch.contiguous_format
-        smallest = stride[dim] * max(size[dim], 1)
+        smallest = stride[dim] * size[dim]
     return _CHANNELS_LAST[ndim]
 
 

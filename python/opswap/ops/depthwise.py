@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from opswap import _core
-from opswap._torch import functorch_active
+from opswap._torch import constant_in_graphs, functorch_active
 
 from ._convolution import Pair, library_backward, padding_numbers, pair
 from ._convolution_operator import ConvolutionOperator
@@ -94,7 +94,7 @@ def depthwise_wins() -> bool:
     return _core.depthwise_leads()
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _wins_as_constant() -> bool:
     return depthwise_wins()
 

@@ -17,6 +17,7 @@ from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
+from opswap._torch import constant_in_graphs
 
 from ._convolution import library_backward
 from ._convolution_operator import ConvolutionOperator
@@ -56,7 +57,7 @@ def pointwise_wins() -> bool:
     return _core.linear_leads()
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _wins_as_constant() -> bool:
     return pointwise_wins()
 

@@ -74,14 +74,21 @@ def moves_apart(input: Tensor, vectors: Sequence[Vector], training: bool) -> boo
         return True
     mean, var, *parameters = vectors
     read = [t for t in (input, *parameters) if t is not None]
-    if mean is var or any(t is mean or t is var for t in read):
+    if mean is var:
         return False
-    if any(v.dim() == 1 and v.shape[0] > 1 and not v.stride()[0] for v in (mean, var)):
-        return False
+    for other in read:
+        if other is mean or other is var:
+            return False
+    for vector in (mean, var):
+        if vector.dim() == 1 and vector.shape[0] > 1 and not vector.stride()[0]:
+            return False
     if torch.compiler.is_compiling():
         return True
     of_mean, of_var, *others = map(_range, (mean, var, *read))
-    return not _meet(of_mean, of_var) and not any(_meet(of_mean, o) or _meet(of_var, o) for o in others)
+    meets = _meet(of_mean, of_var)
+    for other in others:
+        meets = meets or _meet(of_mean, other) or _meet(of_var, other)
+    return not meets
 
 
 def _range(t: Tensor) -> tuple[int, int]:

@@ -56,7 +56,11 @@ class Written:
 
     def owns_elements(self, value: Any) -> bool:
         """True if the traced code may have written to the elements of a container."""
-        return self.alone or self.elements or id(value) in self.containers
+        return self.alone or self.writes_elements(value)
+
+    def writes_elements(self, value: Any) -> bool:
+        """True if the traced code has what it needs to write to the elements of a container."""
+        return self.elements or id(value) in self.containers
 
     def reads(self, value: Any, name: str) -> bool:
         """True if it matters to the traced code what an attribute of an object is."""
@@ -173,12 +177,13 @@ def _restore(
 ) -> None:
     """Bring attributes back to what they were, as far as the traced code has changed them."""
     now = holder.__dict__
+    in_place = written.writes_elements(now)  # as `vars(self)[name] = value` does
     kind = "the module's attribute" if isinstance(holder, nn.Module) else "the attribute"
     for name in (*then, *(k for k in tuple(now) if k not in then)):
         value, elements = then.get(name, (MISSING, None))
         what = f"{kind} {name!r}"
         if now.get(name, MISSING) is not value:
-            if written.owns(holder, name):
+            if in_place or written.owns(holder, name):
                 ours.append(what)
                 now[name] = value
                 if value is MISSING:
