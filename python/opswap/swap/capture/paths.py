@@ -276,7 +276,9 @@ class _Explorer:
         elif tracer.given.changed():
             error = CaptureError("forward writes to a list that it was given")
         error = tracer.refusal or error
-        known = follower.reading(), follower.outside(), follower.asks_none
+        # Objects that answer for themselves are asked again for their answers, which may be what writes.
+        outside = Outside() if written else follower.outside()
+        known = follower.reading(), outside, follower.asks_none
         moved = moved or follower.moved()  # before it was written down what was read
         found = tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.texts
         disturbed = f"another thread writes to {moved[0]} at the same time" if moved else ""
