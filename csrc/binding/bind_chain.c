@@ -4,14 +4,16 @@
  *
  *     plain_chain(options, tensors) -> (output, statistics, z of each stage)
  *     plain_chain_backward(options, tensors, grad_output, statistics, zs, needed) -> gradients
+ *     plain_chain_folded(options, tensors, folded) -> (output, folded)
  *
  * options: per stage (stride, momentum, eps, activation). tensors: the input, then per stage the
  * weights of the convolution and of the normalisation, its bias, running_mean and running_var; all
  * but the first of a stage may be None. statistics: float64, per stage the means and the biased
  * variances. The gradients are those of the tensors, None for what `needed`, of as many bools, does
- * not ask for, and for running statistics.
+ * not ask for, and for running statistics. folded: in evaluation, an opaque tensor of the weights
+ * with their normalisations, which a call makes if it gets None or one of another tier.
  *
- * Both return NotImplemented for everything that is not the kernels': other memory formats, sizes
+ * All return NotImplemented for everything that is not the kernels': other memory formats, sizes
  * or dtypes, what would be an error, calls that torch's dispatcher has to see. */
 #include "binding/activation_arg.h"
 #include "binding/binding.h"
@@ -19,6 +21,7 @@
 #include "binding/number_arg.h"
 #include "binding/tensor_new.h"
 #include "binding/tensor_plain.h"
+#include "chain/folded.h"
 #include "chain/run.h"
 #include "core/isa.h"
 
@@ -138,7 +141,7 @@ static bool read_stage(osw_chain_call *call, int i, int64_t *height, int64_t *wi
 }
 
 /* Parameters and statistics of the normalisation of a stage. */
-static bool read_link(osw_chain_call *call, int i)
+static bool read_link(osw_chain_call *call, int i, bool training)
 {
     const osw_chain_stage *s = &call->chain.stages[i];
     for (osw_chain_role role = SCALE; role <= RUNNING_VAR; role++) {
@@ -150,7 +153,8 @@ static bool read_link(osw_chain_call *call, int i)
     call->chain.links[i].bias = values_at(call, i, SHIFT);
     const bool both = tensor_at(call, i, SCALE) || !tensor_at(call, i, SHIFT);
     return both && !tensor_at(call, i, RUNNING_MEAN) == !tensor_at(call, i, RUNNING_VAR) &&
-           s->batch * s->out_height * s->out_width > 1;
+           (training ? s->batch * s->out_height * s->out_width > 1
+                     : tensor_at(call, i, RUNNING_MEAN) != NULL);
 }
 
 /* Running statistics are written: they lie apart from all else, or are those of another stage. */
@@ -167,14 +171,14 @@ static bool lies_apart(const osw_chain_call *call, Py_ssize_t i)
     return true;
 }
 
-static bool read_call(osw_chain_call *call, PyObject *options, PyObject *tensors)
+static bool read_call(osw_chain_call *call, PyObject *options, PyObject *tensors, bool training)
 {
     if (!osw_plain_eager(true) || !read_options(call, options) || !read_tensors(call, tensors))
         return false;
     const osw_tensor *x = &call->tensors[0];
     int64_t height = x->size[2], width = x->size[3], channels = x->size[1];
     for (int i = 0; i < call->chain.count; i++)
-        if (!read_stage(call, i, &height, &width, &channels) || !read_link(call, i))
+        if (!read_stage(call, i, &height, &width, &channels) || !read_link(call, i, training))
             return false;
     call->chain.stages[0].input = (const float *)(const void *)x->data;
     return osw_chain_holds(&call->chain);
@@ -270,7 +274,7 @@ static void update_running(const osw_chain_call *call)
 OSW_ENTRY(plain_chain)
 {
     osw_chain_call call = {.count = 0};
-    if (nargs != 2 || !read_call(&call, args[0], args[1])) {
+    if (nargs != 2 || !read_call(&call, args[0], args[1], true)) {
         PyErr_Clear();
         Py_RETURN_NOTIMPLEMENTED;
     }
@@ -368,7 +372,7 @@ static PyObject *make_gradients(osw_chain_call *call, PyObject *tensors, PyObjec
 OSW_ENTRY(plain_chain_backward)
 {
     osw_chain_call call = {.count = 0};
-    if (nargs != B_COUNT || !read_call(&call, args[B_OPTIONS], args[B_TENSORS]) ||
+    if (nargs != B_COUNT || !read_call(&call, args[B_OPTIONS], args[B_TENSORS], true) ||
         !PyTuple_Check(args[B_ZS]) || PyTuple_Size(args[B_ZS]) != call.chain.count ||
         !PyTuple_Check(args[B_NEEDED]) || PyTuple_Size(args[B_NEEDED]) != call.count ||
         !read_kept(&call, args)) {
@@ -382,6 +386,76 @@ OSW_ENTRY(plain_chain_backward)
         Py_CLEAR(gradients);
     Py_XDECREF(between);
     return osw_or_declined(gradients);
+}
+
+/* The weights with their normalisations, in a new tensor; NULL with an exception. */
+static PyObject *fold(osw_chain_call *call, PyObject *like, float **data)
+{
+    osw_chain *chain = &call->chain;
+    const int64_t size[1] = {osw_chain_folded_floats(chain)};
+    const size_t bytes = (size_t)(2 * call->outputs) * sizeof(double);
+    osw_tensor made;
+    PyObject *folded = osw_tensor_new(like, OSW_SAME_DTYPE, "chain", 1, size, false, &made);
+    double *room = PyMem_Malloc(bytes + (size_t)osw_chain_fold_room(chain) * sizeof(float));
+    if (!folded || !room) {
+        Py_CLEAR(folded);
+        PyMem_Free(room);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    place_statistics(call, room);
+    for (int i = 0; i < chain->count; i++) {
+        for (int64_t c = 0; c < chain->stages[i].outputs; c++) {
+            chain->links[i].mean[c] = (double)values_at(call, i, RUNNING_MEAN)[c];
+            chain->links[i].var[c] = (double)values_at(call, i, RUNNING_VAR)[c];
+        }
+    }
+    *data = (float *)(void *)made.data;
+    osw_chain_fold(chain, (int)osw_isa_current(), *data, (float *)(room + 2 * call->outputs));
+    PyMem_Free(room);
+    return folded;
+}
+
+/* The weights that an earlier call of the same chain has folded; NULL if they are none. */
+static float *folded_before(const osw_chain_call *call, PyObject *given)
+{
+    osw_tensor t;
+    if (given == Py_None || !osw_tensor_plain(given, &t) || !is_float(&t) || t.ndim != 1 ||
+        t.size[0] != osw_chain_folded_floats(&call->chain) || t.stride[0] != 1)
+        return NULL;
+    float *folded = (float *)(void *)t.data;
+    return osw_chain_is_folded(folded, (int)osw_isa_current()) ? folded : NULL;
+}
+
+enum { F_OPTIONS, F_TENSORS, F_FOLDED, F_COUNT };
+
+OSW_ENTRY(plain_chain_folded)
+{
+    osw_chain_call call = {.count = 0};
+    osw_chain *chain = &call.chain;
+    if (nargs != F_COUNT || !read_call(&call, args[F_OPTIONS], args[F_TENSORS], false) ||
+        !osw_chain_folds(chain)) {
+        PyErr_Clear();
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    PyObject *like = PyTuple_GetItem(args[F_TENSORS], 0), *folded = args[F_FOLDED];
+    osw_chain_stage *last = &chain->stages[chain->count - 1];
+    float *data = folded_before(&call, folded);
+    PyErr_Clear();
+    osw_chain_choose_folded(chain, !data, calls);
+    if (data)
+        Py_INCREF(folded);
+    else
+        folded = fold(&call, like, &data);
+    PyObject *output = folded ? new_image(last, false, like, &last->normal) : NULL;
+    if (output) {
+        const osw_running running = osw_run_begin("conv_chain", true);
+        osw_chain_folded_forward(chain, data);
+        osw_run_end(running);
+    }
+    PyObject *results = output ? PyTuple_Pack(2, output, folded) : NULL;
+    Py_XDECREF(output);
+    Py_XDECREF(folded);
+    return osw_or_declined(results);
 }
 
 OSW_ENTRY_NO_ARGS(chain_leads)
@@ -398,6 +472,9 @@ PyMethodDef osw_chain_methods[] = {
     OSW_ENTRY_LINE(plain_chain_backward, "plain_chain_backward(options, tensors, grad_output, "
                                          "statistics, zs, needed) -> gradients of "
                                          "the tensors, or NotImplemented"),
+    OSW_ENTRY_LINE(plain_chain_folded,
+                   "plain_chain_folded(options, tensors, folded) -> (output, folded), or "
+                   "NotImplemented"),
     OSW_ENTRY_NO_ARGS_LINE(chain_leads, "Whether the kernels of the tier in use are fast."),
     OSW_ENTRY_COUNTS_LINE(chain_variants),
     {NULL, NULL, 0, NULL},

@@ -94,6 +94,24 @@ static void apply_block(const osw_chain_norm *n, int64_t channels, int64_t pixel
                         float *to){
     EACH_KIND(apply_kind, n -> activation, n, channels, pixels, z, to)}
 
+/* In place. */
+OSW_INLINE void activate_kind(float *values, int64_t count, const osw_activation activation)
+{
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        store_f32(values + i, activate(load_f32(values + i), activation));
+    if (i < count) {
+        const vf32 rest = load_first_f32(values + i, count - i);
+        store_first_f32(values + i, activate(rest, activation), count - i);
+    }
+}
+
+static void activate_block(float *values, int64_t count, const osw_activation *activation)
+{
+    if (activation->kind != OSW_IDENTITY)
+        EACH_KIND(activate_kind, *activation, values, count)
+}
+
 OSW_INLINE void gradient_vectors(const int vectors, int64_t c0, int64_t c1, const osw_chain_norm *n,
                                  int64_t channels, int64_t pixels, const float *z, const float *d,
                                  float *to, const osw_activation activation)

@@ -26,6 +26,10 @@
  *     pack                 the weight of a 1 x 1 convolution as the tier's products read it, for
  *                          forward or backward
  *
+ *     pointwise_folded,    output = f(z + shift) for the weight as `fold` makes it, in evaluation:
+ *     depthwise_folded     pixels, or rows of the output, [begin, end) of one image. Only shift and
+ *                          activation of `after` are read. No sums
+ *
  * Sums over pixels are added in float for at most 64 pixels, then in double. Their order
  * depends on the sizes and the tier alone. A place outside of an image has no term. */
 #ifndef OSW_CHAIN_CHAIN_H
@@ -78,7 +82,8 @@ typedef struct osw_chain_stage {
     int64_t length; /* of a part, but the last: pixels, or depthwise bands of all images */
 } osw_chain_stage;
 
-/* Pixels [begin, end), or bands of depthwise_forward and depthwise_backward. */
+/* Pixels [begin, end), bands of depthwise_forward and depthwise_backward, or rows of
+ * depthwise_folded. */
 typedef struct osw_chain_part {
     int64_t begin, end;
     double *first, *second; /* one value per channel; overwritten */
@@ -96,7 +101,9 @@ typedef void osw_chain_fn(const osw_chain_stage *stage, const osw_chain_part *pa
     X(depthwise_forward)                                                                           \
     X(depthwise_backward)                                                                          \
     X(reduce)                                                                                      \
-    X(apply)
+    X(apply)                                                                                       \
+    X(pointwise_folded)                                                                            \
+    X(depthwise_folded)
 
 #define OSW_CHAIN_ID(operation) OSW_CHAIN_##operation,
 typedef enum osw_chain_id { OSW_CHAIN_VARIANTS(OSW_CHAIN_ID) OSW_CHAIN_COUNT } osw_chain_id;

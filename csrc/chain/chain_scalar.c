@@ -72,7 +72,8 @@ static void clear_sums(const osw_chain_part *part, int64_t channels)
 
 static void osw_chain_pack__scalar(const osw_chain_stage *s, const osw_chain_part *part)
 {
-    (void)s, (void)part; /* reads the weight as it is */
+    (void)part; /* the other kernels but pointwise_folded read the weight as it is */
+    memcpy(s->packed, s->weight, (size_t)osw_chain_weights(s) * sizeof *s->packed);
 }
 
 static void osw_chain_pointwise_forward__scalar(const osw_chain_stage *s,
@@ -212,6 +213,34 @@ static void osw_chain_apply__scalar(const osw_chain_stage *s, const osw_chain_pa
     const osw_chain_norm *n = s->after;
     for (int64_t i = part->begin * s->outputs; i < part->end * s->outputs; i++)
         s->normal[i] = activate_f32(normal(s->output[i], i % s->outputs, n), n->activation);
+}
+
+static void osw_chain_pointwise_folded__scalar(const osw_chain_stage *s, const osw_chain_part *part)
+{
+    for (int64_t p = part->begin; p < part->end; p++) {
+        for (int64_t o = 0; o < s->outputs; o++) {
+            float sum = s->after->shift[o];
+            for (int64_t c = 0; c < s->channels; c++)
+                sum += s->input[p * s->channels + c] * s->packed[o * s->channels + c];
+            s->output[p * s->outputs + o] = activate_f32(sum, s->after->activation);
+        }
+    }
+}
+
+static void osw_chain_depthwise_folded__scalar(const osw_chain_stage *s, const osw_chain_part *part)
+{
+    const int64_t channels = s->channels;
+    for (int64_t p = part->begin * s->out_width; p < part->end * s->out_width; p++) {
+        for (int64_t c = 0; c < channels; c++) {
+            float sum = s->after->shift[c];
+            for (int64_t t = 0; t < s->side * s->side; t++) {
+                const int64_t at = under(s, 0, p / s->out_width, p % s->out_width, t);
+                if (at >= 0)
+                    sum += s->input[at + c] * s->weight[t * channels + c];
+            }
+            s->output[p * channels + c] = activate_f32(sum, s->after->activation);
+        }
+    }
 }
 
 #define FILL(operation) table[OSW_CHAIN_##operation] = osw_chain_##operation##__scalar;

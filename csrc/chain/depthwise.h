@@ -70,6 +70,18 @@ TIERED(osw_chain_depthwise_forward)(const osw_chain_stage *s, const osw_chain_pa
     }
 }
 
+static void TIERED(osw_chain_depthwise_folded)(const osw_chain_stage *s, const osw_chain_part *part)
+{
+    const int64_t row = s->out_width * s->channels;
+    osw_depthwise d = one_image(s);
+    d.input = s->input;
+    d.output = s->output;
+    d.bias = s->after->shift;
+    osw_depthwise_table[OSW_DEPTHWISE_forward_f32](&d, part->begin, part->end, NULL);
+    activate_block(s->output + part->begin * row, (part->end - part->begin) * row,
+                   &s->after->activation);
+}
+
 /* dz of all outputs whose windows reach the inputs of a band, in `room`: row 0 of its image. */
 static const float *gradient_band(const osw_chain_stage *s, const osw_chain_band *b, float *room)
 {

@@ -48,10 +48,11 @@ static bool is_large(const osw_chain_stage *s)
     return pixels * (int64_t)sizeof(float) >= LARGE_BYTES;
 }
 
-/* Panels and pieces of the terms as pack_panels writes them. */
+/* Panels and pieces of the terms as pack_panels writes them. start: of every row, NULL for zero. */
 typedef struct osw_packed {
     const float *panels;
     int64_t terms, columns;
+    const float *start;
 } osw_packed;
 
 /* b is [terms][columns], or [columns][terms] if transposed. */
@@ -72,7 +73,7 @@ static void pack_panels(const float *b, bool transposed, int64_t terms, int64_t 
     }
 }
 
-/* c = a b for the pixels of a block. */
+/* c = start + a b for the pixels of a block. */
 static void multiply_block(const osw_packed *b, int64_t pixels, const float *a, float *c,
                            osw_pass *pass)
 {
@@ -86,6 +87,7 @@ static void multiply_block(const osw_packed *b, int64_t pixels, const float *a, 
             for (int64_t i = 0, m = 0; i < tiles; i++) {
                 const int64_t rows = osw_ceil(pixels - m, tiles - i);
                 float *to = c + m * b->columns + j;
+                const float *start = d ? to : b->start ? b->start + j : NULL;
                 const osw_tile tile = {
                     .terms = piece,
                     .a = a + m * b->terms + d,
@@ -93,8 +95,8 @@ static void multiply_block(const osw_packed *b, int64_t pixels, const float *a, 
                     .a_term = 1,
                     .panel = panel,
                     .panel_step = width,
-                    .start = d ? to : NULL,
-                    .start_row = b->columns,
+                    .start = start,
+                    .start_row = d ? b->columns : 0,
                     .c = to,
                     .c_row = b->columns,
                     .last = count - width + LANES,
@@ -174,7 +176,7 @@ static int64_t pixels_behind(const osw_chain_stage *s, const osw_chain_part *par
 static void
 TIERED(osw_chain_pointwise_forward)(const osw_chain_stage *s, const osw_chain_part *part)
 {
-    const osw_packed weight = {s->packed, s->channels, s->outputs};
+    const osw_packed weight = {s->packed, s->channels, s->outputs, NULL};
     float *const room = osw_scratch_outer(OSW_CHAIN_ROOM);
     const int64_t in = s->channels * (int64_t)sizeof(float);
     const int64_t out = s->outputs * (int64_t)sizeof(float);
@@ -190,6 +192,18 @@ TIERED(osw_chain_pointwise_forward)(const osw_chain_stage *s, const osw_chain_pa
         if (p == part->begin)
             find_center(s->outputs, pixels, z, part);
         moments_block(s->outputs, pixels, z, part);
+    }
+}
+
+static void TIERED(osw_chain_pointwise_folded)(const osw_chain_stage *s, const osw_chain_part *part)
+{
+    const osw_packed weight = {s->packed, s->channels, s->outputs, s->after->shift};
+    osw_pass pass = {0};
+    for (int64_t p = part->begin; p < part->end; p += s->block) {
+        const int64_t pixels = osw_min_int(part->end - p, s->block);
+        float *output = s->output + p * s->outputs;
+        multiply_block(&weight, pixels, s->input + p * s->channels, output, &pass);
+        activate_block(output, pixels * s->outputs, &s->after->activation);
     }
 }
 
@@ -218,7 +232,7 @@ static void
 TIERED(osw_chain_pointwise_backward)(const osw_chain_stage *s, const osw_chain_part *part)
 {
     const int64_t channels = s->channels, outputs = s->outputs;
-    const osw_packed weight = {s->packed, outputs, channels};
+    const osw_packed weight = {s->packed, outputs, channels, NULL};
     float *const dz = osw_scratch_outer(OSW_CHAIN_ROOM);
     float *const room = dz + osw_round_up(s->block * outputs, LANES);
     const bool sums = s->grad_input && s->before;

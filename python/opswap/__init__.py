@@ -4,6 +4,7 @@
 from . import functional, isa, layout, memory, merge, models, nn, shapes
 from ._torch import warn_of_version
 from .nn import ChannelShuffle, GroupedLinear, IndexSelectFull, IndexSelectHalf, Pool3dAsPool2d
+from .nn.frozen import freeze, unfreeze
 from .ops import disabled, force_reference, reset_stats, stats
 from .swap import (
     Explanation,
@@ -35,6 +36,7 @@ __all__ = [
     "dynamo_backend",
     "explain",
     "force_reference",
+    "freeze",
     "functional",
     "isa",
     "layout",
@@ -50,6 +52,7 @@ __all__ = [
     "stats",
     "swap",
     "tune",
+    "unfreeze",
     "unswap",
     "verify",
 ]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from opswap.ops._function import plain_eager
-from opswap.ops.chain import try_chain
+from opswap.ops.chain import try_chain, try_folded
 
+from .frozen import FROZEN
 from .norm import apply_norm
 
 __all__ = ["Link", "apply_chain"]
@@ -31,8 +32,8 @@ def _momentum(norm: nn.BatchNorm2d) -> float:
     return 0.0 if counted is None or not norm.track_running_stats else 1.0 / float(counted + 1)
 
 
-def _try(input: Tensor, links: Sequence[Link]) -> Any:
-    """The chain, batches counted; NotImplemented where nothing was done."""
+def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
+    """The chain, batches counted; NotImplemented if nothing was done."""
     options, counters = [], []
     tensors: list[Tensor | None] = [input]
     for convolution, norm, activation in links:
@@ -48,6 +49,9 @@ def _try(input: Tensor, links: Sequence[Link]) -> Any:
             tensors += (None, None)
     if len({id(norm) for _, norm, _ in links}) < len(links):
         return NotImplemented  # a cumulative average would have to count in between
+    frozen = links[0][0].__dict__.get(FROZEN)
+    if frozen is not None:
+        frozen.drop()
     output = None
     try:
         output = try_chain(tuple(options), tuple(tensors))
@@ -58,14 +62,31 @@ def _try(input: Tensor, links: Sequence[Link]) -> Any:
     return output
 
 
+def _try_evaluation(input: Tensor, links: Sequence[Link]) -> Any:
+    """The chain with its normalisations folded into the weights; NotImplemented if nothing was done."""
+    options = []
+    weights: list[Tensor | None] = []
+    for convolution, norm, activation in links:
+        if norm.training or norm.running_mean is None:
+            return NotImplemented
+        options.append((convolution.stride[0], 0.0, norm.eps, activation))
+        weights += (convolution.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    chosen, given = tuple(options), tuple(weights)
+    frozen = links[0][0].__dict__.get(FROZEN)
+    if frozen is not None:
+        return frozen.call(chosen, given, lambda folded: try_folded(chosen, (input, *given), folded))
+    made = try_folded(chosen, (input, *given), None)
+    return made if made is NotImplemented else made[0]
+
+
 def apply_chain(input: Tensor, *links: Link) -> Tensor:
     """The forwards of convolutions, normalisations and activations, one behind the other.
 
-    In training the kernels of `conv_chain` run where they can; elsewhere each convolution, and each normalisation
-    with its activation, for itself.
+    In training, and in evaluation without a graph, the kernels of `conv_chain` run if they can; else each convolution,
+    and each normalisation with its activation, for itself.
     """
     if plain_eager():
-        output = _try(input, links)
+        output = (_try_training if links[0][1].training else _try_evaluation)(input, links)
         if output is not NotImplemented:
             return output
     for convolution, norm, activation in links:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Convolutions, each with a batch normalisation in training and an activation behind it, as one operator.
+"""Convolutions, each with a batch normalisation and an activation behind it, as one operator.
 
-Between two convolutions nothing normalised is written to memory: the kernels normalise a few pixels at a time in the
-caches, on the way into the next convolution. The backward keeps the input and what the convolutions computed, and
-finds the normalised values again.
+In evaluation the normalisations are folded into the weights, and a few rows of an image go through all convolutions
+before the next ones. In training nothing normalised is written to memory between two convolutions: the kernels
+normalise a few pixels at a time in the caches, on the way into the next convolution. The backward keeps the input and
+what the convolutions computed, and finds the normalised values again.
 
 Source: Ioffe and Szegedy 2015, Batch Normalization, algorithm 1 and section 3; Chan, Golub and LeVeque 1983 for the
 variance of parts.
@@ -35,6 +36,7 @@ __all__ = [
     "conv2d_batch_norm_act",
     "conv_chain",
     "try_chain",
+    "try_folded",
 ]
 
 _compiling = torch.compiler.is_dynamo_compiling
@@ -114,14 +116,14 @@ def _kernel_backward(
     return _core.plain_chain_backward(options, tensors, grad_output, statistics, zs, needed)
 
 
-def _reference(options: Options, input: Tensor, *parameters: Tensor | None) -> Tensor:
+def _reference(options: Options, input: Tensor, *parameters: Tensor | None, training: bool = True) -> Tensor:
     """The same by the operators that a chain is made of; running statistics that are None do not move."""
     for i, (stride, momentum, eps, activation) in enumerate(options):
         weight, *vectors, mean, var = parameters[_PER_STAGE * i : _PER_STAGE * (i + 1)]
         outputs, *_, side = concrete_size(weight) if isinstance(weight, Tensor) else (1, 1)
         groups = outputs if side > 1 else 1
         input = torch_functional.conv2d(input, weight, None, stride, side // 2, 1, groups)
-        input = batch_norm_act(input, mean, var, *vectors, True, momentum, eps, activation)
+        input = batch_norm_act(input, mean, var, *vectors, training, momentum, eps, activation)
     return input
 
 
@@ -170,14 +172,31 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     return output
 
 
-def conv_chain(input: Tensor, stages: Sequence[Stage]) -> Tensor:
-    """Convolutions one behind the other, each with a batch normalisation in training and an activation.
+def try_folded(options: Options, tensors: tuple[Tensor | None, ...], folded: Tensor | None) -> Any:
+    """The kernels for an ordinary call in evaluation without a graph; NotImplemented if nothing was done.
+
+    Args: tensors: as of `try_chain`. folded: what an earlier call with the same weights returned, or None.
+    Returns: (output, folded weights).
+    """
+    if not plain_eager() or not chain_wins() or needs_graph(t for t in tensors if t is not None):
+        return NotImplemented
+    made = _core.plain_chain_folded(options, tensors, folded)
+    if made is not NotImplemented:
+        count_kernel(_NAME)
+    return made
+
+
+def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) -> Tensor:
+    """Convolutions one behind the other, each with a batch normalisation and an activation.
 
     Args:
         input: (N, C, H, W). The kernels take float32 on the CPU in dense channels_last, if the tier in use is avx2 or
             avx512.
         stages: one to eight. The kernels take 16 to 1024 channels, up to 131,072 weights of a 1 x 1 convolution, and
             images of which a few rows fit the caches.
+        training: True: each batch is normalised by its own statistics. False: by running_mean and running_var, which
+            must be given then and do not move; the kernels run if no gradient is wanted, with the normalisations
+            folded into the weights.
 
     Everything else runs the operators that a chain is made of, one by one: other dtypes and devices, calls under
     torch.compile, torch.func, torch.jit.trace or autocast.
@@ -198,11 +217,16 @@ def conv_chain(input: Tensor, stages: Sequence[Stage]) -> Tensor:
     options = tuple((s.stride, s.momentum, s.eps, s.activation) for s in stages)
     tensors = (input, *(t for s in stages for t in s[:_PER_STAGE]))
     ordinary = all(t is None or isinstance(t, Tensor) for t in tensors)
-    output = try_chain(options, tensors) if ordinary else NotImplemented
+    output = NotImplemented
+    if ordinary and training:
+        output = try_chain(options, tensors)
+    elif ordinary:
+        made = try_folded(options, tensors, None)
+        output = made if made is NotImplemented else made[0]
     if output is NotImplemented:
         if not _compiling():
             count_reference(_NAME)
-        return _reference(options, *tensors)
+        return _reference(options, *tensors, training=training)
     return output
 
 
@@ -217,6 +241,7 @@ def conv2d_batch_norm_act(
     stride: int = 1,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    training: bool = True,
 ) -> Tensor:
     """`conv_chain` of one stage: a 1 x 1 or depthwise convolution, its batch normalisation, an activation.
 
@@ -225,4 +250,4 @@ def conv2d_batch_norm_act(
     stage = Stage(
         weight, norm_weight, norm_bias, running_mean, running_var, activation, stride, momentum, eps
     )
-    return conv_chain(input, (stage,))
+    return conv_chain(input, (stage,), training)

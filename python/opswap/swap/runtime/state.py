@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from opswap.nn.frozen import FROZEN
+
 from .instance_forward import without_links
 from .plan_of import PLAN
 from .purity import LAYERS, TORCH, owner
@@ -29,7 +31,7 @@ __all__ = [
     "unchanged",
 ]
 
-INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", PLAN, "_opswap_record"}
+INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", PLAN, "_opswap_record", FROZEN}
 
 
 @dataclass(frozen=True)
