@@ -117,6 +117,11 @@ static float *pack(const job *j, osw_chain_fn *const *table, osw_chain_stage *s)
     return s->packed;
 }
 
+static bool is_by_rows(osw_chain_id id)
+{
+    return id == OSW_CHAIN_reduce || id == OSW_CHAIN_apply;
+}
+
 static void do_units(const void *context, const void *table, int64_t begin, int64_t end)
 {
     const job *j = context;
@@ -134,9 +139,7 @@ static void do_units(const void *context, const void *table, int64_t begin, int6
         after = as_drawn(&j->after, s.outputs, centers + OSW_CHAIN_MOST_CHANNELS);
         s.after = &after;
     }
-    const bool products =
-        j->id == OSW_CHAIN_pointwise_forward || j->id == OSW_CHAIN_pointwise_backward;
-    float *const packed = products ? pack(j, kernels, &s) : NULL;
+    float *const packed = s.depthwise || is_by_rows(j->id) ? NULL : pack(j, kernels, &s);
     for (int64_t i = begin; i < end; i++) {
         osw_chain_part part = osw_chain_part_at(&s, i);
         part.center = j->center ? j->center + i * s.outputs : NULL;
@@ -362,12 +365,36 @@ static void check_rows(driver *d, const char *name, job *j)
     driver_run(d, do_units, j, s->parts);
 }
 
+/* Of one image; a part of a depthwise convolution is a few rows. */
+static void check_folded(driver *d, const char *name, job *j)
+{
+    osw_chain_stage *s = &j->stage;
+    if (s->depthwise) {
+        s->batch = 1;
+        s->bands = s->out_height;
+        s->length = 1 + driver_below(s->out_height);
+        s->parts = osw_ceil(s->out_height, s->length);
+    }
+    name_case(d, name, s);
+    s->weight = driver_input(d, DRIVER_F32, osw_chain_weights(s));
+    s->input = driver_input(d, DRIVER_F32, s->batch * s->height * s->width * s->channels);
+    j->after = draw_norm(d, s->outputs, false);
+    s->after = &j->after;
+    s->output = driver_output(d, DRIVER_F32, osw_chain_pixels(s) * s->outputs,
+                              DRIVER_SUM(8 + (s->depthwise ? s->side * s->side : s->channels)));
+    driver_run(d, do_units, j, s->parts);
+}
+
 static void check_one(driver *d, const char *name, osw_chain_id id, bool large)
 {
-    const bool wide = id == OSW_CHAIN_depthwise_forward || id == OSW_CHAIN_depthwise_backward;
+    const bool folded = id == OSW_CHAIN_pointwise_folded || id == OSW_CHAIN_depthwise_folded;
+    const bool wide = id == OSW_CHAIN_depthwise_forward || id == OSW_CHAIN_depthwise_backward ||
+                      id == OSW_CHAIN_depthwise_folded;
     job j = {.d = d, .id = id};
     j.stage = wide ? draw_depthwise(d) : draw_pointwise(d, large);
-    if (id == OSW_CHAIN_reduce || id == OSW_CHAIN_apply)
+    if (folded)
+        check_folded(d, name, &j);
+    else if (is_by_rows(id))
         check_rows(d, name, &j);
     else if (id == OSW_CHAIN_pointwise_backward || id == OSW_CHAIN_depthwise_backward)
         check_backward(d, name, &j);

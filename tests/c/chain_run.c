@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Whole chains: the same bits on one thread and on several. */
+#include "chain/folded.h"
 #include "chain/run.h"
 #include "driver.h"
 #include "driver_compare.h"
@@ -14,9 +15,40 @@ enum { GUARD = 64 };
 typedef struct whole {
     driver *d;
     osw_chain chain;
-    bool backward;
+    bool backward, folded;
     int *runs; /* so far: the first one is on one thread */
 } whole;
+
+/* So many bytes, and a guard behind them. */
+static uint8_t *guarded(size_t bytes)
+{
+    uint8_t *memory = malloc(bytes + GUARD);
+    if (!memory)
+        abort();
+    return memset(memory, GUARD, bytes + GUARD);
+}
+
+static void release(driver *d, uint8_t *memory, size_t bytes)
+{
+    for (int i = 0; i < GUARD; i++)
+        if (memory[bytes + (size_t)i] != GUARD)
+            driver_report(d, "written %d bytes behind the working memory", i + 1);
+    free(memory);
+}
+
+static void run_folded(const whole *w, osw_chain *chain)
+{
+    const size_t bytes = (size_t)osw_chain_folded_floats(chain) * sizeof(float);
+    const size_t room = (size_t)osw_chain_fold_room(chain) * sizeof(float);
+    uint8_t *const folded = guarded(bytes), *const scaled = guarded(room);
+    float *const weights = (float *)(void *)folded;
+    osw_chain_fold(chain, 1, weights, (float *)(void *)scaled);
+    if (!osw_chain_is_folded(weights, 1) || osw_chain_is_folded(weights, 2))
+        driver_report(w->d, "%s", "the weights are not those of their tier");
+    osw_chain_folded_forward(chain, weights);
+    release(w->d, scaled, room);
+    release(w->d, folded, bytes);
+}
 
 /* The run has the kernels that were chosen, and reads no table. */
 static void do_whole(const void *context, const void *table, int64_t begin, int64_t end)
@@ -27,20 +59,20 @@ static void do_whole(const void *context, const void *table, int64_t begin, int6
     osw_chain chain = w->chain;
     (void)begin, (void)end;
     const size_t bytes = osw_chain_prepare(&chain);
-    uint8_t *memory = malloc(bytes + GUARD);
-    if (!memory)
-        abort();
-    memset(memory + bytes, GUARD, GUARD);
+    uint8_t *const memory = guarded(bytes);
     memcpy(osw_chain_table, table, sizeof osw_chain_table);
-    osw_chain_choose(&chain, w->backward, calls);
+    if (w->folded)
+        osw_chain_choose_folded(&chain, true, calls);
+    else
+        osw_chain_choose(&chain, w->backward, calls);
     memset(osw_chain_table, 0, sizeof osw_chain_table);
     driver_threads = (*w->runs)++ == 0 ? 1 : 3;
-    (w->backward ? osw_chain_backward : osw_chain_forward)(&chain, memory);
+    if (w->folded)
+        run_folded(w, &chain);
+    else
+        (w->backward ? osw_chain_backward : osw_chain_forward)(&chain, memory);
     driver_threads = threads;
-    for (int i = 0; i < GUARD; i++)
-        if (memory[bytes + (size_t)i] != GUARD)
-            driver_report(w->d, "written %d bytes behind the working memory", i + 1);
-    free(memory);
+    release(w->d, memory, bytes);
 }
 
 /* Sizes of a chain of `count` stages, 1 x 1 and depthwise in turn. */
@@ -71,8 +103,8 @@ static void draw_sizes(osw_chain *chain)
 /* Outputs of a forward, inputs of a backward. */
 static void *kept(const whole *w, driver_type type, int64_t count)
 {
-    return w->backward ? driver_input(w->d, type, count)
-                       : driver_output(w->d, type, count, DRIVER_EXACT);
+    return w->backward || w->folded ? driver_input(w->d, type, count)
+                                    : driver_output(w->d, type, count, DRIVER_EXACT);
 }
 
 static void draw_statistics(whole *w, int64_t outputs)
@@ -83,9 +115,10 @@ static void draw_statistics(whole *w, int64_t outputs)
         const int64_t channels = w->chain.stages[i].outputs;
         link->mean = statistics;
         link->var = statistics + channels;
-        for (int64_t c = 0; w->backward && c < channels; c++)
+        const bool given = w->backward || w->folded;
+        for (int64_t c = 0; given && c < channels; c++)
             link->var[c] = 0.25 + (double)driver_below(8);
-        if (w->backward)
+        if (given)
             driver_keep(w->d, w->d->rooms[w->d->room_count - 1].data);
         statistics += 2 * channels;
     }
@@ -126,27 +159,32 @@ static void draw_gradients(whole *w)
     }
 }
 
-static void check_one(driver *d, int count, bool backward)
+static void check_one(driver *d, int count, int kind)
 {
+    static const char *const names[] = {"forward", "backward", "folded"};
     int runs = 0;
     int64_t outputs = 0;
-    whole w = {.d = d, .chain = {.count = count}, .backward = backward, .runs = &runs};
+    whole w = {.d = d,
+               .chain = {.count = count},
+               .backward = kind == 1,
+               .folded = kind == 2,
+               .runs = &runs};
     osw_chain_stage *s = w.chain.stages, *last = &s[count - 1];
     draw_sizes(&w.chain);
-    driver_case(d, backward ? "backward" : "forward", "%d stages, %lld x %lld x %lld x %lld", count,
-                (long long)s->batch, (long long)s->height, (long long)s->width,
-                (long long)s->channels);
+    driver_case(d, names[kind], "%d stages, %lld x %lld x %lld x %lld", count, (long long)s->batch,
+                (long long)s->height, (long long)s->width, (long long)s->channels);
     s->input = driver_input(d, DRIVER_F32, s->batch * s->height * s->width * s->channels);
     for (int i = 0; i < count; i++) {
         s[i].weight = driver_input(d, DRIVER_F32, osw_chain_weights(&s[i]));
-        s[i].output = kept(&w, DRIVER_F32, osw_chain_pixels(&s[i]) * s[i].outputs);
-        if (i)
+        if (!w.folded)
+            s[i].output = kept(&w, DRIVER_F32, osw_chain_pixels(&s[i]) * s[i].outputs);
+        if (i && !w.folded)
             s[i].input = s[i - 1].output;
         outputs += s[i].outputs;
     }
     draw_statistics(&w, outputs);
     draw_parameters(&w, outputs);
-    if (backward)
+    if (w.backward)
         draw_gradients(&w);
     else
         last->normal =
@@ -160,8 +198,8 @@ void driver_chain_run(driver *d)
     void *scalar = driver_scalar_table;
     driver_scalar_table = memcpy(malloc(sizeof osw_chain_table), d->table, sizeof osw_chain_table);
     d->values = DRIVER_REAL;
-    for (int i = 0; i < (d->quick ? 4 : 12); i++)
-        check_one(d, 1 + i / 2 % 3, i % 2);
+    for (int i = 0; i < (d->quick ? 6 : 18); i++)
+        check_one(d, 1 + i / 3 % 3, i % 3);
     free(driver_scalar_table);
     driver_scalar_table = scalar;
 }
