@@ -32,9 +32,17 @@ Options = tuple[tuple[int, float, float, str | None], ...]  # per stage: stride,
 
 
 def forward_watched(tensors: Sequence[Tensor | None]) -> bool:
-    """True where modes watch a chain of ordinary tensors that the operator takes: every stage has statistics."""
+    """True where modes watch a chain of ordinary tensors that the operator takes: every stage has statistics.
+
+    An input in another format is left to the parts, whose operators show where it is converted.
+    """
+    input = tensors[0]
     running = [t for i, t in enumerate(tensors) if i and i % _PER_STAGE in (4, 0)]
-    if any(t is None for t in running) or not is_watched(tensors[0], *running):
+    if any(t is None for t in running) or not is_watched(input, *running):
+        return False
+    if input is None or input.dim() != 4 or input.dtype is not torch.float32:
+        return False
+    if not input.is_contiguous(memory_format=torch.channels_last):
         return False
     if torch.is_autocast_enabled("cpu") or reference_forced() or tracing():
         return False
