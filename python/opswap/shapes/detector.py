@@ -113,7 +113,7 @@ class _Watcher:
         if any(shape is not None for shape in found.values()):
             self.report.inputs.setdefault(name, InputShapes(type(module).__name__)).add(found)
 
-    called.only_looks = True  # type: ignore[attr-defined]  # what opswap.swap fused stays fused
+    called.only_looks = True  # what opswap.swap fused stays fused
 
 
 def _shapes_in(values: Any, prefix: str) -> Iterator[tuple[str, tuple[int, ...] | None]]:
