@@ -212,6 +212,28 @@ def test_global_hooks() -> None:
     assert all(o.ran for o in opswap.explain(model, images()).outcomes)
 
 
+def test_a_hook_that_only_looks_leaves_fused_code_fused() -> None:
+    """That of shapes.detect; another hook beside it still runs every module by itself."""
+    model, x = opswap.swap(nn.Sequential(Split(), Split()), exact=True), images()
+    seen: list[nn.Module] = []
+
+    def see(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(module)
+
+    with opswap.shapes.detect():
+        assert all(o.ran for o in opswap.explain(model, x).outcomes)
+        handle = nn.modules.module.register_module_forward_pre_hook(see)
+        try:
+            opswap.reset_stats()
+            model(x)
+            assert opswap.stats()["original"] and len(seen) == len(list(model.modules()))
+        finally:
+            handle.remove()
+        opswap.reset_stats()
+        model(x)
+        assert not opswap.stats()["original"]
+
+
 class BySize(nn.Module):
     """Shuffles by another number of groups where images are wide."""
 

@@ -30,6 +30,7 @@ __all__ = [
     "DispatchMode",
     "OpOverload",
     "TensorBase",
+    "add_to_each",
     "any_global_hook",
     "assert_function",
     "below_autograd",
@@ -53,6 +54,7 @@ __all__ = [
     "mode_stack",
     "nn_functions",
     "no_dispatch",
+    "only_looking_hooks",
     "sequence_number",
     "size_under_trace",
     "transforms_active",
@@ -105,8 +107,28 @@ mode_stack: Callable[[], list[Any]] | None = _find(
 )
 
 
+def _add_one_by_one(tensors: Sequence[Tensor], value: int) -> None:
+    for tensor in tensors:
+        tensor.add_(value)
+
+
+# Add a number to every tensor of a list in place, by one operator; without the name by one per tensor.
+add_to_each: Callable[[Sequence[Tensor], int], Any] = _find("torch", "_foreach_add_") or _add_one_by_one
+
 # Whether a hook for all modules is registered; without the name one is taken to be: the original forward runs.
 any_global_hook: Callable[[], bool] = _find("torch.nn.modules.module", "_has_any_global_hook") or _yes
+_global_hooks = [
+    _find("torch.nn.modules.module", f"_global_{kind}_hooks")
+    for kind in ("forward_pre", "forward", "backward_pre", "backward")
+]
+
+
+def only_looking_hooks() -> bool:
+    """True if each hook for all modules has a true attribute `only_looks`; False if nobody knows."""
+    return all(
+        hooks is not None and all(getattr(hook, "only_looks", False) for hook in hooks.values())
+        for hooks in _global_hooks
+    )
 
 
 # --- the dispatcher ----------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap._torch import add_to_each
 from opswap.ops._function import plain_eager
 from opswap.ops.chain import try_chain, try_folded
+from opswap.ops.norm import is_watched
 
 from .frozen import FROZEN
 from .norm import apply_norm
@@ -56,9 +58,8 @@ def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
     try:
         output = try_chain(tuple(options), tuple(tensors))
     finally:  # a checkpoint ends a forward that is run again by an exception, after the statistics have moved
-        if output is not NotImplemented:
-            for counter in counters:
-                counter.add_(1)
+        if output is not NotImplemented and counters:
+            add_to_each(counters, 1)
     return output
 
 
@@ -85,7 +86,7 @@ def apply_chain(input: Tensor, *links: Link) -> Tensor:
     In training, and in evaluation without a graph, the kernels of `conv_chain` run if they can; else each convolution,
     and each normalisation with its activation, for itself.
     """
-    if plain_eager():
+    if plain_eager() or is_watched(input):
         output = (_try_training if links[0][1].training else _try_evaluation)(input, links)
         if output is not NotImplemented:
             return output

@@ -21,7 +21,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from opswap import _core
+from opswap._torch import dispatch_modes
 
+from ._chain_operator import backward_watched, forward_watched, run_watched, run_watched_backward
 from ._function import DeclinedError, base_apply, concrete_size, needs_graph, plain_cpu, plain_eager
 from ._stats import count_kernel, count_reference
 from .norm import batch_norm_act, check_activation
@@ -71,11 +73,11 @@ class Stage(NamedTuple):
 
 
 class ConvChain(Function):
-    """Where nothing but autograd watches."""
+    """Where nothing but autograd watches, or modes do that see a chain as one operator."""
 
     @staticmethod
     def forward(ctx: Any, options: Options, *tensors: Tensor | None) -> Tensor:
-        made = _core.plain_chain(options, tensors)
+        made = (run_watched if dispatch_modes() else _core.plain_chain)(options, tensors)
         if made is NotImplemented:
             raise DeclinedError
         output, *kept = made
@@ -95,6 +97,8 @@ class ConvChain(Function):
             if gradients is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
                 return None, *gradients
+        elif backward_watched(grad_output):
+            return None, *run_watched_backward(*arguments, *kept)
         count_reference(_NAME_BACKWARD)
         return None, *_reference_backward(*arguments)
 
@@ -154,8 +158,10 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
 
     Args: tensors: the input, then per stage weight, norm_weight, norm_bias, running_mean, running_var.
     """
-    if not plain_eager() or not chain_wins():
+    if not chain_wins():
         return NotImplemented
+    if not plain_eager():
+        return _try_watched(options, tensors)
     try:
         if needs_graph(t for t in tensors if t is not None):
             if any(t is not None and t.is_inference() for t in tensors):
@@ -184,6 +190,15 @@ def try_folded(options: Options, tensors: tuple[Tensor | None, ...], folded: Ten
     if made is not NotImplemented:
         count_kernel(_NAME)
     return made
+
+
+def _try_watched(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
+    """The same under dispatch modes. The operator counts itself."""
+    if not forward_watched(tensors) or any(t is not None and t.is_inference() for t in tensors):
+        return NotImplemented
+    if needs_graph(t for t in tensors if t is not None):
+        return _apply(options, *tensors)
+    return run_watched(options, tensors)[0]
 
 
 def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) -> Tensor:

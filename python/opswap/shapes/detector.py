@@ -64,8 +64,8 @@ class detect(Finder[ShapesReport]):
         entered twice at once.
 
     Results stay as they are. Contexts nest, and end with whatever ends them. While one is in force, torch.compile
-    runs the Python code that it would compile, and a swapped model the original code of blocks that are fused with
-    their neighbours, as it does under any global hook.
+    runs the Python code that it would compile. Of a swapped model those modules have inputs in the report that are
+    called: not those inside a block that opswap has fused.
     """
 
     called = "detect"
@@ -112,6 +112,8 @@ class _Watcher:
             found.update(_shapes_in(keywords, ""))
         if any(shape is not None for shape in found.values()):
             self.report.inputs.setdefault(name, InputShapes(type(module).__name__)).add(found)
+
+    called.only_looks = True  # what opswap.swap fused stays fused
 
 
 def _shapes_in(values: Any, prefix: str) -> Iterator[tuple[str, tuple[int, ...] | None]]:

@@ -3,6 +3,7 @@
 
 from ._activations import parse, spell
 from ._arguments import check_activation
+from ._moving import is_watched
 from ._reference import reference
 from .batch_norm import batch_norm, batch_norm_act, batch_norm_relu, infer
 
@@ -12,6 +13,7 @@ __all__ = [
     "batch_norm_relu",
     "check_activation",
     "infer",
+    "is_watched",
     "parse",
     "reference",
     "spell",

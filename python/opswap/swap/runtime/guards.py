@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opswap._torch import any_global_hook, fake_copy
+from opswap._torch import any_global_hook, fake_copy, only_looking_hooks
 from opswap.ops._stats import count_original
 
 from .instance_forward import without_links
@@ -73,6 +73,11 @@ def hooked(module: nn.Module) -> bool:
     )
 
 
+def globally_hooked() -> bool:
+    """True if a hook for all modules is registered that may do more than look, as that of `shapes.detect` does."""
+    return any_global_hook() and not only_looking_hooks()
+
+
 def holds(module: nn.Module, *inputs: Any) -> bool:
     """True where the captured forward still means what the module's own forward means."""
     record = getattr(module, "_opswap_record", None)
@@ -81,7 +86,7 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
     for x in inputs:
         if not isinstance(x, Tensor):
             return False
-    if record.opened and any_global_hook():
+    if record.opened and globally_hooked():
         return False
     for child, state in record.opened:
         if hooked(child) or stock_class(child) is not state.cls or not unchanged(child, state):
@@ -241,7 +246,7 @@ def missed(module: nn.Module) -> None:
 
 def unhooked(*modules: nn.Module) -> bool:
     """True where calling these modules does no more than their forwards."""
-    if any_global_hook():
+    if globally_hooked():
         return False
     for module in modules:  # noqa: SIM110
         if hooked(module):

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .guards import any_global_hook, hooked, listed
+from .guards import globally_hooked, hooked, listed
 from .instance_forward import generated_forward, overridden, recipe_of
 from .lists import names_in
 from .outside import Outside, read
@@ -54,7 +54,7 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
         if not isinstance(x, Tensor):
             hint = ": pass example_inputs to the swap" if type(x) in (list, tuple) else ""
             return f"input {i} is {shown(x)}, was a Tensor{hint}"
-    if record.opened and any_global_hook():
+    if record.opened and globally_hooked():
         return GLOBAL_HOOKS
     names = _names(module)
     for child, state in record.opened:
@@ -320,7 +320,7 @@ def _arguments(functions: _Functions, name: str) -> dict[str, ast.expr]:
 def _told(term: ast.expr, scope: dict[str, Any], given: dict[str, ast.expr]) -> str:
     """A condition that is false, with the values that it depends on. given: expressions for arguments."""
     if isinstance(term, ast.Call) and isinstance(term.func, ast.Name) and term.func.id in _TOLD:
-        if term.func.id == "unhooked" and not any_global_hook():
+        if term.func.id == "unhooked" and not globally_hooked():
             found = next(a for a in term.args if hooked(scope[a.id]))
             return _hooked(scope[found.id], _with(given, found))
         try:
