@@ -108,8 +108,14 @@ def test_same_bits_on_any_number_of_threads(name: str, tier: str) -> None:
 
 def test_folded_weights_are_used_again(tier: str) -> None:
     input, stages = made("branch")
+    counts = [_core.chain_variants()]
     output, folded = _core.plain_chain_folded(*arguments(input, stages), None)
+    counts.append(_core.chain_variants())
     again, same = _core.plain_chain_folded(*arguments(input, stages), folded)
+    counts.append(_core.chain_variants())
+    for before, after, packs in zip(counts, counts[1:], (2, 0), strict=False):
+        ran = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+        assert ran == {"pointwise_folded": 2, "depthwise_folded": 1} | ({"pack": packs} if packs else {})
     assert same is folded and torch.equal(output, again)
     smaller = input[:, :, :13, :9].contiguous(memory_format=torch.channels_last)
     shared = _core.plain_chain_folded(*arguments(smaller, stages), folded)
