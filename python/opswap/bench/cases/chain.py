@@ -4,6 +4,8 @@
 "conv_chain" is compared with torch's operators, "conv_chain, parts" with opswap's own, called one by one. A backward
 gives the gradients of the input and of all parameters; a "step" is forward and backward. The gradients of the weights
 of convolutions are compared: that of a bias behind which another normalisation stands is nothing but rounding.
+"inference" has the running statistics and no graph, for one image too; "conv_chain, frozen" keeps the folded weights,
+as `opswap.freeze` does.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from opswap import functional as F
 from opswap.bench.case import Case
-from opswap.ops.chain import Stage
+from opswap.ops.chain import Stage, try_folded
 
 __all__ = ["cases"]
 
@@ -56,6 +58,14 @@ def cases(batch: int) -> Iterator[Case]:
             for case, other in (("conv_chain", "torch"), ("conv_chain, parts", "parts")):
                 build = partial(_build, shape, plan, direction, other)
                 yield Case(case, text, "float32", direction, build, {"opswap": "NHWC"}, tolerance=_TOLERANCE)
+        for images in sorted({batch, 1}, reverse=True):
+            text = f"{images},{','.join(map(str, shape[1:]))} {name}"
+            forms = (("conv_chain", "torch"), ("conv_chain, parts", "parts"), ("conv_chain, frozen", "torch"))
+            for case, other in forms:
+                build = partial(_inference, (images, *shape[1:]), plan, other, case.endswith("frozen"))
+                yield Case(
+                    case, text, "float32", "inference", build, {"opswap": "NHWC"}, tolerance=_TOLERANCE
+                )
 
 
 def _stages(channels: int, plan: Plan) -> list[Stage]:
@@ -70,12 +80,12 @@ def _stages(channels: int, plan: Plan) -> list[Stage]:
     return stages
 
 
-def _one_by_one(x: Tensor, stages: list[Stage], ours: bool) -> Tensor:
+def _one_by_one(x: Tensor, stages: list[Stage], ours: bool, training: bool = True) -> Tensor:
     for s in stages:
         side = s.weight.shape[-1]
         if not ours:
             x = T.conv2d(x, s.weight, None, s.stride, side // 2, 1, s.weight.shape[0] if side > 1 else 1)
-            x = T.batch_norm(x, s.running_mean, s.running_var, s.norm_weight, s.norm_bias, True)
+            x = T.batch_norm(x, s.running_mean, s.running_var, s.norm_weight, s.norm_bias, training)
             x = {"relu": T.relu_, "relu6": partial(T.relu6, inplace=True), None: lambda y: y}[s.activation](x)
             continue
         wide = side > 1
@@ -85,8 +95,29 @@ def _one_by_one(x: Tensor, stages: list[Stage], ours: bool) -> Tensor:
             else F.pointwise_conv2d(x, s.weight)
         )
         vectors = (s.running_mean, s.running_var, s.norm_weight, s.norm_bias)
-        x = F.batch_norm_act(x, *vectors, True, activation=s.activation)
+        x = F.batch_norm_act(x, *vectors, training, activation=s.activation)
     return x
+
+
+def _inference(shape: tuple[int, ...], plan: Plan, other: str, frozen: bool) -> dict[str, Step]:
+    x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+    stages = _stages(shape[1], plan)
+    options = tuple((s.stride, s.momentum, s.eps, s.activation) for s in stages)
+    tensors = (x, *(t for s in stages for t in s[:5]))
+    with torch.no_grad():
+        folded = try_folded(options, tensors, None)[1] if frozen else None
+
+    @torch.no_grad()
+    def theirs() -> tuple[Tensor, ...]:
+        return (_one_by_one(x, stages, other == "parts", training=False),)
+
+    @torch.no_grad()
+    def ours() -> tuple[Tensor, ...]:
+        if frozen:
+            return (try_folded(options, tensors, folded)[0],)
+        return (F.conv_chain(x, stages, training=False),)
+
+    return {other: theirs, "opswap": ours}
 
 
 def _build(shape: tuple[int, ...], plan: Plan, direction: str, other: str) -> dict[str, Step]:
