@@ -158,10 +158,10 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
 
     Args: tensors: the input, then per stage weight, norm_weight, norm_bias, running_mean, running_var.
     """
+    if not plain_eager():
+        return NotImplemented if _compiling() else _try_watched(options, tensors)
     if not chain_wins():
         return NotImplemented
-    if not plain_eager():
-        return _try_watched(options, tensors)
     try:
         if needs_graph(t for t in tensors if t is not None):
             if any(t is not None and t.is_inference() for t in tensors):
@@ -194,7 +194,9 @@ def try_folded(options: Options, tensors: tuple[Tensor | None, ...], folded: Ten
 
 def _try_watched(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     """The same under dispatch modes. The operator counts itself."""
-    if not forward_watched(tensors) or any(t is not None and t.is_inference() for t in tensors):
+    if not chain_wins() or not forward_watched(tensors):
+        return NotImplemented
+    if any(t is not None and t.is_inference() for t in tensors):
         return NotImplemented
     if needs_graph(t for t in tensors if t is not None):
         return _apply(options, *tensors)
