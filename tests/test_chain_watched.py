@@ -17,6 +17,7 @@ from inputs import same_bits
 from opswap._torch import DispatchMode
 from opswap.ops import chain as family
 from opswap.ops.chain import Stage, conv_chain
+from opswap.swap.rules import chain as rule
 
 SMALL = ((2, 17, 7, 6), (Part(33), Part(side=3, stride=2, activation=None), Part(16, activation="hardswish")))
 FORWARD, BACKWARD = "opswap.conv_chain_moving.default", "opswap.conv_chain_backward.default"
@@ -25,7 +26,8 @@ FORWARD, BACKWARD = "opswap.conv_chain_moving.default", "opswap.conv_chain_backw
 @pytest.fixture(autouse=True)
 def kernels_on_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are faster there or not."""
-    monkeypatch.setattr(family, "chain_wins", lambda: True, raising=False)
+    for module in (family, rule):
+        monkeypatch.setattr(module, "chain_wins", lambda: True)
 
 
 class Names(DispatchMode):
