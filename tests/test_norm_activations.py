@@ -146,7 +146,7 @@ LARGEST = {
     "gelu": 8,
     "gelu_tanh": 400,
     "mish": 54,
-    "softplus": 4,
+    "softplus": 2,
 }
 LARGEST |= {"softplus(2.0, 3.0)": 5, "hardswish": 4, "hardsigmoid": 3, "hardtanh(-0.25, 2.0)": 0}
 

@@ -62,15 +62,16 @@ OSW_INLINE vf32 expm1_negative_f32(vf32 x)
     return fma_f32(r.expm1, power, power - 1);
 }
 
-/* ln(1 + x) for x in [0, 1], to 2 ulp: w = 2 x / (2 + x), and ln(1 + x) = 2 artanh(w / 2). */
+/* ln(1 + x) for x in [0, 1], to 1 ulp: with s = x / (2 + x) it is 2 s + R, the series of
+ * 2 artanh(s), and 2 s = x - s x. So x, which is exact, carries most of the result. */
 OSW_INLINE vf32 log1p_unit_f32(vf32 x)
 {
-    const vf32 w = (x + x) / (2 + x), square = w * w;
+    const vf32 s = x / (2 + x), square = 4 * s * s;
     vf32 q = set1_f32(0.0005473965f);
     q = fma_f32(q, square, set1_f32(0.002187393f));
     q = fma_f32(q, square, set1_f32(0.012506792f));
     q = fma_f32(q, square, set1_f32(0.083333015f));
-    return fma_f32(q, square * w, w);
+    return fma_f32(-s, fma_f32(q * square, set1_f32(-2), x), x);
 }
 
 /* A distribution at z: its function, and 1 minus it, neither found by subtraction where it is
