@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections import UserDict
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from opswap.swap.capture.follow import Follower
 from test_swap_bytecode import FOUND, VERSIONS, pythons  # noqa: F401 (a fixture)
 
 TABLE = """
@@ -89,3 +93,19 @@ def test_writes_to_elements(pythons: dict[str, str], version: str) -> None:  # n
             assert told == EXPECTED[name], name
         else:
             assert told.startswith("True"), name
+
+
+class LocalsOf313(UserDict):  # type: ignore[type-arg]
+    """The local variables of a frame under Python 3.13: a mapping whose keys are a list."""
+
+    def keys(self) -> list[str]:  # type: ignore[override]
+        return list(self.data)
+
+
+def test_variables_under_python_3_13() -> None:
+    code = test_writes_to_elements.__code__
+    given: list[Any] = []
+    follower: Any = SimpleNamespace(_variables={id(code): frozenset(("out", "later"))}, _written=set())
+    frame: Any = SimpleNamespace(f_code=code, f_locals=LocalsOf313(out=given, x=1))
+    Follower._note_variables(follower, frame)
+    assert follower._written == {id(given)}

@@ -236,7 +236,7 @@ class Follower:
         names = self._variables.get(id(frame.f_code))
         if names:
             variables = frame.f_locals
-            self._written.update(id(variables[name]) for name in names & variables.keys())
+            self._written.update(id(variables[name]) for name in names if name in variables)
 
     def _enter_c(self, frame: FrameType, argument: Any) -> None:
         if getattr(argument, "__name__", "") in MUTATORS:
