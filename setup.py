@@ -33,7 +33,9 @@ class ParallelBuild(build_ext):
 
     def finalize_options(self):
         super().finalize_options()
-        self.parallel = None  # of extensions, which would share one compiler: its files are compiled in parallel
+        self.parallel = (
+            None  # of extensions, which would share one compiler: its files are compiled in parallel
+        )
         self.test_tiers = os.environ.get("OPSWAP_TEST_TIERS", "1" if self.inplace else "0") == "1"
 
     def build_extensions(self):

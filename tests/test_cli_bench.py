@@ -11,15 +11,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from opswap import cli
 from opswap.bench import display, plot, rows, run
-from opswap.bench.cases import FAMILIES
+from opswap.bench.cases import FAMILIES, peers
 from opswap.bench.selection import Selection
 from opswap.commands import bench
 
@@ -192,6 +193,20 @@ class TestSelection:
         found = Selection(names=(name,)).cases()
         assert found and all(case.case.lower().startswith(name.lower()) for case in found)
         assert not any("compiled" in form for case in found for form in case.ours)
+
+    def test_peers_are_measured_only_if_named(self) -> None:
+        assert not any(case.direction == "deployed" for case in Selection().cases())
+        assert not any(case.direction == "deployed" for case in Selection(names=("lprnet",)).cases())
+        found = Selection(names=("peers",)).cases()
+        assert {case.shape.split(",")[0] for case in found} == {"1", "32", "64"}
+        assert all(case.direction == "deployed" for case in found)
+
+    def test_a_peer_that_is_not_installed(self) -> None:
+        def make(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+            raise ImportError("No module named 'onnxruntime'")
+
+        with pytest.raises(ImportError, match=r"'onnxruntime'; python3 -m pip install 'opswap\[peers\]'"):
+            peers._or_missing(make, torch.nn.Identity(), torch.ones(1))()
 
     def test_families_and_filters(self) -> None:
         found = Selection(names=("pool", "norm"), filters=("float32", "backward")).cases()

@@ -21,6 +21,9 @@ ALLOCATIONS: dict[str, dict[str, str]] = {
     "fresh": {},
 }
 
+_OPTIONAL = ("peers",)  # needs packages of an extra
+_SLOW = ("compiled", *_OPTIONAL)  # takes minutes
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -69,11 +72,11 @@ def _all_cases(batch: int) -> Iterator[tuple[str, Case]]:
 
 
 def _is_named(names: tuple[str, ...], family: str, case: Case) -> bool:
-    """The cases of "compiled", which take minutes, are run only if the family is named."""
+    """The cases of _SLOW are run only if the family is named, or everything is."""
     if not names:
-        return True
+        return family not in _OPTIONAL
     return family in names or (
-        family != "compiled" and any(_begins(case, n) for n in names if n not in FAMILIES)
+        family not in _SLOW and any(_begins(case, n) for n in names if n not in FAMILIES)
     )
 
 

@@ -33,7 +33,7 @@ __all__ = ["add"]
 
 _FAMILIES = (
     "channels, pool, norm, dropout, linear, pointwise, depthwise, conv, chain, batch, merge, models, half, finders, "
-    "compiled"
+    "compiled, peers"
 )
 _EXAMPLES = """
 bench channels --threads 1 2 --json channels.json --plot channels.png

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap._draws import draws_undone
 from opswap._timing import medians_in_turn
 from opswap._torch import tree_map
 
@@ -36,7 +37,7 @@ def time_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     """
     if func._schema.is_mutable or "norm" in func._schema.name:
         args, kwargs = tree_map(_copied, (args, kwargs))
-    with flush_state_kept() as works, _random_state_kept():
+    with flush_state_kept() as works, draws_undone():
         if not works:
             return None
         try:
@@ -61,7 +62,7 @@ def time_step(step: Callable[[], Any], model: nn.Module, inputs: Sequence[Any]) 
 
     Gradients, buffers and random numbers are as before, afterwards. None if the processor has no switch.
     """
-    with flush_state_kept() as works, _random_state_kept(), _state_kept(model, inputs):
+    with flush_state_kept() as works, draws_undone(), _state_kept(model, inputs):
         if not works:
             return None
 
@@ -77,15 +78,6 @@ def time_step(step: Callable[[], Any], model: nn.Module, inputs: Sequence[Any]) 
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    state = torch.random.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(state)
 
 
 @contextlib.contextmanager

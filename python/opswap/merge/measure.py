@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap._draws import draws_undone
 from opswap._timing import medians_in_turn
 from opswap._torch import tree_leaves
 
@@ -71,13 +71,9 @@ def pick_plans(
 
 @contextmanager
 def measuring(mode: str) -> Iterator[None]:
-    """Gradients on or off; the random generators are left as they were."""
-    state = random.getstate()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(mode == "training"):
-            yield
-    finally:
-        random.setstate(state)
+    """Gradients on or off; draws are undone."""
+    with draws_undone(), torch.set_grad_enabled(mode == "training"):
+        yield
 
 
 def _plans(traced: Trace, ways: Mapping[str, str]) -> list[Plan]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""One module an operator family, and one for whole models; each has `cases(batch)`; "compiled" takes minutes."""
+"""One module an operator family, and one for whole models; each has `cases(batch)`.
+
+"compiled" and "peers" take minutes; "peers" needs the packages of its extra.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -17,6 +20,7 @@ from . import (
     merge,
     models,
     norm,
+    peers,
     pointwise,
     pool,
     reduced_precision,
@@ -40,4 +44,5 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "half": reduced_precision.cases,
     "finders": finders.cases,
     "compiled": models.compiled_cases,
+    "peers": peers.cases,
 }
