@@ -14,6 +14,7 @@ import operator
 import sys
 import threading
 from abc import ABCMeta
+from collections import namedtuple
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from types import (
@@ -63,6 +64,8 @@ _BUILTINS = (
     WrapperDescriptorType,
 )
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
+# Its class is in another module with each version of Python.
+_FIELD = type(namedtuple("_Example", "a").a)
 _WRAPPERS = (property, staticmethod, classmethod, cached_property, partialmethod)
 _MANY = 20000  # objects that a forward may reach
 _WRITE_ANY = frozenset({"__delattr__", "__setattr__"})  # methods that write to an attribute of any name
@@ -389,6 +392,6 @@ def _is_python(cls: type) -> bool:
 def _is_constant(value: Any) -> bool:
     """True for an object made in C that never changes, as a compiled pattern."""
     cls = type(value)
-    if cls.__module__ in ("_collections", "operator", "re", "types", "typing"):
+    if cls is _FIELD or cls.__module__ in ("_collections", "operator", "re", "types", "typing"):
         return True
     return cls.__module__ == "numpy" and cls.__name__ == "ufunc"
