@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import opswap
 from chain_cases import Part, copy_of, image, make, step
 from inputs import same_bits
-from opswap._torch import DispatchMode
+from modes import Names
 from opswap.ops import chain as family
 from opswap.ops.chain import Stage, conv_chain
 from opswap.swap.rules import chain as rule
@@ -28,18 +28,6 @@ def kernels_on_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are faster there or not."""
     for module in (family, rule):
         monkeypatch.setattr(module, "chain_wins", lambda: True)
-
-
-class Names(DispatchMode):
-    """Keeps the names of operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def both(x: Tensor, stages: list[Stage]) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None], Names]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import opswap
+from modes import Names
 from opswap import functional as F
-from opswap._torch import DispatchMode
 from opswap.ops.norm import reference
 
 ACTIVATIONS = (None, "relu", "relu6", "hardswish")
@@ -140,18 +140,6 @@ def test_autocast_is_torchs(dtype: torch.dtype) -> None:
         assert x.dtype == y.dtype == dtype
         results.append((y.float(), *statistics))
     assert_all_close(*results, 2e-2, 2e-2)
-
-
-class Names(DispatchMode):
-    """Keeps the names of operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -133,6 +133,12 @@ static inline int64_t osw_chain_weights(const osw_chain_stage *stage)
                             : stage->outputs * stage->channels;
 }
 
+/* Row 0 of an image that has rows from `first` on at `rows`: only those are used. */
+static inline float *osw_chain_row_zero(float *rows, int64_t first, int64_t row)
+{
+    return (float *)((uintptr_t)rows - (uintptr_t)(first * row) * sizeof(float));
+}
+
 /* Floats of the packed weight, whatever the tier and the direction. */
 int64_t osw_chain_packed(const osw_chain_stage *stage);
 

@@ -31,12 +31,6 @@ static osw_depthwise one_image(const osw_chain_stage *s)
                            .taps = s->weight};
 }
 
-/* Row 0 of an image that has rows from `first` on at `rows`: only those are read. */
-static const float *row_zero(const float *rows, int64_t first, int64_t row)
-{
-    return (const float *)((uintptr_t)rows - (uintptr_t)(first * row) * sizeof(float));
-}
-
 /* The input of the windows of a band, normalised in `room` if that is wanted: row 0 of its image.
  */
 static const float *input_band(const osw_chain_stage *s, const osw_chain_band *b, float *room)
@@ -47,7 +41,7 @@ static const float *input_band(const osw_chain_stage *s, const osw_chain_band *b
         return image;
     apply_block(s->before, s->channels, (b->under_end - b->under) * s->width,
                 image + b->under * row, room);
-    return row_zero(room, b->under, row);
+    return osw_chain_row_zero(room, b->under, row);
 }
 
 static void
@@ -89,7 +83,7 @@ static const float *gradient_band(const osw_chain_stage *s, const osw_chain_band
     const int64_t from = (b->image * s->out_height + b->over) * row;
     gradient_block(s->after, s->channels, (b->over_end - b->over) * s->out_width, s->output + from,
                    s->grad + from, room);
-    return row_zero(room, b->over, row);
+    return osw_chain_row_zero(room, b->over, row);
 }
 
 /* The gradient of the weight of a band, added. */

@@ -7,7 +7,6 @@
 #include "depthwise/depthwise.h"
 
 #include <assert.h>
-#include <math.h>
 #include <string.h>
 
 enum {
@@ -76,8 +75,7 @@ static void fold_stage(const osw_chain *chain, osw_chain_stage *s, const osw_cha
 {
     const int64_t taps = osw_chain_weights(s) / s->outputs;
     for (int64_t o = 0; o < s->outputs; o++) {
-        const double invstd = 1 / sqrt(link->var[o] + link->eps);
-        const double scale = (link->weight ? (double)link->weight[o] : 1) * invstd;
+        const double scale = osw_chain_scale(link, o);
         const double bias = link->bias ? (double)link->bias[o] : 0;
         for (int64_t t = 0; t < taps; t++)
             room[o * taps + t] = (float)((double)weight[o * taps + t] * scale);
@@ -170,12 +168,6 @@ typedef struct osw_chain_pass {
     int64_t bands, floats, second; /* of both buffers; where the second begins */
 } osw_chain_pass;
 
-/* Row 0 of an image that has rows from `first` on at `rows`: only those are used. */
-static float *row_zero(float *rows, int64_t first, int64_t row)
-{
-    return (float *)((uintptr_t)rows - (uintptr_t)(first * row) * sizeof(float));
-}
-
 /* One band of an image through all stages. */
 static void run_band(const osw_chain_pass *pass, int64_t image, int64_t band)
 {
@@ -190,7 +182,7 @@ static void run_band(const osw_chain_pass *pass, int64_t image, int64_t band)
         float *const buffer = buffers + (next % BUFFERS ? pass->second : 0);
         stage.input = input;
         stage.output = next == chain->count ? s->normal + image * s->out_height * row
-                                            : row_zero(buffer, rows.first[next], row);
+                                            : osw_chain_row_zero(buffer, rows.first[next], row);
         const int64_t unit = s->depthwise ? 1 : s->out_width;
         const osw_chain_part part = {.begin = rows.first[next] * unit,
                                      .end = rows.behind[next] * unit};

@@ -6,7 +6,6 @@
 #include "depthwise/depthwise.h"
 
 #include <assert.h>
-#include <math.h>
 #include <string.h>
 
 enum {
@@ -191,22 +190,13 @@ static void pack(const osw_chain *chain, osw_chain_stage *s, bool backward,
     }
 }
 
-static double invstd(const osw_chain_link *link, int64_t c)
-{
-    return 1 / sqrt(link->var[c] + link->eps);
-}
-
-static double scale_of(const osw_chain_link *link, int64_t c)
-{
-    return (link->weight ? (double)link->weight[c] : 1) * invstd(link, c);
-}
-
 /* center, scale and shift from mean and var: the same floats in forward and backward. */
 static void fold(const osw_chain_link *link, int64_t channels)
 {
     const osw_chain_norm *norm = &link->norm;
     for (int64_t c = 0; c < channels; c++) {
-        const double scale = scale_of(link, c), bias = link->bias ? (double)link->bias[c] : 0;
+        const double scale = osw_chain_scale(link, c),
+                     bias = link->bias ? (double)link->bias[c] : 0;
         norm->center[c] = (float)link->mean[c];
         norm->scale[c] = (float)scale;
         norm->shift[c] = (float)(bias + ((double)norm->center[c] - link->mean[c]) * scale);
@@ -283,7 +273,8 @@ static void finish_gradient(const osw_chain_link *link, int64_t channels, int64_
             sums[k] += sums[2 * i * channels + k];
     for (int64_t c = 0; c < channels; c++) {
         const double center = (double)link->norm.center[c], beyond = center - link->mean[c];
-        const double s = invstd(link, c), scale = scale_of(link, c), count = (double)pixels;
+        const double s = osw_chain_invstd(link, c), scale = osw_chain_scale(link, c),
+                     count = (double)pixels;
         const double dot = (sums[channels + c] + beyond * sums[c]) * s;
         const double tilt = -scale * s * dot / count;
         link->norm.tilt[c] = (float)tilt;

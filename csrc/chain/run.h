@@ -7,6 +7,7 @@
 
 #include "chain/chain.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -18,6 +19,18 @@ typedef struct osw_chain_link {
     float *grad_weight, *grad_bias; /* written by a backward, unless NULL */
     osw_chain_norm norm;            /* set by the run, but for the activation */
 } osw_chain_link;
+
+/* Of channel c, from the variance that the link has. */
+static inline double osw_chain_invstd(const osw_chain_link *link, int64_t c)
+{
+    return 1 / sqrt(link->var[c] + link->eps);
+}
+
+/* What the normalisation multiplies channel c by. */
+static inline double osw_chain_scale(const osw_chain_link *link, int64_t c)
+{
+    return (link->weight ? (double)link->weight[c] : 1) * osw_chain_invstd(link, c);
+}
 
 /* One call. Of a stage are given: the sizes, the weight as torch has it, and the tensors. */
 typedef struct osw_chain {

@@ -23,10 +23,17 @@ from .norm import is_watched
 from .norm._moving import moving_operator
 from .norm._operators import gradients, operator
 
-__all__ = ["backward_watched", "forward_watched", "run_watched", "run_watched_backward"]
+__all__ = [
+    "PER_STAGE",
+    "Options",
+    "backward_watched",
+    "forward_watched",
+    "run_watched",
+    "run_watched_backward",
+]
 
 _NAME, _NAME_BACKWARD = "conv_chain_moving", "conv_chain_backward"
-_PER_STAGE = 5  # tensors
+PER_STAGE = 5  # tensors
 
 Options = tuple[tuple[int, float, float, str | None], ...]  # per stage: stride, momentum, eps, activation
 
@@ -37,7 +44,7 @@ def forward_watched(tensors: Sequence[Tensor | None]) -> bool:
     An input in another format is left to the parts, whose operators show where it is converted.
     """
     input = tensors[0]
-    running = [t for i, t in enumerate(tensors) if i and i % _PER_STAGE in (4, 0)]
+    running = [t for i, t in enumerate(tensors) if i and i % PER_STAGE in (4, 0)]
     if any(t is None for t in running) or not is_watched(input, *running):
         return False
     if input is None or input.dim() != 4 or input.dtype is not torch.float32:
@@ -80,7 +87,7 @@ def run_watched_backward(
 
 def _lists(tensors: Sequence[Any]) -> tuple[Any, list[Any], list[Any], list[Any]]:
     """The input; per stage the weight; those of its normalisation, its bias; its running mean and variance."""
-    groups = [tensors[i : i + _PER_STAGE] for i in range(1, len(tensors), _PER_STAGE)]
+    groups = [tensors[i : i + PER_STAGE] for i in range(1, len(tensors), PER_STAGE)]
     weights, affine, running = ([t for g in groups for t in g[a:b]] for a, b in ((0, 1), (1, 3), (3, 5)))
     return tensors[0], weights, affine, running
 

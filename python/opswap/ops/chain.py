@@ -23,7 +23,14 @@ from torch.autograd import Function
 from opswap import _core
 from opswap._torch import dispatch_modes
 
-from ._chain_operator import backward_watched, forward_watched, run_watched, run_watched_backward
+from ._chain_operator import (
+    PER_STAGE,
+    Options,
+    backward_watched,
+    forward_watched,
+    run_watched,
+    run_watched_backward,
+)
 from ._function import DeclinedError, base_apply, concrete_size, needs_graph, plain_cpu, plain_eager
 from ._stats import count_kernel, count_reference
 from .norm import batch_norm_act, check_activation
@@ -47,9 +54,6 @@ _NAME_BACKWARD = f"{_NAME}_backward"
 FEWEST_CHANNELS, MOST_CHANNELS = 16, 1024
 MOST_STAGES = 8
 MOST_WEIGHTS = 1 << 17  # of a 1 x 1 convolution
-_PER_STAGE = 5  # tensors
-
-Options = tuple[tuple[int, float, float, str | None], ...]  # per stage: stride, momentum, eps, activation
 
 
 class Stage(NamedTuple):
@@ -81,7 +85,7 @@ class ConvChain(Function):
         if made is NotImplemented:
             raise DeclinedError
         output, *kept = made
-        parameters = (None if i % _PER_STAGE in (4, 0) and i else t for i, t in enumerate(tensors))
+        parameters = (None if i % PER_STAGE in (4, 0) and i else t for i, t in enumerate(tensors))
         ctx.options, ctx.count = options, len(tensors)
         ctx.save_for_backward(*parameters, *kept)
         return output
@@ -123,7 +127,7 @@ def _kernel_backward(
 def _reference(options: Options, input: Tensor, *parameters: Tensor | None, training: bool = True) -> Tensor:
     """The same by the operators that a chain is made of; running statistics that are None do not move."""
     for i, (stride, momentum, eps, activation) in enumerate(options):
-        weight, *vectors, mean, var = parameters[_PER_STAGE * i : _PER_STAGE * (i + 1)]
+        weight, *vectors, mean, var = parameters[PER_STAGE * i : PER_STAGE * (i + 1)]
         outputs, *_, side = concrete_size(weight) if isinstance(weight, Tensor) else (1, 1)
         groups = outputs if side > 1 else 1
         input = torch_functional.conv2d(input, weight, None, stride, side // 2, 1, groups)
@@ -232,7 +236,7 @@ def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) ->
         if stage.activation is not None:
             check_activation(_NAME, stage.activation)
     options = tuple((s.stride, s.momentum, s.eps, s.activation) for s in stages)
-    tensors = (input, *(t for s in stages for t in s[:_PER_STAGE]))
+    tensors = (input, *(t for s in stages for t in s[:PER_STAGE]))
     ordinary = all(t is None or isinstance(t, Tensor) for t in tensors)
     output = NotImplemented
     if ordinary and training:
