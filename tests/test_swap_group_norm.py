@@ -15,14 +15,22 @@ from torch import Tensor, nn
 
 import opswap
 from nearness import assert_model_as_near
+from opswap.swap.rules import group_norm as rules
 from step import assert_equal, outputs_and_gradients
 
 LAST = torch.channels_last
 RULES = ("group_norm", "instance_norm")
 pytestmark = [
     pytest.mark.skipif(opswap.isa.current() == "scalar", reason="left to torch on this tier"),
-    pytest.mark.usefixtures("every_rule_applies"),
+    pytest.mark.usefixtures("every_rule_applies", "every_size"),
 ]
+
+
+@pytest.fixture
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small inputs are replaced too."""
+    for name in ("_FEWEST", "_FEWEST_INSTANCES"):
+        monkeypatch.setattr(rules, name, 0)
 
 
 class UNet(nn.Module):
@@ -137,7 +145,7 @@ def test_exact_leaves_them(name: str) -> None:
 
 @pytest.mark.parametrize("make", [lambda: nn.GroupNorm(2, 6), lambda: nn.InstanceNorm2d(6, affine=True)])
 def test_other_tensors_run_torchs_function(make: Callable[[], nn.Module]) -> None:
-    """Bit for bit: contiguous, float64, slices, and no image."""
+    """Bit for bit: contiguous, float64, slices."""
     stock = nn.Sequential(make())
     model = opswap.swap(copy.deepcopy(stock))
     wide = torch.randn(2, 9, 5, 4).contiguous(memory_format=LAST)
@@ -148,8 +156,29 @@ def test_other_tensors_run_torchs_function(make: Callable[[], nn.Module]) -> Non
         opswap.reset_stats()
         assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
         assert not opswap.stats()["kernel"]
-    for x in (wide[:, 2:8], wide[:0, :6]):
-        assert torch.equal(model.float()(x), stock.float()(x))
+    assert torch.equal(model.float()(wide[:, 2:8]), stock.float()(wide[:, 2:8]))
+
+
+def test_sizes_that_are_torchs() -> None:
+    """Calls on few elements, and 16 bits of large images if no gradient is wanted."""
+    assert rules._FEWEST == rules._FEWEST_INSTANCES == 0
+    x, large = (torch.randn(2, 6, s, s).contiguous(memory_format=LAST) for s in (8, 40))
+    weight = torch.ones(6, requires_grad=True)
+    assert rules.group_norm_wins(x, 3) and rules.group_norm_wins(large, 3)
+    assert not rules.group_norm_wins(x.double(), 3) and not rules.instance_norm_wins(x.double())
+    half = large.bfloat16()
+    assert not rules.group_norm_wins(half, 3) and rules.group_norm_wins(half, 3, weight)
+    with torch.no_grad():
+        assert not rules.group_norm_wins(half, 3, weight)
+    assert rules.group_norm_wins(x.bfloat16(), 3) and rules.instance_norm_wins(half)
+
+
+def test_few_elements_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    x = torch.randn(2, 6, 8, 8).contiguous(memory_format=LAST)
+    assert not rules.group_norm_wins(x, 3) and not rules.instance_norm_wins(x)
+    many = torch.randn(4, 64, 32, 32).contiguous(memory_format=LAST)
+    assert rules.group_norm_wins(many, 8) and rules.instance_norm_wins(many)
 
 
 def test_running_statistics_are_kept_by_torch() -> None:

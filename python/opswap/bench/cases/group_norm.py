@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """GroupNorm and InstanceNorm in channels_last at shapes of U-Nets, residual networks and style transfer.
 
-torch has two forms: its function as it is, and on a contiguous copy whose result is copied back. torch's InstanceNorm
-returns contiguous tensors, which the convolution behind it copies again: that copy is not counted. Parameters are
+torch's GroupNorm has two forms: the function as it is, and on a contiguous copy whose result is copied back. torch's
+InstanceNorm returns contiguous tensors, which the convolution behind it copies again: that copy is not counted, nor
+the one of the gradient. With a gradient in channels_last its own gradients were wrong (torch 2.13). Parameters are
 float32. A backward gives the gradients of input, weight and bias; a "step" is forward and backward.
 """
 
@@ -70,8 +71,7 @@ def _forms(name: str, groups: int) -> dict[str, Callable[..., Tensor]]:
         planes = partial(_by_planes, T.group_norm)
         forms = {"torch": T.group_norm, "torch NCHW": planes, "opswap": F.group_norm}
         return {key: lambda x, w, b, f=f: f(x, groups, w, b) for key, f in forms.items()}
-    planes = partial(_by_planes, T.instance_norm)
-    forms = {"torch": T.instance_norm, "torch NCHW": planes, "opswap": F.instance_norm}
+    forms = {"torch": T.instance_norm, "opswap": F.instance_norm}
     return {key: lambda x, w, b, f=f: f(x, None, None, w, b) for key, f in forms.items()}
 
 
@@ -81,9 +81,13 @@ def _build(
     x = torch.randn(size).to(dtype).contiguous(memory_format=torch.channels_last)
     weight, bias = (torch.rand(size[1]).add(0.5) for _ in range(2))
     leaves = [t.requires_grad_() for t in (x, weight, bias)]
-    gradient = torch.randn(size).to(dtype).contiguous(memory_format=torch.channels_last)
+    gradient = torch.randn(size).to(dtype)
     run = {"forward": _forward, "backward": _backward, "step": _step}[direction]
-    return {key: run(partial(form, *leaves), leaves, gradient) for key, form in _forms(name, groups).items()}
+    forms = {key: partial(form, *leaves) for key, form in _forms(name, groups).items()}
+    return {
+        key: run(form, leaves, torch.empty_like(form().detach()).copy_(gradient))
+        for key, form in forms.items()
+    }
 
 
 def _forward(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor) -> Step:
