@@ -37,6 +37,7 @@ HIDDEN_TIERS_OF = (
     "test_conv",
     "test_depthwise",
     "test_dropout",
+    "test_group_norm",
     "test_linear",
     "test_norm",
     "test_norm_activations",

@@ -97,6 +97,34 @@ def _norm_cases(last: bool) -> list[Case]:
     return cases
 
 
+def _group_norm_cases(last: bool) -> list[Case]:
+    """torch's group_norm has no forward mode in channels_last."""
+    image, vectors = (2, 6, 4, 5), ((6,), (6,))
+    return [
+        Case(
+            "group_norm",
+            lambda x, w, b: F.group_norm(x, 3, w, b, 1e-3),
+            lambda x, w, b: T.group_norm(x.contiguous(), 3, w, b, 1e-3),
+            (image, *vectors),
+            last,
+        ),
+        Case(
+            "group_norm",
+            lambda x: F.group_norm(x, 2),
+            lambda x: T.group_norm(x.contiguous(), 2),
+            (image,),
+            last,
+        ),
+        Case(
+            "instance_norm",
+            lambda x, w, b: F.instance_norm(x, None, None, w, b),
+            lambda x, w, b: T.instance_norm(x, None, None, w, b),
+            ((2, 3, 4, 3, 2), (3,), (3,)),
+            last,
+        ),
+    ]
+
+
 def _channel_cases(last: bool) -> list[Case]:
     one, two = ((2, 6, 4, 5),), ((2, 6, 4, 5), (2, 6, 4, 5))
     cases = []
@@ -289,6 +317,8 @@ _OPERATORS = {
     "batch_norm": ("batch_norm_act",),
     "batch_norm_act": ("batch_norm_act",),
     "batch_norm_relu": ("batch_norm_act",),
+    "group_norm": ("group_norm",),
+    "instance_norm": ("group_norm",),
     "max_pool2d": ("max_pool", "max_pool_with_offsets"),
     "max_pool3d": ("max_pool", "max_pool_with_offsets"),
     "avg_pool2d": ("avg_pool",),
@@ -311,6 +341,7 @@ def _described(case: Case) -> Case:
 _UNDESCRIBED: list[Case] = [
     *(case for last in (False, True) for case in _channel_cases(last)),
     *(case for last in (False, True) for case in _norm_cases(last)),
+    *(case for last in (False, True) for case in _group_norm_cases(last)),
     *(case for last in (False, True) for case in _pool_cases(last)),
     *(case for last in (False, True) for case in _convolution_cases(last)),
     *_linear_cases(),

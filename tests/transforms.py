@@ -41,7 +41,8 @@ def operators_of(case: Case) -> tuple[str, ...]:
     """Those that stand in a graph on this machine."""
     left = {"pointwise_conv2d": pointwise_wins, "depthwise_conv2d": depthwise_wins, "dropout": draws_alike}
     kept = case.name in left and not left[case.name]()
-    kept = kept or (case.name in ("pointwise_conv2d", "depthwise_conv2d") and not case.channels_last)
+    in_pixels = ("pointwise_conv2d", "depthwise_conv2d", "group_norm", "instance_norm")
+    kept = kept or (case.name in in_pixels and not case.channels_last)
     shuffled = case.name == "channel_shuffle" and not case.channels_last
     return () if kept or shuffled else case.operators
 

@@ -4,8 +4,6 @@
 #include "binding/activation_arg.h"
 #include "binding/norm_call.h"
 
-static uint64_t calls[OSW_NORM_COUNT];
-
 enum { VECTORS = 6 }; /* mean, var, weight, bias, grad_weight, grad_bias */
 
 /* Give the job its vectors, from `memory` or from the statistics. */
@@ -71,7 +69,7 @@ static int run(const osw_call *call, osw_norm_job *job, bool backward)
     if (!memory)
         return -1;
     place_vectors(call, job, backward, memory);
-    osw_norm_choose(job, backward, calls);
+    osw_norm_choose(job, backward, osw_norm_calls);
     const osw_running running = osw_run_begin(call->name, x->numel * x->itemsize > OSW_GRAIN_BYTES);
     (backward ? osw_norm_backward : osw_norm_forward)(job, memory + vectors);
     osw_run_end(running);
@@ -238,7 +236,7 @@ OSW_ENTRY(batch_norm_backward)
     return osw_call_end(&call, done ? gradients_of(&call) : NULL);
 }
 
-OSW_ENTRY_COUNTS(norm_variants, calls, OSW_NORM_VARIANTS(OSW_VARIANT_3))
+OSW_ENTRY_COUNTS(norm_variants, osw_norm_calls, OSW_NORM_VARIANTS(OSW_VARIANT_3))
 
 PyMethodDef osw_norm_methods[] = {
     OSW_ENTRY_LINE(

@@ -7,6 +7,8 @@ const char *const osw_norm_roles[ROLE_COUNT] = {
     "input",       "output", "grad_output", "grad_input",  "statistics", "running_mean",
     "running_var", "weight", "bias",        "grad_weight", "grad_bias"};
 
+uint64_t osw_norm_calls[OSW_NORM_COUNT];
+
 int osw_norm_fail(const osw_call *call, int role, const char *problem, long long got)
 {
     return osw_fail(call->name, "%s %s, got %lld", call->roles[role], problem, got);

@@ -25,6 +25,9 @@ typedef enum osw_norm_role {
 
 extern const char *const osw_norm_roles[];
 
+/* Calls of the kernels, by osw_norm_id: see osw_norm_choose. */
+extern uint64_t osw_norm_calls[OSW_NORM_COUNT];
+
 /* RuntimeError with the problem and the value that has it. Returns -1. */
 int osw_norm_fail(const osw_call *call, int role, const char *problem, long long got);
 

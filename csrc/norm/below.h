@@ -10,7 +10,8 @@
 
 enum {
     SHORT_PATTERN = 256,
-    STRIP = 1024,           /* values: five factors and two sums take 28 KiB */
+    MANY_VALUES = 64 * SHORT_PATTERN, /* of a part */
+    STRIP = 1024,                     /* values: five factors and two sums take 28 KiB */
     STRIP_ROW = STRIP + 16, /* so that arrays of a strip do not meet in the same sets of L1 */
     FLUSH_PATTERNS = 64,    /* additions to one float before it goes on in double */
     AHEAD_BYTES = 4096,

@@ -30,7 +30,8 @@
  * neither y nor a mask. `center` is the mean as the dtype can hold it, what the mean has beyond
  * that is in `shift`: x - center is exact where x is close to a mean that is large.
  *
- *     sample     center = mean of a few values of the channel that lie far from each other
+ *     sample     center = mean of a few values of the channel that lie far from each other; of
+ *                pixels at most `samples`, if that is not 0
  *     moments    first += sum of x - center, second += sum of (x - center)^2
  *     apply      y
  *     reduce     first += sum of d, second += sum of d * (x - center)
@@ -96,6 +97,7 @@ typedef struct osw_norm {
     double *center, *scale, *shift;
     double *tilt, *offset; /* gradient only */
     bool stream;           /* y or dx does not fit the caches: write around them */
+    int64_t samples;
 } osw_norm;
 
 /* What one call works on. planes: channels [channel_begin, channel_end) of images [begin, end), at

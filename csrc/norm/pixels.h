@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* Kernels where the channels of a position are neighbours; included once per dtype.
  *
- * A pattern is the least number of whole rows, but some, that fills whole vectors: no number of
- * channels has a tail. What a value takes depends on its place in the pattern only. Wide patterns
- * are walked in strips of at most STRIP values, whose factors and sums stay in L1. */
+ * A pattern is a number of whole rows that fills whole vectors: no number of channels has a tail.
+ * What a value takes depends on its place in the pattern only. Parts of many rows have patterns of
+ * more than the least number; the rows that fill none of them have patterns of the least, so that
+ * which rows are left depends on the channels alone. Wide patterns are walked in strips of at most
+ * STRIP values, whose factors and sums stay in L1. */
 #include "core/simd.h"
 #include "norm/activation.h"
 #include "norm/below.h"
@@ -17,13 +19,22 @@
 #    include "core/each_float.h"
 #endif
 
-/* Rows of a pattern: the multiple that fills vectors, then more while the pattern is short. Divides
- * OSW_NORM_ROWS. */
-static int64_t LOCAL(pattern_rows)(int64_t channels)
+/* Rows of the shortest pattern. */
+static int64_t LOCAL(least_rows)(int64_t channels)
 {
     int64_t rows = 1;
-    while (rows * channels % LANES != 0 ||
-           (2 * rows * channels <= SHORT_PATTERN && rows < OSW_NORM_ROWS))
+    while (rows * channels % LANES != 0)
+        rows *= 2;
+    return rows;
+}
+
+/* Rows of the patterns of a part of `length` rows: more than the least while the pattern is short,
+ * and there is enough to do for the factors that it takes. Divides OSW_NORM_ROWS. */
+static int64_t LOCAL(pattern_rows)(int64_t channels, int64_t length)
+{
+    int64_t rows = LOCAL(least_rows)(channels);
+    while (length * channels >= MANY_VALUES && 2 * rows * channels <= SHORT_PATTERN &&
+           rows < OSW_NORM_ROWS)
         rows *= 2;
     return rows;
 }
@@ -170,27 +181,31 @@ LOCAL(sum_strip)(const osw_norm_part *part, const LOCAL(strip) *strip, const osw
 }
 
 /* The rows that fill no pattern are left to the tier below. */
-OSW_INLINE void LOCAL(rest_of_pixels)(const osw_norm *norm, const osw_norm_part *part, int64_t rows,
-                               osw_norm_id id)
+OSW_INLINE void
+LOCAL(rest_of_pixels)(const osw_norm *norm, const osw_norm_part *rest, osw_norm_id id)
 {
-    osw_norm_part rest = *part;
-    rest.begin = part->end - (part->end - part->begin) % rows;
-    if (rest.begin < rest.end)
-        below[id](norm, &rest);
+    if (rest->begin < rest->end)
+        below[id](norm, rest);
 }
 
 OSW_INLINE void
 LOCAL(sum_pixels)(const osw_norm *norm, const osw_norm_part *part, const osw_mode mode,
                            const osw_activation activation)
 {
-    const int64_t rows = LOCAL(pattern_rows)(norm->channels), pattern = rows * norm->channels;
-    LOCAL(strip) strip;
-    for (int64_t column = 0; column < pattern && part->end - part->begin >= rows; column += STRIP) {
-        LOCAL(start_strip)(&strip, norm, part, column, rows, mode);
-        LOCAL(sum_strip)(part, &strip, mode, activation);
+    const int64_t least = LOCAL(least_rows)(norm->channels);
+    osw_norm_part rest = *part;
+    int64_t rows = LOCAL(pattern_rows)(norm->channels, part->end - part->begin);
+    for (; rest.end - rest.begin >= least; rows = least) {
+        const int64_t pattern = rows * norm->channels;
+        LOCAL(strip) strip;
+        for (int64_t column = 0; column < pattern; column += STRIP) {
+            LOCAL(start_strip)(&strip, norm, &rest, column, rows, mode);
+            LOCAL(sum_strip)(part, &strip, mode, activation);
+        }
+        rest.begin = rest.end - (rest.end - rest.begin) % rows;
     }
     const osw_norm_id id = mode == MOMENTS ? ID_OF(moments_pixels) : ID_OF(reduce_pixels);
-    LOCAL(rest_of_pixels)(norm, part, rows, id);
+    LOCAL(rest_of_pixels)(norm, &rest, id);
 }
 
 /* Write `count` patterns of a strip, the first of which is number p. */
@@ -235,19 +250,25 @@ OSW_INLINE void
 LOCAL(write_pixels)(const osw_norm *norm, const osw_norm_part *part, const osw_mode mode,
                              const osw_activation activation)
 {
-    const int64_t rows = LOCAL(pattern_rows)(norm->channels), pattern = rows * norm->channels;
-    LOCAL(strip) strip;
-    for (int64_t column = 0; column < pattern && part->end - part->begin >= rows; column += STRIP) {
-        LOCAL(start_strip)(&strip, norm, part, column, rows, mode);
-        if (!is_lean(activation) && norm->stream && (uintptr_t)strip.to % VEC_BYTES == 0)
-            LOCAL(write_strip)(&strip, true, mode, activation);
-        else
-            LOCAL(write_strip)(&strip, false, mode, activation);
+    const int64_t least = LOCAL(least_rows)(norm->channels);
+    osw_norm_part rest = *part;
+    int64_t rows = LOCAL(pattern_rows)(norm->channels, part->end - part->begin);
+    for (; rest.end - rest.begin >= least; rows = least) {
+        const int64_t pattern = rows * norm->channels;
+        LOCAL(strip) strip;
+        for (int64_t column = 0; column < pattern; column += STRIP) {
+            LOCAL(start_strip)(&strip, norm, &rest, column, rows, mode);
+            if (!is_lean(activation) && norm->stream && (uintptr_t)strip.to % VEC_BYTES == 0)
+                LOCAL(write_strip)(&strip, true, mode, activation);
+            else
+                LOCAL(write_strip)(&strip, false, mode, activation);
+        }
+        rest.begin = rest.end - (rest.end - rest.begin) % rows;
     }
     if (norm->stream)
         stream_fence();
     const osw_norm_id id = mode == APPLY ? ID_OF(apply_pixels) : ID_OF(gradient_pixels);
-    LOCAL(rest_of_pixels)(norm, part, rows, id);
+    LOCAL(rest_of_pixels)(norm, &rest, id);
 }
 
 static void KERNEL(moments_pixels)(const osw_norm *norm, const osw_norm_part *part)

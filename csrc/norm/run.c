@@ -261,8 +261,7 @@ static void run_passes(const osw_run *run)
     }
 }
 
-/* An output beyond the caches, and not written over the input, which has its lines there. */
-static bool streams(const osw_norm_job *job)
+bool osw_norm_streams(const osw_norm_job *job)
 {
     const osw_norm *n = &job->norm;
     const int64_t bytes = values_per_channel(job) * n->channels * osw_dtype_bytes(job->dtype);
@@ -279,7 +278,7 @@ static void execute(osw_run *run)
     assert(job->chunk >= 1 && job->chunks >= 1 && job->chunks <= MAX_CHUNKS + 1);
     assert((job->chunks - 1) * job->chunk < extent(job) && job->chunks * job->chunk >= extent(job));
     assert(job->form != OSW_NORM_PIXELS || job->chunk % OSW_NORM_ROWS == 0);
-    job->norm.stream = streams(job);
+    job->norm.stream = osw_norm_streams(job);
     const int64_t channels = job->norm.channels;
     const bool enough = channels >= 2 * osw_parallel_threads() || osw_parallel_threads() == 1;
     if (job->form == OSW_NORM_PLANES && enough && job->sums && job->write) {

@@ -38,6 +38,9 @@ int64_t osw_norm_prepare(osw_norm_job *job);
  * follows reads neither. */
 void osw_norm_choose(osw_norm_job *job, bool backward, uint64_t *calls);
 
+/* The output is beyond the caches, and not written over the input, which has its lines there. */
+bool osw_norm_streams(const osw_norm_job *job);
+
 /* y, and in training mean and var. */
 void osw_norm_forward(osw_norm_job *job, double *scratch);
 

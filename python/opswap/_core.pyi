@@ -85,6 +85,20 @@ def depthwise_fits(input: Any, weight: Any, bias: Any, stride: Any, padding: Any
 def depthwise_variants() -> dict[str, int]: ...
 def describe_shuffle(tensors: Any, groups: Any, sections: Any, inverse: Any, /) -> Any: ...
 def draw_mask(generator: Generator, keep: float, count: int, mask: Tensor, /) -> None: ...
+def group_norm(
+    groups: int, eps: float, input: Tensor, weight: Tensor | None, bias: Tensor | None, /
+) -> Any: ...
+def group_norm_backward(
+    groups: int,
+    eps: float,
+    needed: tuple[bool, ...],
+    grad_output: Tensor,
+    input: Tensor,
+    statistics: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    /,
+) -> Any: ...
 def grouped_linear(input: Tensor, weight: Tensor, bias: Tensor | None, sections: Ints | None, /) -> Any: ...
 def grouped_linear_backward(
     grad_output: Tensor,

@@ -6,7 +6,7 @@ from .ops.channels import cat_channel_shuffle, cat_channel_shuffle_split, channe
 from .ops.depthwise import depthwise_conv2d
 from .ops.dropout import dropout
 from .ops.linear import grouped_linear
-from .ops.norm import batch_norm, batch_norm_act, batch_norm_relu
+from .ops.norm import batch_norm, batch_norm_act, batch_norm_relu, group_norm, instance_norm
 from .ops.permutation import channel_permutation
 from .ops.pointwise import pointwise_conv2d
 from .ops.pool import (
@@ -40,7 +40,9 @@ __all__ = [
     "depthwise_conv2d",
     "dropout",
     "global_max_pool2d",
+    "group_norm",
     "grouped_linear",
+    "instance_norm",
     "linear",
     "max_pool2d",
     "max_pool3d",

@@ -18,7 +18,7 @@ from torch import Tensor
 from ._convolution import library_backward
 from ._derivatives import bilinear_pair
 from ._layout import empty, exactly_dense, suggest_memory_format
-from ._operator import Operator, join_batch, split_batch
+from ._operator import Operator, join_batch, one_example, split_batch
 from ._stats import count_kernel, count_reference
 
 __all__ = ["ConvolutionOperator"]
@@ -98,7 +98,7 @@ class ConvolutionOperator:
         if dims[1] is None and dims[2] is None:
             output = run(join_batch(info, arguments[0], dims[0]), *arguments[1:])
             return split_batch(info, output), 0
-        outputs = [run(*_example(dims, arguments, i)) for i in range(info.batch_size)]
+        outputs = [run(*one_example(dims, arguments, i)) for i in range(info.batch_size)]
         return torch.stack(outputs), 0
 
     # --- backward ----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class ConvolutionOperator:
 
     @staticmethod
     def _batch_backward(run: Callable[..., Any], info: Any, dims: Sequence[Any], *arguments: Any) -> Any:
-        made = [run(*_example(dims, arguments, i)) for i in range(info.batch_size)]
+        made = [run(*one_example(dims, arguments, i)) for i in range(info.batch_size)]
         return tuple([torch.stack(parts) for parts in zip(*made, strict=True)]), (0, 0, 0)
 
     # --- torch.utils.flop_counter ------------------------------------------------------------------------------------
@@ -158,9 +158,3 @@ class ConvolutionOperator:
 
         counter.register_flop_formula(forward)(flops)
         counter.register_flop_formula(self._backward_operator.overload.overloadpacket)(flops_backward)
-
-
-def _example(dims: Sequence[Any], arguments: Sequence[Any], index: int) -> list[Any]:
-    """The arguments of one example; dims: those of the first three, mapped by vmap or None."""
-    places = (*dims, *[None] * (len(arguments) - len(dims)))
-    return [t if d is None else t.select(d, index) for t, d in zip(arguments, places, strict=True)]

@@ -31,7 +31,7 @@ from ._function import base_apply, needs_graph, plain_cpu, transforms_active
 from ._library import library
 from ._stats import count_reference, reference_forced
 
-__all__ = ["Kept", "Operator", "join_batch", "split_batch"]
+__all__ = ["Kept", "Operator", "join_batch", "one_example", "split_batch"]
 
 Kept = tuple[Sequence[Tensor | None], Any]
 
@@ -51,6 +51,12 @@ def join_batch(info: Any, tensor: Tensor | None, dim: int | None, place: int = 0
 def split_batch(info: Any, tensor: Tensor, place: int = 0) -> Tensor:
     """The inverse of `join_batch`; the mapped dimension stays at `place`."""
     return tensor.unflatten(place, (info.batch_size, tensor.shape[place] // info.batch_size))
+
+
+def one_example(dims: Sequence[Any], arguments: Sequence[Any], index: int) -> list[Any]:
+    """The arguments of one example under vmap; dims: those of the first arguments, mapped or None."""
+    places = (*dims, *[None] * (len(arguments) - len(dims)))
+    return [t if d is None else t.select(d, index) for t, d in zip(arguments, places, strict=True)]
 
 
 def _as_tuple(outputs: Any) -> tuple[Any, ...]:

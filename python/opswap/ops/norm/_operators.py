@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,19 @@ from .._stats import count_kernel
 from ._arguments import check
 from ._reference import normalize, normalize_backward, normalize_jvp
 
-__all__ = ["FRESH", "OVER", "fake", "given", "gradients", "operator", "run", "try_backward", "try_kernel"]
+__all__ = [
+    "FRESH",
+    "OVER",
+    "fake",
+    "given",
+    "gradients",
+    "operator",
+    "run",
+    "second_gradients",
+    "try_backward",
+    "try_kernel",
+    "wanted",
+]
 
 _NAME, _BACKWARD = "batch_norm_act", "batch_norm_act_backward"
 
@@ -182,10 +194,10 @@ def _batched_backward(
     """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap takes no rule."""
     fixed = None if training else statistics
     grads = normalize_backward(grad_output, input, fixed, weight, bias, eps, activation)
-    return _wanted(grads, (input, weight, bias), output_mask)
+    return wanted(grads, (input, weight, bias), output_mask)
 
 
-def _wanted(
+def wanted(
     grads: Sequence[Tensor], kinds: Sequence[Tensor | None], output_mask: Sequence[bool]
 ) -> list[Tensor]:
     """Those gradients that are asked for, each in the dtype of what it is the gradient of."""
@@ -213,10 +225,16 @@ def _tangent(saved: Sequence[Tensor | None], facts: tuple[Any, ...], *tangents: 
     return normalize_jvp(*saved, *facts, (tangents[0], *tangents[3:]))
 
 
-def _plain_backward(saved: Sequence[Tensor | None], facts: tuple[Any, ...]) -> Any:
-    """The backward in torch's own operators, as a function of (grad_output, input, weight, bias) without those absent.
+def second_gradients(
+    backward: Callable[..., list[Tensor]],
+    saved: Sequence[Tensor | None],
+    facts: tuple[Any, ...],
+    cotangents: Sequence[Tensor | None],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of a backward in torch's own operators, one for each tensor saved.
 
-    Returns: the function; its arguments; which of the four are there.
+    Args: backward: `backward(*saved, *facts)`; saved: grad_output, input, statistics, weight, bias, of which the
+        statistics get none.
     """
     grad_output, input, statistics, weight, bias = saved
     arguments = (grad_output, input, weight, bias)
@@ -225,14 +243,9 @@ def _plain_backward(saved: Sequence[Tensor | None], facts: tuple[Any, ...]) -> A
     def run_plain(*tensors: Tensor) -> tuple[Tensor, ...]:
         present = iter(tensors)
         grad, x, scale, shift = (next(present) if t else None for t in there)
-        return tuple(_batched_backward(grad, x, statistics, scale, shift, *facts))
+        return tuple(backward(grad, x, statistics, scale, shift, *facts))
 
-    return run_plain, given(*arguments), there
-
-
-def _gradients_of_backward(saved: Any, facts: Any, _: Any, *cotangents: Tensor | None) -> Any:
-    run_plain, arguments, there = _plain_backward(saved, facts)
-    outputs, pull = torch.func.vjp(run_plain, *arguments)
+    outputs, pull = torch.func.vjp(run_plain, *given(*arguments))
     filled = [torch.zeros_like(y) if c is None else c for y, c in zip(outputs, cotangents, strict=True)]
     results = iter(pull(tuple(filled)))
     grads = [next(results) if t else None for t in there]
@@ -269,6 +282,6 @@ _backward_operator = Operator(
     split=lambda gradient: 1 if gradient.dim() > 1 else 0,
     batched=_batched_backward,
     keep=lambda constants, tensors, _: (tensors, constants),
-    gradient=_gradients_of_backward,
+    gradient=lambda saved, facts, _, *grads: second_gradients(_batched_backward, saved, facts, grads),
     in_forward_mode=_batched_backward,
 )

@@ -52,6 +52,10 @@ _CONTIGUOUS = {
 }
 
 
+# torch's results are contiguous, opswap's are not.
+_MADE_CONTIGUOUS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
 class Demand(enum.IntEnum):
     """How much of the model has to stay contiguous where it was."""
 
@@ -83,6 +87,8 @@ def _before(node: Node, whole: bool) -> Demand:
             found = max(found, here)
             if here is Demand.NONE and not _is_flat(_last(n.meta["module"])):
                 stack += n.all_input_nodes
+        elif n.target is F.instance_norm:
+            found = Demand.AT_ONCE
         elif not _is_flat_call(n):
             stack += n.all_input_nodes
     return found
@@ -90,6 +96,8 @@ def _before(node: Node, whole: bool) -> Demand:
 
 def _of_module(module: nn.Module) -> Demand:
     last = _last(module)
+    if isinstance(last, _MADE_CONTIGUOUS):
+        return Demand.AT_ONCE
     if isinstance(last, _CONVOLUTIONS):
         return Demand.BEHIND_CONVOLUTIONS
     if type(last).__module__.startswith("torch.nn."):

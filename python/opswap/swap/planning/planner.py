@@ -216,12 +216,18 @@ class _Planner:
                 or declined
                 or _unsupported(module)
                 or (SEEN_INSIDE if module in seen else "")
+                or self._loses_contiguity(rule)
             )
             site = Site("", rule.name, class_name(module), rule.exact, reason, gain(rule.name))
             if reason:
                 self.kept.append(replace(site, gain=None).below(path))
             else:
                 yield Whole(path, module, rule, () if module in merged else (site,))
+
+    def _loses_contiguity(self, rule: Rule) -> str:
+        """Why a rule would break code of the model that needs contiguous tensors, or ""."""
+        keeps = rule.whole is None or not rule.whole.contiguous or self.demand is Demand.NONE
+        return "" if keeps else "code of the model needs contiguous tensors, as torch's returns"
 
     def _whole_for(self, module: nn.Module) -> tuple[Rule | None, str]:
         """The first rule that takes the module, or else the first that is about it, and why that one keeps it."""

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: MIT
+"""GroupNorm and InstanceNorm in channels_last: one pass for the statistics of an image, one that writes.
+
+An image is normalised while it is in the caches. Saved for the backward are the input, the statistics and the
+parameters. Everything but dense channels_last is torch's function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from opswap import _core
+
+from .._function import tracing
+from .._layout import dense_copy, empty, suggest_memory_format
+from .._operator import Operator, join_batch, one_example, split_batch
+from .._stats import count_kernel, count_reference, reference_forced
+from ._group_reference import normalize_groups, normalize_groups_backward
+from ._operators import second_gradients, wanted
+
+__all__ = ["group_norm", "group_norm_fits", "instance_norm", "instance_norm_fits"]
+
+_NAME, _BACKWARD = "group_norm", "group_norm_backward"
+_REDUCED = (torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.float64, *_REDUCED)
+_compiling = torch.compiler.is_dynamo_compiling
+
+_Vector = Tensor | None
+
+
+# --- what the kernels take -------------------------------------------------------------------------------------------
+
+
+def _is_dense_image(input: Any) -> bool:
+    """True for a tensor on the CPU, in a dtype of the kernels, that is a matrix of pixels: dense in channels_last."""
+    if not isinstance(input, Tensor) or not input.is_cpu or input.layout is not torch.strided:
+        return False
+    if input.dtype not in _DTYPES or input.is_nested:
+        return False
+    if input.dim() == 4:
+        n, c, h, w = input.shape
+        pixels, strides = h * w, (c * h * w, 1, c * w, c)
+    elif input.dim() == 5:
+        n, c, d, h, w = input.shape
+        pixels, strides = d * h * w, (c * d * h * w, 1, c * h * w, c * w, c)
+    else:
+        return False
+    return n > 0 and c > 1 and pixels > 1 and input.stride() == strides
+
+
+def _are_vectors(input: Tensor, *vectors: Any) -> bool:
+    """True for vectors of one value per channel, all of the dtype of input, or of float32 beside 16 bits."""
+    allowed = input.dtype
+    for vector in vectors:
+        if vector is None:
+            continue
+        if not isinstance(vector, Tensor) or vector.dim() != 1 or vector.shape[0] != input.shape[1]:
+            return False
+        if vector.dtype is torch.float32 and input.dtype in _REDUCED:
+            allowed = torch.float32
+    return all(v is None or (v.dtype is allowed and v.is_cpu) for v in vectors)
+
+
+def group_norm_fits(
+    input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
+) -> bool:
+    """True where the kernels compute this call of torch.nn.functional.group_norm."""
+    if type(num_groups) is not int or num_groups < 1 or not isinstance(eps, float) or not eps > 0:
+        return False
+    return _is_dense_image(input) and input.shape[1] % num_groups == 0 and _are_vectors(input, weight, bias)
+
+
+def instance_norm_fits(
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: Any = True,
+    eps: Any = 1e-5,
+) -> bool:
+    """`group_norm_fits` for torch.nn.functional.instance_norm: without running statistics."""
+    if running_mean is not None or running_var is not None or use_input_stats is not True:
+        return False
+    return _is_dense_image(input) and group_norm_fits(input, int(input.shape[1]), weight, bias, eps)
+
+
+# --- the operators ---------------------------------------------------------------------------------------------------
+
+
+def _check(input: Tensor, groups: int) -> None:
+    if input.dim() < 2 or groups < 1 or input.shape[1] % groups:
+        raise RuntimeError(
+            f"group_norm: input of size {tuple(input.shape)} cannot be split into {groups} groups"
+        )
+
+
+def _kernel(input: Tensor, weight: _Vector, bias: _Vector, groups: int, eps: float) -> Any:
+    made = _core.group_norm(groups, eps, input, weight, bias)
+    if made is NotImplemented:
+        count_reference(_NAME)
+        return _reference(input, weight, bias, groups, eps)
+    count_kernel(_NAME)
+    return made
+
+
+def _reference(input: Tensor, weight: _Vector, bias: _Vector, groups: int, eps: float) -> Any:
+    _check(input, groups)
+    return normalize_groups(input, weight, bias, groups, eps)
+
+
+def _fake(input: Tensor, weight: _Vector, bias: _Vector, groups: int, eps: float) -> Any:
+    _check(input, groups)
+    output = empty(input, input.shape, suggest_memory_format(input))
+    return output, input.new_empty((input.shape[0], groups, 2), dtype=torch.float64)
+
+
+def _batch(run: Any, info: Any, dims: Sequence[Any], *arguments: Any) -> Any:
+    """Mapped inputs of the same parameters are a larger batch."""
+    if dims[1] is None and dims[2] is None:
+        made = run(join_batch(info, arguments[0], dims[0]), *arguments[1:])
+        return tuple([split_batch(info, t) for t in made]), (0, 0)
+    made = [run(*one_example(dims, arguments, i)) for i in range(info.batch_size)]
+    return tuple([torch.stack(parts) for parts in zip(*made, strict=True)]), (0, 0)
+
+
+def _check_backward(grad_output: Tensor, input: Tensor) -> None:
+    if grad_output.shape != input.shape or grad_output.dtype != input.dtype:
+        raise RuntimeError(
+            f"group_norm_backward: grad_output {grad_output.dtype} of size {tuple(grad_output.shape)} does not "
+            f"fit input {input.dtype} of size {tuple(input.shape)}"
+        )
+
+
+def _backward_kernel(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
+    _check_backward(grad_output, input)
+    *tensors, groups, eps, mask = arguments
+    options = (groups, eps, tuple(mask))
+    made = _core.group_norm_backward(*options, grad_output, input, *tensors)
+    if made is NotImplemented:
+        dense = dense_copy(grad_output, suggest_memory_format(input))
+        made = _core.group_norm_backward(*options, dense, input, *tensors)
+    if made is NotImplemented:
+        count_reference(_BACKWARD)
+        return _backward_reference(grad_output, input, *arguments)
+    count_kernel(_BACKWARD)
+    return [t for t in made if t is not None]
+
+
+def _backward_reference(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
+    _check_backward(grad_output, input)
+    results = _batched_backward(grad_output, input, *arguments)
+    if arguments[-1][0]:
+        results[0] = dense_copy(results[0], suggest_memory_format(input))
+    return results
+
+
+def _batched_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    statistics: Tensor,
+    weight: _Vector,
+    bias: _Vector,
+    groups: int,
+    eps: float,
+    mask: Sequence[bool],
+) -> list[Tensor]:
+    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap takes no rule."""
+    grads = normalize_groups_backward(grad_output, input, weight, groups, eps)
+    return wanted(grads, (input, weight, bias), mask)
+
+
+def _backward_fake(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
+    _check_backward(grad_output, input)
+    _, weight, bias, *_, mask = arguments
+    made = (
+        empty(input, input.shape, suggest_memory_format(input)),
+        *(None if v is None else v.new_empty(tuple(v.shape)) for v in (weight, bias)),
+    )
+    return [t for t, needed in zip(made, mask, strict=True) if needed and t is not None]
+
+
+def _batch_backward(run: Any, info: Any, dims: Sequence[Any], *arguments: Any) -> Any:
+    made = [run(*one_example(dims, arguments, i)) for i in range(info.batch_size)]
+    stacked = [torch.stack(parts) for parts in zip(*made, strict=True)]
+    return stacked, [0] * len(stacked)
+
+
+def _gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tensor, *_: Any) -> Any:
+    results = iter(_backward_operator(grad_output, *saved, *facts, tuple(needed)))
+    return [next(results) if asked else None for asked in needed]
+
+
+# input: (N, C, *); statistics: (N, groups, 2) float64, the means and biased variances. The output and the gradient of
+# input are dense in the memory format of input; gradients where mask is False are neither computed nor returned.
+_operator = Operator(
+    f"{_NAME}(Tensor input, Tensor? weight, Tensor? bias, int groups, float eps) -> (Tensor, Tensor)",
+    _kernel,
+    _reference,
+    _fake,
+    differentiable=1,
+    batch=_batch,
+    keep=lambda constants, tensors, outputs: ((tensors[0], outputs[1], *tensors[1:]), constants),
+    gradient=_gradient,
+    in_forward_mode=_reference,
+)
+_backward_operator = Operator(
+    f"{_BACKWARD}(Tensor grad_output, Tensor input, Tensor statistics, Tensor? weight, Tensor? bias, int groups, "
+    "float eps, bool[3] mask) -> Tensor[]",
+    _backward_kernel,
+    _backward_reference,
+    _backward_fake,
+    batch=_batch_backward,
+    batched=_batched_backward,
+    keep=lambda constants, tensors, _: (tensors, constants),
+    gradient=lambda saved, facts, _, *grads: second_gradients(_batched_backward, saved, facts, grads),
+    in_forward_mode=_batched_backward,
+)
+
+
+# --- the functions ---------------------------------------------------------------------------------------------------
+
+
+def group_norm(
+    input: Tensor, num_groups: int, weight: _Vector = None, bias: _Vector = None, eps: float = 1e-5
+) -> Tensor:
+    """torch.nn.functional.group_norm, faster and more accurate in channels_last.
+
+    Args:
+        input: (N, C, *). The kernels take dense (N, C, H, W) in channels_last and (N, C, D, H, W) in channels_last_3d,
+            of float32, float64, bfloat16 and float16, with at least two channels and two positions. For everything
+            else torch's function runs.
+        num_groups: divides C; each image is normalised by the mean and the biased variance of each group.
+        weight, bias: (C), scale and shift after the normalisation; of the dtype of input, or float32 beside 16 bits.
+        eps: added to the variance.
+
+    Returns: (N, C, *), dtype and memory format of input. Statistics and sums are good to float64's precision and do
+        not depend on the number of threads; arithmetic on values is float32, or float64 for
+        float64, for which the kernels have no vectors.
+
+    Raises: as torch.nn.functional.group_norm.
+
+    Source: Wu and He 2018, Group Normalization.
+    """
+    if has_torch_function((input, weight, bias)):
+        return handle_torch_function(group_norm, (input, weight, bias), input, num_groups, weight, bias, eps)
+    if tracing():
+        return torch_functional.group_norm(input, num_groups, weight, bias, eps)
+    if not reference_forced() and group_norm_fits(input, num_groups, weight, bias, eps):
+        return _operator(input, weight, bias, num_groups, eps)[0]
+    if not _compiling():
+        count_reference(_NAME)
+    return torch_functional.group_norm(input, num_groups, weight, bias, eps)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: _Vector = None,
+    running_var: _Vector = None,
+    weight: _Vector = None,
+    bias: _Vector = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """torch.nn.functional.instance_norm, faster in channels_last, which torch's function loses.
+
+    Args:
+        input: (N, C, *); the kernels take what `group_norm` takes.
+        running_mean, running_var: (C). With running statistics, given or moved, torch's function runs.
+        weight, bias: (C), as of `group_norm`.
+        use_input_stats: normalise each channel of each image with its own mean and biased variance.
+        momentum: share of the batch in the running statistics.
+        eps: added to the variance.
+
+    Returns: (N, C, *), in the dtype of input; in its memory format where the kernels take it, else as torch's.
+
+    Raises: as torch.nn.functional.instance_norm.
+
+    Source: Ulyanov, Vedaldi and Lempitsky 2016, Instance Normalization.
+    """
+    vectors = (running_mean, running_var, weight, bias)
+    arguments = (*vectors, use_input_stats, momentum, eps)
+    if has_torch_function((input, *vectors)):
+        return handle_torch_function(instance_norm, (input, *vectors), input, *arguments)
+    if tracing():
+        return torch_functional.instance_norm(input, *arguments)
+    if instance_norm_fits(input, *vectors, use_input_stats, eps):
+        return group_norm(input, input.shape[1], weight, bias, eps)
+    if not _compiling():
+        count_reference("instance_norm")
+    return torch_functional.instance_norm(input, *arguments)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""torch's GroupNorm and InstanceNorm on tensors in channels_last, as modules and as calls of the functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import nn
+from torch.fx import Graph, Node
+
+from opswap import functional as F
+from opswap import isa
+from opswap._torch import constant_in_graphs
+from opswap.ops.norm import group_norm_fits, instance_norm_fits
+
+from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from .conditions import trains
+
+__all__ = ["RULES"]
+
+_INSTANCE_NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
+_KEEPS = "its running statistics are torch's"
+# Elements of an input from which a step was measured faster than torch's, whose calls cost less.
+_FEWEST, _FEWEST_INSTANCES = 1 << 17, 1 << 13
+_MANY_POSITIONS = 1024  # from here on torch sums columns in 16 bits, too
+# What torch's instance_norm returns is contiguous; ours is never, where it runs.
+_NEVER = "False"
+
+
+@constant_in_graphs
+def _tier_has_vectors() -> bool:
+    return isa.current() != "scalar"
+
+
+def _has_vectors(input: Any) -> bool:
+    """True where the kernels have vectors: in other dtypes than float64. Without them torch is faster."""
+    return getattr(input, "dtype", None) is not torch.float64 and _tier_has_vectors()
+
+
+def group_norm_wins(input: Any, *arguments: Any) -> bool:
+    """`group_norm_fits`, for what was measured faster than torch.
+
+    Without a gradient, 16 bits of large images are torch's, which is up to 10 % faster there.
+    """
+    if not _has_vectors(input) or not group_norm_fits(input, *arguments) or input.numel() < _FEWEST:
+        return False
+    if input.dtype is torch.float32 or input.shape[2:].numel() < _MANY_POSITIONS:
+        return True
+    return any(isinstance(t, torch.Tensor) and trains(t) for t in (input, *arguments))
+
+
+def instance_norm_wins(input: Any, *arguments: Any) -> bool:
+    """`instance_norm_fits`, for what was measured faster than torch."""
+    return (
+        _has_vectors(input) and instance_norm_fits(input, *arguments) and input.numel() >= _FEWEST_INSTANCES
+    )
+
+
+def group_norm_able(module: nn.GroupNorm, input: Any) -> bool:
+    """`group_norm_wins` for the options of a module."""
+    return group_norm_wins(input, module.num_groups, module.weight, module.bias, module.eps)
+
+
+def instance_norm_able(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Any) -> bool:
+    """`instance_norm_wins` for the options of a module, and an input of its number of channels and dimensions."""
+    if module.track_running_stats:
+        return False
+    running = (module.running_mean, module.running_var)
+    if not instance_norm_wins(input, *running, module.weight, module.bias, True, module.eps):
+        return False
+    own = 4 if isinstance(module, nn.InstanceNorm2d) else 5
+    return input.dim() == own and input.shape[1] == module.num_features
+
+
+_GROUP = Replacement(
+    "group_norm_able(m0, x0)",
+    "group_norm(x0, m0.num_groups, m0.weight, m0.bias, m0.eps)",
+    {"group_norm_able": group_norm_able, "group_norm": F.group_norm},
+)
+_INSTANCE = Replacement(
+    "instance_norm_able(m0, x0)",
+    "instance_norm(x0, None, None, m0.weight, m0.bias, eps=m0.eps)",
+    {"instance_norm_able": instance_norm_able, "instance_norm": F.instance_norm},
+    contiguous=_NEVER,
+)
+
+
+def _declines_instance(module: nn.Module) -> str | None:
+    return _KEEPS if module.track_running_stats or module.running_mean is not None else ""
+
+
+def _find(target: Callable[..., Any], graph: Graph) -> Iterator[Region]:
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is target:
+            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+
+
+def _arguments(region: Region, function: Callable[..., Any]) -> dict[str, str]:
+    """The arguments of the call as Python text, by their names."""
+    node = region.mixing
+    try:
+        bound = inspect.signature(function).bind(*node.args, **node.kwargs)
+    except TypeError as error:
+        raise Refusal(f"its arguments are not replaced: {error}") from error
+    bound.apply_defaults()
+    names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
+    texts = {}
+    for name, value in bound.arguments.items():
+        if isinstance(value, Node):
+            texts[name] = names[value]
+        elif value is None or type(value) in (bool, int, float):
+            texts[name] = repr(value)
+        else:
+            raise Refusal(f"its argument {name!r} is a {type(value).__name__}")
+    return texts
+
+
+def _prove_group(region: Region, shapes: Shapes) -> Replacement:
+    given = ", ".join(_arguments(region, torch_functional.group_norm).values())
+    names = {"group_norm_wins": group_norm_wins, "group_norm": F.group_norm}
+    return Replacement(f"group_norm_wins({given})", f"group_norm({given})", names)
+
+
+def _prove_instance(region: Region, shapes: Shapes) -> Replacement:
+    given = _arguments(region, torch_functional.instance_norm)
+    if given["running_mean"] != "None" or given["running_var"] != "None":
+        raise Refusal(_KEEPS)
+    asked = ", ".join(text for name, text in given.items() if name != "momentum")
+    names = {"instance_norm_wins": instance_norm_wins, "instance_norm": F.instance_norm}
+    return Replacement(
+        f"instance_norm_wins({asked})", f"instance_norm({', '.join(given.values())})", names, _NEVER
+    )
+
+
+def _group_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return nn.GroupNorm(32, 64), ((8, 64, 56, 56),)
+
+
+def _instance_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return nn.InstanceNorm2d(64), ((4, 64, 56, 56),)
+
+
+RULES = (
+    Rule("group_norm", False, modules=(nn.GroupNorm,), whole=_GROUP, example=_group_example),
+    Rule(
+        "instance_norm",
+        False,
+        modules=_INSTANCE_NORMS,
+        whole=_INSTANCE,
+        declines=_declines_instance,
+        example=_instance_example,
+    ),
+    Rule("group_norm", False, partial(_find, torch_functional.group_norm), _prove_group),
+    Rule("instance_norm", False, partial(_find, torch_functional.instance_norm), _prove_instance),
+)
