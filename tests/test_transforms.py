@@ -135,7 +135,8 @@ def test_autocast_is_torchs(case: Case, dtype: torch.dtype) -> None:
         ours, theirs = (as_tuple(seeded(f)(*tensors)) for f in (case.ours, case.stock))
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype is b.dtype or case.name == "grouped_linear"  # stock there: a product and a sum
-        torch.testing.assert_close(a.float(), b.float(), rtol=3e-2, atol=3e-2)
+        largest = max(1.0, b.abs().max().item())  # sums cancel: what is small has errors of what is large
+        torch.testing.assert_close(a.float(), b.float(), rtol=3e-2, atol=3e-2 * largest)
 
 
 @every_case

@@ -36,6 +36,13 @@ OSW_INLINE osw_distribution mish_factor(vf32 z, vf32 e)
     return (osw_distribution){value * whole, rest * whole};
 }
 
+/* z / (1 + e^-z), with no more roundings than that has. */
+OSW_INLINE vf32 silu(vf32 z)
+{
+    const vf32 e = exp_f32(-abs_f32(z));
+    return select_f32(z < (vf32){0}, z * e, z) / (1 + e);
+}
+
 OSW_INLINE vf32 softplus(vf32 z, vf32 beta, vf32 threshold)
 {
     const vf32 u = z * beta;
@@ -81,7 +88,7 @@ OSW_INLINE vf32 activate(vf32 z, const osw_activation activation)
     case OSW_LEAKY_RELU:
         return select_f32(z > (vf32){0}, z, z * (float)activation.a);
     case OSW_SILU:
-        return z * logistic_f32(z).value;
+        return silu(z);
     case OSW_CALLED:
         return activate_called(z, activation.called);
     default:

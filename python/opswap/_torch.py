@@ -305,7 +305,7 @@ def compiled_graphs() -> int:
     return -1 if counters is None else int(counters["stats"]["unique_graphs"])
 
 
-def constant_in_graphs(function: Callable[[], bool]) -> Callable[[], bool]:
+def constant_in_graphs(function: Callable[..., bool]) -> Callable[..., bool]:
     """Mark a function whose answer torch.compile takes for constant.
 
     As torch.compiler.assume_constant_result does, which imports the compiler: seconds. A torch that reads no such mark

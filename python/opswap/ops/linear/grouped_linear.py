@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
-from opswap._torch import functorch_active
+from opswap._torch import constant_in_graphs, functorch_active
 
 from .._function import DeclinedError, base_apply, concrete_size, tracing
 from .._stats import count_kernel, count_reference, reference_forced
@@ -162,6 +162,11 @@ def grouped_linear(
     return _checked(input, weight, bias, out_features)
 
 
+@constant_in_graphs  # torch 2.10 cannot trace the question
+def _has_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device)
+
+
 def _checked(input: Any, weight: Any, bias: Any, out_features: Any) -> Tensor:
     """`grouped_linear` of anything: what does not fit is refused, the rest brought to (N, G, in)."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
@@ -175,7 +180,7 @@ def _checked(input: Any, weight: Any, bias: Any, out_features: Any) -> Tensor:
         )
     sections = None if out_features is None else _check_sections(weight, out_features)
     device = input.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if _has_autocast(device) and torch.is_autocast_enabled(device):
         input, weight, bias = _autocast(input, weight, bias)
     weight_size = concrete_size(weight)
     groups = weight_size[0] if sections is None else len(sections)
