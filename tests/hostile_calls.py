@@ -156,6 +156,12 @@ class Generator:
     def vector(self) -> Any:
         return self.choose([torch.rand(self.choose((4, 4, 4, 8, 6, 0)))] * 4 + [None] * 3 + [self.tensor()])
 
+    def momentum(self) -> Any:
+        return self.choose([0.1, 0.1, None, -1, "x", float("nan"), True, 2**70])
+
+    def eps(self) -> Any:
+        return self.choose([1e-5, 1e-5, 0, -1, None, "x", float("inf")])
+
     def several(self) -> Any:
         t = self.tensor()
         return self.choose([(t, t), (t, self.tensor()), [t], [], None, t])
@@ -171,12 +177,10 @@ class Generator:
             return name, (self.tensor(), self.number(), self.choose((True, False)))
         if name.startswith("batch_norm"):
             vectors = [self.vector() for _ in range(4)]
-            momentum = self.choose([0.1, 0.1, None, -1, "x", float("nan"), True, 2**70])
-            eps = self.choose([1e-5, 1e-5, 0, -1, None, "x", float("inf")])
             activation = (self.choose(["relu", "x", None, 1, b"relu", "relu\0"]),) * (
                 name == "batch_norm_act"
             )
-            return name, (self.tensor(), *vectors, self.flag(), momentum, eps, *activation)
+            return name, (self.tensor(), *vectors, self.flag(), self.momentum(), self.eps(), *activation)
         return name, {
             "channel_shuffle": lambda: (self.tensor(), self.number()),
             "cat_channel_shuffle": lambda: (self.several(), self.number()),
@@ -202,6 +206,21 @@ class Generator:
                 self.number(),
                 self.choose([self.number(), "same", "valid", "x"]),
                 *self.numbers(2),
+            ),
+            "group_norm": lambda: (
+                self.tensor(),
+                self.choose([1, 2, 4, self.number()]),
+                self.vector(),
+                self.vector(),
+                self.eps(),
+            ),
+            "instance_norm": lambda: (
+                self.tensor(),
+                *(self.choose([None, None, self.vector()]) for _ in range(2)),
+                *(self.vector() for _ in range(2)),
+                self.flag(),
+                self.momentum(),
+                self.eps(),
             ),
             "linear": lambda: (self.tensor(), self.choose([torch.randn(5, 4), self.tensor()]), self.vector()),
             "pointwise_conv2d": lambda: (

@@ -110,8 +110,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str]]]] = {
     "own forward": (lambda: nn.Sequential(nn.Conv2d(3, 8, 1), OwnNorm(2, 8)), [("1", "group_norm")]),
     "derived": (lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Derived(2, 8)), [("1", "group_norm")]),
     "volumes": (
-        lambda: nn.Sequential(nn.Conv3d(3, 8, 1), nn.GroupNorm(2, 8), nn.InstanceNorm3d(8)),
-        [("1", "group_norm"), ("2", "instance_norm")],
+        lambda: nn.Sequential(nn.ReLU(), nn.InstanceNorm3d(8, affine=True), nn.ReLU(), nn.GroupNorm(2, 8)),
+        [("1", "instance_norm"), ("3", "group_norm")],
     ),
 }
 
@@ -120,7 +120,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str]]]] = {
 def test_replaced(name: str) -> None:
     make, wanted = MODELS[name]
     last = torch.channels_last_3d if name == "volumes" else LAST
-    size = (2, 3, 4, 5, 6) if name == "volumes" else (2, 3, 8, 8)
+    size = (2, 8, 4, 5, 6) if name == "volumes" else (2, 3, 8, 8)
     stock = make().to(memory_format=last)
     model = opswap.swap(copy.deepcopy(stock))
     assert sites(model) == wanted
