@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -45,11 +46,14 @@ def events(step: Callable[[], None]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
+    gc.collect()
+    gc.disable()  # what other tests left behind may have finalizers, which would count
     sys.setprofile(seen)
     try:
         step()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
