@@ -7,13 +7,13 @@ An eager call has a shorter way of its own. Where no kernel fits, the operator r
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from ._convolution import library_backward
 from ._derivatives import bilinear_pair
@@ -64,10 +64,9 @@ class ConvolutionOperator:
             batch=self._batch_backward,
         )
         bilinear_pair(self._operator, self._backward_operator)
+        self._register_flops()
 
     def __call__(self, input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
-        if not torch.compiler.is_compiling():
-            self._tell_flop_counter()
         return self._operator(input, weight, bias, *options)
 
     # --- forward -----------------------------------------------------------------------------------------------------
@@ -143,12 +142,8 @@ class ConvolutionOperator:
 
     # --- torch.utils.flop_counter ------------------------------------------------------------------------------------
 
-    def _tell_flop_counter(self) -> None:
-        """Of torch's own convolution it counts the same. It is a mode, and may have been imported since."""
-        counter = sys.modules.get("torch.utils.flop_counter")
-        forward = self._operator.overload.overloadpacket
-        if counter is None or forward in counter.flop_registry:
-            return
+    def _register_flops(self) -> None:
+        """As many as of torch's own convolution. A counter copies the table of formulas when it is made."""
 
         def flops(input: Any, weight: Any, bias: Any, *_: Any, out_shape: Any, **__: Any) -> int:
             return 2 * out_shape[0] * math.prod(out_shape[2:]) * math.prod(weight)
@@ -156,5 +151,5 @@ class ConvolutionOperator:
         def flops_backward(grad: Any, input: Any, weight: Any, *arguments: Any, **_: Any) -> int:
             return sum(arguments[-1][:2]) * 2 * grad[0] * math.prod(grad[2:]) * math.prod(weight)
 
-        counter.register_flop_formula(forward)(flops)
-        counter.register_flop_formula(self._backward_operator.overload.overloadpacket)(flops_backward)
+        register_flop_formula(self._operator.overload.overloadpacket)(flops)
+        register_flop_formula(self._backward_operator.overload.overloadpacket)(flops_backward)
