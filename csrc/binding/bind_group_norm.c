@@ -79,14 +79,6 @@ static int parse_optional(osw_call *call, int role, PyObject *object)
     return object == Py_None ? 0 : osw_call_tensor(call, role, object);
 }
 
-/* A new tensor like the one at `role`. */
-static int make_like(osw_call *call, int role, int made)
-{
-    const osw_tensor *t = &call->tensors[role];
-    const bool channels_last = role == INPUT && osw_suggests_channels_last(t);
-    return osw_call_make(call, made, role, OSW_SAME_DTYPE, t->ndim, t->size, channels_last);
-}
-
 enum { F_GROUPS, F_EPS, F_INPUT, F_WEIGHT, F_BIAS, F_COUNT };
 
 static int parse_forward(osw_call *call, osw_group_job *job, PyObject *const *args)
@@ -108,7 +100,7 @@ OSW_ENTRY(group_norm)
         return NULL;
     if (parse_forward(&call, &job, args) == 0) {
         const int64_t size[3] = {call.tensors[INPUT].size[0], job.groups, 2};
-        if (make_like(&call, INPUT, OUTPUT) == 0 &&
+        if (osw_norm_make_like(&call, INPUT, OUTPUT) == 0 &&
             osw_call_make(&call, STATISTICS, INPUT, OSW_FLOAT64, 3, size, false) == 0 &&
             run(&call, &job, false) == 0)
             results = PyTuple_Pack(2, call.made[OUTPUT], call.made[STATISTICS]);
@@ -133,18 +125,6 @@ static int parse_backward(osw_call *call, osw_group_job *job, PyObject *const *a
     return check_statistics(call, job);
 }
 
-/* The gradients of input, weight and bias that are needed. */
-static int make_gradients(osw_call *call, PyObject *needed)
-{
-    static const osw_norm_role made[] = {GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS};
-    static const osw_norm_role of[] = {INPUT, WEIGHT, BIAS};
-    for (int i = 0; i < 3; i++)
-        if (PyTuple_GetItem(needed, i) == Py_True && call->objects[of[i]] &&
-            make_like(call, of[i], made[i]) != 0)
-            return -1;
-    return 0;
-}
-
 OSW_ENTRY(group_norm_backward)
 {
     osw_call call = {.name = "group_norm_backward", .roles = osw_norm_roles};
@@ -157,13 +137,9 @@ OSW_ENTRY(group_norm_backward)
                      args[B_NEEDED]);
         return NULL;
     }
-    if (parse_backward(&call, &job, args) == 0 && make_gradients(&call, args[B_NEEDED]) == 0 &&
-        run(&call, &job, true) == 0) {
-        PyObject *const made[] = {call.made[GRAD_INPUT], call.made[GRAD_WEIGHT],
-                                  call.made[GRAD_BIAS]};
-        results = PyTuple_Pack(3, made[0] ? made[0] : Py_None, made[1] ? made[1] : Py_None,
-                               made[2] ? made[2] : Py_None);
-    }
+    if (parse_backward(&call, &job, args) == 0 &&
+        osw_norm_make_gradients(&call, args[B_NEEDED]) == 0 && run(&call, &job, true) == 0)
+        results = osw_norm_gradients(&call);
     return osw_call_end(&call, results);
 }
 

@@ -111,14 +111,6 @@ static bool requires_grad(PyObject *tensor)
     return yes;
 }
 
-/* A new dense tensor like the one at `role`. */
-static int make_like(osw_call *call, int role, int made)
-{
-    const osw_tensor *t = &call->tensors[role];
-    const bool channels_last = role == INPUT && osw_suggests_channels_last(t);
-    return osw_call_make(call, made, role, OSW_SAME_DTYPE, t->ndim, t->size, channels_last);
-}
-
 /* What a forward returns. */
 typedef enum osw_result {
     FRESH,  /* a new output */
@@ -157,7 +149,7 @@ static int make_results(osw_call *call, osw_result result)
         call->tensors[OUTPUT] = call->tensors[INPUT];
         return osw_no_overlap(&call->tensors[OUTPUT]) ? 0 : -1;
     }
-    if (make_like(call, INPUT, OUTPUT) != 0 || result == FRESH)
+    if (osw_norm_make_like(call, INPUT, OUTPUT) != 0 || result == FRESH)
         return call->made[OUTPUT] ? 0 : -1;
     return osw_call_make(call, STATISTICS, INPUT, OSW_FLOAT64, 2, size, false);
 }
@@ -195,26 +187,6 @@ OSW_ENTRY(batch_norm)
 enum { B_TRAINING, B_EPS, B_ACTIVATION, B_NEEDED, B_TENSORS };
 enum { B_GRAD = B_TENSORS, B_INPUT, B_STATISTICS, B_WEIGHT, B_BIAS, B_PLAIN, B_COUNT };
 
-/* The gradients of input, weight and bias that are needed. */
-static int make_gradients(osw_call *call, PyObject *needed)
-{
-    static const osw_norm_role made[] = {GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS};
-    static const osw_norm_role of[] = {INPUT, WEIGHT, BIAS};
-    for (int i = 0; i < 3; i++)
-        if (PyTuple_GetItem(needed, i) == Py_True && call->objects[of[i]] &&
-            make_like(call, of[i], made[i]) != 0)
-            return -1;
-    return 0;
-}
-
-static PyObject *gradients_of(const osw_call *call)
-{
-    PyObject *const made[] = {call->made[GRAD_INPUT], call->made[GRAD_WEIGHT],
-                              call->made[GRAD_BIAS]};
-    return PyTuple_Pack(3, made[0] ? made[0] : Py_None, made[1] ? made[1] : Py_None,
-                        made[2] ? made[2] : Py_None);
-}
-
 OSW_ENTRY(batch_norm_backward)
 {
     static const osw_norm_role roles[] = {GRAD_OUTPUT, INPUT, STATISTICS, WEIGHT, BIAS};
@@ -231,9 +203,9 @@ OSW_ENTRY(batch_norm_backward)
     const bool done =
         read_options(&call, &job, args[B_TRAINING], args[B_EPS], args[B_ACTIVATION]) == 0 &&
         parse_tensors(&call, args + B_TENSORS, roles, 5, 3) == 0 &&
-        osw_norm_check(&call, &job) == 0 && make_gradients(&call, args[B_NEEDED]) == 0 &&
+        osw_norm_check(&call, &job) == 0 && osw_norm_make_gradients(&call, args[B_NEEDED]) == 0 &&
         run(&call, &job, true) == 0;
-    return osw_call_end(&call, done ? gradients_of(&call) : NULL);
+    return osw_call_end(&call, done ? osw_norm_gradients(&call) : NULL);
 }
 
 OSW_ENTRY_COUNTS(norm_variants, osw_norm_calls, OSW_NORM_VARIANTS(OSW_VARIANT_3))

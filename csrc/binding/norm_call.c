@@ -215,3 +215,29 @@ void osw_norm_write(const osw_call *call, int role, const double *from)
     for (int64_t c = 0; c < count; c++)
         put_value(t->data, dtype, c * step, from[c]);
 }
+
+int osw_norm_make_like(osw_call *call, int role, int made)
+{
+    const osw_tensor *t = &call->tensors[role];
+    const bool channels_last = role == INPUT && osw_suggests_channels_last(t);
+    return osw_call_make(call, made, role, OSW_SAME_DTYPE, t->ndim, t->size, channels_last);
+}
+
+int osw_norm_make_gradients(osw_call *call, PyObject *needed)
+{
+    static const osw_norm_role made[] = {GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS};
+    static const osw_norm_role of[] = {INPUT, WEIGHT, BIAS};
+    for (int i = 0; i < 3; i++)
+        if (PyTuple_GetItem(needed, i) == Py_True && call->objects[of[i]] &&
+            osw_norm_make_like(call, of[i], made[i]) != 0)
+            return -1;
+    return 0;
+}
+
+PyObject *osw_norm_gradients(const osw_call *call)
+{
+    PyObject *const made[] = {call->made[GRAD_INPUT], call->made[GRAD_WEIGHT],
+                              call->made[GRAD_BIAS]};
+    return PyTuple_Pack(3, made[0] ? made[0] : Py_None, made[1] ? made[1] : Py_None,
+                        made[2] ? made[2] : Py_None);
+}

@@ -47,4 +47,13 @@ double *osw_norm_read(const osw_call *call, int role, double *to);
 /* Nothing happens if it is not given. */
 void osw_norm_write(const osw_call *call, int role, const double *from);
 
+/* A new dense tensor like the one at `role`. */
+int osw_norm_make_like(osw_call *call, int role, int made);
+
+/* The gradients of input, weight and bias that are needed: a tuple of bools. */
+int osw_norm_make_gradients(osw_call *call, PyObject *needed);
+
+/* A tuple of them, None where one was not made. */
+PyObject *osw_norm_gradients(const osw_call *call);
+
 #endif

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,19 @@ class Refusal(Exception):
     def __init__(self, reason: str, *, told: bool = True, ran: bool = True) -> None:
         super().__init__(reason)
         self.told, self.ran = told, ran
+
+
+def bound_arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a call by the names that `function` has for them, defaults included.
+
+    Raises: Refusal if they do not fit.
+    """
+    try:
+        bound = inspect.signature(function).bind(*node.args, **node.kwargs)
+    except TypeError as error:
+        raise Refusal(f"its arguments are not replaced: {error}") from error
+    bound.apply_defaults()
+    return bound.arguments
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ._reference import normalize, normalize_backward, normalize_jvp
 __all__ = [
     "FRESH",
     "OVER",
+    "check_backward",
     "fake",
     "given",
     "gradients",
@@ -145,16 +146,17 @@ def _reference(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return normalize(input, *arguments)
 
 
-def _check_backward(grad_output: Tensor, input: Tensor) -> None:
+def check_backward(name: str, grad_output: Tensor, input: Tensor) -> None:
+    """Raises: RuntimeError unless the gradient is one of an output like the input."""
     if grad_output.shape != input.shape or grad_output.dtype != input.dtype:
         raise RuntimeError(
-            f"batch_norm_act_backward: grad_output {grad_output.dtype} of size {tuple(grad_output.shape)} does not "
+            f"{name}: grad_output {grad_output.dtype} of size {tuple(grad_output.shape)} does not "
             f"fit input {input.dtype} of size {tuple(input.shape)}"
         )
 
 
 def _backward_fake(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    _check_backward(grad_output, input)
+    check_backward(_BACKWARD, grad_output, input)
     _, weight, bias, *_, needed = arguments
     outputs = (
         empty(input, input.shape, suggest_memory_format(input)),
@@ -167,13 +169,13 @@ def _backward_fake(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[
 
 
 def _backward_kernel(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    _check_backward(grad_output, input)
+    check_backward(_BACKWARD, grad_output, input)
     *tensors, training, eps, activation, needed = arguments
     return run_backward(training, eps, activation, needed, grad_output, input, *tensors)
 
 
 def _backward_reference(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    _check_backward(grad_output, input)
+    check_backward(_BACKWARD, grad_output, input)
     results = _batched_backward(grad_output, input, *arguments)
     if arguments[-1][0]:
         results[0] = dense_copy(results[0], suggest_memory_format(input))

@@ -22,7 +22,7 @@ from .._layout import dense_copy, empty, suggest_memory_format
 from .._operator import Operator, join_batch, one_example, split_batch
 from .._stats import count_kernel, count_reference, reference_forced
 from ._group_reference import normalize_groups, normalize_groups_backward
-from ._operators import second_gradients, wanted
+from ._operators import check_backward, second_gradients, wanted
 
 __all__ = ["group_norm", "group_norm_fits", "instance_norm", "instance_norm_fits"]
 
@@ -130,16 +130,8 @@ def _batch(run: Any, info: Any, dims: Sequence[Any], *arguments: Any) -> Any:
     return tuple([torch.stack(parts) for parts in zip(*made, strict=True)]), (0, 0)
 
 
-def _check_backward(grad_output: Tensor, input: Tensor) -> None:
-    if grad_output.shape != input.shape or grad_output.dtype != input.dtype:
-        raise RuntimeError(
-            f"group_norm_backward: grad_output {grad_output.dtype} of size {tuple(grad_output.shape)} does not "
-            f"fit input {input.dtype} of size {tuple(input.shape)}"
-        )
-
-
 def _backward_kernel(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    _check_backward(grad_output, input)
+    check_backward(_BACKWARD, grad_output, input)
     *tensors, groups, eps, mask = arguments
     options = (groups, eps, tuple(mask))
     made = _core.group_norm_backward(*options, grad_output, input, *tensors)
@@ -154,7 +146,7 @@ def _backward_kernel(grad_output: Tensor, input: Tensor, *arguments: Any) -> lis
 
 
 def _backward_reference(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    _check_backward(grad_output, input)
+    check_backward(_BACKWARD, grad_output, input)
     results = _batched_backward(grad_output, input, *arguments)
     if arguments[-1][0]:
         results[0] = dense_copy(results[0], suggest_memory_format(input))
@@ -177,7 +169,7 @@ def _batched_backward(
 
 
 def _backward_fake(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    _check_backward(grad_output, input)
+    check_backward(_BACKWARD, grad_output, input)
     _, weight, bias, *_, mask = arguments
     made = (
         empty(input, input.shape, suggest_memory_format(input)),

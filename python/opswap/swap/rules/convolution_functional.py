@@ -7,7 +7,6 @@ What the weight is is known from the module, or from a run with example inputs i
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from opswap.ops.conv import conv_fits, why_kept
 from opswap.ops.depthwise import depthwise_fits, depthwise_wins
 from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
 from .convolution import large
 
 __all__ = ["RULES"]
@@ -78,13 +77,7 @@ def _size(weight: Any, shapes: Shapes) -> tuple[int, ...]:
 
 def _read(region: Region) -> tuple[dict[str, Any], dict[str, str]]:
     """The arguments of the call, and the tensors among them as Python text."""
-    node = region.mixing
-    try:
-        bound = inspect.signature(_signature).bind(*node.args, **node.kwargs)
-    except TypeError as error:
-        raise Refusal(f"its arguments are not replaced: {error}") from error
-    bound.apply_defaults()
-    given = bound.arguments
+    given = bound_arguments(region.mixing, _signature)
     names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
     tensors = {k: names.get(given[k], "None") for k in ("input", "weight", "bias")}
     if not isinstance(given["input"], Node) or type(given["groups"]) is not int:

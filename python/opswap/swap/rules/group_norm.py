@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from opswap import isa
 from opswap._torch import constant_in_graphs
 from opswap.ops.norm import group_norm_fits, instance_norm_fits
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
 from .conditions import trains
 
 __all__ = ["RULES"]
@@ -102,15 +101,9 @@ def _find(target: Callable[..., Any], graph: Graph) -> Iterator[Region]:
 
 def _arguments(region: Region, function: Callable[..., Any]) -> dict[str, str]:
     """The arguments of the call as Python text, by their names."""
-    node = region.mixing
-    try:
-        bound = inspect.signature(function).bind(*node.args, **node.kwargs)
-    except TypeError as error:
-        raise Refusal(f"its arguments are not replaced: {error}") from error
-    bound.apply_defaults()
     names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
     texts = {}
-    for name, value in bound.arguments.items():
+    for name, value in bound_arguments(region.mixing, function).items():
         if isinstance(value, Node):
             texts[name] = names[value]
         elif value is None or type(value) in (bool, int, float):
