@@ -33,6 +33,7 @@ TIERS = ("scalar", "neon", "avx2", "avx512", "portable16", "portable32", "portab
 HIDDEN_TIERS_OF = (
     "test_batch",
     "test_chain",
+    "test_chain_dense",
     "test_channels",
     "test_conv",
     "test_depthwise",

@@ -161,6 +161,7 @@ def test_every_variant_was_run(tier: str) -> None:
         "apply": 1,
         "pointwise_folded": 0,
         "depthwise_folded": 0,
+        "dense_folded": 0,
     }
 
 

@@ -17,7 +17,7 @@ import opswap
 from opswap import _core
 from opswap.functional import conv_chain
 from opswap.nn.frozen import FROZEN
-from opswap.ops.chain import Stage
+from opswap.ops.chain import Stage, folded_arguments
 
 needs_kernels = pytest.mark.skipif(not _core.chain_leads(), reason="the tier in use has no chains")
 
@@ -52,9 +52,7 @@ def made(name: str) -> tuple[Tensor, list[Stage]]:
     return torch.randn(size).to(memory_format=torch.channels_last), stages
 
 
-def arguments(input: Tensor, stages: list[Stage]) -> tuple[Any, Any]:
-    options = tuple((s.stride, s.momentum, s.eps, s.activation) for s in stages)
-    return options, (input, *(t for s in stages for t in s[:5]))
+arguments = folded_arguments
 
 
 def activated(x: Tensor, activation: str | None) -> Tensor:

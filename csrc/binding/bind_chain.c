@@ -6,12 +6,15 @@
  *     plain_chain_backward(options, tensors, grad_output, statistics, zs, needed) -> gradients
  *     plain_chain_folded(options, tensors, folded) -> (output, folded)
  *
- * options: per stage (stride, momentum, eps, activation). tensors: the input, then per stage the
- * weights of the convolution and of the normalisation, its bias, running_mean and running_var; all
- * but the first of a stage may be None. statistics: float64, per stage the means and the biased
- * variances. The gradients are those of the tensors, None for what `needed`, of as many bools, does
- * not ask for, and for running statistics. folded: in evaluation, an opaque tensor of the weights
- * with their normalisations, which a call makes if it gets None or one of another tier.
+ * options: per stage (stride, momentum, eps, activation), or of plain_chain_folded (stride_y,
+ * stride_x, padding_y, padding_x, eps, activation). tensors: the input, then per stage the
+ * weights of the convolution and of the normalisation, its bias, running_mean and running_var, and
+ * of plain_chain_folded the bias of the convolution; all but the first of a stage may be None, in
+ * plain_chain_folded those of the normalisation together. statistics: float64, per stage the means
+ * and the biased variances. The gradients are those of the tensors, None for what `needed`, of as
+ * many bools, does not ask for, and for running statistics. folded: in evaluation, an opaque tensor
+ * of the weights with their normalisations, which a call makes if it gets None or one of another
+ * tier.
  *
  * All return NotImplemented for everything that is not the kernels': other memory formats, sizes
  * or dtypes, what would be an error, calls that torch's dispatcher has to see. */
@@ -27,15 +30,25 @@
 
 #include <string.h>
 
-enum { PER_STAGE = 5, MOST_TENSORS = 1 + PER_STAGE * OSW_CHAIN_MOST_STAGES, DL_FLOAT = 2 };
-typedef enum osw_chain_role { WEIGHT, SCALE, SHIFT, RUNNING_MEAN, RUNNING_VAR } osw_chain_role;
+typedef enum osw_chain_role {
+    WEIGHT,
+    SCALE,
+    SHIFT,
+    RUNNING_MEAN,
+    RUNNING_VAR,
+    PER_STAGE, /* in training */
+    BIAS = PER_STAGE,
+    PER_FOLDED_STAGE
+} osw_chain_role;
+enum { MOST_TENSORS = 1 + PER_FOLDED_STAGE * OSW_CHAIN_MOST_STAGES, DL_FLOAT = 2 };
 
 static uint64_t calls[OSW_CHAIN_COUNT];
 
 typedef struct osw_chain_call {
     osw_chain chain;
+    bool folded;
     double momentum[OSW_CHAIN_MOST_STAGES];
-    Py_ssize_t count; /* of tensors */
+    Py_ssize_t per_stage, count; /* of tensors */
     osw_tensor tensors[MOST_TENSORS];
     bool given[MOST_TENSORS];
     int64_t outputs; /* of all stages */
@@ -43,7 +56,7 @@ typedef struct osw_chain_call {
 
 static const osw_tensor *tensor_at(const osw_chain_call *call, int stage, osw_chain_role role)
 {
-    const int i = 1 + stage * PER_STAGE + (int)role;
+    const Py_ssize_t i = 1 + stage * call->per_stage + (Py_ssize_t)role;
     return call->given[i] ? &call->tensors[i] : NULL;
 }
 
@@ -79,35 +92,53 @@ static bool is_image(const osw_tensor *t)
     return is_pixels(t) && osw_suggests_channels_last(t);
 }
 
+/* Item i of a tuple as a whole number. */
+static bool number_at(PyObject *tuple, Py_ssize_t i, int64_t low, int64_t high, int64_t *value)
+{
+    return osw_exact_int(PyTuple_GetItem(tuple, i), low, high, value);
+}
+
+/* The window of a stage but for its size, eps and activation. */
+static bool read_option(osw_chain_call *call, int i, PyObject *one)
+{
+    osw_chain_stage *s = &call->chain.stages[i];
+    osw_chain_window *w = &s->window;
+    osw_chain_link *link = &call->chain.links[i];
+    const Py_ssize_t numbers = call->folded ? 4 : 2;
+    if (!PyTuple_Check(one) || PyTuple_Size(one) != numbers + 2)
+        return false;
+    const bool read = call->folded
+                          ? number_at(one, 0, 1, INT32_MAX, &w->stride_y) &&
+                                number_at(one, 1, 1, INT32_MAX, &w->stride_x) &&
+                                number_at(one, 2, 0, INT32_MAX, &w->top) &&
+                                number_at(one, 3, 0, INT32_MAX, &w->left)
+                          : number_at(one, 0, 1, 2, &s->stride) &&
+                                osw_float_arg(PyTuple_GetItem(one, 1), &call->momentum[i]) == 0;
+    osw_activation *activation = &link->norm.activation;
+    return read && osw_float_arg(PyTuple_GetItem(one, numbers), &link->eps) == 0 &&
+           osw_activation_arg(PyTuple_GetItem(one, numbers + 1), "chain", activation) == 0 &&
+           link->eps > 0 && activation->kind <= OSW_HARDSWISH;
+}
+
 static bool read_options(osw_chain_call *call, PyObject *options)
 {
     if (!PyTuple_Check(options) || PyTuple_Size(options) > OSW_CHAIN_MOST_STAGES)
         return false;
     call->chain.count = (int)PyTuple_Size(options);
-    for (int i = 0; i < call->chain.count; i++) {
-        PyObject *one = PyTuple_GetItem(options, i);
-        osw_chain_link *link = &call->chain.links[i];
-        osw_activation *activation = &link->norm.activation;
-        if (!PyTuple_Check(one) || PyTuple_Size(one) != 4 ||
-            !osw_exact_int(PyTuple_GetItem(one, 0), 1, 2, &call->chain.stages[i].stride) ||
-            osw_float_arg(PyTuple_GetItem(one, 1), &call->momentum[i]) != 0 ||
-            osw_float_arg(PyTuple_GetItem(one, 2), &link->eps) != 0 ||
-            osw_activation_arg(PyTuple_GetItem(one, 3), "chain", activation) != 0)
+    for (int i = 0; i < call->chain.count; i++)
+        if (!read_option(call, i, PyTuple_GetItem(options, i)))
             return false;
-        if (!(link->eps > 0) || (activation->kind > OSW_HARDSWISH))
-            return false;
-    }
     return true;
 }
 
 static bool read_tensors(osw_chain_call *call, PyObject *tensors)
 {
     call->count = PyTuple_Check(tensors) ? PyTuple_Size(tensors) : 0;
-    if (call->count != 1 + PER_STAGE * call->chain.count)
+    if (call->count != 1 + call->per_stage * call->chain.count)
         return false;
     for (Py_ssize_t i = 0; i < call->count; i++) {
         PyObject *object = PyTuple_GetItem(tensors, i);
-        const bool optional = i > 0 && (i - 1) % PER_STAGE != WEIGHT;
+        const bool optional = i > 0 && (i - 1) % call->per_stage != WEIGHT;
         call->given[i] = !(optional && object == Py_None);
         if (call->given[i] &&
             (!osw_tensor_plain(object, &call->tensors[i]) || !is_float(&call->tensors[i])))
@@ -116,45 +147,71 @@ static bool read_tensors(osw_chain_call *call, PyObject *tensors)
     return is_image(&call->tensors[0]);
 }
 
+/* What a stage is by its weight and, in evaluation, its window. */
+static bool read_window(const osw_chain_call *call, const osw_tensor *w, osw_chain_stage *s)
+{
+    osw_chain_window *window = &s->window;
+    s->side = w->size[2];
+    const bool square = w->size[2] == w->size[3];
+    s->depthwise =
+        w->size[1] == 1 && s->channels > 1 && w->size[0] == s->channels && (s->side > 1 || !square);
+    if (!call->folded)
+        return square && s->depthwise == (s->side > 1);
+    window->height = w->size[2];
+    window->width = w->size[3];
+    s->stride = window->stride_y;
+    const bool half = square && window->top == s->side / 2 && window->left == s->side / 2 &&
+                      window->stride_y == window->stride_x;
+    s->dense = !s->depthwise && !(half && s->side == 1 && s->stride == 1);
+    return s->dense || half;
+}
+
 /* The convolution of a stage behind an image of these sizes, which become those of its output. */
 static bool read_stage(osw_chain_call *call, int i, int64_t *height, int64_t *width,
                        int64_t *channels)
 {
     const osw_tensor *w = tensor_at(call, i, WEIGHT);
     osw_chain_stage *s = &call->chain.stages[i];
-    if (w->ndim != 4 || w->size[2] != w->size[3] || !osw_is_dense(w, 0))
-        return false;
-    s->side = w->size[2];
-    s->depthwise = s->side > 1;
-    if (s->depthwise ? w->size[0] != *channels || w->size[1] != 1 : w->size[1] != *channels)
-        return false;
+    const osw_chain_window *window = &s->window;
     s->batch = call->tensors[0].size[0];
     s->height = *height;
     s->width = *width;
     s->channels = *channels;
+    if (w->ndim != 4 || w->numel == 0 || !read_window(call, w, s) ||
+        w->size[1] != (s->depthwise ? 1 : s->channels) || !(s->dense || osw_is_dense(w, 0)))
+        return false;
     s->outputs = *channels = w->size[0];
-    s->out_height = *height = (*height - 1) / s->stride + 1;
-    s->out_width = *width = (*width - 1) / s->stride + 1;
+    s->out_height = (*height - 1) / s->stride + 1;
+    s->out_width = (*width - 1) / s->stride + 1;
+    if (s->dense) { /* osw_chain_holds refuses windows that are larger than the image */
+        s->out_height = (*height + 2 * window->top - window->height) / window->stride_y + 1;
+        s->out_width = (*width + 2 * window->left - window->width) / window->stride_x + 1;
+    }
+    *height = s->out_height;
+    *width = s->out_width;
+    memcpy(call->chain.links[i].weight_step, w->stride, sizeof call->chain.links[i].weight_step);
     s->weight = (const float *)(const void *)w->data;
     call->outputs += s->outputs;
     return true;
 }
 
-/* Parameters and statistics of the normalisation of a stage. */
-static bool read_link(osw_chain_call *call, int i, bool training)
+/* Parameters and statistics of the normalisation of a stage, and the bias of its convolution. */
+static bool read_link(osw_chain_call *call, int i)
 {
     const osw_chain_stage *s = &call->chain.stages[i];
-    for (osw_chain_role role = SCALE; role <= RUNNING_VAR; role++) {
-        const osw_tensor *t = tensor_at(call, i, role);
+    osw_chain_link *link = &call->chain.links[i];
+    for (Py_ssize_t role = SCALE; role < call->per_stage; role++) {
+        const osw_tensor *t = tensor_at(call, i, (osw_chain_role)role);
         if (t && (t->ndim != 1 || t->size[0] != s->outputs || t->stride[0] != 1))
             return false;
     }
-    call->chain.links[i].weight = values_at(call, i, SCALE);
-    call->chain.links[i].bias = values_at(call, i, SHIFT);
-    const bool both = tensor_at(call, i, SCALE) || !tensor_at(call, i, SHIFT);
-    return both && !tensor_at(call, i, RUNNING_MEAN) == !tensor_at(call, i, RUNNING_VAR) &&
-           (training ? s->batch * s->out_height * s->out_width > 1
-                     : tensor_at(call, i, RUNNING_MEAN) != NULL);
+    link->weight = values_at(call, i, SCALE);
+    link->bias = values_at(call, i, SHIFT);
+    link->convolution_bias = call->folded ? values_at(call, i, BIAS) : NULL;
+    const bool statistics = tensor_at(call, i, RUNNING_MEAN) != NULL;
+    if ((link->bias && !link->weight) || statistics != (tensor_at(call, i, RUNNING_VAR) != NULL))
+        return false;
+    return call->folded ? statistics || !link->weight : s->batch * s->out_height * s->out_width > 1;
 }
 
 /* Running statistics are written: they lie apart from all else, or are those of another stage. */
@@ -171,17 +228,19 @@ static bool lies_apart(const osw_chain_call *call, Py_ssize_t i)
     return true;
 }
 
-static bool read_call(osw_chain_call *call, PyObject *options, PyObject *tensors, bool training)
+static bool read_call(osw_chain_call *call, PyObject *options, PyObject *tensors, bool folded)
 {
+    call->folded = folded;
+    call->per_stage = folded ? PER_FOLDED_STAGE : PER_STAGE;
     if (!osw_plain_eager(true) || !read_options(call, options) || !read_tensors(call, tensors))
         return false;
     const osw_tensor *x = &call->tensors[0];
     int64_t height = x->size[2], width = x->size[3], channels = x->size[1];
     for (int i = 0; i < call->chain.count; i++)
-        if (!read_stage(call, i, &height, &width, &channels) || !read_link(call, i, training))
+        if (!read_stage(call, i, &height, &width, &channels) || !read_link(call, i))
             return false;
     call->chain.stages[0].input = (const float *)(const void *)x->data;
-    return osw_chain_holds(&call->chain);
+    return osw_chain_holds(&call->chain, folded);
 }
 
 /* A new image of the size of a stage's output, or of its input. */
@@ -274,7 +333,7 @@ static void update_running(const osw_chain_call *call)
 OSW_ENTRY(plain_chain)
 {
     osw_chain_call call = {.count = 0};
-    if (nargs != 2 || !read_call(&call, args[0], args[1], true)) {
+    if (nargs != 2 || !read_call(&call, args[0], args[1], false)) {
         PyErr_Clear();
         Py_RETURN_NOTIMPLEMENTED;
     }
@@ -372,7 +431,7 @@ static PyObject *make_gradients(osw_chain_call *call, PyObject *tensors, PyObjec
 OSW_ENTRY(plain_chain_backward)
 {
     osw_chain_call call = {.count = 0};
-    if (nargs != B_COUNT || !read_call(&call, args[B_OPTIONS], args[B_TENSORS], true) ||
+    if (nargs != B_COUNT || !read_call(&call, args[B_OPTIONS], args[B_TENSORS], false) ||
         !PyTuple_Check(args[B_ZS]) || PyTuple_Size(args[B_ZS]) != call.chain.count ||
         !PyTuple_Check(args[B_NEEDED]) || PyTuple_Size(args[B_NEEDED]) != call.count ||
         !read_kept(&call, args)) {
@@ -404,6 +463,10 @@ static PyObject *fold(osw_chain_call *call, PyObject *like, float **data)
     }
     place_statistics(call, room);
     for (int i = 0; i < chain->count; i++) {
+        if (!tensor_at(call, i, RUNNING_MEAN)) {
+            chain->links[i].mean = chain->links[i].var = NULL;
+            continue;
+        }
         for (int64_t c = 0; c < chain->stages[i].outputs; c++) {
             chain->links[i].mean[c] = (double)values_at(call, i, RUNNING_MEAN)[c];
             chain->links[i].var[c] = (double)values_at(call, i, RUNNING_VAR)[c];
@@ -432,7 +495,7 @@ OSW_ENTRY(plain_chain_folded)
 {
     osw_chain_call call = {.count = 0};
     osw_chain *chain = &call.chain;
-    if (nargs != F_COUNT || !read_call(&call, args[F_OPTIONS], args[F_TENSORS], false) ||
+    if (nargs != F_COUNT || !read_call(&call, args[F_OPTIONS], args[F_TENSORS], true) ||
         !osw_chain_folds(chain)) {
         PyErr_Clear();
         Py_RETURN_NOTIMPLEMENTED;
@@ -441,6 +504,8 @@ OSW_ENTRY(plain_chain_folded)
     osw_chain_stage *last = &chain->stages[chain->count - 1];
     float *data = folded_before(&call, folded);
     PyErr_Clear();
+    if (folded == Py_None && !osw_chain_repays(chain))
+        Py_RETURN_NOTIMPLEMENTED;
     osw_chain_choose_folded(chain, !data, calls);
     if (data)
         Py_INCREF(folded);

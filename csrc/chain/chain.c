@@ -32,9 +32,9 @@ bool osw_chain_leads(osw_isa isa)
 
 int64_t osw_chain_packed(const osw_chain_stage *stage)
 {
-    const int64_t forward = stage->channels * osw_round_up(stage->outputs, WIDEST);
+    const int64_t forward = osw_chain_terms(stage) * osw_round_up(stage->outputs, WIDEST);
     const int64_t backward = stage->outputs * osw_round_up(stage->channels, WIDEST);
-    return stage->depthwise ? 0 : osw_max_int(forward, backward);
+    return stage->depthwise ? 0 : stage->dense ? forward : osw_max_int(forward, backward);
 }
 
 static int64_t max_rows(const osw_chain_stage *stage, int64_t bytes)
@@ -44,13 +44,21 @@ static int64_t max_rows(const osw_chain_stage *stage, int64_t bytes)
     return (bytes - fixed) / ((stage->stride * stage->width + stage->out_width) * row);
 }
 
-bool osw_chain_fits(const osw_chain_stage *stage)
+bool osw_chain_fits(const osw_chain_stage *stage, bool folded)
 {
+    const int64_t fewest =
+        stage->dense ? stage->outputs : osw_min_int(stage->channels, stage->outputs);
     const bool narrow = osw_max_int(stage->channels, stage->outputs) <= OSW_CHAIN_MOST_CHANNELS &&
-                        osw_min_int(stage->channels, stage->outputs) >= OSW_CHAIN_FEWEST_CHANNELS;
+                        fewest >= OSW_CHAIN_FEWEST_CHANNELS;
     if (stage->depthwise)
         return narrow && max_rows(stage, OSW_CHAIN_ROOM) >= 1;
-    return narrow && osw_chain_weights(stage) <= OSW_CHAIN_MOST_WEIGHTS;
+    /* One by one, as their product may be too large. */
+    const int64_t most = folded ? OSW_CHAIN_MOST_FOLDED : OSW_CHAIN_MOST_WEIGHTS;
+    const osw_chain_window *w = &stage->window;
+    return narrow &&
+           (!stage->dense ||
+            (folded && osw_max_int(w->height, w->width) <= OSW_CHAIN_MOST_CHANNELS)) &&
+           osw_chain_weights(stage) <= most;
 }
 
 /* Vectors run along the channels that fill them better. */
@@ -71,6 +79,10 @@ void osw_chain_cut(osw_chain_stage *stage)
         stage->bands = osw_ceil(stage->out_height, wanted);
         least = osw_ceil(PART_PIXELS * stage->bands, stage->out_height * stage->out_width);
         total = stage->batch * stage->bands;
+    } else if (stage->dense) {
+        stage->bands = stage->out_height;
+        stage->block = OSW_CHAIN_DENSE_PIXELS;
+        total = stage->batch * stage->bands;
     } else {
         const int64_t pixel = (stage->channels + stage->outputs) * (int64_t)sizeof(float);
         const int64_t fitting = BLOCK_BYTES / pixel / FEWEST_PIXELS * FEWEST_PIXELS;
@@ -84,7 +96,8 @@ void osw_chain_cut(osw_chain_stage *stage)
 
 osw_chain_part osw_chain_part_at(const osw_chain_stage *stage, int64_t i)
 {
-    const int64_t total = stage->depthwise ? stage->batch * stage->bands : osw_chain_pixels(stage);
+    const int64_t total =
+        stage->depthwise || stage->dense ? stage->batch * stage->bands : osw_chain_pixels(stage);
     return (osw_chain_part){.begin = i * stage->length,
                             .end = osw_min_int((i + 1) * stage->length, total)};
 }

@@ -2,7 +2,8 @@
 /* Chains of convolutions, each with a batch normalisation and an activation behind it, of float32
  * images whose channels come last: what every kernel of the family does.
  *
- * A stage computes the outputs z of a convolution, 1 x 1 or depthwise. Between two stages stands
+ * A stage computes the outputs z of a convolution, 1 x 1 or depthwise, or in evaluation dense: with
+ * any window, of all channels. Between two stages stands
  * the normalisation `before` the later one: its input is not what the earlier stage wrote, but
  *
  *     x = f((z - center) * scale + shift)
@@ -27,11 +28,12 @@
  *                          forward or backward
  *
  *     pointwise_folded,    output = f(z + shift) for the weight as `fold` makes it, in evaluation:
- *     depthwise_folded     pixels, or rows of the output, [begin, end) of one image. Only shift and
- *                          activation of `after` are read. No sums
+ *     depthwise_folded,    pixels, or rows of the output, [begin, end) of one image. Only shift and
+ *     dense_folded         activation of `after` are read. No sums
  *
  * Sums over pixels are added in float for at most 64 pixels, then in double. Their order
- * depends on the sizes and the tier alone. A place outside of an image has no term. */
+ * depends on the sizes and the tier alone. A place outside of an image has no term, but
+ * of a dense convolution is a zero. */
 #ifndef OSW_CHAIN_CHAIN_H
 #define OSW_CHAIN_CHAIN_H
 
@@ -45,8 +47,10 @@ enum {
     OSW_CHAIN_MOST_STAGES = 8,
     OSW_CHAIN_FEWEST_CHANNELS = 16, /* a vector of the widest tier: no kernel has a case for less */
     OSW_CHAIN_MOST_CHANNELS = 1024,
-    OSW_CHAIN_MOST_WEIGHTS = 1 << 17, /* of a 1 x 1 convolution: more gain nothing */
-    OSW_CHAIN_ROOM = 320 << 10,       /* bytes of scratch memory for the images of a band */
+    OSW_CHAIN_MOST_WEIGHTS = 1 << 17, /* of a 1 x 1 convolution: more gain nothing in training, */
+    OSW_CHAIN_MOST_FOLDED = 1 << 19,  /* and in evaluation, of a dense one too */
+    OSW_CHAIN_DENSE_PIXELS = 96, /* of a dense convolution that pass through the caches together */
+    OSW_CHAIN_ROOM = 320 << 10,  /* bytes of scratch memory for the images of a band */
 };
 
 /* Arrays of a value per channel; tilt and offset for gradients only. activation: OSW_IDENTITY,
@@ -56,16 +60,23 @@ typedef struct osw_chain_norm {
     osw_activation activation;
 } osw_chain_norm;
 
+/* Rows and columns of taps, steps between windows, and rows and columns of zeros around the image:
+ * fewer than the window has. */
+typedef struct osw_chain_window {
+    int64_t height, width, stride_y, stride_x, top, left;
+} osw_chain_window;
+
 /* All images are dense: pixels of `channels` or `outputs` values. What is read is not written, and
  * does not overlap what is. */
 typedef struct osw_chain_stage {
-    bool depthwise; /* else 1 x 1 */
+    bool depthwise, dense; /* else 1 x 1 */
     int64_t batch;
     int64_t height, width, channels; /* of the input */
     int64_t out_height, out_width, outputs;
-    int64_t side, stride; /* depthwise: 3 or 5, 1 or 2; padding: side / 2. Else 1 and 1 */
-    const float *weight;  /* [outputs][channels], or depthwise [side][side][channels] */
-    float *packed;        /* of a 1 x 1 convolution: osw_chain_packed floats, written by pack */
+    int64_t side, stride;    /* depthwise: 3 or 5, 1 or 2; padding: side / 2. Else 1 and 1 */
+    osw_chain_window window; /* of all kinds, in evaluation */
+    const float *weight;     /* [outputs][terms], or depthwise [side][side][channels] */
+    float *packed;           /* unless depthwise: osw_chain_packed floats, written by pack */
     bool packs_backward;
     const float *input;
     const osw_chain_norm *before; /* NULL: x is the input as it is */
@@ -76,14 +87,14 @@ typedef struct osw_chain_stage {
     float *grad_input;
     /* Set by osw_chain_cut. */
     bool crossed;  /* the sums of the weight: [channels][outputs] in place of [outputs][channels] */
-    int64_t block; /* 1 x 1: pixels that pass through the caches together */
-    int64_t bands; /* depthwise: of rows of an image, that do */
+    int64_t block; /* not depthwise: pixels that pass through the caches together */
+    int64_t bands; /* depthwise: of rows of an image, that do; dense: rows */
     int64_t parts; /* with sums of their own */
     int64_t length; /* of a part, but the last: pixels, or depthwise bands of all images */
 } osw_chain_stage;
 
 /* Pixels [begin, end), bands of depthwise_forward and depthwise_backward, or rows of
- * depthwise_folded. */
+ * depthwise_folded and dense_folded. */
 typedef struct osw_chain_part {
     int64_t begin, end;
     double *first, *second; /* one value per channel; overwritten */
@@ -103,7 +114,8 @@ typedef void osw_chain_fn(const osw_chain_stage *stage, const osw_chain_part *pa
     X(reduce)                                                                                      \
     X(apply)                                                                                       \
     X(pointwise_folded)                                                                            \
-    X(depthwise_folded)
+    X(depthwise_folded)                                                                            \
+    X(dense_folded)
 
 #define OSW_CHAIN_ID(operation) OSW_CHAIN_##operation,
 typedef enum osw_chain_id { OSW_CHAIN_VARIANTS(OSW_CHAIN_ID) OSW_CHAIN_COUNT } osw_chain_id;
@@ -127,10 +139,18 @@ static inline int64_t osw_chain_pixels(const osw_chain_stage *stage)
     return stage->batch * stage->out_height * stage->out_width;
 }
 
+/* Products that an output of a 1 x 1 or dense convolution is the sum of: by row, column, channel.
+ */
+static inline int64_t osw_chain_terms(const osw_chain_stage *stage)
+{
+    return stage->dense ? stage->window.height * stage->window.width * stage->channels
+                        : stage->channels;
+}
+
 static inline int64_t osw_chain_weights(const osw_chain_stage *stage)
 {
     return stage->depthwise ? stage->side * stage->side * stage->channels
-                            : stage->outputs * stage->channels;
+                            : stage->outputs * osw_chain_terms(stage);
 }
 
 /* Row 0 of an image that has rows from `first` on at `rows`: only those are used. */
@@ -142,8 +162,9 @@ static inline float *osw_chain_row_zero(float *rows, int64_t first, int64_t row)
 /* Floats of the packed weight, whatever the tier and the direction. */
 int64_t osw_chain_packed(const osw_chain_stage *stage);
 
-/* Whether the kernels can: sizes that the scratch memory has room for. */
-bool osw_chain_fits(const osw_chain_stage *stage);
+/* Whether the kernels can, in evaluation or else in training: sizes that the scratch memory has
+ * room for. */
+bool osw_chain_fits(const osw_chain_stage *stage, bool folded);
 
 /* Set what follows from the sizes. */
 void osw_chain_cut(osw_chain_stage *stage);

@@ -72,7 +72,7 @@ static void clear_sums(const osw_chain_part *part, int64_t channels)
 
 static void osw_chain_pack__scalar(const osw_chain_stage *s, const osw_chain_part *part)
 {
-    (void)part; /* the other kernels but pointwise_folded read the weight as it is */
+    (void)part; /* the kernels of training read the weight as it is */
     memcpy(s->packed, s->weight, (size_t)osw_chain_weights(s) * sizeof *s->packed);
 }
 
@@ -241,6 +241,32 @@ static void osw_chain_depthwise_folded__scalar(const osw_chain_stage *s, const o
             s->output[p * channels + c] = activate_f32(sum, s->after->activation);
         }
     }
+}
+
+/* Output o of pixel (i, j). */
+static float dense_at(const osw_chain_stage *s, int64_t i, int64_t j, int64_t o)
+{
+    const osw_chain_window *w = &s->window;
+    const float *weight = s->packed + o * osw_chain_terms(s);
+    float sum = s->after->shift[o];
+    for (int64_t t = 0; t < w->height * w->width; t++) {
+        const int64_t y = i * w->stride_y - w->top + t / w->width;
+        const int64_t x = j * w->stride_x - w->left + t % w->width;
+        const bool inside = y >= 0 && y < s->height && x >= 0 && x < s->width;
+        for (int64_t c = 0; c < s->channels; c++) {
+            const float value = inside ? s->input[(y * s->width + x) * s->channels + c] : 0;
+            sum += value * weight[t * s->channels + c];
+        }
+    }
+    return sum;
+}
+
+static void osw_chain_dense_folded__scalar(const osw_chain_stage *s, const osw_chain_part *part)
+{
+    for (int64_t p = part->begin * s->out_width; p < part->end * s->out_width; p++)
+        for (int64_t o = 0; o < s->outputs; o++)
+            s->output[p * s->outputs + o] = activate_f32(
+                dense_at(s, p / s->out_width, p % s->out_width, o), s->after->activation);
 }
 
 #define FILL(operation) table[OSW_CHAIN_##operation] = osw_chain_##operation##__scalar;

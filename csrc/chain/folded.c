@@ -15,11 +15,19 @@ enum {
     HEAD = LINE,  /* floats in front of the weights */
     BUFFERS = 2,  /* of rows between stages: what one writes, the next one reads */
     FEW_ROWS = 4, /* of a band that is made for the sake of a thread, at least */
+    FEW_PIXELS = 512,
 };
 
 static int64_t weight_floats(const osw_chain_stage *s)
 {
     return osw_round_up(s->depthwise ? osw_chain_weights(s) : osw_chain_packed(s), LINE);
+}
+
+static osw_chain_id kernel_of(const osw_chain_stage *s)
+{
+    return s->depthwise ? OSW_CHAIN_depthwise_folded
+           : s->dense   ? OSW_CHAIN_dense_folded
+                        : OSW_CHAIN_pointwise_folded;
 }
 
 int64_t osw_chain_folded_floats(const osw_chain *chain)
@@ -47,9 +55,8 @@ void osw_chain_choose_folded(osw_chain *chain, bool packs, uint64_t *calls)
 {
     memcpy(chain->kernels, osw_chain_table, sizeof chain->kernels);
     for (int i = 0; i < chain->count; i++) {
-        const bool wide = chain->stages[i].depthwise;
-        calls[wide ? OSW_CHAIN_depthwise_folded : OSW_CHAIN_pointwise_folded]++;
-        if (packs && !wide)
+        calls[kernel_of(&chain->stages[i])]++;
+        if (packs && !chain->stages[i].depthwise)
             calls[OSW_CHAIN_pack]++;
     }
 }
@@ -70,16 +77,37 @@ static void place(osw_chain *chain, float *folded)
     }
 }
 
+/* The weights of output o times `scale`: row by row of the window, and channel by channel, of a
+ * dense convolution, else as they lie. */
+static void scale_output(const osw_chain_stage *s, const osw_chain_link *link, const float *weight,
+                         int64_t o, double scale, float *to)
+{
+    const int64_t *const step = link->weight_step;
+    const int64_t count = osw_chain_weights(s) / s->outputs;
+    if (!s->dense) {
+        for (int64_t i = 0; i < count; i++)
+            to[i] = (float)((double)weight[o * count + i] * scale);
+        return;
+    }
+    for (int64_t y = 0; y < s->window.height; y++)
+        for (int64_t x = 0; x < s->window.width; x++)
+            for (int64_t c = 0; c < s->channels; c++)
+                *to++ =
+                    (float)((double)weight[o * step[0] + c * step[1] + y * step[2] + x * step[3]] *
+                            scale);
+}
+
 static void fold_stage(const osw_chain *chain, osw_chain_stage *s, const osw_chain_link *link,
                        const float *weight, float *room)
 {
-    const int64_t taps = osw_chain_weights(s) / s->outputs;
+    const int64_t count = osw_chain_weights(s) / s->outputs;
     for (int64_t o = 0; o < s->outputs; o++) {
-        const double scale = osw_chain_scale(link, o);
+        const double scale = link->mean ? osw_chain_scale(link, o) : 1;
+        const double mean = link->mean ? link->mean[o] : 0;
         const double bias = link->bias ? (double)link->bias[o] : 0;
-        for (int64_t t = 0; t < taps; t++)
-            room[o * taps + t] = (float)((double)weight[o * taps + t] * scale);
-        link->norm.shift[o] = (float)(bias - link->mean[o] * scale);
+        const double before = link->convolution_bias ? (double)link->convolution_bias[o] : 0;
+        scale_output(s, link, weight, o, scale, room + o * count);
+        link->norm.shift[o] = (float)(bias + (before - mean) * scale);
     }
     if (s->depthwise) {
         const osw_depthwise d = {.channels = s->channels, .side = s->side};
@@ -118,9 +146,10 @@ static osw_chain_rows rows_of(const osw_chain *chain, int64_t band, int64_t band
     rows.behind[chain->count] = height * (band + 1) / bands;
     for (int i = chain->count - 1; i >= 0; i--) {
         const osw_chain_stage *s = &chain->stages[i];
-        const int64_t half = s->side / 2, last = (rows.behind[i + 1] - 1) * s->stride;
-        rows.first[i] = osw_max_int(rows.first[i + 1] * s->stride - half, 0);
-        rows.behind[i] = osw_min_int(last + half + 1, s->height);
+        const osw_chain_window *w = &s->window;
+        const int64_t last = (rows.behind[i + 1] - 1) * w->stride_y - w->top;
+        rows.first[i] = osw_max_int(rows.first[i + 1] * w->stride_y - w->top, 0);
+        rows.behind[i] = osw_min_int(last + w->height, s->height);
     }
     return rows;
 }
@@ -150,6 +179,17 @@ static bool has_room(const osw_chain *chain, int64_t bands)
 bool osw_chain_folds(const osw_chain *chain)
 {
     return has_room(chain, chain->stages[chain->count - 1].out_height);
+}
+
+bool osw_chain_repays(const osw_chain *chain)
+{
+    bool repays = true;
+    for (int i = 0; i < chain->count; i++) {
+        const osw_chain_stage *s = &chain->stages[i];
+        repays = repays && (osw_chain_weights(s) <= OSW_CHAIN_MOST_WEIGHTS ||
+                            osw_chain_pixels(s) >= FEW_PIXELS);
+    }
+    return repays;
 }
 
 /* As few bands of an image as fit the caches and give each thread one. */
@@ -183,12 +223,11 @@ static void run_band(const osw_chain_pass *pass, int64_t image, int64_t band)
         stage.input = input;
         stage.output = next == chain->count ? s->normal + image * s->out_height * row
                                             : osw_chain_row_zero(buffer, rows.first[next], row);
-        const int64_t unit = s->depthwise ? 1 : s->out_width;
+        const int64_t unit = s->depthwise || s->dense ? 1 : s->out_width;
         const osw_chain_part part = {.begin = rows.first[next] * unit,
                                      .end = rows.behind[next] * unit};
         assert(0 <= part.begin && part.begin < part.end && part.end <= s->out_height * unit);
-        chain->kernels[s->depthwise ? OSW_CHAIN_depthwise_folded : OSW_CHAIN_pointwise_folded](
-            &stage, &part);
+        chain->kernels[kernel_of(s)](&stage, &part);
         input = stage.output;
     }
 }

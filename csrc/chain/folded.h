@@ -22,11 +22,15 @@ int64_t osw_chain_fold_room(const osw_chain *chain);
 /* Whether a band of one row fits the scratch memory; of a chain that osw_chain_holds. */
 bool osw_chain_folds(const osw_chain *chain);
 
+/* Whether weights that are folded for this run alone are worth it: large ones are not for few
+ * pixels. */
+bool osw_chain_repays(const osw_chain *chain);
+
 /* Take the kernels from the table, and count them; see osw_chain_choose. */
 void osw_chain_choose_folded(osw_chain *chain, bool packs, uint64_t *calls);
 
-/* Write the folded weights, from weight, bias, eps, mean and var of all links, and from the weights
- * of the stages. tier: whose kernels were taken. */
+/* Write the folded weights, from what the links have of the convolutions and normalisations, and
+ * from the weights of the stages. tier: whose kernels were taken. */
 void osw_chain_fold(osw_chain *chain, int tier, float *folded, float *room);
 
 /* Whether the kernels of a tier can read these weights: whether they wrote them. */

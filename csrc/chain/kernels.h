@@ -2,6 +2,7 @@
 /* All kernels of a tier, and the function that puts them into the table. */
 #include "chain/blocks.h"
 #include "chain/chain.h"
+#include "chain/dense.h"
 #include "chain/depthwise.h"
 #include "chain/pointwise.h"
 #include "core/simd.h"

@@ -73,42 +73,61 @@ static void pack_panels(const float *b, bool transposed, int64_t terms, int64_t 
     }
 }
 
+/* A piece of the terms of a product: terms [d, d + terms) of all of b, which lie at `panel`. */
+typedef struct osw_terms {
+    int64_t d, terms;
+    const float *panel;
+} osw_terms;
+
+/* The first piece, and the one behind; none if its `terms` are 0. */
+static osw_terms terms_behind(const osw_packed *b, int64_t d, const float *panel)
+{
+    return (osw_terms){d, osw_min_int(b->terms - d, DEPTH), panel};
+}
+
+/* c += a b for the pixels of a block and a piece of the terms, of which a row of a has those of the
+ * piece; c = start + a b for the first one. Returns the next piece. */
+static osw_terms multiply_piece(const osw_packed *b, osw_terms piece, int64_t pixels,
+                                const float *a, int64_t a_row, float *c, osw_pass *pass)
+{
+    for (int64_t j = 0; j < b->columns;) {
+        const int64_t vectors = panel_vectors(osw_ceil(b->columns - j, LANES));
+        const int64_t width = vectors * LANES, count = osw_min_int(b->columns - j, width);
+        const int64_t tiles = osw_ceil(pixels, tile_rows[vectors]);
+        for (int64_t i = 0, m = 0; i < tiles; i++) {
+            const int64_t rows = osw_ceil(pixels - m, tiles - i);
+            float *to = c + m * b->columns + j;
+            const float *start = piece.d ? to : b->start ? b->start + j : NULL;
+            const osw_tile tile = {
+                .terms = piece.terms,
+                .a = a + m * a_row,
+                .a_row = a_row,
+                .a_term = 1,
+                .panel = piece.panel,
+                .panel_step = width,
+                .start = start,
+                .start_row = piece.d ? b->columns : 0,
+                .c = to,
+                .c_row = b->columns,
+                .last = count - width + LANES,
+            };
+            ask_all(pass);
+            tiles_f32[vectors - 1][rows - 1](&tile);
+            m += rows;
+        }
+        piece.panel += piece.terms * width;
+        j += width;
+    }
+    return terms_behind(b, piece.d + piece.terms, piece.panel);
+}
+
 /* c = start + a b for the pixels of a block. */
 static void multiply_block(const osw_packed *b, int64_t pixels, const float *a, float *c,
                            osw_pass *pass)
 {
-    const float *panel = b->panels;
-    for (int64_t d = 0; d < b->terms; d += DEPTH) {
-        const int64_t piece = osw_min_int(b->terms - d, DEPTH);
-        for (int64_t j = 0; j < b->columns;) {
-            const int64_t vectors = panel_vectors(osw_ceil(b->columns - j, LANES));
-            const int64_t width = vectors * LANES, count = osw_min_int(b->columns - j, width);
-            const int64_t tiles = osw_ceil(pixels, tile_rows[vectors]);
-            for (int64_t i = 0, m = 0; i < tiles; i++) {
-                const int64_t rows = osw_ceil(pixels - m, tiles - i);
-                float *to = c + m * b->columns + j;
-                const float *start = d ? to : b->start ? b->start + j : NULL;
-                const osw_tile tile = {
-                    .terms = piece,
-                    .a = a + m * b->terms + d,
-                    .a_row = b->terms,
-                    .a_term = 1,
-                    .panel = panel,
-                    .panel_step = width,
-                    .start = start,
-                    .start_row = d ? b->columns : 0,
-                    .c = to,
-                    .c_row = b->columns,
-                    .last = count - width + LANES,
-                };
-                ask_all(pass);
-                tiles_f32[vectors - 1][rows - 1](&tile);
-                m += rows;
-            }
-            panel += piece * width;
-            j += width;
-        }
-    }
+    osw_terms piece = terms_behind(b, 0, b->panels);
+    while (piece.terms)
+        piece = multiply_piece(b, piece, pixels, a + piece.d, b->terms, c, pass);
 }
 
 /* Tiles of a product of so many pixels: calls of ask_all. */
@@ -153,7 +172,7 @@ static void TIERED(osw_chain_pack)(const osw_chain_stage *s, const osw_chain_par
     if (s->packs_backward)
         pack_panels(s->weight, false, s->outputs, s->channels, s->packed);
     else
-        pack_panels(s->weight, true, s->channels, s->outputs, s->packed);
+        pack_panels(s->weight, true, osw_chain_terms(s), s->outputs, s->packed);
 }
 
 /* Where the pixels of block p begin, as the input of a product: in `room` if they are normalised.

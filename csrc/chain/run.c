@@ -103,18 +103,35 @@ size_t osw_chain_prepare(osw_chain *chain)
            aligned((size_t)n.weights * sizeof(float)) + aligned((size_t)n.factors * sizeof(float));
 }
 
-bool osw_chain_holds(const osw_chain *chain)
+/* Sizes that the kernels of training know; their windows follow from side and stride. */
+static bool is_usual(const osw_chain_stage *s)
+{
+    const bool small = !s->depthwise && s->side == 1 && s->stride == 1;
+    const bool wide = s->depthwise && (s->side == 3 || s->side == 5) &&
+                      (s->stride == 1 || s->stride == 2) && s->channels == s->outputs;
+    return (small || wide) && s->out_height == (s->height - 1) / s->stride + 1 &&
+           s->out_width == (s->width - 1) / s->stride + 1;
+}
+
+/* Every window meets the image. */
+static bool is_dense(const osw_chain_stage *s)
+{
+    const osw_chain_window *w = &s->window;
+    const int64_t bottom = s->height + 2 * w->top - w->height;
+    const int64_t right = s->width + 2 * w->left - w->width;
+    return w->stride_y >= 1 && w->stride_x >= 1 && w->top >= 0 && w->top < w->height &&
+           w->left >= 0 && w->left < w->width && bottom >= 0 && right >= 0 &&
+           s->out_height == bottom / w->stride_y + 1 && s->out_width == right / w->stride_x + 1;
+}
+
+bool osw_chain_holds(const osw_chain *chain, bool folded)
 {
     bool holds = chain->count >= 1 && chain->count <= OSW_CHAIN_MOST_STAGES;
     for (int i = 0; holds && i < chain->count; i++) {
         const osw_chain_stage *s = &chain->stages[i], *before = i ? s - 1 : NULL;
-        const bool small = !s->depthwise && s->side == 1 && s->stride == 1;
-        const bool wide = s->depthwise && (s->side == 3 || s->side == 5) &&
-                          (s->stride == 1 || s->stride == 2) && s->channels == s->outputs;
-        holds = (small || wide) && s->batch >= 1 && s->height >= 1 && s->width >= 1 &&
-                s->channels >= 1 && s->outputs >= 1 &&
-                s->out_height == (s->height - 1) / s->stride + 1 &&
-                s->out_width == (s->width - 1) / s->stride + 1 && osw_chain_fits(s) &&
+        holds = s->batch >= 1 && s->height >= 1 && s->width >= 1 && s->channels >= 1 &&
+                s->outputs >= 1 && (s->dense ? is_dense(s) : is_usual(s)) &&
+                osw_chain_fits(s, folded) &&
                 (!before || (s->batch == before->batch && s->channels == before->outputs &&
                              s->height == before->out_height && s->width == before->out_width));
     }

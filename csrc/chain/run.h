@@ -15,7 +15,10 @@
 typedef struct osw_chain_link {
     const float *weight, *bias; /* NULL: 1, 0 */
     double eps;
-    double *mean, *var;             /* biased; written by a forward, read by a backward */
+    const float *convolution_bias;  /* in evaluation; NULL: 0 */
+    int64_t weight_step[4];         /* of a dense convolution's weight, as torch has it */
+    double *mean, *var;             /* biased; written by a forward, read by a backward. In
+                                     * evaluation NULL: nothing is normalised */
     float *grad_weight, *grad_bias; /* written by a backward, unless NULL */
     osw_chain_norm norm;            /* set by the run, but for the activation */
 } osw_chain_link;
@@ -41,8 +44,8 @@ typedef struct osw_chain {
     osw_chain_fn *kernels[OSW_CHAIN_COUNT];     /* set by osw_chain_choose */
 } osw_chain;
 
-/* Whether stages follow each other, and the kernels can. */
-bool osw_chain_holds(const osw_chain *chain);
+/* Whether stages follow each other, and the kernels can, in evaluation or else in training. */
+bool osw_chain_holds(const osw_chain *chain, bool folded);
 
 /* Cut all stages. Returns the bytes of working memory that the run needs. */
 size_t osw_chain_prepare(osw_chain *chain);

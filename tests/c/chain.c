@@ -246,7 +246,7 @@ static osw_chain_stage draw_pointwise(const driver *d, bool large)
     do {
         s.channels = large ? 17 : draw_width();
         s.outputs = large ? 16 : draw_width();
-    } while (!osw_chain_fits(&s));
+    } while (!osw_chain_fits(&s, false));
     const int64_t most = osw_max_int(PRODUCTS / (s.channels * s.outputs), 2);
     s.width = large ? LARGE : driver_below(8) ? 1 + driver_below(most) : 1;
     if (d->timed) {
@@ -270,21 +270,57 @@ static osw_chain_stage draw_depthwise(const driver *d)
     s.out_height = (s.height - 1) / s.stride + 1;
     do {
         s.out_width = (s.width - 1) / s.stride + 1;
-    } while (!osw_chain_fits(&s) && --s.width);
-    assert(osw_chain_fits(&s));
+    } while (!osw_chain_fits(&s, false) && --s.width);
+    assert(osw_chain_fits(&s, false));
     cut(&s);
+    return s;
+}
+
+/* One side of a window and of its image, of zeros around it and of its outputs. */
+static void draw_side(int64_t *image, int64_t *window, int64_t *stride, int64_t *zeros,
+                      int64_t *outputs)
+{
+    *window = 1 + driver_below(driver_below(4) ? 3 : 13);
+    *stride = 1 + driver_below(3);
+    *zeros = driver_below(*window);
+    *image = osw_max_int(*window - 2 * *zeros, 1) + driver_below(12);
+    *outputs = (*image + 2 * *zeros - *window) / *stride + 1;
+}
+
+static osw_chain_stage draw_dense(const driver *d)
+{
+    enum { WEIGHTS = 100000 };
+    osw_chain_stage s = {.dense = true, .batch = 1};
+    osw_chain_window *w = &s.window;
+    do {
+        s.outputs = draw_width();
+        s.channels = driver_below(2) ? draw_width() : 1 + driver_below(20);
+        draw_side(&s.height, &w->height, &w->stride_y, &w->top, &s.out_height);
+        draw_side(&s.width, &w->width, &w->stride_x, &w->left, &s.out_width);
+        if (d->timed) {
+            *w = (osw_chain_window){3, 3, 1, 1, 1, 1};
+            s.channels = s.outputs = 64;
+            s.height = s.width = s.out_height = s.out_width = 28;
+        }
+    } while (osw_chain_weights(&s) > WEIGHTS || !osw_chain_fits(&s, true));
+    osw_chain_cut(&s);
+    if (driver_below(2) && !d->timed)
+        s.block = 1 + driver_below(s.block);
     return s;
 }
 
 static void name_case(driver *d, const char *name, const osw_chain_stage *s)
 {
-    driver_case(d, name,
-                "%lld x %lld x %lld, channels %lld to %lld, window %lld, stride %lld, %lld bands, "
-                "block %lld, %lld parts",
-                (long long)s->batch, (long long)s->height, (long long)s->width,
-                (long long)s->channels, (long long)s->outputs, (long long)s->side,
-                (long long)s->stride, (long long)s->bands, (long long)s->block,
-                (long long)s->parts);
+    driver_case(
+        d, name,
+        "%lld x %lld x %lld, channels %lld to %lld, window %lld x %lld, stride %lld x %lld, "
+        "%lld bands, block %lld, %lld parts",
+        (long long)s->batch, (long long)s->height, (long long)s->width, (long long)s->channels,
+        (long long)s->outputs, (long long)(s->dense ? s->window.height : s->side),
+        (long long)(s->dense ? s->window.width : s->side),
+        (long long)(s->dense ? s->window.stride_y : s->stride),
+        (long long)(s->dense ? s->window.stride_x : s->stride), (long long)s->bands,
+        (long long)s->block, (long long)s->parts);
 }
 
 /* Weight, input, and perhaps a normalisation before. Returns the terms of an output. */
@@ -369,7 +405,7 @@ static void check_rows(driver *d, const char *name, job *j)
 static void check_folded(driver *d, const char *name, job *j)
 {
     osw_chain_stage *s = &j->stage;
-    if (s->depthwise) {
+    if (s->depthwise || s->dense) {
         s->batch = 1;
         s->bands = s->out_height;
         s->length = 1 + driver_below(s->out_height);
@@ -380,18 +416,21 @@ static void check_folded(driver *d, const char *name, job *j)
     s->input = driver_input(d, DRIVER_F32, s->batch * s->height * s->width * s->channels);
     j->after = draw_norm(d, s->outputs, false);
     s->after = &j->after;
-    s->output = driver_output(d, DRIVER_F32, osw_chain_pixels(s) * s->outputs,
-                              DRIVER_SUM(8 + (s->depthwise ? s->side * s->side : s->channels)));
+    s->output =
+        driver_output(d, DRIVER_F32, osw_chain_pixels(s) * s->outputs,
+                      DRIVER_SUM(8 + (s->depthwise ? s->side * s->side : osw_chain_terms(s))));
     driver_run(d, do_units, j, s->parts);
 }
 
 static void check_one(driver *d, const char *name, osw_chain_id id, bool large)
 {
-    const bool folded = id == OSW_CHAIN_pointwise_folded || id == OSW_CHAIN_depthwise_folded;
+    const bool dense = id == OSW_CHAIN_dense_folded;
+    const bool folded =
+        dense || id == OSW_CHAIN_pointwise_folded || id == OSW_CHAIN_depthwise_folded;
     const bool wide = id == OSW_CHAIN_depthwise_forward || id == OSW_CHAIN_depthwise_backward ||
                       id == OSW_CHAIN_depthwise_folded;
     job j = {.d = d, .id = id};
-    j.stage = wide ? draw_depthwise(d) : draw_pointwise(d, large);
+    j.stage = wide ? draw_depthwise(d) : dense ? draw_dense(d) : draw_pointwise(d, large);
     if (folded)
         check_folded(d, name, &j);
     else if (is_by_rows(id))

@@ -2,6 +2,7 @@
 /* Whole chains: the same bits on one thread and on several. */
 #include "chain/folded.h"
 #include "chain/run.h"
+#include "core/ints.h"
 #include "driver.h"
 #include "driver_compare.h"
 #include "driver_rooms.h"
@@ -75,8 +76,29 @@ static void do_whole(const void *context, const void *table, int64_t begin, int6
     release(w->d, memory, bytes);
 }
 
-/* Sizes of a chain of `count` stages, 1 x 1 and depthwise in turn. */
-static void draw_sizes(osw_chain *chain)
+/* The window of a stage; in evaluation a third of those that are 1 x 1 become dense. */
+static void draw_window(osw_chain_stage *s, osw_chain_link *link, bool folded)
+{
+    osw_chain_window *w = &s->window;
+    const int64_t half = s->side / 2;
+    *w = (osw_chain_window){s->side, s->side, s->stride, s->stride, half, half};
+    s->dense = folded && !s->depthwise && driver_below(3) == 0;
+    if (!s->dense)
+        return;
+    w->height = osw_min_int(1 + driver_below(4), s->height);
+    w->width = osw_min_int(1 + driver_below(4), s->width);
+    w->top = driver_below(w->height);
+    w->left = driver_below(w->width);
+    w->stride_y = 1 + driver_below(2);
+    w->stride_x = 1 + driver_below(2);
+    s->out_height = (s->height + 2 * w->top - w->height) / w->stride_y + 1;
+    s->out_width = (s->width + 2 * w->left - w->width) / w->stride_x + 1;
+    const int64_t step[4] = {osw_chain_terms(s), 1, w->width * s->channels, s->channels};
+    memcpy(link->weight_step, step, sizeof step);
+}
+
+/* Sizes of a chain of `count` stages, 1 x 1 and depthwise in turn, or dense in evaluation. */
+static void draw_sizes(osw_chain *chain, bool folded)
 {
     static const int64_t widths[] = {16, 17, 33, 58};
     int64_t height = 9 + driver_below(23), width = 9 + driver_below(23);
@@ -92,12 +114,15 @@ static void draw_sizes(osw_chain *chain)
         s->side = !s->depthwise ? 1 : driver_below(2) ? 3 : 5;
         s->stride = s->depthwise ? 1 + driver_below(2) : 1;
         s->outputs = channels = s->depthwise ? channels : widths[driver_below(4)];
-        s->out_height = height = (height - 1) / s->stride + 1;
-        s->out_width = width = (width - 1) / s->stride + 1;
+        s->out_height = (height - 1) / s->stride + 1;
+        s->out_width = (width - 1) / s->stride + 1;
+        draw_window(s, &chain->links[i], folded);
+        height = s->out_height;
+        width = s->out_width;
         chain->links[i].eps = 1e-5;
         chain->links[i].norm.activation.kind = driver_below(2) ? OSW_RELU : OSW_HARDSWISH;
     }
-    assert(osw_chain_holds(chain));
+    assert(osw_chain_holds(chain, folded));
 }
 
 /* Outputs of a forward, inputs of a backward. */
@@ -170,7 +195,7 @@ static void check_one(driver *d, int count, int kind)
                .folded = kind == 2,
                .runs = &runs};
     osw_chain_stage *s = w.chain.stages, *last = &s[count - 1];
-    draw_sizes(&w.chain);
+    draw_sizes(&w.chain, w.folded);
     driver_case(d, names[kind], "%d stages, %lld x %lld x %lld x %lld", count, (long long)s->batch,
                 (long long)s->height, (long long)s->width, (long long)s->channels);
     s->input = driver_input(d, DRIVER_F32, s->batch * s->height * s->width * s->channels);

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from opswap._torch import add_to_each
 from opswap.ops._function import plain_eager
 from opswap.ops.chain import try_chain, try_folded
-from opswap.ops.norm import is_watched
+from opswap.ops.norm import activate, is_watched
 
 from .frozen import FROZEN
 from .norm import apply_norm
 
-__all__ = ["Link", "apply_chain"]
+__all__ = ["FoldedLink", "Link", "apply_chain", "apply_folded"]
 
-Link = tuple[
-    nn.Conv2d, nn.BatchNorm2d, str | None
-]  # a convolution, its normalisation, the activation behind it
+# A convolution, its normalisation, the activation behind it.
+Link = tuple[nn.Conv2d, nn.BatchNorm2d, str | None]
+FoldedLink = tuple[nn.Conv2d, nn.BatchNorm2d | None, str | None]
 
 _grad_enabled = torch.is_grad_enabled
 
@@ -63,21 +63,42 @@ def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
     return output
 
 
-def _try_evaluation(input: Tensor, links: Sequence[Link]) -> Any:
+def _try_evaluation(input: Tensor, links: Sequence[FoldedLink]) -> Any:
     """The chain with its normalisations folded into the weights; NotImplemented if nothing was done."""
     options = []
     weights: list[Tensor | None] = []
     for convolution, norm, activation in links:
-        if norm.training or norm.running_mean is None:
-            return NotImplemented
-        options.append((convolution.stride[0], 0.0, norm.eps, activation))
-        weights += (convolution.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        eps = 1.0
+        statistics: tuple[Tensor | None, ...] = (None, None, None, None)
+        if norm is not None:
+            if norm.training or norm.running_mean is None:
+                return NotImplemented
+            eps = norm.eps
+            statistics = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        padding: Any = convolution.padding  # no text: see `foldable` and `linked`
+        options.append((*convolution.stride, *padding, eps, activation))
+        weights += (convolution.weight, *statistics, convolution.bias)
     chosen, given = tuple(options), tuple(weights)
     frozen = links[0][0].__dict__.get(FROZEN)
     if frozen is not None:
         return frozen.call(chosen, given, lambda folded: try_folded(chosen, (input, *given), folded))
     made = try_folded(chosen, (input, *given), None)
     return made if made is NotImplemented else made[0]
+
+
+def _apply_parts(input: Tensor, links: Sequence[FoldedLink]) -> Tensor:
+    """Each convolution, and each normalisation with its activation, for itself."""
+    for convolution, norm, activation in links:
+        input = convolution(input)
+        # Nobody else reads what the convolution computed.
+        if norm is not None:
+            alone = not norm.training and not (_grad_enabled() and input.requires_grad)
+            input = apply_norm(norm, input, activation, inplace=alone)
+        elif activation == "relu":
+            input = torch.relu_(input)
+        else:
+            input = activate(input, activation)
+    return input
 
 
 def apply_chain(input: Tensor, *links: Link) -> Tensor:
@@ -90,9 +111,16 @@ def apply_chain(input: Tensor, *links: Link) -> Tensor:
         output = (_try_training if links[0][1].training else _try_evaluation)(input, links)
         if output is not NotImplemented:
             return output
-    for convolution, norm, activation in links:
-        input = convolution(input)
-        # Nobody else reads what the convolution computed.
-        alone = not norm.training and not (_grad_enabled() and input.requires_grad)
-        input = apply_norm(norm, input, activation, inplace=alone)
-    return input
+    return _apply_parts(input, links)
+
+
+def apply_folded(input: Tensor, *links: FoldedLink) -> Tensor:
+    """`apply_chain` of convolutions of any window, with bias or without normalisation: kernels in evaluation only."""
+    first = links[0][0]
+    if first.training and FROZEN in first.__dict__:
+        first.__dict__[FROZEN].drop()
+    if not (_grad_enabled() and input.requires_grad) and plain_eager():
+        output = _try_evaluation(input, links)
+        if output is not NotImplemented:
+            return output
+    return _apply_parts(input, links)

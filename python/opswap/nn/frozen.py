@@ -12,7 +12,7 @@ __all__ = ["FROZEN", "Frozen", "freeze", "unfreeze"]
 
 FROZEN = "_opswap_frozen"  # an attribute of a module
 
-Folded = Callable[[Tensor | None], Any]
+Folded = Callable[[Tensor | bool | None], Any]
 
 
 class Frozen:
@@ -48,7 +48,7 @@ class Frozen:
             return made if made is NotImplemented else made[0]
         state = (options, *((t.data_ptr(), t._version) for t in given))
         kept = self._kept
-        made = folded(kept[2] if kept is not None and kept[0] == state else None)
+        made = folded(kept[2] if kept is not None and kept[0] == state else True)
         if made is NotImplemented:
             self.drop()
             return made

@@ -38,12 +38,14 @@ from .norm import batch_norm_act, check_activation
 __all__ = [
     "FEWEST_CHANNELS",
     "MOST_CHANNELS",
+    "MOST_FOLDED",
     "MOST_STAGES",
     "MOST_WEIGHTS",
     "Stage",
     "chain_wins",
     "conv2d_batch_norm_act",
     "conv_chain",
+    "folded_arguments",
     "try_chain",
     "try_folded",
 ]
@@ -53,7 +55,11 @@ _NAME = "conv_chain"
 _NAME_BACKWARD = f"{_NAME}_backward"
 FEWEST_CHANNELS, MOST_CHANNELS = 16, 1024
 MOST_STAGES = 8
-MOST_WEIGHTS = 1 << 17  # of a 1 x 1 convolution
+MOST_WEIGHTS = 1 << 17  # of a 1 x 1 convolution, in training
+MOST_FOLDED = 1 << 19  # in evaluation, of a dense one too
+
+# Per stage stride_y, stride_x, padding_y, padding_x, eps, activation.
+FoldedOptions = tuple[tuple[int, int, int, int, float, str | None], ...]
 
 
 class Stage(NamedTuple):
@@ -182,10 +188,19 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     return output
 
 
-def try_folded(options: Options, tensors: tuple[Tensor | None, ...], folded: Tensor | None) -> Any:
+def try_folded(
+    options: FoldedOptions, tensors: tuple[Tensor | None, ...], folded: Tensor | bool | None
+) -> Any:
     """The kernels for an ordinary call in evaluation without a graph; NotImplemented if nothing was done.
 
-    Args: tensors: as of `try_chain`. folded: what an earlier call with the same weights returned, or None.
+    Here convolutions may be dense, of any window, and have a bias, and need no normalisation.
+
+    Args:
+        options: per stage both strides and paddings of the convolution, eps, activation.
+        tensors: the input, then per stage weight, norm_weight, norm_bias, running_mean, running_var, bias of the
+            convolution.
+        folded: what an earlier call with the same weights returned; True if what this one returns will be given to
+            others; None for one call alone.
     Returns: (output, folded weights).
     """
     if not plain_eager() or not chain_wins() or needs_graph(t for t in tensors if t is not None):
@@ -194,6 +209,17 @@ def try_folded(options: Options, tensors: tuple[Tensor | None, ...], folded: Ten
     if made is not NotImplemented:
         count_kernel(_NAME)
     return made
+
+
+def folded_arguments(
+    input: Tensor, stages: Sequence[Stage]
+) -> tuple[FoldedOptions, tuple[Tensor | None, ...]]:
+    """The options and tensors of `try_folded` for these stages."""
+    halves = (s.weight.shape[-1] // 2 if isinstance(s.weight, Tensor) else 0 for s in stages)
+    options = tuple(
+        (s.stride, s.stride, half, half, s.eps, s.activation) for s, half in zip(stages, halves, strict=True)
+    )
+    return options, (input, *(t for s in stages for t in (*s[:PER_STAGE], None)))
 
 
 def _try_watched(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
@@ -242,7 +268,7 @@ def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) ->
     if ordinary and training:
         output = try_chain(options, tensors)
     elif ordinary:
-        made = try_folded(options, tensors, None)
+        made = try_folded(*folded_arguments(input, stages), None)
         output = made if made is NotImplemented else made[0]
     if output is NotImplemented:
         if not _compiling():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from opswap import functional as F
 from opswap.bench.case import Case
-from opswap.ops.chain import Stage, try_folded
+from opswap.ops.chain import Stage, folded_arguments, try_folded
 
 __all__ = ["cases"]
 
@@ -102,8 +102,7 @@ def _one_by_one(x: Tensor, stages: list[Stage], ours: bool, training: bool = Tru
 def _inference(shape: tuple[int, ...], plan: Plan, other: str, frozen: bool) -> dict[str, Step]:
     x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
     stages = _stages(shape[1], plan)
-    options = tuple((s.stride, s.momentum, s.eps, s.activation) for s in stages)
-    tensors = (x, *(t for s in stages for t in s[:5]))
+    options, tensors = folded_arguments(x, stages)
     with torch.no_grad():
         folded = try_folded(options, tensors, None)[1] if frozen else None
 

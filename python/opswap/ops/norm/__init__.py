@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Batch normalisation fused with the activation that follows it; group and instance normalisation."""
 
-from ._activations import parse, spell
+from ._activations import activate, parse, spell
 from ._arguments import check_activation
 from ._moving import is_watched
 from ._reference import reference
@@ -9,6 +9,7 @@ from .batch_norm import batch_norm, batch_norm_act, batch_norm_relu, infer
 from .group_norm import group_norm, group_norm_fits, instance_norm, instance_norm_fits
 
 __all__ = [
+    "activate",
     "batch_norm",
     "batch_norm_act",
     "batch_norm_relu",

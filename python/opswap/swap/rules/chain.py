@@ -1,28 +1,37 @@
 # SPDX-License-Identifier: MIT
-"""Convolutions that follow each other, 1 x 1 and depthwise, each with its BatchNorm and activation.
+"""Convolutions that follow each other, each with its BatchNorm and activation.
 
-ShuffleNetV2's branches, and the blocks of MobileNetV1 and V2, MnasNet and Xception without what is added to them.
+In training 1 x 1 and depthwise ones: ShuffleNetV2's branches, and the blocks of MobileNetV1 and V2, MnasNet and
+Xception without what is added to them. In evaluation all that are not grouped otherwise, a single one too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
 from torch.fx import Graph, Node
 
-from opswap.nn.chain import apply_chain
-from opswap.ops.chain import FEWEST_CHANNELS, MOST_CHANNELS, MOST_STAGES, MOST_WEIGHTS, chain_wins
+from opswap.nn.chain import apply_chain, apply_folded
+from opswap.ops.chain import (
+    FEWEST_CHANNELS,
+    MOST_CHANNELS,
+    MOST_FOLDED,
+    MOST_STAGES,
+    MOST_WEIGHTS,
+    chain_wins,
+)
 from opswap.ops.norm import spell
 
 from ..rule import Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
 from ..runtime.state import stock_class
 from .activation import activation, activation_of
+from .conditions import poolable
 from .norm import behind, module_calls, normable, problem_of
 
-__all__ = ["RULES", "is_link", "linked"]
+__all__ = ["RULES", "foldable", "is_foldable", "is_link", "linked"]
 
 _ACTIVATIONS = ("relu", "relu6", "hardtanh", "hardswish")
 _FEWEST_STAGES = 2  # a single one gains little over its parts
@@ -45,6 +54,23 @@ def is_link(module: nn.Module) -> bool:
     return depthwise and side in (3, 5) and module.stride in ((1, 1), (2, 2))
 
 
+def is_foldable(module: nn.Module) -> bool:
+    """True for a convolution that a chain may hold in evaluation, by its options alone."""
+    if stock_class(module) is not nn.Conv2d or module.padding_mode != "zeros" or module.dilation != (1, 1):
+        return False
+    if not FEWEST_CHANNELS <= module.out_channels <= MOST_CHANNELS or module.in_channels > MOST_CHANNELS:
+        return False
+    if isinstance(module.padding, str):
+        return False
+    if module.groups == 1:
+        inside = all(p < k for p, k in zip(module.padding, module.kernel_size, strict=True))
+        return inside and module.weight.numel() <= MOST_FOLDED
+    side = module.kernel_size[0]
+    depthwise = module.groups == module.in_channels == module.out_channels and side in (3, 5)
+    usual = module.kernel_size == (side, side) and module.padding == (side // 2, side // 2)
+    return depthwise and usual and module.stride in ((1, 1), (2, 2))
+
+
 def linked(*modules: nn.Module) -> bool:
     """True while convolutions, then as many normalisations, are what a chain holds."""
     half = len(modules) // 2
@@ -54,80 +80,175 @@ def linked(*modules: nn.Module) -> bool:
     return True
 
 
-def _stage(node: Node) -> tuple[Node, ...]:
+def foldable(count: int, *modules: nn.Module) -> bool:
+    """True while `count` convolutions, then normalisations, are what a chain holds in evaluation."""
+    return all(map(is_foldable, modules[:count])) and all(
+        stock_class(norm) is nn.BatchNorm2d for norm in modules[count:]
+    )
+
+
+Stage = tuple[Node, ...]  # a convolution, perhaps its normalisation, and what is behind that
+
+
+def _is_norm(node: Node) -> bool:
+    return node.op == "call_module" and type(node.meta["module"]) is nn.BatchNorm2d
+
+
+def _behind(node: Node) -> tuple[Node, ...]:
+    """Identities and an activation behind this node, if a chain can compute it."""
+    rest = behind(node)
+    found = activation(rest[-1]) if rest else None
+    return rest if found is not None and found[0] in _ACTIVATIONS else ()
+
+
+def _stage(node: Node) -> Stage:
     """A convolution, its normalisation and what is behind that; () if a chain cannot hold them."""
     if node.op != "call_module" or not is_link(node.meta["module"]) or len(node.users) != 1:
         return ()
     (norm,) = node.users
-    if norm.op != "call_module" or type(norm.meta["module"]) is not nn.BatchNorm2d:
+    return (node, norm, *_behind(norm)) if _is_norm(norm) else ()
+
+
+def _folded_stage(node: Node) -> Stage:
+    """The same in evaluation, where all but the convolution may be missing."""
+    if node.op != "call_module" or not is_foldable(node.meta["module"]):
         return ()
-    rest = behind(norm)
-    found = activation(rest[-1]) if rest else None
-    if rest and (found is None or found[0] not in _ACTIVATIONS):
-        rest = ()  # the chain ends with the normalisation
-    return (node, norm, *rest)
+    (norm,) = node.users if len(node.users) == 1 else (node,)
+    if not _is_norm(norm):
+        return (node, *_behind(node))
+    if behind(norm) and not _behind(norm):
+        return ()  # batch_norm_act joins the normalisation and this activation, in training too
+    return (node, norm, *_behind(norm))
 
 
-def _chain(node: Node) -> list[tuple[Node, ...]]:
-    stages: list[tuple[Node, ...]] = []
-    stage = _stage(node)
-    while stage and len(stages) < MOST_STAGES:
+def _is_tall(node: Node) -> bool:
+    """True for a dense convolution that needs several rows of its input, which a chain would compute again."""
+    module = node.meta["module"]
+    return module.groups == 1 and module.kernel_size[0] > 1
+
+
+def _follow(node: Node, stage_of: Callable[[Node], Stage]) -> list[Stage]:
+    stages: list[Stage] = []
+    stage = stage_of(node)
+    while stage and len(stages) < MOST_STAGES and not (stages and _is_tall(stage[0])):
         stages.append(stage)
         users = tuple(stage[-1].users)
-        stage = _stage(users[0]) if len(users) == 1 else ()
+        stage = stage_of(users[0]) if len(users) == 1 else ()
     return stages
 
 
-def _stages_of(region: Region) -> list[tuple[Node, ...]]:
-    starts = [i for i, n in enumerate(region.nodes) if n.op == "call_module" and is_link(n.meta["module"])]
-    return [region.nodes[a:b] for a, b in zip(starts, [*starts[1:], len(region.nodes)], strict=True)]
+def _chains(graph: Graph) -> Iterator[list[Stage]]:
+    taken: set[Node] = set()
+    for node in graph.nodes if chain_wins() else ():
+        stages = _follow(node, _stage) if node not in taken else []
+        if len(stages) >= _FEWEST_STAGES:
+            taken.update(n for stage in stages for n in stage)
+            yield stages
+
+
+def _folded_chains(graph: Graph) -> Iterator[list[Stage]]:
+    """Of what is no chain in training."""
+    taken = {n for stages in _chains(graph) for stage in stages for n in stage}
+    for node in graph.nodes if chain_wins() else ():
+        stages = _follow(node, lambda n: _folded_stage(n) if n not in taken else ())
+        if sum(map(len, stages)) > 1:  # a convolution with nothing behind it gains nothing
+            taken.update(n for stage in stages for n in stage)
+            yield stages
+
+
+def _region(stages: list[Stage]) -> Region:
+    nodes = tuple(n for stage in stages for n in stage)
+    inputs = tuple(nodes[0].all_input_nodes)
+    return Region(
+        inputs, None, nodes, nodes[-1:], nodes[0], nodes[-1], problem_of(nodes), module_calls(nodes)
+    )
 
 
 def _find(graph: Graph) -> Iterator[Region]:
-    taken: set[Node] = set()
-    for node in graph.nodes if chain_wins() else ():
-        stages = _chain(node) if node not in taken else []
-        if len(stages) < _FEWEST_STAGES:
-            continue
-        taken.update(n for stage in stages for n in stage)
-        nodes = tuple(n for stage in stages for n in stage)
-        inputs = tuple(node.all_input_nodes)
-        problem = problem_of(nodes)
-        yield Region(inputs, None, nodes, nodes[-1:], node, nodes[-1], problem, module_calls(nodes))
+    return map(_region, _chains(graph))
+
+
+def _find_folded(graph: Graph) -> Iterator[Region]:
+    return map(_region, _folded_chains(graph))
+
+
+def _stages_of(region: Region) -> list[Stage]:
+    starts = [
+        i
+        for i, n in enumerate(region.nodes)
+        if n.op == "call_module" and isinstance(n.meta["module"], nn.Conv2d)
+    ]
+    return [region.nodes[a:b] for a, b in zip(starts, [*starts[1:], len(region.nodes)], strict=True)]
+
+
+class _Spelled:
+    """The modules of a region by kind, as text, its links, and what has to hold of its activations."""
+
+    def __init__(self, region: Region) -> None:
+        calls = module_calls(region.nodes)
+        name = {node: f"m{i}" for i, node in enumerate(calls)}
+        self.modules = list(name.values())
+        self.convolutions: list[str] = []
+        self.norms: list[str] = []
+        self.links: list[str] = []
+        self.still: list[str] = []
+        for convolution, *rest in _stages_of(region):
+            norm = name[rest.pop(0)] if rest and _is_norm(rest[0]) else None
+            found = activation(rest[-1]) if rest else None
+            for node in rest:
+                kind = activation(node)
+                if node in name and kind is None:
+                    self.still.append(f"stock_class({name[node]}) is Identity")
+                elif node in name:
+                    self.still.append(f"activation_of({name[node]}) == {kind!r}")
+            self.convolutions.append(name[convolution])
+            self.norms += [norm] if norm else []
+            self.links.append(f"({name[convolution]}, {norm}, {spell(*found) if found else None!r})")
+
+
+_NAMES: dict[str, Any] = {
+    "unhooked": unhooked,
+    "normable": normable,
+    "poolable": poolable,
+    "linked": linked,
+    "foldable": foldable,
+    "activation_of": activation_of,
+    "stock_class": stock_class,
+    "Identity": nn.Identity,
+    "apply_chain": apply_chain,
+    "apply_folded": apply_folded,
+}
+
+
+def _replacement(conditions: Iterable[str], result: str) -> Replacement:
+    condition = " and ".join(conditions)
+    text = f"{condition} {result}"
+    names = {name: value for name, value in _NAMES.items() if f"{name}(" in text or f"is {name}" in text}
+    return Replacement(condition, result, names)
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
     """The graph holds torch's own modules, so that no run has to show what they compute."""
-    calls = module_calls(region.nodes)
-    name = {node: f"m{i}" for i, node in enumerate(calls)}
-    links, still, convolutions, norms = [], [], [], []
-    for convolution, norm, *rest in _stages_of(region):
-        found = activation(rest[-1]) if rest else None
-        for node in rest:
-            kind = activation(node)
-            if node in name and kind is None:
-                still.append(f"stock_class({name[node]}) is Identity")
-            elif node in name:
-                still.append(f"activation_of({name[node]}) == {kind!r}")
-        convolutions.append(name[convolution])
-        norms.append(name[norm])
-        links.append(f"({name[convolution]}, {name[norm]}, {spell(*found) if found else None!r})")
+    text = _Spelled(region)
     conditions = (
-        f"unhooked({', '.join(name.values())})",
-        f"normable({norms[0]}, x0)",
-        f"linked({', '.join(convolutions + norms)})",
-        *still,
+        f"unhooked({', '.join(text.modules)})",
+        f"normable({text.norms[0]}, x0)",
+        f"linked({', '.join(text.convolutions + text.norms)})",
+        *text.still,
     )
-    names: dict[str, Any] = {
-        "unhooked": unhooked,
-        "normable": normable,
-        "linked": linked,
-        "activation_of": activation_of,
-        "stock_class": stock_class,
-        "Identity": nn.Identity,
-        "apply_chain": apply_chain,
-    }
-    return Replacement(" and ".join(conditions), f"apply_chain(x0, {', '.join(links)})", names)
+    return _replacement(conditions, f"apply_chain(x0, {', '.join(text.links)})")
+
+
+def _prove_folded(region: Region, shapes: Shapes) -> Replacement:
+    """The same."""
+    text = _Spelled(region)
+    conditions = (
+        f"unhooked({', '.join(text.modules)})",
+        "poolable(x0)",
+        f"foldable({len(text.convolutions)}, {', '.join(text.convolutions + text.norms)})",
+        *text.still,
+    )
+    return _replacement(conditions, f"apply_folded(x0, {', '.join(text.links)})")
 
 
 def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
@@ -139,4 +260,12 @@ def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
     return nn.Sequential(*layers), ((32, 58, 28, 28),)
 
 
-RULES = (Rule("conv_chain", False, _find, _prove, calls=(nn.BatchNorm2d,), example=_example),)
+def _folded_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    layers = (nn.Conv2d(24, 58, 3, padding=1, bias=False), nn.BatchNorm2d(58), nn.ReLU())
+    return nn.Sequential(*layers), ((32, 24, 28, 28),)
+
+
+RULES = (
+    Rule("conv_chain", False, _find, _prove, calls=(nn.BatchNorm2d,), example=_example),
+    Rule("conv_folded", False, _find_folded, _prove_folded, calls=(nn.Conv2d,), example=_folded_example),
+)
