@@ -70,7 +70,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the number of 
     "an activation of torch": (lambda: block(nn.GELU(), nn.Conv2d(20, 16, 1), nn.ReLU()), 1),
     "forward": (Spelled, 1),
     "tall ones begin a chain": (lambda: block(nn.ReLU(), nn.Conv2d(20, 16, (3, 1)), nn.ReLU()), 2),
-    "pairs": (lambda: block(nn.Conv2d(20, 16, (1, 3)), nn.Conv2d(16, 24, 1)), 1),
+    "nothing between": (lambda: block(nn.Conv2d(20, 16, (1, 3)), nn.Conv2d(16, 24, 1), nn.ReLU()), 1),
 }
 
 
@@ -127,8 +127,15 @@ def test_left_alone(options: dict[str, object]) -> None:
     assert not opswap.scan(model, rules=RULES).swapped
 
 
-def test_a_convolution_alone_is_left() -> None:
+def test_convolutions_alone_are_left() -> None:
     assert not opswap.scan(block(), rules=RULES).swapped
+    assert not opswap.scan(block(nn.Conv2d(20, 30, 1)), rules=RULES).swapped
+
+
+def test_the_report_names_the_parts_too() -> None:
+    """They are what runs in training."""
+    model = block(nn.BatchNorm2d(20), nn.ReLU())
+    assert {s.rule for s in opswap.scan(model).swapped} == {"conv_folded", "conv2d", "batch_norm"}
 
 
 def test_a_norm_with_an_activation_that_chains_lack_is_left() -> None:

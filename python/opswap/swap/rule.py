@@ -117,8 +117,8 @@ class Rule:
         input and m0 the module.
     declines: of these instances, "" for those that `whole` is for, None for those that the rule is not about, else why
         an instance is kept.
-    inference: the condition holds only where no gradient is needed; elsewhere the modules of the region are
-        called, and may have a `whole` of another rule.
+    inference: modules of the region are merged only where no gradient is needed; elsewhere they are called, and may
+        have a `whole` of another rule.
     devices: types of devices, such as ("cpu",), on which the replacement is faster; () is every device.
     """
 

@@ -5,7 +5,8 @@
 gives the gradients of the input and of all parameters; a "step" is forward and backward. The gradients of the weights
 of convolutions are compared: that of a bias behind which another normalisation stands is nothing but rounding.
 "inference" has the running statistics and no graph, for one image too; "conv_chain, frozen" keeps the folded weights,
-as `opswap.freeze` does.
+as `opswap.freeze` does. "conv_folded" is a dense convolution, its BatchNorm and ReLU, in evaluation: shapes of LPRNet,
+stems, and ResNet's windows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = ["cases"]
 
 Step = Callable[[], tuple[Tensor, ...]]
 Plan = tuple[tuple[int, int, int, str | None], ...]  # per stage: outputs, side, stride, activation
+Pair = tuple[int, int]
 
 _DIRECTIONS = ("forward", "backward", "step")
 # Of the largest value: a value at the kink of an activation may fall on either side.
@@ -48,6 +50,24 @@ _CHAINS: tuple[tuple[str, int, int, Plan], ...] = (
     ("inverted 24 > 144 > 24", 24, 28, ((144, 1, 1, "relu6"), (144, 3, 1, "relu6"), (24, 1, 1, None))),
 )
 
+# Name, channels and size of the input, outputs, window, stride, padding.
+_DENSE: tuple[tuple[str, int, Pair, int, Pair, int, Pair], ...] = (
+    ("3x3 3 > 64", 3, (24, 94), 64, (3, 3), 1, (0, 0)),
+    ("3x1 32", 32, (20, 90), 32, (3, 1), 1, (1, 0)),
+    ("1x3 32", 32, (20, 90), 32, (1, 3), 1, (0, 1)),
+    ("3x1 64", 64, (18, 44), 64, (3, 1), 1, (1, 0)),
+    ("1x3 64", 64, (18, 44), 64, (1, 3), 1, (0, 1)),
+    ("1x4 64 > 256", 64, (16, 21), 256, (1, 4), 1, (0, 0)),
+    ("13x1 256 > 68", 256, (16, 18), 68, (13, 1), 1, (0, 0)),
+    ("1x1 256 > 64", 256, (18, 44), 64, (1, 1), 1, (0, 0)),
+    ("1x1 464 > 1024", 464, (7, 7), 1024, (1, 1), 1, (0, 0)),
+    ("stem 3 > 24 s2", 3, (224, 224), 24, (3, 3), 2, (1, 1)),
+    ("stem 3 > 64 7x7 s2", 3, (224, 224), 64, (7, 7), 2, (3, 3)),
+    ("3x3 64", 64, (56, 56), 64, (3, 3), 1, (1, 1)),
+    ("3x3 128", 128, (28, 28), 128, (3, 3), 1, (1, 1)),
+    ("3x3 61 s2", 61, (28, 28), 122, (3, 3), 2, (1, 1)),
+)
+
 
 def cases(batch: int) -> Iterator[Case]:
     """Every chain in float32."""
@@ -63,6 +83,15 @@ def cases(batch: int) -> Iterator[Case]:
             forms = (("conv_chain", "torch"), ("conv_chain, parts", "parts"), ("conv_chain, frozen", "torch"))
             for case, other in forms:
                 build = partial(_inference, (images, *shape[1:]), plan, other, case.endswith("frozen"))
+                yield Case(
+                    case, text, "float32", "inference", build, {"opswap": "NHWC"}, tolerance=_TOLERANCE
+                )
+    for name, channels, size, *window in _DENSE:
+        for images in sorted({batch, 1}, reverse=True):
+            shape = (images, channels, *size)
+            text = f"{','.join(map(str, shape))} {name}"
+            for case in ("conv_folded", "conv_folded, frozen"):
+                build = partial(_folded, shape, *window, case.endswith("frozen"))
                 yield Case(
                     case, text, "float32", "inference", build, {"opswap": "NHWC"}, tolerance=_TOLERANCE
                 )
@@ -138,3 +167,29 @@ def _build(shape: tuple[int, ...], plan: Plan, direction: str, other: str) -> di
         return lambda: torch.autograd.grad(form(), leaves, gradient)[1::3]
 
     return {name: run(form) for name, form in forms.items()}
+
+
+def _folded(
+    shape: tuple[int, ...], outputs: int, kernel: Pair, stride: int, padding: Pair, frozen: bool
+) -> dict[str, Step]:
+    x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(outputs, shape[1], *kernel) / (shape[1] * kernel[0] * kernel[1]) ** 0.5
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    norm = torch.rand(outputs) + 0.5, torch.randn(outputs)
+    running = torch.randn(outputs), torch.rand(outputs) + 0.5
+    options = ((stride, stride, *padding, 1e-5, "relu"),)
+    tensors = (x, weight, *norm, *running, None)
+    with torch.no_grad():
+        folded = try_folded(options, tensors, True)[1] if frozen else None
+
+    @torch.no_grad()
+    def theirs() -> tuple[Tensor, ...]:
+        y = T.conv2d(x, weight, None, stride, padding)
+        return (T.relu_(T.batch_norm(y, *running, *norm)),)
+
+    @torch.no_grad()
+    def ours() -> tuple[Tensor, ...]:
+        made = try_folded(options, tensors, folded)
+        return theirs() if made is NotImplemented else (made[0],)
+
+    return {"torch": theirs, "opswap": ours}

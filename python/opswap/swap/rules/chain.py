@@ -151,7 +151,7 @@ def _folded_chains(graph: Graph) -> Iterator[list[Stage]]:
     taken = {n for stages in _chains(graph) for stage in stages for n in stage}
     for node in graph.nodes if chain_wins() else ():
         stages = _follow(node, lambda n: _folded_stage(n) if n not in taken else ())
-        if sum(map(len, stages)) > 1:  # a convolution with nothing behind it gains nothing
+        if any(len(stage) > 1 for stage in stages):  # convolutions alone gain nothing
             taken.update(n for stage in stages for n in stage)
             yield stages
 
@@ -267,5 +267,13 @@ def _folded_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
 
 RULES = (
     Rule("conv_chain", False, _find, _prove, calls=(nn.BatchNorm2d,), example=_example),
-    Rule("conv_folded", False, _find_folded, _prove_folded, calls=(nn.Conv2d,), example=_folded_example),
+    Rule(
+        "conv_folded",
+        False,
+        _find_folded,
+        _prove_folded,
+        calls=(nn.Conv2d,),
+        example=_folded_example,
+        inference=True,
+    ),
 )
