@@ -2,13 +2,15 @@
 #include "chain/chain.h"
 
 #include "core/ints.h"
+#include "core/scratch.h"
 
 enum {
     BLOCK_BYTES = 64 << 10, /* of the pixels of a block, of input and output, */
     FEWEST_PIXELS = 24,     /* of a block: whole tiles, */
     MOST_PIXELS = 480,
-    BAND_BYTES = 300 << 10, /* of the pixels of a band, of input and output */
-    WIDEST = 16,            /* lanes of a vector */
+    BAND_BYTES = 300 << 10,  /* of the pixels of a band, of input and output */
+    DENSE_BYTES = 192 << 10, /* of rows of input and output of a dense convolution */
+    WIDEST = 16,             /* lanes of a vector */
     MOST_PARTS = 32,
     PART_PIXELS = 960, /* at least, for which a part pays */
     PARTIAL = 1 << 20, /* elements that all parts of a weight may hold */
@@ -44,21 +46,37 @@ static int64_t max_rows(const osw_chain_stage *stage, int64_t bytes)
     return (bytes - fixed) / ((stage->stride * stage->width + stage->out_width) * row);
 }
 
+/* Bytes of a row of the input of a dense convolution, and the zeros beside it. */
+static int64_t dense_row(const osw_chain_stage *stage)
+{
+    return (stage->width + 2 * stage->window.left) * stage->channels * (int64_t)sizeof(float);
+}
+
+static bool is_padded(const osw_chain_stage *stage)
+{
+    return stage->window.top || stage->window.left;
+}
+
+/* Sides first, whose product may be too large for an integer. */
+static bool dense_fits(const osw_chain_stage *stage)
+{
+    const osw_chain_window *w = &stage->window;
+    return osw_max_int(w->height, w->width) <= OSW_CHAIN_MOST_CHANNELS &&
+           (!is_padded(stage) || w->height * dense_row(stage) <= OSW_SCRATCH_INNER);
+}
+
 bool osw_chain_fits(const osw_chain_stage *stage, bool folded)
 {
-    const int64_t fewest =
-        stage->dense ? stage->outputs : osw_min_int(stage->channels, stage->outputs);
     const bool narrow = osw_max_int(stage->channels, stage->outputs) <= OSW_CHAIN_MOST_CHANNELS &&
-                        fewest >= OSW_CHAIN_FEWEST_CHANNELS;
+                        stage->outputs >= OSW_CHAIN_FEWEST_CHANNELS &&
+                        (stage->dense || stage->channels >= OSW_CHAIN_FEWEST_CHANNELS);
+    if (!narrow)
+        return false;
     if (stage->depthwise)
-        return narrow && max_rows(stage, OSW_CHAIN_ROOM) >= 1;
-    /* One by one, as their product may be too large. */
-    const int64_t most = folded ? OSW_CHAIN_MOST_FOLDED : OSW_CHAIN_MOST_WEIGHTS;
-    const osw_chain_window *w = &stage->window;
-    return narrow &&
-           (!stage->dense ||
-            (folded && osw_max_int(w->height, w->width) <= OSW_CHAIN_MOST_CHANNELS)) &&
-           osw_chain_weights(stage) <= most;
+        return max_rows(stage, OSW_CHAIN_ROOM) >= 1;
+    if (stage->dense && !(folded && dense_fits(stage)))
+        return false;
+    return osw_chain_weights(stage) <= (folded ? OSW_CHAIN_MOST_FOLDED : OSW_CHAIN_MOST_WEIGHTS);
 }
 
 /* Vectors run along the channels that fill them better. */
@@ -80,8 +98,11 @@ void osw_chain_cut(osw_chain_stage *stage)
         least = osw_ceil(PART_PIXELS * stage->bands, stage->out_height * stage->out_width);
         total = stage->batch * stage->bands;
     } else if (stage->dense) {
+        const osw_chain_window *w = &stage->window;
+        const int64_t row = dense_row(stage), fixed = is_padded(stage) ? w->height * row : 0;
+        const int64_t output = stage->out_width * stage->outputs * (int64_t)sizeof(float);
         stage->bands = stage->out_height;
-        stage->block = OSW_CHAIN_DENSE_PIXELS;
+        stage->block = osw_max_int((DENSE_BYTES - fixed) / (w->stride_y * row + output), 1);
         total = stage->batch * stage->bands;
     } else {
         const int64_t pixel = (stage->channels + stage->outputs) * (int64_t)sizeof(float);

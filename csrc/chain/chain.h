@@ -49,8 +49,7 @@ enum {
     OSW_CHAIN_MOST_CHANNELS = 1024,
     OSW_CHAIN_MOST_WEIGHTS = 1 << 17, /* of a 1 x 1 convolution: more gain nothing in training, */
     OSW_CHAIN_MOST_FOLDED = 1 << 19,  /* and in evaluation, of a dense one too */
-    OSW_CHAIN_DENSE_PIXELS = 96, /* of a dense convolution that pass through the caches together */
-    OSW_CHAIN_ROOM = 320 << 10,  /* bytes of scratch memory for the images of a band */
+    OSW_CHAIN_ROOM = 320 << 10,       /* bytes of scratch memory for the images of a band */
 };
 
 /* Arrays of a value per channel; tilt and offset for gradients only. activation: OSW_IDENTITY,
@@ -87,7 +86,7 @@ typedef struct osw_chain_stage {
     float *grad_input;
     /* Set by osw_chain_cut. */
     bool crossed;  /* the sums of the weight: [channels][outputs] in place of [outputs][channels] */
-    int64_t block; /* not depthwise: pixels that pass through the caches together */
+    int64_t block; /* 1 x 1: pixels that pass through the caches together; dense: rows that do */
     int64_t bands; /* depthwise: of rows of an image, that do; dense: rows */
     int64_t parts; /* with sums of their own */
     int64_t length; /* of a part, but the last: pixels, or depthwise bands of all images */
@@ -145,6 +144,12 @@ static inline int64_t osw_chain_terms(const osw_chain_stage *stage)
 {
     return stage->dense ? stage->window.height * stage->window.width * stage->channels
                         : stage->channels;
+}
+
+/* Of these, the terms of a row of the window: neighbours in the image. */
+static inline int64_t osw_chain_run(const osw_chain_stage *stage)
+{
+    return stage->dense ? stage->window.width * stage->channels : stage->channels;
 }
 
 static inline int64_t osw_chain_weights(const osw_chain_stage *stage)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Dense convolutions in evaluation, block by block of pixels: what a window covers goes to scratch
- * memory, some terms at a time, and from there through the products of 1 x 1 convolutions. Copying
- * costs two of a hundred instructions for 64 outputs, and leaves no borders to the products. */
+/* Dense convolutions in evaluation: a row of a window is a run of floats that lie one behind the
+ * other in the image, so that a few rows of the output are products as those of 1 x 1 convolutions,
+ * whose terms are some runs. With zeros around the image these rows of it are copied first. */
 #ifndef OSW_CHAIN_DENSE_H
 #define OSW_CHAIN_DENSE_H
 
@@ -11,102 +11,67 @@
 #include "core/scratch.h"
 #include "core/simd.h"
 
-#include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
-_Static_assert(OSW_CHAIN_DENSE_PIXELS * DEPTH * sizeof(float) <= OSW_SCRATCH_INNER, "room");
-
-/* A run of terms of each of some windows of a row: from `row`, `length` floats long, the first run
- * from float `first` on and each `step` behind the one before it, `count` long; to rows of `terms`.
- */
-typedef struct osw_runs {
-    const float *row;
-    int64_t length, first, step, count, terms;
-} osw_runs;
-
-/* Run number m, of which zeros lie beside the row. */
-static void copy_beside(const osw_runs *r, int64_t m, float *to)
+/* Rows [begin, end) of an image, with zeros around it. */
+static void copy_rows(const osw_chain_stage *s, int64_t begin, int64_t end, float *to)
 {
-    const int64_t first = r->first + m * r->step;
-    for (int64_t i = 0; i < r->count; i++) {
-        const int64_t at = first + i;
-        to[m * r->terms + i] = at >= 0 && at < r->length ? r->row[at] : 0;
+    const int64_t row = s->width * s->channels, left = s->window.left * s->channels;
+    const size_t zeros = (size_t)left * sizeof *to, bytes = (size_t)row * sizeof *to;
+    for (int64_t y = begin; y < end; y++, to += row + 2 * left) {
+        if (y < 0 || y >= s->height) {
+            memset(to, 0, 2 * zeros + bytes);
+            continue;
+        }
+        memset(to, 0, zeros);
+        memcpy(to + left, s->input + y * row, bytes);
+        memset(to + left + row, 0, zeros);
     }
 }
 
-/* Runs [begin, end), which lie inside of the row. */
-static void copy_inside(const osw_runs *r, int64_t begin, int64_t end, float *to)
-{
-    const int64_t count = r->count, whole = count / LANES * LANES;
-    const float *from = r->row + r->first + begin * r->step;
-    to += begin * r->terms;
-    for (int64_t m = begin; m < end; m++, from += r->step, to += r->terms) {
-        for (int64_t i = 0; i < whole; i += LANES)
-            store_f32(to + i, load_f32(from + i));
-        if (whole && whole < count)
-            store_f32(to + count - LANES, load_f32(from + count - LANES));
-        else if (!whole)
-            store_first_f32(to, load_first_f32(from, count), count);
-    }
-}
-
-static void copy_runs(const osw_runs *r, int64_t pixels, float *to)
-{
-    const int64_t behind = r->length - r->count - r->first; /* of the last that lies inside */
-    int64_t begin = r->first < 0 ? osw_ceil(-r->first, r->step) : 0;
-    int64_t end = behind < 0 ? 0 : osw_min_int(behind / r->step + 1, pixels);
-    begin = osw_min_int(begin, pixels);
-    end = osw_max_int(begin, end);
-    for (int64_t m = 0; m < begin; m++)
-        copy_beside(r, m, to);
-    copy_inside(r, begin, end, to);
-    for (int64_t m = end; m < pixels; m++)
-        copy_beside(r, m, to);
-}
-
-/* Terms [d, d + terms) of output pixels [p, p + pixels) of an image. A row of the window is a run
- * of terms that lie one behind the other in the image too. */
-static void gather(const osw_chain_stage *s, int64_t p, int64_t pixels, int64_t d, int64_t terms,
-                   float *to)
+/* The lines of output rows [begin, end), without their runs. */
+static osw_lines lines_of(const osw_chain_stage *s, int64_t begin, int64_t end, float *room)
 {
     const osw_chain_window *w = &s->window;
-    const int64_t run = w->width * s->channels;
-    osw_runs r = {
-        .length = s->width * s->channels, .step = w->stride_x * s->channels, .terms = terms};
-    for (int64_t tap = d / run; tap * run < d + terms; tap++) {
-        const int64_t from = osw_max_int(d - tap * run, 0);
-        float *at = to + osw_max_int(tap * run - d, 0);
-        r.count = osw_min_int(d + terms - tap * run, run) - from;
-        for (int64_t m = 0; m < pixels;) {
-            const int64_t i = (p + m) / s->out_width, j = (p + m) % s->out_width;
-            const int64_t y = i * w->stride_y + tap - w->top;
-            const int64_t row = osw_min_int(s->out_width - j, pixels - m);
-            const bool inside = y >= 0 && y < s->height;
-            osw_runs here = r;
-            here.row = s->input + (inside ? y * r.length : 0);
-            here.length = inside ? r.length : 0;
-            here.first = j * r.step - w->left * s->channels + from;
-            copy_runs(&here, row, at + m * terms);
-            m += row;
-        }
+    const int64_t row = (s->width + 2 * w->left) * s->channels, from = begin * w->stride_y - w->top;
+    osw_lines l = {.lines = end - begin,
+                   .pixels = s->out_width,
+                   .a_line = w->stride_y * row,
+                   .a_pixel = w->stride_x * s->channels,
+                   .a_run = row,
+                   .c = s->output + begin * s->out_width * s->outputs,
+                   .c_line = s->out_width * s->outputs};
+    l.a = room;
+    if (w->top || w->left)
+        copy_rows(s, from, from + (l.lines - 1) * w->stride_y + w->height, room);
+    else
+        l.a = s->input + from * row;
+    if (l.a_line == l.pixels * l.a_pixel) { /* one long line */
+        l.pixels *= l.lines;
+        l.lines = 1;
     }
+    return l;
 }
 
 static void TIERED(osw_chain_dense_folded)(const osw_chain_stage *s, const osw_chain_part *part)
 {
-    const osw_packed weight = {s->packed, osw_chain_terms(s), s->outputs, s->after->shift};
-    const int64_t end = part->end * s->out_width;
+    const int64_t terms = osw_chain_terms(s), run = osw_chain_run(s);
+    const osw_packed weight = {s->packed, terms, run, s->outputs, s->after->shift};
     float *const room = osw_scratch_inner(OSW_SCRATCH_INNER);
     osw_pass pass = {0};
-    for (int64_t p = part->begin * s->out_width; p < end; p += s->block) {
-        const int64_t pixels = osw_min_int(end - p, s->block);
-        float *output = s->output + p * s->outputs;
-        osw_terms piece = terms_behind(&weight, 0, weight.panels);
-        while (piece.terms) {
-            gather(s, p, pixels, piece.d, piece.terms, room);
-            piece = multiply_piece(&weight, piece, pixels, room, piece.terms, output, &pass);
+    for (int64_t row = part->begin; row < part->end; row += s->block) {
+        const int64_t end = osw_min_int(row + s->block, part->end);
+        const osw_lines all = lines_of(s, row, end, room);
+        const float *panel = weight.panels;
+        for (int64_t d = 0, piece; d < terms; d += piece) {
+            osw_lines lines = all;
+            piece = piece_of(terms, run, d);
+            lines.runs = osw_max_int(piece / run, 1);
+            lines.a += d / run * all.a_run + d % run;
+            panel = multiply_piece(&weight, &lines, piece / lines.runs, d == 0, panel, &pass);
         }
-        activate_block(output, pixels * s->outputs, &s->after->activation);
+        activate_block(all.c, (end - row) * all.c_line, &s->after->activation);
     }
 }
 

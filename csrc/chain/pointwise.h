@@ -48,18 +48,28 @@ static bool is_large(const osw_chain_stage *s)
     return pixels * (int64_t)sizeof(float) >= LARGE_BYTES;
 }
 
-/* Panels and pieces of the terms as pack_panels writes them. start: of every row, NULL for zero. */
+/* Panels and pieces of the terms as pack_panels writes them, of runs of so many terms. start: of
+ * every row, NULL for zero. */
 typedef struct osw_packed {
     const float *panels;
-    int64_t terms, columns;
+    int64_t terms, run, columns;
     const float *start;
 } osw_packed;
 
-/* b is [terms][columns], or [columns][terms] if transposed. */
-static void pack_panels(const float *b, bool transposed, int64_t terms, int64_t columns, float *to)
+/* Terms of the piece that begins with term d: part of a run, or whole runs. */
+static int64_t piece_of(int64_t terms, int64_t run, int64_t d)
 {
-    for (int64_t d = 0; d < terms; d += DEPTH) {
-        const int64_t piece = osw_min_int(terms - d, DEPTH);
+    if (run > DEPTH)
+        return osw_min_int(run - d % run, DEPTH);
+    return osw_min_int(terms - d, DEPTH / run * run);
+}
+
+/* b is [terms][columns], or [columns][terms] if transposed. */
+static void pack_panels(const float *b, bool transposed, int64_t terms, int64_t run,
+                        int64_t columns, float *to)
+{
+    for (int64_t d = 0; d < terms;) {
+        const int64_t piece = piece_of(terms, run, d);
         for (int64_t j = 0; j < columns;) {
             const int64_t vectors = panel_vectors(osw_ceil(columns - j, LANES));
             const int64_t width = vectors * LANES, count = osw_min_int(columns - j, width);
@@ -70,64 +80,79 @@ static void pack_panels(const float *b, bool transposed, int64_t terms, int64_t 
             to += piece * width;
             j += width;
         }
+        d += piece;
     }
 }
 
-/* A piece of the terms of a product: terms [d, d + terms) of all of b, which lie at `panel`. */
-typedef struct osw_terms {
-    int64_t d, terms;
-    const float *panel;
-} osw_terms;
+/* Lines of pixels: of a, where a pixel is `runs` of terms, a_run apart, and of c. */
+typedef struct osw_lines {
+    int64_t lines, pixels;
+    const float *a;
+    int64_t a_line, a_pixel, a_run, runs;
+    float *c;
+    int64_t c_line;
+} osw_lines;
 
-/* The first piece, and the one behind; none if its `terms` are 0. */
-static osw_terms terms_behind(const osw_packed *b, int64_t d, const float *panel)
+/* A tile of c of so many rows, `terms` of whose terms are multiplied; the first of all if first. */
+static osw_tile tile_of(const osw_packed *b, const osw_lines *l, const float *a, float *c,
+                        int64_t terms, bool first)
 {
-    return (osw_terms){d, osw_min_int(b->terms - d, DEPTH), panel};
+    return (osw_tile){
+        .terms = terms,
+        .runs = l->runs,
+        .a = a,
+        .a_row = l->a_pixel,
+        .a_term = 1,
+        .a_run = l->a_run,
+        .start = first ? b->start : c,
+        .start_row = first ? 0 : b->columns,
+        .c = c,
+        .c_row = b->columns,
+    };
 }
 
-/* c += a b for the pixels of a block and a piece of the terms, of which a row of a has those of the
- * piece; c = start + a b for the first one. Returns the next piece. */
-static osw_terms multiply_piece(const osw_packed *b, osw_terms piece, int64_t pixels,
-                                const float *a, int64_t a_row, float *c, osw_pass *pass)
+/* c += a b for a piece of the terms, whose panels begin at `panel`; c = start + a b if it is the
+ * first. Returns the panels behind. */
+static const float *multiply_piece(const osw_packed *b, const osw_lines *l, int64_t terms,
+                                   bool first, const float *panel, osw_pass *pass)
 {
     for (int64_t j = 0; j < b->columns;) {
         const int64_t vectors = panel_vectors(osw_ceil(b->columns - j, LANES));
         const int64_t width = vectors * LANES, count = osw_min_int(b->columns - j, width);
-        const int64_t tiles = osw_ceil(pixels, tile_rows[vectors]);
-        for (int64_t i = 0, m = 0; i < tiles; i++) {
-            const int64_t rows = osw_ceil(pixels - m, tiles - i);
-            float *to = c + m * b->columns + j;
-            const float *start = piece.d ? to : b->start ? b->start + j : NULL;
-            const osw_tile tile = {
-                .terms = piece.terms,
-                .a = a + m * a_row,
-                .a_row = a_row,
-                .a_term = 1,
-                .panel = piece.panel,
-                .panel_step = width,
-                .start = start,
-                .start_row = piece.d ? b->columns : 0,
-                .c = to,
-                .c_row = b->columns,
-                .last = count - width + LANES,
-            };
-            ask_all(pass);
-            tiles_f32[vectors - 1][rows - 1](&tile);
-            m += rows;
+        const int64_t tiles = osw_ceil(l->pixels, tile_rows[vectors]);
+        for (int64_t n = 0; n < l->lines; n++) {
+            for (int64_t i = 0, m = 0; i < tiles; i++) {
+                const int64_t rows = osw_ceil(l->pixels - m, tiles - i);
+                const float *a = l->a + n * l->a_line + m * l->a_pixel;
+                float *c = l->c + n * l->c_line + m * b->columns;
+                osw_tile tile = tile_of(b, l, a, c, terms, first);
+                tile.start = tile.start ? (const float *)tile.start + j : NULL;
+                tile.c = c + j;
+                tile.panel = panel;
+                tile.panel_step = width;
+                tile.last = count - width + LANES;
+                ask_all(pass);
+                tiles_f32[vectors - 1][rows - 1](&tile);
+                m += rows;
+            }
         }
-        piece.panel += piece.terms * width;
+        panel += osw_max_int(l->runs, 1) * terms * width;
         j += width;
     }
-    return terms_behind(b, piece.d + piece.terms, piece.panel);
+    return panel;
 }
 
 /* c = start + a b for the pixels of a block. */
 static void multiply_block(const osw_packed *b, int64_t pixels, const float *a, float *c,
                            osw_pass *pass)
 {
-    osw_terms piece = terms_behind(b, 0, b->panels);
-    while (piece.terms)
-        piece = multiply_piece(b, piece, pixels, a + piece.d, b->terms, c, pass);
+    osw_lines lines = {.lines = 1, .pixels = pixels, .a = a, .a_pixel = b->terms, .c = c};
+    const float *panel = b->panels;
+    for (int64_t d = 0, piece; d < b->terms; d += piece) {
+        piece = piece_of(b->terms, b->terms, d);
+        lines.a = a + d;
+        panel = multiply_piece(b, &lines, piece, d == 0, panel, pass);
+    }
 }
 
 /* Tiles of a product of so many pixels: calls of ask_all. */
@@ -170,9 +195,9 @@ static void TIERED(osw_chain_pack)(const osw_chain_stage *s, const osw_chain_par
 {
     (void)part;
     if (s->packs_backward)
-        pack_panels(s->weight, false, s->outputs, s->channels, s->packed);
+        pack_panels(s->weight, false, s->outputs, s->outputs, s->channels, s->packed);
     else
-        pack_panels(s->weight, true, osw_chain_terms(s), s->outputs, s->packed);
+        pack_panels(s->weight, true, osw_chain_terms(s), osw_chain_run(s), s->outputs, s->packed);
 }
 
 /* Where the pixels of block p begin, as the input of a product: in `room` if they are normalised.
@@ -195,7 +220,7 @@ static int64_t pixels_behind(const osw_chain_stage *s, const osw_chain_part *par
 static void
 TIERED(osw_chain_pointwise_forward)(const osw_chain_stage *s, const osw_chain_part *part)
 {
-    const osw_packed weight = {s->packed, s->channels, s->outputs, NULL};
+    const osw_packed weight = {s->packed, s->channels, s->channels, s->outputs, NULL};
     float *const room = osw_scratch_outer(OSW_CHAIN_ROOM);
     const int64_t in = s->channels * (int64_t)sizeof(float);
     const int64_t out = s->outputs * (int64_t)sizeof(float);
@@ -216,7 +241,7 @@ TIERED(osw_chain_pointwise_forward)(const osw_chain_stage *s, const osw_chain_pa
 
 static void TIERED(osw_chain_pointwise_folded)(const osw_chain_stage *s, const osw_chain_part *part)
 {
-    const osw_packed weight = {s->packed, s->channels, s->outputs, s->after->shift};
+    const osw_packed weight = {s->packed, s->channels, s->channels, s->outputs, s->after->shift};
     osw_pass pass = {0};
     for (int64_t p = part->begin; p < part->end; p += s->block) {
         const int64_t pixels = osw_min_int(part->end - p, s->block);
@@ -251,7 +276,7 @@ static void
 TIERED(osw_chain_pointwise_backward)(const osw_chain_stage *s, const osw_chain_part *part)
 {
     const int64_t channels = s->channels, outputs = s->outputs;
-    const osw_packed weight = {s->packed, outputs, channels, NULL};
+    const osw_packed weight = {s->packed, outputs, outputs, channels, NULL};
     float *const dz = osw_scratch_outer(OSW_CHAIN_ROOM);
     float *const room = dz + osw_round_up(s->block * outputs, LANES);
     const bool sums = s->grad_input && s->before;

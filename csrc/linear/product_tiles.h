@@ -36,8 +36,9 @@ OSW_INLINE void LOCAL(finish_tile)(const int rows, const int vectors, const osw_
 
 OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const osw_tile *t)
 {
-    const ELEMENT *a = t->a, *panel = t->panel;
+    const ELEMENT *run = t->a, *panel = t->panel;
     const int64_t a_row = t->a_row, a_term = t->a_term, panel_step = t->panel_step;
+    int64_t runs = t->runs;
     VECTOR sums[MOST_ROWS][MOST_VECTORS];
     OSW_UNROLL
     for (int m = 0; m < rows; m++) {
@@ -45,21 +46,25 @@ OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const os
         for (int v = 0; v < vectors; v++)
             sums[m][v] = (VECTOR){0};
     }
-    for (int64_t d = t->terms; d > 0; d--) {
-        VECTOR bs[MOST_VECTORS];
-        OSW_UNROLL
-        for (int v = 0; v < vectors; v++)
-            bs[v] = LOCAL(load)(panel + v * VLANES);
-        OSW_UNROLL
-        for (int m = 0; m < rows; m++) {
-            const VECTOR as = LOCAL(set1)(a[m * a_row]);
+    do {
+        const ELEMENT *a = run;
+        for (int64_t d = t->terms; d > 0; d--) {
+            VECTOR bs[MOST_VECTORS];
             OSW_UNROLL
             for (int v = 0; v < vectors; v++)
-                sums[m][v] = LOCAL(fma)(as, bs[v], sums[m][v]);
+                bs[v] = LOCAL(load)(panel + v * VLANES);
+            OSW_UNROLL
+            for (int m = 0; m < rows; m++) {
+                const VECTOR as = LOCAL(set1)(a[m * a_row]);
+                OSW_UNROLL
+                for (int v = 0; v < vectors; v++)
+                    sums[m][v] = LOCAL(fma)(as, bs[v], sums[m][v]);
+            }
+            panel += panel_step;
+            a += a_term;
         }
-        panel += panel_step;
-        a += a_term;
-    }
+        run += t->a_run;
+    } while (--runs > 0);
     LOCAL(finish_tile)(rows, vectors, t, sums);
 }
 

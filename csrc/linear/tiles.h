@@ -47,11 +47,12 @@ typedef struct osw_product {
 } osw_product;
 
 /* One tile of c, rows x vectors, of whose last vector `last` lanes are there; `start` is a tile
- * with rows start_row apart, NULL for zero. */
+ * with rows start_row apart, NULL for zero. A row of a may be `runs` of so many terms, a_run apart;
+ * 0 is one run. */
 typedef struct osw_tile {
-    int64_t terms;
+    int64_t terms, runs;
     const void *a;
-    int64_t a_row, a_term;
+    int64_t a_row, a_term, a_run;
     const void *panel;
     int64_t panel_step; /* from one term to the next */
     const void *start;
