@@ -15,7 +15,7 @@ from ..runtime.guards import hooked
 from .calls import graph_kinds, operation, writes
 from .metadata import joined_shape
 
-__all__ = ["asks_for_layout", "escape_or_write", "needs_layout", "reads_only", "returns_tensor"]
+__all__ = ["escape_or_write", "reads_only", "returns_tensor", "seen_apart"]
 
 # They read their input, and what they return is new memory.
 _MODULES = {
@@ -62,37 +62,6 @@ _METHODS = {
 }
 
 
-_LAYOUT = {"as_strided", "data_ptr", "is_contiguous", "storage", "stride", "untyped_storage", "view"}
-
-
-def asks_for_layout(nodes: Iterable[Node]) -> bool:
-    """True where later code, before the next module, may need these tensors to be contiguous."""
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found.add(node)
-        if any(map(needs_layout, node.users)):
-            return True
-        stack += [u for u in node.users if u.op in ("call_function", "call_method")]
-    return False
-
-
-def needs_layout(node: Node) -> bool:
-    """True for a call that may fail, or give something else, where its tensor is not contiguous."""
-    return node.op == "call_method" and node.target in _LAYOUT and not _only_splits(node)
-
-
-def _only_splits(node: Node) -> bool:
-    """True for a view with as many sizes as an image has, which any memory format allows."""
-    sizes = node.args[1:]
-    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
-        sizes = tuple(sizes[0])
-    return node.target == "view" and len(sizes) >= 4
-
-
 def reads_only(module: nn.Module) -> bool:
     """True where calling the module neither writes to its input nor returns a view of it."""
     if hooked(module) or getattr(module, "inplace", False):
@@ -125,6 +94,23 @@ def escape_or_write(source: Node, outputs: Iterable[Node]) -> str:
         elif not _reads(node, kinds):
             return node.name
     return ""
+
+
+def seen_apart(part: Node, base: Node) -> bool:
+    """True where it matters whether `part` is a view of `base`: one of them is written to, then the other used."""
+    kinds = graph_kinds(part.graph)
+    ours = _sharing_after((part,), kinds)
+    theirs = _sharing(base, (), kinds) - ours
+    behind = list(part.graph.nodes)
+    behind = behind[behind.index(part) + 1 :]
+    for i, node in enumerate(behind):
+        given = set(node.all_input_nodes)
+        if node.op == "output" or _reads(node, kinds):
+            continue
+        for written, other in ((ours, theirs), (theirs, ours)):
+            if given & written and any(other.intersection(n.all_input_nodes) for n in behind[i + 1 :]):
+                return True
+    return False
 
 
 def _reads(node: Node, kinds: dict[Node, str]) -> bool:

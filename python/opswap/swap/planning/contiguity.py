@@ -17,8 +17,8 @@ from torch.fx import Graph, Node
 
 from opswap.ops._layout import suggest_memory_format
 
-from ..graph.aliasing import needs_layout
 from ..graph.calls import subject
+from ..graph.layout import CONVOLUTION_CLASSES, is_flat, is_flat_call, last_of, needs_layout
 from ..rule import Region, Replacement
 from ..rules.conditions import CONVOLUTIONS
 
@@ -31,25 +31,6 @@ def meant_for_channels_last(module: nn.Module) -> bool:
         if isinstance(m, CONVOLUTIONS):
             return suggest_memory_format(m.weight) is not torch.contiguous_format
     return False
-
-
-_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
-_ONE_PIXEL = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
-_ONE_PIXEL += (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
-_FLAT = (nn.Linear, nn.Flatten, nn.LayerNorm, nn.MultiheadAttention)
-_POOLS = (F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
-_CONTIGUOUS = {
-    "amax",
-    "contiguous",
-    "flatten",
-    "linear",
-    "matmul",
-    "max",
-    "mean",
-    "reshape",
-    "softmax",
-    "sum",
-}
 
 
 # torch's results are contiguous, opswap's are not.
@@ -85,47 +66,25 @@ def _before(node: Node, whole: bool) -> Demand:
         elif n.op == "call_module":
             here = _of_module(n.meta["module"])
             found = max(found, here)
-            if here is Demand.NONE and not _is_flat(_last(n.meta["module"])):
+            if here is Demand.NONE and not is_flat(last_of(n.meta["module"])):
                 stack += n.all_input_nodes
         elif n.target is F.instance_norm:
             found = Demand.AT_ONCE
-        elif not _is_flat_call(n):
+        elif not is_flat_call(n):
             stack += n.all_input_nodes
     return found
 
 
 def _of_module(module: nn.Module) -> Demand:
-    last = _last(module)
+    last = last_of(module)
     if isinstance(last, _MADE_CONTIGUOUS):
         return Demand.AT_ONCE
-    if isinstance(last, _CONVOLUTIONS):
+    if isinstance(last, CONVOLUTION_CLASSES):
         return Demand.BEHIND_CONVOLUTIONS
     if type(last).__module__.startswith("torch.nn."):
-        several = last is not module and any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
-        return Demand.BEHIND_CONVOLUTIONS if several and not _is_flat(last) else Demand.NONE
+        several = last is not module and any(isinstance(m, CONVOLUTION_CLASSES) for m in module.modules())
+        return Demand.BEHIND_CONVOLUTIONS if several and not is_flat(last) else Demand.NONE
     return Demand.AT_ONCE
-
-
-def _last(module: nn.Module) -> nn.Module:
-    """The module that makes the result, as far as Sequentials tell."""
-    while isinstance(module, nn.Sequential) and len(module):
-        module = module[-1]
-    return module
-
-
-def _is_flat(module: nn.Module) -> bool:
-    """True where the result lies the same way in every memory format."""
-    if isinstance(module, _ONE_PIXEL):
-        size = module.output_size
-        return size == 1 or (isinstance(size, (tuple, list)) and set(size) == {1})
-    return isinstance(module, _FLAT)
-
-
-def _is_flat_call(node: Node) -> bool:
-    if node.target in _POOLS:
-        size = node.args[1] if len(node.args) > 1 else node.kwargs.get("output_size")
-        return size == 1 or (isinstance(size, (tuple, list)) and set(size) == {1})
-    return getattr(node.target, "__name__", node.target) in _CONTIGUOUS
 
 
 def restricted(region: Region, replacement: Replacement, demand: Demand) -> tuple[Region, Replacement]:
@@ -147,7 +106,7 @@ def _witness(graph: Graph) -> Node | None:
     """A call of a module with a convolution in it."""
     for node in graph.nodes:
         if node.op == "call_module" and any(
-            isinstance(m, _CONVOLUTIONS) for m in node.meta["module"].modules()
+            isinstance(m, CONVOLUTION_CLASSES) for m in node.meta["module"].modules()
         ):
             return node
     return None

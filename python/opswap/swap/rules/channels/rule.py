@@ -12,8 +12,9 @@ from torch.fx import Graph
 
 from opswap import functional as F
 
-from ...graph.aliasing import asks_for_layout, escape_or_write
+from ...graph.aliasing import escape_or_write
 from ...graph.calls import JOIN, REORDER, operation
+from ...graph.layout import asks_for_layout
 from ...rule import Refusal, Region, Replacement, Rule, Shapes
 from .conditions import covers, give_contiguous
 from .proof import Shuffle, prove_shuffle

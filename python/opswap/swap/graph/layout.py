@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Which code can tell in which memory format a tensor lies, and which modules keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import Node
+
+from .aliasing import seen_apart
+from .calls import subject
+
+__all__ = ["CONVOLUTION_CLASSES", "asks_for_layout", "is_flat", "is_flat_call", "last_of", "needs_layout"]
+
+_ASKS = {
+    "as_strided",
+    "data_ptr",
+    "is_contiguous",
+    "resize_",
+    "resize_as_",
+    "storage",
+    "stride",
+    "untyped_storage",
+    "view",
+    "view_as",
+}
+# Views where the layout allows that, else copies.
+_VIEW_OR_COPY = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
+CONVOLUTION_CLASSES = (nn.modules.conv._ConvNd,)
+_ONE_PIXEL = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_ONE_PIXEL += (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+_FLAT = (nn.Linear, nn.Flatten, nn.LayerNorm, nn.MultiheadAttention)
+_POOLS = (F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
+_CONTIGUOUS = {
+    "amax",
+    "contiguous",
+    "flatten",
+    "linear",
+    "matmul",
+    "max",
+    "mean",
+    "reshape",
+    "softmax",
+    "sum",
+}
+
+
+def asks_for_layout(nodes: Iterable[Node]) -> bool:
+    """True where later code, before the next convolution or unknown module, may need these tensors to be contiguous."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if any(map(needs_layout, node.users)):
+            return True
+        stack += [u for u in node.users if _keeps_layout(u)]
+    return False
+
+
+def _keeps_layout(node: Node) -> bool:
+    """True for calls of functions, and of torch's modules, whose result may have the memory format that they are given."""
+    if node.op != "call_module":
+        return node.op in ("call_function", "call_method") and not is_flat_call(node)
+    inside = list(node.meta["module"].modules())
+    if any(isinstance(m, CONVOLUTION_CLASSES) for m in inside):
+        return False
+    known = all(type(m).__module__.startswith("torch.nn.") for m in inside)
+    return known and not is_flat(last_of(node.meta["module"]))
+
+
+def needs_layout(node: Node) -> bool:
+    """True for a call that may fail, or give something else, where its tensor is not contiguous."""
+    if node.op == "call_module":
+        name = "flatten" if type(node.meta["module"]) is nn.Flatten else ""
+    else:
+        name = getattr(node.target, "__name__", node.target) if node.op.startswith("call") else ""
+    if name in _VIEW_OR_COPY:
+        base = subject(node)
+        return isinstance(base, Node) and seen_apart(node, base)
+    return name in _ASKS and not _only_splits(node, name)
+
+
+def _only_splits(node: Node, name: str) -> bool:
+    """True for a view with as many sizes as an image has, which any memory format allows."""
+    sizes = node.args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = tuple(sizes[0])
+    return name == "view" and len(sizes) >= 4
+
+
+def last_of(module: nn.Module) -> nn.Module:
+    """The module that makes the result, as far as Sequentials tell."""
+    while isinstance(module, nn.Sequential) and len(module):
+        module = module[-1]
+    return module
+
+
+def is_flat(module: nn.Module) -> bool:
+    """True where the result lies the same way in every memory format."""
+    if isinstance(module, _ONE_PIXEL):
+        size = module.output_size
+        return size == 1 or (isinstance(size, (tuple, list)) and set(size) == {1})
+    return isinstance(module, _FLAT)
+
+
+def is_flat_call(node: Node) -> bool:
+    if node.target in _POOLS:
+        size = node.args[1] if len(node.args) > 1 else node.kwargs.get("output_size")
+        return size == 1 or (isinstance(size, (tuple, list)) and set(size) == {1})
+    return getattr(node.target, "__name__", node.target) in _CONTIGUOUS
