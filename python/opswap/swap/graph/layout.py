@@ -63,7 +63,7 @@ def asks_for_layout(nodes: Iterable[Node]) -> bool:
 
 
 def _keeps_layout(node: Node) -> bool:
-    """True for calls of functions, and of torch's modules, whose result may have the memory format that they are given."""
+    """True for calls of functions, and of torch's modules, whose result may have the format that they are given."""
     if node.op != "call_module":
         return node.op in ("call_function", "call_method") and not is_flat_call(node)
     inside = list(node.meta["module"].modules())
