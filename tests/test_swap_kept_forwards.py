@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import opswap
 from opswap.swap.rules import DEFAULT
 from opswap.swap.runtime.reasons import site_names
+from spellings import by_size
 from test_swap_types import CONV, conv, image, ran, wrap
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "seed")]
@@ -347,3 +348,46 @@ def test_generated_code_is_read_in_several_threads() -> None:
         sys.setswitchinterval(interval)
         gc.set_threshold(*threshold)
     assert not errors, errors[0]
+
+
+def double(self: nn.Module, x: Tensor, scale: float = 2) -> Tensor:
+    return by_size(x) * scale
+
+
+def double_by_name(self: nn.Module, x: Tensor, *, scale: float = 2) -> Tensor:
+    return by_size(x) * scale
+
+
+def several(self: nn.Module, x: Tensor, more: float = 1, scale: float = 2, **rest: float) -> Tensor:
+    return by_size(x) * scale + more
+
+
+def new_default(cls: type) -> None:
+    cls.forward.__defaults__ = (3,) * len(cls.forward.__defaults__ or ())
+    cls.forward.__kwdefaults__ = {"scale": 3} if cls.forward.__kwdefaults__ else None
+
+
+def new_forward(cls: type) -> None:
+    cls.forward = lambda self, x, scale=3: x - scale
+
+
+def fewer_arguments(cls: type) -> None:
+    cls.forward = lambda self, x: x * 3
+
+
+def other_arguments(cls: type) -> None:
+    cls.forward = lambda self, x, factor=5, shift=1: x * factor + shift
+
+
+@pytest.mark.parametrize("change", [new_default, new_forward, fewer_arguments, other_arguments])
+@pytest.mark.parametrize("forward", [double, double_by_name, several])
+def test_defaults_are_those_of_the_forward_that_runs(
+    forward: Callable[..., Tensor], change: Callable[[type], None]
+) -> None:
+    own = types.FunctionType(forward.__code__, forward.__globals__, "forward", forward.__defaults__)
+    own.__kwdefaults__ = copy.copy(forward.__kwdefaults__)
+    cls = type("Defaulted", (nn.Module,), {"forward": own, "__module__": __name__})
+    model, x = opswap.swap(cls(), exact=True), torch.randn(2, 12, 3, 3)
+    assert torch.equal(model(x), cls()(x))
+    change(cls)
+    assert torch.equal(model(x), cls()(x))

@@ -30,7 +30,7 @@ from opswap.ops.linear import register_flops
 
 from ..capture.paths import Capture
 from ..rule import Region, Replacement
-from ..runtime.fallback import declined, missed
+from ..runtime.fallback import declined, given, missed
 from ..runtime.guards import Record, foresees, holds, in_mode, listed, unpackable
 from ..runtime.instance_forward import (
     Link,
@@ -45,6 +45,7 @@ from ..runtime.instance_forward import (
 from ..runtime.lists import Listed, as_arguments
 from ..runtime.outside import join
 from ..runtime.state import observe, observe_read
+from .forward_text import ENABLED, defaulted, entry_text, fits_text, forward_text
 
 __all__ = [
     "Recipe",
@@ -62,7 +63,6 @@ __all__ = [
 
 _serial = itertools.count()
 _SERIAL = "SERIAL"
-_ENABLED = "not (opswap_active and opswap_disabled())"
 
 
 @dataclass(eq=False)
@@ -127,6 +127,7 @@ class Recipe:
             "opswap_declined": declined,
             "opswap_disabled": disabled_here,
             "opswap_fits": fits,
+            "opswap_given": given,
             "opswap_holds": holds,
             "opswap_link_of": link_of,
             "opswap_listed": listed,
@@ -135,7 +136,7 @@ class Recipe:
         }
         for name, imported in self.modules.items():
             scope[name] = __import__(imported, fromlist=[""])
-        for p in _defaulted(self.original.forward):
+        for p in defaulted(self.original.forward):
             scope[f"opswap_default_{p.name}"] = p.default
         file = f"<opswap {self.original.__qualname__} {next(_serial)}>"
         linecache.cache[file] = (len(self.code), None, self.code.splitlines(True), file)
@@ -236,7 +237,7 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
         parts.append(_function_text(capture.graph, f"fused_{i}", scope, ("self",)))
     on_instance = _is_of_torch(type(root))
     lists = dict(paths[0][0].lists)
-    parts.append(_forward_text(type(root).forward, paths[0][0].arguments, lists, conditions, on_instance))
+    parts.append(forward_text(type(root).forward, paths[0][0].arguments, lists, conditions, on_instance))
     code = "\n\n".join(parts)
     used = _names(compile(code, "<opswap>", "exec"))
     scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}
@@ -371,74 +372,6 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
             graph.erase_node(node)
 
 
-def _defaulted(forward: Any) -> list[inspect.Parameter]:
-    return [p for p in inspect.signature(forward).parameters.values() if p.default is not p.empty]
-
-
-def _forward_text(
-    forward: Any, captured: Sequence[str], lists: dict[str, Listed], paths: Sequence[str], on_instance: bool
-) -> str:
-    """A forward with the original's parameters, which calls the original where no captured path holds.
-
-    paths: the condition of each path, "" for one that always holds. on_instance: it is a method of a Link.
-    """
-    first, *rest = inspect.signature(forward).parameters.values()
-    declared, passed, conditions = [first.name], [first.name], []
-    starred = False
-    for i, p in enumerate(rest):
-        if p.kind is p.KEYWORD_ONLY and not starred:
-            declared.append("*")
-        starred = starred or p.kind in (p.VAR_POSITIONAL, p.KEYWORD_ONLY)
-        prefix = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        default = "" if p.default is p.empty else f"=opswap_default_{p.name}"
-        declared.append(prefix + p.name + default)
-        passed.append(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else prefix + p.name)
-        if prefix:
-            conditions.append(f"not {p.name}")
-        elif default:
-            conditions.append(f"{p.name} is opswap_default_{p.name}")
-        if p.kind is p.POSITIONAL_ONLY and (i + 1 == len(rest) or rest[i + 1].kind is not p.kind):
-            declared.append("/")
-    conditions += [f"opswap_listed({n}, {known.kind.__name__}, {known.number})" for n, known in lists.items()]
-    inputs = ", ".join((first.name, *as_arguments(captured, lists)))
-    condition = " and ".join([_ENABLED, *conditions, f"opswap_holds({inputs})"])
-    stock = "opswap_class"
-    lines = []
-    if on_instance:
-        declared[0], stock = "opswap_link", f"type({first.name})"
-        lines = _entry_text(first.name)
-        condition = f"{_fits_text(first.name)} and {condition}"
-    else:  # a bound method that was kept over a second swap has former code, the module a new record
-        condition = f"{condition} and {first.name}._opswap_recipe is opswap_recipe"
-    lines = [f"def forward({', '.join(declared)}):", *lines, f"    if {condition}:"]
-    for i, path in enumerate(paths):
-        indent = "        "
-        if path:
-            lines.append(f"{indent}if {path}:")
-            indent += "    "
-        lines.append(f"{indent}return opswap_fused_{i}({inputs})")
-        if not path:
-            break
-    call = ", ".join(passed)
-    lines += [f"    opswap_missed({call})", f"    return {stock}.forward({call})"]
-    return "\n".join(lines) + "\n"
-
-
-def _entry_text(module: str) -> list[str]:
-    """The lines that get the module of the link; others than torch's Module pass the module itself."""
-    return [
-        "    try:",
-        f"        {module} = opswap_link.opswap_ref()",
-        "    except AttributeError:",
-        f"        {module}, opswap_link = opswap_link, opswap_link_of(opswap_link, opswap_recipe)",
-    ]
-
-
-def _fits_text(module: str) -> str:
-    """The condition that the module still is of the class that its forward was generated for."""
-    return f"(type({module}) is opswap_link.cls or opswap_fits({module}, opswap_link.cls))"
-
-
 def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     """What `holds` compares with later; taken while every class is the original one."""
     root, opened = captures[0].root, captures[0].opened
@@ -469,12 +402,12 @@ def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
     """The recipe of a class of one input whose whole forward is replaced."""
     on_instance = _is_of_torch(original)
     if on_instance:
-        head = ["def forward(opswap_link, input):", *_entry_text("m0")]
-        condition, stock = f"{_fits_text('m0')} and ({replacement.condition})", "type(m0)"
+        head = ["def forward(opswap_link, input):", *entry_text("m0")]
+        condition, stock = f"{fits_text('m0')} and ({replacement.condition})", "type(m0)"
     else:
         head = ["def forward(self, input):", "    m0 = self"]
         condition, stock = f"({replacement.condition})", "opswap_class"
-    condition = f"{_ENABLED} and {condition}"
+    condition = f"{ENABLED} and {condition}"
     code = "\n".join(
         [
             f"# | {replacement.label}",

@@ -22,7 +22,7 @@ from .plan_of import plan_of
 from .reasons import call_reason, site_reason
 from .state import stock_class
 
-__all__ = ["Listener", "declined", "listener", "missed", "why_declined", "why_missed"]
+__all__ = ["Listener", "declined", "given", "listener", "missed", "why_declined", "why_missed"]
 
 _DISABLED = "opswap.disabled() is in force"
 _UNKNOWN = "a condition failed, which could not be shown: {}"
@@ -52,6 +52,11 @@ def missed(module: nn.Module, *args: Any, **kwargs: Any) -> None:
         heard.module_missed(module, args, kwargs)
     elif _log.isEnabledFor(logging.INFO) and _is_first(module, "forward"):
         _log.info("%s: the original forward runs: %s", _name(module), why_missed(module, args, kwargs))
+
+
+def given(**arguments: tuple[Any, Any]) -> dict[str, Any]:
+    """The arguments that are not their defaults. Args: arguments: (argument, default) by name."""
+    return {name: value for name, (value, default) in arguments.items() if value is not default}
 
 
 def declined(name: str, values: dict[str, Any]) -> None:
