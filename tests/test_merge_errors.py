@@ -236,3 +236,51 @@ def test_the_mode_that_cannot_be_captured_is_named_with_its_reason(
     modules = [kind().train(training) for _ in range(2)]
     with pytest.raises(ValueError, match=rf"forward differs .*, in {mode}\(\): .* a tensor"):
         merge.branches(modules)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.Conv2d(4, 4, 3, padding=1),
+        lambda: nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU()),
+        lambda: nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 6, 1)),
+        lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 2), nn.ReLU()),
+        lambda: nn.Sequential(nn.Conv2d(4, 6, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(1)),
+    ],
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_images_without_a_batch(layer: Callable[[], nn.Module], shared: bool) -> None:
+    """torch's layers take one image too; the branches would lie at the place of its channels."""
+    model = merge.branches([layer() for _ in range(3)], shared_input=shared)
+    rank = 3 if isinstance(layer(), nn.Sequential) and isinstance(layer()[0], nn.Conv1d) else 4
+    size = (4, 6, 6)[: rank - 1]
+    with pytest.raises(ValueError, match=r"expected an input \(B, "):
+        model(torch.ones(size if shared else (3, *size)))
+
+
+class Squeezed(nn.Module):
+    def __init__(self, squeeze: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.squeeze = nn.Conv2d(4, 5, 3, padding=1), squeeze
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.squeeze(self.conv(x).mean((2, 3), keepdim=True))
+
+
+@pytest.mark.parametrize(
+    "squeeze",
+    [
+        lambda x: x.squeeze(),
+        torch.squeeze,
+        lambda x: x.squeeze((0, 2, 3)),
+        lambda x: x.squeeze(-1).squeeze(0).squeeze(-1),
+        lambda x: x.squeeze().relu(),
+        lambda x: x.squeeze((2, 3)),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_squeezes(squeeze: Callable[[Tensor], Tensor], batch: int) -> None:
+    branches = [Squeezed(squeeze) for _ in range(3)]
+    model, x = merge.branches(branches, stacked=False), torch.randn(batch, 4, 6, 6)
+    for ours, branch in zip(model.separate(model(x)), branches, strict=True):
+        torch.testing.assert_close(ours, branch(x))

@@ -33,6 +33,12 @@ _CHANGED = (
     f"{_NAME}: the merged module would not compute what its branches do, which read something that changed"
 )
 _BATCHES = (2, 3)
+# Layers that take a tensor without a batch as well, in which the branches would be put at another place.
+_WITHOUT_BATCH = tuple(
+    cls
+    for name, cls in vars(nn).items()
+    if isinstance(cls, type) and name[-1:] == "d" and ("Conv" in name or "Pool" in name)
+)
 # Sizes of inputs that a merged module has a measured program for, in each mode.
 _MEASURED = 16
 
@@ -83,8 +89,9 @@ class _State:
     """What a merged module knows beside its tensors.
 
     wrapped: the branches are single layers, put into a Sequential each. example: empty tensors of a branch's input
-    sizes. stacked: the output is one of all branches. text: the graph of a branch. watch: what it read. programs: by
-    "training" and "inference", pairs of the input's elements and the program measured for them.
+    sizes. stacked: the output is one of all branches. text: the graph of a branch. watch: what it read. batched:
+    the dimensions of the inputs, 0 if their number is not fixed: convolutions and pools take an image without a
+    batch too. programs: by "training" and "inference", pairs of the input's elements and the program measured for them.
     """
 
     skeletons: tuple[nn.Module, ...]
@@ -95,6 +102,7 @@ class _State:
     separate: dict[str, str]
     text: list[str]
     watch: Watch = field(default_factory=Watch)
+    batched: tuple[int, ...] = ()
     programs: dict[str, list[tuple[int, Program]]] = field(default_factory=dict)
     timings: list[Timing] = field(default_factory=list)
 
@@ -133,7 +141,11 @@ class MergedBranches(nn.Module):
         watched = watch(self, modules, traced.captures)
         skeletons = tuple(skeleton(m, watched.objects) for m in modules)
         text = text_of(traced.graph)
-        self._merge = _State(skeletons, wrapped, shared, empty, stacked, traced.separate, text, watched)
+        fixed = any(isinstance(m, _WITHOUT_BATCH) for m in modules[0].modules())
+        batched = tuple(x.dim() if fixed else 0 for x in example)
+        self._merge = _State(
+            skeletons, wrapped, shared, empty, stacked, traced.separate, text, watched, batched
+        )
         fill_merged(self, modules)
         program = self._proven(traced, modules, Plan())
         if recorded:
@@ -197,6 +209,12 @@ class MergedBranches(nn.Module):
         expected = len(self._merge.shared)
         if len(inputs) != expected:
             raise TypeError(f"{_NAME}: expected {expected} inputs, got {len(inputs)}")
+        for given, example, shared in zip(inputs, self._merge.batched, self._merge.shared, strict=True):
+            if example and isinstance(given, Tensor) and given.dim() != example + (not shared):
+                size = (
+                    f"(B, *) of {example} dimensions" if shared else f"(B, {len(self._merge.skeletons)}, *)"
+                )
+                raise ValueError(f"{_NAME}: expected an input {size}, got one of size {tuple(given.shape)}")
 
     def split_back(self) -> list[nn.Module]:
         """N plain modules of the branches' classes, with copies of tensors, gradients and training flags."""

@@ -245,7 +245,7 @@ class _Builder:
             self.plan.follow or any(isinstance(self.sizes[n], list) for n in self._tensors(node))
         ):
             return all(f in (Form.LISTED, Form.SHARED, Form.WEIGHT) for f in own)
-        return node.name in self.plan.loop
+        return node.name in self.plan.loop or calls.may_drop_batch(node)
 
     # Modules
 

@@ -19,6 +19,7 @@ __all__ = [
     "argument",
     "call_name",
     "callee",
+    "may_drop_batch",
     "out_of_place",
     "writes",
 ]
@@ -126,6 +127,14 @@ def out_of_place(node: fx.Node) -> Callable[..., Any] | None:
     if name in _OUT_OF_PLACE:
         return _OUT_OF_PLACE[name]
     return Method(name) if node.op == "call_method" else None
+
+
+def may_drop_batch(node: fx.Node) -> bool:
+    """True for a squeeze that removes the batch's dimension if that is 1, which a batch of all branches is not."""
+    if node.op not in ("call_function", "call_method") or call_name(node) != "squeeze":
+        return False
+    dims = argument(node, 1, "dim")
+    return dims is None or 0 in (dims if isinstance(dims, (tuple, list)) else (dims,))
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
