@@ -260,9 +260,10 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """
     if has_torch_function_unary(input):
         return handle_torch_function(dropout, (input,), input, p=p, training=training, inplace=inplace)
-    if not plain_cpu((input,)):
+    if isinstance(input, Tensor) and not plain_cpu((input,)):
         check_memory("dropout", input=input)
-    if not training or inplace or not isinstance(p, float) or not 0.0 < p < 1.0 or tracing():
+    plain = isinstance(input, Tensor) and isinstance(p, float) and 0.0 < p < 1.0
+    if not training or inplace or not plain or tracing():
         return torch_functional.dropout(input, p, training, inplace)
     if _is_recorded(input):
         return _operator(input, p)[0]
