@@ -3,11 +3,23 @@
 
 from __future__ import annotations
 
+import bisect
+import cmath
+import colorsys
+import copy
 import enum
+import fractions
 import functools
+import heapq
 import itertools
 import math
+import numbers
 import operator
+import re
+import reprlib
+import string
+import struct
+import textwrap
 import typing
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
@@ -154,4 +166,16 @@ HARMLESS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "plain tensor": lambda s, x: by_size(x) * s.plain,
     "set": lambda s, x: by_size(x, 2 if GROUPS in {2, 3} else 3),
     "text": lambda s, x: by_size(x, 2 if s.kind.lower().startswith("a") else 3),
+    "bisect": lambda s, x: by_size(x, SIZES[bisect.bisect_left([1, 2, 3], 1)]),
+    "cmath": lambda s, x: by_size(x, round(cmath.sqrt(4).real)),
+    "colorsys": lambda s, x: by_size(x, 2 * round(colorsys.rgb_to_hsv(1.0, 0.0, 0.0)[2])),
+    "copy": lambda s, x: by_size(x, copy.copy(SIZES)[0] + copy.deepcopy({"more": 0})["more"]),
+    "fractions": lambda s, x: by_size(x, int(fractions.Fraction(4, 2))),
+    "heapq": lambda s, x: by_size(x, heapq.nsmallest(1, (3, 2))[0]),
+    "numbers": lambda s, x: by_size(x, 2 if isinstance(GROUPS, numbers.Integral) else 3),
+    "re": lambda s, x: by_size(x, int(re.findall(r"[0-9]+", "groups: 2")[0])),
+    "reprlib": lambda s, x: by_size(x, len(reprlib.repr("")) or 3),
+    "string": lambda s, x: by_size(x, string.digits.index("2")),
+    "struct": lambda s, x: by_size(x, struct.calcsize("<h")),
+    "textwrap": lambda s, x: by_size(x, len(textwrap.wrap("ab cd", 2))),
 }

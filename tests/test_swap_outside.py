@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ def test_answers_that_differ_from_call_to_call(case: Case) -> None:
     report = opswap.report(opswap.swap(model, exact=True))
     assert not [s for s in report.swapped if s.path == ""], model.opswap_code
     assert report.kept and report.kept[0].reason
+    assert re.search(r"\.py:\d+$", report.kept[0].source) or re.search(r"\.py:\d+", report.kept[0].reason)
     del stock
 
 

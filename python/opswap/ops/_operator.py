@@ -130,7 +130,9 @@ class Operator:
             except RuntimeError:
                 # The dispatcher finds memory that the extension does not, and the operator words the errors.
                 pass
-        if not can_write_autograd and transforms_active():  # torch's own autograd of an operator refuses to run there
+        if (
+            not can_write_autograd and transforms_active()
+        ):  # torch's own autograd of an operator refuses to run there
             return self._counted_reference(*args)
         return self.overload(*args)
 
