@@ -155,6 +155,19 @@ def test_arguments(case: str) -> None:
     assert defaults == {reason}
 
 
+class ByName(nn.Module):
+    def forward(self, x: Tensor, *, groups: int = 2, more: dict[str, Tensor] | None = None) -> Tensor:
+        return by_size(x, groups) + (0 if more is None else more["shift"])
+
+
+def test_arguments_by_name() -> None:
+    model, x = opswap.swap(ByName(), exact=True), images()
+    assert [o.result for o in opswap.explain(model, x=x).outcomes] == ["ran"]
+    shift = torch.zeros(1)
+    (outcome,) = opswap.explain(model, x, groups=3, more={"shift": shift}).outcomes
+    assert outcome.result == "original" and torch.equal(shift, torch.zeros(1))
+
+
 def test_an_input_that_is_no_tensor() -> None:
     class Optional(nn.Module):
         def forward(self, x: Tensor, y: Tensor | None) -> Tensor:

@@ -74,7 +74,7 @@ class Explanation:
         return "\n".join([*lines, "", self.note] if self.note else lines)
 
 
-def explain(model: nn.Module, *inputs: Any) -> Explanation:
+def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
     """Run a swapped model once, and say of each rewrite whether it ran, and if not, which condition failed.
 
     A copy of the model runs, in the mode that the model is in and under the gradient mode of the caller: parameters,
@@ -87,7 +87,7 @@ def explain(model: nn.Module, *inputs: Any) -> Explanation:
 
     Of a model that was not swapped, the result has no outcomes and a `note`.
 
-    Args: inputs: the positional inputs of one call of the model.
+    Args: inputs, keywords: the arguments of one call of the model.
     Returns: an outcome for each rewrite, and the sites that the swap refused.
     Raises: TypeError if model is not a module; what the model itself raises on these inputs.
     """
@@ -102,7 +102,8 @@ def explain(model: nn.Module, *inputs: Any) -> Explanation:
     token = listener.set(record)
     try:
         with generators_kept():
-            shell.root(*copied_inputs(inputs))
+            *given, named = copied_inputs((*inputs, keywords))
+            shell.root(*given, **named)
     finally:
         listener.reset(token)
     planned = planned_report(model)
