@@ -504,7 +504,7 @@ OSW_ENTRY(plain_chain_folded)
     osw_chain_stage *last = &chain->stages[chain->count - 1];
     float *data = folded_before(&call, folded);
     PyErr_Clear();
-    if (folded == Py_None && !osw_chain_repays(chain))
+    if (!osw_chain_repays(chain, folded != Py_None))
         Py_RETURN_NOTIMPLEMENTED;
     osw_chain_choose_folded(chain, !data, calls);
     if (data)

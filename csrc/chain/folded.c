@@ -16,6 +16,8 @@ enum {
     BUFFERS = 2,  /* of rows between stages: what one writes, the next one reads */
     FEW_ROWS = 4, /* of a band that is made for the sake of a thread, at least */
     FEW_PIXELS = 512,
+    MANY_PIXELS = 4096,
+    MANY_TERMS = 512,
 };
 
 static int64_t weight_floats(const osw_chain_stage *s)
@@ -181,13 +183,23 @@ bool osw_chain_folds(const osw_chain *chain)
     return has_room(chain, chain->stages[chain->count - 1].out_height);
 }
 
-bool osw_chain_repays(const osw_chain *chain)
+/* 3 x 3 with 64 and 100 channels, 16 images of 28 x 28, with AVX2: 0.93 to 0.98 of the speed of
+ * torch's convolution with the normalisation behind it. With a stride, or with less: 1.02 to 1.3.
+ */
+static bool suits_torch(const osw_chain_stage *s)
+{
+    const osw_chain_window *w = &s->window;
+    return s->dense && w->height > 1 && w->width > 1 && w->stride_y == 1 && w->stride_x == 1 &&
+           osw_chain_terms(s) >= MANY_TERMS && osw_chain_pixels(s) >= MANY_PIXELS;
+}
+
+bool osw_chain_repays(const osw_chain *chain, bool kept)
 {
     bool repays = true;
     for (int i = 0; i < chain->count; i++) {
         const osw_chain_stage *s = &chain->stages[i];
-        repays = repays && (osw_chain_weights(s) <= OSW_CHAIN_MOST_WEIGHTS ||
-                            osw_chain_pixels(s) >= FEW_PIXELS);
+        const bool small = kept || osw_chain_weights(s) <= OSW_CHAIN_MOST_WEIGHTS;
+        repays = repays && (small || osw_chain_pixels(s) >= FEW_PIXELS) && !suits_torch(s);
     }
     return repays;
 }

@@ -22,9 +22,9 @@ int64_t osw_chain_fold_room(const osw_chain *chain);
 /* Whether a band of one row fits the scratch memory; of a chain that osw_chain_holds. */
 bool osw_chain_folds(const osw_chain *chain);
 
-/* Whether weights that are folded for this run alone are worth it: large ones are not for few
- * pixels. */
-bool osw_chain_repays(const osw_chain *chain);
+/* Whether the run is worth it. Large weights that are not kept for other runs do not pay for few
+ * pixels, and torch's own square windows over many channels are as fast for many. */
+bool osw_chain_repays(const osw_chain *chain, bool kept);
 
 /* Take the kernels from the table, and count them; see osw_chain_choose. */
 void osw_chain_choose_folded(osw_chain *chain, bool packs, uint64_t *calls);

@@ -11,6 +11,7 @@ stems, and ResNet's windows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from opswap import functional as F
 from opswap.bench.case import Case
-from opswap.ops.chain import Stage, folded_arguments, try_folded
+from opswap.ops.chain import MOST_WEIGHTS, Stage, folded_arguments, try_folded
 
 __all__ = ["cases"]
 
@@ -63,8 +64,8 @@ _DENSE: tuple[tuple[str, int, Pair, int, Pair, int, Pair], ...] = (
     ("1x1 464 > 1024", 464, (7, 7), 1024, (1, 1), 1, (0, 0)),
     ("stem 3 > 24 s2", 3, (224, 224), 24, (3, 3), 2, (1, 1)),
     ("stem 3 > 64 7x7 s2", 3, (224, 224), 64, (7, 7), 2, (3, 3)),
-    ("3x3 64", 64, (56, 56), 64, (3, 3), 1, (1, 1)),
-    ("3x3 128", 128, (28, 28), 128, (3, 3), 1, (1, 1)),
+    ("3x3 32", 32, (56, 56), 32, (3, 3), 1, (1, 1)),
+    ("3x3 64 > 128 s2", 64, (28, 28), 128, (3, 3), 2, (1, 1)),
     ("3x3 61 s2", 61, (28, 28), 122, (3, 3), 2, (1, 1)),
 )
 
@@ -90,7 +91,10 @@ def cases(batch: int) -> Iterator[Case]:
         for images in sorted({batch, 1}, reverse=True):
             shape = (images, channels, *size)
             text = f"{','.join(map(str, shape))} {name}"
-            for case in ("conv_folded", "conv_folded, frozen"):
+            large = channels * window[0] * math.prod(window[1]) > MOST_WEIGHTS
+            for case in (
+                ("conv_folded, frozen",) if large and images == 1 else ("conv_folded", "conv_folded, frozen")
+            ):
                 build = partial(_folded, shape, *window, case.endswith("frozen"))
                 yield Case(
                     case, text, "float32", "inference", build, {"opswap": "NHWC"}, tolerance=_TOLERANCE
