@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 
+from chain_cases import ACTIVATIONS
 from opswap import _core
 
 LAST = torch.channels_last
@@ -73,14 +74,6 @@ def made(size: tuple[int, ...], windows: tuple[Window, ...]) -> tuple[Any, tuple
     return tuple((*w.stride, *w.padding, 1e-3, w.activation) for w in windows), tuple(tensors)
 
 
-def activated(x: Tensor, activation: str | None) -> Tensor:
-    if activation is None:
-        return x
-    if activation.startswith("hardtanh"):
-        return torch_functional.hardtanh(x, -1.0, 2.0)
-    return getattr(torch_functional, activation)(x)
-
-
 def reference(tensors: tuple[Tensor | None, ...], windows: tuple[Window, ...], dtype: torch.dtype) -> Tensor:
     """torch's operators, one by one."""
     x, *rest = (None if t is None else t.to(dtype) for t in tensors)
@@ -90,7 +83,7 @@ def reference(tensors: tuple[Tensor | None, ...], windows: tuple[Window, ...], d
         x = torch_functional.conv2d(x, weight, bias, w.stride, w.padding, 1, w.groups)
         if w.norm:
             x = torch_functional.batch_norm(x, mean, var, scale, shift, False, 0.0, 1e-3)
-        x = activated(x, w.activation)
+        x = ACTIVATIONS[w.activation](x)
     return x
 
 

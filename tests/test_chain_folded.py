@@ -14,6 +14,7 @@ import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 import opswap
+from chain_cases import ACTIVATIONS
 from opswap import _core
 from opswap.functional import conv_chain
 from opswap.nn.frozen import FROZEN
@@ -55,14 +56,6 @@ def made(name: str) -> tuple[Tensor, list[Stage]]:
 arguments = folded_arguments
 
 
-def activated(x: Tensor, activation: str | None) -> Tensor:
-    if activation is None:
-        return x
-    if activation.startswith("hardtanh"):
-        return torch_functional.hardtanh(x, -1.0, 2.0)
-    return getattr(torch_functional, activation)(x)
-
-
 def reference(input: Tensor, stages: list[Stage], dtype: torch.dtype) -> Tensor:
     """torch's operators, one by one."""
     x = input.to(dtype)
@@ -70,8 +63,8 @@ def reference(input: Tensor, stages: list[Stage], dtype: torch.dtype) -> Tensor:
         weight, scale, shift, mean, var = (t.to(dtype) for t in s[:5])
         side = weight.shape[2]
         x = torch_functional.conv2d(x, weight, None, s.stride, side // 2, 1, len(weight) if side > 1 else 1)
-        x = activated(
-            torch_functional.batch_norm(x, mean, var, scale, shift, False, 0.0, s.eps), s.activation
+        x = ACTIVATIONS[s.activation](
+            torch_functional.batch_norm(x, mean, var, scale, shift, False, 0.0, s.eps)
         )
     return x
 
