@@ -100,7 +100,8 @@ class Follower:
 
     refuse: makes the exception that ends the trace. While `paused`, nothing is followed. asks_none: code asked whether
     something is None that may be the result of a module. `meet` is called with each code before it runs first,
-    `check_class` with each frame that asks what is an instance of a class past what a stand-in answers; `given` has the lists of stand-ins that are arguments of the forward.
+    `check_class` with each frame that asks what is an instance of a class past what a stand-in answers. `given` has the
+    lists of stand-ins that are arguments of the forward.
     """
 
     meet: Callable[[CodeType], None]

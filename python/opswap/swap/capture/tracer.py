@@ -38,7 +38,7 @@ from .concrete import Concrete
 from .follow import CHECKPOINTED, Follower
 from .given import Given
 from .patches import Patches, trace_with
-from .stand_in import StandIn
+from .stand_in import StandIn, has_attributes
 from .texts import Texts, has_mark, is_for_a_message
 
 __all__ = [
@@ -68,6 +68,7 @@ _ASSERT = getattr(assert_function, "__code__", None)  # becomes a node; public, 
 # The frame below the user's own; torch.compile wraps the method once it has been imported.
 _TRACE = inspect.unwrap(fx.Tracer.trace).__code__
 _CONTAINERS = (list, dict, immutable_list, immutable_dict)
+_TUPLES = (tuple, torch.Size)
 # They take sizes, which may be proxies, but no tensor by which torch would hand the call to fx.
 _FACTORIES = ("empty", "full", "ones", "zeros")
 # The number of dimensions is tried in this order where no run has shown it.
@@ -145,6 +146,7 @@ class Tracer(fx.Tracer):
         self.nothing = ""  # the name of the node in whose place the forward gets None
         self._replaced: dict[str, tuple[Any, Any]] = {}  # of torch's factories: (what it was, what it is)
         self.disturbed = False  # by a trace of another thread
+        self._stand_ins: list[StandIn] = []
 
     def refuse(self, reason: str) -> CaptureError:
         """Remember the first refusal: the forward itself may catch the exception."""
@@ -169,6 +171,8 @@ class Tracer(fx.Tracer):
             return trace_with(patches, self, root)
         finally:
             self.follower.stop()
+            if any(map(has_attributes, self._stand_ins)):
+                self.refuse("an attribute of a tensor is set")
             self.disturbed = patches.disturbed
             for name, (stock, recorded) in self._replaced.items():
                 if getattr(torch, name) is recorded:  # else somebody else's patch, to be taken back there
@@ -228,7 +232,9 @@ class Tracer(fx.Tracer):
         raise self.refuse(f"a text is made of a tensor or its size at {self.inspect_frames()}")
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return StandIn(node, self)
+        made = StandIn(node, self)
+        self._stand_ins.append(made)
+        return made
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return id(m) not in self.opened
@@ -282,7 +288,8 @@ class Tracer(fx.Tracer):
             raise self.refuse(
                 f"forward passes on a list of tensors that it was given at {self.inspect_frames()}"
             )
-        if isinstance(a, (list, dict)) and type(a) not in _CONTAINERS:
+        own_tuple = isinstance(a, tuple) and type(a) not in _TUPLES and not hasattr(a, "_fields")
+        if (isinstance(a, (list, dict)) and type(a) not in _CONTAINERS) or (own_tuple and not self._in_torch):
             raise self.refuse(f"forward makes a {type(a).__name__} of tensors")
         known = getattr(type(a), "__dataclass_fields__", {})
         if hasattr(type(a), "__post_init__") or not all(f.init for f in known.values()):
