@@ -19,7 +19,7 @@ from dataclasses import replace
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, finfo, get_default_dtype, nn
 from torch.fx import Proxy
 
 from ..runtime import purity
@@ -95,6 +95,13 @@ _SEEN = frozenset(
 )
 
 
+class _Reach(Reach):
+    def reach(self, value: Any, what: str) -> None:
+        if value is finfo:  # without an argument it takes the default dtype, and no call of a class is heard
+            self.ask(get_default_dtype)
+        super().reach(value, what)
+
+
 class Follower:
     """Follows what runs between `start` and `stop` in this thread.
 
@@ -112,7 +119,7 @@ class Follower:
         self, root: nn.Module, opened: Iterable[nn.Module], refuse: Callable[[str], Exception]
     ) -> None:
         self.root, self.refuse = root, refuse
-        self.reached = Reach(root, refuse)
+        self.reached = _Reach(root, refuse)
         self._opened = tuple(opened)
         self.inlined = {id(m) for m in (root, *self._opened)}
         self.paused = self.asks_none = False
@@ -418,6 +425,8 @@ class Follower:
         self.reached.look_for(found.attributes | found.texts, found.stored)
         if found.dynamic and not self.reached.dynamic:
             self.reached.look_everywhere()
+        if found.dynamic or "finfo" in found.attributes | found.texts:
+            self.reached.reach(finfo, "finfo")
         scope = self._scope(frame.f_globals)
         self.reached.classes = self.reached.classes or "isinstance" in found.names
         for name in found.names:
