@@ -256,6 +256,8 @@ def test_a_question_is_asked_again(name: str) -> None:
     assert not opswap.stats()["original"]
     model(nn.Parameter(images()))
     assert sum(opswap.stats()["original"].values()) == 1
+    found = [opswap.explain(model, x).outcomes[0].result for x in (images(), nn.Parameter(images()))]
+    assert found[0] == "ran" != found[1]
 
 
 # --- what is set on a tensor, and classes that a forward makes of one ---

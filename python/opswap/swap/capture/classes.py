@@ -79,7 +79,7 @@ def answer(tracer: Tracer, obj: fx.Proxy, frame: FrameType) -> type:
 def check(tracer: Tracer, frame: FrameType) -> None:
     """Look at a question before it is answered past `answer`, by the class that a stand-in really has.
 
-    Args: frame: it calls isinstance, or it is of a method __instancecheck__ of torch or of a library.
+    Args: frame: it calls isinstance, or is of a method __instancecheck__ of torch or of a library.
     """
     if frame.f_code.co_name != _CHECK:
         named = [k for k in _named(frame) or () if isinstance(k, type) and k is not object]
@@ -91,11 +91,10 @@ def check(tracer: Tracer, frame: FrameType) -> None:
         return
     kinds = _asked(frame)
     abstract = frame.f_code is ABCMeta.__instancecheck__.__code__
-    if not abstract and cls is not nn.Parameter and not _is_certain(kinds):
-        raise _refuse(tracer, f"whether a tensor is a {cls.__qualname__} is asked for")
+    known = cls is nn.Parameter or (abstract and (issubclass(Tensor, cls) or not issubclass(StandIn, cls)))
+    if not known and not _is_certain(kinds):
+        raise _refuse(tracer, f"whether a tensor is a {getattr(cls, '__qualname__', cls)} is asked for")
     _bind(tracer, obj.node, kinds)
-    if abstract and issubclass(type(obj), cls) and not issubclass(Tensor, cls):
-        raise _refuse(tracer, f"whether a tensor is a {cls.__qualname__} is asked for")
 
 
 def _refuse(tracer: Tracer, what: str) -> Exception:

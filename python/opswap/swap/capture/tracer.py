@@ -362,7 +362,7 @@ class Tracer(fx.Tracer):
                     raise self.refuse(
                         f"forward runs through {os.path.relpath(name, TORCH_FOLDER + os.pardir)}"
                     )
-            elif not name.startswith(SWAP_FOLDER) and _EINOPS not in name:
+            elif not name.startswith((SWAP_FOLDER, "<frozen")) and _EINOPS not in name:
                 source = source or f"{name}:{frame.f_lineno}"
                 reason = unfaithful(code)
                 if reason:
