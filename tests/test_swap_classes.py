@@ -161,6 +161,8 @@ ASKS: dict[str, Callable[[Any, Tensor], Any]] = {
     "a class": lambda s, x: 2 if x.__class__ == Tensor else 3,
     "getattr": lambda s, x: 2 if getattr(x, "__class__", None) == Sub else 3,
     "singledispatch": lambda s, x: dispatched(x),
+    "an override": lambda s, x: 2 if torch.overrides.has_torch_function((x,)) else 3,
+    "an override of one": lambda s, x: 2 if torch.overrides.has_torch_function_unary(x) else 3,
     "a stand-in": lambda s, x: 2 if isinstance(x, fx.Proxy) else 3,
     "a stand-in of several": lambda s, x: 2 if isinstance(x, (Sub, fx.Proxy)) else 3,
     # Abstract classes, protocols, and classes that answer for themselves.
