@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, finfo, nn
 
 from outside import Net
 from outside_values import CASES, Case
 from spellings import by_size
 
 __all__ = ["CASES", "Case", "tree"]
+
+FINFO = [torch.finfo]
 
 # --- children that are read, not called ---
 
@@ -196,6 +199,22 @@ tensor(
     lambda s, x: x * 2 if torch.get_default_dtype() == torch.float32 else x,
     lambda m: torch.set_default_dtype(torch.float64),
 )
+for _finfo in (
+    lambda s, x: x * torch.finfo().bits,
+    lambda s, x: x + torch.finfo().eps,
+    lambda s, x: x.clamp(max=torch.finfo().max).exp(),
+    lambda s, x: x * finfo().bits,
+    lambda s, x: x * getattr(torch, "finfo")().bits,  # noqa: B009
+    lambda s, x: x * getattr(torch, "".join(("fin", "fo")))().bits,
+    lambda s, x: x * attrgetter("finfo")(torch)().bits,
+    lambda s, x: x * partial(torch.finfo)().bits,
+    lambda s, x: x * FINFO[0]().bits,
+    lambda s, x: x * torch.tensor(1.0).element_size(),
+    lambda s, x: x * 2 if torch.empty(0).dtype == torch.float32 else x,
+    lambda s, x: x * torch.Tensor(2).element_size(),
+):
+    tensor("torch", _finfo, lambda m: torch.set_default_dtype(torch.float64))
+tensor("torch", lambda s, x: x * torch.finfo(torch.float32).bits)
 tensor(
     "torch",
     lambda s, x: x * torch.get_num_threads(),

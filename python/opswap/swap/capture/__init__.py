@@ -5,7 +5,9 @@ paths              the paths of one forward as graphs, with the conditions of ea
 tracer, stand_in   one path: torch.fx, with a decision for each branch; what stands for a tensor meanwhile
 bytecode           which names a function reads and writes, and what no trace can show; imports no torch
 follow, reach      the user's functions that a trace runs; everything outside that they can read
+frames             what the variables of a running function hold
 identity           comparisons by identity, which a trace would answer for itself
+classes            questions for the class of a tensor: which a stand-in answers, and under which condition
 concrete, written  tensors that a trace meets or makes; writes of a trace, found and reverted
 shell, quiet       copies of the modules to analyse; runs of copies without hooks and random numbers
 example_run        the sizes that one run on example inputs shows

@@ -19,14 +19,15 @@ from dataclasses import replace
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, finfo, get_default_dtype, nn
 from torch.fx import Proxy
 
 from ..runtime import purity
-from ..runtime.outside import Outside, Scope, read
+from ..runtime.outside import Outside, Scope
 from ..runtime.state import INTERNAL, Reading
 from .bytecode import place, reads, trains_of, unfaithful
 from .element_writes import MUTATORS, element_writes
+from .frames import fetch, has_cells
 from .identity import Chain, identities
 from .look_up import is_look_up
 from .reach import Reach
@@ -94,22 +95,31 @@ _SEEN = frozenset(
 )
 
 
+class _Reach(Reach):
+    def reach(self, value: Any, what: str) -> None:
+        if value is finfo:  # without an argument it takes the default dtype, and no call of a class is heard
+            self.ask(get_default_dtype)
+        super().reach(value, what)
+
+
 class Follower:
     """Follows what runs between `start` and `stop` in this thread.
 
     refuse: makes the exception that ends the trace. While `paused`, nothing is followed. asks_none: code asked whether
     something is None that may be the result of a module. `meet` is called with each code before it runs first,
-    `given` has the lists of stand-ins that are arguments of the forward.
+    `check_class` with each frame that asks what is an instance of a class past what a stand-in answers. `given` has the
+    lists of stand-ins that are arguments of the forward.
     """
 
     meet: Callable[[CodeType], None]
+    check_class: Callable[[FrameType], None]
     given: Container[Any]
 
     def __init__(
         self, root: nn.Module, opened: Iterable[nn.Module], refuse: Callable[[str], Exception]
     ) -> None:
         self.root, self.refuse = root, refuse
-        self.reached = Reach(root, refuse)
+        self.reached = _Reach(root, refuse)
         self._opened = tuple(opened)
         self.inlined = {id(m) for m in (root, *self._opened)}
         self.paused = self.asks_none = False
@@ -247,6 +257,8 @@ class Follower:
                 raise self.refuse(f"{name}() is called at {_line(frame)}, which a capture cannot follow")
             if purity.is_query(argument):
                 self.reached.ask(argument)
+            if argument is isinstance:
+                self.check_class(frame)
 
     def _enter(self, frame: FrameType) -> None:
         kind = self._owner(frame)
@@ -259,6 +271,8 @@ class Follower:
             writes = kind is purity.LIBRARY and frame.f_code.co_name in MUTATORS
             self._writes_elements = self._writes_elements or writes
             caller = self._owner(frame.f_back)
+            if frame.f_code.co_name == "__instancecheck__" and caller in (purity.USER, purity.LIBRARY):
+                self.check_class(frame)
             if kind is purity.STATEFUL and caller in (purity.USER, purity.LIBRARY):
                 raise self.refuse(
                     f"{_name(frame)}() is called at {_line(frame.f_back)}, whose answers may change"
@@ -376,7 +390,7 @@ class Follower:
         """True if one side of a comparison is a module of the model, and the other no stand-in for a tensor."""
         clear = False
         for side in sides:
-            value = _fetch(frame.f_locals, side)
+            value = fetch(frame.f_locals, side)
             if side[-1] == "*" and not isinstance(value, (nn.ModuleList, nn.Sequential)):
                 return False
             one = side[-1] != "*" and isinstance(value, nn.Module) and id(value) in self.reached.tree
@@ -388,7 +402,7 @@ class Follower:
         code = frame.f_code
         known = self.reached.functions.get(code, [])
         if code.co_freevars:
-            known = [f for f in known if _has_cells(f, frame.f_locals)]
+            known = [f for f in known if has_cells(f, frame.f_locals)]
         if not known and code not in self._inner:
             raise self.refuse(f"{place(code)} was reached in a way that a capture cannot watch")
         return known
@@ -411,6 +425,8 @@ class Follower:
         self.reached.look_for(found.attributes | found.texts, found.stored)
         if found.dynamic and not self.reached.dynamic:
             self.reached.look_everywhere()
+        if found.dynamic or "finfo" in found.attributes | found.texts:
+            self.reached.reach(finfo, "finfo")
         scope = self._scope(frame.f_globals)
         self.reached.classes = self.reached.classes or "isinstance" in found.names
         for name in found.names:
@@ -452,38 +468,8 @@ class Follower:
             self.reached.watch(cls, member, f"{cls.__qualname__}.{member}")
 
 
-def _fetch(variables: dict[str, Any], chain: Chain) -> Any:
-    """What an expression of attributes and keys gives, as far as no code of the user runs for it; else None."""
-    name, *steps = chain
-    value = variables.get(name)
-    for step in (s for s in steps if s != "*"):
-        held = value.__dict__ if isinstance(value, nn.Module) else {}
-        if isinstance(step, str) and step.startswith("."):
-            own = held.get(step[1:])
-            value = held.get("_modules", {}).get(step[1:]) if own is None else own
-        elif isinstance(value, (nn.ModuleList, nn.Sequential)) and isinstance(step, int):
-            value = tuple(value._modules.values())
-        elif isinstance(value, nn.ModuleDict):
-            value = value._modules
-        if isinstance(step, int) or not step.startswith("."):
-            try:
-                value = value[step] if type(value) in (dict, list, tuple) else None
-            except LookupError:
-                return None
-    return value
-
-
 def _code_of(value: Any) -> CodeType | None:
     return value.__code__ if isinstance(value, FunctionType) else None
-
-
-def _has_cells(function: FunctionType, variables: dict[str, Any]) -> bool:
-    """True if the function's closure has the values that a running frame has."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        value = read(cell, "cell_contents")
-        if name in variables and variables[name] is not value:
-            return False
-    return True
 
 
 def _module(frame: FrameType) -> str:

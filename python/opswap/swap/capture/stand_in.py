@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dis
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -22,8 +23,9 @@ from .identity import is_compared
 if TYPE_CHECKING:
     from .tracer import Tracer
 
-__all__ = ["StandIn"]
+__all__ = ["StandIn", "has_attributes"]
 
+_FX = f"{TORCH_FOLDER}fx{os.sep}"
 # Attributes of tensors that are None at times: no proxy is.
 _NONE_OR_NOT = frozenset(("_backward_hooks", "_base", "_grad", "_grad_fn", "grad", "grad_fn"))
 
@@ -44,6 +46,20 @@ class StandIn(fx.Proxy):
             where = self.tracer.inspect_frames()
             raise self.tracer.refuse(f"a tensor, or what a module returns, may have no {name} at {where}")
         return _Attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """fx sets attributes of its own; one of a tensor would be lost."""
+        self._refuse_write(name, sys._getframe(1))
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._refuse_write(name, sys._getframe(1))
+        super().__delattr__(name)
+
+    def _refuse_write(self, name: str, frame: FrameType) -> None:
+        if not frame.f_code.co_filename.startswith((_FX, SWAP_FOLDER)):
+            where = self.tracer.inspect_frames()
+            raise self.tracer.refuse(f"the attribute {name} of a tensor is set or deleted at {where}")
 
     def __iter__(self) -> Iterator[Any]:
         """As fx does; to how many names values are unpacked is checked by the rewritten forward too."""
@@ -107,6 +123,11 @@ class StandIn(fx.Proxy):
         if _called_from_torch():
             return type(self)
         return self.tracer.class_of(self)
+
+
+def has_attributes(stand_in: StandIn) -> bool:
+    """True if something was set on it past `__setattr__`."""
+    return not vars(stand_in).keys() <= {"node", "tracer"}
 
 
 def _is_of_tensors(name: str) -> bool:

@@ -8,7 +8,6 @@ from a hint or a guess, and every answer is kept as a `Decision`, for a guard to
 
 from __future__ import annotations
 
-import abc
 import dis
 import inspect
 import os
@@ -16,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -27,19 +26,19 @@ from torch.utils import checkpoint
 
 from opswap._torch import assert_function, tree_leaves
 
-from ..graph.aliasing import returns_tensor
-from ..graph.calls import graph_kinds, operation
+from ..graph.calls import operation
 from ..graph.metadata import counts_dimensions, is_fact, is_shape
 from ..runtime import purity
 from ..runtime.guards import hooked, require
 from ..runtime.lists import Listed, is_listed, names_in
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
-from .bytecode import class_reads, unfaithful
+from . import classes
+from .bytecode import unfaithful
 from .concrete import Concrete
 from .follow import CHECKPOINTED, Follower
 from .given import Given
 from .patches import Patches, trace_with
-from .stand_in import StandIn
+from .stand_in import StandIn, has_attributes
 from .texts import Texts, has_mark, is_for_a_message
 
 __all__ = [
@@ -52,8 +51,6 @@ __all__ = [
     "raised_by_user",
 ]
 
-# Functions in C that ask a value for its class, or for any attribute.
-_ASK_FOR_CLASS = (isinstance, getattr, hasattr, getattr(abc, "_abc_instancecheck", None))
 _EINOPS = f"{os.sep}einops{os.sep}"
 # torch's own code through which a call reaches a proxy unchanged; a trace would drop what the rest of torch
 # adds around a call, such as a checkpoint, a custom gradient or a context.
@@ -71,6 +68,7 @@ _ASSERT = getattr(assert_function, "__code__", None)  # becomes a node; public, 
 # The frame below the user's own; torch.compile wraps the method once it has been imported.
 _TRACE = inspect.unwrap(fx.Tracer.trace).__code__
 _CONTAINERS = (list, dict, immutable_list, immutable_dict)
+_TUPLES = (tuple, torch.Size)
 # They take sizes, which may be proxies, but no tensor by which torch would hand the call to fx.
 _FACTORIES = ("empty", "full", "ones", "zeros")
 # The number of dimensions is tried in this order where no run has shown it.
@@ -148,6 +146,7 @@ class Tracer(fx.Tracer):
         self.nothing = ""  # the name of the node in whose place the forward gets None
         self._replaced: dict[str, tuple[Any, Any]] = {}  # of torch's factories: (what it was, what it is)
         self.disturbed = False  # by a trace of another thread
+        self._stand_ins: list[StandIn] = []
 
     def refuse(self, reason: str) -> CaptureError:
         """Remember the first refusal: the forward itself may catch the exception."""
@@ -167,10 +166,13 @@ class Tracer(fx.Tracer):
             self._replace_factories(code)
 
         self.follower.meet = meet
+        self.follower.check_class = partial(classes.check, self)
         try:
             return trace_with(patches, self, root)
         finally:
             self.follower.stop()
+            if any(map(has_attributes, self._stand_ins)):
+                self.refuse("an attribute of a tensor is set")
             self.disturbed = patches.disturbed
             for name, (stock, recorded) in self._replaced.items():
                 if getattr(torch, name) is recorded:  # else somebody else's patch, to be taken back there
@@ -230,7 +232,9 @@ class Tracer(fx.Tracer):
         raise self.refuse(f"a text is made of a tensor or its size at {self.inspect_frames()}")
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return StandIn(node, self)
+        made = StandIn(node, self)
+        self._stand_ins.append(made)
+        return made
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return id(m) not in self.opened
@@ -284,7 +288,8 @@ class Tracer(fx.Tracer):
             raise self.refuse(
                 f"forward passes on a list of tensors that it was given at {self.inspect_frames()}"
             )
-        if isinstance(a, (list, dict)) and type(a) not in _CONTAINERS:
+        own_tuple = isinstance(a, tuple) and type(a) not in _TUPLES and not hasattr(a, "_fields")
+        if (isinstance(a, (list, dict)) and type(a) not in _CONTAINERS) or (own_tuple and not self._in_torch):
             raise self.refuse(f"forward makes a {type(a).__name__} of tensors")
         known = getattr(type(a), "__dataclass_fields__", {})
         if hasattr(type(a), "__post_init__") or not all(f.init for f in known.values()):
@@ -357,7 +362,7 @@ class Tracer(fx.Tracer):
                     raise self.refuse(
                         f"forward runs through {os.path.relpath(name, TORCH_FOLDER + os.pardir)}"
                     )
-            elif not name.startswith(SWAP_FOLDER) and _EINOPS not in name:
+            elif not name.startswith((SWAP_FOLDER, "<frozen")) and _EINOPS not in name:
                 source = source or f"{name}:{frame.f_lineno}"
                 reason = unfaithful(code)
                 if reason:
@@ -391,29 +396,14 @@ class Tracer(fx.Tracer):
         return iter([obj[i] for i in range(self.length(obj))])
 
     def class_of(self, obj: fx.Proxy) -> type:
-        """The class that code of Python shall see.
+        """The class that code of Python shall see."""
+        return classes.answer(self, obj, sys._getframe(2))
 
-        Functions in C must not: they would take a stand-in that calls itself a tensor for the memory of one.
-        """
-        if not self._asks_for_class(sys._getframe(2)):
-            return type(obj)
-        node = obj.node
-        module = node.meta.get("module")
-        is_tensor = node.op == "placeholder" or (module is not None and returns_tensor(module))
-        if is_tensor or graph_kinds(node.graph)[node] == "tensor":
-            return torch.Tensor
-        raise self.refuse(f"the type of a result is asked for at {self.inspect_frames()}")
-
-    def _asks_for_class(self, frame: FrameType) -> bool:
-        code = frame.f_code
-        if _EINOPS in code.co_filename:
-            return False
-        if not self.follower.listens:
-            return "isinstance" in code.co_names
-        called = self.follower.called_by(frame)
-        if called is None:
-            return frame.f_lasti in class_reads(code)
-        return any(called is function for function in _ASK_FOR_CLASS)
+    def bind(self, node: fx.Node, fact: Callable[[Any], bool]) -> None:
+        """Make it a condition of the captured path that the fact holds for this input."""
+        if not any(d.node.target is fact and d.node.args[0] is node for d in self.decisions):
+            asked = self.create_node("call_function", fact, (node,), {})
+            self.decisions.append(Decision(asked, True, (), self.inspect_frames()))
 
     def _hint(self, node: fx.Node) -> Any:
         if self.hints is None:

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from ..runtime.guards import is_plain_tensor
 from .calls import operation, subject
 
 __all__ = [
@@ -37,7 +38,7 @@ _METHODS = {
     "numel",
     "size",
 }
-_OF_TENSORS = {builtins.len, torch.is_complex, torch.is_floating_point, torch.numel}
+_OF_TENSORS = {builtins.len, is_plain_tensor, torch.is_complex, torch.is_floating_point, torch.numel}
 _OF_FACTS = {
     builtins.getattr,
     operator.abs,

@@ -30,6 +30,7 @@ __all__ = [
     "holds",
     "hooked",
     "in_mode",
+    "is_plain_tensor",
     "listed",
     "missed",
     "require",
@@ -105,6 +106,11 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
 def listed(value: Any, kind: type, number: int) -> bool:
     """True for a list or tuple, `kind`, of so many values; whether they are tensors is for `holds` to ask."""
     return type(value) is kind and len(value) == number
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """True for a tensor of no subclass, such as a parameter."""
+    return type(value) is Tensor
 
 
 def in_mode(module: nn.Module, training: bool) -> bool:

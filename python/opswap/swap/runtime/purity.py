@@ -297,7 +297,7 @@ _FACTORIES = [
     "zeros",
 ]
 # Functions of torch in C that no mode sees and that are pure.
-_TORCH_BUILTINS = frozenset({"_get_tracing_state", "_has_torch_function", "_log_api_usage_once"})
+_TORCH_BUILTINS = frozenset({"_get_tracing_state", "_log_api_usage_once"})
 
 
 def module_kind(module: types.ModuleType) -> str:
