@@ -207,7 +207,8 @@ class Reach:
         for base in users:
             for name, value in tuple(vars(base).items()):
                 for function in _functions_in(value):
-                    self.members.setdefault(id(function), []).append((cls, name))
+                    places = self.members.setdefault(id(function), [])
+                    places += [(c, name) for c in _givers(cls, name)]
                     self.reach(function, f"{base.__qualname__}.{name}")
         if type(cls) is not type and owner_of_class(type(cls)) == purity.USER:
             self.reach(type(cls), what)
@@ -250,21 +251,27 @@ class Reach:
 
     def _look_in_class(self, cls: type, names: Iterable[str]) -> None:
         for name in _public_names(cls) if self.dynamic else names:
-            value = static_attribute(cls, name)
-            what = f"{cls.__qualname__}.{name}"
-            if value is MISSING:
-                if name in self.texts:
-                    self.watch(cls, name, what)
-            elif name.startswith("__") or isinstance(value, _SLOTS) or not _is_of_user(cls, name):
-                continue
-            elif isinstance(value, (FunctionType, property, staticmethod)) or not hasattr(value, "__get__"):
+            givers = _givers(cls, name)
+            for giver in givers:
+                self._look_in_one(giver, name, len(givers) > 1 or name in self.texts)
+
+    def _look_in_one(self, cls: type, name: str, absent: bool) -> None:
+        """Args: absent: it matters that the class has no such attribute."""
+        value = static_attribute(cls, name)
+        what = f"{cls.__qualname__}.{name}"
+        if value is MISSING:
+            if absent:
                 self.watch(cls, name, what)
-            elif owner_of_class(type(value)) == purity.USER:
-                raise self.refuse(
-                    f"{what} is a descriptor, a {type(value).__qualname__}, which answers for itself"
-                )
-            else:
-                self.reach(value, what)
+        elif name.startswith("__") or isinstance(value, _SLOTS) or not _is_of_user(cls, name):
+            return
+        elif isinstance(value, (FunctionType, property, staticmethod)) or not hasattr(value, "__get__"):
+            self.watch(cls, name, what)
+        elif owner_of_class(type(value)) == purity.USER:
+            raise self.refuse(
+                f"{what} is a descriptor, a {type(value).__qualname__}, which answers for itself"
+            )
+        else:
+            self.reach(value, what)
 
     def _look_in_module(self, module: ModuleType, names: Iterable[str]) -> None:
         found = vars(module)
@@ -366,6 +373,15 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
     elif isinstance(value, _WRAPPERS):
         for part in ("fget", "fset", "fdel", "__func__", "func"):
             yield from _functions_in(getattr(value, part, None))
+
+
+def _givers(cls: type, name: str) -> list[type]:
+    """The classes that are asked for an attribute: by `super()`, also those that hide or may hide one of a base."""
+    if sum(name in vars(b) for b in cls.__mro__) < 2:
+        return [cls]
+    users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
+    having = [i for i, b in enumerate(users) if name in vars(b)]
+    return [cls, *(b for b in users[: having[-1] + 1] if b is not cls)] if len(having) > 1 else [cls]
 
 
 def _public_names(cls: type) -> list[str]:

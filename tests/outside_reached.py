@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""Forwards that reach what they read by a detour: by super(), bound methods in C, names of libraries, own dunder names.
+
+All of them are watched: a swap finds the shuffle in each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outside import Net, case, whole
+from outside_rest import CASES, Case
+from outside_values import put_in, set_in
+from spellings import by_size
+
+__all__ = ["CASES", "WATCHED", "Case"]
+
+# --- by super() ---
+
+
+class Base(Net):
+    k = 2
+    table = {"k": 2}  # noqa: RUF012
+
+    def forward(self, x: Any) -> Any:
+        return by_size(self.conv(x), 2)
+
+    def groups(self) -> int:
+        return 2
+
+    @property
+    def prop(self) -> int:
+        return 2
+
+    @classmethod
+    def made(cls) -> int:
+        return 2
+
+    @staticmethod
+    def static() -> int:
+        return 2
+
+
+class Middle(Base):
+    """What it gets later stands before what Base has."""
+
+
+class Mixin:
+    """A base beside the others."""
+
+
+class Shuffles(Middle):
+    def forward(self, x: Any) -> Any:
+        return by_size(self.conv(x), self.groups())
+
+
+class ByForward(Middle):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x)
+
+
+class ByMethod(Shuffles):
+    def groups(self) -> int:
+        return super().groups()
+
+
+class ByConstant(Shuffles):
+    k = 5
+
+    def groups(self) -> int:
+        return super().k
+
+
+class ByTable(Shuffles):
+    table = {"k": 5}  # noqa: RUF012
+
+    def groups(self) -> int:
+        return super().table["k"]
+
+
+class ByProperty(Shuffles):
+    @property
+    def prop(self) -> int:
+        return super().prop
+
+    def groups(self) -> int:
+        return self.prop
+
+
+class ByClassMethod(Shuffles):
+    @classmethod
+    def made(cls) -> int:
+        return super().made()
+
+    def groups(self) -> int:
+        return self.made()
+
+
+class ByStaticMethod(Shuffles):
+    static = None
+
+    def groups(self) -> int:
+        return super().static()
+
+
+class ByMixin(Mixin, Shuffles):
+    def groups(self) -> int:
+        return super().groups()
+
+
+class Hides(Shuffles):
+    k = 5
+
+
+class ByMixedConstant(Hides, Mixin, Middle):
+    def groups(self) -> int:
+        return super(Hides, self).k
+
+
+class Plain:
+    k = 2
+
+    def groups(self) -> int:
+        return 2
+
+    @classmethod
+    def made(cls) -> int:
+        return cls.k
+
+
+class PlainChild(Plain):
+    k = 5
+
+    def groups(self) -> int:
+        return super().groups()
+
+    @classmethod
+    def made(cls) -> int:
+        return super().made()
+
+
+class PlainConstant(Plain):
+    k = 5
+
+    def groups(self) -> int:
+        return super().k
+
+
+def shuffles_more(self: Any, x: Any) -> Any:
+    return by_size(self.conv(x), 3)
+
+
+def three(*_: Any) -> int:
+    return 3
+
+
+def six(*_: Any) -> int:
+    return 6
+
+
+whole("super", ByForward, set_in(Base, "forward", shuffles_more))
+whole("super", ByMethod, set_in(Base, "groups", three))
+whole("super", ByConstant, set_in(Base, "k"))
+whole("super", ByTable, put_in(Base.table, "k"))
+whole("super", ByProperty, set_in(Base, "prop", property(three)))
+whole("super", ByClassMethod, set_in(Base, "made", classmethod(three)))
+whole("super", ByStaticMethod, set_in(Base, "static", staticmethod(three)))
+whole("super", ByMixin, set_in(Mixin, "groups", six))
+whole("super", ByMixedConstant, set_in(Mixin, "k", 6))
+case("super", lambda s: s.o.groups(), set_in(Plain, "groups", three), o=PlainChild)
+case("super", lambda s: s.o.groups(), set_in(Plain, "k"), o=PlainConstant)
+case("super", lambda s: PlainChild.made(), set_in(Plain, "made", classmethod(three)))
+
+
+class Between(Base):
+    pass
+
+
+class OverBetween(Between):
+    def forward(self, x: Any) -> Any:
+        return by_size(self.conv(x), self.groups())
+
+    def groups(self) -> int:
+        return super().groups()
+
+
+class OverConstant(Between):
+    k = 5
+
+    def forward(self, x: Any) -> Any:
+        return by_size(self.conv(x), super().k)
+
+
+whole("super", OverBetween, set_in(Between, "groups", six))
+whole("super", OverConstant, set_in(Between, "k", 6))
+
+WATCHED = ("super",)
