@@ -6,6 +6,7 @@ All of them are watched: a swap finds the shuffle in each.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from outside import Net, case, whole
@@ -194,4 +195,48 @@ class OverConstant(Between):
 whole("super", OverBetween, set_in(Between, "groups", six))
 whole("super", OverConstant, set_in(Between, "k", 6))
 
-WATCHED = ("super",)
+# --- by methods in C ---
+
+TABLE = {"a": 2}
+LISTED = [7, 2]
+MORE = {"a": 2}
+LAST = {"a": [2]}
+GET = MORE.get
+PAIRS = {"a": 2}
+ITEM = PAIRS.__getitem__
+NAMES = {"a"}
+HAS = NAMES.__contains__
+
+
+class Setting:
+    k = 2
+
+    def __init__(self) -> None:
+        self.k = 2
+
+
+SETTING = Setting()
+SETTINGS = Setting()
+
+case("bound", lambda s: s.f("a"), put_in(TABLE, "a"), f=lambda: TABLE.get)
+case("bound", lambda s: s.f("a")[0], lambda m: LAST["a"].__setitem__(0, 3), f=lambda: LAST.get)
+case("bound", lambda s: GET("a"), put_in(MORE, "a"))
+case("bound", lambda s: ITEM("a"), put_in(PAIRS, "a"))
+case("bound", lambda s: 2 if HAS("a") else 3, lambda m: NAMES.clear())
+case("bound", lambda s: 2 + s.f(7), lambda m: LISTED.insert(0, 1), f=lambda: LISTED.index)
+case("bound", lambda s: 1 + s.f(8), lambda m: m.f.__self__.__setitem__(0, 0), f=lambda: [8, 8].count)
+case("bound", lambda s: s.f(), lambda m: m.f.__self__.append(1), f=lambda: [7, 2].__len__)
+case("bound", lambda s: s.f(), lambda m: setattr(m, "f", [1, 2, 3].__len__), f=lambda: [7, 2].__len__)
+case("bound", lambda s: s.f("a"), lambda m: setattr(m, "f", {"a": 3}.get), f=lambda: {"a": 2}.get)
+case("bound", lambda s: s.f("a", 2), lambda m: setattr(m, "f", {"a": 3}.pop), f=lambda: {"a": 2}.get)
+case(
+    "bound",
+    lambda s: s.f["get"]("a"),
+    lambda m: m.f["get"].__self__.update(a=3),
+    f=lambda: {"get": {"a": 2}.get},
+)
+case("bound", lambda s: s.f(), lambda m: m.f.func.__self__.update(a=3), f=lambda: partial({"a": 2}.get, "a"))
+case("bound", lambda s: s.f("k"), set_in(SETTING, "k"), f=lambda: SETTING.__getattribute__)
+case("bound", lambda s: s.f("k"), set_in(SETTINGS, "k"), f=lambda: vars(SETTINGS).get)
+
+WATCHED = ("super", "bound")

@@ -230,6 +230,8 @@ class Reach:
         own = getattr(function, "__self__", None)
         if own is not None and not isinstance(own, (ModuleType, type)):
             self.reach(own, what)
+            if getattr(function, "__name__", "") == "__getattribute__":
+                self.look_everywhere()
 
     # --- attributes --------------------------------------------------------------------------------------------------
 

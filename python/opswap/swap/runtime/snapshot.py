@@ -42,6 +42,7 @@ _SEQUENCES = (list, tuple, deque)
 _MAPPINGS = (dict, OrderedDict, defaultdict, types.MappingProxyType)
 _SETS = (set, frozenset)
 _PARTS = (partial, types.MethodType)
+_BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _C_METHODS = (types.ClassMethodDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _HEAP_TYPE = 1 << 9  # set by every class statement
 
@@ -99,6 +100,18 @@ class Answers:
     names: tuple[str, ...]
     values: tuple[Any, ...]
     contents: Any
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A method in C of an object, as the get of a dict; copies of a model share both."""
+
+    method: Any
+    own: Any
+    value: Any
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bound:
+        return self
 
 
 @dataclass(frozen=True)
@@ -283,6 +296,11 @@ def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> A
     if isinstance(value, (type, types.FunctionType, types.ModuleType, nn.Module)):
         return value
     path = (*path, id(value))
+    if isinstance(value, _BOUND):
+        own = value.__self__
+        if own is None or isinstance(own, (type, types.ModuleType)):
+            return value
+        return Bound(value, own, snapshot(own, wanted, path))
     held = contents_of(value)
     inside = _contents(held, value, wanted, path) if held is not None else None
     if held is not None and type(value) in _PARTS:
@@ -338,6 +356,8 @@ def is_as(now: Any, then: Any) -> bool:
         return _has_attributes(now, then)
     if kind is Answers:
         return _answers(now, then)
+    if kind is Bound:
+        return _is_bound_as(now, then)
     if kind is AnyTensor:
         return isinstance(now, Tensor)
     if type(now) is not kind or not isinstance(then, IMMUTABLE):
@@ -365,6 +385,15 @@ def _has_contents(now: Any, then: Contents) -> bool:
         if not is_as(value, kept):
             return False
     return True
+
+
+def _is_bound_as(now: Any, then: Bound) -> bool:
+    if now is then.method:
+        return is_as(then.own, then.value)
+    # torch.compile does not know whose method it is.
+    if torch.compiler.is_compiling() or type(now) not in _BOUND or now.__name__ != then.method.__name__:
+        return False
+    return is_as(now.__self__, then.value)
 
 
 def _has_attributes(now: Any, then: Attributes) -> bool:
