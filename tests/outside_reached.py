@@ -6,8 +6,15 @@ All of them are watched: a swap finds the shuffle in each.
 
 from __future__ import annotations
 
+import math
+import types
 from functools import partial
 from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from outside import Net, case, whole
 from outside_rest import CASES, Case
@@ -239,4 +246,107 @@ case("bound", lambda s: s.f(), lambda m: m.f.func.__self__.update(a=3), f=lambda
 case("bound", lambda s: s.f("k"), set_in(SETTING, "k"), f=lambda: SETTING.__getattribute__)
 case("bound", lambda s: s.f("k"), set_in(SETTINGS, "k"), f=lambda: vars(SETTINGS).get)
 
-WATCHED = ("super", "bound")
+# --- what somebody set on libraries ---
+
+for _holder in (torch, F, nn, nn.Module, nn.Conv2d, torch.Tensor, math, np):
+    _holder.opswap_k = 2
+torch.opswap_table = {"k": 2}
+torch.opswap_setting = Setting()
+F.opswap_groups = lambda: 2
+math.opswap_floor = math.floor
+nn.Module.opswap_hidden = 2
+nn.Conv2d.opswap_listed = [2]
+nn.Conv2d.opswap_groups = lambda self: 2
+
+
+case("library", lambda s: torch.opswap_k, set_in(torch, "opswap_k"))
+case("library", lambda s: F.opswap_k, set_in(F, "opswap_k"))
+case("library", lambda s: nn.opswap_k, set_in(nn, "opswap_k"))
+case("library", lambda s: math.opswap_k, set_in(math, "opswap_k"))
+case("library", lambda s: np.opswap_k, set_in(np, "opswap_k"))
+case("library", lambda s: torch.Tensor.opswap_k, set_in(torch.Tensor, "opswap_k"))
+case("library", lambda s: s.opswap_k, set_in(nn.Module, "opswap_k"))
+case("library", lambda s: s.opswap_hidden, lambda m: setattr(m, "opswap_hidden", 3))
+case("library", lambda s: s.conv.opswap_k, set_in(nn.Conv2d, "opswap_k"))
+case("library", lambda s: s.conv.opswap_hidden, lambda m: setattr(m.conv, "opswap_hidden", 3))
+case("library", lambda s: s.conv.opswap_listed[0], put_in(nn.Conv2d.opswap_listed, 0))
+case("library", lambda s: nn.Conv2d.opswap_listed[0], put_in(nn.Conv2d.opswap_listed, 0, 6))
+case("library", lambda s: torch.opswap_table["k"], put_in(torch.opswap_table, "k"))
+case("library", lambda s: torch.opswap_setting.k, set_in(torch.opswap_setting, "k"))
+case("library", lambda s: F.opswap_groups(), set_in(F, "opswap_groups", three))
+case("library", lambda s: math.opswap_floor(2.5), set_in(math, "opswap_floor", math.ceil))
+case("library", lambda s: s.conv.opswap_groups(), set_in(nn.Conv2d, "opswap_groups", three))
+case("library", lambda s: getattr(torch, "opswap_new", 2), set_in(torch, "opswap_new"))
+case("library", lambda s: getattr(s.conv, "opswap_new", 2), set_in(nn.Conv2d, "opswap_new"))
+case("library", lambda s: getattr(nn.Conv2d, "opswap_other", 2), set_in(nn.Module, "opswap_other"))
+
+# --- names with two underscores ---
+
+
+class Versioned:
+    __groups__ = 2
+    __table__ = {"k": 2}  # noqa: RUF012
+
+
+class OtherVersion(Versioned):
+    pass
+
+
+class HiddenVersion(Versioned):
+    __groups__ = 5
+
+    def groups(self) -> int:
+        return super().__groups__
+
+
+class Layer(nn.Conv2d):
+    __groups__ = 2
+
+
+class Own(Net):
+    __groups__ = 2
+    __text__ = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = Layer(12, 12, 1)
+
+    def forward(self, x: Any) -> Any:
+        return by_size(self.conv(x), self.__groups__)
+
+
+class OfChild(Own):
+    def forward(self, x: Any) -> Any:
+        return by_size(self.conv(x), self.other.__groups__)
+
+
+class ByInstance(Own):
+    def forward(self, x: Any) -> Any:
+        return by_size(self.conv(x), self.__text__)
+
+
+class ByText(Own):
+    def forward(self, x: Any) -> Any:
+        return by_size(self.conv(x), getattr(self, f"__{'text'}__"))
+
+
+VERSION = types.ModuleType("opswap_test_version")
+VERSION.__version__ = VERSION.__groups__ = 2
+OBJECT, OTHER_OBJECT = Versioned(), Versioned()
+
+case("dunder", lambda s: Versioned.__groups__, set_in(Versioned, "__groups__"))
+case("dunder", lambda s: OtherVersion.__groups__, set_in(OtherVersion, "__groups__", 6))
+case("dunder", lambda s: HiddenVersion().groups(), set_in(Versioned, "__groups__", 4))
+case("dunder", lambda s: Versioned.__table__["k"], put_in(Versioned.__table__, "k"))
+case("dunder", lambda s: OBJECT.__groups__, set_in(OBJECT, "__groups__", 6))
+case("dunder", lambda s: getattr(OTHER_OBJECT, "__gro" + "ups__"), set_in(OTHER_OBJECT, "__groups__", 6))
+case("dunder", lambda s: s.o.__groups__, lambda m: setattr(m.o, "__groups__", 6), o=Versioned)
+case("dunder", lambda s: VERSION.__version__, set_in(VERSION, "__version__"))
+case("dunder", lambda s: getattr(VERSION, "__gro" + "ups__"), set_in(VERSION, "__groups__"))
+case("dunder", lambda s: len(VERSION.__name__) // 6, set_in(VERSION, "__name__", "123456" * 2))
+whole("dunder", Own, set_in(Own, "__groups__"))
+whole("dunder", OfChild, set_in(Layer, "__groups__"))
+whole("dunder", ByInstance, lambda m: setattr(m, "__text__", 3))
+whole("dunder", ByText, lambda m: setattr(m, "__text__", 3))
+
+WATCHED = ("super", "bound", "library", "dunder")

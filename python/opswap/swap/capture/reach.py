@@ -42,7 +42,9 @@ from ..runtime.snapshot import (
     attributes_of,
     contents_of,
     has_own_look_up,
+    is_added,
     is_plain,
+    is_public,
     is_read_by_user,
     is_transparent,
     owner_of_class,
@@ -67,6 +69,7 @@ _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 # Its class is in another module with each version of Python.
 _FIELD = type(namedtuple("_Example", "a").a)
 _WRAPPERS = (property, staticmethod, classmethod, cached_property, partialmethod)
+_HEAP_TYPE = 1 << 9  # set by every class statement
 _MANY = 20000  # objects that a forward may reach
 _WRITE_ANY = frozenset({"__delattr__", "__setattr__"})  # methods that write to an attribute of any name
 
@@ -212,7 +215,7 @@ class Reach:
                     self.reach(function, f"{base.__qualname__}.{name}")
         if type(cls) is not type and owner_of_class(type(cls)) == purity.USER:
             self.reach(type(cls), what)
-        if users:
+        if users or not _is_fixed(cls):
             self._hold(self._look_in_class, cls)
 
     def _reach_module(self, module: ModuleType, what: str) -> None:
@@ -252,7 +255,7 @@ class Reach:
                 self.watch(function, name, f"{function.__qualname__}.{name}")
 
     def _look_in_class(self, cls: type, names: Iterable[str]) -> None:
-        for name in _public_names(cls) if self.dynamic else names:
+        for name in (*names, *_public_names(cls)) if self.dynamic else names:
             givers = _givers(cls, name)
             for giver in givers:
                 self._look_in_one(giver, name, len(givers) > 1 or name in self.texts)
@@ -264,7 +267,7 @@ class Reach:
         if value is MISSING:
             if absent:
                 self.watch(cls, name, what)
-        elif name.startswith("__") or isinstance(value, _SLOTS) or not _is_of_user(cls, name):
+        elif isinstance(value, _SLOTS) or not (_is_of_user(cls, name) or is_added(value)):
             return
         elif isinstance(value, (FunctionType, property, staticmethod)) or not hasattr(value, "__get__"):
             self.watch(cls, name, what)
@@ -277,21 +280,34 @@ class Reach:
 
     def _look_in_module(self, module: ModuleType, names: Iterable[str]) -> None:
         found = vars(module)
-        for name in tuple(found) if self.dynamic else names:
-            if (name in found and not name.startswith("__")) or name in self.texts:
+        public = [n for n, v in tuple(found.items()) if is_public(n, v)] if self.dynamic else ()
+        for name in (*names, *public):
+            if name in found or name in self.texts:
                 self.watch(module, name, f"{module.__name__}.{name}")
 
     def _look_in_library(self, module: ModuleType, names: Iterable[str]) -> None:
-        """In a pure library, look only for what may not be pure after all."""
+        """In a pure library, look for what may not be pure after all, and for what somebody may put there."""
         impure = purity.IMPURE_NUMPY if module.__name__ == "numpy" else ()
         for name in names:
-            value = vars(module).get(name)
+            value = vars(module).get(name, MISSING)
+            what = f"{module.__name__}.{name}"
             if name in impure:
                 raise self.refuse(f"numpy.{name}() is mentioned, whose answers may change")
             if isinstance(value, ABCMeta):
                 self._abstract[value] = None
-            if isinstance(value, (ModuleType, *_BUILTINS)):
-                self.reach(value, f"{module.__name__}.{name}")
+            if isinstance(value, ModuleType):
+                self.reach(value, what)
+            elif value is MISSING:
+                if name in self.texts:
+                    self.watch(module, name, what)
+            elif isinstance(value, type):
+                self._hold(self._look_in_class, value)
+            elif isinstance(value, (FunctionType, *_BUILTINS)) or is_added(value):
+                self.watch(module, name, what)
+        if self.dynamic:
+            for name, value in tuple(vars(module).items()):
+                if is_added(value) and not name.startswith("_") and type(value).__module__ != "torch":
+                    self.watch(module, name, f"{module.__name__}.{name}")
 
     def _look_in_object(self, value: Any, names: Iterable[str]) -> None:
         cls = type(value)
@@ -387,12 +403,23 @@ def _givers(cls: type, name: str) -> list[type]:
 
 
 def _public_names(cls: type) -> list[str]:
-    return [n for b in cls.__mro__ if owner_of_class(b) == purity.USER for n in vars(b)]
+    return [
+        n
+        for b in cls.__mro__
+        if owner_of_class(b) == purity.USER
+        for n, v in vars(b).items()
+        if is_public(n, v)
+    ]
 
 
 def _is_of_user(cls: type, name: str) -> bool:
     """True if a class of the user, not one of torch, gives the attribute."""
     return any(name in vars(b) and owner_of_class(b) == purity.USER for b in cls.__mro__)
+
+
+def _is_fixed(cls: type) -> bool:
+    """True for a class to which nothing can be added."""
+    return not cls.__flags__ & _HEAP_TYPE
 
 
 def _is_pure_class(cls: type) -> bool:

@@ -28,8 +28,10 @@ __all__ = [
     "attributes_of",
     "contents_of",
     "has_own_look_up",
+    "is_added",
     "is_as",
     "is_plain",
+    "is_public",
     "is_read_by_user",
     "is_transparent",
     "owner_of_class",
@@ -44,6 +46,36 @@ _SETS = (set, frozenset)
 _PARTS = (partial, types.MethodType)
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _C_METHODS = (types.ClassMethodDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType)
+# Entries that statements of Python, and dataclasses, make.
+_MADE = frozenset(
+    f"__{name}__"
+    for name in (
+        "abstractmethods",
+        "all",
+        "annotations",
+        "builtins",
+        "cached",
+        "dataclass_fields",
+        "dataclass_params",
+        "dict",
+        "doc",
+        "file",
+        "firstlineno",
+        "hash",
+        "loader",
+        "match_args",
+        "module",
+        "name",
+        "orig_bases",
+        "package",
+        "parameters",
+        "path",
+        "slots",
+        "spec",
+        "static_attributes",
+        "weakref",
+    )
+)
 _HEAP_TYPE = 1 << 9  # set by every class statement
 
 
@@ -187,9 +219,8 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 def slots_of(cls: type) -> list[types.MemberDescriptorType]:
     """The slots of a class and its bases."""
     members = [v for base in cls.__mro__ for v in vars(base).values()]
-    return [
-        m for m in members if isinstance(m, types.MemberDescriptorType) and not m.__name__.startswith("__")
-    ]
+    hidden = ("__dict__", "__weakref__")
+    return [m for m in members if isinstance(m, types.MemberDescriptorType) and m.__name__ not in hidden]
 
 
 def owner_of_class(cls: type) -> str:
@@ -205,6 +236,26 @@ def owner_of_class(cls: type) -> str:
         in_c = cls.__module__ in sys.builtin_module_names or file is not None
         return module_kind(module) if in_c or module_kind(module) != USER else USER
     return owner(file, cls.__module__)
+
+
+def is_added(value: Any) -> bool:
+    """True for an entry of a library, or of a class of one, that anybody may have put there; no code of its own is."""
+    if isinstance(value, types.FunctionType):
+        return owner(value.__code__.co_filename, value.__module__ or "") == USER
+    wrappers = (property, staticmethod, classmethod, types.MemberDescriptorType, types.GetSetDescriptorType)
+    if isinstance(value, (types.ModuleType, type, *_BOUND, *_C_METHODS, *wrappers)):
+        return False
+    return is_plain(value) or contents_of(value) is not None or owner_of_class(type(value)) == USER
+
+
+def is_public(name: str, value: Any, asked: bool = False) -> bool:
+    """True unless an entry of a class or a Python module is one that Python makes, or a special method.
+
+    Args: asked: code reads the attribute by this name.
+    """
+    if not name.startswith("__"):
+        return True
+    return name not in _MADE and (asked or (is_added(value) and not isinstance(value, types.FunctionType)))
 
 
 def static_attribute(cls: type, name: str) -> Any:
@@ -243,8 +294,11 @@ class Wanted:
         users = [b for b in type(value).__mro__ if owner_of_class(b) == USER]
         if not users or held is None:
             return ()
-        found = dict.fromkeys(n for b in users for n in vars(b) if not n.startswith("__"))
-        return tuple(n for n in found if n not in held and (self.names is None or n in self.names))
+        names = self.names
+        found = dict.fromkeys(
+            n for b in users for n, v in vars(b).items() if is_public(n, v, names is not None and n in names)
+        )
+        return tuple(n for n in found if n not in held and (names is None or n in names))
 
 
 def _may_be_set(cls: type, name: str) -> bool:
