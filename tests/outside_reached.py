@@ -253,7 +253,6 @@ for _holder in (torch, F, nn, nn.Module, nn.Conv2d, torch.Tensor, math, np):
 torch.opswap_table = {"k": 2}
 torch.opswap_setting = Setting()
 F.opswap_groups = lambda: 2
-math.opswap_floor = math.floor
 nn.Module.opswap_hidden = 2
 nn.Conv2d.opswap_listed = [2]
 nn.Conv2d.opswap_groups = lambda self: 2
@@ -274,7 +273,6 @@ case("library", lambda s: nn.Conv2d.opswap_listed[0], put_in(nn.Conv2d.opswap_li
 case("library", lambda s: torch.opswap_table["k"], put_in(torch.opswap_table, "k"))
 case("library", lambda s: torch.opswap_setting.k, set_in(torch.opswap_setting, "k"))
 case("library", lambda s: F.opswap_groups(), set_in(F, "opswap_groups", three))
-case("library", lambda s: math.opswap_floor(2.5), set_in(math, "opswap_floor", math.ceil))
 case("library", lambda s: s.conv.opswap_groups(), set_in(nn.Conv2d, "opswap_groups", three))
 case("library", lambda s: getattr(torch, "opswap_new", 2), set_in(torch, "opswap_new"))
 case("library", lambda s: getattr(s.conv, "opswap_new", 2), set_in(nn.Conv2d, "opswap_new"))

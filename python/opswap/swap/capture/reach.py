@@ -295,14 +295,14 @@ class Reach:
                 raise self.refuse(f"numpy.{name}() is mentioned, whose answers may change")
             if isinstance(value, ABCMeta):
                 self._abstract[value] = None
-            if isinstance(value, ModuleType):
+            if isinstance(value, (ModuleType, *_BUILTINS)):
                 self.reach(value, what)
             elif value is MISSING:
                 if name in self.texts:
                     self.watch(module, name, what)
             elif isinstance(value, type):
                 self._hold(self._look_in_class, value)
-            elif isinstance(value, (FunctionType, *_BUILTINS)) or is_added(value):
+            elif is_added(value):
                 self.watch(module, name, what)
         if self.dynamic:
             for name, value in tuple(vars(module).items()):
