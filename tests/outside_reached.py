@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import types
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -347,4 +348,29 @@ whole("dunder", OfChild, set_in(Layer, "__groups__"))
 whole("dunder", ByInstance, lambda m: setattr(m, "__text__", 3))
 whole("dunder", ByText, lambda m: setattr(m, "__text__", 3))
 
-WATCHED = ("super", "bound", "library", "dunder")
+# --- equal values that are not the same ---
+
+
+def equal(body: Any, then: Any, now: Any) -> None:
+    case("equal", body, lambda m: setattr(m, "v", now), v=lambda: then)
+
+
+def sign(value: float) -> int:
+    return 2 if math.copysign(1, value) > 0 else 3
+
+
+equal(lambda s: len(str(s.v)) - 1, Decimal("1.0"), Decimal("1.00"))
+equal(lambda s: len(str(s.v[0])) - 1, (Decimal("1.0"),), (Decimal("1.00"),))
+equal(lambda s: 2 + s.v.stop // 5, range(0), range(5, 5))
+equal(lambda s: 2 + s.v[0].stop // 5, [range(0)], [range(5, 5)])
+equal(lambda s: sign(s.v.imag), complex(1, 0.0), complex(1, -0.0))
+equal(lambda s: sign(s.v.real), complex(0.0, 1), complex(-0.0, 1))
+equal(lambda s: sign(s.v["a"].imag), {"a": complex(1, 0.0)}, {"a": complex(1, -0.0)})
+equal(lambda s: sign(next(iter(s.v))), frozenset({0.0}), frozenset({-0.0}))
+equal(lambda s: 2 if str(*s.v) == "1" else 3, {1}, {True})
+equal(lambda s: 2 + [*s.v].index(8), {8, 0}, {0, 8})
+equal(lambda s: sign(s.v), np.float64(0.0), np.float64(-0.0))
+equal(lambda s: sign(s.v[0]), [np.float32(0.0)], [np.float32(-0.0)])
+equal(lambda s: len(str(s.v)) // 3, np.datetime64("2000-01", "M"), np.datetime64("2000-01-01", "D"))
+
+WATCHED = ("super", "bound", "library", "dunder", "equal")

@@ -13,6 +13,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from math import copysign
 from typing import Any
@@ -24,6 +25,7 @@ from .purity import IMMUTABLE, USER, module_kind, owner
 
 __all__ = [
     "MISSING",
+    "Scalar",
     "Wanted",
     "attributes_of",
     "contents_of",
@@ -95,7 +97,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Plain:
-    """A set, or a sequence of immutable values, which is compared at once; kinds are their types."""
+    """A sequence of immutable values that are the same if they are equal, of these types; it is compared at once."""
 
     kind: type
     value: Any
@@ -107,6 +109,7 @@ class Scalar:
     """A number of NumPy."""
 
     kind: type
+    unit: Any
     value: Any
 
 
@@ -337,7 +340,7 @@ def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> A
     Args: path: ids of the containers around it.
     """
     if _is_numpy_scalar(value):
-        return Scalar(type(value), value.item())
+        return Scalar(type(value), value.dtype, value.item())
     if is_plain(value) or id(value) in path:
         return value
     if isinstance(value, Tensor):
@@ -381,15 +384,16 @@ def _is_identity(value: Any) -> bool:
 
 def _contents(held: Any, value: Any, wanted: Wanted, path: tuple[int, ...]) -> Any:
     kind, keys, values = held
-    if isinstance(value, _SETS):
-        return Plain(kind, frozenset(values), ())
-    if not keys and kind in (list, tuple) and all(map(is_plain, values)) and not any(map(_is_zero, values)):
+    if not keys and kind in (list, tuple) and all(map(_is_plainly_equal, values)):
         return Plain(kind, kind(values), tuple(map(type, values)))
     return Contents(kind, keys, tuple(snapshot(v, wanted, path) for v in values), len(values))
 
 
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, (float, complex)) and value == 0
+def _is_plainly_equal(value: Any) -> bool:
+    """True for a value that equals no other value of its type."""
+    if isinstance(value, (bool, int, str, bytes, torch.device, torch.dtype)) or value is None:
+        return is_plain(value)
+    return type(value) is float and value != 0
 
 
 def is_as(now: Any, then: Any) -> bool:
@@ -399,11 +403,12 @@ def is_as(now: Any, then: Any) -> bool:
     kind = type(then)
     if kind is Plain:
         # 1, 1.0 and True are equal.
-        if type(now) is not then.kind or now != then.value:
-            return False
-        return not then.kinds or tuple(map(type, now)) == then.kinds
+        return type(now) is then.kind and now == then.value and tuple(map(type, now)) == then.kinds
     if kind is Scalar:
-        return type(now) is then.kind and now.item() == then.value
+        if type(now) is not then.kind or now.dtype != then.unit:
+            return False
+        item = now.item()
+        return is_as(item, then.value) or (type(item) not in IMMUTABLE and item == then.value)
     if kind is Contents:
         return _has_contents(now, then)
     if kind is Attributes:
@@ -416,9 +421,18 @@ def is_as(now: Any, then: Any) -> bool:
         return isinstance(now, Tensor)
     if type(now) is not kind or not isinstance(then, IMMUTABLE):
         return False
-    if kind is float and then == 0:
-        return now == 0 and copysign(1.0, now) == copysign(1.0, then)
-    return bool(now == then)
+    if now != then:
+        return False
+    # Equal values of one type may differ all the same.
+    if kind is float:
+        return then != 0 or copysign(1.0, now) == copysign(1.0, then)
+    if kind is complex:
+        return is_as(now.real, then.real) and is_as(now.imag, then.imag)
+    if kind is Decimal:
+        return bool(now.as_tuple() == then.as_tuple())
+    if kind is range or kind is slice:
+        return is_as(now.start, then.start) and is_as(now.stop, then.stop) and is_as(now.step, then.step)
+    return True
 
 
 def _has_contents(now: Any, then: Contents) -> bool:

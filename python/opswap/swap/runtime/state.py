@@ -18,7 +18,7 @@ from opswap.nn.frozen import FROZEN
 from .instance_forward import without_links
 from .plan_of import PLAN
 from .purity import LAYERS, TORCH, owner
-from .snapshot import MISSING, Contents, Plain, Wanted, is_added, is_as, is_plain, is_public, snapshot
+from .snapshot import MISSING, Contents, Plain, Scalar, Wanted, is_added, is_as, is_plain, is_public, snapshot
 
 __all__ = [
     "INTERNAL",
@@ -201,7 +201,7 @@ def _is_constant(kept: Any) -> bool:
     """True for a snapshot without objects, which a copy of the module would not share with the class."""
     if type(kept) is Contents:
         return all(map(_is_constant, kept.values))
-    return type(kept) is Plain or is_plain(kept)
+    return type(kept) in (Plain, Scalar) or is_plain(kept)
 
 
 def unchanged(module: nn.Module, state: State) -> bool:
