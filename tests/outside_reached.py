@@ -329,6 +329,13 @@ class ByText(Own):
         return by_size(self.conv(x), getattr(self, f"__{'text'}__"))
 
 
+class SlottedVersion:
+    __slots__ = ("__groups__",)
+
+    def __init__(self) -> None:
+        self.__groups__ = 2
+
+
 VERSION = types.ModuleType("opswap_test_version")
 VERSION.__version__ = VERSION.__groups__ = 2
 OBJECT, OTHER_OBJECT = Versioned(), Versioned()
@@ -340,6 +347,7 @@ case("dunder", lambda s: Versioned.__table__["k"], put_in(Versioned.__table__, "
 case("dunder", lambda s: OBJECT.__groups__, set_in(OBJECT, "__groups__", 6))
 case("dunder", lambda s: getattr(OTHER_OBJECT, "__gro" + "ups__"), set_in(OTHER_OBJECT, "__groups__", 6))
 case("dunder", lambda s: s.o.__groups__, lambda m: setattr(m.o, "__groups__", 6), o=Versioned)
+case("dunder", lambda s: s.o.__groups__, lambda m: setattr(m.o, "__groups__", 6), o=SlottedVersion)
 case("dunder", lambda s: VERSION.__version__, set_in(VERSION, "__version__"))
 case("dunder", lambda s: getattr(VERSION, "__gro" + "ups__"), set_in(VERSION, "__groups__"))
 case("dunder", lambda s: len(VERSION.__name__) // 6, set_in(VERSION, "__name__", "123456" * 2))

@@ -222,8 +222,10 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 def slots_of(cls: type) -> list[types.MemberDescriptorType]:
     """The slots of a class and its bases."""
     members = [v for base in cls.__mro__ for v in vars(base).values()]
-    hidden = ("__dict__", "__weakref__")
-    return [m for m in members if isinstance(m, types.MemberDescriptorType) and m.__name__ not in hidden]
+    found = [m for m in members if isinstance(m, types.MemberDescriptorType)]
+    # Classes in C have some that nobody may read.
+    slots = [(m, vars(m.__objclass__).get("__slots__", ())) for m in found]
+    return [m for m, own in slots if not m.__name__.startswith("__") or m.__name__ in own]
 
 
 def owner_of_class(cls: type) -> str:
