@@ -80,8 +80,8 @@ def test_values_that_change(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [c for k in WATCHED for c in CASES[k]], ids=lambda c: c.name)
 def test_values_that_are_watched(case: Case) -> None:
-    model = opswap.swap(case.make(), exact=True, strict=True)
-    assert any("shuffle" in s.rule for s in opswap.report(model).swapped)
+    report = opswap.report(opswap.swap(case.make(), exact=True, strict=True))
+    assert any("shuffle" in s.rule for s in report.swapped), str(report)
 
 
 class Reads(nn.Module):

@@ -5,6 +5,7 @@ paths              the paths of one forward as graphs, with the conditions of ea
 tracer, stand_in   one path: torch.fx, with a decision for each branch; what stands for a tensor meanwhile
 bytecode           which names a function reads and writes, and what no trace can show; imports no torch
 follow, reach      the user's functions that a trace runs; everything outside that they can read
+layer_methods      what the methods of torch's modules tell, by their names
 identity           comparisons by identity, which a trace would answer for itself
 concrete, written  tensors that a trace meets or makes; writes of a trace, found and reverted
 shell, quiet       copies of the modules to analyse; runs of copies without hooks and random numbers

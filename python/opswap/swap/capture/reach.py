@@ -71,6 +71,25 @@ _FIELD = type(namedtuple("_Example", "a").a)
 _WRAPPERS = (property, staticmethod, classmethod, cached_property, partialmethod)
 _HEAP_TYPE = 1 << 9  # set by every class statement
 _MANY = 20000  # objects that a forward may reach
+_OF_FUNCTIONS = frozenset(
+    {"__annotations__", "__code__", "__defaults__", "__doc__", "__kwdefaults__", "__name__", "__qualname__"}
+)
+_OF_CLASSES = frozenset({"__base__", "__bases__", "__mro__", "__name__", "__qualname__"})
+_NOT_INHERITED = frozenset(
+    {"__annotations__", "__doc__", "__module__"}
+)  # to ask a class for them may make them
+# Special methods without which Python answers otherwise; an object's class may get them later.
+_FALL_BACK = (
+    "__bool__",
+    "__contains__",
+    "__eq__",
+    "__getattribute__",
+    "__getitem__",
+    "__iter__",
+    "__len__",
+    "__ne__",
+)
+_FALL_BACK_OF_LAYERS = ("__bool__", "__eq__", "__getattribute__", "__len__")
 _WRITE_ANY = frozenset({"__delattr__", "__setattr__"})  # methods that write to an attribute of any name
 
 
@@ -185,6 +204,7 @@ class Reach:
         self.ledger.copy(value)
         if kind.__module__ != "builtins":
             self.reach(kind, what)
+            self._look_for_special(kind, _FALL_BACK)
         held = contents_of(value)
         for part in (*held[1], *held[2]) if held is not None else ():
             self.reach(part, what)
@@ -199,6 +219,7 @@ class Reach:
         self.modules[module] = None
         self.ledger.copy(module)
         self.reach(stock_class(module), what)
+        self._look_for_special(stock_class(module), _FALL_BACK_OF_LAYERS)
         self._hold(self._look_in_layer, module)
 
     def _reach_class(self, cls: type, what: str) -> None:
@@ -217,6 +238,13 @@ class Reach:
             self.reach(type(cls), what)
         if users or not _is_fixed(cls):
             self._hold(self._look_in_class, cls)
+
+    def _look_for_special(self, cls: type, names: Iterable[str]) -> None:
+        """Watch the special methods that a class of the user has not: those that it has are watched if they run."""
+        if owner_of_class(cls) == purity.USER:
+            for name in names:
+                if not _is_of_user(cls, name):
+                    self.watch(cls, name, f"{cls.__qualname__}.{name}")
 
     def _reach_module(self, module: ModuleType, what: str) -> None:
         kind = purity.module_kind(module)
@@ -250,7 +278,7 @@ class Reach:
 
     def _look_in_function(self, function: FunctionType, names: Iterable[str]) -> None:
         for name in names:
-            own = name in function.__dict__ or name in ("__annotations__", "__doc__")
+            own = name in function.__dict__ or name in _OF_FUNCTIONS
             if own or (name in self.texts and not hasattr(function, name)):
                 self.watch(function, name, f"{function.__qualname__}.{name}")
 
@@ -262,10 +290,12 @@ class Reach:
 
     def _look_in_one(self, cls: type, name: str, absent: bool) -> None:
         """Args: absent: it matters that the class has no such attribute."""
+        if name in _NOT_INHERITED and (owner_of_class(cls) != purity.USER or not _has_own(cls, name)):
+            return
         value = static_attribute(cls, name)
         what = f"{cls.__qualname__}.{name}"
         if value is MISSING:
-            if absent:
+            if absent or name in _OF_CLASSES:
                 self.watch(cls, name, what)
         elif isinstance(value, _SLOTS) or not (_is_of_user(cls, name) or is_added(value)):
             return
@@ -415,6 +445,11 @@ def _public_names(cls: type) -> list[str]:
 def _is_of_user(cls: type, name: str) -> bool:
     """True if a class of the user, not one of torch, gives the attribute."""
     return any(name in vars(b) and owner_of_class(b) == purity.USER for b in cls.__mro__)
+
+
+def _has_own(cls: type, name: str) -> bool:
+    """True if a class itself has the entry; from Python 3.14 on, annotations are made when they are asked for."""
+    return name in vars(cls) or (name == "__annotations__" and "__annotate_func__" in vars(cls))
 
 
 def _is_fixed(cls: type) -> bool:

@@ -175,8 +175,9 @@ def _entries(base: type, wanted: Collection[str] | None, reading: Reading) -> It
     """The attributes of a class that matter; of torch's own classes those that somebody has put there."""
     if base.__module__.startswith("torch."):
         for name in (reading.names or frozenset()) & vars(base).keys():
-            if is_added(vars(base)[name]):
-                yield name, vars(base)[name]
+            value = vars(base)[name]
+            if is_added(value) and is_public(name, value, True):
+                yield name, value
         return
     for name, value in vars(base).items():
         asked = wanted is not None and name in wanted
