@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from opswap.swap.runtime import purity
 from spellings import by_size
 from swapping import images, same
 
@@ -302,3 +303,15 @@ def test_compiled() -> None:
         for m in (stock, model):
             m.settings.groups = value
         assert torch.equal(compiled(x), stock(x))
+
+
+def test_what_is_known_of_files_does_not_grow_with_cells_of_a_notebook() -> None:
+    text = "class Net(nn.Module):\n    def forward(self, x): return by_size(x, 2)"
+    size = purity.owner.cache_info().maxsize
+    assert size is not None
+    for i in range(size + 8):
+        purity.owner(f"<ipython-input-{i}>", "__main__")
+    assert purity.owner.cache_info().currsize <= size
+    scope = {"nn": nn, "by_size": by_size, "__name__": "__main__"}
+    exec(compile(text, "<ipython-input-0>", "exec"), scope)
+    assert opswap.report(opswap.swap(scope["Net"](), exact=True)).swapped

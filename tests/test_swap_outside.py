@@ -15,7 +15,7 @@ from torch import nn
 
 import opswap
 from harmless import HARMLESS
-from outside_rest import CASES, Case
+from outside_reached import CASES, WATCHED, Case
 from step import assert_equal
 from swapping import images, same
 
@@ -78,6 +78,12 @@ def test_values_that_change(case: Case) -> None:
         expected = run(stock.train(training), x)
         for model in models:
             assert_equal(run(model.train(training), x), expected)
+
+
+@pytest.mark.parametrize("case", [c for k in WATCHED for c in CASES[k]], ids=lambda c: c.name)
+def test_values_that_are_watched(case: Case) -> None:
+    report = opswap.report(opswap.swap(case.make(), exact=True, strict=True))
+    assert any("shuffle" in s.rule for s in report.swapped), str(report)
 
 
 class Reads(nn.Module):

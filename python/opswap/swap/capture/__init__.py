@@ -6,6 +6,7 @@ tracer, stand_in   one path: torch.fx, with a decision for each branch; what sta
 bytecode           which names a function reads and writes, and what no trace can show; imports no torch
 follow, reach      the user's functions that a trace runs; everything outside that they can read
 frames             what the variables of a running function hold
+layer_methods      what the methods of torch's modules tell, by their names
 identity           comparisons by identity, which a trace would answer for itself
 classes            questions for the class of a tensor: which a stand-in answers, and under which condition
 concrete, written  tensors that a trace meets or makes; writes of a trace, found and reverted

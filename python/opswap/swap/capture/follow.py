@@ -29,6 +29,7 @@ from .bytecode import place, reads, trains_of, unfaithful
 from .element_writes import MUTATORS, element_writes
 from .frames import fetch, has_cells
 from .identity import Chain, identities
+from .layer_methods import CHILDREN, DESCENDANTS, LISTS, SEEN
 from .look_up import is_look_up
 from .reach import Reach
 from .shell import holds_modules
@@ -47,52 +48,8 @@ CHECKPOINTED = (
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # What torch keeps in every module, as far as a capture does not know about it anyway.
 _HIDDEN = INTERNAL - {"_modules", "training"}
-# Methods of torch's modules that tell which children a module has.
-_CHILDREN = frozenset(
-    {
-        "__contains__",
-        "__dir__",
-        "__getitem__",
-        "__iter__",
-        "__len__",
-        "_get_abs_string_index",
-        "children",
-        "items",
-        "keys",
-        "named_children",
-        "values",
-    }
-)
-# Those that tell which modules, parameters and buffers there are below it.
-_DESCENDANTS = frozenset(
-    {
-        "buffers",
-        "get_buffer",
-        "get_parameter",
-        "get_submodule",
-        "modules",
-        "named_buffers",
-        "named_modules",
-        "named_parameters",
-        "parameters",
-    }
-)
-_LISTS = frozenset({"buffers", "named_buffers", "named_parameters", "parameters"})
 # Libraries that read attributes of objects whose names nobody knows.
 _READ_ALL = frozenset({"copy", "dataclasses", "string"})
-# Those that the tracer or the ledger of writes sees for itself, and functions within them.
-_SEEN = frozenset(
-    {
-        "__call__",
-        "__delattr__",
-        "__getattr__",
-        "__setattr__",
-        "_call_impl",
-        "_get_item_by_idx",
-        "_wrapped_call_impl",
-        "inner",
-    }
-)
 
 
 class _Reach(Reach):
@@ -281,6 +238,8 @@ class Follower:
                 raise self.refuse(f"register() of an abstract class is called at {_line(frame.f_back)}")
             if kind is purity.LIBRARY and caller is purity.USER and _module(frame) in _READ_ALL:
                 self.reached.look_everywhere()
+            if kind is purity.LIBRARY and caller is purity.USER:
+                self._enter_library(frame)
             if kind is purity.TORCH and caller is purity.USER:
                 self._enter_torch(frame)
 
@@ -293,6 +252,14 @@ class Follower:
             kind = purity.owner(code.co_filename, _module(frame))
             known = self._owners[id(code)] = kind, code
         return known[0]
+
+    def _enter_library(self, frame: FrameType) -> None:
+        if frame.f_code.co_name == "get_type_hints":
+            self.reached.look_for(("__annotations__", "__bases__"))
+        if _module(frame).startswith("namedtuple_"):  # its defaults are the user's
+            self._ran[frame.f_code] = None
+            for function in self.reached.functions.get(frame.f_code, ()):
+                self._follow_function(function)
 
     def _enter_torch(self, frame: FrameType) -> None:
         code = frame.f_code
@@ -320,19 +287,19 @@ class Follower:
             self.reached.look_for(reads(code).attributes)
         if not isinstance(me, nn.Module) or id(me) not in self.reached.tree:
             return
-        if code.co_name in _CHILDREN and (by_user or id(me) in self.inlined):
+        if code.co_name in CHILDREN and (by_user or id(me) in self.inlined):
             self.reached.count_children(me)
         elif not by_user:
             return
-        elif code.co_name in _DESCENDANTS:
-            if code.co_name in _LISTS:
+        elif code.co_name in DESCENDANTS:
+            if code.co_name in LISTS:
                 self.reached.reach(me, "self")
                 self.reached.listed[me] = None
             for m in tuple(nn.Module.modules(me)):
                 self.reached.count_children(m)
                 self._optional.update(dict.fromkeys((m, n) for n in (*m._parameters, *m._buffers)))
         elif code.co_name in ("__repr__", "extra_repr") or (
-            code.co_filename.endswith(_MODULE) and code.co_name not in _SEEN
+            code.co_filename.endswith(_MODULE) and code.co_name not in SEEN
         ):
             name = f"{type(me).__name__}.{code.co_name}"
             raise self.refuse(f"{name}() is called at {_line(frame.f_back)}, which a capture cannot follow")

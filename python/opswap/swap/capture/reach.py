@@ -42,7 +42,9 @@ from ..runtime.snapshot import (
     attributes_of,
     contents_of,
     has_own_look_up,
+    is_added,
     is_plain,
+    is_public,
     is_read_by_user,
     is_transparent,
     owner_of_class,
@@ -67,7 +69,27 @@ _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 # Its class is in another module with each version of Python.
 _FIELD = type(namedtuple("_Example", "a").a)
 _WRAPPERS = (property, staticmethod, classmethod, cached_property, partialmethod)
+_HEAP_TYPE = 1 << 9  # set by every class statement
 _MANY = 20000  # objects that a forward may reach
+_OF_FUNCTIONS = frozenset(
+    {"__annotations__", "__code__", "__defaults__", "__doc__", "__kwdefaults__", "__name__", "__qualname__"}
+)
+_OF_CLASSES = frozenset({"__base__", "__bases__", "__mro__", "__name__", "__qualname__"})
+_NOT_INHERITED = frozenset(
+    {"__annotations__", "__doc__", "__module__"}
+)  # to ask a class for them may make them
+# Special methods without which Python answers otherwise; an object's class may get them later.
+_FALL_BACK = (
+    "__bool__",
+    "__contains__",
+    "__eq__",
+    "__getattribute__",
+    "__getitem__",
+    "__iter__",
+    "__len__",
+    "__ne__",
+)
+_FALL_BACK_OF_LAYERS = ("__bool__", "__eq__", "__getattribute__", "__len__")
 _WRITE_ANY = frozenset({"__delattr__", "__setattr__"})  # methods that write to an attribute of any name
 
 
@@ -182,6 +204,7 @@ class Reach:
         self.ledger.copy(value)
         if kind.__module__ != "builtins":
             self.reach(kind, what)
+            self._look_for_special(kind, _FALL_BACK)
         held = contents_of(value)
         for part in (*held[1], *held[2]) if held is not None else ():
             self.reach(part, what)
@@ -196,6 +219,7 @@ class Reach:
         self.modules[module] = None
         self.ledger.copy(module)
         self.reach(stock_class(module), what)
+        self._look_for_special(stock_class(module), _FALL_BACK_OF_LAYERS)
         self._hold(self._look_in_layer, module)
 
     def _reach_class(self, cls: type, what: str) -> None:
@@ -207,12 +231,20 @@ class Reach:
         for base in users:
             for name, value in tuple(vars(base).items()):
                 for function in _functions_in(value):
-                    self.members.setdefault(id(function), []).append((cls, name))
+                    places = self.members.setdefault(id(function), [])
+                    places += [(c, name) for c in _givers(cls, name)]
                     self.reach(function, f"{base.__qualname__}.{name}")
         if type(cls) is not type and owner_of_class(type(cls)) == purity.USER:
             self.reach(type(cls), what)
-        if users:
+        if users or not _is_fixed(cls):
             self._hold(self._look_in_class, cls)
+
+    def _look_for_special(self, cls: type, names: Iterable[str]) -> None:
+        """Watch the special methods that a class of the user has not: those that it has are watched if they run."""
+        if owner_of_class(cls) == purity.USER:
+            for name in names:
+                if not _is_of_user(cls, name):
+                    self.watch(cls, name, f"{cls.__qualname__}.{name}")
 
     def _reach_module(self, module: ModuleType, what: str) -> None:
         kind = purity.module_kind(module)
@@ -229,6 +261,8 @@ class Reach:
         own = getattr(function, "__self__", None)
         if own is not None and not isinstance(own, (ModuleType, type)):
             self.reach(own, what)
+            if getattr(function, "__name__", "") == "__getattribute__":
+                self.look_everywhere()
 
     # --- attributes --------------------------------------------------------------------------------------------------
 
@@ -244,45 +278,66 @@ class Reach:
 
     def _look_in_function(self, function: FunctionType, names: Iterable[str]) -> None:
         for name in names:
-            own = name in function.__dict__ or name in ("__annotations__", "__doc__")
+            own = name in function.__dict__ or name in _OF_FUNCTIONS
             if own or (name in self.texts and not hasattr(function, name)):
                 self.watch(function, name, f"{function.__qualname__}.{name}")
 
     def _look_in_class(self, cls: type, names: Iterable[str]) -> None:
-        for name in _public_names(cls) if self.dynamic else names:
-            value = static_attribute(cls, name)
-            what = f"{cls.__qualname__}.{name}"
-            if value is MISSING:
-                if name in self.texts:
-                    self.watch(cls, name, what)
-            elif name.startswith("__") or isinstance(value, _SLOTS) or not _is_of_user(cls, name):
-                continue
-            elif isinstance(value, (FunctionType, property, staticmethod)) or not hasattr(value, "__get__"):
+        for name in (*names, *_public_names(cls)) if self.dynamic else names:
+            givers = _givers(cls, name)
+            for giver in givers:
+                self._look_in_one(giver, name, len(givers) > 1 or name in self.texts)
+
+    def _look_in_one(self, cls: type, name: str, absent: bool) -> None:
+        """Args: absent: it matters that the class has no such attribute."""
+        if name in _NOT_INHERITED and (owner_of_class(cls) != purity.USER or not _has_own(cls, name)):
+            return
+        value = static_attribute(cls, name)
+        what = f"{cls.__qualname__}.{name}"
+        if value is MISSING:
+            if absent or name in _OF_CLASSES:
                 self.watch(cls, name, what)
-            elif owner_of_class(type(value)) == purity.USER:
-                raise self.refuse(
-                    f"{what} is a descriptor, a {type(value).__qualname__}, which answers for itself"
-                )
-            else:
-                self.reach(value, what)
+        elif isinstance(value, _SLOTS) or not (_is_of_user(cls, name) or is_added(value)):
+            return
+        elif isinstance(value, (FunctionType, property, staticmethod)) or not hasattr(value, "__get__"):
+            self.watch(cls, name, what)
+        elif owner_of_class(type(value)) == purity.USER:
+            raise self.refuse(
+                f"{what} is a descriptor, a {type(value).__qualname__}, which answers for itself"
+            )
+        else:
+            self.reach(value, what)
 
     def _look_in_module(self, module: ModuleType, names: Iterable[str]) -> None:
         found = vars(module)
-        for name in tuple(found) if self.dynamic else names:
-            if (name in found and not name.startswith("__")) or name in self.texts:
+        public = [n for n, v in tuple(found.items()) if is_public(n, v)] if self.dynamic else ()
+        for name in (*names, *public):
+            if name in found or name in self.texts:
                 self.watch(module, name, f"{module.__name__}.{name}")
 
     def _look_in_library(self, module: ModuleType, names: Iterable[str]) -> None:
-        """In a pure library, look only for what may not be pure after all."""
+        """In a pure library, look for what may not be pure after all, and for what somebody may put there."""
         impure = purity.IMPURE_NUMPY if module.__name__ == "numpy" else ()
         for name in names:
-            value = vars(module).get(name)
+            value = vars(module).get(name, MISSING)
+            what = f"{module.__name__}.{name}"
             if name in impure:
                 raise self.refuse(f"numpy.{name}() is mentioned, whose answers may change")
             if isinstance(value, ABCMeta):
                 self._abstract[value] = None
             if isinstance(value, (ModuleType, *_BUILTINS)):
-                self.reach(value, f"{module.__name__}.{name}")
+                self.reach(value, what)
+            elif value is MISSING:
+                if name in self.texts:
+                    self.watch(module, name, what)
+            elif isinstance(value, type):
+                self._hold(self._look_in_class, value)
+            elif is_added(value):
+                self.watch(module, name, what)
+        if self.dynamic:
+            for name, value in tuple(vars(module).items()):
+                if is_added(value) and not name.startswith("_") and type(value).__module__ != "torch":
+                    self.watch(module, name, f"{module.__name__}.{name}")
 
     def _look_in_object(self, value: Any, names: Iterable[str]) -> None:
         cls = type(value)
@@ -368,13 +423,38 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
             yield from _functions_in(getattr(value, part, None))
 
 
+def _givers(cls: type, name: str) -> list[type]:
+    """The classes that are asked for an attribute: by `super()`, also those that hide or may hide one of a base."""
+    if sum(name in vars(b) for b in cls.__mro__) < 2:
+        return [cls]
+    users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
+    having = [i for i, b in enumerate(users) if name in vars(b)]
+    return [cls, *(b for b in users[: having[-1] + 1] if b is not cls)] if len(having) > 1 else [cls]
+
+
 def _public_names(cls: type) -> list[str]:
-    return [n for b in cls.__mro__ if owner_of_class(b) == purity.USER for n in vars(b)]
+    return [
+        n
+        for b in cls.__mro__
+        if owner_of_class(b) == purity.USER
+        for n, v in vars(b).items()
+        if is_public(n, v)
+    ]
 
 
 def _is_of_user(cls: type, name: str) -> bool:
     """True if a class of the user, not one of torch, gives the attribute."""
     return any(name in vars(b) and owner_of_class(b) == purity.USER for b in cls.__mro__)
+
+
+def _has_own(cls: type, name: str) -> bool:
+    """True if a class itself has the entry; from Python 3.14 on, annotations are made when they are asked for."""
+    return name in vars(cls) or (name == "__annotations__" and "__annotate_func__" in vars(cls))
+
+
+def _is_fixed(cls: type) -> bool:
+    """True for a class to which nothing can be added."""
+    return not cls.__flags__ & _HEAP_TYPE
 
 
 def _is_pure_class(cls: type) -> bool:

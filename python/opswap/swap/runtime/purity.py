@@ -16,7 +16,7 @@ import types
 import warnings
 from collections import OrderedDict, defaultdict, deque
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -314,7 +314,7 @@ def _is_model(name: str) -> bool:
     return name.startswith("opswap.models")
 
 
-@cache
+@lru_cache(maxsize=4096)
 def owner(file: str, module: str) -> str:
     """Whose code it is that is defined in this file, in the module of this name."""
     if file.startswith(TORCH_FOLDER):

@@ -13,6 +13,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from math import copysign
 from typing import Any
@@ -24,12 +25,15 @@ from .purity import IMMUTABLE, USER, module_kind, owner
 
 __all__ = [
     "MISSING",
+    "Scalar",
     "Wanted",
     "attributes_of",
     "contents_of",
     "has_own_look_up",
+    "is_added",
     "is_as",
     "is_plain",
+    "is_public",
     "is_read_by_user",
     "is_transparent",
     "owner_of_class",
@@ -42,7 +46,38 @@ _SEQUENCES = (list, tuple, deque)
 _MAPPINGS = (dict, OrderedDict, defaultdict, types.MappingProxyType)
 _SETS = (set, frozenset)
 _PARTS = (partial, types.MethodType)
+_BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _C_METHODS = (types.ClassMethodDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType)
+# Entries that statements of Python, and dataclasses, make.
+_MADE = frozenset(
+    f"__{name}__"
+    for name in (
+        "abstractmethods",
+        "all",
+        "annotations",
+        "builtins",
+        "cached",
+        "dataclass_fields",
+        "dataclass_params",
+        "dict",
+        "doc",
+        "file",
+        "firstlineno",
+        "hash",
+        "loader",
+        "match_args",
+        "module",
+        "name",
+        "orig_bases",
+        "package",
+        "parameters",
+        "path",
+        "slots",
+        "spec",
+        "static_attributes",
+        "weakref",
+    )
+)
 _HEAP_TYPE = 1 << 9  # set by every class statement
 
 
@@ -62,7 +97,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Plain:
-    """A set, or a sequence of immutable values, which is compared at once; kinds are their types."""
+    """A sequence of immutable values that are the same if they are equal, of these types; it is compared at once."""
 
     kind: type
     value: Any
@@ -74,6 +109,7 @@ class Scalar:
     """A number of NumPy."""
 
     kind: type
+    unit: Any
     value: Any
 
 
@@ -99,6 +135,18 @@ class Answers:
     names: tuple[str, ...]
     values: tuple[Any, ...]
     contents: Any
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A method in C of an object, as the get of a dict; copies of a model share both."""
+
+    method: Any
+    own: Any
+    value: Any
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bound:
+        return self
 
 
 @dataclass(frozen=True)
@@ -174,9 +222,10 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 def slots_of(cls: type) -> list[types.MemberDescriptorType]:
     """The slots of a class and its bases."""
     members = [v for base in cls.__mro__ for v in vars(base).values()]
-    return [
-        m for m in members if isinstance(m, types.MemberDescriptorType) and not m.__name__.startswith("__")
-    ]
+    found = [m for m in members if isinstance(m, types.MemberDescriptorType)]
+    # Classes in C have some that nobody may read.
+    slots = [(m, vars(m.__objclass__).get("__slots__", ())) for m in found]
+    return [m for m, own in slots if not m.__name__.startswith("__") or m.__name__ in own]
 
 
 def owner_of_class(cls: type) -> str:
@@ -192,6 +241,26 @@ def owner_of_class(cls: type) -> str:
         in_c = cls.__module__ in sys.builtin_module_names or file is not None
         return module_kind(module) if in_c or module_kind(module) != USER else USER
     return owner(file, cls.__module__)
+
+
+def is_added(value: Any) -> bool:
+    """True for an entry of a library, or of a class of one, that anybody may have put there; no code of its own is."""
+    if isinstance(value, types.FunctionType):
+        return owner(value.__code__.co_filename, value.__module__ or "") == USER
+    wrappers = (property, staticmethod, classmethod, types.MemberDescriptorType, types.GetSetDescriptorType)
+    if isinstance(value, (types.ModuleType, type, *_BOUND, *_C_METHODS, *wrappers)):
+        return False
+    return is_plain(value) or contents_of(value) is not None or owner_of_class(type(value)) == USER
+
+
+def is_public(name: str, value: Any, asked: bool = False) -> bool:
+    """True unless an entry of a class or a Python module is one that Python makes, or a special method.
+
+    Args: asked: code reads the attribute by this name.
+    """
+    if not name.startswith("__"):
+        return True
+    return name not in _MADE and (asked or (is_added(value) and not isinstance(value, types.FunctionType)))
 
 
 def static_attribute(cls: type, name: str) -> Any:
@@ -230,8 +299,11 @@ class Wanted:
         users = [b for b in type(value).__mro__ if owner_of_class(b) == USER]
         if not users or held is None:
             return ()
-        found = dict.fromkeys(n for b in users for n in vars(b) if not n.startswith("__"))
-        return tuple(n for n in found if n not in held and (self.names is None or n in self.names))
+        names = self.names
+        found = dict.fromkeys(
+            n for b in users for n, v in vars(b).items() if is_public(n, v, names is not None and n in names)
+        )
+        return tuple(n for n in found if n not in held and (names is None or n in names))
 
 
 def _may_be_set(cls: type, name: str) -> bool:
@@ -270,7 +342,7 @@ def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> A
     Args: path: ids of the containers around it.
     """
     if _is_numpy_scalar(value):
-        return Scalar(type(value), value.item())
+        return Scalar(type(value), value.dtype, value.item())
     if is_plain(value) or id(value) in path:
         return value
     if isinstance(value, Tensor):
@@ -283,6 +355,11 @@ def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> A
     if isinstance(value, (type, types.FunctionType, types.ModuleType, nn.Module)):
         return value
     path = (*path, id(value))
+    if isinstance(value, _BOUND):
+        own = value.__self__
+        if own is None or isinstance(own, (type, types.ModuleType)):
+            return value
+        return Bound(value, own, snapshot(own, wanted, path))
     held = contents_of(value)
     inside = _contents(held, value, wanted, path) if held is not None else None
     if held is not None and type(value) in _PARTS:
@@ -309,15 +386,16 @@ def _is_identity(value: Any) -> bool:
 
 def _contents(held: Any, value: Any, wanted: Wanted, path: tuple[int, ...]) -> Any:
     kind, keys, values = held
-    if isinstance(value, _SETS):
-        return Plain(kind, frozenset(values), ())
-    if not keys and kind in (list, tuple) and all(map(is_plain, values)) and not any(map(_is_zero, values)):
+    if not keys and kind in (list, tuple) and all(map(_is_plainly_equal, values)):
         return Plain(kind, kind(values), tuple(map(type, values)))
     return Contents(kind, keys, tuple(snapshot(v, wanted, path) for v in values), len(values))
 
 
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, (float, complex)) and value == 0
+def _is_plainly_equal(value: Any) -> bool:
+    """True for a value that equals no other value of its type."""
+    if isinstance(value, (bool, int, str, bytes, torch.device, torch.dtype)) or value is None:
+        return is_plain(value)
+    return type(value) is float and value != 0
 
 
 def is_as(now: Any, then: Any) -> bool:
@@ -327,24 +405,36 @@ def is_as(now: Any, then: Any) -> bool:
     kind = type(then)
     if kind is Plain:
         # 1, 1.0 and True are equal.
-        if type(now) is not then.kind or now != then.value:
-            return False
-        return not then.kinds or tuple(map(type, now)) == then.kinds
+        return type(now) is then.kind and now == then.value and tuple(map(type, now)) == then.kinds
     if kind is Scalar:
-        return type(now) is then.kind and now.item() == then.value
+        if type(now) is not then.kind or now.dtype != then.unit:
+            return False
+        item = now.item()
+        return is_as(item, then.value) or (type(item) not in IMMUTABLE and item == then.value)
     if kind is Contents:
         return _has_contents(now, then)
     if kind is Attributes:
         return _has_attributes(now, then)
     if kind is Answers:
         return _answers(now, then)
+    if kind is Bound:
+        return _is_bound_as(now, then)
     if kind is AnyTensor:
         return isinstance(now, Tensor)
     if type(now) is not kind or not isinstance(then, IMMUTABLE):
         return False
-    if kind is float and then == 0:
-        return now == 0 and copysign(1.0, now) == copysign(1.0, then)
-    return bool(now == then)
+    if now != then:
+        return False
+    # Equal values of one type may differ all the same.
+    if kind is float:
+        return then != 0 or copysign(1.0, now) == copysign(1.0, then)
+    if kind is complex:
+        return is_as(now.real, then.real) and is_as(now.imag, then.imag)
+    if kind is Decimal:
+        return bool(now.as_tuple() == then.as_tuple())
+    if kind is range or kind is slice:
+        return is_as(now.start, then.start) and is_as(now.stop, then.stop) and is_as(now.step, then.step)
+    return True
 
 
 def _has_contents(now: Any, then: Contents) -> bool:
@@ -365,6 +455,15 @@ def _has_contents(now: Any, then: Contents) -> bool:
         if not is_as(value, kept):
             return False
     return True
+
+
+def _is_bound_as(now: Any, then: Bound) -> bool:
+    if now is then.method:
+        return is_as(then.own, then.value)
+    # torch.compile does not know whose method it is.
+    if torch.compiler.is_compiling() or type(now) not in _BOUND or now.__name__ != then.method.__name__:
+        return False
+    return is_as(now.__self__, then.value)
 
 
 def _has_attributes(now: Any, then: Attributes) -> bool:

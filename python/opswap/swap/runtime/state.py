@@ -7,7 +7,7 @@ numbers, texts, lists, functions, constants of the class, the forward as the cla
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from opswap.nn.frozen import FROZEN
 from .instance_forward import without_links
 from .plan_of import PLAN
 from .purity import LAYERS, TORCH, owner
-from .snapshot import MISSING, Contents, Plain, Wanted, is_as, is_plain, snapshot
+from .snapshot import MISSING, Contents, Plain, Scalar, Wanted, is_added, is_as, is_plain, is_public, snapshot
 
 __all__ = [
     "INTERNAL",
@@ -148,11 +148,9 @@ def _observe(
     }
     methods = []
     for base in cls.__mro__:
-        if base.__module__.startswith("torch.") or base is object:
+        if base is object:
             continue
-        for name, value in vars(base).items():
-            if name.startswith("__") or name == "_opswap_recipe" or not (wanted is None or name in wanted):
-                continue
+        for name, value in _entries(base, wanted, reading):
             if _is_constant(snapshot(value)) and name not in found:
                 found[name] = value
             elif name not in vars(module):
@@ -173,6 +171,20 @@ def _observe(
     )
 
 
+def _entries(base: type, wanted: Collection[str] | None, reading: Reading) -> Iterator[tuple[str, Any]]:
+    """The attributes of a class that matter; of torch's own classes those that somebody has put there."""
+    if base.__module__.startswith("torch."):
+        for name in (reading.names or frozenset()) & vars(base).keys():
+            value = vars(base)[name]
+            if is_added(value) and is_public(name, value, True):
+                yield name, value
+        return
+    for name, value in vars(base).items():
+        asked = wanted is not None and name in wanted
+        if (asked or wanted is None) and name != "_opswap_recipe" and is_public(name, value, asked):
+            yield name, value
+
+
 def names_of_tensors(module: nn.Module) -> list[str]:
     """The names of all parameters and buffers below a module; a tensor that is there twice has one name."""
     names = [name for name, _ in module.named_parameters()]
@@ -190,7 +202,7 @@ def _is_constant(kept: Any) -> bool:
     """True for a snapshot without objects, which a copy of the module would not share with the class."""
     if type(kept) is Contents:
         return all(map(_is_constant, kept.values))
-    return type(kept) is Plain or is_plain(kept)
+    return type(kept) in (Plain, Scalar) or is_plain(kept)
 
 
 def unchanged(module: nn.Module, state: State) -> bool:
