@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Fixtures and settings that every test file shares.
 
-Two environment variables change the conditions of a run; a failing test shows both numbers in its output:
+Environment variables change the conditions of a run; a failing test shows the first two in its output:
 
-    OPSWAP_TEST_SEED=7      other random inputs: the number is mixed into the seed of every test
-    OPSWAP_TEST_THREADS=3   number of threads of torch, in the tests' own processes too
+    OPSWAP_TEST_SEED=7              other random inputs: the number is mixed into the seed of every test
+    OPSWAP_TEST_THREADS=3           number of threads of torch, in the tests' own processes too
+    OPSWAP_TEST_HIDDEN=portable64   the hidden tiers that tests run on; all without it
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ TIER_INDEPENDENT = (
 )
 SEED = os.environ.get("OPSWAP_TEST_SEED", "")
 THREADS = os.environ.get("OPSWAP_TEST_THREADS", "")
+HIDDEN = os.environ.get("OPSWAP_TEST_HIDDEN", "portable16 portable32 portable64").split()
 
 
 def pytest_configure() -> None:
@@ -128,6 +130,8 @@ def tier(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the test once on every instruction-set tier, hidden ones included."""
     if request.param not in (*opswap.isa.available(), *opswap.isa.hidden()):
         pytest.skip(f"this machine, or OPSWAP_ISA, has no {request.param}")
+    if request.param in opswap.isa.hidden() and request.param not in HIDDEN:
+        pytest.skip("OPSWAP_TEST_HIDDEN does not name it")
     if request.param in opswap.isa.hidden() and request.module.__name__ not in HIDDEN_TIERS_OF:
         pytest.skip("the family is not written on core/simd.h")
     with opswap.isa.limit(request.param):

@@ -137,26 +137,41 @@ NAMES = [
     "torch._subclasses.fake_tensor.FakeCopyMode",
     "torch.utils._pytree.tree_leaves",
     "torch.autograd.forward_ad._current_level",
-    "torch.autograd.forward_ad._set_fwd_grad_enabled",
-    "torch._C._AutoDispatchBelowAutograd",
-    "torch._C._after_autograd_keyset",
-    "torch._C._DisableFuncTorch",
-    "torch._C._DisableTorchDispatch",
-    "torch._C._autograd._get_sequence_nr",
-    "torch._C._current_autograd_node",
-    "torch._C._current_graph_task_id",
-    "torch._C._functorch.get_unwrapped",
-    "torch._C._get_function_stack_at",
-    "torch._assert",
-    "torch._dynamo.lookup_backend",
-    "torch._dynamo.utils.counters",
-    "torch._foreach_add_",
-    "torch._functorch.autograd_function.enable_single_level_autograd_function",
-    "torch._subclasses.fake_tensor.FakeTensorMode",
-    "torch.cpu._is_amx_fp16_supported",
-    "torch.cpu._is_amx_tile_supported",
-    "torch.cpu._is_avx512_bf16_supported",
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+]
+
+
+# Names that have nothing to do with each other, several at once.
+TOGETHER = [
+    (
+        "torch._C._DisableFuncTorch",
+        "torch._C._DisableTorchDispatch",
+        "torch._C._autograd._get_sequence_nr",
+        "torch._C._current_autograd_node",
+    ),
+    (
+        "torch._C._current_graph_task_id",
+        "torch._C._functorch.get_unwrapped",
+        "torch._C._get_function_stack_at",
+        "torch._assert",
+    ),
+    (
+        "torch._dynamo.lookup_backend",
+        "torch._dynamo.utils.counters",
+        "torch._foreach_add_",
+        "torch._subclasses.fake_tensor.FakeTensorMode",
+    ),
+    (
+        "torch.cpu._is_amx_fp16_supported",
+        "torch.cpu._is_amx_tile_supported",
+        "torch.cpu._is_avx512_bf16_supported",
+        "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+    ),
+    ("torch.autograd.forward_ad._set_fwd_grad_enabled",),
+    (
+        "torch._C._AutoDispatchBelowAutograd",
+        "torch._C._after_autograd_keyset",
+        "torch._functorch.autograd_function.enable_single_level_autograd_function",
+    ),
 ]
 
 
@@ -171,6 +186,14 @@ def run(*names: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_torch_without_this_name(name: str) -> None:
     done = run(name)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"^well \d+$", done.stdout, re.M)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("names", TOGETHER, ids=" ".join)
+def test_a_torch_without_these_names(names: tuple[str, ...]) -> None:
+    done = run(*names)
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"^well \d+$", done.stdout, re.M)
 
