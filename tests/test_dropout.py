@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import os
 import pickle
 import signal
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -390,3 +393,20 @@ class TestSwap:
         monkeypatch.setattr(rule, "draws_alike", lambda: False)
         report = opswap.scan(nn.Sequential(nn.Dropout(0.5)))
         assert not report.swapped and "in another way on this CPU" in str(report)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "context",
+    [
+        contextlib.nullcontext,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.device("meta"),
+        opswap.force_reference,
+        torch.no_grad,
+    ],
+)
+@pytest.mark.parametrize("wrong", ["x", None, 3, [1.0]])
+def test_what_is_no_tensor(context: Callable[[], Any], wrong: Any) -> None:
+    with context(), pytest.raises(TypeError, match="must be Tensor"):
+        F.dropout(wrong, 0.3)
