@@ -46,15 +46,9 @@ static int64_t max_rows(const osw_chain_stage *stage, int64_t bytes)
     return (bytes - fixed) / ((stage->stride * stage->width + stage->out_width) * row);
 }
 
-/* Bytes of a row of the input of a dense convolution, and the zeros beside it. */
-static int64_t dense_row(const osw_chain_stage *stage)
+static int64_t dense_row_bytes(const osw_chain_stage *stage)
 {
-    return (stage->width + 2 * stage->window.left) * stage->channels * (int64_t)sizeof(float);
-}
-
-static bool is_padded(const osw_chain_stage *stage)
-{
-    return stage->window.top || stage->window.left;
+    return osw_chain_padded_row(stage) * (int64_t)sizeof(float);
 }
 
 /* Sides first, whose product may be too large for an integer. */
@@ -62,7 +56,7 @@ static bool dense_fits(const osw_chain_stage *stage)
 {
     const osw_chain_window *w = &stage->window;
     return osw_max_int(w->height, w->width) <= OSW_CHAIN_MOST_CHANNELS &&
-           (!is_padded(stage) || w->height * dense_row(stage) <= OSW_SCRATCH_INNER);
+           (!osw_chain_padded(stage) || w->height * dense_row_bytes(stage) <= OSW_SCRATCH_INNER);
 }
 
 bool osw_chain_fits(const osw_chain_stage *stage, bool folded)
@@ -99,7 +93,8 @@ void osw_chain_cut(osw_chain_stage *stage)
         total = stage->batch * stage->bands;
     } else if (stage->dense) {
         const osw_chain_window *w = &stage->window;
-        const int64_t row = dense_row(stage), fixed = is_padded(stage) ? w->height * row : 0;
+        const int64_t row = dense_row_bytes(stage),
+                      fixed = osw_chain_padded(stage) ? w->height * row : 0;
         const int64_t output = stage->out_width * stage->outputs * (int64_t)sizeof(float);
         stage->bands = stage->out_height;
         stage->block = osw_max_int((DENSE_BYTES - fixed) / (w->stride_y * row + output), 1);

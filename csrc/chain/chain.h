@@ -152,6 +152,17 @@ static inline int64_t osw_chain_run(const osw_chain_stage *stage)
     return stage->dense ? stage->window.width * stage->channels : stage->channels;
 }
 
+/* Whether zeros lie around the image of a dense convolution, and a row of it with those beside. */
+static inline bool osw_chain_padded(const osw_chain_stage *stage)
+{
+    return stage->window.top || stage->window.left;
+}
+
+static inline int64_t osw_chain_padded_row(const osw_chain_stage *stage)
+{
+    return (stage->width + 2 * stage->window.left) * stage->channels;
+}
+
 static inline int64_t osw_chain_weights(const osw_chain_stage *stage)
 {
     return stage->depthwise ? stage->side * stage->side * stage->channels

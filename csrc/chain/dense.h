@@ -34,16 +34,16 @@ static void copy_rows(const osw_chain_stage *s, int64_t begin, int64_t end, floa
 static osw_lines lines_of(const osw_chain_stage *s, int64_t begin, int64_t end, float *room)
 {
     const osw_chain_window *w = &s->window;
-    const int64_t row = (s->width + 2 * w->left) * s->channels, from = begin * w->stride_y - w->top;
+    const int64_t row = osw_chain_padded_row(s), from = begin * w->stride_y - w->top;
     osw_lines l = {.lines = end - begin,
                    .pixels = s->out_width,
+                   .a = room,
                    .a_line = w->stride_y * row,
                    .a_pixel = w->stride_x * s->channels,
                    .a_run = row,
                    .c = s->output + begin * s->out_width * s->outputs,
                    .c_line = s->out_width * s->outputs};
-    l.a = room;
-    if (w->top || w->left)
+    if (osw_chain_padded(s))
         copy_rows(s, from, from + (l.lines - 1) * w->stride_y + w->height, room);
     else
         l.a = s->input + from * row;

@@ -93,24 +93,6 @@ typedef struct osw_lines {
     int64_t c_line;
 } osw_lines;
 
-/* A tile of c of so many rows, `terms` of whose terms are multiplied; the first of all if first. */
-static osw_tile tile_of(const osw_packed *b, const osw_lines *l, const float *a, float *c,
-                        int64_t terms, bool first)
-{
-    return (osw_tile){
-        .terms = terms,
-        .runs = l->runs,
-        .a = a,
-        .a_row = l->a_pixel,
-        .a_term = 1,
-        .a_run = l->a_run,
-        .start = first ? b->start : c,
-        .start_row = first ? 0 : b->columns,
-        .c = c,
-        .c_row = b->columns,
-    };
-}
-
 /* c += a b for a piece of the terms, whose panels begin at `panel`; c = start + a b if it is the
  * first. Returns the panels behind. */
 static const float *multiply_piece(const osw_packed *b, const osw_lines *l, int64_t terms,
@@ -123,14 +105,24 @@ static const float *multiply_piece(const osw_packed *b, const osw_lines *l, int6
         for (int64_t n = 0; n < l->lines; n++) {
             for (int64_t i = 0, m = 0; i < tiles; i++) {
                 const int64_t rows = osw_ceil(l->pixels - m, tiles - i);
-                const float *a = l->a + n * l->a_line + m * l->a_pixel;
-                float *c = l->c + n * l->c_line + m * b->columns;
-                osw_tile tile = tile_of(b, l, a, c, terms, first);
-                tile.start = tile.start ? (const float *)tile.start + j : NULL;
-                tile.c = c + j;
-                tile.panel = panel;
-                tile.panel_step = width;
-                tile.last = count - width + LANES;
+                float *c = l->c + n * l->c_line + m * b->columns + j;
+                const osw_tile tile = {
+                    .terms = terms,
+                    .runs = l->runs,
+                    .a = l->a + n * l->a_line + m * l->a_pixel,
+                    .a_row = l->a_pixel,
+                    .a_term = 1,
+                    .a_run = l->a_run,
+                    .panel = panel,
+                    .panel_step = width,
+                    .start = !first     ? c
+                             : b->start ? b->start + j
+                                        : NULL,
+                    .start_row = first ? 0 : b->columns,
+                    .c = c,
+                    .c_row = b->columns,
+                    .last = count - width + LANES,
+                };
                 ask_all(pass);
                 tiles_f32[vectors - 1][rows - 1](&tile);
                 m += rows;
