@@ -90,8 +90,8 @@ class _State:
 
     wrapped: the branches are single layers, put into a Sequential each. example: empty tensors of a branch's input
     sizes. stacked: the output is one of all branches. text: the graph of a branch. watch: what it read. batched:
-    the dimensions of the inputs, 0 if their number is not fixed: convolutions and pools take an image without a
-    batch too. programs: by "training" and "inference", pairs of the input's elements and the program measured for them.
+    the inputs must have as many dimensions as the example: convolutions and pools take an image without a batch
+    too. programs: by "training" and "inference", pairs of the input's elements and the program measured for them.
     """
 
     skeletons: tuple[nn.Module, ...]
@@ -102,7 +102,7 @@ class _State:
     separate: dict[str, str]
     text: list[str]
     watch: Watch = field(default_factory=Watch)
-    batched: tuple[int, ...] = ()
+    batched: bool = False
     programs: dict[str, list[tuple[int, Program]]] = field(default_factory=dict)
     timings: list[Timing] = field(default_factory=list)
 
@@ -141,8 +141,7 @@ class MergedBranches(nn.Module):
         watched = watch(self, modules, traced.captures)
         skeletons = tuple(skeleton(m, watched.objects) for m in modules)
         text = text_of(traced.graph)
-        fixed = any(isinstance(m, _WITHOUT_BATCH) for m in modules[0].modules())
-        batched = tuple(x.dim() if fixed else 0 for x in example)
+        batched = any(isinstance(m, _WITHOUT_BATCH) for m in modules[0].modules())
         self._merge = _State(
             skeletons, wrapped, shared, empty, stacked, traced.separate, text, watched, batched
         )
@@ -209,11 +208,14 @@ class MergedBranches(nn.Module):
         expected = len(self._merge.shared)
         if len(inputs) != expected:
             raise TypeError(f"{_NAME}: expected {expected} inputs, got {len(inputs)}")
-        for given, example, shared in zip(inputs, self._merge.batched, self._merge.shared, strict=True):
-            if example and isinstance(given, Tensor) and given.dim() != example + (not shared):
-                size = (
-                    f"(B, *) of {example} dimensions" if shared else f"(B, {len(self._merge.skeletons)}, *)"
-                )
+        if self._merge.batched:
+            self._check_dimensions(inputs)
+
+    def _check_dimensions(self, inputs: Sequence[Any]) -> None:
+        for given, example, shared in zip(inputs, self._merge.example, self._merge.shared, strict=True):
+            if isinstance(given, Tensor) and given.dim() != example.dim() + (not shared):
+                known = f"(B, *) of {example.dim()} dimensions"
+                size = known if shared else f"(B, {len(self._merge.skeletons)}, *)"
                 raise ValueError(f"{_NAME}: expected an input {size}, got one of size {tuple(given.shape)}")
 
     def split_back(self) -> list[nn.Module]:

@@ -34,6 +34,13 @@ def _momentum(norm: nn.BatchNorm2d) -> float:
     return 0.0 if counted is None or not norm.track_running_stats else 1.0 / float(counted + 1)
 
 
+def _drop_frozen(first: nn.Conv2d) -> None:
+    """Forget the folded weights of a frozen chain, by its first convolution."""
+    frozen = first.__dict__.get(FROZEN)
+    if frozen is not None:
+        frozen.drop()
+
+
 def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
     """The chain, batches counted; NotImplemented if nothing was done."""
     options, counters = [], []
@@ -51,9 +58,7 @@ def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
             tensors += (None, None)
     if len({id(norm) for _, norm, _ in links}) < len(links):
         return NotImplemented  # a cumulative average would have to count in between
-    frozen = links[0][0].__dict__.get(FROZEN)
-    if frozen is not None:
-        frozen.drop()
+    _drop_frozen(links[0][0])
     output = None
     try:
         output = try_chain(tuple(options), tuple(tensors))
@@ -116,9 +121,8 @@ def apply_chain(input: Tensor, *links: Link) -> Tensor:
 
 def apply_folded(input: Tensor, *links: FoldedLink) -> Tensor:
     """`apply_chain` of convolutions of any window, with bias or without normalisation: kernels in evaluation only."""
-    first = links[0][0]
-    if first.training and FROZEN in first.__dict__:
-        first.__dict__[FROZEN].drop()
+    if links[0][0].training:
+        _drop_frozen(links[0][0])
     if not (_grad_enabled() and input.requires_grad) and plain_eager():
         output = _try_evaluation(input, links)
         if output is not NotImplemented:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from torch import Tensor, finfo, get_default_dtype, nn
+from torch import Tensor, finfo, nn
 from torch.fx import Proxy
 
 from ..runtime import purity
@@ -52,13 +52,6 @@ _HIDDEN = INTERNAL - {"_modules", "training"}
 _READ_ALL = frozenset({"copy", "dataclasses", "string"})
 
 
-class _Reach(Reach):
-    def reach(self, value: Any, what: str) -> None:
-        if value is finfo:  # without an argument it takes the default dtype, and no call of a class is heard
-            self.ask(get_default_dtype)
-        super().reach(value, what)
-
-
 class Follower:
     """Follows what runs between `start` and `stop` in this thread.
 
@@ -76,7 +69,7 @@ class Follower:
         self, root: nn.Module, opened: Iterable[nn.Module], refuse: Callable[[str], Exception]
     ) -> None:
         self.root, self.refuse = root, refuse
-        self.reached = _Reach(root, refuse)
+        self.reached = Reach(root, refuse)
         self._opened = tuple(opened)
         self.inlined = {id(m) for m in (root, *self._opened)}
         self.paused = self.asks_none = False

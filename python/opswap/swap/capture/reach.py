@@ -32,6 +32,7 @@ from types import (
 )
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..runtime import purity
@@ -225,6 +226,10 @@ class Reach:
     def _reach_class(self, cls: type, what: str) -> None:
         if isinstance(cls, ABCMeta):
             self._abstract[cls] = None
+        if (
+            cls is torch.finfo
+        ):  # without an argument it takes the default dtype, and no call of a class is heard
+            self.ask(torch.get_default_dtype)
         users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
         if not users and not _is_pure_class(cls):
             raise self.refuse(f"{what} is {cls.__module__}.{cls.__qualname__}, whose answers may change")

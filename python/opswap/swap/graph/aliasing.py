@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Node
 
 from ..runtime.guards import hooked
-from .calls import graph_kinds, operation, writes
+from .calls import graph_kinds, operation, reached, writes
 from .metadata import joined_shape
 
 __all__ = ["escape_or_write", "reads_only", "returns_tensor", "seen_apart"]
@@ -135,15 +135,12 @@ def _makes_new(node: Node, kinds: dict[Node, str]) -> bool:
 
 def _sharing_after(nodes: Iterable[Node], kinds: dict[Node, str]) -> set[Node]:
     """The nodes and what may be a view of them."""
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found.add(node)
-        stack += [u for u in node.users if u.op != "output" and not _makes_new(u, kinds)]
-    return found
+    return reached(nodes, lambda node: _views(node, kinds))
+
+
+def _views(node: Node, kinds: dict[Node, str]) -> list[Node]:
+    """What may be a view of this node, of those that use it."""
+    return [u for u in node.users if u.op != "output" and not _makes_new(u, kinds)]
 
 
 def _alike(a: Node, b: Node) -> bool:
@@ -154,16 +151,11 @@ def _alike(a: Node, b: Node) -> bool:
 
 def _sharing(source: Node, outputs: tuple[Node, ...], kinds: dict[Node, str]) -> set[Node]:
     """Everything that may share memory with source; all arguments of one dtype count as one memory."""
-    found: set[Node] = set()
-    stack = [source, *outputs]
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found.add(node)
+
+    def follow(node: Node) -> list[Node]:
+        behind = _views(node, kinds)
         if node.op == "placeholder":
-            stack += [n for n in source.graph.nodes if n.op == "placeholder" and _alike(n, node)]
-        elif not _makes_new(node, kinds):
-            stack += node.all_input_nodes
-        stack += [u for u in node.users if u.op != "output" and not _makes_new(u, kinds)]
-    return found
+            return behind + [n for n in source.graph.nodes if n.op == "placeholder" and _alike(n, node)]
+        return behind if _makes_new(node, kinds) else behind + node.all_input_nodes
+
+    return reached([source, *outputs], follow)

@@ -8,6 +8,7 @@ sizes. What it computes is left to the proof: no name of a user's function or cl
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "hazard",
     "joined_parts",
     "operation",
+    "reached",
     "subject",
     "writes",
 ]
@@ -79,6 +81,18 @@ def graph_kinds(graph: Graph) -> dict[Node, str]:
     for node in graph.nodes:
         kinds[node] = _kind(node, kinds)
     return kinds
+
+
+def reached(nodes: Iterable[Node], follow: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """The nodes, and all that `follow` gives of them and of what it gave."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += follow(node)
+    return found
 
 
 def subject(node: Node) -> Any:

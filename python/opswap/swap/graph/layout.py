@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx import Node
 
 from .aliasing import seen_apart
-from .calls import subject
+from .calls import reached, subject
 
 __all__ = ["CONVOLUTION_CLASSES", "asks_for_layout", "is_flat", "is_flat_call", "last_of", "needs_layout"]
 
@@ -49,17 +49,8 @@ _CONTIGUOUS = {
 
 def asks_for_layout(nodes: Iterable[Node]) -> bool:
     """True where later code, before the next convolution or unknown module, may need these tensors to be contiguous."""
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found.add(node)
-        if any(map(needs_layout, node.users)):
-            return True
-        stack += [u for u in node.users if _keeps_layout(u)]
-    return False
+    found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
+    return any(needs_layout(user) for node in found for user in node.users)
 
 
 def _keeps_layout(node: Node) -> bool:

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from ..runtime.guards import is_plain_tensor
-from .calls import operation, subject
+from .calls import operation, reached, subject
 
 __all__ = [
     "ancestors",
@@ -120,14 +120,7 @@ def is_entry(node: Node, known: dict[Node, bool] | None = None) -> bool:
 
 def ancestors(nodes: Iterable[Node]) -> set[Node]:
     """The nodes and everything that they are computed from."""
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
-    return found
+    return reached(nodes, lambda node: node.all_input_nodes)
 
 
 def copy_with_inputs(graph: Graph, wanted: Node) -> tuple[Graph, Node]:

@@ -15,6 +15,7 @@ ENABLED = "not (opswap_active and opswap_disabled())"
 
 
 def defaulted(forward: Any) -> list[inspect.Parameter]:
+    """The parameters that have a default."""
     return [p for p in inspect.signature(forward).parameters.values() if p.default is not p.empty]
 
 

@@ -7,7 +7,7 @@ Xception without what is added to them. In evaluation all that are not grouped o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -22,6 +22,7 @@ from opswap.ops.chain import (
     MOST_WEIGHTS,
     chain_wins,
 )
+from opswap.ops.depthwise import is_depthwise
 from opswap.ops.norm import spell
 
 from ..rule import Region, Replacement, Rule, Shapes
@@ -50,8 +51,7 @@ def is_link(module: nn.Module) -> bool:
         return False
     if side == 1:
         return module.groups == 1 and module.stride == (1, 1) and module.weight.numel() <= MOST_WEIGHTS
-    depthwise = module.groups == module.in_channels == module.out_channels
-    return depthwise and side in (3, 5) and module.stride in ((1, 1), (2, 2))
+    return is_depthwise(module)
 
 
 def is_foldable(module: nn.Module) -> bool:
@@ -66,23 +66,21 @@ def is_foldable(module: nn.Module) -> bool:
         inside = all(p < k for p, k in zip(module.padding, module.kernel_size, strict=True))
         return inside and module.weight.numel() <= MOST_FOLDED
     side = module.kernel_size[0]
-    depthwise = module.groups == module.in_channels == module.out_channels and side in (3, 5)
-    usual = module.kernel_size == (side, side) and module.padding == (side // 2, side // 2)
-    return depthwise and usual and module.stride in ((1, 1), (2, 2))
+    return is_depthwise(module) and module.padding == (side // 2, side // 2)
 
 
 def linked(*modules: nn.Module) -> bool:
     """True while convolutions, then as many normalisations, are what a chain holds."""
-    half = len(modules) // 2
-    for convolution, norm in zip(modules[:half], modules[half:], strict=True):
-        if not is_link(convolution) or stock_class(norm) is not nn.BatchNorm2d:
-            return False
-    return True
+    return _are(is_link, len(modules) // 2, modules)
 
 
 def foldable(count: int, *modules: nn.Module) -> bool:
     """True while `count` convolutions, then normalisations, are what a chain holds in evaluation."""
-    return all(map(is_foldable, modules[:count])) and all(
+    return _are(is_foldable, count, modules)
+
+
+def _are(known: Callable[[nn.Module], bool], count: int, modules: tuple[nn.Module, ...]) -> bool:
+    return all(map(known, modules[:count])) and all(
         stock_class(norm) is nn.BatchNorm2d for norm in modules[count:]
     )
 
@@ -220,13 +218,6 @@ _NAMES: dict[str, Any] = {
 }
 
 
-def _replacement(conditions: Iterable[str], result: str) -> Replacement:
-    condition = " and ".join(conditions)
-    text = f"{condition} {result}"
-    names = {name: value for name, value in _NAMES.items() if f"{name}(" in text or f"is {name}" in text}
-    return Replacement(condition, result, names)
-
-
 def _prove(region: Region, shapes: Shapes) -> Replacement:
     """The graph holds torch's own modules, so that no run has to show what they compute."""
     text = _Spelled(region)
@@ -236,7 +227,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
         f"linked({', '.join(text.convolutions + text.norms)})",
         *text.still,
     )
-    return _replacement(conditions, f"apply_chain(x0, {', '.join(text.links)})")
+    return Replacement(" and ".join(conditions), f"apply_chain(x0, {', '.join(text.links)})", _NAMES)
 
 
 def _prove_folded(region: Region, shapes: Shapes) -> Replacement:
@@ -248,7 +239,7 @@ def _prove_folded(region: Region, shapes: Shapes) -> Replacement:
         f"foldable({len(text.convolutions)}, {', '.join(text.convolutions + text.norms)})",
         *text.still,
     )
-    return _replacement(conditions, f"apply_folded(x0, {', '.join(text.links)})")
+    return Replacement(" and ".join(conditions), f"apply_folded(x0, {', '.join(text.links)})", _NAMES)
 
 
 def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
