@@ -51,6 +51,9 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[Window, ...]]] = {
     ),
     "window of the image": ((2, 9, 5, 6), (Window(19, (5, 6), activation=None),)),
     "window that is wider": ((2, 9, 2, 3), (Window(19, (5, 4), padding=(4, 3)),)),
+    "row of a window longer than a sum": ((1, 64, 9, 21), (Window(61, (1, 5), padding=(0, 2), bias=True),)),
+    "such rows, several": ((2, 100, 7, 9), (Window(40, (3, 3), (1, 2), (1, 1), "hardswish"),)),
+    "such rows, no multiple": ((1, 131, 6, 12), (Window(37, (2, 4), norm=False, bias=True),)),
     "even window": ((2, 31, 8, 8), (Window(47, (2, 4), (2, 1), (1, 2), None, norm=False, bias=True),)),
 }
 
