@@ -26,12 +26,14 @@ static inline bool osw_shuffle_holds(const osw_shuffle *s)
            osw_side_holds(s->inputs, s->channels) && osw_side_holds(s->outputs, s->channels);
 }
 
-/* Channels are neighbours: the step of a segment is the element. */
+/* Channels are neighbours: the step of a segment with memory is the element. */
 static inline bool osw_side_is_dense(osw_side side, int64_t element_bytes)
 {
-    for (int64_t i = 0; i < side.count; i++)
-        if (side.segments[i].channels > 1 && side.segments[i].channel_step != element_bytes)
+    for (int64_t i = 0; i < side.count; i++) {
+        const osw_segment *s = &side.segments[i];
+        if (s->base && s->channels > 1 && s->channel_step != element_bytes)
             return false;
+    }
     return true;
 }
 
