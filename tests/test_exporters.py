@@ -340,7 +340,9 @@ class TestOnnx:
     @pytest.mark.parametrize(
         "case",
         [
-            pytest.param(c, marks=NO_ADAPTIVE_MAX_POOL if isinstance(c.ours, opswap.nn.GlobalMaxPool2d) else ())
+            pytest.param(
+                c, marks=NO_ADAPTIVE_MAX_POOL if isinstance(c.ours, opswap.nn.GlobalMaxPool2d) else ()
+            )
             for c in MODULES
         ],
         ids=repr,
