@@ -224,6 +224,35 @@ def test_frozen_weights_are_dropped() -> None:
     assert vars(model[0])["_opswap_frozen"].is_empty
 
 
+def test_statistics_that_move_while_the_convolution_evaluates() -> None:
+    stock = drawn(block(nn.BatchNorm2d(20), nn.ReLU())).eval()
+    model = opswap.freeze(opswap.swap(copy.deepcopy(stock)))
+    x = images()
+    with torch.no_grad():
+        for m in (stock, model):
+            m(x)
+            m[1].train()
+            m(x)
+            m.eval()
+        opswap.reset_stats()
+        torch.testing.assert_close(model(x), stock(x))
+    assert opswap.stats()["kernel"].get("conv_chain", 0) == 1
+
+
+def test_a_view_of_the_same_weights_is_folded_anew() -> None:
+    """Same address and same version, other strides."""
+    stock = drawn(block(nn.ReLU())).eval()
+    model = opswap.freeze(opswap.swap(copy.deepcopy(stock), rules=RULES))
+    x = images()
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), stock(x))
+        for m in (stock, model):
+            m[0].weight = nn.Parameter(m[0].weight.detach().transpose(2, 3))
+        opswap.reset_stats()
+        torch.testing.assert_close(model(x), stock(x))
+    assert opswap.stats()["kernel"].get("conv_chain", 0) == 1
+
+
 def test_large_weights_need_freeze() -> None:
     model = nn.Sequential(nn.Conv2d(300, 600, 1), nn.BatchNorm2d(600), nn.ReLU())
     stock = drawn(model).eval()

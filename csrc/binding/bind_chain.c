@@ -447,11 +447,41 @@ OSW_ENTRY(plain_chain_backward)
     return osw_or_declined(gradients);
 }
 
+/* Floats behind the folded weights: copies of all tensors of a stage but its weight, and for each
+ * whether it was given. */
+static int64_t vector_floats(const osw_chain_call *call)
+{
+    return (PER_FOLDED_STAGE - SCALE) * (call->chain.count + call->outputs);
+}
+
+/* Write these copies, or compare with them: whether they are the same bits. */
+static bool vectors_are(const osw_chain_call *call, float *copies, bool write)
+{
+    bool same = true;
+    for (int i = 0; same && i < call->chain.count; i++) {
+        const int64_t count = call->chain.stages[i].outputs;
+        for (int role = SCALE; same && role < PER_FOLDED_STAGE; role++, copies += 1 + count) {
+            const float *values = values_at(call, i, (osw_chain_role)role);
+            const size_t bytes = values ? (size_t)count * sizeof(float) : 0;
+            if (write) {
+                copies[0] = values != NULL;
+                if (values)
+                    memcpy(copies + 1, values, bytes);
+            } else {
+                same = (copies[0] != 0) == (values != NULL) &&
+                       (!values || memcmp(copies + 1, values, bytes) == 0);
+            }
+        }
+    }
+    return same;
+}
+
 /* The weights with their normalisations, in a new tensor; NULL with an exception. */
 static PyObject *fold(osw_chain_call *call, PyObject *like, float **data)
 {
     osw_chain *chain = &call->chain;
-    const int64_t size[1] = {osw_chain_folded_floats(chain)};
+    const int64_t floats = osw_chain_folded_floats(chain);
+    const int64_t size[1] = {floats + vector_floats(call)};
     const size_t bytes = (size_t)(2 * call->outputs) * sizeof(double);
     osw_tensor made;
     PyObject *folded = osw_tensor_new(like, OSW_SAME_DTYPE, "chain", 1, size, false, &made);
@@ -473,20 +503,25 @@ static PyObject *fold(osw_chain_call *call, PyObject *like, float **data)
         }
     }
     *data = (float *)(void *)made.data;
+    vectors_are(call, *data + floats, true);
     osw_chain_fold(chain, (int)osw_isa_current(), *data, (float *)(room + 2 * call->outputs));
     PyMem_Free(room);
     return folded;
 }
 
-/* The weights that an earlier call of the same chain has folded; NULL if they are none. */
+/* The weights that an earlier call of the same chain has folded, with the same vectors; else NULL.
+ */
 static float *folded_before(const osw_chain_call *call, PyObject *given)
 {
     osw_tensor t;
+    const int64_t floats = osw_chain_folded_floats(&call->chain);
     if (given == Py_None || !osw_tensor_plain(given, &t) || !is_float(&t) || t.ndim != 1 ||
-        t.size[0] != osw_chain_folded_floats(&call->chain) || t.stride[0] != 1)
+        t.size[0] != floats + vector_floats(call) || t.stride[0] != 1)
         return NULL;
     float *folded = (float *)(void *)t.data;
-    return osw_chain_is_folded(folded, (int)osw_isa_current()) ? folded : NULL;
+    const bool same = osw_chain_is_folded(folded, (int)osw_isa_current()) &&
+                      vectors_are(call, folded + floats, false);
+    return same ? folded : NULL;
 }
 
 enum { F_OPTIONS, F_TENSORS, F_FOLDED, F_COUNT };
