@@ -145,6 +145,16 @@ def test_a_norm_with_an_activation_that_chains_lack_is_left() -> None:
     assert "batch_norm_act" in rules and "conv_folded" not in rules
 
 
+def test_images_of_other_channels_raise_as_stock() -> None:
+    """A weight of one input channel fits a depthwise convolution of as many channels as it has outputs, too."""
+    stock = drawn(nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())).eval()
+    model = opswap.swap(copy.deepcopy(stock), rules=RULES)
+    assert_model_as_near(model, stock, lambda: (images(1),))
+    for m in (stock, model):
+        with torch.no_grad(), pytest.raises(RuntimeError, match="to have 1 channel"):
+            m(images(16))
+
+
 class UsedTwice(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def _try_evaluation(input: Tensor, links: Sequence[FoldedLink]) -> Any:
             eps = norm.eps
             statistics = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
         padding: Any = convolution.padding  # no text: see `foldable` and `linked`
-        options.append((*convolution.stride, *padding, eps, activation))
+        options.append((*convolution.stride, *padding, convolution.groups, eps, activation))
         weights += (convolution.weight, *statistics, convolution.bias)
     chosen, given = tuple(options), tuple(weights)
     frozen = links[0][0].__dict__.get(FROZEN)
