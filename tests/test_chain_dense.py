@@ -74,7 +74,7 @@ def made(size: tuple[int, ...], windows: tuple[Window, ...]) -> tuple[Any, tuple
     for w in windows:
         tensors += weights(channels, w)
         channels = w.outputs
-    return tuple((*w.stride, *w.padding, 1e-3, w.activation) for w in windows), tuple(tensors)
+    return tuple((*w.stride, *w.padding, w.groups, 1e-3, w.activation) for w in windows), tuple(tensors)
 
 
 def reference(tensors: tuple[Tensor | None, ...], windows: tuple[Window, ...], dtype: torch.dtype) -> Tensor:
@@ -200,12 +200,15 @@ def test_what_kernels_leave_to_torch() -> None:
         (2, 3),
         (3, -1),
         (3, None),
-        (4, 0.0),
-        (4, "x"),
-        (5, "gelu"),
+        (4, 0),
+        (4, 2),
+        (4, 64),
+        (5, 0.0),
+        (5, "x"),
+        (6, "gelu"),
     ):
         assert declined(replaced(options, at, value), tensors), (at, value)
-    assert declined((options[0][:5],), tensors)
+    assert declined((options[0][:6],), tensors)
     assert declined((), tensors) and declined(None, tensors) and declined(options, tensors[:6])
     x = tensors[0]
     assert x is not None
@@ -221,6 +224,9 @@ def test_what_kernels_leave_to_torch() -> None:
         assert declined(options, (*tensors[:at], other, *tensors[at + 1 :])), at
     assert declined(*made((2, 8, 9, 9), (Window(16, (3, 1), groups=8),)))  # grouped otherwise
     assert declined(*made((1, 1025, 3, 3), (Window(16, (3, 3)),)))
+    options, tensors = made((2, 16, 9, 9), (Window(16, (3, 3), padding=(1, 1), groups=16),))
+    assert not declined(options, tensors)
+    assert declined(replaced(options, 4, 1), tensors)  # torch would need an image of one channel
 
 
 def test_infinite_values_reach_their_windows_only(tier: str) -> None:

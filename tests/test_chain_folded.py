@@ -234,8 +234,69 @@ def trained(m: nn.Module) -> None:
     m.eval()
 
 
+def adapted(m: nn.Module) -> None:
+    """Statistics of other images, the rest of the model in evaluation."""
+    for norm in m.modules():
+        norm.train(isinstance(norm, nn.BatchNorm2d))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        m(torch.randn(4, 32, 9, 9).to(memory_format=torch.channels_last))
+    m.eval()
+
+
+def adapted_by_torch(m: nn.Module) -> None:
+    norm = m[4].train()
+    torch.manual_seed(3)
+    torch.nn.functional.batch_norm(
+        torch.randn(4, 32, 9, 9), norm.running_mean, norm.running_var, training=True
+    )
+    norm.eval()
+
+
+def uncounted_vector(m: nn.Module) -> None:
+    m[4].weight.data.mul_(3)
+    m[7].running_var.numpy()[:] = 0.25
+
+
+def no_weights_of_norm(m: nn.Module) -> None:
+    m[1].weight = m[1].bias = None
+
+
+def fine_tuned(m: nn.Module, optimizer: type[torch.optim.Optimizer], between: bool = False) -> None:
+    """In evaluation, by an optimizer that moves no versions; `between`: the model is called before the step."""
+    o = optimizer(m.parameters(), lr=0.05, fused=True)
+    torch.manual_seed(3)
+    x = torch.randn(4, 32, 9, 9).to(memory_format=torch.channels_last)
+    for _ in range(2):
+        loss = m(x).square().mean()
+        if between:
+            with torch.no_grad():
+                m(x)
+        loss.backward()
+        o.step()
+        o.zero_grad()
+
+
+def fine_tuned_by_sgd(m: nn.Module) -> None:
+    fine_tuned(m, torch.optim.SGD)
+
+
+def called_before_the_step(m: nn.Module) -> None:
+    fine_tuned(m, torch.optim.SGD, between=True)
+
+
+def convolution_fine_tuned(m: nn.Module) -> None:
+    """Without the model's forward."""
+    with torch.no_grad():
+        m(torch.randn(1, 32, 9, 9).to(memory_format=torch.channels_last))
+    o = torch.optim.SGD([m[6].weight], lr=0.1, fused=True)
+    m[6].weight.square().sum().backward()
+    o.step()
+
+
 CHANGES: tuple[Callable[[nn.Module], None], ...] = (
-    double_in_place, load, new_data, new_parameter, other_statistics, other_eps, trained,
+    double_in_place, load, new_data, new_parameter, other_statistics, other_eps, trained, adapted, adapted_by_torch,
+    uncounted_vector, no_weights_of_norm, fine_tuned_by_sgd, called_before_the_step, convolution_fine_tuned,
 )  # fmt: skip
 
 
@@ -258,6 +319,42 @@ class TestFreeze:
             change(m)
         compare(model, stock, x)
         assert kept(model) is not folded
+
+    def test_other_optimizers_leave_them(self) -> None:
+        """A frozen teacher keeps its weights while a student learns."""
+        stock, model, x = frozen_net()
+        folded = kept(model)
+        student = nn.Conv2d(32, 4, 1)
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1, fused=True)
+        with torch.no_grad():
+            model(x)
+        student(x).square().sum().backward()
+        optimizer.step()
+        compare(model, stock, x)
+        assert kept(model) is folded
+
+    def test_steps_over_parameters_of_any_kind(self) -> None:
+        stock, model, x = frozen_net()
+        table = nn.Embedding(5, 3, sparse=True)
+        strange = nn.Parameter(torch.ones(3).to_sparse())
+        optimizer = torch.optim.SparseAdam([table.weight])
+        optimizer.param_groups.append({**optimizer.param_groups[0], "params": [strange]})
+        table(torch.tensor([1])).sum().backward()
+        optimizer.step()
+        compare(model, stock, x)
+
+    def test_a_compiled_step_drops_them(self) -> None:
+        stock, model, x = frozen_net()
+        for m in (stock, model):
+            optimizer = torch.optim.SGD(m.parameters(), lr=0.05, fused=True)
+            m(x).square().mean().backward()
+            with torch.no_grad():
+                m(x)
+            for _ in range(2):
+                torch.compile(lambda o=optimizer: o.step(), backend="eager")()
+                with torch.no_grad():
+                    m(x)
+        compare(model, stock, x)
 
     def test_training_drops_them(self) -> None:
         _, model, x = frozen_net()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 import opswap
 from nearness import Quantities, assert_as_near
@@ -159,3 +160,12 @@ def test_hooks_on_saved_tensors_see_what_is_kept() -> None:
     assert [t is u for t, u in zip(kept, leaves[:2], strict=True)] == [True, True]
     got = torch.autograd.grad(output.square().sum(), leaves)
     assert close(got, torch.autograd.grad(plain(*leaves, None).square().sum(), leaves))
+
+
+@every_form
+def test_an_expanded_gradient_in_a_checkpoint(sections: Any) -> None:
+    """The kernel may decline such a gradient; what is kept may be unpacked once only."""
+    leaves = tensors(sections)
+    output = checkpoint(F.grouped_linear, *leaves, sections, use_reentrant=False)
+    got = torch.autograd.grad(output.sum(), leaves)
+    assert close(got, torch.autograd.grad(plain(*leaves, sections).sum(), leaves))

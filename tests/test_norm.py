@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as T
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import opswap
 from inputs import LAYOUTS, channels_last_of, same_bits
@@ -268,6 +269,24 @@ def test_expanded_gradients_and_parameters_with_strides() -> None:
     other = x.clone().requires_grad_()
     reference(other, *(v.clone() for v in vectors), training=True, activation="relu").mean().backward()
     assert torch.allclose(leaf.grad, other.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_expanded_gradient_in_a_checkpoint(activation: str | None, training: bool) -> None:
+    """The kernel declines such a gradient; what is kept may be unpacked once only."""
+    x = torch.randn(4, 6, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+    leaves = [x, *(v.requires_grad_() for v in parameters(6, torch.float32)[2:])]
+    fixed = (None, None) if training else parameters(6, torch.float32)[:2]
+
+    def run(x: Tensor, *affine: Tensor) -> Tensor:
+        return F.batch_norm_act(x, *fixed, *affine, training, activation=activation)
+
+    results = []
+    for y in (run(*leaves), checkpoint(run, *leaves, use_reentrant=False)):
+        results.append(torch.autograd.grad(y.mean((2, 3)).square().sum(), leaves))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_empty_batches_and_no_channels() -> None:

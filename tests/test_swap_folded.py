@@ -145,6 +145,16 @@ def test_a_norm_with_an_activation_that_chains_lack_is_left() -> None:
     assert "batch_norm_act" in rules and "conv_folded" not in rules
 
 
+def test_images_of_other_channels_raise_as_stock() -> None:
+    """A weight of one input channel fits a depthwise convolution of as many channels as it has outputs, too."""
+    stock = drawn(nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())).eval()
+    model = opswap.swap(copy.deepcopy(stock), rules=RULES)
+    assert_model_as_near(model, stock, lambda: (images(1),))
+    for m in (stock, model):
+        with torch.no_grad(), pytest.raises(RuntimeError, match="to have 1 channel"):
+            m(images(16))
+
+
 class UsedTwice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -222,6 +232,35 @@ def test_frozen_weights_are_dropped() -> None:
     assert not vars(model[0])["_opswap_frozen"].is_empty
     model.train()(x).sum().backward()
     assert vars(model[0])["_opswap_frozen"].is_empty
+
+
+def test_statistics_that_move_while_the_convolution_evaluates() -> None:
+    stock = drawn(block(nn.BatchNorm2d(20), nn.ReLU())).eval()
+    model = opswap.freeze(opswap.swap(copy.deepcopy(stock)))
+    x = images()
+    with torch.no_grad():
+        for m in (stock, model):
+            m(x)
+            m[1].train()
+            m(x)
+            m.eval()
+        opswap.reset_stats()
+        torch.testing.assert_close(model(x), stock(x))
+    assert opswap.stats()["kernel"].get("conv_chain", 0) == 1
+
+
+def test_a_view_of_the_same_weights_is_folded_anew() -> None:
+    """Same address and same version, other strides."""
+    stock = drawn(block(nn.ReLU())).eval()
+    model = opswap.freeze(opswap.swap(copy.deepcopy(stock), rules=RULES))
+    x = images()
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), stock(x))
+        for m in (stock, model):
+            m[0].weight = nn.Parameter(m[0].weight.detach().transpose(2, 3))
+        opswap.reset_stats()
+        torch.testing.assert_close(model(x), stock(x))
+    assert opswap.stats()["kernel"].get("conv_chain", 0) == 1
 
 
 def test_large_weights_need_freeze() -> None:

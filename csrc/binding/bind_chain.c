@@ -7,7 +7,7 @@
  *     plain_chain_folded(options, tensors, folded) -> (output, folded)
  *
  * options: per stage (stride, momentum, eps, activation), or of plain_chain_folded (stride_y,
- * stride_x, padding_y, padding_x, eps, activation). tensors: the input, then per stage the
+ * stride_x, padding_y, padding_x, groups, eps, activation). tensors: the input, then per stage the
  * weights of the convolution and of the normalisation, its bias, running_mean and running_var, and
  * of plain_chain_folded the bias of the convolution; all but the first of a stage may be None, in
  * plain_chain_folded those of the normalisation together. statistics: float64, per stage the means
@@ -48,7 +48,8 @@ typedef struct osw_chain_call {
     osw_chain chain;
     bool folded;
     double momentum[OSW_CHAIN_MOST_STAGES];
-    Py_ssize_t per_stage, count; /* of tensors */
+    int64_t groups[OSW_CHAIN_MOST_STAGES]; /* in evaluation */
+    Py_ssize_t per_stage, count;           /* of tensors */
     osw_tensor tensors[MOST_TENSORS];
     bool given[MOST_TENSORS];
     int64_t outputs; /* of all stages */
@@ -104,14 +105,15 @@ static bool read_option(osw_chain_call *call, int i, PyObject *one)
     osw_chain_stage *s = &call->chain.stages[i];
     osw_chain_window *w = &s->window;
     osw_chain_link *link = &call->chain.links[i];
-    const Py_ssize_t numbers = call->folded ? 4 : 2;
+    const Py_ssize_t numbers = call->folded ? 5 : 2;
     if (!PyTuple_Check(one) || PyTuple_Size(one) != numbers + 2)
         return false;
     const bool read = call->folded
                           ? number_at(one, 0, 1, INT32_MAX, &w->stride_y) &&
                                 number_at(one, 1, 1, INT32_MAX, &w->stride_x) &&
                                 number_at(one, 2, 0, INT32_MAX, &w->top) &&
-                                number_at(one, 3, 0, INT32_MAX, &w->left)
+                                number_at(one, 3, 0, INT32_MAX, &w->left) &&
+                                number_at(one, 4, 1, INT32_MAX, &call->groups[i])
                           : number_at(one, 0, 1, 2, &s->stride) &&
                                 osw_float_arg(PyTuple_GetItem(one, 1), &call->momentum[i]) == 0;
     osw_activation *activation = &link->norm.activation;
@@ -147,8 +149,9 @@ static bool read_tensors(osw_chain_call *call, PyObject *tensors)
     return is_image(&call->tensors[0]);
 }
 
-/* What a stage is by its weight and, in evaluation, its window. */
-static bool read_window(const osw_chain_call *call, const osw_tensor *w, osw_chain_stage *s)
+/* What stage i is by its weight and, in evaluation, its window and groups: without these a weight
+ * of one input channel fits images of many, too. */
+static bool read_window(const osw_chain_call *call, int i, const osw_tensor *w, osw_chain_stage *s)
 {
     osw_chain_window *window = &s->window;
     s->side = w->size[2];
@@ -157,6 +160,8 @@ static bool read_window(const osw_chain_call *call, const osw_tensor *w, osw_cha
         w->size[1] == 1 && s->channels > 1 && w->size[0] == s->channels && (s->side > 1 || !square);
     if (!call->folded)
         return square && s->depthwise == (s->side > 1);
+    if (call->groups[i] != (s->depthwise ? s->channels : 1))
+        return false;
     window->height = w->size[2];
     window->width = w->size[3];
     s->stride = window->stride_y;
@@ -177,7 +182,7 @@ static bool read_stage(osw_chain_call *call, int i, int64_t *height, int64_t *wi
     s->height = *height;
     s->width = *width;
     s->channels = *channels;
-    if (w->ndim != 4 || w->numel == 0 || !read_window(call, w, s) ||
+    if (w->ndim != 4 || w->numel == 0 || !read_window(call, i, w, s) ||
         w->size[1] != (s->depthwise ? 1 : s->channels) || !(s->dense || osw_is_dense(w, 0)))
         return false;
     s->outputs = *channels = w->size[0];
@@ -447,11 +452,41 @@ OSW_ENTRY(plain_chain_backward)
     return osw_or_declined(gradients);
 }
 
+/* Floats behind the folded weights: copies of all tensors of a stage but its weight, and for each
+ * whether it was given. */
+static int64_t vector_floats(const osw_chain_call *call)
+{
+    return (PER_FOLDED_STAGE - SCALE) * (call->chain.count + call->outputs);
+}
+
+/* Write these copies, or compare with them: whether they are the same bits. */
+static bool vectors_are(const osw_chain_call *call, float *copies, bool write)
+{
+    bool same = true;
+    for (int i = 0; same && i < call->chain.count; i++) {
+        const int64_t count = call->chain.stages[i].outputs;
+        for (int role = SCALE; same && role < PER_FOLDED_STAGE; role++, copies += 1 + count) {
+            const float *values = values_at(call, i, (osw_chain_role)role);
+            const size_t bytes = values ? (size_t)count * sizeof(float) : 0;
+            if (write) {
+                copies[0] = values != NULL;
+                if (values)
+                    memcpy(copies + 1, values, bytes);
+            } else {
+                same = (copies[0] != 0) == (values != NULL) &&
+                       (!values || memcmp(copies + 1, values, bytes) == 0);
+            }
+        }
+    }
+    return same;
+}
+
 /* The weights with their normalisations, in a new tensor; NULL with an exception. */
 static PyObject *fold(osw_chain_call *call, PyObject *like, float **data)
 {
     osw_chain *chain = &call->chain;
-    const int64_t size[1] = {osw_chain_folded_floats(chain)};
+    const int64_t floats = osw_chain_folded_floats(chain);
+    const int64_t size[1] = {floats + vector_floats(call)};
     const size_t bytes = (size_t)(2 * call->outputs) * sizeof(double);
     osw_tensor made;
     PyObject *folded = osw_tensor_new(like, OSW_SAME_DTYPE, "chain", 1, size, false, &made);
@@ -473,20 +508,25 @@ static PyObject *fold(osw_chain_call *call, PyObject *like, float **data)
         }
     }
     *data = (float *)(void *)made.data;
+    vectors_are(call, *data + floats, true);
     osw_chain_fold(chain, (int)osw_isa_current(), *data, (float *)(room + 2 * call->outputs));
     PyMem_Free(room);
     return folded;
 }
 
-/* The weights that an earlier call of the same chain has folded; NULL if they are none. */
+/* The weights that an earlier call of the same chain has folded, with the same vectors; else NULL.
+ */
 static float *folded_before(const osw_chain_call *call, PyObject *given)
 {
     osw_tensor t;
+    const int64_t floats = osw_chain_folded_floats(&call->chain);
     if (given == Py_None || !osw_tensor_plain(given, &t) || !is_float(&t) || t.ndim != 1 ||
-        t.size[0] != osw_chain_folded_floats(&call->chain) || t.stride[0] != 1)
+        t.size[0] != floats + vector_floats(call) || t.stride[0] != 1)
         return NULL;
     float *folded = (float *)(void *)t.data;
-    return osw_chain_is_folded(folded, (int)osw_isa_current()) ? folded : NULL;
+    const bool same = osw_chain_is_folded(folded, (int)osw_isa_current()) &&
+                      vectors_are(call, folded + floats, false);
+    return same ? folded : NULL;
 }
 
 enum { F_OPTIONS, F_TENSORS, F_FOLDED, F_COUNT };

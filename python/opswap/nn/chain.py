@@ -81,18 +81,21 @@ def _try_evaluation(input: Tensor, links: Sequence[FoldedLink]) -> Any:
             eps = norm.eps
             statistics = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
         padding: Any = convolution.padding  # no text: see `foldable` and `linked`
-        options.append((*convolution.stride, *padding, eps, activation))
+        options.append((*convolution.stride, *padding, convolution.groups, eps, activation))
         weights += (convolution.weight, *statistics, convolution.bias)
     chosen, given = tuple(options), tuple(weights)
     frozen = links[0][0].__dict__.get(FROZEN)
     if frozen is not None:
-        return frozen.call(chosen, given, lambda folded: try_folded(chosen, (input, *given), folded))
+        alone = tuple([convolution.weight for convolution, _, _ in links])
+        return frozen.call(chosen, alone, lambda folded: try_folded(chosen, (input, *given), folded))
     made = try_folded(chosen, (input, *given), None)
     return made if made is NotImplemented else made[0]
 
 
 def _apply_parts(input: Tensor, links: Sequence[FoldedLink]) -> Tensor:
     """Each convolution, and each normalisation with its activation, for itself."""
+    if _grad_enabled():
+        _drop_frozen(links[0][0])
     for convolution, norm, activation in links:
         input = convolution(input)
         # Nobody else reads what the convolution computed.

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 __all__ = ["FROZEN", "Frozen", "freeze", "unfreeze"]
 
@@ -36,17 +39,22 @@ class Frozen:
         """Forget the folded weights; the next call folds again."""
         self._kept = None
 
-    def call(self, options: tuple[Any, ...], weights: tuple[Tensor | None, ...], folded: Folded) -> Any:
+    def lies_in(self, storages: set[int]) -> bool:
+        """True if one of the weights that were folded lies in these storages, given by their addresses."""
+        kept = self._kept
+        return kept is not None and any(t.untyped_storage().data_ptr() in storages for t in kept[1])
+
+    def call(self, options: tuple[Any, ...], weights: tuple[Tensor, ...], folded: Folded) -> Any:
         """What `folded` returns first, or NotImplemented.
 
-        Args: weights: all tensors that are folded. folded: called with the folded weights, or with None; returns
-            an output and the folded weights, or NotImplemented.
+        Args: weights: of the convolutions. The vectors that are folded into them, parameters and statistics, are
+            compared by value in every call, by the extension. folded: called with the folded weights, or with None;
+            returns an output and the folded weights, or NotImplemented.
         """
-        given = tuple(t for t in weights if t is not None)
-        if any(t.is_inference() for t in given):  # torch counts no writes to them
+        if any(t.is_inference() for t in weights):  # torch counts no writes to them
             made = folded(None)
             return made if made is NotImplemented else made[0]
-        state = (options, *((t.data_ptr(), t._version) for t in given))
+        state = (options, *[(t.data_ptr(), t._version, t.shape, t.stride()) for t in weights])
         kept = self._kept
         made = folded(kept[2] if kept is not None and kept[0] == state else True)
         if made is NotImplemented:
@@ -54,8 +62,33 @@ class Frozen:
             return made
         if kept is None or made[1] is not kept[2]:
             # The aliases keep the addresses from being given to other weights.
-            self._kept = state, tuple(t.detach() for t in given), made[1]
+            self._kept = state, tuple(t.detach() for t in weights), made[1]
+            _watch(self)
         return made[0]
+
+
+_PLAIN = (Tensor, nn.Parameter)
+_watched: weakref.WeakSet[Frozen] = weakref.WeakSet()
+_handles: list[Any] = []  # of the hook, once it stands
+
+
+def _watch(frozen: Frozen) -> None:
+    """Fused optimizers write without being counted: what they have stepped over is dropped."""
+    _watched.add(frozen)
+    if not _handles:
+        _handles.append(register_optimizer_step_post_hook(_drop_stepped))
+
+
+def _drop_stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    holding = [frozen for frozen in list(_watched) if not frozen.is_empty]
+    if not holding:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if all(type(p) in _PLAIN and p.layout is torch.strided for p in parameters):
+        storages = {p.untyped_storage().data_ptr() for p in parameters}
+        holding = [frozen for frozen in holding if frozen.lies_in(storages)]
+    for frozen in holding:
+        frozen.drop()
 
 
 def freeze(model: nn.Module) -> nn.Module:
@@ -63,9 +96,12 @@ def freeze(model: nn.Module) -> nn.Module:
 
     In evaluation, without a graph, a swapped model folds each BatchNorm into the weights of its convolution and packs
     them for the kernels, in every call. A frozen model does so once. Its parameters and buffers stay as they are and
-    may be changed: folded weights are dropped in training, after `load_state_dict`, after `to()`, after any
-    write that torch counts, and by `unfreeze`. A write through `.data` or by NumPy is not noticed: call `freeze` again
-    after it. The folded weights need as much memory again as the weights of the convolutions that are chains.
+    may be changed: folded weights are dropped in training, by a forward that records a graph, after
+    `load_state_dict`, after `to()`, after the step of an optimizer, after any write that torch counts, and by
+    `unfreeze`. Biases, and parameters and statistics of BatchNorms, are compared by value in every call. A write to the
+    weight of a convolution that torch does not count, through `.data`, by NumPy or by calling the operator of a
+    fused optimizer itself, is not noticed: call `freeze` again after it. The folded weights need as much memory
+    again as the weights of the convolutions that are chains.
 
     Args: model: any module, before or after `swap`. Copies and pickles of it are frozen too.
     Returns: model itself.

@@ -58,8 +58,8 @@ MOST_STAGES = 8
 MOST_WEIGHTS = 1 << 17  # of a 1 x 1 convolution, in training
 MOST_FOLDED = 1 << 19  # in evaluation, of a dense one too
 
-# Per stage stride_y, stride_x, padding_y, padding_x, eps, activation.
-FoldedOptions = tuple[tuple[int, int, int, int, float, str | None], ...]
+# Per stage stride_y, stride_x, padding_y, padding_x, groups, eps, activation.
+FoldedOptions = tuple[tuple[int, int, int, int, int, float, str | None], ...]
 
 
 class Stage(NamedTuple):
@@ -196,7 +196,7 @@ def try_folded(
     Here convolutions may be dense, of any window, and have a bias, and need no normalisation.
 
     Args:
-        options: per stage both strides and paddings of the convolution, eps, activation.
+        options: per stage both strides and paddings and the groups of the convolution, eps, activation.
         tensors: the input, then per stage weight, norm_weight, norm_bias, running_mean, running_var, bias of the
             convolution.
         folded: what an earlier call with the same weights returned; True if what this one returns will be given to
@@ -215,11 +215,12 @@ def folded_arguments(
     input: Tensor, stages: Sequence[Stage]
 ) -> tuple[FoldedOptions, tuple[Tensor | None, ...]]:
     """The options and tensors of `try_folded` for these stages."""
-    halves = (s.weight.shape[-1] // 2 if isinstance(s.weight, Tensor) else 0 for s in stages)
-    options = tuple(
-        (s.stride, s.stride, half, half, s.eps, s.activation) for s, half in zip(stages, halves, strict=True)
-    )
-    return options, (input, *(t for s in stages for t in (*s[:PER_STAGE], None)))
+    options = []
+    for s in stages:
+        outputs, *_, side = s.weight.shape if isinstance(s.weight, Tensor) else (1, 1)
+        groups = outputs if side > 1 else 1
+        options.append((s.stride, s.stride, side // 2, side // 2, groups, s.eps, s.activation))
+    return tuple(options), (input, *(t for s in stages for t in (*s[:PER_STAGE], None)))
 
 
 def _try_watched(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:

@@ -50,12 +50,13 @@ class GroupedLinear(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         _, *needed = ctx.needs_input_grad
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
         if not _grad_enabled() and not reference_forced():
-            made = _core.plain_grouped_linear_backward(grad_output, *ctx.saved_tensors, ctx.sections, *needed)
+            made = _core.plain_grouped_linear_backward(grad_output, *saved, ctx.sections, *needed)
             if made is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
                 return (None, *made)
-        return (None, *gradients(ctx.saved_tensors, ctx.sections, needed, grad_output))
+        return (None, *gradients(saved, ctx.sections, needed, grad_output))
 
 
 _apply_plain = base_apply(GroupedLinear)
