@@ -220,6 +220,35 @@ def test_changes_after_the_swap(how: str, count: int, frozen: bool) -> None:
     assert opswap.stats()["kernel"].get("conv_chain", 0) == count
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("groups", [1, 20])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("stride", v) for v in (1, (2,), [1, 2], [2])),
+        *(("padding", v) for v in (0, 1, (1,), [1], [0, 1])),
+        *(("dilation", v) for v in (1, (1,), 2)),
+        *(("kernel_size", v) for v in (3, (3,), [3, 3])),
+    ],
+    ids=str,
+)
+def test_options_that_are_no_pairs(option: str, value: object, groups: int, before: bool) -> None:
+    """torch takes them; the links of a training chain are asked, too."""
+    layers = [nn.Conv2d(20, 20, 3, 2, 1, groups=groups, bias=False), nn.BatchNorm2d(20), nn.ReLU()]
+    stock = drawn(nn.Sequential(*layers, nn.Conv2d(20, 20, 1, bias=False), nn.BatchNorm2d(20))).eval()
+    if before:
+        setattr(stock[0], option, value)
+    model = opswap.swap(copy.deepcopy(stock))
+    setattr(stock[0], option, value)
+    setattr(model[0], option, value)
+    with torch.no_grad():
+        for training in (False, True):
+            x = images(20)
+            torch.testing.assert_close(
+                model.train(training)(x), stock.train(training)(x), rtol=1e-4, atol=1e-4
+            )
+
+
 def test_frozen_weights_are_dropped() -> None:
     stock = drawn(block(nn.ReLU())).eval()
     model = opswap.freeze(opswap.swap(copy.deepcopy(stock), rules=RULES))

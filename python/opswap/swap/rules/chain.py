@@ -38,9 +38,17 @@ _ACTIVATIONS = ("relu", "relu6", "hardtanh", "hardswish")
 _FEWEST_STAGES = 2  # a single one gains little over its parts
 
 
+def _is_paired(module: nn.Conv2d) -> bool:
+    """True if each option is a pair, as nn.Conv2d makes them; assigned later, torch takes them in other forms too."""
+    options = (module.kernel_size, module.stride, module.padding, module.dilation)
+    return all([type(option) is tuple and len(option) == 2 for option in options])  # noqa: C419, a list is faster
+
+
 def is_link(module: nn.Module) -> bool:
     """True for a convolution that a chain may hold, by its options alone."""
     if stock_class(module) is not nn.Conv2d or module.bias is not None or module.padding_mode != "zeros":
+        return False
+    if not _is_paired(module):
         return False
     side = module.kernel_size[0]
     if not min(module.in_channels, module.out_channels) >= FEWEST_CHANNELS:
@@ -60,7 +68,7 @@ def is_foldable(module: nn.Module) -> bool:
         return False
     if not FEWEST_CHANNELS <= module.out_channels <= MOST_CHANNELS or module.in_channels > MOST_CHANNELS:
         return False
-    if isinstance(module.padding, str):
+    if not _is_paired(module):
         return False
     if module.groups == 1:
         inside = all(p < k for p, k in zip(module.padding, module.kernel_size, strict=True))

@@ -48,7 +48,7 @@ def _declines_pointwise(module: nn.Module) -> str | None:
 
 
 def _declines_depthwise(module: nn.Module) -> str | None:
-    if not 1 < module.groups == module.in_channels or max(module.kernel_size) == 1 or not depthwise_wins():
+    if not 1 < module.groups == module.in_channels or module.kernel_size == (1, 1) or not depthwise_wins():
         return None
     if is_depthwise(module):
         return ""
