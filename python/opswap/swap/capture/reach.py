@@ -52,7 +52,7 @@ from ..runtime.snapshot import (
     snapshot,
     static_attribute,
 )
-from ..runtime.state import INTERNAL, Reading, stock_class
+from ..runtime.state import INTERNAL, Reading
 from ..runtime.virtual import virtual
 from .element_writes import MUTATORS
 from .written import Ledger, Written, unpatched
@@ -219,8 +219,8 @@ class Reach:
             raise self.refuse(f"{what} is a {type(module).__qualname__}, which is not a submodule")
         self.modules[module] = None
         self.ledger.copy(module)
-        self.reach(stock_class(module), what)
-        self._look_for_special(stock_class(module), _FALL_BACK_OF_LAYERS)
+        self.reach(type(module), what)
+        self._look_for_special(type(module), _FALL_BACK_OF_LAYERS)
         self._hold(self._look_in_layer, module)
 
     def _reach_class(self, cls: type, what: str) -> None:
