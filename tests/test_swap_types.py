@@ -132,7 +132,9 @@ def clone(model: nn.Module) -> nn.Module:
     """By dictionaries, as libraries for learning to learn do it."""
     found = model.__new__(type(model))
     found.__dict__ = model.__dict__.copy()
-    found._parameters = {k: None if p is None else nn.Parameter(p.detach().clone()) for k, p in model._parameters.items()}
+    found._parameters = {
+        k: None if p is None else nn.Parameter(p.detach().clone()) for k, p in model._parameters.items()
+    }
     found._buffers = {k: b.clone() for k, b in model._buffers.items()}
     found._modules = {k: clone(m) for k, m in model._modules.items()}
     return found
