@@ -93,7 +93,7 @@ def build(
     tiers = tiers_here() if tiers is None else tiers
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(CSRC / "core" / f"{name}.c", folder / f"core_{name}.o", []) for name in CORE]
-    for name in ("driver", "driver_rooms", "driver_compare", "threads"):
+    for name in ("driver", "driver_rooms", "driver_compare", "driver_contract", "core_contract", "threads"):
         jobs.append((TESTS / "c" / f"{name}.c", folder / f"{name}.o", []))
     called = {name for family in families for name in CALLED.get(family, ())}
     for family in sorted(called - set(families)):

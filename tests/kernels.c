@@ -11,12 +11,14 @@
  *     --quick       fewer sizes
  *     --heap        tensors from malloc, without guards: for tools that watch the heap
  *     --time        measure instead of comparing
- *     FAMILY ...    these alone
+ *     --contracts   break the contracts of families, which asserts must notice, in place of all
+ * else FAMILY ...    these alone
  *
  * Prints what was run. Exit status: 1 after a difference, which it prints, 2 for wrong arguments, 3
  * after an invalid access or instruction. */
 #include "c/driver.h"
 #include "c/driver_compare.h"
+#include "c/driver_contract.h"
 #include "c/driver_rooms.h"
 
 #include <stdio.h>
@@ -30,11 +32,12 @@ FAMILIES
 #define X(name) &driver_##name,
 static const driver_family *const families[] = {FAMILIES};
 #undef X
+extern const driver_contract driver_core_contract;
 enum { FAMILY_COUNT = sizeof families / sizeof *families };
 
 typedef struct options {
     bool tiers[OSW_ISA_COUNT], families[FAMILY_COUNT];
-    bool some_tiers, some_families;
+    bool some_tiers, some_families, contracts;
     int rounds;
 } options;
 
@@ -91,6 +94,8 @@ static bool read_arguments(driver *d, options *o, int argc, char **argv)
             d->heap = true;
         else if (strcmp(argv[i], "--time") == 0)
             d->timed = true;
+        else if (strcmp(argv[i], "--contracts") == 0)
+            o->contracts = true;
         else if (argv[i][0] != '-' && choose_family(o, argv[i]))
             continue;
         else if (i + 1 == argc || !read_value(d, o, argv[i], argv[i + 1]))
@@ -139,6 +144,19 @@ static void check_family(driver *d, const driver_family *family, osw_isa tier, i
     free(driver_scalar_table);
 }
 
+static bool check_contracts(const options *o)
+{
+    bool holds = driver_contract_holds("core", &driver_core_contract);
+    for (int i = 0; i < FAMILY_COUNT; i++) {
+        const driver_family *family = families[i];
+        if (!family->contract || (o->some_families && !o->families[i]))
+            continue;
+        family->select(OSW_ISA_SCALAR);
+        holds &= driver_contract_holds(family->name, family->contract);
+    }
+    return holds;
+}
+
 int main(int argc, char **argv)
 {
     static driver d = {.seed = 1};
@@ -147,6 +165,8 @@ int main(int argc, char **argv)
         printf("kernels: see the first lines of kernels.c for its arguments\n");
         return 2;
     }
+    if (o.contracts)
+        return !check_contracts(&o);
     driver_watch(&d);
     driver_seed(d.seed);
     printf("seed %llu, best tier %s\n", (unsigned long long)d.seed, osw_isa_name(osw_isa_best()));

@@ -66,6 +66,12 @@ def test_every_tier_of_this_machine(kernels: Path, tiers: tuple[str, ...], seed:
     assert_ran(output, ("scalar", *tiers))
 
 
+def test_asserts_end_calls_that_break_a_contract(kernels: Path) -> None:
+    """Each number that a contract header limits, one beyond its limit, and the same call within."""
+    output = run(kernels, "--contracts")
+    assert {line.partition(":")[0] for line in output.splitlines()} == {"core", *driver.FAMILIES}
+
+
 @pytest.mark.driver
 @pytest.mark.parametrize("tier", driver.PORTABLE)
 def test_hidden_tiers(tier: str, tmp_path: Path, seed: int) -> None:

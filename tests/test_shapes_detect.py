@@ -23,6 +23,9 @@ import opswap
 from opswap import shapes
 from processes import PROCESSES, run_in_processes
 
+# Code has no qualified name before Python 3.11.
+NET_FORWARD = "Net.forward" if sys.version_info >= (3, 11) else "forward"
+
 
 def nonzero(x: Tensor) -> Any:
     return torch.nonzero(x > 0)
@@ -229,7 +232,7 @@ def test_modules_lines_backward_and_inputs() -> None:
             x[0, 0, 1, 1 : 1 + pixels] = 1
             net(x).sum().backward()
     found = {s.status: s for s in report.findings}
-    assert found["size"].function == "Net.forward" and found["size"].module == ""
+    assert found["size"].function == NET_FORWARD and found["size"].module == ""
     # The input of the head changes although the net's own does not.
     assert found["input"].module == "head" and len(found["input"].sizes) == 3
     assert report.inputs[""].graphs(False) == 1 and len(report.inputs["head"].shapes) == 3
@@ -317,7 +320,7 @@ def test_compiled_modules_run_uncompiled_and_that_is_said() -> None:
     compiled(x)
     with shapes.detect(net) as report:
         compiled(x)
-    assert [s.function for s in report.findings if s.status == "size"] == ["Net.forward"]
+    assert [s.function for s in report.findings if s.status == "size"] == [NET_FORWARD]
     assert any("ran uncompiled" in note for note in report.notes) and "note: " in str(report)
 
 
@@ -360,7 +363,7 @@ def _distributed(rank: int, store: str) -> None:
                 twin.zero_grad()
                 twin(images).sum().backward()
         site = next(s for s in report.findings if s.status == "size")
-        assert (site.function, site.module, site.count) == ("Net.forward", "", 2), str(report)
+        assert (site.function, site.module, site.count) == (NET_FORWARD, "", 2), str(report)
         assert report.inputs[""].graphs(False) == 1 and "head" in report.inputs
         assert any(s.phase == "backward" and s.file == __file__ for s in report.sites)
         # The gradients are averaged as they are without the finder.

@@ -10,6 +10,7 @@ import json
 import pickle
 from collections import Counter
 from functools import cache
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -261,6 +262,20 @@ class TestCompilers:
         assert kernels() == 4
         for a, b in zip(ours, outputs_and_gradients(stock, x), strict=True):
             torch.testing.assert_close(a, b)
+
+    @pytest.mark.parametrize("method", [lambda a, b: a is b, tuple.__eq__], ids=["Python", "C"])
+    def test_a_class_that_got_a_special_method(self, monkeypatch: pytest.MonkeyPatch, method: Any) -> None:
+        """What compiled code asks of methods that every class has, as uncompiled code does."""
+        model, x = opswap.swap(chain(2)), blocks_input()
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        with monkeypatch.context() as patch:
+            patch.setattr(type(chain(1)[0]), "__eq__", method)
+            opswap.reset_stats()
+            compiled(x), model(x)
+            assert kernels() == 0
+        torch._dynamo.reset()
+        compiled(x), model(x)
+        assert kernels() == 4
 
     @pytest.mark.parametrize("strict", [False, True])
     def test_export(self, model: nn.Module, x: Tensor, strict: bool) -> None:

@@ -21,6 +21,7 @@ from spellings.blocks import SecondVersionUnit
 from spellings.permutations import ORDER, Indexed, index
 from spellings.shuffles import by_rearrange, every_second, inverse, merged_plane, start_of_block
 from step import assert_equal, outputs_and_gradients
+from versions import TORCH, before
 
 pytestmark = pytest.mark.usefixtures("every_rule_applies")
 
@@ -111,7 +112,9 @@ def test_checkpointed(dynamic: bool) -> None:
     opswap.reset_stats()
     assert_equal(outputs_and_gradients(compiled, x), outputs_and_gradients(stock, x))
     assert rules_of(backend) == [SPLIT, CAT]
-    assert kernels() == 2 * 3, "each runs forward, forward again and backward"
+    # Outside of AOT, torch before 2.12 runs what is checkpointed once, and keeps it.
+    runs = 3 if TORCH >= (2, 12) else 2
+    assert kernels() == 2 * runs, "each runs forward, forward again and backward"
 
 
 def test_sizes_are_those_of_the_graph() -> None:
@@ -140,7 +143,13 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize(("make", "channels", "rules"), BODIES.values(), ids=BODIES)
+_OF_BODIES = {"einops": before(2, 13, "keeps a call of einops whole in Dynamo's graphs")}
+
+
+@pytest.mark.parametrize(
+    ("make", "channels", "rules"),
+    [pytest.param(*body, id=name, marks=_OF_BODIES.get(name, ())) for name, body in BODIES.items()],
+)
 def test_a_second_batch_size(make: Callable[[], nn.Module], channels: int, rules: list[str]) -> None:
     """Dynamo then leaves sizes open; what is replaced stays the same, training included."""
     stock = make()

@@ -34,7 +34,7 @@ typedef struct osw_batch_job {
     int64_t count;
     int64_t channels;
     osw_batch_dtype from, to;
-    bool move;   /* from == to, no arithmetic */
+    bool move;   /* from == to, no arithmetic; else `to` is float and `from` no bfloat16 */
     bool planes; /* the batch is (count, channels, height, width), else (count, height, width,
                     channels) */
     char *batch;

@@ -4,9 +4,8 @@
  * zero. */
 #include "binding/call.h"
 #include "binding/profile.h"
-#include "dropout/dropout.h"
+#include "dropout/run.h"
 
-#include <assert.h>
 #include <string.h>
 
 /* What torch.Generator.get_state() holds of a CPU generator: the layout of old releases, which
@@ -90,10 +89,8 @@ static int draw_once(osw_drawing *drawing, bool keep_lock, osw_twister *twister)
         return -1;
     osw_draw_fn *kernel = osw_dropout.draw;
     uint8_t *mask = (uint8_t *)drawing->mask.data;
-    assert(drawing->threshold <= (uint64_t)1 << 53 && drawing->count >= 0);
-    assert(twister->next >= 0 && twister->next <= OSW_TWISTER_WORDS);
     PyThreadState *thread = keep_lock ? NULL : PyEval_SaveThread();
-    kernel(twister, drawing->threshold, mask, drawing->count);
+    osw_dropout_draw(kernel, twister, drawing->threshold, mask, drawing->count);
     if (thread)
         PyEval_RestoreThread(thread);
     PyObject *before = drawing->state;
@@ -152,24 +149,6 @@ OSW_ENTRY(draw_mask)
     Py_RETURN_NONE;
 }
 
-typedef struct osw_apply_job {
-    const char *input;
-    const uint8_t *mask;
-    char *output;
-    double scale;
-    int64_t count;
-    osw_mask_fn *apply;
-} osw_apply_job;
-
-/* Parts are counted in bytes of the mask. */
-static void apply_part(int64_t begin, int64_t end, void *context)
-{
-    const osw_apply_job *job = context;
-    const int64_t last = 8 * end < job->count ? 8 * end : job->count;
-    assert(begin >= 0 && begin <= end && 8 * begin <= last);
-    job->apply(job->input, job->mask, job->scale, job->output, 8 * begin, last);
-}
-
 /* NULL if there is none for the dtype. */
 static osw_mask_fn *kernel_for(const osw_tensor *t)
 {
@@ -209,16 +188,24 @@ OSW_ENTRY(apply_mask)
                  "a bit an element");
         return NULL;
     }
-    osw_apply_job job = {input.data,  (const uint8_t *)mask.data, output.data, scale,
-                         input.numel, kernel_for(&input)};
+    const osw_dropout_job job = {
+        .input = input.data,
+        .mask = (const uint8_t *)mask.data,
+        .output = output.data,
+        .scale = scale,
+        .count = input.numel,
+        .element_bytes = input.itemsize,
+        .apply = kernel_for(&input),
+    };
     if (!job.apply) {
         PyErr_Format(PyExc_NotImplementedError,
                      "apply_mask: not implemented for dtype code %d, %d bit", (int)input.dtype.code,
                      (int)input.dtype.bits);
         return NULL;
     }
-    osw_run_parallel("dropout", true, mask.numel, osw_grain(8 * 2 * input.itemsize), apply_part,
-                     &job);
+    const osw_running running = osw_run_begin("dropout", true);
+    osw_dropout_apply(&job);
+    osw_run_end(running);
     Py_RETURN_NONE;
 }
 

@@ -109,11 +109,3 @@ void osw_run_end(osw_running running)
         PyEval_RestoreThread(running.thread);
     osw_profile_end(running.range);
 }
-
-void osw_run_parallel(const char *name, bool much, int64_t count, int64_t grain, osw_body *body,
-                      void *context)
-{
-    const osw_running running = osw_run_begin(name, much);
-    osw_parallel_for(count, grain, body, context);
-    osw_run_end(running);
-}

@@ -75,8 +75,4 @@ typedef struct osw_running {
 osw_running osw_run_begin(const char *name, bool much);
 void osw_run_end(osw_running running);
 
-/* osw_parallel_for between the two. */
-void osw_run_parallel(const char *name, bool much, int64_t count, int64_t grain, osw_body *body,
-                      void *context);
-
 #endif

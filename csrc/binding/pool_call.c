@@ -2,10 +2,8 @@
 #include "binding/pool_call.h"
 
 #include "core/prefetch.h"
-#include "pool/holds.h"
 #include "pool/window.h"
 
-#include <assert.h>
 #include <string.h>
 
 enum { MAX_BYTE_TAPS = 256, CODE_INT = 0, CODE_UINT = 1, CODE_FLOAT = 2, CODE_BFLOAT = 4 };
@@ -201,20 +199,6 @@ int64_t osw_pool_units_of(const osw_pool_call *call, osw_form form)
                           form == FORM_pixels);
 }
 
-#if !defined(NDEBUG)
-static bool all_hold(const osw_pool *p, osw_form form)
-{
-    const bool pixels = form == FORM_pixels;
-    const bool one_in = pixels ? p->input_channels == 1 : osw_input_plane(p) == 1;
-    const bool one_out = pixels ? p->channels == 1 : osw_output_plane(p) == 1;
-    return osw_pool_tensor_holds(&p->input, pixels, one_in) &&
-           osw_pool_tensor_holds(&p->grad_input, pixels, one_in) &&
-           osw_pool_tensor_holds(&p->output, pixels, one_out) &&
-           osw_pool_tensor_holds(&p->offsets, pixels, one_out) &&
-           osw_pool_tensor_holds(&p->grad_output, pixels, one_out);
-}
-#endif
-
 int osw_pool_execute(osw_pool_call *call)
 {
     osw_type type = TYPE_COUNT;
@@ -231,14 +215,18 @@ int osw_pool_execute(osw_pool_call *call)
         return -1;
     const osw_tensor *written = call->large == GRAD_INPUT ? large : small;
     call->pool.stream = osw_stream_bytes && written->numel * written->itemsize >= osw_stream_bytes;
-    const int64_t units = osw_pool_units_of(call, form);
-    const int64_t bytes = (large->numel + small->numel) * large->itemsize;
-    assert(osw_pool_holds(&call->pool, call->has_window, units));
-    assert(all_hold(&call->pool, form));
     const int id = kernels[call->operation][form][type] - 1;
+    const osw_pool_job job = {
+        .pool = &call->pool,
+        .kernel = osw_pool_table[id],
+        .has_window = call->has_window,
+        .pixels = form == FORM_pixels,
+        .units = osw_pool_units_of(call, form),
+        .bytes = (large->numel + small->numel) * large->itemsize,
+    };
     osw_pool_calls[id]++;
-    const osw_running running = osw_run_begin(call->base.name, bytes > OSW_GRAIN_BYTES);
-    osw_pool_run(&call->pool, osw_pool_table[id], units, bytes);
+    const osw_running running = osw_run_begin(call->base.name, job.bytes > OSW_GRAIN_BYTES);
+    osw_pool_run(&job);
     osw_run_end(running);
     return 0;
 }

@@ -124,6 +124,7 @@ static void fold_stage(const osw_chain *chain, osw_chain_stage *s, const osw_cha
 
 void osw_chain_fold(osw_chain *chain, int tier, float *folded, float *room)
 {
+    assert(osw_chain_holds(chain, true));
     const float *weights[OSW_CHAIN_MOST_STAGES];
     for (int i = 0; i < chain->count; i++)
         weights[i] = chain->stages[i].weight;
@@ -180,6 +181,7 @@ static bool has_room(const osw_chain *chain, int64_t bands)
 
 bool osw_chain_folds(const osw_chain *chain)
 {
+    assert(osw_chain_holds(chain, true));
     return has_room(chain, chain->stages[chain->count - 1].out_height);
 }
 
@@ -252,6 +254,7 @@ static void run_bands(int64_t begin, int64_t end, void *context)
 
 void osw_chain_folded_forward(osw_chain *chain, const float *folded)
 {
+    assert(osw_chain_folds(chain));
     const osw_chain_stage *last = &chain->stages[chain->count - 1];
     int64_t bytes = 0;
     for (int i = 0; i < chain->count; i++)

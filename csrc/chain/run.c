@@ -95,6 +95,7 @@ static osw_chain_memory place(osw_chain *chain, void *memory)
 
 size_t osw_chain_prepare(osw_chain *chain)
 {
+    assert(osw_chain_holds(chain, false));
     for (int i = 0; i < chain->count; i++)
         osw_chain_cut(&chain->stages[i]);
     const osw_chain_sizes n = sizes_of(chain);
@@ -111,6 +112,14 @@ static bool is_usual(const osw_chain_stage *s)
                       (s->stride == 1 || s->stride == 2) && s->channels == s->outputs;
     return (small || wide) && s->out_height == (s->height - 1) / s->stride + 1 &&
            s->out_width == (s->width - 1) / s->stride + 1;
+}
+
+/* What evaluation reads in place of side and stride. */
+static bool has_usual_window(const osw_chain_stage *s)
+{
+    const osw_chain_window *w = &s->window;
+    return w->height == s->side && w->width == s->side && w->stride_y == s->stride &&
+           w->stride_x == s->stride && w->top == s->side / 2 && w->left == s->side / 2;
 }
 
 /* Every window meets the image. */
@@ -130,7 +139,8 @@ bool osw_chain_holds(const osw_chain *chain, bool folded)
     for (int i = 0; holds && i < chain->count; i++) {
         const osw_chain_stage *s = &chain->stages[i], *before = i ? s - 1 : NULL;
         holds = s->batch >= 1 && s->height >= 1 && s->width >= 1 && s->channels >= 1 &&
-                s->outputs >= 1 && (s->dense ? is_dense(s) : is_usual(s)) &&
+                s->outputs >= 1 && chain->links[i].norm.activation.kind <= OSW_HARDSWISH &&
+                (s->dense ? is_dense(s) : is_usual(s) && (!folded || has_usual_window(s))) &&
                 osw_chain_fits(s, folded) &&
                 (!before || (s->batch == before->batch && s->channels == before->outputs &&
                              s->height == before->out_height && s->width == before->out_width));
@@ -256,6 +266,7 @@ static void merge_moments(const osw_chain_stage *s, osw_chain_link *link,
 
 void osw_chain_forward(osw_chain *chain, void *memory)
 {
+    assert(osw_chain_holds(chain, false));
     const osw_chain_memory m = place(chain, memory);
     osw_chain_stage *s = NULL;
     for (int i = 0; i < chain->count; i++) {
@@ -324,6 +335,7 @@ static void finish_weight(const osw_chain_stage *s, const osw_chain_memory *memo
 
 void osw_chain_backward(osw_chain *chain, void *memory)
 {
+    assert(osw_chain_holds(chain, false));
     const osw_chain_memory m = place(chain, memory);
     for (int i = 0; i < chain->count; i++) {
         osw_chain_stage *s = &chain->stages[i];

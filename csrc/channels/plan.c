@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "channels/plan.h"
 
+#include "channels/holds.h"
 #include "core/ints.h"
 #include "core/parallel.h"
 
@@ -57,6 +58,7 @@ static osw_matrix matrix_of(const osw_shuffle *s)
 
 size_t osw_plan_bytes(const osw_shuffle *s)
 {
+    assert(osw_shuffle_holds(s));
     const osw_matrix m = matrix_of(s);
     /* Every segment ends at most one run, and the last run ends by itself. */
     const size_t runs = (size_t)(s->inputs.count + s->outputs.count + 1);
@@ -140,6 +142,9 @@ static bool images_join(osw_side side, int64_t pixels)
 void osw_plan_pixels(osw_plan *plan, const osw_shuffle *s, int64_t images, int64_t pixels,
                      void *scratch)
 {
+    assert(osw_shuffle_holds(s) && images >= 1 && pixels >= 1);
+    assert(osw_side_is_dense(s->inputs, s->element_bytes));
+    assert(osw_side_is_dense(s->outputs, s->element_bytes));
     const osw_matrix m = matrix_of(s);
     const int64_t max_runs = s->inputs.count + s->outputs.count + 1;
     osw_stream *streams = scratch;
@@ -159,6 +164,7 @@ void osw_plan_pixels(osw_plan *plan, const osw_shuffle *s, int64_t images, int64
 void osw_plan_planes(osw_plan *plan, const osw_shuffle *s, int64_t images, int64_t plane_bytes,
                      void *scratch)
 {
+    assert(osw_shuffle_holds(s) && images >= 1 && plane_bytes >= 1);
     const osw_matrix m = matrix_of(s);
     *plan = (osw_plan){.images = images, .plane_bytes = plane_bytes, .moves = scratch};
     plan->move_id = OSW_COPY_ID;
@@ -193,10 +199,7 @@ static void pixels_body(int64_t begin, int64_t end, void *context)
 void osw_plan_execute(const osw_plan *plan)
 {
     osw_plan *context = (osw_plan *)plan;
-    assert(plan->images >= 1 && plan->move_count >= 0 && plan->run_count >= 0);
-    assert(plan->plane_bytes >= 1 || (plan->pixels >= 1 && plan->pixel_bytes >= 1));
-    for (int64_t i = 0; i < plan->run_count; i++)
-        assert(plan->runs[i].rows >= 1 && plan->runs[i].columns >= 1);
+    assert(osw_plan_holds(plan));
     if (plan->plane_bytes) {
         if (plan->move_count)
             osw_parallel_for(plan->images * plan->move_count, osw_grain(2 * plan->plane_bytes),

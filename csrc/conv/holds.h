@@ -16,14 +16,18 @@ static inline bool osw_conv_axis_holds(const osw_conv_axis *axis)
            (axis->out_size - 1) * axis->stride + window <= axis->size + 2 * axis->padding;
 }
 
+static inline bool osw_conv_sizes_hold(const osw_conv *conv)
+{
+    return conv->batch >= 1 && conv->channels >= 1 && conv->outputs >= 1 &&
+           osw_conv_axis_holds(&conv->rows) && osw_conv_axis_holds(&conv->columns);
+}
+
 /* After osw_conv_prepare. */
 static inline bool osw_conv_holds(const osw_conv *conv)
 {
-    return conv->batch >= 1 && conv->channels >= 1 && conv->outputs >= 1 &&
-           osw_conv_axis_holds(&conv->rows) && osw_conv_axis_holds(&conv->columns) &&
-           conv->input.data != NULL && conv->grad_output.data != NULL && conv->block_rows >= 1 &&
-           conv->block_columns >= 1 && conv->parts >= 1 &&
-           (conv->row_blocks - 1) * conv->block_rows < conv->rows.out_size &&
+    return osw_conv_sizes_hold(conv) && conv->input.data != NULL &&
+           conv->grad_output.data != NULL && conv->block_rows >= 1 && conv->block_columns >= 1 &&
+           conv->parts >= 1 && (conv->row_blocks - 1) * conv->block_rows < conv->rows.out_size &&
            conv->row_blocks * conv->block_rows >= conv->rows.out_size &&
            (conv->column_blocks - 1) * conv->block_columns < conv->columns.out_size &&
            conv->column_blocks * conv->block_columns >= conv->columns.out_size;

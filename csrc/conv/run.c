@@ -27,6 +27,7 @@ static bool taps_last(const osw_conv_job *job)
 size_t osw_conv_plan(osw_conv_job *job)
 {
     osw_conv *conv = &job->conv;
+    assert(osw_conv_sizes_hold(conv) && (job->element_bytes == 4 || job->element_bytes == 8));
     osw_conv_prepare(conv, job->element_bytes);
     const int64_t weights = osw_conv_weights(conv);
     job->products = conv->batch * conv->rows.out_size * conv->columns.out_size * weights;

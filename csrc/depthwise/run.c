@@ -28,6 +28,7 @@ static int64_t sums_of(const osw_depthwise *d)
 size_t osw_depthwise_plan(osw_depthwise_job *job, bool backward, uint64_t *calls)
 {
     const osw_depthwise *d = &job->d;
+    assert(osw_depthwise_holds(d) && (job->dtype == OSW_F32 || job->dtype == OSW_F64));
     const int64_t element = osw_dtype_bytes(job->dtype);
     const int64_t pixels = d->height * d->width + d->out_height * d->out_width;
     const bool sums = job->grad_weight || job->grad_bias;

@@ -7,14 +7,20 @@
 
 #include <stddef.h>
 
-static inline bool osw_linear_holds(const osw_linear *l)
+static inline bool osw_linear_sizes_hold(const osw_linear *l)
 {
-    bool holds = l->rows >= 1 && l->groups >= 1 && l->in_features >= 1 && l->first[0] == 0 &&
-                 l->row_parts >= 1 && l->part_rows >= 1 && l->weight != NULL &&
-                 (l->row_parts - 1) * l->part_rows < l->rows;
+    bool holds = l->rows >= 1 && l->groups >= 1 && l->in_features >= 1 && l->first[0] == 0;
     for (int64_t g = 0; holds && g < l->groups; g++)
         holds = l->first[g] <= l->first[g + 1];
     return holds;
+}
+
+/* After osw_linear_plan; `cuts`: the dtype may have several row parts. */
+static inline bool osw_linear_holds(const osw_linear *l, bool cuts)
+{
+    return osw_linear_sizes_hold(l) && l->weight != NULL && l->row_parts >= 1 &&
+           (cuts || l->row_parts == 1) && l->part_rows >= 1 &&
+           (l->row_parts - 1) * l->part_rows < l->rows && l->row_parts * l->part_rows >= l->rows;
 }
 
 /* `total`: rows, or features, that the blocks cut. */

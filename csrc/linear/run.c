@@ -9,6 +9,11 @@
 
 enum { MOVE_COST = 8 }; /* multiplications that take as long as moving an element */
 
+static bool cuts_rows(const osw_linear_job *job)
+{
+    return job->dtype == OSW_F32 || job->dtype == OSW_F64;
+}
+
 static void add_kernel(osw_linear_job *job, osw_linear_id id, osw_linear_grid grid, int64_t total,
                        uint64_t *calls)
 {
@@ -23,12 +28,13 @@ static void add_kernel(osw_linear_job *job, osw_linear_id id, osw_linear_grid gr
 size_t osw_linear_plan(osw_linear_job *job, uint64_t *calls)
 {
     osw_linear *l = &job->linear;
+    assert(osw_linear_sizes_hold(l) && job->dtype < OSW_DTYPE_COUNT);
     const bool sums = l->grad_weight || l->grad_bias;
     const int threads = osw_parallel_threads();
     const int64_t outputs = l->first[l->groups];
     l->row_parts = 1;
     l->part_rows = l->rows;
-    if (sums && (job->dtype == OSW_F32 || job->dtype == OSW_F64))
+    if (sums && cuts_rows(job))
         osw_linear_cut(l);
     if (l->output.base)
         add_kernel(job, OSW_LINEAR_forward_f32, osw_linear_row_grid(l, threads), l->rows, calls);
@@ -62,7 +68,7 @@ static void run_blocks(int64_t begin, int64_t end, void *context)
 
 static void run_kernels(osw_linear_job *job)
 {
-    assert(osw_linear_holds(&job->linear));
+    assert(osw_linear_holds(&job->linear, cuts_rows(job)));
     if (job->blocks)
         osw_parallel_for(job->blocks, OSW_GRAIN_PRODUCTS / (job->cost / job->blocks + 1) + 1,
                          run_blocks, job);

@@ -3,6 +3,7 @@
 
 #include "core/ints.h"
 #include "core/parallel.h"
+#include "norm/holds.h"
 
 #include <assert.h>
 #include <math.h>
@@ -38,6 +39,7 @@ typedef struct osw_run {
 
 int64_t osw_group_prepare(osw_group_job *job)
 {
+    assert(osw_group_holds(job));
     osw_norm_job *all = &job->all;
     osw_norm *n = &all->norm;
     const int64_t rows =
@@ -252,9 +254,7 @@ static void execute(osw_group_job *job, bool backward)
 {
     osw_norm *n = &job->all.norm;
     const osw_run run = {job, backward};
-    assert(n->images >= 1 && n->channels >= 1 && n->positions >= 1);
-    assert(job->groups >= 1 && n->channels % job->groups == 0);
-    assert(job->all.form == OSW_NORM_PIXELS && job->all.training);
+    assert(osw_group_holds(job) && osw_norm_chunks_hold(&job->all, n->positions));
     n->stream = osw_norm_streams(&job->all);
     const int64_t tensors = backward ? 2 : 1, threads = osw_parallel_threads();
     const int64_t bytes = n->positions * n->channels * osw_dtype_bytes(job->all.dtype) * tensors;

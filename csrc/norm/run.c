@@ -4,6 +4,7 @@
 #include "core/ints.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"
+#include "norm/holds.h"
 
 #include <assert.h>
 #include <math.h>
@@ -59,13 +60,6 @@ void osw_norm_choose(osw_norm_job *job, bool backward, uint64_t *calls)
     job->write = !backward ? kernel(job, APPLY, calls) : dx ? kernel(job, GRADIENT, calls) : NULL;
 }
 
-/* Images, or rows, that chunks divide among themselves. */
-static int64_t extent(const osw_norm_job *job)
-{
-    const osw_norm *n = &job->norm;
-    return job->form == OSW_NORM_PLANES ? n->images : n->images * n->positions;
-}
-
 static int64_t values_per_channel(const osw_norm_job *job)
 {
     return job->norm.images * job->norm.positions;
@@ -73,8 +67,9 @@ static int64_t values_per_channel(const osw_norm_job *job)
 
 int64_t osw_norm_prepare(osw_norm_job *job)
 {
+    assert(osw_norm_holds(job));
     const osw_norm *n = &job->norm;
-    const int64_t length = extent(job);
+    const int64_t length = osw_norm_extent(job);
     const int64_t values = job->form == OSW_NORM_PLANES ? n->positions : n->channels;
     job->chunk = osw_max_int(osw_ceil(CHUNK_VALUES, values), osw_ceil(length, MAX_CHUNKS));
     if (job->form == OSW_NORM_PIXELS)
@@ -146,7 +141,8 @@ static void finish_gradient(const osw_norm_job *job, int64_t c, double first, do
 static void sum_chunk(const osw_run *run, int64_t chunk, int64_t channel_begin, int64_t channel_end)
 {
     const osw_norm_job *job = run->job;
-    const int64_t begin = chunk * job->chunk, length = extent(job);
+    const int64_t begin = chunk * job->chunk, length = osw_norm_extent(job);
+    assert(osw_norm_block_holds(job, channel_begin, channel_end));
     double *first = job->partial + 2 * chunk * job->norm.channels;
     const osw_norm_part part = {
         .channel_begin = channel_begin,
@@ -232,7 +228,8 @@ static void write_units(int64_t begin, int64_t end, void *context)
 {
     const osw_run *run = context;
     const osw_norm_job *job = run->job;
-    const int64_t rows = job->form == OSW_NORM_PIXELS ? OSW_NORM_ROWS : 1, length = extent(job);
+    const int64_t rows = job->form == OSW_NORM_PIXELS ? OSW_NORM_ROWS : 1,
+                  length = osw_norm_extent(job);
     const osw_norm_part part = {.channel_end = job->norm.channels,
                                 .begin = begin * rows,
                                 .end = end * rows < length ? end * rows : length};
@@ -256,7 +253,7 @@ static void run_passes(const osw_run *run)
     }
     if (job->write) {
         const int64_t rows = job->form == OSW_NORM_PIXELS ? OSW_NORM_ROWS : 1;
-        const int64_t units = osw_ceil(extent(job), rows);
+        const int64_t units = osw_ceil(osw_norm_extent(job), rows);
         osw_parallel_for(units, osw_grain(bytes / units), write_units, (void *)run);
     }
 }
@@ -273,11 +270,8 @@ bool osw_norm_streams(const osw_norm_job *job)
 static void execute(osw_run *run)
 {
     osw_norm_job *job = run->job;
-    assert(job->norm.images >= 1 && job->norm.channels >= 1 && job->norm.positions >= 1);
-    assert(job->norm.activation.kind < OSW_ACTIVATION_COUNT);
-    assert(job->chunk >= 1 && job->chunks >= 1 && job->chunks <= MAX_CHUNKS + 1);
-    assert((job->chunks - 1) * job->chunk < extent(job) && job->chunks * job->chunk >= extent(job));
-    assert(job->form != OSW_NORM_PIXELS || job->chunk % OSW_NORM_ROWS == 0);
+    assert(osw_norm_holds(job) && osw_norm_chunks_hold(job, osw_norm_extent(job)));
+    assert(job->chunks <= MAX_CHUNKS + 1);
     job->norm.stream = osw_norm_streams(job);
     const int64_t channels = job->norm.channels;
     const bool enough = channels >= 2 * osw_parallel_threads() || osw_parallel_threads() == 1;

@@ -2,7 +2,10 @@
 #include "pool/run.h"
 
 #include "core/parallel.h"
+#include "pool/holds.h"
 #include "pool/window.h"
+
+#include <assert.h>
 
 int64_t osw_pool_units(const osw_pool *p, bool has_window, bool backward, bool pixels)
 {
@@ -21,21 +24,17 @@ int64_t osw_pool_block(int64_t images)
     return OSW_POOL_MIN_BLOCK;
 }
 
-typedef struct osw_job {
-    const osw_pool *pool;
-    osw_pool_fn *kernel;
-} osw_job;
-
 static void run_job(int64_t begin, int64_t end, void *context)
 {
-    const osw_job *job = context;
+    const osw_pool_job *job = context;
     job->kernel(job->pool, begin, end);
 }
 
-void osw_pool_run(const osw_pool *pool, osw_pool_fn *kernel, int64_t units, int64_t bytes)
+void osw_pool_run(const osw_pool_job *job)
 {
-    osw_job job = {pool, kernel};
-    osw_parallel_for(units, osw_grain(bytes / units), run_job, &job);
+    assert(osw_pool_holds(job->pool, job->has_window, job->units));
+    assert(osw_pool_tensors_hold(job->pool, job->pixels));
+    osw_parallel_for(job->units, osw_grain(job->bytes / job->units), run_job, (void *)job);
 }
 
 static void run_indices(int64_t begin, int64_t end, void *context)
@@ -45,5 +44,6 @@ static void run_indices(int64_t begin, int64_t end, void *context)
 
 void osw_pool_run_indices(const osw_pool_indices *work, int64_t units, int64_t bytes)
 {
+    assert(osw_pool_dims_hold(work->pool, true) && units >= 1);
     osw_parallel_for(units, osw_grain(bytes / units), run_indices, (void *)work);
 }

@@ -12,8 +12,17 @@ int64_t osw_pool_units(const osw_pool *pool, bool has_window, bool backward, boo
 /* The channels of a block for so many images. */
 int64_t osw_pool_block(int64_t images);
 
-/* Run a kernel, or write indices, for all units, which move `bytes` together. */
-void osw_pool_run(const osw_pool *pool, osw_pool_fn *kernel, int64_t units, int64_t bytes);
+typedef struct osw_pool_job {
+    const osw_pool *pool;
+    osw_pool_fn *kernel;
+    bool has_window, pixels; /* not adaptive; the form of all tensors */
+    int64_t units, bytes;    /* that the kernel is called for, and that they move together */
+} osw_pool_job;
+
+/* Run the kernel for all units. */
+void osw_pool_run(const osw_pool_job *job);
+
+/* Write indices for all units, which move `bytes` together. */
 void osw_pool_run_indices(const osw_pool_indices *work, int64_t units, int64_t bytes);
 
 #endif

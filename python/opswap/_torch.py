@@ -57,6 +57,7 @@ __all__ = [
     "only_looking_hooks",
     "sequence_number",
     "size_under_trace",
+    "slots_are_new_objects",
     "transforms_active",
     "tree_leaves",
     "tree_map",
@@ -415,10 +416,26 @@ def half_instructions() -> frozenset[torch.dtype] | None:
 # --- versions ----------------------------------------------------------------------------------------------------
 
 
+def _version() -> tuple[int, ...]:
+    """(major, minor) of torch; one that does not say counts as the last that was tested."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return tuple(map(int, found.groups())) if found else LAST
+
+
+_NEW_SLOTS = _version() < (2, 13)
+
+
+def slots_are_new_objects() -> bool:
+    """True if torch.compile traces, and gets another object each time it looks up `__eq__` and the like of a class.
+
+    These methods in C are equal, not identical, before torch 2.13.
+    """
+    return _NEW_SLOTS and torch.compiler.is_compiling()
+
+
 def warn_of_version() -> None:
     """Warn, once a process, of a torch that is newer than those the tests were run with."""
-    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if found is None or tuple(map(int, found.groups())) <= LAST:
+    if _version() <= LAST:
         return
     tested = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}"
     warnings.warn(

@@ -4,6 +4,7 @@
 #include "batch/factors.h"
 #include "batch/run.h"
 #include "driver.h"
+#include "driver_contract.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -197,5 +198,7 @@ static void check(driver *d)
         check_run(d);
 }
 
-const driver_family driver_batch = {"batch", osw_batch_select, osw_batch_table,
-                                    sizeof osw_batch_table, check};
+extern const driver_contract driver_batch_contract;
+const driver_family driver_batch = {"batch",         osw_batch_select,
+                                    osw_batch_table, sizeof osw_batch_table,
+                                    check,           &driver_batch_contract};

@@ -8,6 +8,7 @@
 #include "depthwise/depthwise.h"
 #include "driver.h"
 #include "driver_compare.h"
+#include "driver_contract.h"
 
 #include <assert.h>
 #include <math.h>
@@ -461,5 +462,7 @@ static void check(driver *d)
         driver_chain_run(d);
 }
 
-const driver_family driver_chain = {"chain", osw_chain_select, osw_chain_table,
-                                    sizeof osw_chain_table, check};
+extern const driver_contract driver_chain_contract;
+const driver_family driver_chain = {"chain",         osw_chain_select,
+                                    osw_chain_table, sizeof osw_chain_table,
+                                    check,           &driver_chain_contract};

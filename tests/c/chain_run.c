@@ -59,7 +59,7 @@ static void do_whole(const void *context, const void *table, int64_t begin, int6
     const int threads = driver_threads;
     osw_chain chain = w->chain;
     (void)begin, (void)end;
-    const size_t bytes = osw_chain_prepare(&chain);
+    const size_t bytes = w->folded ? 0 : osw_chain_prepare(&chain);
     uint8_t *const memory = guarded(bytes);
     memcpy(osw_chain_table, table, sizeof osw_chain_table);
     if (w->folded)

@@ -2,6 +2,7 @@
 /* Permutations of channels, byte for byte. */
 #include "channels/channels.h"
 #include "driver.h"
+#include "driver_contract.h"
 
 #include <stdio.h>
 
@@ -171,5 +172,7 @@ static void check(driver *d)
         driver_channels_plan(d);
 }
 
-const driver_family driver_channels = {"channels", osw_channels_select, &osw_channels,
-                                       sizeof osw_channels, check};
+extern const driver_contract driver_channels_contract;
+const driver_family driver_channels = {"channels",    osw_channels_select,
+                                       &osw_channels, sizeof osw_channels,
+                                       check,         &driver_channels_contract};

@@ -4,6 +4,7 @@
 #include "conv/holds.h"
 #include "core/ints.h"
 #include "driver.h"
+#include "driver_contract.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -109,5 +110,6 @@ static void check(driver *d)
 #undef X
 }
 
-const driver_family driver_conv = {"conv", osw_conv_select, osw_conv_table, sizeof osw_conv_table,
-                                   check};
+extern const driver_contract driver_conv_contract;
+const driver_family driver_conv = {
+    "conv", osw_conv_select, osw_conv_table, sizeof osw_conv_table, check, &driver_conv_contract};

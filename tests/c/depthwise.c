@@ -3,6 +3,7 @@
 #include "depthwise/depthwise.h"
 #include "depthwise/holds.h"
 #include "driver.h"
+#include "driver_contract.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -113,5 +114,7 @@ static void check(driver *d)
         driver_depthwise_run(d, draw_window);
 }
 
-const driver_family driver_depthwise = {"depthwise", osw_depthwise_select, osw_depthwise_table,
-                                        sizeof osw_depthwise_table, check};
+extern const driver_contract driver_depthwise_contract;
+const driver_family driver_depthwise = {
+    "depthwise", osw_depthwise_select,      osw_depthwise_table, sizeof osw_depthwise_table,
+    check,       &driver_depthwise_contract};

@@ -86,6 +86,7 @@ typedef struct driver_family {
     void *table;
     size_t bytes;
     void (*check)(driver *d);
+    const struct driver_contract *contract; /* NULL: none */
 } driver_family;
 
 struct driver {

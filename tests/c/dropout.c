@@ -2,6 +2,7 @@
 /* Dropout: masks and what they keep, bit for bit. */
 #include "dropout/dropout.h"
 #include "driver.h"
+#include "driver_contract.h"
 
 #include <stdio.h>
 
@@ -88,5 +89,7 @@ static void check(driver *d)
     check_draw(d, 1000, OSW_TWISTER_WORDS - 1); /* several rounds of the twister */
 }
 
-const driver_family driver_dropout = {"dropout", osw_dropout_select, &osw_dropout,
-                                      sizeof osw_dropout, check};
+extern const driver_contract driver_dropout_contract;
+const driver_family driver_dropout = {"dropout",    osw_dropout_select,
+                                      &osw_dropout, sizeof osw_dropout,
+                                      check,        &driver_dropout_contract};

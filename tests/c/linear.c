@@ -2,6 +2,7 @@
 /* Grouped linear maps: sums, which are exact of whole numbers in any order. */
 #include "linear/linear.h"
 #include "driver.h"
+#include "driver_contract.h"
 #include "linear/holds.h"
 
 #include <assert.h>
@@ -116,7 +117,7 @@ static void check_shape(driver *d, const shape *s)
         check_grad_input(d, s, &j, outputs);
     else
         check_grad_weight(d, s, &j, outputs);
-    assert(osw_linear_holds(&j.linear));
+    assert(osw_linear_holds(&j.linear, s->type < DRIVER_BF16));
     driver_run(d, do_blocks, &j, osw_linear_blocks(&j.grid));
 }
 
@@ -155,5 +156,7 @@ static void check(driver *d)
         driver_linear_run(d);
 }
 
-const driver_family driver_linear = {"linear", osw_linear_select, osw_linear_table,
-                                     sizeof osw_linear_table, check};
+extern const driver_contract driver_linear_contract;
+const driver_family driver_linear = {
+    "linear", osw_linear_select,      osw_linear_table, sizeof osw_linear_table,
+    check,    &driver_linear_contract};

@@ -4,6 +4,7 @@
 #include "norm/norm.h"
 #include "core/ints.h"
 #include "driver.h"
+#include "driver_contract.h"
 
 #include <stdio.h>
 
@@ -237,5 +238,6 @@ static void check(driver *d)
         driver_norm_run(d);
 }
 
-const driver_family driver_norm = {"norm", osw_norm_select, osw_norm_table, sizeof osw_norm_table,
-                                   check};
+extern const driver_contract driver_norm_contract;
+const driver_family driver_norm = {
+    "norm", osw_norm_select, osw_norm_table, sizeof osw_norm_table, check, &driver_norm_contract};

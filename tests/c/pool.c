@@ -2,6 +2,7 @@
 /* Pools, bit for bit: each adds in one order. */
 #include "pool/pool.h"
 #include "driver.h"
+#include "driver_contract.h"
 #include "pool/holds.h"
 #include "pool/run.h"
 #include "pool/window.h"
@@ -239,5 +240,6 @@ static void check(driver *d)
         driver_pool_indices(d);
 }
 
-const driver_family driver_pool = {"pool", osw_pool_select, osw_pool_table, sizeof osw_pool_table,
-                                   check};
+extern const driver_contract driver_pool_contract;
+const driver_family driver_pool = {
+    "pool", osw_pool_select, osw_pool_table, sizeof osw_pool_table, check, &driver_pool_contract};

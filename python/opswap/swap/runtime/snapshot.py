@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap._torch import slots_are_new_objects
+
 from .purity import IMMUTABLE, USER, module_kind, owner
 
 __all__ = [
@@ -421,6 +423,8 @@ def is_as(now: Any, then: Any) -> bool:
         return _is_bound_as(now, then)
     if kind is AnyTensor:
         return isinstance(now, Tensor)
+    if kind is types.WrapperDescriptorType and slots_are_new_objects():
+        return type(now) is kind and bool(now == then)
     if type(now) is not kind or not isinstance(then, IMMUTABLE):
         return False
     if now != then:

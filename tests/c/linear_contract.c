@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+#include "driver_contract.h"
+#include "linear/run.h"
+
+#define BREACHES(X)                                                                                \
+    X(NOTHING)                                                                                     \
+    X(ROWS)                                                                                        \
+    X(GROUPS) X(IN_FEATURES) X(FIRST) X(FALLING) X(DTYPE) X(WEIGHT) X(PART_ROWS) X(ROW_PARTS)      \
+        X(PARTS_OF_16_BITS)
+enum { BREACHES(DRIVER_BREACH_ID) };
+enum { FEATURES = 3, OUTPUTS = 3, COUNT = 2 };
+
+static void call(int breach)
+{
+    static const float x[2 * COUNT * FEATURES], weight[OUTPUTS * FEATURES];
+    static float y[COUNT * OUTPUTS];
+    static uint64_t calls[OSW_LINEAR_COUNT];
+    static char parts[4096];
+    const int64_t first[] = {breach == FIRST, breach == FALLING ? OUTPUTS + 1 : 1, OUTPUTS};
+    osw_linear_job job = {
+        .linear = {.rows = breach == ROWS ? 0 : COUNT,
+                   .groups = breach == GROUPS ? 0 : 2,
+                   .in_features = breach == IN_FEATURES ? 0 : FEATURES,
+                   .first = first,
+                   .input = {(void *)(uintptr_t)x, 2 * FEATURES, FEATURES},
+                   .output = {y, OUTPUTS, 0},
+                   .weight = breach == WEIGHT ? NULL : weight},
+        .dtype = breach == DTYPE ? OSW_DTYPE_COUNT : OSW_F32,
+    };
+    osw_linear_plan(&job, calls);
+    if (breach == PART_ROWS)
+        job.linear.part_rows = COUNT - 1;
+    if (breach == ROW_PARTS)
+        job.linear.row_parts = 0;
+    if (breach == PARTS_OF_16_BITS) {
+        job.dtype = OSW_F16;
+        job.linear.row_parts = COUNT;
+        job.linear.part_rows = 1;
+    }
+    osw_linear_run(&job, parts);
+}
+
+DRIVER_CONTRACT(linear);
