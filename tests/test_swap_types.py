@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import opswap
-from opswap.swap.runtime.instance_forward import is_rewritten
 from opswap.swap.rule import Replacement, Rule
 from opswap.swap.rules import DEFAULT
 from opswap.swap.runtime.guards import hooked
+from opswap.swap.runtime.instance_forward import is_rewritten
 from step import assert_equal, outputs_and_gradients
 
 pytestmark = [

@@ -156,7 +156,7 @@ def _alone() -> tuple[int, int]:
     """References in a call by torch's Module where nothing else refers to the bound method and the link."""
 
     class Bound:
-        def forward(link, x: Any) -> tuple[int, int]:  # noqa: N805
+        def forward(link, x: Any) -> tuple[int, int]:
             return count(link)
 
     class Holder:
