@@ -413,6 +413,15 @@ def with_late_conv() -> nn.Module:
     return net
 
 
+class Lacking(Net):
+    def forward(self, x: Any) -> Any:
+        return by_size(self.conv(x), getattr(self, "missing", 2))
+
+
+def look_up_missing(self: Any, name: str) -> Any:
+    return 3 if name == "missing" else nn.Module.__getattr__(self, name)
+
+
 later(lambda s: 2 if s.o else 3, "__bool__", lambda s: False)
 later(lambda s: 2 if s.o else 3, "__len__", lambda s: 0)
 later(lambda s: 3 if s.o == 2 else 2, "__eq__", lambda s, t: True)
@@ -427,9 +436,20 @@ later(
     __getitem__=lambda s, i: 2,
 )
 later(lambda s: len(s.o) + 2, "__len__", lambda s: 1, (dict,))
+later(lambda s: getattr(s.o, "missing", 2), "__getattr__", lambda s, name: 3)
+later(
+    lambda s: next(reversed(s.o)),
+    "__reversed__",
+    lambda s: iter([3]),
+    __len__=lambda s: 1,
+    __getitem__=lambda s, i: 2,
+)
+later(lambda s: len(str(s.o)), "__str__", lambda s: "abc", __repr__=lambda s: "ab")
+later(lambda s: len(f"{s.o}"), "__format__", lambda s, how: "abc", __repr__=lambda s: "ab")
 # With it, no shuffle is found.
 case("object", lambda s: s.o.k, set_in(Looked, "__getattribute__", looks), o=Looked)
 whole("later", with_late_conv, set_in(LateConv, "__bool__", lambda s: False))
+whole("later", Lacking, set_in(Lacking, "__getattr__", look_up_missing))
 
 # --- names, texts and defaults ---
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import opswap
 from nearness import assert_model_as_near
-from opswap.swap.rewriting.code import is_rewritten
+from opswap.swap.runtime.instance_forward import is_rewritten
 from spellings import Split
 from step import assert_equal, outputs_and_gradients
 from swapping import images

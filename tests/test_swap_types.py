@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import opswap
-from opswap.swap.rewriting.code import is_rewritten
 from opswap.swap.rule import Replacement, Rule
 from opswap.swap.rules import DEFAULT
 from opswap.swap.runtime.guards import hooked
+from opswap.swap.runtime.instance_forward import is_rewritten
 from step import assert_equal, outputs_and_gradients
 
 pytestmark = [
@@ -128,6 +128,18 @@ def moved(model: nn.Module) -> nn.Module:
     return found
 
 
+def clone(model: nn.Module) -> nn.Module:
+    """By dictionaries, as libraries for learning to learn do it."""
+    found = model.__new__(type(model))
+    found.__dict__ = model.__dict__.copy()
+    found._parameters = {
+        k: None if p is None else nn.Parameter(p.detach().clone()) for k, p in model._parameters.items()
+    }
+    found._buffers = {k: b.clone() for k, b in model._buffers.items()}
+    found._modules = {k: clone(m) for k, m in model._modules.items()}
+    return found
+
+
 COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
     "deepcopy": copy.deepcopy,
     "twice": twice,
@@ -138,7 +150,12 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
     "moved": moved,
     "average": lambda m: torch.optim.swa_utils.AveragedModel(m).module,
     "container": lambda m: copy.deepcopy(nn.ModuleList([nn.ReLU(), m]))[1],
+    "clone": clone,
+    "clone of a clone": lambda m: clone(clone(m)),
+    "copy of a clone": lambda m: copy.deepcopy(clone(m)),
+    "pickle of a clone": lambda m: pickle.loads(pickle.dumps(clone(m))),
     "shallow": copy.copy,
+    "pickle of a shallow copy": lambda m: pickle.loads(pickle.dumps(copy.copy(m))),
     "shallow and deep": lambda m: copy.deepcopy(copy.copy(m)),
 }
 
@@ -168,6 +185,20 @@ def test_copies_are_rewritten_and_on_their_own(name: str, how: str) -> None:
     gc.collect()
     assert alive() is None
     twin(x)
+
+
+def test_original_of_a_clone_stays_swapped() -> None:
+    """Also if the clone is unswapped, swapped by other rules, or called when the original is gone."""
+    model, x = conv(), image()
+    opswap.unswap(clone(model))
+    opswap.swap(clone(model), rules=())
+    model(x)
+    assert ran()
+    twin = clone(model)
+    expected = model(x)
+    del model
+    assert torch.equal(twin(x), expected)
+    assert ran() and torch.equal(torch.jit.trace(clone(twin), x)(x), twin(x))
 
 
 def test_freed_without_the_garbage_collector() -> None:

@@ -300,9 +300,8 @@ class Locator:
 
 def _original_forward(module: nn.Module) -> tuple[CodeType, int] | None:
     """The first line of the forward from which opswap.swap generated the one that runs."""
-    try:
-        code = type(module)._opswap_recipe.original.forward.__code__
-    except AttributeError:
+    code = getattr(type(module).forward, "__code__", None) if "_opswap_forward" in vars(module) else None
+    if code is None:
         return None
     return (code, code.co_firstlineno) if is_user_file(code.co_filename) else None
 

@@ -19,10 +19,10 @@ from .planning.gains import losing_formats, loss, wins
 from .planning.planned import planned_report
 from .planning.planner import make_plan
 from .report import Report
-from .rewriting.code import Rewritten, is_rewritten
 from .rewriting.input_format import check_memory_format, close_doors, memory_format_of, open_door
 from .rule import Refusal, Region, Shapes
 from .rules import DEFAULT, Replacement, Rule
+from .runtime.instance_forward import is_rewritten
 from .runtime.plan_of import plan_of
 from .verify import compare
 
@@ -117,19 +117,13 @@ def report(model: nn.Module) -> Report:
 
 
 def unswap(model: nn.Module, *, inplace: bool = True) -> nn.Module:
-    """Revert every rewrite, and the memory format: the same module objects with their own classes.
+    """Revert every rewrite, and the memory format: the same module objects with their own forwards.
 
     Args: inplace: False reverts a copy, as copy.deepcopy makes it, and leaves the model swapped.
     Returns: model itself, or the copy.
-    Raises: TypeError if model is not a module; RuntimeError if a class was derived from the class of a rewritten
-        module and given to it.
+    Raises: TypeError if model is not a module.
     """
     model = _module(model) if inplace else copy.deepcopy(_module(model))
-    for path, module in model.named_modules():
-        if isinstance(module, Rewritten) and not is_rewritten(module):
-            raise RuntimeError(
-                f"unswap: the class of {path!r} was changed to {type(module).__name__} after the swap"
-            )
     for module in model.modules():
         clear(module)
     close_doors(model)

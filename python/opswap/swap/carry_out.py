@@ -14,9 +14,9 @@ from .capture.tracer import class_name
 from .planning.planned import all_paths
 from .planning.planner import Plan, guarded
 from .report import Planned
-from .rewriting.code import Recipe, install, is_rewritten, make_record, restore, write, write_whole
+from .rewriting.code import Recipe, install, make_record, restore, write, write_whole
 from .runtime.guards import Record
-from .runtime.instance_forward import has_link, put_back, recipe_of, saved
+from .runtime.instance_forward import is_rewritten, put_back, recipe_of, saved
 from .runtime.plan_of import keep_plan, plan_of
 from .runtime.state import observe
 
@@ -27,7 +27,7 @@ _RECORD = "_opswap_record"
 
 @dataclass
 class _Work:
-    """What a module is to become. `recipe` and `record` are None for its stock class."""
+    """What a module is to become. `recipe` and `record` are None for its stock forward."""
 
     module: nn.Module
     recipe: Recipe | None
@@ -43,39 +43,33 @@ def carry_out(plan: Plan, then: Callable[[], None] = lambda: None) -> None:
     Args: then: runs last. Whatever raises, here or there, leaves every module as it was.
     """
     work = _prepare(plan)
-    before = [(w.module, type(w.module), saved(w.module, _RECORD), plan_of(w.module)) for w in work]
+    before = [(w.module, saved(w.module, _RECORD), plan_of(w.module)) for w in work]
     try:
         for w in work:
             _change(w)
         then()
     except BaseException:
-        for module, cls, entries, planned in before:
-            _put_back(module, cls, entries)
+        for module, entries, planned in before:
+            put_back(module, entries)
             keep_plan(module, planned)
         raise
 
 
 def clear(module: nn.Module) -> None:
-    """Give a module its stock class, without any trace of a swap."""
+    """Give a module its stock forward, without any trace of a swap."""
     _change(_Work(module, None, None, None))
 
 
 def _change(work: _Work) -> None:
     module = work.module
     if work.recipe is not None:
-        removed = has_link(module) and "forward" not in vars(module)
+        removed = "forward" not in vars(module)
         current = is_rewritten(module) and recipe_of(module) is work.recipe and not removed
         if not current or vars(module).get(_RECORD) is not work.record:
             install(module, work.recipe, work.record)
     elif is_rewritten(module):
         restore(module)
     keep_plan(module, work.planned)
-
-
-def _put_back(module: nn.Module, cls: type[nn.Module], entries: dict[str, Any]) -> None:
-    if type(module) is not cls:
-        object.__setattr__(module, "__class__", cls)  # whatever the module's own __setattr__ does
-    put_back(module, entries)
 
 
 def _prepare(plan: Plan) -> list[_Work]:

@@ -14,9 +14,8 @@ from .capture.quiet import copied_inputs, generators_kept, quiet_call
 from .capture.shell import Shell
 from .planning.planned import planned_report
 from .report import Site, table
-from .rewriting.code import install, is_rewritten
 from .runtime.fallback import listener, why_declined, why_missed
-from .runtime.instance_forward import has_link, overridden, put_as, recipe_of
+from .runtime.instance_forward import is_rewritten, overridden, put_as, recipe_of
 from .runtime.reasons import failure, site_names
 
 __all__ = ["Explanation", "Outcome", "explain"]
@@ -155,10 +154,7 @@ class _Recorder:
         if not sites:
             self._scopes[module] = scope
             cls.forward = self._entered(module, cls.forward)
-        if has_link(module):
-            put_as(module, module, recipe)
-        else:
-            install(module, recipe, module._opswap_record)
+        put_as(module, module, recipe)
 
     def _entered(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

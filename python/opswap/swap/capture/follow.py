@@ -284,6 +284,9 @@ class Follower:
             self.reached.count_children(me)
         elif not by_user:
             return
+        elif code.co_name == "forward" and id(me) not in self.inlined:
+            name = f"{type(me).__name__}.forward"
+            raise self.refuse(f"{name}() is called directly at {_line(frame.f_back)}, whose mode may change")
         elif code.co_name in DESCENDANTS:
             if code.co_name in LISTS:
                 self.reached.reach(me, "self")

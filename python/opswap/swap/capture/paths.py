@@ -34,7 +34,7 @@ from .concrete import TraceDraws
 from .flags import fingerprint, read_flags
 from .follow import Follower
 from .texts import Piece, Texts, has_mark, without_marks
-from .tracer import BorrowedModuleError, CaptureError, Decision, Hints, Tracer, raised_by_user
+from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, Hints, Tracer, raised_by_user
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
@@ -197,6 +197,8 @@ class _Explorer:
             trace = self._trace(script)
             if trace.error is None:
                 return trace
+            if isinstance(trace.error, EndlessError):
+                raise trace.error
             error = error or trace.error
             open_ends = [i for i, d in enumerate(trace.decisions) if d.others]
             if not open_ends:
@@ -262,6 +264,7 @@ class _Explorer:
         if draws is not None:
             draws.tracer = tracer
         error: BaseException | None = None
+        written: list[str] = []
         moved: list[str] = []
         try:
             with torch.set_grad_enabled(torch.is_grad_enabled()), draws or nullcontext():

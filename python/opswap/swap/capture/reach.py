@@ -52,7 +52,7 @@ from ..runtime.snapshot import (
     snapshot,
     static_attribute,
 )
-from ..runtime.state import INTERNAL, Reading, stock_class
+from ..runtime.state import INTERNAL, Reading
 from ..runtime.virtual import virtual
 from .element_writes import MUTATORS
 from .written import Ledger, Written, unpatched
@@ -84,13 +84,17 @@ _FALL_BACK = (
     "__bool__",
     "__contains__",
     "__eq__",
+    "__format__",
+    "__getattr__",
     "__getattribute__",
     "__getitem__",
     "__iter__",
     "__len__",
     "__ne__",
+    "__reversed__",
+    "__str__",
 )
-_FALL_BACK_OF_LAYERS = ("__bool__", "__eq__", "__getattribute__", "__len__")
+_FALL_BACK_OF_LAYERS = ("__bool__", "__eq__", "__getattr__", "__getattribute__", "__len__")
 _WRITE_ANY = frozenset({"__delattr__", "__setattr__"})  # methods that write to an attribute of any name
 
 
@@ -119,6 +123,7 @@ class Reach:
         self._seen: dict[int, Any] = {}
         self._holders: list[tuple[Callable[[Any, Iterable[str]], None], Any]] = []
         self._watched: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._special: set[tuple[int, str]] = set()  # of these, what stands in for a method of the user
         self._abstract: dict[type, None] = {}
         self._queries: dict[int, tuple[Callable[[], Any], Any]] = {}
 
@@ -219,8 +224,8 @@ class Reach:
             raise self.refuse(f"{what} is a {type(module).__qualname__}, which is not a submodule")
         self.modules[module] = None
         self.ledger.copy(module)
-        self.reach(stock_class(module), what)
-        self._look_for_special(stock_class(module), _FALL_BACK_OF_LAYERS)
+        self.reach(type(module), what)
+        self._look_for_special(type(module), _FALL_BACK_OF_LAYERS)
         self._hold(self._look_in_layer, module)
 
     def _reach_class(self, cls: type, what: str) -> None:
@@ -249,6 +254,7 @@ class Reach:
         if owner_of_class(cls) == purity.USER:
             for name in names:
                 if not _is_of_user(cls, name):
+                    self._special.add((id(cls), name))
                     self.watch(cls, name, f"{cls.__qualname__}.{name}")
 
     def _reach_module(self, module: ModuleType, what: str) -> None:
@@ -406,10 +412,10 @@ class Reach:
         return Outside(tuple(watches), (), tuple(self._queries.values()))
 
     def _needed(self, ran: set[CodeType]) -> Iterator[tuple[Any, str, Any]]:
-        for holder, name, value in self._watched.values():
-            if isinstance(holder, type) and isinstance(value, FunctionType) and value.__code__ not in ran:
-                continue
-            yield holder, name, value
+        for place, (holder, name, value) in self._watched.items():
+            method = isinstance(holder, type) and isinstance(value, FunctionType)
+            if not method or value.__code__ in ran or place in self._special:
+                yield holder, name, value
 
     def reading(self, inlined: set[int]) -> Reading:
         """What was read of modules by name."""

@@ -23,14 +23,13 @@ from torch import Tensor, nn
 from ..runtime.instance_forward import (
     Link,
     call_forward,
-    has_link,
     is_current,
+    is_rewritten,
     put_as,
     recipe_of,
     without_links,
 )
 from ..runtime.plan_of import PLAN, keep_plan, plan_of
-from ..runtime.state import stock_class
 
 __all__ = ["Shell", "holds_modules", "is_part_of_torch", "own_hooks"]
 
@@ -133,7 +132,7 @@ class Shell:
         return self._copies[id(module)]
 
     def _make(self, module: nn.Module) -> bool:
-        cls = stock_class(module) if self._stock else type(module)
+        cls = type(module)
         if isinstance(module, torch.jit.ScriptModule) or _static_base(cls) is not object:
             self.rigid.append(self._note(module, self._rigid(module) if self._own else module))
             return False
@@ -149,7 +148,7 @@ class Shell:
         return copied
 
     def _fill(self, module: nn.Module, twin: nn.Module) -> None:
-        if self._own and _copies_itself(stock_class(module)):
+        if self._own and _copies_itself(type(module)):
             self._fill_by_protocol(module, twin)
             return
         own = without_links(vars(module))
@@ -172,7 +171,7 @@ class Shell:
                 object.__setattr__(twin, name, copied)
         if not self._stock:
             keep_plan(twin, plan_of(module))
-        if has_link(module) and not self._stock:
+        if is_rewritten(module) and not self._stock:
             put_as(twin, module, recipe_of(module))
         if self._call is not None:
             vars(twin)[_CALL] = partial(self._call, twin)
@@ -275,7 +274,7 @@ class Shell:
         if is_current(value) and not self._stock:
             return partial(call_forward, twin)
         if is_current(value) or isinstance(holder, Link):
-            return types.MethodType(stock_class(twin).forward, twin)
+            return types.MethodType(type(twin).forward, twin)
         return types.MethodType(self.value(value.__func__), twin)
 
     def _function(self, value: types.FunctionType) -> Any:

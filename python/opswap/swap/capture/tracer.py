@@ -72,6 +72,7 @@ _TUPLES = (tuple, torch.Size)
 # They take sizes, which may be proxies, but no tensor by which torch would hand the call to fx.
 _FACTORIES = ("empty", "full", "ones", "zeros")
 # The number of dimensions is tried in this order where no run has shown it.
+_GUESSES = 500  # answers about sizes in one trace, as nothing says what they are
 _DIMENSIONS = (4, 3, 5, 2)
 
 
@@ -81,6 +82,10 @@ class CaptureError(Exception):
 
 class BorrowedModuleError(CaptureError):
     """A forward that calls a module which is none of its own, and which others may change."""
+
+
+class EndlessError(CaptureError):
+    """A forward that asks for sizes without end, as in a loop that ends at a size."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ class Tracer(fx.Tracer):
         self.given = Given()
         self._in_torch = False  # the arguments of one of torch's functions are being looked at
         self.decisions: list[Decision] = []
+        self._guesses = 0
+        self._facts: dict[fx.Node, bool] = {}  # what `is_fact` said of the nodes so far
         self.refusal: CaptureError | None = None
         self.modes = _modes()
         self.thread = threading.get_ident()
@@ -148,9 +155,9 @@ class Tracer(fx.Tracer):
         self.disturbed = False  # by a trace of another thread
         self._stand_ins: list[StandIn] = []
 
-    def refuse(self, reason: str) -> CaptureError:
+    def refuse(self, reason: str, kind: type[CaptureError] = CaptureError) -> CaptureError:
         """Remember the first refusal: the forward itself may catch the exception."""
-        self.refusal = self.refusal or CaptureError(reason)
+        self.refusal = self.refusal or kind(reason)
         return self.refusal
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
@@ -370,14 +377,14 @@ class Tracer(fx.Tracer):
         return source
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        if not is_fact(obj.node):
+        if not is_fact(obj.node, self._facts):
             raise self.refuse(f"control flow depends on the elements of a tensor at {self.inspect_frames()}")
         return bool(self._decide(obj.node, bool, (True, False)))
 
     def integer(self, obj: fx.Proxy) -> int:
         """The number that a fact is, which the captured path is then bound to."""
         node = obj.node
-        if not is_fact(node):
+        if not is_fact(node, self._facts):
             raise self.refuse(f"an element of a tensor is made a Python number at {self.inspect_frames()}")
         return self._decide(node, int, _DIMENSIONS if counts_dimensions(node) else ())
 
@@ -416,7 +423,7 @@ class Tracer(fx.Tracer):
             self.follower.go_on(before)
 
     def _decide(self, node: fx.Node, kind: type, guesses: tuple[bool | int, ...]) -> bool | int:
-        key = f"{kind.__name__} {_expression(node)}"
+        key = f"{kind.__name__} {_expression(node, self._facts)}"
         if key in self.answered:
             return self.answered[key]
         place = len(self.decisions)
@@ -426,6 +433,12 @@ class Tracer(fx.Tracer):
         elif hint is not None:
             answer, guesses = kind(hint), ()
         elif guesses:
+            self._guesses += 1
+            if self._guesses > _GUESSES:
+                place = self.inspect_frames()
+                raise self.refuse(
+                    f"sizes are asked without end at {place}: pass example_inputs", EndlessError
+                )
             answer = guesses[0]
         else:
             raise self.refuse(
@@ -437,15 +450,15 @@ class Tracer(fx.Tracer):
         return answer
 
 
-def _expression(node: Any) -> str:
+def _expression(node: Any, known: dict[fx.Node, bool]) -> str:
     """A fact in words that are equal where it is the same fact of the same tensors."""
     if not isinstance(node, fx.Node):
         return repr(node)
-    if not is_fact(node):
+    if not is_fact(node, known):
         return node.name
     target = getattr(node.target, "__name__", node.target)
-    options = [f"{k}={_expression(v)}" for k, v in node.kwargs.items()]
-    return f"{target}({', '.join([*map(_expression, node.args), *options])})"
+    options = [f"{k}={_expression(v, known)}" for k, v in node.kwargs.items()]
+    return f"{target}({', '.join([*(_expression(a, known) for a in node.args), *options])})"
 
 
 def raised_by_user(error: BaseException) -> bool:

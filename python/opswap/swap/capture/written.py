@@ -23,11 +23,15 @@ _CONTAINERS = (list, dict, set, deque)
 
 def unpatched(value: Any) -> Any:
     """The function that torch.fx, or a capture, has replaced for the time of a trace."""
-    patched = isinstance(value, FunctionType) and value.__globals__.get("__name__", "") in (
-        SYMBOLIC_TRACE,
-        f"{__package__}.tracer",
-    )
-    return getattr(value, "__wrapped__", value) if patched else value
+    while isinstance(value, FunctionType) and value.__globals__.get("__name__", "") in _PATCHING:
+        inner = getattr(value, "__wrapped__", value)
+        if inner is value:
+            break
+        value = inner
+    return value
+
+
+_PATCHING = (SYMBOLIC_TRACE, f"{__package__}.tracer", f"{__package__}.patches")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,15 @@ from torch.fx import Node
 from .aliasing import seen_apart
 from .calls import reached, subject
 
-__all__ = ["CONVOLUTION_CLASSES", "asks_for_layout", "is_flat", "is_flat_call", "last_of", "needs_layout"]
+__all__ = [
+    "CONVOLUTION_CLASSES",
+    "asks_for_layout",
+    "asks_for_place",
+    "is_flat",
+    "is_flat_call",
+    "last_of",
+    "needs_layout",
+]
 
 _ASKS = {
     "as_strided",
@@ -21,11 +29,14 @@ _ASKS = {
     "resize_",
     "resize_as_",
     "storage",
+    "storage_offset",
     "stride",
     "untyped_storage",
     "view",
     "view_as",
 }
+# What differs between a part of a tensor and a tensor of its own.
+_PLACE = _ASKS - {"view", "view_as"}
 # Views where the layout allows that, else copies.
 _VIEW_OR_COPY = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
 CONVOLUTION_CLASSES = (nn.modules.conv._ConvNd,)
@@ -51,6 +62,18 @@ def asks_for_layout(nodes: Iterable[Node]) -> bool:
     """True where later code, before the next convolution or unknown module, may need these tensors to be contiguous."""
     found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
     return any(needs_layout(user) for node in found for user in node.users)
+
+
+def asks_for_place(nodes: Iterable[Node]) -> str:
+    """The name of what later code asks these tensors, or tensors made of them, about their place in memory; else ""."""
+    found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
+    names = (
+        str(getattr(u.target, "__name__", u.target))
+        for n in found
+        for u in n.users
+        if u.op.startswith("call_")
+    )
+    return next((name for name in names if name in _PLACE), "")
 
 
 def _keeps_layout(node: Node) -> bool:

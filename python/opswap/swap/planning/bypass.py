@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..rewriting.code import is_rewritten
-from ..runtime.instance_forward import Link, generated_forward, has_link, overridden
+from ..runtime.instance_forward import Link, generated_forward, overridden
 from ..runtime.snapshot import attributes_of, is_plain, static_attribute
 
 __all__ = ["bypassed"]
@@ -28,15 +27,15 @@ def bypassed(module: nn.Module) -> str:
     """
     own = vars(module)
     if "forward" not in own:
-        return "its new forward was removed" if has_link(module) else ""
-    if has_link(module) and not overridden(module):
+        return "its new forward was removed"
+    if not overridden(module):
         return ""
     return "" if _refers(own["forward"], module) else "its forward was replaced"
 
 
 def _refers(start: Any, module: nn.Module) -> bool:
     """True if the module's generated forward is reached from this value."""
-    generated, seen, names = generated_forward(module), set(), set()
+    generated, seen = generated_forward(module), set()
     waiting = [start]
     while waiting and len(seen) < _MANY:
         value = waiting.pop()
@@ -45,14 +44,11 @@ def _refers(start: Any, module: nn.Module) -> bool:
         seen.add(id(value))
         if value is generated or (isinstance(value, Link) and value.opswap_ref() is module):
             return True
-        if isinstance(value, types.FunctionType):
-            names |= _names(value.__code__)
         if not isinstance(value, nn.Module):
             waiting += _parts(value)
         elif value is module:
             waiting += [v for k, v in vars(module).items() if k not in ("forward", "_opswap_forward")]
-    # type(m).forward(m, x): of a layer of torch, that is the stock forward.
-    return not has_link(module) and is_rewritten(module) and "forward" in names
+    return False  # type(m).forward(m, x) is the stock forward
 
 
 def _names(code: types.CodeType) -> set[str]:

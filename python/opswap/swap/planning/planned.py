@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from ..report import Planned, Report, Site
-from ..rewriting.code import Rewritten, is_rewritten
-from ..runtime.instance_forward import recipe_of
+from ..runtime.instance_forward import is_rewritten, recipe_of
 from ..runtime.plan_of import plan_of
 from ..runtime.reasons import GLOBAL_HOOKS, failure
-from ..runtime.state import stock_class
 from .bypass import bypassed
 from .planner import in_order
 
@@ -32,7 +30,6 @@ _TAKEN = (
 _ADDED = "it was added after the swap, or its class was changed; opswap.swap again analyses it anew"
 _BYPASSED = "{} after the swap; opswap.swap again analyses it anew"
 _STOPPED = "its original forward runs: {}; opswap.swap again analyses it anew"
-_DERIVED = "its class {} was derived from a swapped one"
 _PATHS = 16  # of one shared module
 
 
@@ -173,22 +170,15 @@ def _below(sites: list[Site], prefix: str, shared: Iterable[tuple[str, str]] = (
 
 
 def _lost(path: str, paths: dict[str, nn.Module], known: str | None) -> str:
-    """Why a site is no longer there: its module or one above may have another class. `known`: its class at the swap."""
+    """Why a site is no longer there. `known`: the class of its module at the swap."""
     module = paths.get(path)
     if module is None:
         return _REMOVED
-    same = _class_of(module) == known
-    while True:
-        module = paths.get(path)
-        if isinstance(module, Rewritten) and not is_rewritten(module):
-            return _DERIVED.format(type(module).__name__)
-        if not path:
-            return _TAKEN if same else _REPLACED
-        path = path.rpartition(".")[0]
+    return _TAKEN if _class_of(module) == known else _REPLACED
 
 
 def _class_of(module: nn.Module) -> str:
-    cls = stock_class(module)
+    cls = type(module)
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -201,7 +191,7 @@ def _added(paths: dict[str, nn.Module], prefix: str, planned: Planned) -> Iterat
             continue
         whole = ".".join(p for p in (prefix, path) if p)
         name = _class_of(module)
-        if isinstance(module, Rewritten) or (whole in known and isinstance(module, torch.jit.ScriptModule)):
+        if whole in known and isinstance(module, torch.jit.ScriptModule):
             continue
         if known.get(whole, "").replace(".Lazy", ".") != name.replace(".Lazy", "."):
             found.append(path)

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from abc import ABCMeta
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -19,7 +18,7 @@ from ..capture.shell import Shell
 from ..capture.tracer import class_name
 from ..graph.calls import graph_kinds
 from ..report import Report, Site
-from ..rewriting.code import Rewritten, passed_by
+from ..rewriting.code import passed_by
 from ..rule import UNPROBED, Refusal, Region, Shapes
 from ..rules import Replacement, Rule
 from ..rules.activation import is_activation
@@ -456,23 +455,14 @@ def _compiled(module: nn.Module) -> bool:
     return isinstance(module, (torch.jit.ScriptModule, fx.GraphModule))
 
 
-_HARMLESS = (Generic, Protocol)  # an __init_subclass__ that looks at type parameters alone
-
-
 def _unsupported(module: nn.Module) -> str:
-    """Why a module cannot be given a generated class."""
-    cls = type(module)
+    """Why a module cannot be given a new forward."""
     if _compiled(module):
         return f"is a {'ScriptModule' if isinstance(module, torch.jit.ScriptModule) else 'GraphModule'}"
-    if isinstance(module, Rewritten):
-        return f"its class {cls.__name__} was derived from a swapped one"
     if "forward" in vars(module) and overridden(module):
         return "has a forward of its own on the instance"
-    own = [c for c in cls.__mro__[:-1] if c not in _HARMLESS]
     if is_parametrized(module):
         return "is parametrized, which gives it a class of its own"
-    if type(cls) not in (type, ABCMeta) or any("__init_subclass__" in vars(c) for c in own):
-        return f"class {cls.__name__} controls how it is subclassed"
     return ""
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Give one module instance a new forward, and take it back.
 
-torch's own layers get it on the instance, see `instance_forward`, others as a generated subclass of their own class.
-The instance stays the same object, with the same parameters, buffers, hooks and children, and an instance of
-its class; no class that anybody else uses is touched.
+It stands on the instance, see `instance_forward`: a module stays the same object, of the same class, with the same
+parameters, buffers, hooks and children; no class is touched.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 from torch.fx import Graph, Node
@@ -32,16 +31,7 @@ from ..capture.paths import Capture
 from ..rule import Region, Replacement
 from ..runtime.fallback import declined, given, missed
 from ..runtime.guards import Record, foresees, holds, in_mode, listed, unpackable
-from ..runtime.instance_forward import (
-    Link,
-    fits,
-    has_link,
-    link_of,
-    put,
-    recipe_of,
-    take_back,
-    traced_forward,
-)
+from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_of, take_back
 from ..runtime.lists import Listed, as_arguments
 from ..runtime.outside import join
 from ..runtime.state import observe, observe_read
@@ -49,9 +39,7 @@ from .forward_text import ENABLED, defaulted, entry_text, fits_text, forward_tex
 
 __all__ = [
     "Recipe",
-    "Rewritten",
     "install",
-    "is_rewritten",
     "make_record",
     "passed_by",
     "recipe_of",
@@ -70,7 +58,6 @@ class Recipe:
     """The text of a rewritten forward and what it needs to run; makes the class, also after pickling.
 
     modules: names in the text that are modules, by their import name. names: other objects in the text.
-    on_instance: the forward is for an instance's dictionary, as a method of a `Link`, in place of a subclass's.
     lists: arguments of the forward that are lists or tuples of so many tensors.
     """
 
@@ -78,7 +65,6 @@ class Recipe:
     code: str
     modules: dict[str, str]
     names: dict[str, Any]
-    on_instance: bool = False
     lists: dict[str, Listed] = field(default_factory=dict)
     _cls: type[Any] | None = field(default=None, repr=False)
 
@@ -89,28 +75,14 @@ class Recipe:
         return self
 
     def make_class(self) -> type[Any]:
-        """The generated subclass of `original`, or of `Link`; one for every recipe."""
+        """The generated subclass of `Link`; one for every recipe."""
         if self._cls is None:
-            original = self.original
             forward = self._execute()
             if grouped_linear in self.names.values():
                 register_flops()
-            if self.on_instance:
-                # For torch.jit.script and inspect, which look at the stock code through this.
-                forward.__wrapped__ = original.forward
-                self._cls = type("Link", (Link,), {"__slots__": (), "recipe": self, "forward": forward})
-                return self._cls
-            forward.__annotations__ = dict(original.forward.__annotations__)
-            forward.__doc__ = original.forward.__doc__
-            forward.__module__ = original.__module__
-            members = {
-                "__doc__": original.__doc__,
-                "__module__": original.__module__,
-                "__qualname__": original.__qualname__,
-                "_opswap_recipe": self,
-                "forward": forward,
-            }
-            self._cls = type(original)(original.__name__, (Rewritten, original), members)
+            # For torch.jit.script and inspect, which look at the stock code through this.
+            forward.__wrapped__ = self.original.forward
+            self._cls = type("Link", (Link,), {"__slots__": (), "recipe": self, "forward": forward})
         return self._cls
 
     def _stock_names(self) -> dict[str, Any]:
@@ -120,10 +92,10 @@ class Recipe:
 
     def _execute(self) -> FunctionType:
         scope: dict[str, Any] = {
-            **(self._stock_names() if self.on_instance else {}),
+            **self._stock_names(),
             **self.names,
             "opswap_active": active,
-            "opswap_class": self.original,
+            "opswap_called": called,
             "opswap_declined": declined,
             "opswap_disabled": disabled_here,
             "opswap_fits": fits,
@@ -145,78 +117,15 @@ class Recipe:
         return scope["forward"]
 
 
-class Rewritten:
-    """Base of every generated class."""
-
-    _opswap_recipe: ClassVar[Recipe]
-    _opswap_record: Record
-
-    def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What torch's Module calls in place of `forward` under torch.jit.trace and the ONNX exporter that uses it.
-
-        The original forward runs, so that the graph is that of the stock model and needs no opswap.
-        """
-        if not is_rewritten(self) or "forward" in self.__dict__:
-            return super()._slow_forward(*args, **kwargs)
-        return traced_forward(self, type(self)._opswap_recipe.original, args, kwargs)
-
-    def __prepare_scriptable__(self) -> Any:
-        """torch.jit.script calls this of every module; it would put what is returned into the live parent module."""
-        raise RuntimeError(
-            f"torch.jit.script cannot compile a {type(self).__qualname__} that opswap.swap has rewritten: script the "
-            "stock form, opswap.unswap(model), or of a copy, opswap.unswap(copy.deepcopy(model)); "
-            "torch.jit.trace takes swapped models as they are"
-        )
-
-    @property
-    def opswap_code(self) -> str:
-        """The source of the generated forward."""
-        return self._opswap_recipe.code
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """As the original class, for copy and pickle; then the generated class is put on again."""
-        reduced = super().__reduce_ex__(protocol)
-        if not is_rewritten(self) or isinstance(reduced, str):
-            return reduced
-        make, args, *rest = reduced
-        recipe = type(self)._opswap_recipe
-        args = tuple(recipe.original if a is type(self) else a for a in args)
-        return (_rebuild, (recipe, make, args), *rest)
-
-
-def _rebuild(recipe: Recipe, make: Any, args: tuple[Any, ...]) -> Any:
-    module = make(*args)
-    _set_class(module, recipe.make_class())
-    return module
-
-
-def is_rewritten(module: Any) -> bool:
-    """True where the module has a generated forward, not one of a subclass that somebody derived from its class."""
-    return "_opswap_recipe" in vars(type(module)) or has_link(module)
-
-
-def _set_class(module: nn.Module, cls: type[nn.Module]) -> None:
-    """Whatever the module's own __setattr__ does with attributes."""
-    object.__setattr__(module, "__class__", cls)
-
-
 def install(module: nn.Module, recipe: Recipe, record: Record) -> None:
-    """Put the generated forward or class and the record on the instance."""
-    if recipe.on_instance:
-        put(module, recipe)
-    else:
-        _set_class(module, recipe.make_class())
+    """Put the generated forward and the record on the instance."""
+    put(module, recipe)
     module.__dict__["_opswap_record"] = record
 
 
 def restore(module: nn.Module) -> tuple[Recipe, Record | None]:
-    """Put the original forward or class back and hand out what was there, for `install`."""
-    if has_link(module):
-        recipe = take_back(module)
-    else:
-        recipe = recipe_of(module)
-        _set_class(module, recipe.original)
-    return recipe, module.__dict__.pop("_opswap_record", None)
+    """Put the original forward back and hand out what was there, for `install`."""
+    return take_back(module), module.__dict__.pop("_opswap_record", None)
 
 
 def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]]) -> Recipe:
@@ -235,20 +144,14 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
         for (region, _), text in zip(changes, path, strict=True):
             replace_region(capture.graph, region, distinct[text], replaced)
         parts.append(_function_text(capture.graph, f"fused_{i}", scope, ("self",)))
-    on_instance = _is_of_torch(type(root))
     lists = dict(paths[0][0].lists)
-    parts.append(forward_text(type(root).forward, paths[0][0].arguments, lists, conditions, on_instance))
+    parts.append(forward_text(type(root).forward, paths[0][0].arguments, lists, conditions))
     code = "\n\n".join(parts)
     used = _names(compile(code, "<opswap>", "exec"))
     scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}
     modules = {k: v.__name__ for k, v in scope.items() if isinstance(v, ModuleType)}
     names = {k: v for k, v in scope.items() if k not in modules}
-    return Recipe(type(root), code, modules, names, on_instance, lists)
-
-
-def _is_of_torch(cls: type) -> bool:
-    """True for layers of torch, whose type other libraries look up; none copies itself or watches its attributes."""
-    return cls.__module__.startswith("torch.")
+    return Recipe(type(root), code, modules, names, lists)
 
 
 def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], parts: list[str]) -> str:
@@ -400,23 +303,17 @@ def passed_by(capture: Capture) -> Iterator[nn.Module]:
 
 def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
     """The recipe of a class of one input whose whole forward is replaced."""
-    on_instance = _is_of_torch(original)
-    if on_instance:
-        head = ["def forward(opswap_link, input):", *entry_text("m0")]
-        condition, stock = f"{fits_text('m0')} and ({replacement.condition})", "type(m0)"
-    else:
-        head = ["def forward(self, input):", "    m0 = self"]
-        condition, stock = f"({replacement.condition})", "opswap_class"
-    condition = f"{ENABLED} and {condition}"
+    condition = f"{fits_text('m0')} and {ENABLED} and ({replacement.condition})"
     code = "\n".join(
         [
             f"# | {replacement.label}",
-            *head,
+            "def forward(opswap_link, input):",
+            *entry_text("m0"),
             "    x0 = input",
             f"    if {condition}:",
             f"        return {replacement.result}",
             "    opswap_declined('forward', {'m0': m0, 'x0': x0})",
-            f"    return {stock}.forward(m0, x0)\n",
+            "    return type(m0).forward(m0, x0)\n",
         ]
     )
-    return Recipe(original, code, {}, dict(replacement.names), on_instance)
+    return Recipe(original, code, {}, dict(replacement.names))

@@ -20,11 +20,11 @@ def defaulted(forward: Any) -> list[inspect.Parameter]:
 
 
 def forward_text(
-    forward: Any, captured: Sequence[str], lists: dict[str, Listed], paths: Sequence[str], on_instance: bool
+    forward: Any, captured: Sequence[str], lists: dict[str, Listed], paths: Sequence[str]
 ) -> str:
     """A forward with the original's parameters, which calls the original where no captured path holds.
 
-    paths: the condition of each path, "" for one that always holds. on_instance: it is a method of a Link.
+    paths: the condition of each path, "" for one that always holds.
     """
     first, *rest = inspect.signature(forward).parameters.values()
     declared, passed, conditions = [first.name], [first.name], []
@@ -45,16 +45,9 @@ def forward_text(
             declared.append("/")
     conditions += [f"opswap_listed({n}, {known.kind.__name__}, {known.number})" for n, known in lists.items()]
     inputs = ", ".join((first.name, *as_arguments(captured, lists)))
-    condition = " and ".join([ENABLED, *conditions, f"opswap_holds({inputs})"])
-    stock = "opswap_class"
-    lines = []
-    if on_instance:
-        declared[0], stock = "opswap_link", f"type({first.name})"
-        lines = entry_text(first.name)
-        condition = f"{fits_text(first.name)} and {condition}"
-    else:  # a bound method that was kept over a second swap has former code, the module a new record
-        condition = f"{condition} and {first.name}._opswap_recipe is opswap_recipe"
-    lines = [f"def forward({', '.join(declared)}):", *lines, f"    if {condition}:"]
+    condition = " and ".join([fits_text(first.name), ENABLED, *conditions, f"opswap_holds({inputs})"])
+    declared[0] = "opswap_link"
+    lines = [f"def forward({', '.join(declared)}):", *entry_text(first.name), f"    if {condition}:"]
     for i, path in enumerate(paths):
         indent = "        "
         if path:
@@ -66,7 +59,7 @@ def forward_text(
     call = ", ".join(passed)
     lines += [
         f"    opswap_missed({call})",
-        f"    return {stock}.forward({_given_text(first.name, rest, call)})",
+        f"    return type({first.name}).forward({_given_text(first.name, rest, call)})",
     ]
     return "\n".join(lines) + "\n"
 
@@ -88,7 +81,7 @@ def entry_text(module: str) -> list[str]:
     """The lines that get the module of the link; others than torch's Module pass the module itself."""
     return [
         "    try:",
-        f"        {module} = opswap_link.opswap_ref()",
+        f"        {module}, opswap_link = opswap_called(opswap_link)",
         "    except AttributeError:",
         f"        {module}, opswap_link = opswap_link, opswap_link_of(opswap_link, opswap_recipe)",
     ]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap._torch import functorch_active
 from opswap.ops._layout import dense_strides
 
 __all__ = ["check_memory_format", "close_doors", "memory_format_of", "open_door"]
@@ -40,7 +41,8 @@ class _Door:
 
     def _bring(self, value: Any) -> Any:
         memory_format = getattr(torch, self.name)
-        if isinstance(value, Tensor) and value.dim() in _NDIMS[memory_format]:
+        # vmap cannot convert a tensor of which it hides a dimension
+        if isinstance(value, Tensor) and value.dim() in _NDIMS[memory_format] and not functorch_active():
             return value.contiguous(memory_format=memory_format)
         return value
 

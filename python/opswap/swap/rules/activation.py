@@ -16,8 +16,6 @@ import torch.nn.functional as torch_functional
 from torch import nn
 from torch.fx import Graph, Node
 
-from ..runtime.state import stock_class
-
 __all__ = ["SILU", "SLOWER", "Activation", "activation", "activation_of", "gated", "is_activation"]
 
 Activation = tuple[Any, ...]  # name, parameters
@@ -75,7 +73,7 @@ def _numbers(*values: Any) -> bool:
 
 def activation_of(module: nn.Module) -> Activation | None:
     """The activation that this module is."""
-    cls = stock_class(module)
+    cls = type(module)
     if cls in _PLAIN:
         return _PLAIN[cls]
     if cls is nn.Hardtanh:

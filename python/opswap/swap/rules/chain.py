@@ -27,7 +27,6 @@ from opswap.ops.norm import spell
 
 from ..rule import Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
-from ..runtime.state import stock_class
 from .activation import activation, activation_of
 from .conditions import poolable
 from .norm import behind, module_calls, normable, problem_of
@@ -46,7 +45,7 @@ def _is_paired(module: nn.Conv2d) -> bool:
 
 def is_link(module: nn.Module) -> bool:
     """True for a convolution that a chain may hold, by its options alone."""
-    if stock_class(module) is not nn.Conv2d or module.bias is not None or module.padding_mode != "zeros":
+    if type(module) is not nn.Conv2d or module.bias is not None or module.padding_mode != "zeros":
         return False
     if not _is_paired(module):
         return False
@@ -64,7 +63,7 @@ def is_link(module: nn.Module) -> bool:
 
 def is_foldable(module: nn.Module) -> bool:
     """True for a convolution that a chain may hold in evaluation, by its options alone."""
-    if stock_class(module) is not nn.Conv2d or module.padding_mode != "zeros" or module.dilation != (1, 1):
+    if type(module) is not nn.Conv2d or module.padding_mode != "zeros" or module.dilation != (1, 1):
         return False
     if not FEWEST_CHANNELS <= module.out_channels <= MOST_CHANNELS or module.in_channels > MOST_CHANNELS:
         return False
@@ -88,9 +87,7 @@ def foldable(count: int, *modules: nn.Module) -> bool:
 
 
 def _are(known: Callable[[nn.Module], bool], count: int, modules: tuple[nn.Module, ...]) -> bool:
-    return all(map(known, modules[:count])) and all(
-        stock_class(norm) is nn.BatchNorm2d for norm in modules[count:]
-    )
+    return all(map(known, modules[:count])) and all(type(norm) is nn.BatchNorm2d for norm in modules[count:])
 
 
 Stage = tuple[Node, ...]  # a convolution, perhaps its normalisation, and what is behind that
@@ -204,7 +201,7 @@ class _Spelled:
             for node in rest:
                 kind = activation(node)
                 if node in name and kind is None:
-                    self.still.append(f"stock_class({name[node]}) is Identity")
+                    self.still.append(f"type({name[node]}) is Identity")
                 elif node in name:
                     self.still.append(f"activation_of({name[node]}) == {kind!r}")
             self.convolutions.append(name[convolution])
@@ -219,7 +216,6 @@ _NAMES: dict[str, Any] = {
     "linked": linked,
     "foldable": foldable,
     "activation_of": activation_of,
-    "stock_class": stock_class,
     "Identity": nn.Identity,
     "apply_chain": apply_chain,
     "apply_folded": apply_folded,

@@ -18,7 +18,6 @@ from opswap.ops.norm import spell
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import hooked, unhooked
-from ..runtime.state import stock_class
 from .activation import SILU, SLOWER, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, poolable, trains
 
@@ -29,12 +28,12 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 def normable(norm: nn.Module, input: Any) -> bool:
     """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation knows."""
-    return stock_class(norm) in NORMS and poolable(input)
+    return type(norm) in NORMS and poolable(input)
 
 
 def owned(output: Tensor, convolution: nn.Module) -> bool:
     """True where nobody but the caller holds this convolution's output, not even for a gradient."""
-    fresh = stock_class(convolution) in CONVOLUTIONS and unhooked(convolution)
+    fresh = type(convolution) in CONVOLUTIONS and unhooked(convolution)
     return fresh and not trains(output) and plain_cpu((output,))
 
 
@@ -89,7 +88,7 @@ def act_of(region: Region) -> tuple[str, str, dict[str, Any]]:
     for node in region.nodes[1:]:
         module = f"m{calls.index(node)}" if node in calls else ""
         if _is_identity(node):
-            conditions.append(f" and stock_class({module}) is Identity")
+            conditions.append(f" and type({module}) is Identity")
             continue
         found = found or activation(node)
         if module:
@@ -98,7 +97,7 @@ def act_of(region: Region) -> tuple[str, str, dict[str, Any]]:
         found = SILU
     if found is None:
         raise Refusal("its activation is not known")
-    names = {"activation_of": activation_of, "stock_class": stock_class, "Identity": nn.Identity}
+    names = {"activation_of": activation_of, "Identity": nn.Identity}
     return spell(*found), "".join(conditions), names if conditions else {}
 
 

@@ -17,10 +17,9 @@ from torch import nn
 from opswap.ops._switch import disabled_here
 
 from .guards import missed as _count
-from .instance_forward import fits, generated_forward, has_link, link_of, recipe_of
+from .instance_forward import fits, generated_forward, link_of, recipe_of
 from .plan_of import plan_of
 from .reasons import call_reason, site_reason
-from .state import stock_class
 
 __all__ = ["Listener", "declined", "given", "listener", "missed", "why_declined", "why_missed"]
 
@@ -89,7 +88,7 @@ def why_declined(module: nn.Module, name: str, values: dict[str, Any]) -> str:
         return _DISABLED
     try:
         link = link_of(module)
-        if has_link(module) and not fits(module, link.cls):
+        if not fits(module, link.cls):
             return f"its class is now {type(module).__name__}, was {link.recipe.original.__name__}"
         scope = {**generated_forward(module).__globals__, **values, "opswap_link": link}
         return site_reason(recipe_of(module).code, name, scope)
@@ -109,4 +108,4 @@ def _is_first(module: nn.Module, name: str) -> bool:
 def _name(module: nn.Module) -> str:
     planned = plan_of(module)
     path = planned.path if planned is not None else ""
-    return f"{path} ({stock_class(module).__name__})" if path else stock_class(module).__name__
+    return f"{path} ({type(module).__name__})" if path else type(module).__name__

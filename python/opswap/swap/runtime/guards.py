@@ -21,7 +21,7 @@ from opswap.ops._stats import count_original
 
 from .instance_forward import without_links
 from .outside import Outside, stands
-from .state import INTERNAL, State, stock_class, unchanged
+from .state import INTERNAL, State, unchanged
 
 __all__ = [
     "Record",
@@ -90,13 +90,13 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
     if record.opened and globally_hooked():
         return False
     for child, state in record.opened:
-        if hooked(child) or stock_class(child) is not state.cls or not unchanged(child, state):
+        if hooked(child) or type(child) is not state.cls or not unchanged(child, state):
             return False
     for child, state in record.passed:
         if not unchanged(child, state):
             return False
     for child, state in record.read:
-        if type(child) is not state.cls and stock_class(child) is not state.cls:
+        if type(child) is not state.cls:
             return False
         if not unchanged(child, state):
             return False

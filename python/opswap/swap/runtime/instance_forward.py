@@ -1,25 +1,31 @@
 # SPDX-License-Identifier: MIT
-"""Give one instance of a torch layer a new forward and leave its class as it is, so that `type(m) is nn.Conv2d` holds.
+"""Give one instance of a module a new forward and leave its class as it is, so that `type(m) is nn.Conv2d` holds.
 
 What torch's Module calls is `self.forward`: a bound method on the instance comes first. It is bound to a `Link`, which
-knows the module by a weak reference; copies, pickles and DataParallel's replicas get links of their own.
+knows the module by a weak reference. Deep copies and pickles make links of their own. A module that has the link of
+another one, because its dictionary is a copy, gets its own when it is called: see `called`.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Iterator
 from functools import lru_cache
+from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
 __all__ = [
     "Link",
     "call_forward",
+    "called",
     "fits",
     "generated_forward",
-    "has_link",
     "is_current",
+    "is_rewritten",
     "link_of",
     "overridden",
     "put",
@@ -28,15 +34,12 @@ __all__ = [
     "recipe_of",
     "saved",
     "take_back",
-    "traced_forward",
     "without_links",
 ]
 
 # The same object as "forward", as long as nobody puts another one there.
 _FORWARD = "_opswap_forward"
-_KEYS = frozenset(
-    {_FORWARD, "forward", "opswap_code", "__reduce_ex__", "_replicate_for_data_parallel", "_slow_forward"}
-)
+_KEYS = frozenset({_FORWARD, "forward", "opswap_code", "_slow_forward"})
 
 
 class Link:
@@ -58,75 +61,46 @@ class Link:
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Link:
-        """The link of the module's copy, where one is made."""
-        module = self.opswap_ref()
-        return _link_of(self.recipe, memo.get(id(module), module), self.cls)
+        """The link of the module's copy, where one is made; else the same one, see `called`."""
+        module = memo.get(id(self.opswap_ref()))
+        return self if module is None else _link_of(self.recipe, module, self.cls)
 
     def __reduce__(self) -> Any:
         return _link_of, (self.recipe, self.opswap_ref(), self.cls)
 
 
-class _Bound:
-    """A method of one module that stands in its instance's dictionary, and follows its copies as a Link does."""
+class _SlowForward:
+    """`_slow_forward`: what torch's Module calls in place of `forward` under torch.jit.trace and the ONNX exporter that
+    uses it. The stock forward runs, so that the graph is that of the stock model and needs no opswap."""
 
     __slots__ = ("ref",)
 
     def __init__(self, module: nn.Module) -> None:
         self.ref = weakref.ref(module)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Bound:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SlowForward:
         module = self.ref()
         return type(self)(memo.get(id(module), module))
 
     def __reduce__(self) -> Any:
         return type(self), (self.ref(),)
 
-
-class _Reduce(_Bound):
-    """`__reduce_ex__`: what is put on the instance is made again for a copy, also for a shallow one."""
-
-    def __call__(self, protocol: Any) -> Any:
-        module: Any = self.ref()
-        reduced = type(module).__reduce_ex__(module, protocol)
-        if isinstance(reduced, str):
-            return reduced
-        make, args, *rest = reduced
-        if rest and isinstance(rest[0], tuple):  # with the values of slots
-            rest[0] = (without_links(rest[0][0]), *rest[0][1:])
-        elif rest and rest[0] is not None:
-            rest[0] = without_links(rest[0])
-        link = _own_link(module)
-        return (_rebuild, (link.recipe, link.cls, overridden(module), make, args), *rest)
-
-
-class _Replicate(_Bound):
-    """`_replicate_for_data_parallel`: a replica has a copy of the dictionary, whose forward is the module's own."""
-
-    def __call__(self) -> nn.Module:
-        module: Any = self.ref()
-        replica = type(module)._replicate_for_data_parallel(module)
-        link, own = _own_link(module), overridden(module)
-        _put(replica, link.recipe, link.cls, own)
-        return replica
-
-
-class _SlowForward(_Bound):
-    """`_slow_forward`: what torch's Module calls in place of `forward` under torch.jit.trace and the ONNX exporter that
-    uses it. The stock forward runs, so that the graph is that of the stock model and needs no opswap."""
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.ref()
+        caller = _calling(sys._getframe(1))
+        if caller is not None and vars(caller).get("_slow_forward") is self:
+            module = caller
         if overridden(module):
             return type(module)._slow_forward(module, *args, **kwargs)
-        return traced_forward(module, type(module), args, kwargs)
+        return nn.Module._slow_forward(_Traced(module), *args, **kwargs)
 
 
 class _Traced:
-    """Stands for a rewritten module in torch.nn.Module._slow_forward: equal to it, with the forward of a class."""
+    """Stands for a rewritten module in torch.nn.Module._slow_forward: equal to it, with the forward of its class."""
 
-    def __init__(self, module: nn.Module, cls: type) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.forward = cls.forward.__get__(module)
+        self.forward = type(module).forward.__get__(module)
 
     def __hash__(self) -> int:
         return hash(self.module)
@@ -135,16 +109,79 @@ class _Traced:
         return other is self.module
 
 
-def traced_forward(module: nn.Module, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the forward of a class on a module as torch.nn.Module does while a graph is traced."""
-    return nn.Module._slow_forward(_Traced(module, cls), *args, **kwargs)
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+_CALLS = frozenset(_codes(nn.Module._call_impl.__code__))
+
+
+def _calling(frame: Any) -> nn.Module | None:
+    """The module that torch's Module.__call__ calls in this frame, None for a frame of other code."""
+    return frame.f_locals.get("self") if frame.f_code in _CALLS else None
+
+
+def called(link: Link) -> tuple[Any, Link]:
+    """The module that a generated forward runs for, and its link.
+
+    Code that copies a module's dictionary (copy.copy, `clone.__dict__ = module.__dict__.copy()`) gives the copy a
+    forward that is bound to the link of the original. There are more references to the bound method or to the link
+    then, and the frame of the caller tells which module is called: that one gets a link of its own.
+    """
+    module = link.opswap_ref()
+    if torch.compiler.is_compiling():
+        return module, link
+    if module is not None:
+        methods, links = _references(module, link)
+        if methods <= _METHODS and links <= _LINKS:
+            return module, link
+    found = _calling(sys._getframe(2))
+    if found is None or found is module:
+        return module, link
+    own = found.__dict__.get(_FORWARD)
+    if own is None or own.__self__ is not link:  # a user's forward that calls that of another module
+        return module, link
+    _put(found, link.recipe, link.cls, overridden(found))
+    return found, _own_link(found)
+
+
+def _references(holder: Any, link: Any) -> tuple[int, int]:
+    return sys.getrefcount(holder.__dict__.get(_FORWARD)), sys.getrefcount(link)
+
+
+def _alone() -> tuple[int, int]:
+    """References in a call by torch's Module where nothing else refers to the bound method and the link."""
+
+    class Bound:
+        def forward(link, x: Any) -> tuple[int, int]:
+            return count(link)
+
+    class Holder:
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            forward_call = self.__dict__["forward"]
+            return forward_call(*args, **kwargs)
+
+    def count(link: Any) -> tuple[int, int]:
+        return _references(holder, link)
+
+    holder = Holder()
+    vars(holder)[_FORWARD] = Bound().forward
+    vars(holder)["forward"] = vars(holder)[_FORWARD]
+    methods, links = holder(None)
+    return methods, links
+
+
+_METHODS, _LINKS = _alone()
 
 
 def put(module: nn.Module, recipe: Any) -> None:
     """Put the recipe's forward on the module, unless users have put one of their own there."""
     former = _own_link(module)
     if former is not None:
-        former.cls = None  # who has kept it would run former code under the conditions of the new
+        _end(former, module)  # who has kept it would run former code under the conditions of the new
     _put(module, recipe, recipe.original, "forward" in module.__dict__ and overridden(module))
 
 
@@ -158,8 +195,14 @@ def take_back(module: nn.Module) -> Any:
     link = _own_link(module)
     for key in _KEYS - {"forward"} if overridden(module) else _KEYS:
         vars(module).pop(key, None)
-    link.cls = None
+    _end(link, module)
     return link.recipe
+
+
+def _end(link: Link, module: nn.Module) -> None:
+    """The module's forward runs stock code from now on, unless the link is another module's, see `called`."""
+    if link.opswap_ref() is module:
+        link.cls = None
 
 
 def saved(module: nn.Module, *names: str) -> dict[str, Any]:
@@ -179,7 +222,7 @@ def put_back(module: nn.Module, entries: dict[str, Any]) -> None:
         link.cls = link.recipe.original
 
 
-def has_link(module: nn.Module) -> bool:
+def is_rewritten(module: nn.Module) -> bool:
     """True if `put` was called for this module."""
     return _FORWARD in module.__dict__
 
@@ -199,25 +242,22 @@ def link_of(module: Any, recipe: Any = None) -> Any:
 
 
 def recipe_of(module: nn.Module) -> Any:
-    """The recipe of a rewritten module, whichever way it was given its forward."""
-    link = _own_link(module)
-    return type(module)._opswap_recipe if link is None else link.recipe
+    """The recipe of a rewritten module."""
+    return _own_link(module).recipe
 
 
 def generated_forward(module: nn.Module) -> Any:
     """The function that was generated for a rewritten module."""
-    link = _own_link(module)
-    return type(module).forward if link is None else type(link).forward
+    return type(_own_link(module)).forward
 
 
 def is_current(method: Any) -> bool:
     """True for a bound method that is the generated forward that its module has now."""
-    holder = method.__self__
-    if isinstance(holder, Link):
-        module = holder.opswap_ref()
-        return module is not None and _own_link(module) is holder
-    cls = type(holder)
-    return "_opswap_recipe" in vars(cls) and vars(cls).get("forward") is method.__func__
+    link = method.__self__
+    if not isinstance(link, Link):
+        return False
+    module = link.opswap_ref()
+    return module is not None and _own_link(module) is link
 
 
 def call_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -277,12 +317,4 @@ def _put(module: nn.Module, recipe: Any, cls: type | None, own: bool) -> None:
     if not own:
         attributes["forward"] = attributes[_FORWARD]
     attributes["opswap_code"] = recipe.code
-    attributes["__reduce_ex__"] = _Reduce(module)
-    attributes["_replicate_for_data_parallel"] = _Replicate(module)
     attributes["_slow_forward"] = _SlowForward(module)
-
-
-def _rebuild(recipe: Any, cls: type | None, own: bool, make: Any, args: tuple[Any, ...]) -> Any:
-    module = make(*args)
-    _put(module, recipe, cls, own)
-    return module

@@ -23,7 +23,7 @@ from .outside import Outside, read
 from .plan_of import plan_of
 from .shown import shown
 from .snapshot import MISSING, Answers, Attributes, Contents, Plain, Scalar, contents_of, is_as
-from .state import State, names_of_tensors, stock_class
+from .state import State, names_of_tensors
 
 __all__ = [
     "GLOBAL_HOOKS",
@@ -61,13 +61,13 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
         name = names(child)
         if hooked(child):
             return _hooked(child, name)
-        if stock_class(child) is not state.cls:
+        if type(child) is not state.cls:
             return f"{name} is now {shown(child)}, was a {state.cls.__name__}"
         changed = _change(child, state, name)
         if changed:
             return changed
     for child, state in (*record.passed, *record.read):
-        if stock_class(child) is not state.cls:
+        if type(child) is not state.cls:
             return f"{names(child)} is now {shown(child)}, was a {state.cls.__name__}"
         changed = _change(child, state, names(child))
         if changed:
@@ -113,7 +113,7 @@ def _names(root: nn.Module) -> Callable[[nn.Module], str]:
     planned = plan_of(root)
     prefix = f"{planned.path}." if planned is not None and planned.path else ""
     paths = {id(m): f"{prefix}{path}" for path, m in root.named_modules() if path}
-    return lambda m: paths.get(id(m), f"a {stock_class(m).__name__} that is no longer in the module")
+    return lambda m: paths.get(id(m), f"a {type(m).__name__} that is no longer in the module")
 
 
 def _change(module: nn.Module, state: State, name: str) -> str:
@@ -224,7 +224,7 @@ def _changed_contents(now: Any, then: Contents, name: str) -> str:
 
 def call_reason(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why a call of a module with a generated forward runs the module's own."""
-    given = inspect.signature(stock_class(module).forward).bind(module, *args, **kwargs)
+    given = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
     _, *parameters = given.signature.parameters.values()
     required = {}
     for p in parameters:
@@ -249,7 +249,7 @@ def call_reason(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _no_path(module: nn.Module, inputs: dict[str, Any]) -> str:
     """Which condition fails on each captured path."""
     functions = _functions(recipe_of(module).code)
-    me = next(iter(inspect.signature(stock_class(module).forward).parameters))
+    me = next(iter(inspect.signature(type(module).forward).parameters))
     scope = {**generated_forward(module).__globals__, **inputs, me: module}
     reasons = []
     for test in _path_tests(functions["forward"][0]):

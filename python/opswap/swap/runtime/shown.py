@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .state import stock_class
-
 __all__ = ["shown"]
 
 _SHORT = 80
@@ -22,7 +20,7 @@ def shown(value: Any) -> str:
         device = "" if value.is_cpu else f" on {value.device}"
         return f"{kind} {tuple(value.shape)}{_format(value)}{device}"
     if isinstance(value, nn.Module):
-        return f"a {stock_class(value).__name__}"
+        return f"a {type(value).__name__}"
     if type(value) in (list, tuple) and value and all(isinstance(v, Tensor) for v in value):
         return f"a {type(value).__name__} of {len(value)} tensors"
     text = " ".join(repr(value).split())

@@ -27,7 +27,6 @@ __all__ = [
     "names_of_tensors",
     "observe",
     "observe_read",
-    "stock_class",
     "unchanged",
 ]
 
@@ -101,17 +100,10 @@ class State:
         return bool(held or self.children is not None or self.listed is not None)
 
 
-def stock_class(module: nn.Module) -> type:
-    """The module's class as its author wrote it."""
-    cls = type(module)
-    recipe = getattr(cls, "_opswap_recipe", None)
-    return cls if recipe is None or recipe.make_class() is not cls else recipe.original
-
-
 def observe(module: nn.Module, reading: Reading | None = None) -> State:
     """The state of a module that its capture depends on; of everything in it if reading is None."""
     reading = Reading(None) if reading is None else reading
-    cls = stock_class(module)
+    cls = type(module)
     wanted = None if _is_read_by_torch(cls.forward) else reading.names
     return _observe(module, reading, wanted, tuple(module._modules.values()))
 
@@ -140,7 +132,7 @@ def _observe(
     wanted: Collection[str] | None,
     children: tuple[nn.Module | None, ...] | None,
 ) -> State:
-    cls = stock_class(module)
+    cls = type(module)
     found = {
         k: v
         for k, v in without_links(vars(module)).items()
@@ -181,7 +173,7 @@ def _entries(base: type, wanted: Collection[str] | None, reading: Reading) -> It
         return
     for name, value in vars(base).items():
         asked = wanted is not None and name in wanted
-        if (asked or wanted is None) and name != "_opswap_recipe" and is_public(name, value, asked):
+        if (asked or wanted is None) and is_public(name, value, asked):
             yield name, value
 
 

@@ -14,7 +14,7 @@ from opswap import functional as F
 
 from ...graph.aliasing import escape_or_write
 from ...graph.calls import JOIN, REORDER, operation
-from ...graph.layout import asks_for_layout
+from ...graph.layout import asks_for_layout, asks_for_place
 from ...rule import Refusal, Region, Replacement, Rule, Shapes
 from .conditions import covers, give_contiguous
 from .proof import Shuffle, prove_shuffle
@@ -57,6 +57,11 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     names = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
     options = ", inverse=True" if shuffle.inverse else ""
     if shuffle.sections is not None:
+        asked = asks_for_place(region.outputs)
+        if asked:
+            raise Refusal(
+                f"a part of the result is asked for {asked}(), which a tensor of its own answers otherwise"
+            )
         function = F.cat_channel_shuffle_split
         result = f"cat_channel_shuffle_split(({names}), {shuffle.groups}, {shuffle.sections}{options})"
     elif region.cat is not None:
