@@ -53,7 +53,7 @@ from ..runtime.snapshot import (
     static_attribute,
 )
 from ..runtime.state import INTERNAL, Reading
-from ..runtime.virtual import virtual
+from ..runtime.virtual import look_up, virtual
 from .element_writes import MUTATORS
 from .written import Ledger, Written, unpatched
 
@@ -94,7 +94,7 @@ _FALL_BACK = (
     "__reversed__",
     "__str__",
 )
-_FALL_BACK_OF_LAYERS = ("__bool__", "__eq__", "__getattr__", "__getattribute__", "__len__")
+_FALL_BACK_OF_LAYERS = ("__bool__", "__eq__", "__getattribute__", "__len__")
 _WRITE_ANY = frozenset({"__delattr__", "__setattr__"})  # methods that write to an attribute of any name
 
 
@@ -125,6 +125,7 @@ class Reach:
         self._watched: dict[tuple[int, str], tuple[Any, str, Any]] = {}
         self._special: set[tuple[int, str]] = set()  # of these, what stands in for a method of the user
         self._abstract: dict[type, None] = {}
+        self._layers: dict[type[nn.Module], None] = {}  # whose classes of the user have no look-up of their own
         self._queries: dict[int, tuple[Callable[[], Any], Any]] = {}
 
     def look_for(self, names: Iterable[str], stored: Iterable[str] = ()) -> None:
@@ -226,6 +227,8 @@ class Reach:
         self.ledger.copy(module)
         self.reach(type(module), what)
         self._look_for_special(type(module), _FALL_BACK_OF_LAYERS)
+        if owner_of_class(type(module)) == purity.USER and not _is_of_user(type(module), "__getattr__"):
+            self._layers[type(module)] = None
         self._hold(self._look_in_layer, module)
 
     def _reach_class(self, cls: type, what: str) -> None:
@@ -409,6 +412,7 @@ class Reach:
         watches = [(h, n, snapshot(v, wanted)) for h, n, v in self._needed(set(ran))]
         for holder in map(virtual, self._abstract if self.classes else ()):
             watches.append((holder, "registered", holder.registered))
+        watches += [(look_up(cls), "function", None) for cls in self._layers]
         return Outside(tuple(watches), (), tuple(self._queries.values()))
 
     def _needed(self, ran: set[CodeType]) -> Iterator[tuple[Any, str, Any]]:

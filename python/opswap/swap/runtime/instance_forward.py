@@ -33,6 +33,7 @@ __all__ = [
     "put_back",
     "recipe_of",
     "saved",
+    "set_by_user",
     "take_back",
     "without_links",
 ]
@@ -230,6 +231,11 @@ def is_rewritten(module: nn.Module) -> bool:
 def overridden(module: nn.Module) -> bool:
     """True if the forward of the instance is not the one of `put`; also if that was removed."""
     return module.__dict__.get("forward") is not module.__dict__.get(_FORWARD)
+
+
+def set_by_user(module: nn.Module, name: str) -> bool:
+    """True if the instance has an attribute that `put` did not put there."""
+    return name in module.__dict__ and (name != "forward" or overridden(module))
 
 
 def link_of(module: Any, recipe: Any = None) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .guards import globally_hooked, hooked, listed
-from .instance_forward import generated_forward, overridden, recipe_of
+from .instance_forward import generated_forward, overridden, recipe_of, set_by_user
 from .lists import names_in
 from .outside import Outside, read
 from .plan_of import plan_of
@@ -133,7 +133,7 @@ def _change(module: nn.Module, state: State, name: str) -> str:
             return f"{name}.{attribute} is {shown(now)}, was {'None' if none else 'a Tensor'}"
     kept = vars(module)
     held = (kept, kept["_parameters"], kept["_buffers"], kept["_modules"])
-    overridden = [k for k in state.methods if k in kept]
+    overridden = [k for k in state.methods if set_by_user(module, k)]
     overridden += [k for k in state.absent if any(k in values for values in held)]
     if overridden:
         return f"{name}.{overridden[0]} was set on the instance"

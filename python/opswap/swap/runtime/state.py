@@ -15,7 +15,7 @@ from torch import nn
 
 from opswap.nn.frozen import FROZEN
 
-from .instance_forward import without_links
+from .instance_forward import set_by_user, without_links
 from .plan_of import PLAN
 from .purity import LAYERS, TORCH, owner
 from .snapshot import MISSING, Contents, Plain, Scalar, Wanted, is_added, is_as, is_plain, is_public, snapshot
@@ -145,7 +145,7 @@ def _observe(
         for name, value in _entries(base, wanted, reading):
             if _is_constant(snapshot(value)) and name not in found:
                 found[name] = value
-            elif name not in vars(module):
+            elif not set_by_user(module, name):
                 methods.append(name)
     kept = {k: snapshot(v, Wanted(reading.names, reading.texts, reading.asked)) for k, v in found.items()}
     optional = {n: getattr(module, n, None) is None for m, n in reading.optional if m is module}
@@ -213,7 +213,7 @@ def unchanged(module: nn.Module, state: State) -> bool:
         if now is not value and not is_as(now, value):
             return False
     for name in state.methods:
-        if name in module.__dict__:
+        if set_by_user(module, name):
             return False
     for name, none in state.optional:
         if (getattr(module, name, None) is None) is not none:

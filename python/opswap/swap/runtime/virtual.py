@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What isinstance(x, SomeABC) depends on besides classes: registrations by SomeABC.register, which may come later."""
+"""What answers depend on that no attribute of a class says as it is, and which may come later.
+
+isinstance(x, SomeABC) depends on registrations by SomeABC.register, attributes that a layer lacks on a `__getattr__`
+of its class.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ import abc
 from functools import lru_cache
 
 import torch
+from torch import nn
 
-__all__ = ["Virtual", "virtual"]
+__all__ = ["LookUp", "Virtual", "look_up", "virtual"]
 
 
 class Virtual:
@@ -40,6 +45,30 @@ class Virtual:
 def virtual(cls: abc.ABCMeta) -> Virtual:
     """The one object for an abstract class."""
     return Virtual(cls)
+
+
+class LookUp:
+    """The `__getattr__` that a class of layers has in place of torch's, which exporters replace for a while.
+
+    cls: the class. Attribute function: None as long as it is torch's.
+    """
+
+    def __init__(self, cls: type[nn.Module]) -> None:
+        self.cls = cls
+        self.__qualname__ = cls.__qualname__
+
+    @property
+    def function(self) -> object:
+        # torch.compile guards on classes.
+        if self.cls.__getattr__ is nn.Module.__getattr__ or torch.compiler.is_compiling():
+            return None
+        return self.cls.__getattr__
+
+
+@lru_cache(maxsize=256)
+def look_up(cls: type[nn.Module]) -> LookUp:
+    """The one object for a class of layers."""
+    return LookUp(cls)
 
 
 def _registered(cls: type) -> str:
