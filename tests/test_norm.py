@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as T
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import opswap
@@ -253,6 +254,33 @@ def test_every_layout(size: tuple[int, ...], layout: str) -> None:
     assert got[0].stride() == want[0].stride() or 1 in size
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "size", [(4, 6, 1, 1), (1, 6, 1, 1), (3, 1, 4, 5), (2, 1, 1, 1), (3, 1, 2, 2, 3)], ids=str
+)
+def test_strides_that_fit_two_formats(size: tuple[int, ...], last: bool, training: bool) -> None:
+    x = torch.empty(size, memory_format=channels_last_of(len(size)) if last else torch.contiguous_format)
+    x.normal_()
+    vectors = parameters(size[1], torch.float32)
+    if training and x.numel() == size[1]:
+        pytest.skip("one value per channel")
+    want = T.batch_norm(x, *vectors, training=training)
+    fixed = (None, None) if training else vectors[:2]
+    operator = torch.ops.opswap.batch_norm_act.default
+    with FakeTensorMode() as fake:
+        arguments = [None if t is None else fake.from_tensor(t) for t in (x, *fixed, *vectors[2:])]
+        told, _ = operator(*arguments, 1e-5, None)
+    made = {
+        "kernel": F.batch_norm_act(x, *vectors, training),
+        "graph": F.batch_norm_act(x.clone().requires_grad_(), *vectors, training),
+        "operator": operator(x, *fixed, *vectors[2:], 1e-5, None)[0],
+        "fake": told,
+        "over": infer(x.clone(), *vectors, training, inplace=True),
+    }
+    assert {k: v.stride() for k, v in made.items()} == dict.fromkeys(made, want.stride())
+
+
 def test_a_chunk_of_channels_is_read_in_place() -> None:
     x = torch.randn(3, 8, 5, 5).chunk(2, 1)[1]
     vectors = parameters(4, torch.float32)
@@ -404,3 +432,21 @@ def test_the_operators_on_plain_code() -> None:
                 results.append([y, s, *torch.ops.opswap.batch_norm_act_backward(grad, x, s, *options)])
         for a, b in zip(*results, strict=True):
             assert a.dtype == b.dtype and a.stride() == b.stride() and torch.allclose(a, b, 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+def test_a_bias_that_is_trained_alone_may_change_before_the_backward(activation: str | None) -> None:
+    """As in torch, which does not keep it; a weight that changes raises."""
+    x, vectors = torch.randn(3, 6, 4, 5), parameters(6, torch.float32)
+    vectors[3].requires_grad_()
+    out = F.batch_norm_act(x, *vectors, True, activation=activation)
+    want = torch.autograd.grad(out.square().sum(), vectors[3], retain_graph=True)[0]
+    with torch.no_grad():
+        vectors[3].add_(1.0)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), vectors[3])[0], want)
+    vectors[2].requires_grad_()
+    out = F.batch_norm_act(x, *vectors, True, activation=activation)
+    with torch.no_grad():
+        vectors[2].add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()

@@ -143,15 +143,20 @@ static int parse_forward(osw_call *call, osw_norm_job *job, PyObject *const *arg
 
 static int make_results(osw_call *call, osw_result result)
 {
-    const int64_t size[2] = {2, call->tensors[INPUT].size[1]};
+    const osw_tensor *x = &call->tensors[INPUT];
+    const int64_t size[2] = {2, x->size[1]};
+    /* As in torch, what fits both formats, by one pixel or channel, gives a contiguous output. */
+    const bool last = osw_suggests_channels_last(x), contiguous = osw_is_dense(x, 0);
     if (result == OVER) {
         call->objects[OUTPUT] = call->objects[INPUT];
-        call->tensors[OUTPUT] = call->tensors[INPUT];
-        return osw_no_overlap(&call->tensors[OUTPUT]) ? 0 : -1;
+        call->tensors[OUTPUT] = *x;
+        return osw_no_overlap(x) && !(last && contiguous) ? 0 : -1;
     }
-    if (osw_norm_make_like(call, INPUT, OUTPUT) != 0 || result == FRESH)
-        return call->made[OUTPUT] ? 0 : -1;
-    return osw_call_make(call, STATISTICS, INPUT, OSW_FLOAT64, 2, size, false);
+    if (osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, x->ndim, x->size, last && !contiguous) !=
+        0)
+        return -1;
+    return result == FRESH ? 0
+                           : osw_call_make(call, STATISTICS, INPUT, OSW_FLOAT64, 2, size, false);
 }
 
 static PyObject *results_of(const osw_call *call, osw_result result)

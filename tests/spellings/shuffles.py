@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import einops
 import torch
 import torch.nn.functional as F
@@ -125,6 +127,23 @@ class Shuffle(nn.Module):
         return by_size(x, self.g)
 
 
+class Registered(Wrapped):
+    """Its class keeps a list of its subclasses."""
+
+    known: ClassVar[list[type]] = []
+
+    def __init_subclass__(cls) -> None:
+        cls.known.append(cls)
+
+
+class Meta(type):
+    """A metaclass that does nothing yet."""
+
+
+class WithMeta(Wrapped, metaclass=Meta):
+    """Its class may do anything when a class is derived from it."""
+
+
 def one_group(x: Tensor) -> Tensor:
     return by_size(x, 1)
 
@@ -183,6 +202,8 @@ SHUFFLES = (
     whole(lambda: Wrapped(Shuffle(3)), (PLAIN,), "module of its own"),
     whole(lambda: Wrapped(Shuffle(1)), (IDENTITY,), "module of its own with one group"),
     whole(lambda: nn.Sequential(nn.Conv2d(12, 12, 1), Shuffle(2)), (PLAIN,), "Sequential"),
+    whole(lambda: Registered(by_size), (PLAIN,), "class that lists its subclasses"),
+    whole(lambda: WithMeta(by_size), (PLAIN,), "metaclass"),
     whole(lambda: Wrapped(almost), (PLAIN,), "all channels but two"),
     whole(lambda: Wrapped(halves_swapped), (SPLIT,), "halves swapped"),
     Spelling("1-d", lambda: Wrapped(one_dimensional, dims=1), (2, 12, 16), (PLAIN,)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -186,23 +185,6 @@ class Remembering(Wrapped):
         return super().forward(x)
 
 
-class Registered(Wrapped):
-    """Its class keeps a list of its subclasses."""
-
-    known: ClassVar[list[type]] = []
-
-    def __init_subclass__(cls) -> None:
-        cls.known.append(cls)
-
-
-class Meta(type):
-    """A metaclass that does nothing yet."""
-
-
-class WithMeta(Wrapped, metaclass=Meta):
-    """Its class may do anything when it is subclassed."""
-
-
 def _trap(body: Callable[[Tensor], Tensor], reason: str) -> tuple[Spelling, str]:
     return whole(lambda: Wrapped(body), (), body.__name__), reason
 
@@ -231,8 +213,6 @@ TRAPS = (
     (whole(WritesToViews, (), "writes to views"), "may write"),
     (whole(lambda: Counting(by_size), (), "counting"), "'calls'"),
     (whole(Remembering, (), "remembering"), "'features'"),
-    (whole(lambda: Registered(by_size), (), "registered"), "subclassed"),
-    (whole(lambda: WithMeta(by_size), (), "metaclass"), "subclassed"),
     (whole(lambda: torch.jit.script(Wrapped(nn.Identity())), (), "scripted"), "ScriptModule"),
     (whole(lambda: torch.fx.symbolic_trace(Wrapped(by_size)), (), "traced"), "GraphModule"),
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 __all__ = [
     "cat_memory_format",
+    "contiguous_first",
     "dense_copy",
     "dense_strides",
     "empty",
@@ -46,6 +47,11 @@ def suggest_memory_format(input: Tensor) -> torch.memory_format:
             return torch.contiguous_format
         smallest = stride[dim] * size[dim]
     return _CHANNELS_LAST[ndim]
+
+
+def contiguous_first(input: Tensor) -> torch.memory_format:
+    """The memory format of what torch.nn.functional.batch_norm makes: contiguous where both formats fit."""
+    return torch.contiguous_format if input.is_contiguous() else suggest_memory_format(input)
 
 
 def cat_memory_format(tensors: Sequence[Tensor]) -> torch.memory_format:

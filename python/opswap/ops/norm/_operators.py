@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opswap import _core
 
-from .._layout import dense_copy, empty, suggest_memory_format
+from .._layout import contiguous_first, dense_copy, empty, exactly_dense, suggest_memory_format
 from .._operator import Operator
 from .._stats import count_kernel
 from ._arguments import check
@@ -92,8 +92,9 @@ def run(
     options = (training, momentum, eps, activation)
     made = _core.batch_norm(*options, input, *vectors, _TRACED, False)
     if made is NotImplemented:
-        input = dense_copy(input, suggest_memory_format(input))
-        made = _core.batch_norm(*options, input, *vectors, _TRACED, False)
+        dense = dense_copy(input, suggest_memory_format(input))
+        output, statistics = _core.batch_norm(*options, dense, *vectors, _TRACED, False)
+        made = exactly_dense(output, contiguous_first(input)), statistics
     count_kernel(_NAME)
     return made
 
@@ -131,7 +132,7 @@ def fake(
     activation: str | None,
 ) -> tuple[Tensor, Tensor]:
     check(input, mean, var, weight, bias, mean is None, eps)
-    output = empty(input, input.shape, suggest_memory_format(input))
+    output = empty(input, input.shape, contiguous_first(input))
     return output, input.new_empty((2, input.shape[1]), dtype=torch.float64)
 
 

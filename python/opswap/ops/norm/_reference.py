@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 
-from .._layout import dense_copy, suggest_memory_format
+from .._layout import contiguous_first, dense_copy
 from ._activations import activate, slope
 
 __all__ = ["normalize", "normalize_backward", "normalize_jvp", "reference", "update_running"]
@@ -81,7 +81,7 @@ def normalize(
     statistics = torch.stack((mean.double(), var.double())) if given else _batch_statistics(x)
     _, scale, normalised = _parts(x, statistics, weight, bias, eps)
     output = activate(_affine(normalised, scale, bias), activation)
-    return dense_copy(output.to(input.dtype), suggest_memory_format(input)), statistics
+    return dense_copy(output.to(input.dtype), contiguous_first(input)), statistics
 
 
 def normalize_backward(

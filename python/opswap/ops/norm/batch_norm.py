@@ -66,8 +66,12 @@ class BatchNormAct(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         output, statistics = (_moving if dispatch_modes() else run)(*args)
-        ctx.training, _, ctx.eps, ctx.activation, input, _, _, weight, bias = args
-        ctx.save_for_backward(input, statistics, weight, bias)
+        ctx.training, _, ctx.eps, activation, input, _, _, weight, bias = args
+        ctx.activation = activation
+        ctx.save_for_backward(input, statistics, weight, None if activation is None else bias)
+        ctx.bias = (
+            bias if activation is None else None
+        )  # its value is not read, and may change before the backward
         return output
 
     @staticmethod
@@ -75,11 +79,25 @@ class BatchNormAct(Function):
         needed = (ctx.needs_input_grad[4], *ctx.needs_input_grad[7:])
         facts, made = (ctx.training, ctx.eps, ctx.activation), NotImplemented
         saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
+        if ctx.bias is not None:
+            saved = (*saved[:3], ctx.bias)
         if plain_eager() and not torch.is_grad_enabled():
             made = try_backward(*facts, needed, grad_output, *saved)
         if made is NotImplemented:
             made = gradients(saved, facts, needed, grad_output)
         return None, None, None, None, made[0], None, None, made[1], made[2]
+
+
+def _train(
+    training: bool, momentum: float, eps: float, activation: str | None, input: Tensor, *vectors: _Vector
+) -> Tensor:
+    """With a graph. The slope of an activation is found from the bias, so that autograd lets nobody change it before
+    the backward. Torch's batch norm keeps its weight alone: where only the bias is trained, it may change."""
+    weight, bias = vectors[2:]
+    alone = bias is not None and bias.requires_grad and (weight is None or not weight.requires_grad)
+    if activation is None or not alone:
+        return BatchNormAct.apply(training, momentum, eps, activation, input, *vectors)
+    return activate(BatchNormAct.apply(training, momentum, eps, None, input, *vectors), activation)
 
 
 def _differentiable(
@@ -90,11 +108,11 @@ def _differentiable(
         # The dispatcher finds memory that the extension does not, and the operator words the errors.
         with contextlib.suppress(RuntimeError):
             graph = needs_graph(given(input, *vectors[2:]))
-            return BatchNormAct.apply(*arguments) if graph else run(*arguments)[0]
+            return _train(*arguments) if graph else run(*arguments)[0]
     running, parameters = vectors[:2], vectors[2:]
     if training and is_watched(input, *running):
         graph = needs_graph(given(input, *parameters))
-        return BatchNormAct.apply(*arguments) if graph else _moving(*arguments)[0]
+        return _train(*arguments) if graph else _moving(*arguments)[0]
     fixed = (None, None) if training else running
     output, statistics = operator(input, *fixed, *parameters, eps, activation)
     if training:  # in torch's own operators, which compilers and transforms understand
@@ -170,7 +188,7 @@ def batch_norm_act(
     if plain_eager():
         made = try_kernel(FRESH, *arguments)
         if made is False:
-            return BatchNormAct.apply(*arguments)
+            return _train(*arguments)
         if made is not NotImplemented:
             return made
     if has_torch_function((input, *vectors)):

@@ -125,7 +125,9 @@ class Reach:
         self._watched: dict[tuple[int, str], tuple[Any, str, Any]] = {}
         self._special: set[tuple[int, str]] = set()  # of these, what stands in for a method of the user
         self._abstract: dict[type, None] = {}
-        self._layers: dict[type[nn.Module], None] = {}  # whose classes of the user have no look-up of their own
+        self._layers: dict[
+            type[nn.Module], None
+        ] = {}  # whose classes of the user have no look-up of their own
         self._queries: dict[int, tuple[Callable[[], Any], Any]] = {}
 
     def look_for(self, names: Iterable[str], stored: Iterable[str] = ()) -> None:

@@ -13,12 +13,13 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from .snapshot import MISSING, is_as
-from .virtual import Virtual, virtual
+from .virtual import LookUp, Virtual, look_up, virtual
 
 __all__ = ["Outside", "Scope", "join", "read", "stands"]
 
 
-_VIRTUAL = -2
+# What stands for a class as a holder, by the numbers that pickles have for it.
+_OF_CLASSES: dict[int, tuple[type, Callable[[Any], Any]]] = {-2: (Virtual, virtual), -3: (LookUp, look_up)}
 
 
 class Scope:
@@ -150,11 +151,12 @@ def _unpack(watches: Any, shadows: Any, queries: Any, lost: bool) -> Outside:
 
 
 def _address(holder: Any, places: dict[int, tuple[str, str, int]]) -> tuple[str, str, int]:
-    """Where a holder is found: module, qualified name, and the number of the cell, -1, or _VIRTUAL."""
+    """Where a holder is found: module, qualified name, and the number of the cell, -1, or one of _OF_CLASSES."""
     if isinstance(holder, ModuleType):
         found = holder.__name__, "", -1
-    elif isinstance(holder, Virtual):
-        found = holder.cls.__module__, holder.cls.__qualname__, _VIRTUAL
+    elif isinstance(holder, (Virtual, LookUp)):
+        number = next(n for n, (kind, _) in _OF_CLASSES.items() if isinstance(holder, kind))
+        found = holder.cls.__module__, holder.cls.__qualname__, number
     else:
         found = places.get(id(holder)) or (holder.__module__, holder.__qualname__, -1)
     if _find(found) is not holder:
@@ -167,8 +169,8 @@ def _find(address: tuple[str, str, int]) -> Any:
     found: Any = sys.modules.get(module) or importlib.import_module(module)
     for part in filter(None, name.split(".")):
         found = getattr(found, part)
-    if cell == _VIRTUAL:
-        return virtual(found)
+    if cell in _OF_CLASSES:
+        return _OF_CLASSES[cell][1](found)
     return found if cell < 0 else found.__closure__[cell]
 
 
