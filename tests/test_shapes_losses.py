@@ -218,3 +218,12 @@ VALID = torch.ones(3, dtype=torch.bool)
 def test_errors(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_cross_entropy_of_bytes_with_weights() -> None:
+    """Bytes are classes here, not a mask."""
+    x, weight, valid = torch.randn(5, 5), torch.rand(5) + 0.1, torch.ones(5, dtype=torch.bool)
+    target = torch.tensor([1, 2, 1, 3, 1], dtype=torch.uint8)
+    for n in (5, 4):
+        want = F.cross_entropy(x[:n], target[:n], weight=weight)
+        torch.testing.assert_close(losses.cross_entropy(x[:n], target[:n], valid[:n], weight=weight), want)

@@ -133,9 +133,9 @@ def check_layers(root: nn.Module, branch: nn.Module) -> None:
     """Raise ValueError if something else took the place of a merged layer, which cannot be proven then."""
     outer = "\n"
     for path, own in branch.named_modules():
-        module = root.get_submodule(path)
         if path.startswith(outer):
             continue
+        module = root.get_submodule(path)
         if isinstance(module, Separate):
             outer = f"{path}."
         elif type(own) in LAYERS and not isinstance(module, Layer):

@@ -158,7 +158,7 @@ def cross_entropy(
     counted = mask & (target != ignore_index)
     target = torch.where(counted, target, target.new_zeros(()))
     loss = F.cross_entropy(input, target, **options)
-    weights = None if weight is None else weight[target]
+    weights = None if weight is None else weight[target.long()]  # bytes would be a mask
     return _reduced("cross_entropy", loss, counted, reduction, weights)
 
 
