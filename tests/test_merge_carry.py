@@ -20,7 +20,8 @@ from merge_cases import (
     make,
 )
 from opswap import merge
-from opswap.merge.build import Plan, build
+from opswap.merge.build import build
+from opswap.merge.plan import Plan
 from opswap.merge.trace import trace
 from opswap.models.multi_branch import Bottleneck
 
@@ -265,3 +266,72 @@ def test_each_mode_and_size_runs_its_own_program() -> None:
     with torch.no_grad():
         assert convolutions(small) == 3 and convolutions(small.repeat(2, 1, 1, 1)) == 3
         assert convolutions(large) == 1
+
+
+def test_options_set_on_merged_layers_come_back(seed: int) -> None:
+    """Schedules set momentum, eps and p on every norm and dropout; measure proves what runs now."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn, self.drop = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)
+            self.gn, self.rnn = nn.GroupNorm(2, 4), nn.LSTM(6, 6, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rnn(self.drop(self.gn(self.bn(self.conv(x)))).mean(1))[0]
+
+    merged = merge.branches(modules := [Net() for _ in range(3)])
+    for m in (*merged.modules(), *(m for own in modules for m in own.modules())):
+        if isinstance(m, (nn.BatchNorm2d, nn.GroupNorm)):
+            m.eps = 0.02
+        if isinstance(m, nn.BatchNorm2d):
+            m.momentum = None
+        if isinstance(m, nn.Dropout):
+            m.p = 0.1
+        if isinstance(m, nn.LSTM):
+            m.dropout = 0.5
+    back = merged.split_back()
+    assert str(back[2]) == str(modules[2]) and (back[1].bn.num_features, back[1].gn.num_groups) == (4, 2)
+    assert [m.rnn.dropout for m in back] == [0.5] * 3
+    x = torch.randn(4, 3, 8, 8)
+    merged.measure(x, seconds=0)
+    for a, b in zip(merged.eval().split_back(), modules, strict=True):
+        assert_near(a(x).detach(), b.eval()(x).detach())
+
+
+def test_a_layer_under_two_names(seed: int) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+            self.again = self.first
+            self.act = self.same = nn.PReLU(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.same(self.again(self.act(self.first(x))))
+
+    merged = merge.branches(modules := [Twice() for _ in range(3)])
+    assert list(merged.state_dict()) == list(modules[0].state_dict())
+    assert merged.get_submodule("again.0") is merged.get_submodule("first.0")
+    check_step(merged, modules, [torch.randn(4, 6)], True)
+    for own, module in zip(merged.split_back(), modules, strict=True):
+        assert own.again is own.first and list(own.state_dict()) == list(module.state_dict())
+
+
+def test_measure_of_separate_parts_that_have_children(seed: int) -> None:
+    """Below such a part the merged tree is that of the parts themselves."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) if float(x.detach().sum()) > 1e9 else self.fc(x) * 2
+
+    modules = [nn.Sequential(nn.Linear(6, 6), Inner()) for _ in range(3)]
+    merged = merge.branches(modules)
+    assert [s.path for s in merged.merge_report().kept] == ["1"]
+    merged.measure(torch.randn(4, 6), seconds=0)
+    check_step(merged, modules, [torch.randn(4, 6)], True)
+    merged.reset_parameters()

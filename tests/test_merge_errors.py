@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -284,3 +285,36 @@ def test_squeezes(squeeze: Callable[[Tensor], Tensor], batch: int) -> None:
     model, x = merge.branches(branches, stacked=False), torch.randn(batch, 4, 6, 6)
     for ours, branch in zip(model.separate(model(x)), branches, strict=True):
         torch.testing.assert_close(ours, branch(x))
+
+
+def test_hooks_of_tensors() -> None:
+    """A hook on a gradient, as pruning and clipping have them, and one that runs behind its accumulation."""
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        modules = [conv_bn_relu(4, 6) for _ in range(3)]
+        getattr(modules[1][0].weight, register)(lambda g: None)
+        with pytest.raises(
+            ValueError, match=r"branches\[1\]\.0\.weight has hooks, which a merged tensor would"
+        ):
+            merge.branches(modules)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, np.int64, np.bool_, np.array])
+def test_options_that_are_numbers_of_numpy(kind: Callable[[float], object]) -> None:
+    modules = [nn.Sequential(nn.Linear(6, 4), nn.LeakyReLU(kind(i % 2))) for i in range(3)]
+    with pytest.raises(ValueError, match=r"branches\[1\]\.1 has negative_slope .*, branches\[0\]\.1 has"):
+        merge.branches(modules)
+
+
+def test_a_tensor_that_is_a_plain_attribute() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.shift = nn.Linear(6, 4), torch.tensor(2.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) * self.shift
+
+    with pytest.raises(
+        ValueError, match=r"shift, which a forward reads at .*register_buffer\('shift', ...\)"
+    ):
+        merge.branches([Shifted() for _ in range(3)])

@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from merge_cases import assert_near, make
 from opswap import merge
-from opswap.merge.build import Plan, build
+from opswap.merge.build import build
+from opswap.merge.plan import Plan
 from opswap.merge.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

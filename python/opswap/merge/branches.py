@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap._torch import tree_map
+
 from ..ops.linear import register_flops
-from .build import Plan, build
+from .build import build
 from .carry import check_layers, fill_branches, fill_merged, grow, links, skeleton
 from .examples import guess_example
 from .forms import Form, change_form
 from .layers import RECORDED, Layer
 from .layers.conv import BranchConv
 from .measure import Timing, pick_plans
+from .plan import Plan
 from .program import Program
 from .prove import prove
 from .report import MergeReport, describe
@@ -84,6 +87,9 @@ def branches(
     return merged
 
 
+Programs = dict[str, list[tuple[int, Program]]]
+
+
 @dataclass
 class _State:
     """What a merged module knows beside its tensors.
@@ -92,6 +98,7 @@ class _State:
     sizes. stacked: the output is one of all branches. text: the graph of a branch. watch: what it read. batched:
     the inputs must have as many dimensions as the example: convolutions and pools take an image without a batch
     too. programs: by "training" and "inference", pairs of the input's elements and the program measured for them.
+    others: such programs by the dimensions of the inputs of a branch, where these are not the example's.
     """
 
     skeletons: tuple[nn.Module, ...]
@@ -103,13 +110,23 @@ class _State:
     text: list[str]
     watch: Watch = field(default_factory=Watch)
     batched: bool = False
-    programs: dict[str, list[tuple[int, Program]]] = field(default_factory=dict)
+    programs: Programs = field(default_factory=dict)
+    others: dict[tuple[int, ...], Programs] = field(default_factory=dict)
     timings: list[Timing] = field(default_factory=list)
 
-    def keep(self, mode: str, elements: int, program: Program, timings: list[Timing]) -> None:
+    def known(self, inputs: Sequence[Any]) -> Programs | None:
+        """The programs for inputs of as many dimensions, None where there are none yet."""
+        dimensions = tuple([_dimensions(x, s) for x, s in zip(inputs, self.shared, strict=True)])
+        if dimensions == tuple([x.dim() for x in self.example]):
+            return self.programs
+        return self.others.get(dimensions)
+
+    def keep(
+        self, programs: Programs, mode: str, elements: int, program: Program, timings: list[Timing]
+    ) -> None:
         """Run this program for inputs of about as many elements; forget the size measured longest ago."""
-        others = [(n, p) for n, p in self.programs[mode] if n not in (0, elements)]
-        self.programs[mode] = [*others[1 - _MEASURED :], (elements, program)]
+        others = [(n, p) for n, p in programs[mode] if n not in (0, elements)]
+        programs[mode] = [*others[1 - _MEASURED :], (elements, program)]
         sizes = {n for n, _ in others[1 - _MEASURED :]}
         self.timings = [t for t in self.timings if t.mode != mode or t.elements in sizes] + timings
 
@@ -146,20 +163,25 @@ class MergedBranches(nn.Module):
             skeletons, wrapped, shared, empty, stacked, traced.separate, text, watched, batched
         )
         fill_merged(self, modules)
-        program = self._proven(traced, modules, Plan())
+        program = self._proven(traced, modules, empty, Plan())
         if recorded:
             for way in sorted({way for m in self.modules() if isinstance(m, Layer) for way in m.ways}):
-                self._proven(traced, modules, Plan(otherwise=way), evaluation=False)
+                self._proven(traced, modules, empty, Plan(otherwise=way), evaluation=False)
             program = build(traced, self, shared, len(modules), Plan(otherwise=RECORDED), stacked)
             self._choose(program, example)
         self._merge.programs = {"training": [(0, program)], "inference": [(0, program)]}
 
     def _proven(
-        self, traced: Trace, modules: Sequence[nn.Module], plan: Plan, evaluation: bool = True
+        self,
+        traced: Trace,
+        modules: Sequence[nn.Module],
+        example: Sequence[Tensor],
+        plan: Plan,
+        evaluation: bool = True,
     ) -> Program:
         state = self._merge
         program = build(traced, self, state.shared, len(modules), plan, state.stacked)
-        prove(self, program, modules, state.example, state.shared, evaluation=evaluation)
+        prove(self, program, modules, example, state.shared, evaluation=evaluation)
         return program
 
     def _choose(self, program: Program, example: Sequence[Tensor]) -> None:
@@ -182,8 +204,25 @@ class MergedBranches(nn.Module):
         if not holds(state.watch, self):
             self._look_again()
         mode = "training" if torch.is_grad_enabled() else "inference"
-        program = _nearest(state.programs[mode], _elements(inputs[0]))
+        programs = state.known(inputs) or self._learn(inputs)
+        program = _nearest(programs[mode], _elements(inputs[0]))
         return program.run(self, _enter_all(program, inputs))
+
+    def _learn(self, inputs: Sequence[Any]) -> Programs:
+        """The program for inputs of other dimensions than the example, as (B, T, C) for Linears merged with (B, C)."""
+        state = self._merge
+        dimensions = tuple([_dimensions(x, s) for x, s in zip(inputs, state.shared, strict=True)])
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                f"{_NAME}: merged for inputs of {[x.dim() for x in state.example]} dimensions, got {list(dimensions)}; "
+                "call the module once without torch.compile, or merge with such an example_input"
+            )
+        modules = self._branches()
+        with torch.inference_mode(False), torch.enable_grad():
+            example = [_of_branch(x, s) for x, s in zip(inputs, state.shared, strict=True)]
+            program = self._proven(_trace(modules, example), modules, example, Plan())
+        programs = {mode: [(0, program)] for mode in state.programs}
+        return state.others.setdefault(dimensions, programs)
 
     def _look_again(self) -> None:
         """Something that the branches read has changed: raise unless their forwards are the same graph as before."""
@@ -208,6 +247,8 @@ class MergedBranches(nn.Module):
         expected = len(self._merge.shared)
         if len(inputs) != expected:
             raise TypeError(f"{_NAME}: expected {expected} inputs, got {len(inputs)}")
+        for x, shared in zip(inputs, self._merge.shared, strict=True):
+            _check_input(x, shared, len(self._merge.skeletons))
         if self._merge.batched:
             self._check_dimensions(inputs)
 
@@ -229,23 +270,25 @@ class MergedBranches(nn.Module):
         fill_branches(self, modules)
         return modules
 
-    def separate(self, output: Tensor | list[Tensor]) -> list[Tensor]:
-        """An output of this module as the loop has it: one tensor a branch."""
-        if isinstance(output, list):
-            return output
-        n = len(self._merge.skeletons)
-        sections = self._ragged_sections()
-        if sections is not None and output.shape[-1] == sum(sections):
-            return list(output.split(sections, -1))
-        if output.dim() < 2 or output.shape[1] != n:
-            raise ValueError(
-                f"{_NAME}: expected an output (B, {n}, *), got one of size {tuple(output.shape)}"
-            )
-        return list(change_form(output, Form.STACKED, Form.LISTED, n))
+    def separate(self, output: Any) -> list[Any]:
+        """The output of this module as the loop has it: one for each branch, of the structure that a branch returns.
 
-    def _ragged_sections(self) -> Sequence[int] | None:
-        found = [m.sections for m in self.modules() if getattr(m, "ragged", False)]
-        return found[-1] if found else None
+        Args:
+            output: what a call returned, or one tensor of it.
+        Raises: ValueError for a tensor of other sizes, and for one of several if sizes do not tell which it is: pass
+            the whole output then.
+        """
+        state, n = self._merge, len(self._merge.skeletons)
+        if not state.stacked:
+            return output
+        sections = state.programs["training"][0][1].sections
+        if isinstance(output, Tensor):
+            return _separated(output, sections, n)
+        left = iter(sections)
+        parts = tree_map(
+            lambda y: _Parts(_separated(y, (next(left),), n) if isinstance(y, Tensor) else [y] * n), output
+        )
+        return [tree_map(lambda own, i=i: own.parts[i], parts) for i in range(n)]
 
     def reset_parameters(self) -> None:
         """Initialise every branch anew as its own layers do."""
@@ -272,8 +315,8 @@ class MergedBranches(nn.Module):
 
         Args:
             inputs: as in a call. seconds: for each of training (forward and backward) and inference.
-        Every convolution is timed grouped, one branch after another, and as a dense one with zeros between the
-        branches if it is small; then whole programs are. Calls with other sizes take what was measured for
+        Every convolution is timed grouped, one branch after another, and as a batched product if its kernel
+        is 1 x 1; then whole programs are. Calls with other sizes take what was measured for
         the nearest number of elements. Tensors and gradients are left as they were, and so are random generators:
         numbers that other threads draw from those of the process meanwhile are drawn again.
         """
@@ -291,8 +334,13 @@ class MergedBranches(nn.Module):
         if not holds(state.watch, self):
             self._look_again()
         modules = self._branches()
-        # Sizes are those of the proof; the parameters may have another dtype and device by now.
-        example = [_like(x, given) for x, given in zip(state.example, inputs, strict=True)]
+        programs = state.known(inputs) or self._learn(inputs)
+        example = [_of_branch(x, s) for x, s in zip(inputs, state.shared, strict=True)]
+        if programs is state.programs:  # sizes are those of the proof; dtype and device may be others by now
+            example = [
+                torch.empty_like(x, dtype=y.dtype, device=y.device)
+                for x, y in zip(state.example, example, strict=True)
+            ]
         traced = _trace(modules, example)
         elements = _elements(inputs[0])
 
@@ -300,13 +348,41 @@ class MergedBranches(nn.Module):
             return build(traced, self, state.shared, len(modules), plan, state.stacked)
 
         for mode, plan, rows in pick_plans(self, traced, inputs, _enter_all, make, seconds):
-            program = self._proven(traced, modules, plan)
-            state.keep(mode, elements, program, [Timing(mode, elements, *row) for row in rows])
+            program = self._proven(traced, modules, example, plan)
+            state.keep(programs, mode, elements, program, [Timing(mode, elements, *row) for row in rows])
 
     def merge_report(self) -> MergeReport:
         """What became of every layer, what was not merged and why, and what was measured."""
         state = self._merge
         return describe(self, state.skeletons, state.separate, state.programs, state.timings)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the branches have of one tensor of an output."""
+
+    parts: Sequence[Any]
+
+
+def _separated(output: Tensor, sections: Sequence[tuple[int, ...]], branches: int) -> list[Tensor]:
+    """One tensor for each branch; sections: what it may be, as in `Program`."""
+    axis = min(1, output.dim() - 1)  # numbers of the branches are a vector
+    stacked = axis >= 0 and output.shape[axis] == branches
+    fits = {own for own in sections if (output.shape[-1:] == (sum(own),) if own else stacked)}
+    if not fits:
+        sizes = [f"(B, *, {sum(own)})" if own else f"(B, {branches}, *)" for own in dict.fromkeys(sections)]
+        raise ValueError(
+            f"{_NAME}: expected an output {' or '.join(sizes)}, got one of size {tuple(output.shape)}"
+        )
+    if len(fits) > 1:
+        raise ValueError(
+            f"{_NAME}: a tensor of size {tuple(output.shape)} may be one of several outputs; pass all that the module "
+            "returned to separate()"
+        )
+    own = fits.pop()
+    if own:
+        return list(output.split(own, -1))
+    return list(change_form(output, Form.STACKED, Form.LISTED, branches) if axis else output.unbind())
 
 
 def _is_single_layer(module: nn.Module) -> bool:
@@ -327,10 +403,15 @@ def _sample(x: Tensor, batch: int) -> Tensor:
     return make(batch, *x.shape[1:], dtype=x.dtype, device=x.device)
 
 
-def _like(example: Tensor, given: Any) -> Tensor:
-    """The example's sizes with the dtype and on the device of an input of a call, one tensor or a list."""
-    first = given if isinstance(given, Tensor) else given[0]
-    return torch.empty(example.shape, dtype=first.dtype, device=first.device)
+def _of_branch(given: Any, shared: bool) -> Tensor:
+    """An empty tensor like what one branch gets of an input, a tensor for one or for all, or a list."""
+    own = given[0] if not isinstance(given, Tensor) else given if shared else given[:, 0]
+    return torch.empty(own.shape, dtype=own.dtype, device=own.device)
+
+
+def _dimensions(given: Any, shared: bool) -> int:
+    """Of what one branch gets of an input."""
+    return given.dim() - (not shared) if isinstance(given, Tensor) else given[0].dim()
 
 
 def _detached(x: Any) -> Any:
@@ -360,18 +441,19 @@ def _enter_all(program: Program, inputs: Sequence[Any]) -> list[Any]:
     return [_enter(x, form, program.branches) for x, form in forms]
 
 
+def _check_input(x: Any, shared: bool, branches: int) -> None:
+    if shared and not isinstance(x, Tensor):
+        raise TypeError(f"{_NAME}: expected one shared tensor, got a {type(x).__name__}")
+    if not shared and isinstance(x, Tensor) and (x.dim() < 2 or x.shape[1] != branches):
+        raise ValueError(f"{_NAME}: expected an input (B, {branches}, *), got one of size {tuple(x.shape)}")
+    if not isinstance(x, Tensor) and len(x) != branches:
+        raise ValueError(f"{_NAME}: expected {branches} inputs in the list, got {len(x)}")
+
+
 def _enter(x: Any, form: Form, branches: int) -> Any:
     """An input in the form that a program wants."""
     if form is Form.SHARED:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{_NAME}: expected one shared tensor, got a {type(x).__name__}")
         return x
     if isinstance(x, Tensor):
-        if x.dim() < 2 or x.shape[1] != branches:
-            raise ValueError(
-                f"{_NAME}: expected an input (B, {branches}, *), got one of size {tuple(x.shape)}"
-            )
         return x.unbind(1) if form is Form.LISTED else x
-    if len(x) != branches:
-        raise ValueError(f"{_NAME}: expected {branches} inputs in the list, got {len(x)}")
     return list(x) if form is Form.LISTED else torch.stack(list(x), 1)

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from . import calls
 from .forms import Form, align_weight, branch_sizes, change_form
-from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, RECORDED, Layer, Separate
+from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, Layer, Separate
+from .plan import Plan
 from .program import (
     KeepsDtype,
     Method,
@@ -34,30 +35,10 @@ from .program import (
 )
 from .trace import Trace
 
-__all__ = ["Plan", "build"]
+__all__ = ["build"]
 
 _NAME = "branches"
 _SIZES = ("size", "shape", "dim", "ndim", "ndimension")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How nodes run, by their names.
-
-    loop: one branch after another. ways: pairs of a node and the mode of its layer. otherwise: the mode of layers that
-    are not named and have it. follow: what stands behind a loop and needs no other form goes on in it.
-    """
-
-    loop: frozenset[str] = frozenset()
-    ways: frozenset[tuple[str, str]] = frozenset()
-    follow: bool = False
-    otherwise: str = "wide"
-    label: str = field(default="wide", compare=False)
-
-    def mode(self, node: str, layer: Layer) -> str:
-        """The mode of `Layer.wide` for a node."""
-        way = dict(self.ways).get(node, self.otherwise)
-        return way if way in layer.ways or (way == RECORDED and layer.ways) else "wide"
 
 
 def build(
@@ -89,6 +70,7 @@ class _Builder:
         self.own: dict[fx.Node, Form] = {}
         self.made: dict[tuple[fx.Node, Form], Ref] = {}
         self.ragged: dict[fx.Node, Sequence[int]] = {}
+        self.sections: list[Sequence[int]] = []
 
     def build(self, shared: Sequence[bool]) -> Program:
         entries = [n for n in self.graph.nodes if n.op == "placeholder"]
@@ -105,7 +87,7 @@ class _Builder:
             elif node.op != "placeholder" and not self._is_plain(node):
                 self._call(node)
         runs = schedule(self.steps, self.inputs, result)
-        return Program(self.branches, tuple(self.inputs), runs, result, self.stacked)
+        return Program(self.branches, tuple(self.inputs), runs, result, self.stacked, tuple(self.sections))
 
     def _refuse(self, node: fx.Node, reason: str) -> ValueError:
         place = node.meta.get("owner", "") or "the branch"
@@ -156,6 +138,7 @@ class _Builder:
     def _result(self, node: fx.Node) -> Ref:
         if self._is_plain(node):
             return self._as(node, Form.LOCAL)
+        self.sections.append(tuple(self.ragged.get(node, ())))
         if self.stacked:
             return self._as(node, Form.RAGGED if node in self.ragged else Form.STACKED)
         if self.own[node] is not Form.RAGGED:
@@ -241,6 +224,8 @@ class _Builder:
     def _loops(self, node: fx.Node) -> bool:
         """True where the plan has the node run one branch after another."""
         own = [self.own[n] for n in self._tensors(node)]
+        if all(f is Form.WEIGHT for f in own):  # what is made of parameters alone has no batch
+            return False
         if Form.LISTED in own and (
             self.plan.follow or any(isinstance(self.sizes[n], list) for n in self._tensors(node))
         ):
@@ -326,18 +311,22 @@ class _Builder:
             self._whatever(node, calls.callee(node))
 
     def _shared(self, node: fx.Node, function: Callable[..., Any] | None, writing: bool) -> None:
-        """Once, for all branches have the same; a copy is made where the original would write to the input."""
-        if not writing:
+        """Once, for all branches have the same."""
+        if writing:
+            self._run_on_copy(node, Form.SHARED, function)
+        else:
             self._run(node, Form.SHARED, function)
-            return
+
+    def _run_on_copy(self, node: fx.Node, form: Form, function: Callable[..., Any] | None) -> None:
+        """Once, on a copy of the shared tensor to which the call writes."""
         subject = self._tensors(node)[0]
-        copy = self._emit(node, torch.clone, (self._as(subject, Form.SHARED),))
+        copy = self._emit(node, _clone, (self._as(subject, form),))
 
         def value(n: fx.Node) -> Ref:
-            return copy if n is subject else self._as(n, Form.LOCAL if self._is_plain(n) else Form.SHARED)
+            return copy if n is subject else self._as(n, Form.LOCAL if self._is_plain(n) else form)
 
         args, kwargs = map_arg((node.args, node.kwargs), value)
-        self._define(node, Form.SHARED, self._emit(node, function, args, kwargs=kwargs))
+        self._define(node, form, self._emit(node, function, args, kwargs=kwargs))
 
     def _item(self, node: fx.Node, source: fx.Node) -> None:
         own = self.own[source]
@@ -354,7 +343,9 @@ class _Builder:
         """In the form that the value has."""
         subject = self._tensors(node)[0]
         own = self.own[subject]
-        if own is Form.SHARED and random:
+        if own is Form.SHARED and random and writing:
+            self._run_on_copy(node, Form.STACKED, function)
+        elif own is Form.SHARED and random:
             self._run(node, Form.STACKED, function)
         elif own is Form.SHARED:
             self._shared(node, function, writing)
@@ -487,6 +478,11 @@ class _Builder:
             self._run_batched(node)
         else:
             self._run(node, Form.BATCHED, function, plain=Form.GLOBAL)
+
+
+def _clone(x: Tensor) -> Tensor:
+    """A copy that has memory for every element, where branches are one tensor seen N times too."""
+    return x.clone(memory_format=torch.contiguous_format if 0 in x.stride() else torch.preserve_format)
 
 
 def _is_number(value: Any) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..swap.runtime.state import INTERNAL
 from .layers import LAYERS, POOLS, Layer, Separate
-from .structure import owned_tensors
+from .structure import is_plain, owned_tensors
 
 __all__ = ["Link", "check_layers", "fill_branches", "fill_merged", "grow", "links", "skeleton"]
 
@@ -64,7 +65,8 @@ class Link:
 def grow(root: nn.Module, modules: Sequence[nn.Module], separate: Iterable[str]) -> None:
     """Give `root` the children of a branch under the same names: layers merged, functions copied, others as folders."""
     separate = set(separate)
-    for path, first in modules[0].named_modules():
+    made: dict[nn.Module, nn.Module] = {}
+    for path, first in modules[0].named_modules(remove_duplicate=False):
         if any(path.startswith(f"{outer}.") for outer in separate):
             continue
         own = [m.get_submodule(path) for m in modules]
@@ -73,7 +75,9 @@ def grow(root: nn.Module, modules: Sequence[nn.Module], separate: Iterable[str])
             _stack_tensors(root, own)
             continue
         parent, _, name = path.rpartition(".")
-        root.get_submodule(parent).add_module(name, Separate(own) if path in separate else _child(own))
+        if first not in made:
+            made[first] = Separate(own) if path in separate else _child(own)
+        root.get_submodule(parent).add_module(name, made[first])
 
 
 def _child(own: Sequence[nn.Module]) -> nn.Module:
@@ -170,17 +174,29 @@ def fill_branches(root: nn.Module, modules: Sequence[nn.Module]) -> None:
             setattr(owner, link.name, value)
     for i, m in enumerate(modules):
         for path, own in m.named_modules():
-            own.training = _training(root, path, i)
+            merged = _counterpart(root, path, i)
+            own.training = merged.training
+            for name in _options(merged, own):
+                setattr(own, name, vars(merged)[name])
 
 
-def _training(root: nn.Module, path: str, branch: int) -> bool:
+def _counterpart(root: nn.Module, path: str, branch: int) -> nn.Module:
+    """The module of the merged tree that stands for a branch's."""
     module = root
     names = path.split(".") if path else []
     while names:
         module = getattr(module, names.pop(0))
         if isinstance(module, Separate):
             module = module[branch]
-    return module.training
+    return module
+
+
+def _options(merged: nn.Module, own: nn.Module) -> Iterable[str]:
+    """Attributes that mean the same in both, as eps or the p of a dropout; they may have been set on the merged one."""
+    held = vars(merged)
+    if type(own) in LAYERS and type(merged) is not type(own):  # with the channels of all branches
+        return [name for name in LAYERS[type(own)].options if name in held]
+    return [name for name in vars(own) if name not in INTERNAL and name in held and is_plain(held[name])]
 
 
 def skeleton(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:

@@ -35,7 +35,7 @@ Gains = dict[str, list[list[float]]]
 _SHIPPED = Path(__file__).with_name("costs.json")
 # Both are of the recorder: the sizes of a row, and the ways whose gains follow them, 0 where there is none.
 SIZES = ("taps", "in_channels", "out_channels", "branches", "batch", "pixels")
-WAYS = ("chunks", "dense", "product")
+WAYS = ("chunks", "product")
 # Gains below this are noise; rows further than this, in halvings and doublings of all sizes together, tell nothing.
 _LEAST_GAIN, _FURTHEST = 1.05, 6.0
 
@@ -93,7 +93,11 @@ def recorded_choice(site: Site, ways: Sequence[str]) -> Choice:
     rows = table.get(site.setting, ())
     wanted = [math.log2(max(getattr(site, name), 1)) for name in SIZES]
     distance, gains = min(
-        ((_distance(row, wanted), row[len(SIZES) :]) for row in rows if (row[0] == 1) == (site.taps == 1)),
+        (
+            (_distance(row, wanted), row[len(SIZES) :])
+            for row in rows
+            if len(row) == len(SIZES) + len(WAYS) and (row[0] == 1) == (site.taps == 1)
+        ),
         default=(math.inf, ()),
     )
     if distance > _FURTHEST:

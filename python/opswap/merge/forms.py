@@ -46,10 +46,10 @@ def channels_innermost(x: Tensor) -> bool:
 
 
 def _stack(xs: Sequence[Tensor]) -> Tensor:
-    """torch.stack(xs, 1); tensors in channels_last stay so, one after another, which no copy has to turn."""
+    """torch.stack(xs, 1), (N) of single numbers; tensors in channels_last stay so, which no copy has to turn."""
     if all(map(channels_innermost, xs)):
         return torch.cat(list(xs)).unflatten(0, (len(xs), xs[0].shape[0])).transpose(0, 1)
-    return torch.stack(xs, 1)
+    return torch.stack(xs, min(1, xs[0].dim()))
 
 
 def _to_stacked(x: Any, source: Form, branches: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from opswap._draws import draws_undone
 from opswap._timing import medians_in_turn
 from opswap._torch import tree_leaves
 
-from .build import Plan
 from .layers.conv import BranchConv
+from .plan import Plan
 from .program import Program, Step
 from .trace import Trace
 
@@ -58,15 +58,24 @@ def pick_plans(
     for mode in MODES:
         with measuring(mode):
             rows, ways = _time_convolutions(twin, wide, enter(wide, inputs), mode, seconds / 2)
-            programs = {plan: make(plan) for plan in _plans(traced, ways)}
+            programs = {Plan(): wide} | _that_can_be_built(make, _plans(traced, ways))
             calls = {
                 plan.label: _call(twin, program, enter(program, inputs), mode)
                 for plan, program in programs.items()
             }
             ms = medians_in_turn(calls, seconds / 2)
-            chosen = _fastest(ms, "loop", _GAIN_OF_PROGRAMS)
+            chosen = _fastest(ms, "loop" if "loop" in ms else "wide", _GAIN_OF_PROGRAMS)
             plan = next(p for p in programs if p.label == chosen)
             yield mode, plan, [*rows, ("", ms, chosen)]
+
+
+def _that_can_be_built(make: Callable[[Plan], Program], plans: Sequence[Plan]) -> dict[Plan, Program]:
+    """The programs of the plans, but of those by which something in the branches cannot run."""
+    found = {}
+    for plan in plans:
+        with suppress(ValueError):
+            found[plan] = make(plan)
+    return found
 
 
 @contextmanager
@@ -98,7 +107,8 @@ def _call(root: nn.Module, program: Program, values: list[Any], mode: str) -> Ca
         return lambda: program.run(root, values)
 
     def step() -> None:
-        total = [y for y in tree_leaves(program.run(root, values)) if y.requires_grad]
+        outputs = tree_leaves(program.run(root, values))
+        total = [y for y in outputs if isinstance(y, Tensor) and y.requires_grad]
         if total:
             torch.autograd.backward(total, [torch.ones_like(y) for y in total])
             root.zero_grad()

@@ -94,7 +94,8 @@ class Program:
     """Runs of steps: one step for all branches, or several that one branch does before the next one begins.
 
     inputs: the form in which each input is wanted; their values come before those of the steps. result: Refs. stacked:
-    False where the result is a list of those of the branches.
+    False where the result is a list of those of the branches. sections: for every tensor of the result, how many
+    features each branch has of it, () where these lie along a dimension of their own.
     """
 
     branches: int
@@ -102,6 +103,7 @@ class Program:
     runs: tuple[tuple[Step, ...], ...]
     result: Any
     stacked: bool
+    sections: tuple[tuple[int, ...], ...] = ()
 
     @property
     def steps(self) -> list[Step]:

@@ -146,13 +146,14 @@ def _run_merged(
     return results, _gradients(results, inputs)
 
 
-def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
+def _gradients(outputs: Sequence[Any], inputs: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
     """Run the backward of a weighted sum; the gradients of the inputs, which are cleared."""
     total: Any = sum(
         (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)).sum()
         for y in outputs
+        if isinstance(y, Tensor)
     )
-    if total.requires_grad:
+    if isinstance(total, Tensor) and total.requires_grad:
         total.backward()
     leaves = [x for own in inputs for x in own]
     found = [x.grad for x in leaves]
@@ -161,8 +162,12 @@ def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]]) ->
     return found
 
 
-def _together(parts: Sequence[Tensor]) -> Tensor:
-    """Outputs of all branches as the merged module gives them."""
+def _together(parts: Sequence[Any]) -> Any:
+    """Outputs of all branches as the merged module gives them, one for all of what is no tensor."""
+    if not all(isinstance(p, Tensor) for p in parts):
+        if any(p != parts[0] for p in parts):
+            raise ValueError(f"{_NAME}: the branches return {list(parts)}, which cannot be merged")
+        return parts[0]
     return torch.stack(parts, 1) if len({p.shape for p in parts}) == 1 else torch.cat(parts, -1)
 
 
@@ -179,8 +184,10 @@ def _tensors_after(
             yield link.name, link.whole, link.join(link.parts)
 
 
-def _check(actual: Tensor | None, wanted: Tensor | None, what: str) -> None:
-    if actual is None and wanted is None:
+def _check(actual: Any, wanted: Any, what: str) -> None:
+    if not isinstance(actual, Tensor) and not isinstance(wanted, Tensor):
+        if actual != wanted:
+            raise ValueError(f"{_NAME}: {what} are {actual} merged and {wanted} in the loop")
         return
     if actual is None or wanted is None:
         present = actual if wanted is None else wanted

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 
 from ..swap.runtime.instance_forward import overridden, without_links
 
-__all__ = ["check_structure", "owned_tensors"]
+__all__ = ["check_structure", "is_plain", "owned_tensors"]
 
 _NAME = "branches"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_PLAIN = (Number, str, bytes, type(None), torch.dtype)
 _INTERNAL = frozenset(vars(nn.Module()))
 # What a Linear of its own number of classes may differ in.
 _RAGGED = {"out_features"}
@@ -25,8 +27,8 @@ def check_structure(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """The branches as a list.
 
     Raises: TypeError for what is no module; ValueError for none at all, for modules or tensors that are shared, for
-        hooks, and for the first difference in type, children, attributes, training flag, or the tensors' sizes,
-        dtype, device, requires_grad and having a gradient. Linears may differ in out_features.
+        hooks of modules and of tensors, and for the first difference in type, children, attributes, training flag, or
+        the tensors' sizes, dtype, device, requires_grad and having a gradient. Linears may differ in out_features.
     """
     if isinstance(modules, nn.Module) and not isinstance(modules, (nn.ModuleList, nn.Sequential)):
         raise TypeError(f"{_NAME}: expected a list of modules, got a {type(modules).__name__}")
@@ -60,8 +62,13 @@ def _check_shared(modules: Sequence[nn.Module]) -> None:
             if "forward" in vars(m) and overridden(m):
                 raise ValueError(f"{_NAME}: {where} has a forward of its own, put on the instance")
             for name, tensor in owned_tensors(m):
-                if tensor is not None:
-                    _claim(places, tensor, f"{where}.{name}", "the same tensor")
+                if tensor is None:
+                    continue
+                _claim(places, tensor, f"{where}.{name}", "the same tensor")
+                if any(getattr(tensor, hooks, None) for hooks in _TENSOR_HOOKS):
+                    raise ValueError(
+                        f"{_NAME}: {where}.{name} has hooks, which a merged tensor would not call"
+                    )
 
 
 def _claim(places: dict[int, str], thing: object, where: str, what: str) -> None:
@@ -77,17 +84,19 @@ def _traits(branch: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
         yield (path, "training"), m.training
         ragged = type(m) is nn.Linear
         for name, value in without_links(vars(m)).items():
-            if name not in _INTERNAL and _is_plain(value) and not (ragged and name in _RAGGED):
+            if name not in _INTERNAL and is_plain(value) and not (ragged and name in _RAGGED):
                 yield (path, name), value
         for name, tensor in owned_tensors(m):
             yield from _tensor_traits(path, name, tensor, ragged)
         yield (path, "children"), list(m._modules)
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """True for numbers, those of NumPy too, texts and dtypes, and for tuples and lists of these."""
     if isinstance(value, (tuple, list)):
-        return all(map(_is_plain, value))
-    return isinstance(value, _PLAIN)
+        return all(map(is_plain, value))
+    of_numpy = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    return of_numpy or isinstance(value, _PLAIN)
 
 
 def _tensor_traits(path: str, name: str, tensor: Tensor | None, ragged: bool) -> Iterable[tuple[Any, Any]]:

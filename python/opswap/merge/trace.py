@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,7 @@ def trace(modules: Sequence[nn.Module], examples: Sequence[tuple[Tensor, ...]]) 
                 raise ValueError(f"{_NAME}: branches[{i}] computes {mine}, branches[0] computes {first}")
         if len(text) != len(texts[0]):
             raise ValueError(f"{_NAME}: branches[{i}] has {len(text)} steps, branches[0] has {len(texts[0])}")
+    _check_attributes(modules[0], graphs[0])
     runs = [_observe(graphs[0], modules[0], inputs) for inputs in examples]
     _check_batch(runs, [inputs[0].shape[0] for inputs in examples])
     return Trace(tuple(captures), separate, runs[0])
@@ -151,6 +153,18 @@ def text_of(graph: fx.Graph) -> list[str]:
     return [n.format_node() or f"return {n.args}" for n in graph.nodes]
 
 
+def _check_attributes(branch: nn.Module, graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            path, _, name = str(node.target).rpartition(".")
+            owner = branch.get_submodule(path)
+            if name not in owner._parameters and name not in owner._buffers:
+                raise ValueError(
+                    f"{_NAME}: {node.target}, which a forward reads at {node.meta.get('source', '')}, is a tensor but "
+                    f"no parameter or buffer; register_buffer({name!r}, ...) makes it one"
+                )
+
+
 class _Observer(fx.Interpreter):
     def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
         super().__init__(module, graph=graph)
@@ -184,6 +198,13 @@ def _observe(graph: fx.Graph, branch: nn.Module, inputs: tuple[Tensor, ...]) -> 
     return observer.seen
 
 
+def _is_read_in_parts(node: fx.Node, found: Any) -> bool:
+    """True for several tensors of which single ones are read, and for such a one that nothing reads."""
+    if node.target is operator.getitem and not node.users:
+        return True
+    return isinstance(found, list) and all(user.target is operator.getitem for user in node.users)
+
+
 def _check_batch(runs: Sequence[dict[fx.Node, Any]], batches: Sequence[int]) -> None:
     """Every value but a parameter must have the batch as its first dimension."""
     constant: set[fx.Node] = set()
@@ -195,7 +216,7 @@ def _check_batch(runs: Sequence[dict[fx.Node, Any]], batches: Sequence[int]) -> 
         ):
             constant.add(node)
             continue
-        if node.op == "output":
+        if node.op == "output" or _is_read_in_parts(node, runs[0][node]):
             continue
         for run, batch in zip(runs, batches, strict=True):
             found = run[node]

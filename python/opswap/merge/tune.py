@@ -81,5 +81,5 @@ def _row(
     )
     with measuring(mode):
         ms = medians_in_turn(convolution_calls(layer, x, mode), seconds)
-    gains = [ms["grouped"] / ms[way] if way in ms else 0.0 for way in ("loop", "dense", "product")]
+    gains = [ms["grouped"] / ms[way] if way in ms else 0.0 for way in ("loop", "product")]
     return [kernel**2, into, out, branches, batch, side**2, *(round(gain, 2) for gain in gains)]

@@ -36,6 +36,8 @@ class BranchAttention(Layer):
         self.num_heads, self.dropout = first.num_heads, first.dropout
         self.join(modules, "in_proj_weight", "in_proj_bias")
 
+    options = ("dropout",)
+
     @classmethod
     def refusal(cls, module: Any, call: fx.Node | None = None) -> str:
         if not module.batch_first:

@@ -28,12 +28,12 @@ _FUNCTIONS = {
     nn.ConvTranspose2d: F.conv_transpose2d,
     nn.ConvTranspose3d: F.conv_transpose3d,
 }
-# A block-diagonal weight of more elements is never faster: its zeros are multiplied too.
-_LARGEST_DENSE = 1 << 16
 
 
 class _Convolution(Layer):
     """N convolutions of either direction: the first dimension of weight and bias has the branches one after another."""
+
+    options = ("stride", "padding", "dilation")
 
     def __init__(self, modules: Sequence[nn.Module], *options: str) -> None:
         super().__init__(modules)
@@ -65,8 +65,8 @@ class _Convolution(Layer):
 class BranchConv(_Convolution):
     """N convolutions: weight (N * out_channels, in_channels / groups, *kernel), bias (N * out_channels).
 
-    ways: "chunks" runs one branch after another; "dense" one convolution with zeros between the branches; "product",
-    for 1 x 1 kernels, a batched matrix product. RECORDED takes what `costs` has for the input's sizes.
+    ways: "chunks" runs one branch after another; "product", for 1 x 1 kernels, a batched matrix product. RECORDED
+    takes what `costs` has for the input's sizes.
     choices: what was taken so, by those sizes, the latest ones alone.
     """
 
@@ -83,8 +83,7 @@ class BranchConv(_Convolution):
     def ways(self) -> tuple[str, ...]:
         if self.groups != 1:
             return ()
-        small = self.weight.numel() * self.branches <= _LARGEST_DENSE
-        return ("chunks", *["dense"] * small, *["product"] * self._is_pointwise)
+        return ("chunks", *["product"] * self._is_pointwise)
 
     @property
     def _is_pointwise(self) -> bool:
@@ -101,8 +100,6 @@ class BranchConv(_Convolution):
     def wide(self, x: Tensor, mode: str = "wide") -> Tensor:
         if mode == RECORDED:
             mode = self._recorded(x)
-        if mode == "dense":
-            return self._convolve(x, self._block_diagonal(), self.bias, 1)
         if mode == "chunks":
             chunks = zip(self.branch_calls(), x.chunk(self.branches, 1), strict=True)
             return torch.cat([call(chunk) for call, chunk in chunks], 1)
@@ -126,14 +123,6 @@ class BranchConv(_Convolution):
             found = site, recorded_choice(site, self.ways)
             self.choices.add(key, found)
         return found[1].way
-
-    def _block_diagonal(self) -> Tensor:
-        """(N * out, N * in, *kernel), zero where the input is another branch's."""
-        n, kernel = self.branches, self.weight.shape[2:]
-        blocks = self.weight.unflatten(0, (n, self.out_channels)).flatten(3)
-        own = torch.eye(n, dtype=blocks.dtype, device=blocks.device).view(n, 1, n, 1, 1)
-        whole = blocks.unsqueeze(2) * own
-        return whole.reshape(n * self.out_channels, n * self.in_channels, *kernel)
 
     def _product(self, x: Tensor) -> Tensor:
         sizes = self.branches, self.out_channels

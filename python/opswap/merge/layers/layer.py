@@ -24,7 +24,8 @@ class Layer(nn.Module):
     wide_shared: a shared input is read as it is by `wide`, without N copies of it.
     input_dims: dimensions of a branch's input, None for any. ragged: branches differ in their numbers of features.
     many_arguments: calls have more arguments than the input, which `refusal` looks at.
-    ways: modes of `wide` beside "wide" that read and give the same tensors.
+    ways: modes of `wide` beside "wide" that read and give the same tensors. options: names of attributes with the value
+    that they have in each branch.
     """
 
     takes = Form.WIDE
@@ -34,6 +35,7 @@ class Layer(nn.Module):
     many_arguments = False
     ragged = False
     ways: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         # Some subclasses are layers of torch too, which would make tensors of their own.

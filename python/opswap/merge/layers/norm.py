@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+_RUNNING_OPTIONS = ("eps", "momentum", "track_running_stats")
 
 
 class BranchBatchNorm(Layer):
@@ -38,11 +39,13 @@ class BranchBatchNorm(Layer):
         batches.
     """
 
+    options = _RUNNING_OPTIONS
+
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules)
         first: Any = modules[0]
         self.num_features = first.num_features * len(modules)
-        for name in ("eps", "momentum", "affine", "track_running_stats"):
+        for name in ("affine", *self.options):
             setattr(self, name, getattr(first, name))
         self.join(modules, "weight", "bias", *_RUNNING)
         if self.momentum is None:
@@ -96,11 +99,13 @@ class BranchBatchNorm3d(BranchBatchNorm, nn.BatchNorm3d):
 class BranchInstanceNorm(Layer):
     """N InstanceNorms as one over N * C channels; the subclasses are torch's InstanceNorms as well."""
 
+    options = _RUNNING_OPTIONS
+
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules)
         first: Any = modules[0]
         self.num_features = first.num_features * len(modules)
-        for name in ("eps", "momentum", "affine", "track_running_stats"):
+        for name in ("affine", *self.options):
             setattr(self, name, getattr(first, name))
         self.join(modules, "weight", "bias", *_RUNNING)
 
@@ -135,6 +140,8 @@ class BranchInstanceNorm3d(BranchInstanceNorm, nn.InstanceNorm3d):
 class BranchGroupNorm(Layer, nn.GroupNorm):
     """N GroupNorms as one with N times the groups."""
 
+    options = ("eps",)
+
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules)
         first: Any = modules[0]
@@ -162,6 +169,7 @@ class BranchLayerNorm(Layer, nn.LayerNorm):
     takes = Form.STACKED
     gives = Form.STACKED
     wide_shared = True
+    options = ("eps",)
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules)
