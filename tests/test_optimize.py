@@ -127,6 +127,22 @@ def test_by_rule_a_model_without_images_keeps_the_format() -> None:
     assert part(model, "memory format").detail == "no 2-D convolutions"
 
 
+@pytest.mark.parametrize("inputs", [None, (X,)])
+def test_lbfgs_keeps_the_format(inputs: tuple[Any, ...] | None) -> None:
+    """It views gradients as vectors, which those in channels_last cannot be."""
+    model = Net()
+    model, optimizer = opswap.optimize(model, torch.optim.LBFGS(model.parameters()), example_inputs=inputs)
+    assert "LBFGS" in part(model, "memory format").detail and not is_last(model.body[0].weight)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
 def test_a_format_in_which_the_model_fails_is_not_used() -> None:
     model = opswap.optimize(Views(), example_inputs=(X,))
     assert "does not run in channels_last" in part(model, "memory format").detail

@@ -37,6 +37,12 @@ class TestPadImages:
         assert padded.valid().sum() == sum(h * w for h, w in SIZES)
         assert padded.sizes == padded.original_sizes == SIZES and set(padded.modes) == {"kept"}
 
+    def test_images_that_require_a_gradient(self) -> None:
+        given = [x.requires_grad_() for x in images()]
+        shapes.pad_images(given, 32).images.sum().backward()
+        assert all(torch.equal(x.grad, torch.ones_like(x)) for x in given if x.grad is not None)
+        assert all(x.grad is not None for x in given)
+
     @pytest.mark.parametrize("stride", [1, 2, 3, 8, 40])
     def test_valid_features(self, stride: int) -> None:
         padded = shapes.pad_images(images(), (32, 40))
@@ -290,6 +296,69 @@ class TestCollate:
         assert torch.equal(p["area"][:2], p["masks"][:2].flatten(1).sum(1).float())
         (back,) = shapes.unpad_predictions([{"boxes": p["boxes"][:2], "masks": p["masks"][:2]}], batch)
         assert back["masks"].shape == (2, 40, 20)
+
+    def test_fields_of_the_image_keep_their_length(self) -> None:
+        """A crop drops boxes; fields that have as many entries as one target has boxes stay whole."""
+        one = {"boxes": torch.tensor([[9.0, 9, 11, 11]]), "labels": torch.tensor([1])}
+        two = {"boxes": torch.tensor([[1.0, 1, 6, 6], [9, 9, 11, 11]]), "labels": torch.tensor([1, 2])}
+        targets = [
+            {
+                **one,
+                "image_id": torch.tensor([7]),
+                "orig_size": torch.tensor([480, 640]),
+                "mean": torch.ones(1),
+            },
+            {
+                **two,
+                "image_id": torch.tensor([8]),
+                "orig_size": torch.tensor([480, 640]),
+                "mean": torch.ones(1),
+            },
+        ]
+        collate = shapes.collate_fixed(8, max_boxes=3, mode="crop")
+        _, (a, b) = collate([(torch.rand(3, 12, 12), t) for t in targets])
+        assert a["image_id"].tolist() == [7] and b["image_id"].tolist() == [8]
+        assert b["orig_size"].tolist() == [480, 640] and len(a["mean"]) == len(b["mean"]) == 1
+        assert a["valid"].tolist() == [False] * 3 and b["labels"].tolist() == [1, -1, -1]
+
+    def test_whole_coordinates_are_scaled(self) -> None:
+        target = {"boxes": torch.tensor([[2, 2, 10, 8]]), "keypoints": torch.tensor([[[4, 6, 1]]])}
+        batch, (found,) = shapes.collate_fixed(8, max_boxes=1, mode="resize")(
+            [(torch.rand(3, 16, 12), target)]
+        )
+        assert found["boxes"].tolist() == [[1, 1, 5, 4]] and found["keypoints"].tolist() == [[[2, 3, 1]]]
+        back = {"boxes": torch.tensor([[0, 1, 3, 4]]), "keypoints": torch.tensor([[[2, 3, 1]]])}
+        (back,) = shapes.unpad_predictions([back], batch)
+        assert back["boxes"].tolist() == [[0, 2, 6, 8]] and back["keypoints"].tolist() == [[[4, 6, 1]]]
+
+    def test_a_label_that_the_dtype_has_not(self) -> None:
+        for dtype in (torch.uint8, torch.bool):
+            given = [{"boxes": torch.rand(1, 4), "labels": torch.ones(1, dtype=dtype)}]
+            with pytest.raises(ValueError, match=f"label -1 of padding is no number of {dtype}"):
+                shapes.pad_targets(given, 2)
+        (found,) = shapes.pad_targets(
+            [{"boxes": torch.rand(1, 4), "labels": torch.ones(1).byte()}], 2, label=255
+        )
+        assert found["labels"].tolist() == [1, 255]
+
+    @pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.float16, torch.bfloat16])
+    def test_the_largest_of_boxes_in_small_dtypes(self, dtype: torch.dtype) -> None:
+        """Their areas exceed the dtype."""
+        large = 255 if dtype is torch.uint8 else 600
+        boxes = torch.tensor([[0, 0, 10, 10], [0, 0, large, large], [0, 0, large // 2, large]]).to(dtype)
+        (found,) = shapes.pad_targets([{"boxes": boxes}], 1, overflow="largest")
+        assert torch.equal(found["boxes"], boxes[1:2])
+
+    @pytest.mark.parametrize("mode", ["resize", "crop"])
+    def test_nothing_was_found(self, mode: str) -> None:
+        batch = shapes.pad_images([torch.rand(3, 16, 12)], 8, mode=mode)
+        for sizes in ((0, 8, 8), (0, 1, 8, 8)):
+            empty = {"boxes": torch.zeros(0, 4), "masks": torch.zeros(sizes, dtype=torch.uint8)}
+            (found,) = shapes.unpad_predictions([empty], batch)
+            assert found["masks"].shape == (*sizes[:-2], 16, 12) and found["masks"].dtype is torch.uint8
+        target = {"boxes": torch.zeros(0, 4), "masks": torch.zeros(0, 16, 12)}
+        _, (padded,) = shapes.collate_fixed(8, max_boxes=2, mode=mode)([(torch.rand(3, 16, 12), target)])
+        assert padded["masks"].shape == (2, 8, 8) and not padded["valid"].any()
 
     def test_wrong_number_of_predictions(self) -> None:
         with pytest.raises(ValueError, match="2 predictions for 4 images"):

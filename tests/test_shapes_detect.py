@@ -158,6 +158,24 @@ def test_found_at_its_line(function: Any, status: str, op: str) -> None:
     assert site.hint and f"test_shapes_detect.py:{site.line}" in str(report)
 
 
+def test_a_part_that_is_read_for_a_log_is_no_finding() -> None:
+    """Brackets inside of what is read are not made of the number."""
+
+    def log(x: Tensor, mask: Tensor) -> float:
+        first = x[0, 0].item()
+        return first + float(x[1][2]) + x[2, 3].tolist()
+
+    def part(x: Tensor, mask: Tensor) -> Tensor:
+        return x[: int(mask[0])] + float(x[int(mask[1])].sum())
+
+    with shapes.detect() as report:
+        log(torch.randn(5, 5), torch.ones(5))
+    assert not report.findings
+    with shapes.detect() as report:
+        part(torch.randn(5, 5), torch.ones(5, dtype=torch.long))
+    assert {s.status for s in report.findings} == {"size"}
+
+
 def test_a_number_for_a_log_is_no_finding() -> None:
     with shapes.detect() as report:
         value(torch.randn(3, 3))

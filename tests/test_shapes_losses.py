@@ -227,3 +227,20 @@ def test_cross_entropy_of_bytes_with_weights() -> None:
     for n in (5, 4):
         want = F.cross_entropy(x[:n], target[:n], weight=weight)
         torch.testing.assert_close(losses.cross_entropy(x[:n], target[:n], valid[:n], weight=weight), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_giou_of_large_boxes_in_16_bits(dtype: torch.dtype, reduction: str) -> None:
+    """Areas of 300 x 300 pixels exceed float16."""
+    a = torch.tensor([[0.0, 0, 300, 300], [0, 0, 10, 10], [5, 5, 400, 300]]).to(dtype).requires_grad_()
+    b, valid = a.detach() + 4, torch.tensor([True, True, False])
+    found = losses.giou(a, b, valid, reduction=reduction)
+    assert found.dtype is dtype
+    wide = a.detach().float().requires_grad_()
+    want = losses.giou(wide, b.float(), valid, reduction=reduction)
+    torch.testing.assert_close(found.float(), want, rtol=0.01, atol=0)
+    found.sum().backward()
+    want.sum().backward()
+    assert a.grad is not None and wide.grad is not None
+    torch.testing.assert_close(a.grad.float(), wide.grad, rtol=0.02, atol=1e-5)

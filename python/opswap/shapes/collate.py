@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from .arrays import batch_images
-from .images import PaddedImages, pad_images
-from .targets import PaddedTarget, pad_targets
+from .images import PaddedImages, floating, pad_images
+from .targets import PaddedTarget, pad_targets, per_box_fields
 
 __all__ = ["CollateFixed", "collate_fixed"]
 
@@ -32,9 +32,13 @@ class CollateFixed:
         """(image, target) pairs as (PaddedImages, targets of one length), boxes in the batch's coordinates."""
         images, targets = zip(*samples, strict=True)
         batch = self._batch(images)
-        fitted = [_fit_target(t, batch, i) for i, t in enumerate(targets)]
+        names = per_box_fields(
+            targets, self.targets["per_box"]
+        )  # a crop may leave as many as there are by accident
+        fitted = [_fit_target(t, batch, i, names) for i, t in enumerate(targets)]
         height, width = batch.images.shape[-2:]
-        return batch, pad_targets(fitted, self.max_boxes, size=(height, width), **self.targets)
+        options = {**self.targets, "per_box": names}
+        return batch, pad_targets(fitted, self.max_boxes, size=(height, width), **options)
 
     def _batch(self, images: Sequence[Any]) -> PaddedImages:
         if any(isinstance(x, np.ndarray) for x in images):
@@ -83,18 +87,20 @@ def collate_fixed(
     return CollateFixed(max_boxes, images, arrays, {"overflow": overflow, "label": label, "per_box": per_box})
 
 
-def _fit_target(target: dict[str, Any], batch: PaddedImages, index: int) -> dict[str, Any]:
+def _fit_target(
+    target: dict[str, Any], batch: PaddedImages, index: int, per_box: Sequence[str]
+) -> dict[str, Any]:
     """The target in the coordinates of its image in the batch."""
     mode = batch.modes[index]
     if mode == "kept":
         return target
     (h, w), (down, across) = batch.sizes[index], batch.scale(index)
-    boxes = target["boxes"] if target["boxes"].is_floating_point() else target["boxes"].float()
+    boxes = floating(target["boxes"])
     scaled = boxes * boxes.new_tensor([across, down, across, down])
     scaled = torch.minimum(scaled, scaled.new_tensor([w, h, w, h]))
     found = {**target, "boxes": scaled}
     if "keypoints" in target:
-        points = target["keypoints"].clone()
+        points = floating(target["keypoints"]).clone()
         points[..., :2] *= points.new_tensor([across, down])
         outside = (points[..., 0] >= w) | (points[..., 1] >= h)
         points[..., 2:][outside] = 0  # not visible
@@ -103,7 +109,7 @@ def _fit_target(target: dict[str, Any], batch: PaddedImages, index: int) -> dict
         found["masks"] = _fit_masks(target["masks"], h, w, mode)
     if "area" in target:
         found["area"] = target["area"] * (down * across) if mode == "resized" else _area(found)
-    return found if mode == "resized" else _drop_empty(found, len(boxes))
+    return found if mode == "resized" else _drop_empty(found, per_box)
 
 
 def _area(target: dict[str, Any]) -> torch.Tensor:
@@ -122,9 +128,8 @@ def _fit_masks(masks: torch.Tensor, h: int, w: int, mode: str) -> torch.Tensor:
     return small[:, 0].to(masks.dtype)
 
 
-def _drop_empty(target: dict[str, Any], count: int) -> dict[str, Any]:
+def _drop_empty(target: dict[str, Any], per_box: Sequence[str]) -> dict[str, Any]:
     """The target without the boxes that the crop cut off whole."""
     boxes = target["boxes"]
     kept = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(1)
-    per_box = {k for k, v in target.items() if isinstance(v, torch.Tensor) and v.dim() and len(v) == count}
     return {k: v[kept] if k in per_box else v for k, v in target.items()}

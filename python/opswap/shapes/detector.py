@@ -220,7 +220,7 @@ class _Mode(DispatchMode):
             if not masks:
                 return
             dims = sum(m.dim() for m in masks)
-            facts = Facts(op, dims, args[0].dim() - dims)
+            facts = Facts(op, dims, args[0].dim() - dims, args[0].is_floating_point())
         if op == "loop" and not _iterates(frame):
             return
         if op == "repeat_interleave" and not isinstance(args[0], Tensor):

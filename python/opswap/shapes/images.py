@@ -17,6 +17,7 @@ __all__ = [
     "batch_size",
     "fill_values",
     "fit",
+    "floating",
     "pad_images",
     "unpad_images",
     "unpad_predictions",
@@ -95,11 +96,11 @@ def pad_images(
     shape = (len(images), channels, height, width)
     batch = torch.empty(shape, dtype=images[0].dtype, device=images[0].device, memory_format=memory_format)
     fill = fill_values(value, channels, batch.dtype, device=batch.device)
-    for slot, (image, _) in zip(batch, fitted, strict=True):
+    for i, (image, _) in enumerate(fitted):
         h, w = image.shape[1:]
-        slot[:, :h, :w] = image
-        slot[:, h:] = fill
-        slot[:, :h, w:] = fill
+        batch[i, :, :h, :w] = image
+        batch[i, :, h:] = fill
+        batch[i, :, :h, w:] = fill
     sizes = tuple((int(x.shape[1]), int(x.shape[2])) for x, _ in fitted)
     return PaddedImages(batch, sizes, originals, tuple(m for _, m in fitted))
 
@@ -116,8 +117,8 @@ def unpad_predictions(predictions: Sequence[dict[str, Any]], padded: PaddedImage
     """Predictions on a padded batch, in the coordinates of the images as they were given to `pad_images`.
 
     Args: predictions: one dict per image; of its entries `boxes` (n, 4) as (x1, y1, x2, y2) and `keypoints`
-        (n, k, 2 or 3) are scaled, boxes also clipped to the image; `masks` (n, h, w) or (n, 1, h, w) lose their
-        padding and get the image's size; the others stay as they are.
+        (n, k, 2 or 3) are scaled, integers becoming float32, boxes also clipped to the image; `masks` (n, h, w) or
+        (n, 1, h, w) lose their padding and get the image's size; the others stay as they are.
     Returns: new dicts.
     Raises: ValueError if the numbers of predictions and of images differ.
     """
@@ -241,16 +242,22 @@ def fit(image: Tensor, height: int, width: int, mode: str) -> tuple[Tensor, str]
     return small.to(image.dtype), "resized"
 
 
+def floating(coordinates: Tensor) -> Tensor:
+    """Coordinates that a factor can be applied to: integers as float32."""
+    return coordinates if coordinates.is_floating_point() else coordinates.float()
+
+
 def _unpad_prediction(prediction: dict[str, Any], padded: PaddedImages, index: int) -> dict[str, Any]:
     found = dict(prediction)
     down, across = padded.scale(index)
     height, width = padded.original_sizes[index]
     if "boxes" in found:
-        boxes = found["boxes"] / found["boxes"].new_tensor([across, down, across, down])
+        boxes = floating(found["boxes"])
+        boxes = boxes / boxes.new_tensor([across, down, across, down])
         limits = boxes.new_tensor([width, height, width, height])
         found["boxes"] = torch.minimum(boxes.clamp(min=0), limits)
     if "keypoints" in found:
-        points = found["keypoints"].clone()
+        points = floating(found["keypoints"]).clone()
         points[..., :2] /= points.new_tensor([across, down])
         found["keypoints"] = points
     if "masks" in found:
@@ -265,6 +272,8 @@ def _unpad_masks(masks: Tensor, padded: PaddedImages, index: int) -> Tensor:
     if padded.modes[index] == "cropped":
         return F.pad(masks, (0, width - w, 0, height - h))
     if padded.modes[index] == "resized":
+        if not masks.numel():
+            return masks.new_zeros((*masks.shape[:-2], height, width))
         flat = masks.reshape(1, -1, h, w)
         wide = flat if flat.is_floating_point() else flat.float()
         large = F.interpolate(wide, (height, width), mode="bilinear", align_corners=False)

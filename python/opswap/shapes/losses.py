@@ -109,7 +109,11 @@ def giou(
             f"giou: valid must have one entry per box, {_size(input[..., 0])}, got {_size(valid)}"
         )
     unit = input.new_tensor([0, 0, 1, 1])
-    a, b = (torch.where(valid[..., None], t, unit.to(t.dtype)) for t in (input, target))
+    dtype = torch.promote_types(input.dtype, target.dtype)
+    wide = (
+        torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    )  # for areas, which may exceed it
+    a, b = (torch.where(valid[..., None], t, unit.to(t.dtype)).to(wide) for t in (input, target))
     (left, top, right, bottom), (left_b, top_b, right_b, bottom_b) = a.unbind(-1), b.unbind(-1)
     width = torch.minimum(right, right_b) - torch.maximum(left, left_b)
     height = torch.minimum(bottom, bottom_b) - torch.maximum(top, top_b)
@@ -118,7 +122,8 @@ def giou(
     around = around_width * (torch.maximum(bottom, bottom_b) - torch.minimum(top, top_b))
     union = (right - left) * (bottom - top) + (right_b - left_b) * (bottom_b - top_b) - shared
     loss = 1 - shared / (union + eps) + (around - union) / (around + eps)
-    return _reduced("giou", loss, valid, reduction)
+    found = _reduced("giou", loss, valid, reduction)
+    return found.to(dtype) if wide is not dtype else found
 
 
 def cross_entropy(

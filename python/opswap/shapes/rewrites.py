@@ -9,22 +9,30 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from . import losses
 
 __all__ = ["Facts", "rewrite"]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the run showed. op: the operator's name. mask_dims, trailing: dimensions of a mask, and of what it selects
-    from behind those."""
+    """What the run showed.
+
+    op: the operator's name. mask_dims, trailing: dimensions of a mask, and of what it selects from behind those.
+    floating: False where it selects integers.
+    """
 
     op: str
     mask_dims: int = 1
     trailing: int = 0
+    floating: bool = True
 
 
+_OF_TORCH = ("torch", "F", "nn.functional", "torch.nn.functional", "functional")
 _SELECTIONS = ("index", "masked_select", "index_put")
 _LOSSES = {
     "l1_loss": "l1",
@@ -33,6 +41,55 @@ _LOSSES = {
     "cross_entropy": "cross_entropy",
     "binary_cross_entropy_with_logits": "bce_with_logits",
 }
+# Functions and methods of which one element of the result depends on the same element of the arguments alone.
+_ELEMENTWISE = frozenset(
+    {
+        *(
+            "abs",
+            "add",
+            "ceil",
+            "clamp",
+            "clamp_max",
+            "clamp_min",
+            "clip",
+            "cos",
+            "div",
+            "double",
+            "erf",
+            "exp",
+            "expm1",
+        ),
+        *(
+            "float",
+            "floor",
+            "gelu",
+            "half",
+            "log",
+            "log1p",
+            "log2",
+            "maximum",
+            "minimum",
+            "mul",
+            "neg",
+            "pow",
+            "relu",
+        ),
+        *(
+            "reciprocal",
+            "round",
+            "rsqrt",
+            "sigmoid",
+            "sign",
+            "silu",
+            "sin",
+            "softplus",
+            "sqrt",
+            "square",
+            "sub",
+            "tanh",
+        ),
+    }
+)
 
 
 def rewrite(statement: ast.stmt, facts: Facts) -> str:
@@ -98,18 +155,25 @@ def _call(node: ast.expr) -> tuple[str, list[ast.expr], dict[str, ast.expr]] | N
     if not isinstance(node.func, ast.Attribute):
         return None
     holder = node.func.value
-    of_torch = ast.unparse(holder) in ("torch", "F", "nn.functional", "torch.nn.functional", "functional")
+    of_torch = ast.unparse(holder) in _OF_TORCH
     return node.func.attr, [*([] if of_torch else [holder]), *node.args], keywords
 
 
 def _selection(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     """(x, mask) of x[mask], x.masked_select(mask) and torch.masked_select(x, mask)."""
-    if isinstance(node, ast.Subscript) and not isinstance(node.slice, (ast.Slice, ast.Tuple, ast.Constant)):
+    if isinstance(node, ast.Subscript) and not (
+        isinstance(node.slice, (ast.Slice, ast.Tuple)) or _is_constant(node.slice)
+    ):
         return node.value, node.slice
     call = _call(node)
     if call is not None and call[0] == "masked_select" and len(call[1]) == 2:
         return call[1][0], call[1][1]
     return None
+
+
+def _is_constant(node: ast.expr) -> bool:
+    """True for numbers, also with a sign."""
+    return isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Constant)
 
 
 def _mask(mask: ast.expr, facts: Facts) -> str:
@@ -167,6 +231,11 @@ def _reduction(node: ast.expr, facts: Facts) -> str | None:
     if name == "prod" and (dim is None or facts.mask_dims == 1):
         return f"torch.where({_mask(mask, facts)}, {ast.unparse(x)}, 1).prod({inner})"
     if name in ("max", "min", "amax", "amin", "logsumexp") and (dim is None or name not in ("max", "min")):
+        if not facts.floating:
+            end = "max" if name in ("min", "amin") else "min"
+            limit = f"torch.iinfo({_text(x)}.dtype).{end}"
+            filled = f"torch.where({_mask(mask, facts)}, {ast.unparse(x)}, {limit})"
+            return None if name == "logsumexp" else f"{filled}.{name}({inner})"
         sign = "" if name in ("min", "amin") else "-"
         return f"{_text(x)}.masked_fill(~{_mask(mask, facts)}, float('{sign}inf')).{name}({inner})"
     return None
@@ -175,6 +244,8 @@ def _reduction(node: ast.expr, facts: Facts) -> str | None:
 def _loss(node: ast.expr, facts: Facts) -> str | None:
     call = _call(node)
     if call is None or call[0] not in _LOSSES or len(call[1]) != 2:
+        return None
+    if set(call[2]) - set(inspect.signature(getattr(losses, _LOSSES[call[0]])).parameters):
         return None
     chosen = [found for found in map(_selection, call[1]) if found is not None]
     if len(chosen) != 2 or ast.unparse(chosen[0][1]) != ast.unparse(chosen[1][1]):
@@ -199,19 +270,46 @@ def _store(statement: ast.AST, facts: Facts) -> ast.AST | None:
     if chosen is None:
         return None
     x, mask = chosen
-    value = _Unselected(ast.unparse(target), x).visit(copy.deepcopy(value))
-    text = f"{ast.unparse(x)} = torch.where({_mask(mask, facts)}, {ast.unparse(value)}, {ast.unparse(x)})"
+    whole = _unselected(value, ast.unparse(mask))
+    if whole is None:
+        return None
+    text = f"{ast.unparse(x)} = torch.where({_mask(mask, facts)}, {ast.unparse(whole)}, {ast.unparse(x)})"
     return ast.parse(text).body[0]
 
 
-class _Unselected(ast.NodeTransformer):
-    """Puts x in place of x[mask], element by element code that runs on all of x instead."""
+def _unselected(node: ast.expr, mask: str) -> ast.expr | None:
+    """Code that computes element by element on all of x what `node` computes on x[mask]; None where that differs."""
+    if isinstance(node, (ast.Name, ast.Attribute)) or _is_constant(node):
+        return node
+    chosen = _selection(node)
+    if chosen is not None:
+        return chosen[0] if ast.unparse(chosen[1]) == mask else None
+    if isinstance(node, ast.BinOp):
+        left, right = _unselected(node.left, mask), _unselected(node.right, mask)
+        return None if left is None or right is None else ast.BinOp(left, node.op, right)
+    if isinstance(node, ast.UnaryOp):
+        operand = _unselected(node.operand, mask)
+        return None if operand is None else ast.UnaryOp(node.op, operand)
+    return _unselected_call(node, mask) if isinstance(node, ast.Call) else None
 
-    def __init__(self, selection: str, x: ast.expr) -> None:
-        self._selection, self._x = selection, x
 
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        return copy.deepcopy(self._x) if ast.unparse(node) == self._selection else self.generic_visit(node)
+def _unselected_call(node: ast.Call, mask: str) -> ast.expr | None:
+    """`_unselected` of a call: of torch's elementwise ones, and of what makes a number of constants."""
+    call = _call(node)
+    if call is None or call[0] not in _ELEMENTWISE:
+        return None
+    if not any(isinstance(n, ast.Subscript) for n in ast.walk(node)):
+        return node
+    wholes = [_unselected(argument, mask) for argument in node.args]
+    if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) not in _OF_TORCH:
+        subject = _unselected(node.func.value, mask)
+        func: ast.expr | None = subject and ast.Attribute(subject, node.func.attr, ast.Load())
+    else:
+        func = node.func
+    if func is None or not all(_is_constant(k.value) for k in node.keywords):
+        return None
+    arguments = [w for w in wholes if w is not None]
+    return ast.Call(func, arguments, node.keywords) if len(arguments) == len(wholes) else None
 
 
 def _nonzero_argument(node: ast.expr) -> ast.expr | None:
@@ -240,7 +338,10 @@ def _nonzero(node: ast.expr, facts: Facts) -> str | None:
     if x is None or call is None:
         return None
     fixed = f"torch.nonzero_static({ast.unparse(x)}, size=N, fill_value=0)"
-    several = call[0] == "where" or "as_tuple" in call[2]
+    tuples = call[2].pop("as_tuple", ast.Constant(False))
+    if call[2] or not isinstance(tuples, ast.Constant):
+        return None
+    several = call[0] == "where" or bool(tuples.value)
     return f"{fixed}.unbind(1)" if several else fixed
 
 

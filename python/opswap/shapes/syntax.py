@@ -127,7 +127,7 @@ def _loads(node: ast.AST, names: frozenset[str]) -> bool:
 
 
 def _reads(heads: list[ast.AST]) -> list[ast.AST]:
-    """Calls such as x.item() and int(x); every expression of the heads if there is none, as in `if mask.any():`."""
+    """Calls such as x.item() and int(x); all that the heads are made of if there is none, as in `if mask.any():`."""
     calls: list[ast.AST] = [
         n
         for head in heads
@@ -135,12 +135,12 @@ def _reads(heads: list[ast.AST]) -> list[ast.AST]:
         if isinstance(n, ast.Call)
         and (n.func.attr if isinstance(n.func, ast.Attribute) else getattr(n.func, "id", "")) in _READS
     ]
-    return calls or heads
+    return calls or [n for head in heads for n in ast.walk(head)]
 
 
 def _roles(statement: ast.stmt, uses: list[ast.AST]) -> Iterator[str]:
     """Roles that the expressions `uses` have in a statement."""
-    used = {id(node) for use in uses for node in ast.walk(use)}
+    used = {id(use) for use in uses}
 
     def inside(node: ast.AST | None) -> bool:
         return node is not None and any(id(n) in used for n in ast.walk(node))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["PaddedTarget", "pad_targets", "unpad_targets"]
+__all__ = ["PaddedTarget", "pad_targets", "per_box_fields", "unpad_targets"]
 
 _PER_BOX = ("boxes", "labels", "masks", "keypoints", "area", "iscrowd", "scores", "keypoints_scores")
 _PER_IMAGE = ("image_id", "size", "orig_size", "original_size")
@@ -51,7 +51,8 @@ def pad_targets(
         generator: for "random"; None is torch's default one.
     Returns: new dicts with `valid` (max_boxes,) bool. Fields per image stay as they are.
     Raises: TypeError for fields that are not tensors; ValueError for missing or misshapen boxes, fields of other
-        lengths, a label that a class has, masks larger than size, and more boxes than max_boxes.
+        lengths, a label that a class has or that the labels' dtype has not, masks larger than size, and more boxes
+        than max_boxes.
     """
     if overflow not in _OVERFLOWS:
         raise ValueError(f"pad_targets: overflow must be one of {', '.join(_OVERFLOWS)}, got {overflow!r}")
@@ -59,7 +60,7 @@ def pad_targets(
         raise ValueError(f"pad_targets: max_boxes must be a positive int, got {max_boxes!r}")
     for i, target in enumerate(targets):
         _check(i, target, label, None if overflow != "error" else max_boxes)
-    names = _per_box_fields(targets, per_box)
+    names = per_box_fields(targets, per_box)
     return [
         _pad(t, [n for n in names if n in t], max_boxes, overflow, label, size, generator) for t in targets
     ]
@@ -86,23 +87,35 @@ def unpad_targets(
     return found
 
 
-def _check(index: int, target: dict[str, Any], label: int, limit: int | None) -> None:
+def _check_boxes(index: int, target: dict[str, Any]) -> Tensor:
     boxes = target.get("boxes")
     if not isinstance(boxes, Tensor) or boxes.dim() != 2 or boxes.shape[1] != 4:
         what = tuple(boxes.shape) if isinstance(boxes, Tensor) else type(boxes).__name__
         raise ValueError(f"pad_targets: target {index} needs boxes of shape (n, 4), got {what}")
+    return boxes
+
+
+def _check(index: int, target: dict[str, Any], label: int, limit: int | None) -> None:
+    boxes = _check_boxes(index, target)
     if limit is not None and len(boxes) > limit:
         raise ValueError(
             f"pad_targets: target {index} has {len(boxes)} boxes, more than max_boxes={limit}; "
             'overflow="largest" or "random" keeps some'
         )
     labels = target.get("labels")
+    if isinstance(labels, Tensor) and torch.tensor(label).to(labels.dtype) != label:
+        raise ValueError(
+            f"pad_targets: label {label} of padding is no number of {labels.dtype}, the dtype of the labels of target "
+            f"{index}; pass another, or labels of torch.int64"
+        )
     if isinstance(labels, Tensor) and labels.numel() and bool((labels == label).any()):
         raise ValueError(f"pad_targets: label {label} of padding is a label of target {index}; pass another")
 
 
-def _per_box_fields(targets: Sequence[dict[str, Any]], per_box: Collection[str] | None) -> list[str]:
-    """Names of the fields with one entry per box, checked in every target."""
+def per_box_fields(targets: Sequence[dict[str, Any]], per_box: Collection[str] | None) -> list[str]:
+    """Names of the fields with one entry per box, checked in every target; arguments and errors as of `pad_targets`."""
+    for i, target in enumerate(targets):
+        _check_boxes(i, target)
     chosen = []
     for name in dict.fromkeys(k for t in targets for k in t):
         lengths = [(i, _length(t[name]), len(t["boxes"])) for i, t in enumerate(targets) if name in t]
@@ -169,7 +182,8 @@ def _kept(boxes: Tensor, max_boxes: int, overflow: str, generator: torch.Generat
     if overflow == "random":
         chosen = torch.randperm(len(boxes), generator=generator)[:max_boxes].to(boxes.device)
     else:
-        area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+        sides = boxes if boxes.dtype is torch.float64 else boxes.float()  # areas may exceed small dtypes
+        area = (sides[:, 2] - sides[:, 0]) * (sides[:, 3] - sides[:, 1])
         chosen = area.argsort(descending=True, stable=True)[:max_boxes]
     return chosen.sort().values
 

@@ -69,7 +69,8 @@ def optimize(
         memory_format: "auto" is torch.channels_last where it is faster: measured with example_inputs, the swapped
             model as it is against the same in channels_last, in turn. Without inputs: if the model has 2-D
             convolutions on the CPU, all its code that may need contiguous tensors could be analysed and needs none,
-            and no replacement in use was measured slower in channels_last. None leaves the format as it is.
+            and no replacement in use was measured slower in channels_last. Never with torch.optim.LBFGS, which views
+            gradients as vectors. None leaves the format as it is.
         reuse_memory: `opswap.memory.reuse_freed(True)`, if the C library has it.
         flush_denormals: True calls `opswap.memory.flush_denormals(True)`; "auto" does if a parameter holds denormal
             numbers.
@@ -87,7 +88,7 @@ def optimize(
         _check_bool("flush_denormals", flush_denormals)
     if not inplace:
         model, optimizer = copy.deepcopy((model, optimizer))
-    work = _Work(model, exact, dtype, example_inputs, memory_format, reuse_memory, flush_denormals)
+    work = _Work(model, optimizer, exact, dtype, example_inputs, memory_format, reuse_memory, flush_denormals)
     chosen = work.decide()
     if dtype is not None:
         model.to(dtype)
@@ -107,6 +108,7 @@ class _Work:
     def __init__(
         self,
         model: nn.Module,
+        optimizer: Optimizer | None,
         exact: bool,
         dtype: torch.dtype | None,
         inputs: tuple[Any, ...] | None,
@@ -114,7 +116,8 @@ class _Work:
         reuse_memory: bool,
         flush: bool | _Auto,
     ) -> None:
-        self.model, self.exact, self.dtype, self.inputs = model, exact, dtype, inputs
+        self.model, self.optimizer = model, optimizer
+        self.exact, self.dtype, self.inputs = exact, dtype, inputs
         self.memory_format, self.reuse = memory_format, reuse_memory
         self.times: dict[str, float] = {}
         self.denormals = sum(denormal_parameters(model).values())
@@ -200,6 +203,8 @@ class _Work:
             return None, "memory_format=None"
         if self.memory_format != "auto":
             return self.memory_format, f"{_name(self.memory_format)}, as given"
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            return None, "torch.optim.LBFGS needs contiguous gradients"
         if self._format() is None:
             return None, "no 2-D convolutions"
         if self.problem:
