@@ -14,6 +14,7 @@ import math
 import platform
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
@@ -338,7 +339,29 @@ def fx_trace(new_patcher: Callable[[], Any]) -> Callable[..., Any]:
     if trace.__closure__ or "_new_patcher" not in trace.__code__.co_names:
         return torch.fx.Tracer.trace
     scope = {**trace.__globals__, "_new_patcher": new_patcher}
+    look = scope.get("_autowrap_check")
+    if isinstance(look, FunctionType) and "_create_wrapped_func" in look.__code__.co_names:
+        own = {**look.__globals__, "_create_wrapped_func": _wrapped}
+        scope["_autowrap_check"] = FunctionType(look.__code__, own, look.__name__, look.__defaults__)
     return FunctionType(trace.__code__, scope, trace.__name__, trace.__defaults__)
+
+
+class _Wrapped(threading.local):
+    """torch.fx's wrappers of functions such as math.sqrt, which every trace would make anew for all of them."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Any, Any]] = {}
+
+
+_of_thread = _Wrapped()
+
+
+def _wrapped(function: Callable[..., Any]) -> Any:
+    known = _of_thread.known.get(id(function))
+    if known is None:
+        make = sys.modules[SYMBOLIC_TRACE]._create_wrapped_func
+        known = _of_thread.known[id(function)] = function, make(function)
+    return known[1]
 
 
 def is_compiled_module(module: Any) -> bool:

@@ -8,6 +8,7 @@ OPSWAP_ISA (scalar, neon, avx2 or avx512) caps it for the whole process, `limit`
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 
 from . import _core, _np
@@ -15,6 +16,7 @@ from . import _core, _np
 __all__ = ["available", "current", "limit"]
 
 
+@functools.cache  # the question takes long on virtual machines
 def available() -> tuple[str, ...]:
     """Tiers that this machine can run and OPSWAP_ISA allows, from the lowest ("scalar") to the highest."""
     return _core.isa_available()

@@ -39,7 +39,7 @@ class Patches:
         self._taken_back = False
         self._visited: set[int] = set()
         self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
-        self._wanted: list[tuple[dict[str, Any], str, Any]] = []
+        self._wanted: dict[str, list[tuple[dict[str, Any], Any]]] = {}  # by the names of the variables
         self._methods: list[tuple[type, str, Any, Any]] = []
 
     def visit_once(self, thing: Any) -> bool:
@@ -55,14 +55,12 @@ class Patches:
 
         `new` looks for proxies among its arguments, which other threads have not.
         """
-        self._wanted.append((scope, name, new))
+        self._wanted.setdefault(name, []).append((scope, new))
 
     def meet(self, code: CodeType) -> None:
         """Replace the variables that this code may read: before it runs."""
-        for wanted in list(self._wanted):
-            scope, name, new = wanted
-            if name in code.co_names or name in code.co_consts:
-                self._wanted.remove(wanted)
+        for name in (*code.co_names, *[c for c in code.co_consts if type(c) is str]):
+            for scope, new in self._wanted.pop(name, ()):
                 self._names.append((scope, name, scope.get(name, _MISSING), new))
                 scope[name] = new
 

@@ -253,7 +253,7 @@ class Tracer(fx.Tracer):
                 f"{class_name(m)} is called, which is no submodule"
             )
             raise self.refusal
-        if any(m is own for own in self.root.modules()):
+        if m in (self.submodule_paths or ()) or any(m is own for own in self.root.modules()):
             return False
         state = (*m.parameters(), *m.buffers(), *m.children())
         if state or hooked(m) or not type(m).__module__.startswith("torch.nn."):
