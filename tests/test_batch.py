@@ -154,15 +154,30 @@ def test_every_layout(given: str, layout: str, memory_format: torch.memory_forma
         images = [image((*s, channels) if channels else s, given, generator) for s in SIZES]
         before = [x.copy() for x in images]
         moved = [LAYOUTS[layout](x) for x in images]
+        own = factors(max(channels, 1), generator)
         for dtype in (None, *FLOATS):
             kept = dtype is None and given in KEPT
-            options = {} if dtype is None else {"mean": 0.5, "std": 0.3, "dtype": dtype}
+            options = {} if dtype is None else {"mean": own[0], "std": own[1], "dtype": dtype}
             padded = shapes.batch_images(moved, (32, 40), memory_format=memory_format, **options)
             scale = None if kept else SCALES.get(given, 1)
-            mean, std = (0, 1) if dtype is None else (0.5, 0.3)
+            mean, std = (0, 1) if dtype is None else own
             to = dtype or KEPT.get(given, torch.float32)
             assert_same_bits(padded.images, reference(images, (32, 40), to, scale, mean, std))
         assert all(x.tobytes() == y.tobytes() for x, y in zip(images, before, strict=True))
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("given", GIVEN)
+def test_rows_longer_than_what_is_staged_at_once(
+    given: str, memory_format: torch.memory_format, seed: int
+) -> None:
+    """Images whose pixels do not follow each other, or that become floats first, go through 16 KiB at a time."""
+    generator = np.random.default_rng(seed)
+    images = [image((2, 7001, 3), given, generator).repeat(2, 1)[:, ::2] for _ in range(2)]
+    mean, std = factors(3, generator)
+    options = {"mean": mean, "std": std, "dtype": torch.float32, "memory_format": memory_format}
+    got = shapes.batch_images(images, (2, 7003), **options).images
+    assert_same_bits(got, reference(images, (2, 7003), torch.float32, SCALES.get(given, 1), mean, std))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
