@@ -86,6 +86,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _tables(found: dict[str, Any]) -> list[str]:
+    from opswap.merge.costs import WAYS
+
     lines: list[str] = []
     if "swap" in found:
         formats = ("contiguous", "channels_last")
@@ -96,9 +98,9 @@ def _tables(found: dict[str, Any]) -> list[str]:
             "",
         ]
     if "merge" in found:
-        head = ("merged convolutions", "sizes", "grouped", "loop", "dense", "product")
+        head = ("merged convolutions", "sizes", "grouped", *WAYS)
         rows = [(name, *_fastest(rows)) for name, rows in found["merge"].items()]
-        lines += ["at how many sizes each way is the fastest", *table(head, rows, right=range(1, 6)), ""]
+        lines += ["at how many sizes each way is the fastest", *table(head, rows, right=range(1, len(head))), ""]
     return lines
 
 
