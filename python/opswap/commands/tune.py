@@ -100,7 +100,11 @@ def _tables(found: dict[str, Any]) -> list[str]:
     if "merge" in found:
         head = ("merged convolutions", "sizes", "grouped", *WAYS)
         rows = [(name, *_fastest(rows)) for name, rows in found["merge"].items()]
-        lines += ["at how many sizes each way is the fastest", *table(head, rows, right=range(1, len(head))), ""]
+        lines += [
+            "at how many sizes each way is the fastest",
+            *table(head, rows, right=range(1, len(head))),
+            "",
+        ]
     return lines
 
 
