@@ -151,6 +151,8 @@ def one_thread() -> Iterator[None]:
 def seed(request: pytest.FixtureRequest) -> int:
     """Seed every random generator from the test's name and OPSWAP_TEST_SEED."""
     value = _seed(request.node.nodeid)
+    if THREADS:
+        torch.set_num_threads(int(THREADS))  # a command that a test ran may have changed it
     print(f"seed {value} (OPSWAP_TEST_SEED={SEED!r}), {torch.get_num_threads()} threads")
     random.seed(value)
     np.random.seed(value)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Every operation of chain.h in plain loops. */
+/* Every operation of chain.h in plain loops; sums of any number of terms are of doubles. */
 #include "chain/chain.h"
 #include "norm/scalar_smooth.h"
 
@@ -81,10 +81,10 @@ static void osw_chain_pointwise_forward__scalar(const osw_chain_stage *s,
 {
     for (int64_t p = part->begin; p < part->end; p++) {
         for (int64_t o = 0; o < s->outputs; o++) {
-            float sum = 0;
+            double sum = 0;
             for (int64_t c = 0; c < s->channels; c++)
-                sum += x_at(s, p * s->channels + c, c) * s->weight[o * s->channels + c];
-            s->output[p * s->outputs + o] = sum;
+                sum += (double)(x_at(s, p * s->channels + c, c) * s->weight[o * s->channels + c]);
+            s->output[p * s->outputs + o] = (float)sum;
         }
     }
     sum_outputs(s, part, part->begin, part->end);
@@ -96,18 +96,18 @@ static void osw_chain_pointwise_backward__scalar(const osw_chain_stage *s,
     const int64_t channels = s->channels;
     for (int64_t o = 0; o < s->outputs; o++) {
         for (int64_t c = 0; c < channels; c++) {
-            float sum = 0;
+            double sum = 0;
             for (int64_t p = part->begin; p < part->end; p++)
-                sum += dz_at(s, p, o) * x_at(s, p * channels + c, c);
-            part->weights[s->crossed ? c * s->outputs + o : o * channels + c] = sum;
+                sum += (double)(dz_at(s, p, o) * x_at(s, p * channels + c, c));
+            part->weights[s->crossed ? c * s->outputs + o : o * channels + c] = (float)sum;
         }
     }
     for (int64_t p = part->begin; s->grad_input && p < part->end; p++) {
         for (int64_t c = 0; c < channels; c++) {
-            float sum = 0;
+            double sum = 0;
             for (int64_t o = 0; o < s->outputs; o++)
-                sum += dz_at(s, p, o) * s->weight[o * channels + c];
-            s->grad_input[p * channels + c] = sum;
+                sum += (double)(dz_at(s, p, o) * s->weight[o * channels + c]);
+            s->grad_input[p * channels + c] = (float)sum;
         }
     }
     if (!s->grad_input || !s->before)
@@ -219,10 +219,10 @@ static void osw_chain_pointwise_folded__scalar(const osw_chain_stage *s, const o
 {
     for (int64_t p = part->begin; p < part->end; p++) {
         for (int64_t o = 0; o < s->outputs; o++) {
-            float sum = s->after->shift[o];
+            double sum = (double)s->after->shift[o];
             for (int64_t c = 0; c < s->channels; c++)
-                sum += s->input[p * s->channels + c] * s->packed[o * s->channels + c];
-            s->output[p * s->outputs + o] = activate_f32(sum, s->after->activation);
+                sum += (double)(s->input[p * s->channels + c] * s->packed[o * s->channels + c]);
+            s->output[p * s->outputs + o] = activate_f32((float)sum, s->after->activation);
         }
     }
 }
@@ -248,17 +248,17 @@ static float dense_at(const osw_chain_stage *s, int64_t i, int64_t j, int64_t o)
 {
     const osw_chain_window *w = &s->window;
     const float *weight = s->packed + o * osw_chain_terms(s);
-    float sum = s->after->shift[o];
+    double sum = (double)s->after->shift[o];
     for (int64_t t = 0; t < w->height * w->width; t++) {
         const int64_t y = i * w->stride_y - w->top + t / w->width;
         const int64_t x = j * w->stride_x - w->left + t % w->width;
         const bool inside = y >= 0 && y < s->height && x >= 0 && x < s->width;
         for (int64_t c = 0; c < s->channels; c++) {
             const float value = inside ? s->input[(y * s->width + x) * s->channels + c] : 0;
-            sum += value * weight[t * s->channels + c];
+            sum += (double)(value * weight[t * s->channels + c]);
         }
     }
-    return sum;
+    return (float)sum;
 }
 
 static void osw_chain_dense_folded__scalar(const osw_chain_stage *s, const osw_chain_part *part)
