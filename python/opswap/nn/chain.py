@@ -9,20 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opswap._torch import add_to_each
+from opswap._torch import add_to_each, any_global_hook
 from opswap.ops._function import plain_eager
 from opswap.ops.chain import try_chain, try_folded
 from opswap.ops.norm import activate, is_watched
 
-from .frozen import FROZEN
+from .frozen import FROZEN, Parts
 from .norm import apply_norm
 
-__all__ = ["FoldedLink", "Link", "apply_chain", "apply_folded"]
+__all__ = ["FoldedLink", "Link", "apply_chain", "apply_folded", "settle", "settled"]
 
 # A convolution, its normalisation, the activation behind it.
 Link = tuple[nn.Conv2d, nn.BatchNorm2d, str | None]
 FoldedLink = tuple[nn.Conv2d, nn.BatchNorm2d | None, str | None]
 
+_compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
 
@@ -32,6 +33,23 @@ def _momentum(norm: nn.BatchNorm2d) -> float:
         return norm.momentum
     counted = norm.num_batches_tracked
     return 0.0 if counted is None or not norm.track_running_stats else 1.0 / float(counted + 1)
+
+
+def settled(*modules: nn.Module) -> bool:
+    """True if the first convolution is frozen, and nothing of the modules has changed since `settle`."""
+    if _compiling():
+        return False
+    frozen = modules[0].__dict__.get(FROZEN)
+    return frozen is not None and not any_global_hook() and frozen.is_settled(modules)
+
+
+def settle(*modules: nn.Module) -> bool:
+    """Let a frozen chain remember its modules, for which every condition holds. Returns: True."""
+    if not _compiling():
+        frozen = modules[0].__dict__.get(FROZEN)
+        if frozen is not None:
+            frozen.settle(modules)
+    return True
 
 
 def _drop_frozen(first: nn.Conv2d) -> None:
@@ -68,8 +86,8 @@ def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
     return output
 
 
-def _try_evaluation(input: Tensor, links: Sequence[FoldedLink]) -> Any:
-    """The chain with its normalisations folded into the weights; NotImplemented if nothing was done."""
+def _gather(links: Sequence[FoldedLink]) -> Parts | None:
+    """What the kernels of evaluation read of a chain; None if a normalisation has no statistics of its own there."""
     options = []
     weights: list[Tensor | None] = []
     for convolution, norm, activation in links:
@@ -77,18 +95,28 @@ def _try_evaluation(input: Tensor, links: Sequence[FoldedLink]) -> Any:
         statistics: tuple[Tensor | None, ...] = (None, None, None, None)
         if norm is not None:
             if norm.training or norm.running_mean is None:
-                return NotImplemented
+                return None
             eps = norm.eps
             statistics = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-        padding: Any = convolution.padding  # no text: see `foldable` and `linked`
+        padding: Any = convolution.padding  # not a text: see `foldable` and `linked`
         options.append((*convolution.stride, *padding, convolution.groups, eps, activation))
         weights += (convolution.weight, *statistics, convolution.bias)
-    chosen, given = tuple(options), tuple(weights)
+    return tuple(options), tuple(weights), tuple([convolution.weight for convolution, _, _ in links])
+
+
+def _try_evaluation(input: Tensor, links: Sequence[FoldedLink]) -> Any:
+    """The chain with its normalisations folded into the weights; NotImplemented if nothing was done."""
     frozen = links[0][0].__dict__.get(FROZEN)
+    if frozen is None:
+        parts = _gather(links)
+    else:
+        parts = frozen.parts(tuple([activation for _, _, activation in links]), lambda: _gather(links))
+    if parts is None:
+        return NotImplemented
+    options, given, alone = parts
     if frozen is not None:
-        alone = tuple([convolution.weight for convolution, _, _ in links])
-        return frozen.call(chosen, alone, lambda folded: try_folded(chosen, (input, *given), folded))
-    made = try_folded(chosen, (input, *given), None)
+        return frozen.call(options, alone, lambda folded: try_folded(options, (input, *given), folded))
+    made = try_folded(options, (input, *given), None)
     return made if made is NotImplemented else made[0]
 
 

@@ -4,18 +4,44 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from opswap import _core
+
 __all__ = ["FROZEN", "Frozen", "freeze", "unfreeze"]
 
 FROZEN = "_opswap_frozen"  # an attribute of a module
 
 Folded = Callable[[Tensor | bool | None], Any]
+# What the kernels read of a chain: options, the tensors behind the input, the weights of its convolutions.
+Parts = tuple[tuple[Any, ...], tuple[Tensor | None, ...], tuple[Tensor, ...]]
+
+_FORWARDS = ("forward", "_opswap_forward")  # of the instance: a forward of the user is not the one of opswap
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HELD = ("_parameters", "_buffers")
+_PLAIN_VALUES = (bool, int, float, str, tuple, type(None))
+
+
+def _seal(module: nn.Module) -> tuple[Any, ...] | None:
+    """The options and tensors of a module, for `_core.unaltered`; None if an attribute is not a plain value.
+
+    Neither a module nor a bound method is held: a cycle would keep the model alive.
+    """
+    entries = vars(module)
+    options = [(k, v) for k, v in entries.items() if not k.startswith("_") and k != "forward"]
+    if not all(type(v) in _PLAIN_VALUES for _, v in options):
+        return None
+    held = tuple(x for name in _HELD for x in (name, _flat(entries[name].items())))
+    return type(module), _FORWARDS, _HOOKS, _flat(options), held
+
+
+def _flat(pairs: Iterable[tuple[str, Any]]) -> tuple[Any, ...]:
+    return tuple(x for pair in pairs for x in pair)
 
 
 class Frozen:
@@ -23,6 +49,8 @@ class Frozen:
 
     def __init__(self) -> None:
         self._kept: tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor] | None = None
+        self._seals: tuple[tuple[Any, ...], ...] | None = None
+        self._parts: tuple[tuple[str | None, ...], Parts] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
         return Frozen()
@@ -37,7 +65,31 @@ class Frozen:
 
     def drop(self) -> None:
         """Forget the folded weights; the next call folds again."""
-        self._kept = None
+        self._kept = self._seals = self._parts = None
+
+    def settle(self, modules: Sequence[nn.Module]) -> None:
+        """Remember what these modules are, of which a chain was just found to consist."""
+        seals = tuple(map(_seal, modules))
+        self._parts = None
+        self._seals = None if None in seals else seals  # type: ignore[assignment]
+
+    def is_settled(self, modules: tuple[nn.Module, ...]) -> bool:
+        """True if nothing of these modules has changed since `settle`: neither options, tensors, hooks nor classes."""
+        seals = self._seals
+        return seals is not None and _core.unaltered(modules, seals)
+
+    def parts(self, activations: tuple[str | None, ...], gather: Callable[[], Parts | None]) -> Parts | None:
+        """What `gather` returned since `settle`: a call whose modules have changed settles first.
+
+        Args: activations: behind the convolutions; two sites may differ in them alone.
+        """
+        known = self._parts
+        if known is not None and known[0] == activations:
+            return known[1]
+        found = gather()
+        if self._seals is not None and found is not None:
+            self._parts = activations, found
+        return found
 
     def lies_in(self, storages: set[int]) -> bool:
         """True if one of the weights that were folded lies in these storages, given by their addresses."""

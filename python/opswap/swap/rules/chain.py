@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Node
 
-from opswap.nn.chain import apply_chain, apply_folded
+from opswap.nn.chain import apply_chain, apply_folded, settle, settled
 from opswap.ops.chain import (
     FEWEST_CHANNELS,
     MOST_CHANNELS,
@@ -29,7 +29,7 @@ from ..rule import Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
 from .activation import activation, activation_of
 from .conditions import poolable
-from .norm import behind, module_calls, normable, problem_of
+from .norm import behind, module_calls, problem_of
 
 __all__ = ["RULES", "foldable", "is_foldable", "is_link", "linked"]
 
@@ -211,10 +211,11 @@ class _Spelled:
 
 _NAMES: dict[str, Any] = {
     "unhooked": unhooked,
-    "normable": normable,
     "poolable": poolable,
     "linked": linked,
     "foldable": foldable,
+    "settled": settled,
+    "settle": settle,
     "activation_of": activation_of,
     "Identity": nn.Identity,
     "apply_chain": apply_chain,
@@ -222,28 +223,25 @@ _NAMES: dict[str, Any] = {
 }
 
 
+def _replacement(text: _Spelled, held: str, function: str) -> Replacement:
+    """held: the condition on convolutions and normalisations. Nothing is asked again of a frozen chain that has settled."""
+    modules = ", ".join(text.modules)
+    conditions = (f"unhooked({modules})", held, *text.still, f"settle({modules})")
+    condition = f"poolable(x0) and (settled({modules}) or {' and '.join(conditions)})"
+    return Replacement(condition, f"{function}(x0, {', '.join(text.links)})", _NAMES)
+
+
 def _prove(region: Region, shapes: Shapes) -> Replacement:
     """The graph holds torch's own modules, so that no run has to show what they compute."""
     text = _Spelled(region)
-    conditions = (
-        f"unhooked({', '.join(text.modules)})",
-        f"normable({text.norms[0]}, x0)",
-        f"linked({', '.join(text.convolutions + text.norms)})",
-        *text.still,
-    )
-    return Replacement(" and ".join(conditions), f"apply_chain(x0, {', '.join(text.links)})", _NAMES)
+    return _replacement(text, f"linked({', '.join(text.convolutions + text.norms)})", "apply_chain")
 
 
 def _prove_folded(region: Region, shapes: Shapes) -> Replacement:
     """The same."""
     text = _Spelled(region)
-    conditions = (
-        f"unhooked({', '.join(text.modules)})",
-        "poolable(x0)",
-        f"foldable({len(text.convolutions)}, {', '.join(text.convolutions + text.norms)})",
-        *text.still,
-    )
-    return Replacement(" and ".join(conditions), f"apply_folded(x0, {', '.join(text.links)})", _NAMES)
+    parts = ", ".join(text.convolutions + text.norms)
+    return _replacement(text, f"foldable({len(text.convolutions)}, {parts})", "apply_folded")
 
 
 def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:

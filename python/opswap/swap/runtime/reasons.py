@@ -435,6 +435,8 @@ def site_names(code: str) -> dict[str, str]:
 def _terms(test: ast.expr) -> list[ast.expr]:
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return [t for value in test.values for t in _terms(value)]
+    if isinstance(test, ast.BoolOp):  # the shorter way to know the same, or each condition by itself
+        return _terms(test.values[-1])
     return [test]
 
 
