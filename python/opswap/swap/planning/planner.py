@@ -16,7 +16,6 @@ from ..capture.example_run import ModelInputs
 from ..capture.paths import Capture, CaptureError, capture
 from ..capture.shell import Shell
 from ..capture.tracer import class_name
-from ..graph.calls import graph_kinds
 from ..report import Report, Site
 from ..rewriting.code import passed_by
 from ..rule import UNPROBED, Refusal, Region, Shapes
@@ -26,6 +25,7 @@ from ..rules.conditions import on_cpu
 from ..runtime.guards import hooked
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
+from .block_ends import cuts_its_input, joins_its_output, last_module
 from .contiguity import Demand, demand_of, restricted
 from .gains import gain
 from .seen_inside import SEEN_INSIDE, seen_inside
@@ -79,12 +79,10 @@ class _Module:
         return all(n.op != "call_module" for p in self.paths for n in p.capture.graph.nodes)
 
     def cuts_its_input(self) -> bool:
-        """True where the forward begins with moving parts of its input about, as a channel split does."""
-        return any(_cuts_its_input(p.capture.graph) for p in self.paths)
+        return any(cuts_its_input(p.capture.graph) for p in self.paths)
 
     def joins_its_output(self) -> bool:
-        """True where the forward ends with moving parts of its output about."""
-        return any(_joins_its_output(p.capture.graph) for p in self.paths)
+        return any(joins_its_output(p.capture.graph) for p in self.paths)
 
 
 @dataclass
@@ -274,11 +272,15 @@ class _Planner:
         return opened if any(self._is_new(opened, c) for c in opened.changes) else found
 
     def _chained(self, found: _Module) -> Iterator[nn.Module]:
-        """Pairs of children of which the second cuts what the first has put together."""
+        """Children that a rule may join with the next call: pairs of which the second cuts what the first has put
+        together, and blocks that end with a module of torch in front of another one."""
         for path in found.paths:
             for node in path.capture.graph.nodes:
                 before = node.args[0] if node.op == "call_module" and node.args else None
                 if not isinstance(before, fx.Node) or before.op != "call_module":
+                    continue
+                if type(node.meta["module"]) in self.called:
+                    yield from self._down_to_end(before.meta["module"])
                     continue
                 pair = [self.known.get(n.meta["module"]) for n in (before, node)]
                 if None in pair or any(hooked(m.root) for m in pair):
@@ -286,6 +288,18 @@ class _Planner:
                 if pair[0].joins_its_output() and pair[1].cuts_its_input():
                     for m in pair:
                         yield from (m.root, *m.opened)
+
+    def _down_to_end(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
+        """The block and the blocks that it ends with, down to a module whose calls a rule looks for; () without one."""
+        known = self.known.get(module) if module is not None else None
+        if known is None or hooked(known.root):
+            return ()
+        for path in known.paths:
+            last = last_module(path.capture.graph)
+            inside = self._down_to_end(last)
+            if inside or type(last) in self.called:
+                return (known.root, *known.opened, *inside)
+        return ()
 
     def _capture(self, module: nn.Module, path: str, opened: tuple[nn.Module, ...]) -> _Module:
         hints = self.inputs.hints(module) if self.inputs is not None else None
@@ -318,6 +332,8 @@ class _Planner:
             elif shuffles:
                 yield child
                 yield from known.opened if known is not None else ()
+            elif _is_sequential(module) and type(after) in self.called:
+                yield from self._down_to_end(child)
 
     def _is_activation(self, known: _Module) -> bool:
         """True for the user's own module of an activation, which a rule can join with the normalisation before it."""
@@ -480,19 +496,3 @@ def _is_own(module: nn.Module) -> bool:
 def _source(module: nn.Module) -> str:
     code = None if _compiled(module) else getattr(type(module).forward, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
-
-
-def _cuts_its_input(graph: fx.Graph) -> bool:
-    """True where the forward begins with moving parts of its input about, as a channel split does."""
-    kinds = graph_kinds(graph)
-    return any(
-        kinds[user] in ("tensor", "tuple")
-        for node in graph.nodes
-        if node.op == "placeholder"
-        for user in node.users
-    )
-
-
-def _joins_its_output(graph: fx.Graph) -> bool:
-    (result,) = (n.args[0] for n in graph.nodes if n.op == "output")
-    return isinstance(result, fx.Node) and graph_kinds(graph)[result] == "tensor"
