@@ -60,6 +60,28 @@ class Spelled(nn.Module):
         return T.relu6(self.narrow(T.hardswish(self.wide(x))))
 
 
+class Bottleneck(nn.Module):
+    """Ends with a convolution, and the BatchNorm is the caller's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(5, 16, 3), nn.ReLU(), nn.Conv2d(16, 20, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Bottleneck(), nn.BatchNorm2d(20), nn.ReLU()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the number of chains
     "norm": (lambda: block(nn.BatchNorm2d(20)), 1),
     "norm and relu": (lambda: block(nn.BatchNorm2d(20), nn.ReLU(), bias=False), 1),
@@ -70,6 +92,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the number of 
     "an activation of torch": (lambda: block(nn.GELU(), nn.Conv2d(20, 16, 1), nn.ReLU()), 1),
     "forward": (Spelled, 1),
     "tall ones begin a chain": (lambda: block(nn.ReLU(), nn.Conv2d(20, 16, (3, 1)), nn.ReLU()), 2),
+    "blocks in a Sequential": (lambda: nn.Sequential(Bottleneck(), nn.BatchNorm2d(20), nn.ReLU()), 1),
+    "blocks in a forward": (Around, 1),
     "nothing between": (lambda: block(nn.Conv2d(20, 16, (1, 3)), nn.Conv2d(16, 24, 1), nn.ReLU()), 1),
 }
 
@@ -153,6 +177,32 @@ def test_images_of_other_channels_raise_as_stock() -> None:
     for m in (stock, model):
         with torch.no_grad(), pytest.raises(RuntimeError, match="to have 1 channel"):
             m(images(16))
+
+
+@pytest.mark.parametrize("make", [Around, lambda: nn.Sequential(Bottleneck(), nn.BatchNorm2d(20), nn.ReLU())])
+def test_a_norm_behind_a_block(make: Callable[[], nn.Module]) -> None:
+    stock = drawn(make()).eval()
+    model = opswap.swap(copy.deepcopy(stock))
+    assert_model_as_near(model, stock, lambda: (images(),))
+    opswap.reset_stats()
+    with torch.no_grad():
+        model(images())
+    assert opswap.stats()["kernel"] == {"conv_chain": 1}
+    inside = next(m for m in model.modules() if isinstance(m, Bottleneck))
+    inside.register_forward_hook(lambda m, i, o: o * 2)
+    next(m for m in stock.modules() if isinstance(m, Bottleneck)).register_forward_hook(lambda m, i, o: o * 2)
+    x = images()
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_block_with_hooks_is_left_closed() -> None:
+    model = Around()
+    model.layers[0].register_forward_hook(lambda m, i, o: o * 2)
+    rules = {
+        s.path: s.rule for s in opswap.scan(model).swapped if s.rule.startswith(("conv_folded", "batch_norm"))
+    }
+    assert rules == {"layers.0.body.0": "conv_folded", "layers.1": "batch_norm_act"}
 
 
 class UsedTwice(nn.Module):
@@ -325,7 +375,9 @@ def test_lprnet() -> None:
     with torch.no_grad():
         x = torch.randn(1, 3, 24, 94)
         torch.testing.assert_close(model(x.contiguous(memory_format=LAST)), stock(x), rtol=1e-4, atol=1e-4)
-    assert opswap.stats()["kernel"]["conv_chain"] == 9
+    counts = opswap.stats()["kernel"]
+    assert counts["conv_chain"] == 8  # those behind the bottlenecks are joined with what follows
+    assert "batch_norm" not in counts
 
 
 def test_compiled_traced_and_autocast() -> None:

@@ -224,7 +224,10 @@ _NAMES: dict[str, Any] = {
 
 
 def _replacement(text: _Spelled, held: str, function: str) -> Replacement:
-    """held: the condition on convolutions and normalisations. Nothing is asked again of a frozen chain that has settled."""
+    """What is known of a frozen chain that has settled is not evaluated again.
+
+    Args: held: the condition on convolutions and normalisations.
+    """
     modules = ", ".join(text.modules)
     conditions = (f"unhooked({modules})", held, *text.still, f"settle({modules})")
     condition = f"poolable(x0) and (settled({modules}) or {' and '.join(conditions)})"
