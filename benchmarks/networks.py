@@ -29,7 +29,7 @@ def listed() -> dict[str, dict[str, str]]:
 def make(library: str, name: str) -> nn.Module:
     """A network with random weights.
 
-    Raises: ImportError where the library is not installed.
+    Raises: ImportError if the library is not installed.
     """
     return _MAKERS[library](name)
 

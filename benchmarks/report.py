@@ -16,6 +16,8 @@ Row = dict[str, Any]
 _RESULTS = Path(__file__).parent / "results"
 _OPERATOR = ("case", "shape", "dtype", "layout", "direction")
 _MODEL = ("case", "shape", "direction")
+_AS_USED = ", as used"
+_USED = ("stock as it comes", "stock with reused memory")
 
 
 def _settings(rows: Iterable[Row]) -> list[tuple[int, str]]:
@@ -41,7 +43,7 @@ def _ratio(row: Row) -> str:
 
 
 def _kept(row: Row) -> str:
-    """MB that every form keeps for the backward; empty where that is not measured."""
+    """MB that every form keeps for the backward; empty if that is not measured."""
     return ", ".join(f"{name} {size / 1e6:.1f}" for name, size in (row.get("kept_bytes") or {}).items())
 
 
@@ -64,9 +66,9 @@ def _operator_table(rows: list[Row]) -> list[str]:
 
 
 def _model_table(rows: list[Row]) -> list[str]:
-    """A line a model and setting: median times of every form in both layouts; empty where a form does not run.
+    """A line a model and setting: median times of every form in both layouts; empty if a form does not run.
 
-    A line a dtype and a layout, where there are several and the names of the forms do not tell them.
+    A line a dtype and a layout, if there are several and the names of the forms do not tell them.
     """
     stock = list(dict.fromkeys(name for row in rows for name in row["stock"]))
     forms = list(dict.fromkeys(_form(row) for row in rows))
@@ -84,6 +86,19 @@ def _model_table(rows: list[Row]) -> list[str]:
         lines.append([*key[: len(keys)], _heading((key[-2], key[-1])), *cells])
     head = [*keys, "setting", *stock, *forms, "best stock / best swapped"]
     return markdown([*head, "runs as"] if plans else head, lines)
+
+
+def _used_table(rows: list[Row]) -> list[str]:
+    """One line per network, direction and setting: stock as it comes and with reused memory, and `optimize`."""
+    lines = []
+    for row in rows:
+        stock = [row["stock"][name]["median"] for name in _USED]
+        name = row["case"].removesuffix(_AS_USED)
+        shape = row["shape"].replace(",", " x ")
+        gain = _ratio({"ratio": stock[0] / row["opswap_ms"]})
+        cells = [f"{name}, {shape}", row["direction"], _heading((row["threads"], row["allocation"]))]
+        lines.append([*cells, *map(milliseconds, (*stock, row["opswap_ms"])), gain])
+    return markdown(["network, batch", "direction", "setting", *_USED, "optimize", "times faster"], lines)
 
 
 def _cost_table(rows: list[Row]) -> list[str]:
@@ -120,9 +135,12 @@ def report(rows: list[Row]) -> str:
     operators = [row for row in rows if row["roof_share"] is not None]
     costs = [row for row in rows if row.get("costs")]
     models = [row for row in rows if row["roof_share"] is None and not row.get("costs")]
+    used = [row for row in models if row["case"].endswith(_AS_USED)]
+    models = [row for row in models if row not in used]
     parts = [_machine_line(rows)]
     parts += ["\n".join(_operator_table(operators))] if operators else []
     parts += ["\n".join(_model_table(models))] if models else []
+    parts += ["\n".join(_used_table(used))] if used else []
     parts += ["\n".join(_cost_table(costs))] if costs else []
     return "\n\n".join(parts)
 

@@ -98,7 +98,7 @@ def _kind(name: str, shapes: list[Any], values: list[Any], before: str) -> str:
 
 
 def _shuffles(name: str, shapes: list[Any], values: list[Any]) -> bool:
-    """True where groups and channels of a group change places: dimensions 1 and 2 of five."""
+    """True if groups and channels of a group change places: dimensions 1 and 2 of five."""
     if len(shapes[0]) != 5:
         return False
     if name == "permute":

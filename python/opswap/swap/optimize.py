@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from opswap._torch import tree_map
 from opswap.memory import denormal_parameters, reuse_freed
 from opswap.memory import flush_denormals as set_flushing
-from opswap.memory.switches import flush_state_kept, reuses_freed
+from opswap.memory.switches import flush_state_kept, reuse_kept
 
 from .api import select_rules, swap
 from .capture.quiet import quiet_copy
@@ -66,7 +66,7 @@ def optimize(
         example_inputs: a tuple of positional inputs. A step on copies is measured: forward and backward if the model
             is in train() mode, else inference. Also passed to `swap`. The random generators of the process are put
             back afterwards: numbers that other threads draw from them meanwhile are drawn again.
-        memory_format: "auto" is torch.channels_last where it is faster: measured with example_inputs, the swapped
+        memory_format: "auto" is torch.channels_last if it is faster: measured with example_inputs, the swapped
             model as it is against the same in channels_last, in turn. Without inputs: if the model has 2-D
             convolutions on the CPU, all its code that may need contiguous tensors could be analysed and needs none,
             and no replacement in use was measured slower in channels_last. Never with torch.optim.LBFGS, which views
@@ -241,13 +241,8 @@ def _flushing(flush: bool, model: nn.Module, inputs: tuple[Any, ...]) -> Callabl
 
 @contextmanager
 def _switches_kept() -> Iterator[None]:
-    before = reuses_freed()
-    try:
-        with flush_state_kept():
-            yield
-    finally:
-        if reuses_freed() != before:
-            reuse_freed(before)
+    with reuse_kept(), flush_state_kept():
+        yield
 
 
 def _reuse() -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Grouped linear maps, against einsum, bmm, baddbmm, a loop of Linears and, for one output, a summed product.
 
-The stock forms get weights in either order, (in, out) and (out, in). Ragged ones pad to the widest group where they
+The stock forms get weights in either order, (in, out) and (out, in). Ragged ones pad to the widest group if they
 need one size for all, and pick what counts out of the result. Inference is a forward without a graph, a step a forward
 and the gradients of everything.
 """
