@@ -223,9 +223,9 @@ PyMethodDef osw_depthwise_methods[] = {
     OSW_ENTRY_LINE(depthwise_backward, "depthwise_backward(grad_output, input, weight, stride, "
                                        "padding, wants_input, wants_weight, wants_bias) -> "
                                        "the gradients"),
-    OSW_ENTRY_LINE(plain_depthwise, "As depthwise, or NotImplemented where torch should run."),
+    OSW_ENTRY_LINE(plain_depthwise, "As depthwise, or NotImplemented if torch should run."),
     OSW_ENTRY_LINE(plain_depthwise_backward,
-                   "As depthwise_backward, or NotImplemented where torch should run."),
+                   "As depthwise_backward, or NotImplemented if torch should run."),
     OSW_ENTRY_LINE(depthwise_fits, "Whether plain_depthwise takes these arguments."),
     OSW_ENTRY_COUNTS_LINE(depthwise_variants),
     OSW_ENTRY_NO_ARGS_LINE(depthwise_leads,

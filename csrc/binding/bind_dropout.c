@@ -106,7 +106,7 @@ static int draw_once(osw_drawing *drawing, bool keep_lock, osw_twister *twister)
 
 /* Threads of Python are kept out by its lock, which large draws let go of at first. A thread that
  * is inside torch without that lock holds the generator's own one, for which get_state() waits: so
- * the state is read again behind the draw, and the draw done again where it differs. */
+ * the state is read again behind the draw, and the draw done again if it differs. */
 static int draw(osw_drawing *drawing)
 {
     enum { WITHOUT_LOCK = 2, MOST = 100, LARGE = 1 << 16 };

@@ -46,7 +46,7 @@ static int check_large(const osw_call *call, osw_norm_job *job)
     return 0;
 }
 
-/* Vectors hold one value a channel, all in the dtype of the input, or all in float32 where that is
+/* Vectors hold one value a channel, all in the dtype of the input, or all in float32 if that is
  * a 16-bit type. */
 static int check_vectors(const osw_call *call, const osw_norm_job *job)
 {
@@ -152,7 +152,7 @@ static bool describe_all(const osw_call *call, osw_norm_job *job, osw_norm_form 
     return true;
 }
 
-/* One channel is a plane; where both forms fit, there are no vectors along one position. */
+/* One channel is a plane; if both forms fit, there are no vectors along one position. */
 bool osw_norm_choose_form(const osw_call *call, osw_norm_job *job)
 {
     const osw_tensor *x = &call->tensors[INPUT];

@@ -198,7 +198,7 @@ OSW_INLINE vi16 abs_i16(vi16 v)
 }
 #endif
 
-/* v, negated where `sign` is negative; where `sign` is 0, v is 0. */
+/* v, negated if `sign` is negative; if `sign` is 0, v is 0. */
 #ifndef signed_like_i16
 OSW_INLINE vi16 signed_like_i16(vi16 v, vi16 sign)
 {

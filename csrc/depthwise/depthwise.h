@@ -72,7 +72,7 @@ extern osw_depthwise_fn *osw_depthwise_table[OSW_DEPTHWISE_COUNT];
  * improves. */
 void osw_depthwise_select(osw_isa isa);
 
-/* Whether convolutions go to the kernels for `isa`: where vectors are as wide as those of torch's
+/* Whether convolutions go to the kernels for `isa`: if vectors are as wide as those of torch's
  * library. Nobody has measured neon. */
 bool osw_depthwise_leads(osw_isa isa);
 
@@ -82,7 +82,7 @@ OSW_DECLARE_FILLS(osw_depthwise_fill, osw_depthwise_fn **table);
  * result depends on the number of threads. */
 typedef struct osw_depthwise_chunks {
     int64_t images; /* of a chunk, ... */
-    int64_t parts;  /* ... or, where it is 1, chunks of an image */
+    int64_t parts;  /* ... or, if it is 1, chunks of an image */
     int64_t count;
 } osw_depthwise_chunks;
 

@@ -7,7 +7,7 @@
 #include "core/simd_math.h"
 #include "norm/norm.h"
 
-/* A NaN stays, and so does -0.0 where a bound is 0. */
+/* A NaN stays, and so does -0.0 if a bound is 0. */
 OSW_INLINE vf32 clamp_f32(vf32 z, vf32 low, vf32 high)
 {
     return min_f32(high, max_f32(low, z));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels where the channels of a position are neighbours; included once per dtype.
+/* Kernels for layouts in which the channels of a position are neighbours; included once per dtype.
  *
  * A pattern is a number of whole rows that fills whole vectors: no number of channels has a tail.
  * What a value takes depends on its place in the pattern only. Parts of many rows have patterns of

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels where the positions of a channel are neighbours; included once per dtype. */
+/* Kernels for layouts in which the positions of a channel are neighbours; included once per dtype. */
 #include "core/simd.h"
 #include "norm/activation.h"
 #include "norm/below.h"

@@ -23,7 +23,7 @@ typedef struct osw_norm_job {
     double momentum;                 /* any number */
     double *mean, *var;              /* biased; written by a forward in training, else read */
     const double *weight, *bias;     /* NULL: 1, 0 */
-    double *grad_weight, *grad_bias; /* backward, both or none: NULL where neither is wanted */
+    double *grad_weight, *grad_bias; /* backward, both or none: NULL if neither is wanted */
     osw_norm_fn *sample, *sums, *write; /* NULL: no such pass; set by osw_norm_choose */
     /* Set by osw_norm_prepare. */
     int64_t chunks, chunk; /* number, and images or rows in each */

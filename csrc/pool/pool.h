@@ -23,8 +23,8 @@
  *
  * adaptive_max_backward: its gradient.
  *
- * amax: as adaptive_max, over all positions, always with offsets; these are inverted (~) where the
- * maximum is not alone, OSW_POOL_SOMEWHERE where that was not looked at, and OSW_POOL_NOWHERE where
+ * amax: as adaptive_max, over all positions, always with offsets; these are inverted (~) if the
+ * maximum is not alone, OSW_POOL_SOMEWHERE if that was not looked at, and OSW_POOL_NOWHERE if
  * it is a NaN.
  *
  * amax_backward: the gradient of that maximum, shared by all positions that are equal to it:

@@ -97,7 +97,7 @@ def forward_mode_active() -> bool:
 
 
 def transforms_active() -> bool:
-    """True where an operator called on its own would hide from torch.func or forward-mode AD, or if nobody knows."""
+    """True if an operator called on its own would hide from torch.func or forward-mode AD, or if nobody knows."""
     return functorch_active() or forward_mode_active()
 
 

@@ -10,7 +10,7 @@ typedef struct osw_best {
     vi32 tap;
 } osw_best;
 
-/* A greater value wins, and so does a NaN. The maximum by max_f32 is the same one: where
+/* A greater value wins, and so does a NaN. The maximum by max_f32 is the same one: if
  * comparisons go to mask registers, by which to select takes longest, the next tap does not wait
  * for them (Zen 5: 1.2 times faster, 1.7 without taps). Elsewhere it is an instruction more if taps
  * are wanted. */

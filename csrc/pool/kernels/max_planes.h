@@ -140,7 +140,7 @@ typedef struct LOCAL(two_lines) {
     int64_t count; /* columns */
 } LOCAL(two_lines);
 
-/* The block at column `at` where windows reach over an end of the rows, or fewer are wanted. */
+/* The block at column `at` if windows reach over an end of the rows, or fewer are wanted. */
 OSW_INLINE void
 LOCAL(max_edge)(const LOCAL(read) *read, int64_t width, int64_t padding, const LOCAL(two_lines) *to,
                          int64_t at, vf32 *sum, const osw_side rows, const osw_side columns,

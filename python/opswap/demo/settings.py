@@ -31,7 +31,7 @@ class Settings:
     verbose: print the whole report of each swap and merge.
     full: train ShuffleNetV2 in 16 bits too, and LPRNet longer; fail unless it reads nine in ten held-out strips.
 
-    Raises: ValueError where two of them contradict each other.
+    Raises: ValueError if two of them contradict each other.
     """
 
     only: str | None

@@ -52,12 +52,12 @@ class Task(ABC):
     def stages(self) -> Iterator[Stage]:
         """The training, each stage to be worked through before the next one is asked for.
 
-        Raises: DemoError where the two differ.
+        Raises: DemoError if the two differ.
         """
 
     @abstractmethod
     def outcome(self) -> Outcome:
-        """After the last stage. Raises: DemoError where the two differ."""
+        """After the last stage. Raises: DemoError if the two differ."""
 
     @abstractmethod
     def format_timings(self) -> list[FormatTiming]:

@@ -98,7 +98,7 @@ class _State:
     sizes. stacked: the output is one of all branches. text: the graph of a branch. watch: what it read. batched:
     the inputs must have as many dimensions as the example: convolutions and pools take an image without a batch
     too. programs: by "training" and "inference", pairs of the input's elements and the program measured for them.
-    others: such programs by the dimensions of the inputs of a branch, where these are not the example's.
+    others: such programs by the dimensions of the inputs of a branch, if these are not the example's.
     """
 
     skeletons: tuple[nn.Module, ...]
@@ -115,7 +115,7 @@ class _State:
     timings: list[Timing] = field(default_factory=list)
 
     def known(self, inputs: Sequence[Any]) -> Programs | None:
-        """The programs for inputs of as many dimensions, None where there are none yet."""
+        """The programs for inputs of as many dimensions, None if there are none yet."""
         dimensions = tuple([_dimensions(x, s) for x, s in zip(inputs, self.shared, strict=True)])
         if dimensions == tuple([x.dim() for x in self.example]):
             return self.programs
@@ -415,7 +415,7 @@ def _dimensions(given: Any, shared: bool) -> int:
 
 
 def _detached(x: Any) -> Any:
-    """Inputs of their own, which want a gradient where those given do."""
+    """Inputs of their own, which want a gradient if those given do."""
     if not isinstance(x, Tensor):
         return [_detached(t) for t in x]
     own = x.clone() if x.is_inference() else x.detach()

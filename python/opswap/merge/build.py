@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Turn the graph of one branch into a program for all of them.
 
-Every value has the form in which it was made, its own; another form is made by a step of its own where it is asked
-for. Whatever has no rule runs with the branches folded into the batch, or, where it meets parameters or a shared value,
+Every value has the form in which it was made, its own; another form is made by a step of its own if it is asked
+for. Whatever has no rule runs with the branches folded into the batch, or, if it meets parameters or a shared value,
 under torch.vmap.
 """
 
@@ -112,7 +112,7 @@ class _Builder:
         return Ref(len(self.inputs) + len(self.steps) - 1)
 
     def _as(self, node: fx.Node, form: Form) -> Ref:
-        """The value of a node in a form, made where it is not there yet."""
+        """The value of a node in a form, made if it is not there yet."""
         if (node, form) not in self.made:
             if self._is_plain(node):
                 self.made[node, form] = self._plain_value(node, form)
@@ -222,7 +222,7 @@ class _Builder:
         self._define(node, Form.WEIGHT if weights_only else Form.STACKED, self._emit(node, run_batched, call))
 
     def _loops(self, node: fx.Node) -> bool:
-        """True where the plan has the node run one branch after another."""
+        """True if the plan has the node run one branch after another."""
         own = [self.own[n] for n in self._tensors(node)]
         if all(f is Form.WEIGHT for f in own):  # what is made of parameters alone has no batch
             return False
@@ -414,7 +414,7 @@ class _Builder:
         self._define(node, Form.STACKED, self._emit(node, calls.callee(node), args, kwargs=kwargs))
 
     def _common_form(self, tensors: Sequence[fx.Node]) -> Form | None:
-        """A form in which elements that belong together meet; None where there is none."""
+        """A form in which elements that belong together meet; None if there is none."""
         own = {self.own[n] for n in tensors}
         if len(tensors) == 1:
             return own.pop()
@@ -481,7 +481,7 @@ class _Builder:
 
 
 def _clone(x: Tensor) -> Tensor:
-    """A copy that has memory for every element, where branches are one tensor seen N times too."""
+    """A copy that has memory for every element, if branches are one tensor seen N times too."""
     return x.clone(memory_format=torch.contiguous_format if 0 in x.stride() else torch.preserve_format)
 
 

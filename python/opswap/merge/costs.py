@@ -62,7 +62,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Choice:
-    """way: a mode of BranchConv. gain: of it over the grouped convolution, None where nothing like it was recorded."""
+    """way: a mode of BranchConv. gain: of it over the grouped convolution, None if nothing like it was recorded."""
 
     way: str
     gain: float | None
@@ -80,7 +80,7 @@ def own_file() -> Path:
 
 
 def source() -> str:
-    """Whose figures are read: this machine's, those of a class of CPUs, or "" where there are none."""
+    """Whose figures are read: this machine's, those of a class of CPUs, or "" if there are none."""
     if _own(own_file()) is not None:
         return "this machine"
     return cpu_class() if cpu_class() in _shipped() else ""
@@ -120,6 +120,6 @@ _own = lru_cache(maxsize=4)(kept_gains)
 
 
 def keep(gains: Gains) -> None:
-    """Make these this machine's own figures. Raises: OSError where the cache folder cannot be written."""
+    """Make these this machine's own figures. Raises: OSError if the cache folder cannot be written."""
     keep_gains(own_file(), gains)
     _own.cache_clear()

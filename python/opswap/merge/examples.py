@@ -22,7 +22,7 @@ _LENGTHS = (5, 16, 49)
 def guess_example(branch: nn.Module) -> tuple[Tensor, ...]:
     """One input on which the branch runs.
 
-    Raises: ValueError where none of the guesses does.
+    Raises: ValueError if none of the guesses does.
     """
     twin = copy.deepcopy(branch).eval()
     tried = []

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Ref:
-    """The value of an earlier step; where listed, the one of the branch that is at work."""
+    """The value of an earlier step; if listed, the one of the branch that is at work."""
 
     index: int
     listed: bool = False
@@ -94,8 +94,8 @@ class Program:
     """Runs of steps: one step for all branches, or several that one branch does before the next one begins.
 
     inputs: the form in which each input is wanted; their values come before those of the steps. result: Refs. stacked:
-    False where the result is a list of those of the branches. sections: for every tensor of the result, how many
-    features each branch has of it, () where these lie along a dimension of their own.
+    False if the result is a list of those of the branches. sections: for every tensor of the result, how many
+    features each branch has of it, () if these lie along a dimension of their own.
     """
 
     branches: int

@@ -42,7 +42,7 @@ def tune(*, seconds: float = 0.05, progress: Progress | None = None) -> costs.Ga
         progress: is called with the setting of each convolution before it is measured, the number of convolutions
             done, and of all.
     Returns: {setting: [[*sizes, *gains over the grouped convolution]]}, as `costs.SIZES` and `costs.WAYS`.
-    Raises: OSError where the cache folder cannot be written.
+    Raises: OSError if the cache folder cannot be written.
     """
     table: costs.Gains = {}
     threads = torch.get_num_threads()

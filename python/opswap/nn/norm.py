@@ -21,7 +21,7 @@ def apply_norm(
 ) -> Tensor:
     """The forward of torch's BatchNorm on `norm`, then the activation; counts the batch as torch's does.
 
-    Args: inplace: the result may lie where `input` lay, which nobody else reads any more.
+    Args: inplace: the result may overwrite `input`, which nothing else reads afterwards.
     """
     norm._check_input_dim(input)
     momentum = 0.0 if norm.momentum is None else norm.momentum

@@ -31,7 +31,7 @@ class ConvolutionOperator:
         options: of the schema, each with a comma in front.
         window: `window(weight, *options)` -> stride, padding, groups.
         kernel: `kernel(input, weight, bias, *options)` -> the output, or NotImplemented.
-        kernel_backward: `kernel_backward(grad_output, input, weight, *options, *mask)` -> three gradients, None where
+        kernel_backward: `kernel_backward(grad_output, input, weight, *options, *mask)` -> three gradients, None if
             mask is False, or NotImplemented.
 
     The output and the gradient of the input are dense in the memory format of the input, the gradient of the weight in

@@ -49,7 +49,7 @@ def bilinear_pair(forward: Operator, backward: Operator) -> None:
 
     Args:
         backward: `backward(grad_output, input, weight, *constants, mask)` returns the gradients of input, weight and
-            bias where mask is True, and tensors without elements for the others: an operator returns tensors only.
+            bias if mask is True, and tensors without elements for the others: an operator returns tensors only.
     """
     _Bilinear(forward, backward)
 

@@ -69,7 +69,7 @@ class Operator:
     Args:
         schema: of torch.library. The arguments behind the tensors are called constants here.
         kernel: the operator on ordinary CPU tensors. It counts itself, and raises RuntimeError for what does not fit.
-        reference: the same in torch's operators: for other devices, and where kernels are switched off.
+        reference: the same in torch's operators: for other devices, and if kernels are switched off.
         fake: outputs of the right sizes, strides and dtypes, for tensors without memory.
         differentiable: the number of outputs that have gradients; None is all.
         join: for each tensor the dimension that a dimension mapped by vmap joins; None: 0 for every tensor.
@@ -265,7 +265,7 @@ class Operator:
         return (None, *self._gradients(ctx, ctx.needs_input_grad[1:], grads))
 
     def make_apply(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`apply(constants, *tensors)`: `run` with the operator's gradient, for where `plain_eager` holds."""
+        """`apply(constants, *tensors)`: `run` with the operator's gradient, for calls with `plain_eager()` true."""
 
         def forward(ctx: Any, constants: tuple[Any, ...], *tensors: Any) -> Any:
             outputs = run(constants, *tensors)

@@ -247,7 +247,7 @@ def _shuffle_in_torch(
 
     The sizes, which a trace would make constants, are not looked at.
     """
-    # Copied by torch.cat also where the shuffle is the identity: the result may be written to.
+    # Copied by torch.cat also if the shuffle is the identity: the result may be written to.
     row = torch.cat(list(tensors), 1)
     matrix = row.unflatten(1, (-1, groups) if inverse else (groups, -1))
     shuffled = matrix.transpose(1, 2).flatten(1, 2)

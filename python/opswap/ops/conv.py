@@ -107,7 +107,7 @@ _WINS = {"avx2": _wins_avx2, "avx512": _wins_avx512}
 
 
 def conv_wins(channels: int, outputs: int, taps: Sequence[int], pixels: int | None = None) -> bool:
-    """True where the kernel was measured faster than torch's gradient of the weight, on the tier in use.
+    """True if the kernel was measured faster than torch's gradient of the weight, on the tier in use.
 
     Args: channels, outputs: of input and output. taps: (kH, kW). pixels: of the output, in all images; None: many.
     """
@@ -145,7 +145,7 @@ def why_kept(weight: Sequence[int], window: Window) -> str | None:
 
 
 def _window(weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair) -> Window | None:
-    """The options in numbers; None where they are none, or not of two directions."""
+    """The options in numbers; None if they are none, or not of two directions."""
     try:
         numbers = padding_numbers(padding, weight.shape[2:], stride, dilation)
         window = (pair(stride), numbers, pair(dilation))

@@ -27,7 +27,7 @@ from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_fits", "depthwise_wins", "is_depthwise"]
 
-# Looked up once: what lies on the way to a name costs microseconds where it has left the caches.
+# Looked up once: what lies on the way to a name costs microseconds if it has left the caches.
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _transforms = functorch_active
@@ -90,7 +90,7 @@ def _kernel_backward(
 
 
 def depthwise_wins() -> bool:
-    """True where the kernels have vectors as wide as the convolution library's."""
+    """True if the kernels have vectors as wide as the convolution library's."""
     return _core.depthwise_leads()
 
 
@@ -100,7 +100,7 @@ def _wins_as_constant() -> bool:
 
 
 def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> bool:
-    """True where the operator stands in a graph: what the kernels take, as far as a graph's sizes tell."""
+    """True if the operator stands in a graph: what the kernels take, as far as a graph's sizes tell."""
     if not (seen_by_tracer() and isinstance(input, Tensor) and isinstance(weight, Tensor)):
         return False
     if torch.is_autocast_enabled("cpu") or input.dim() != 4 or weight.dim() != 4 or not input.is_cpu:
@@ -127,10 +127,10 @@ def is_depthwise(module: nn.Conv2d) -> bool:
 
 
 def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
-    """True where `depthwise_conv2d` would run its kernels for this module's parameters, options and input.
+    """True if `depthwise_conv2d` would run its kernels for this module's parameters, options and input.
 
     Cheap: one call of the extension. False while torch.compile traces, under autocast, modes and transforms, and
-    where the kernels are not known to be as fast as torch's.
+    if the kernels are not known to be as fast as torch's.
     """
     return (
         not _compiling()

@@ -51,7 +51,7 @@ if hasattr(os, "register_at_fork"):
 
 @lru_cache(maxsize=1)
 def draws_alike() -> bool:
-    """True where torch draws its random bits on this CPU as the kernel does. Found by drawing with both, once.
+    """True if torch draws its random bits on this CPU as the kernel does. Found by drawing with both, once.
 
     In a thread of its own: no mode, trace or transform of the caller sees the draws.
     """
@@ -100,7 +100,7 @@ def _scale(keep: float, dtype: torch.dtype) -> float:
 
 
 def _is_recorded(input: Tensor) -> bool:
-    """True where the operator stands in a graph. If torch then draws in another way, its kernel does as well.
+    """True if the operator stands in a graph. If torch then draws in another way, its kernel does as well.
 
     Not in one of torch.compile, which fuses torch's own with what is around it.
     """

@@ -53,7 +53,7 @@ FEW_WEIGHTS = 1 << 17
 
 
 def pointwise_wins() -> bool:
-    """True where the kernels have vectors as wide as the convolution library's."""
+    """True if the kernels have vectors as wide as the convolution library's."""
     return _core.linear_leads()
 
 
@@ -73,7 +73,7 @@ def is_pointwise(module: nn.Conv2d) -> bool:
 
 
 def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
-    """True where the kernels compute this convolution: in channels_last, on the CPU, without autocast or trace."""
+    """True if the kernels compute this convolution: in channels_last, on the CPU, without autocast or trace."""
     return not _compiling() and isinstance(input, Tensor) and is_pointwise(module) and _is_candidate(input)
 
 
@@ -129,7 +129,7 @@ _operator = ConvolutionOperator(
 
 
 def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The output, or NotImplemented where the kernels do not take these tensors."""
+    """The output, or NotImplemented if the kernels do not take these tensors."""
     records = _grad_enabled() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )

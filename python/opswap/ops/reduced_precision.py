@@ -120,7 +120,7 @@ class _Window:
     def backward(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of input, weight and bias in float32. Differentiable where a graph is needed."""
+        """The gradients of input, weight and bias in float32. Differentiable if a graph is needed."""
         tensors = (grad_output, input.float(), weight.float())
         gradients = NotImplemented
         if plain_eager() and not needs_graph(tensors):

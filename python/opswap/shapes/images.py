@@ -44,7 +44,7 @@ class PaddedImages(NamedTuple):
 
         Args: stride: only every stride-th row and column, which are those of features behind convolutions of that
             stride in all.
-        Raises: ValueError where stride is not positive.
+        Raises: ValueError if stride is not positive.
         """
         if stride < 1:
             raise ValueError(f"stride must be at least 1, got {stride}")

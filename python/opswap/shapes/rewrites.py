@@ -23,7 +23,7 @@ class Facts:
     """What the run showed.
 
     op: the operator's name. mask_dims, trailing: dimensions of a mask, and of what it selects from behind those.
-    floating: False where it selects integers.
+    floating: False if it selects integers.
     """
 
     op: str
@@ -278,7 +278,7 @@ def _store(statement: ast.AST, facts: Facts) -> ast.AST | None:
 
 
 def _unselected(node: ast.expr, mask: str) -> ast.expr | None:
-    """Code that computes element by element on all of x what `node` computes on x[mask]; None where that differs."""
+    """Code that computes element by element on all of x what `node` computes on x[mask]; None if that differs."""
     if isinstance(node, (ast.Name, ast.Attribute)) or _is_constant(node):
         return node
     chosen = _selection(node)

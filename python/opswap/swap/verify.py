@@ -49,7 +49,7 @@ def compare(stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], repor
     """The report with one check for every mode and memory format; see `opswap.verify`.
 
     Args: stock, swapped: copies, which are used up; inputs: a tuple of positional inputs.
-    Raises: VerificationError where a check fails.
+    Raises: VerificationError if a check fails.
     """
     checks = []
     for layout in _FORMATS:
@@ -149,7 +149,7 @@ def _check_where_stock_fails(
         _step(swapped, inputs, layout, mode)
     except Exception as ours:
         return Check(name, type(ours) is type(error), f"both raise {said}")
-    return Check(name, True, f"runs, where the model as it was raises {said}")
+    return Check(name, True, f"runs; the original model raises {said}")
 
 
 def _check_errors(name: str, unequal: list[tuple[str, Tensor, list[Tensor], Tensor, float]]) -> Check:

@@ -103,7 +103,7 @@ operator = Operator(
     _fake,
     batch=_batch,
 )
-# The gradients of input, weight and bias where mask is True, else empty tensors.
+# The gradients of input, weight and bias if mask is True, else empty tensors.
 _backward_operator = Operator(
     f"{NAME}_backward(Tensor grad_output, Tensor input, Tensor weight, int[]? sections, bool[3] mask) "
     "-> (Tensor, Tensor, Tensor)",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 __all__ = ["ACTIVATIONS", "activate", "parse", "slope", "spell"]
 
-# Their parameters, with torch's values where the text gives none.
+# Their parameters, with torch's values if the text gives none.
 ACTIVATIONS: dict[str, tuple[float, ...]] = {
     "relu": (),
     "relu6": (),

@@ -63,7 +63,7 @@ def is_covered(input: Tensor) -> bool:
 
 
 def moves_apart(input: Tensor, vectors: Sequence[Vector], training: bool) -> bool:
-    """False where running statistics that move share memory with themselves or with what else the call reads.
+    """False if running statistics that move share memory with themselves or with what else the call reads.
 
     torch moves them channel by channel and reads the parameters afterwards; the kernels read first. In a compiled
     graph only a tensor that is given twice, or expanded, is noticed.

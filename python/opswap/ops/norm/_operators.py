@@ -49,7 +49,7 @@ def try_kernel(result: int, *arguments: Any) -> Any:
 
     Args: result: FRESH or OVER; arguments: training, momentum, eps, activation, input, running_mean, running_var,
         weight, bias. Nothing but autograd may watch: see `plain_eager`.
-    Returns: the output; False where a graph must be recorded; NotImplemented where nothing was done for another
+    Returns: the output; False if a graph must be recorded; NotImplemented if nothing was done for another
         reason, be it an error.
     """
     try:
@@ -62,7 +62,7 @@ def try_kernel(result: int, *arguments: Any) -> Any:
 
 
 def try_backward(*arguments: Any) -> Any:
-    """The kernel of the backward in the manner of `try_kernel`, where no graph must be recorded.
+    """The kernel of the backward in the manner of `try_kernel`, if no graph must be recorded.
 
     Args: training, eps, activation, needed (three bools), grad_output, input, statistics, weight, bias.
     Returns: gradients of input, weight and bias, None for those not needed; or NotImplemented.
@@ -257,7 +257,7 @@ def second_gradients(
 
 # input: (N, C, *); mean, var: (C) statistics to normalise with, None for those of the batch; statistics: (2, C)
 # float64, the means and biased variances used. The output and the gradient of input are dense in the memory format
-# of input; gradients where output_mask is False are neither computed nor returned. Under vmap the mapped dimension
+# of input; gradients if output_mask is False are neither computed nor returned. Under vmap the mapped dimension
 # joins the channels.
 operator = Operator(
     f"{_NAME}(Tensor input, Tensor? mean, Tensor? var, Tensor? weight, Tensor? bias, float eps, "

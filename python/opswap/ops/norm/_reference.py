@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Batch normalisation, its derivatives and their derivatives in plain torch code.
 
-The fallback where no kernel runs, the oracle of the tests, and what second derivatives are made of. Statistics are a
+The fallback if no kernel runs, the oracle of the tests, and what second derivatives are made of. Statistics are a
 (2, C) float64 tensor: means and biased variances.
 """
 

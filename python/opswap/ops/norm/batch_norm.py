@@ -92,7 +92,7 @@ def _train(
     training: bool, momentum: float, eps: float, activation: str | None, input: Tensor, *vectors: _Vector
 ) -> Tensor:
     """With a graph. The slope of an activation is found from the bias, so that autograd lets nobody change it before
-    the backward. Torch's batch norm keeps its weight alone: where only the bias is trained, it may change."""
+    the backward. Torch's batch norm keeps its weight alone: if only the bias is trained, it may change."""
     weight, bias = vectors[2:]
     alone = bias is not None and bias.requires_grad and (weight is None or not weight.requires_grad)
     if activation is None or not alone:
@@ -136,7 +136,7 @@ def infer(
     """`batch_norm_act` that may write its result over the input.
 
     Args: as `batch_norm_act`; `inplace` says that nobody else reads `input` any more.
-    Returns: `input` itself, overwritten, where that can be done: no gradient is needed, and a kernel reads and writes
+    Returns: `input` itself, overwritten, if that can be done: no gradient is needed, and a kernel reads and writes
         the memory of `input` as it lies. Else a new tensor, and `input` is as before.
     """
     if inplace and plain_eager():

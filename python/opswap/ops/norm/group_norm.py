@@ -70,7 +70,7 @@ def _are_vectors(input: Tensor, *vectors: Any) -> bool:
 def group_norm_fits(
     input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
 ) -> bool:
-    """True where the kernels compute this call of torch.nn.functional.group_norm."""
+    """True if the kernels compute this call of torch.nn.functional.group_norm."""
     if type(num_groups) is not int or num_groups < 1 or not isinstance(eps, float) or not eps > 0:
         return False
     return _is_dense_image(input) and input.shape[1] % num_groups == 0 and _are_vectors(input, weight, bias)
@@ -190,7 +190,7 @@ def _gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tenso
 
 
 # input: (N, C, *); statistics: (N, groups, 2) float64, the means and biased variances. The output and the gradient of
-# input are dense in the memory format of input; gradients where mask is False are neither computed nor returned.
+# input are dense in the memory format of input; gradients if mask is False are neither computed nor returned.
 _operator = Operator(
     f"{_NAME}(Tensor input, Tensor? weight, Tensor? bias, int groups, float eps) -> (Tensor, Tensor)",
     _kernel,
@@ -271,7 +271,7 @@ def instance_norm(
         momentum: share of the batch in the running statistics.
         eps: added to the variance.
 
-    Returns: (N, C, *), in the dtype of input; in its memory format where the kernels take it, else as torch's.
+    Returns: (N, C, *), in the dtype of input; in its memory format if the kernels take it, else as torch's.
 
     Raises: as torch.nn.functional.instance_norm.
 

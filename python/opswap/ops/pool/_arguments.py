@@ -43,7 +43,7 @@ class Window(NamedTuple):
     ceil_mode: bool
 
     def output_size(self, input_size: Sequence[int]) -> tuple[int, ...]:
-        """Windows along each spatial dimension, not positive where none fits.
+        """Windows along each spatial dimension, not positive if none fits.
 
         With ceil_mode the last window may reach past the right padding, but has to start inside the input or
         the left padding.
@@ -159,7 +159,7 @@ def as_torch(name: str, spatial: int, pool: Callable[..., Any], input: Tensor, *
 
 
 def pooled_size(name: str, input: Tensor, window: Window, channel_step: int) -> tuple[int, ...]:
-    """The size (N, ceil(C / channel_step), *O) that a pool gives (N, C, *S); raises where no window fits."""
+    """The size (N, ceil(C / channel_step), *O) that a pool gives (N, C, *S); raises if no window fits."""
     output = window.output_size(input.shape[2:])
     if min(output) <= 0:
         kernel, _, padding, dilation = (tuple(values) for values in window[:4])

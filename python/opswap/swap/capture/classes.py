@@ -108,7 +108,7 @@ def _asked(frame: FrameType) -> tuple[Any, ...]:
 
 
 def _bind(tracer: Tracer, node: fx.Node, kinds: tuple[Any, ...] | None) -> None:
-    """Make sure that a plain tensor answers for this one; kinds: the classes, None where they are not known."""
+    """Make sure that a plain tensor answers for this one; kinds: the classes, None if they are not known."""
     module = node.meta.get("module")
     is_tensor = node.op == "placeholder" or (module is not None and returns_tensor(module))
     if not is_tensor and graph_kinds(node.graph)[node] != "tensor":
@@ -151,7 +151,7 @@ def _excludes_tensors(cls: type) -> bool:
 
 
 def _named(frame: FrameType) -> tuple[Any, ...] | None:
-    """The classes in the call of isinstance that the frame is at; None where the byte code does not show them."""
+    """The classes in the call of isinstance that the frame is at; None if the byte code does not show them."""
     steps, offsets = _steps(frame.f_code)
     place = bisect_right(offsets, frame.f_lasti) - 1
     if place < 0 or steps[place].opname not in ("CALL", "CALL_FUNCTION") or steps[place].arg != 2:

@@ -42,7 +42,7 @@ _MODULE = os.path.join("nn", "modules", "module.py")
 _CONTAINER = os.path.join("nn", "modules", "container.py")
 _CHECKPOINT = "torch.utils.checkpoint"
 CHECKPOINTED = (
-    f"forward hands a function to {_CHECKPOINT}; what is checkpointed can be swapped where it is a module "
+    f"forward hands a function to {_CHECKPOINT}; what is checkpointed can be swapped if it is a module "
     "of its own: checkpoint(self.block, x)"
 )
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

@@ -131,7 +131,7 @@ def _is_none(op: Step) -> bool:
 
 
 def _operands(steps: list[Step], test: int) -> list[int | None]:
-    """The instructions that make what is compared: one for a jump by None, else two; None where it is unclear."""
+    """The instructions that make what is compared: one for a jump by None, else two; None if it is unclear."""
     # Where several paths meet, a value may have been made on each of them.
     last = test - 1 if test and not steps[test].target and "JUMP" not in steps[test - 1].opname else None
     if steps[test].opname != "IS_OP":

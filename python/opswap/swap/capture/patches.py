@@ -3,7 +3,7 @@
 
 torch.fx patches torch.nn.Module for the whole process and puts back what it found. Where two threads overlap, and the
 one that came first also leaves first, the other one puts back the patch of a trace that is over, for good. Compiling
-and exporting trace too. The patches here work in their own thread alone, are taken back only where nobody has patched
+and exporting trace too. The patches here work in their own thread alone, are taken back only if nobody has patched
 over them, and pass every call on afterwards.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Turn one module's forward into graphs, its children as leaves, and refuse where a graph would lie.
+"""Turn one module's forward into graphs, its children as leaves, and refuse if a graph would lie.
 
 A forward may take several paths: by the training flag, by the sizes of its arguments. Each path that is found
 is one graph together with what must hold for it to be the forward's own.
@@ -50,13 +50,13 @@ class Capture:
     """One path of the forward of `root` as a graph.
 
     Every node's meta has "owner", the path below root of the module whose forward made it, and "source", the
-    "file:line" that did, or that module's class where it is one of torch's own; "unpacked" if the forward unpacks its
+    "file:line" that did, or that module's class if it is one of torch's own; "unpacked" if the forward unpacks its
     value: to how many names. `opened` are the modules whose
     calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults; `lists`
     says which of them are lists of tensors, which are several arguments of the graph.
 
-    The graph is the forward's where each of `guards`, graphs over the same arguments, gives True, and each of
-    `foreseen`, which ask for sizes further down, does so on tensors without data; and where root and all of
+    The graph is the forward's if each of `guards`, graphs over the same arguments, gives True, and each of
+    `foreseen`, which ask for sizes further down, does so on tensors without data; and if root and all of
     opened have `training` as their flag, if it is not None. `reading` and `outside` say what else the forward read:
     of modules, and of everything that does not belong to a module. `refused` is the reason for which the other mode
     has no graph at all, if training is not None.
@@ -243,9 +243,9 @@ class _Explorer:
         return True, draws.seen
 
     def _run(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None = None) -> _Trace:
-        """One trace, and others where another thread came in between; see `_run_once`.
+        """One trace, and others if another thread came in between; see `_run_once`.
 
-        Raises: _DisturbedError where another thread traces every time.
+        Raises: _DisturbedError if another thread traces every time.
         """
         for _ in range(_TRACES):
             trace = self._run_once(script, nothing, draws)
@@ -321,7 +321,7 @@ class _Explorer:
         return Capture(self.root, graph, self.opened, trace.arguments, *found, **known)
 
     def _check_none(self, trace: _Trace) -> None:
-        """Refuse a forward that does something else where a module, which may return anything, returns None."""
+        """Refuse a forward that does something else if a module, which may return anything, returns None."""
         answers = [d.answer for d in trace.decisions]
         uncertain: set[fx.Node] = set()
         for node in trace.graph.nodes:
@@ -344,7 +344,7 @@ class _Explorer:
                 raise CaptureError(f"forward asks whether the result of {node.target} is None, after {where}")
 
     def _can_foresee(self, graph: fx.Graph, decision: Decision) -> bool:
-        """True where the modules before the decision can be called on tensors without data, unnoticed."""
+        """True if the modules before the decision can be called on tensors without data, unnoticed."""
         for node in ancestors([decision.node]):
             if node.op == "call_module":
                 for m in self.root.get_submodule(node.target).modules():
@@ -388,7 +388,7 @@ def _guard(graph: fx.Graph, decision: Decision) -> fx.Graph:
 
 
 def _insert_check(graph: fx.Graph, decision: Decision, error: BaseException, texts: Texts) -> None:
-    """Raise what the forward raises where the decision falls the other way."""
+    """Raise what the forward raises if the decision falls the other way."""
     joins = {n: parts for n in graph.nodes if (parts := joined_parts(n))}
     fact = without_joins(graph, decision.node, joins)
     marked = [(i, texts.split(a)) for i, a in enumerate(error.args) if has_mark(a)]
@@ -425,7 +425,7 @@ def _copied(graph: fx.Graph, node: fx.Node, known: dict[str, fx.Node], meta: dic
 
 
 def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capture]) -> list[Capture] | None:
-    """The paths that serve both modes, which may read the training flag; None where the modes differ in more."""
+    """The paths that serve both modes, which may read the training flag; None if the modes differ in more."""
     if len(trains) != len(evaluates):
         return None
     read = False
@@ -445,7 +445,7 @@ def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capt
 
 
 def _reads_owners(explorer: _Explorer, joined: list[Capture]) -> bool:
-    """True where every flag read is that of the module whose forward reads it, shown by mixed flags."""
+    """True if every flag read is that of the module whose forward reads it, shown by mixed flags."""
     modules = (explorer.root, *explorer.opened)
     names = {id(m): path for path, m in explorer.root.named_modules()}
     for first in (True, False):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What stands for a tensor while a forward is traced: it asks its tracer where Python wants a number or a class."""
+"""What stands for a tensor while a forward is traced: it asks its tracer when Python wants a number or a class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NONE_OR_NOT = frozenset(("_backward_hooks", "_base", "_grad", "_grad_fn", "grad
 
 
 class StandIn(fx.Proxy):
-    """A proxy that asks its tracer where Python wants a number, a length or a class at once."""
+    """A proxy that asks its tracer when Python wants a number, a length or a class at once."""
 
     tracer: Tracer
 
@@ -86,7 +86,7 @@ class StandIn(fx.Proxy):
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
     def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
-        """x += y and its like: a write where x may be a tensor; numbers and tuples give new ones."""
+        """x += y and its like: a write if x may be a tensor; numbers and tuples give new ones."""
         if is_fact(self.node) or graph_kinds(self.node.graph)[self.node] == "tuple":
             return NotImplemented
         return self.tracer.create_proxy("call_function", function, (self, other), {})
@@ -156,5 +156,5 @@ def _unpacked(frame: FrameType) -> int | None:
 
 
 def _called_from_torch() -> bool:
-    """True where the caller's caller is code of torch or of opswap."""
+    """True if the caller's caller is code of torch or of opswap."""
     return sys._getframe(2).f_code.co_filename.startswith((TORCH_FOLDER, SWAP_FOLDER))

@@ -151,7 +151,7 @@ _DECIDE = (
 
 
 def _shows_values(message: ast.expr, frame: FrameType) -> bool:
-    """True if marks stand where the values would, neither padded nor cut nor looked at by code in the message."""
+    """True if marks stand if the values would, neither padded nor cut nor looked at by code in the message."""
     for part in ast.walk(message):
         if isinstance(part, _DECIDE):
             return False

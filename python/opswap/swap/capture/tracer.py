@@ -71,7 +71,7 @@ _CONTAINERS = (list, dict, immutable_list, immutable_dict)
 _TUPLES = (tuple, torch.Size)
 # They take sizes, which may be proxies, but no tensor by which torch would hand the call to fx.
 _FACTORIES = ("empty", "full", "ones", "zeros")
-# The number of dimensions is tried in this order where no run has shown it.
+# The number of dimensions is tried in this order if no run has shown it.
 _GUESSES = 500  # answers about sizes in one trace, as nothing says what they are
 _DIMENSIONS = (4, 3, 5, 2)
 
@@ -106,7 +106,7 @@ class Hints(Protocol):
     """Values that a run of the forward would show."""
 
     def value(self, node: fx.Node) -> Any:
-        """The node's value; None where it is not known."""
+        """The node's value; None if it is not known."""
 
     def arguments(self) -> tuple[Any, ...]:
         """What the forward is called with by position."""
@@ -117,7 +117,7 @@ class Tracer(fx.Tracer):
 
     made: modules that traces of this forward made for themselves, which the trace adds to.
     script: answers for the first decisions; hints: answers for the others, which are guesses without.
-    After `trace`, also where it raises: `decisions`, `arguments` (the parameters that became placeholders), `lists`
+    After `trace`, also if it raises: `decisions`, `arguments` (the parameters that became placeholders), `lists`
     (those of them that became several) and `refusal`, the first reason for which the graph must not be believed.
     """
 
@@ -194,7 +194,7 @@ class Tracer(fx.Tracer):
                 setattr(torch, name, self._replaced[name][1])
 
     def _recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, whose calls become nodes where an argument is a proxy; other threads' are left alone."""
+        """The function, whose calls become nodes if an argument is a proxy; other threads' are left alone."""
 
         @wraps(function)
         def record_or_call(*args: Any, **kwargs: Any) -> Any:
@@ -328,7 +328,7 @@ class Tracer(fx.Tracer):
         return root_fn, [self.root, *map(self._argument, range(len(required)))]
 
     def _argument(self, place: int) -> Any:
-        """A proxy; a list of proxies where a run has shown a list of tensors."""
+        """A proxy; a list of proxies if a run has shown a list of tensors."""
         name = self.arguments[place]
         seen = self.hints.arguments() if self.hints is not None else ()
         if place >= len(seen) or not is_listed(seen[place]):
@@ -451,7 +451,7 @@ class Tracer(fx.Tracer):
 
 
 def _expression(node: Any, known: dict[fx.Node, bool]) -> str:
-    """A fact in words that are equal where it is the same fact of the same tensors."""
+    """A fact in words that are equal if it is the same fact of the same tensors."""
     if not isinstance(node, fx.Node):
         return repr(node)
     if not is_fact(node, known):
@@ -462,7 +462,7 @@ def _expression(node: Any, known: dict[fx.Node, bool]) -> str:
 
 
 def raised_by_user(error: BaseException) -> bool:
-    """True where a raise or assert statement outside of torch threw the error."""
+    """True if a raise or assert statement outside of torch threw the error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

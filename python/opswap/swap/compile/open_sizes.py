@@ -43,7 +43,7 @@ class Specialised:
 
 
 def specialise(graph: Graph) -> list[Specialised]:
-    """The copies of the graph, that of the first call first; none where no other sizes can be told.
+    """The copies of the graph, that of the first call first; none if no other sizes can be told.
 
     Args: graph: its nodes have "example_value" in their meta, as Dynamo's have.
     """
@@ -73,7 +73,7 @@ def _sizes(value: Any) -> Iterator[SymInt]:
 
 
 def _vary(hints: Mapping[Symbol, int], environment: ShapeEnv, start: int) -> dict[Symbol, int]:
-    """Another number for every open size, where the guards leave it a choice."""
+    """Another number for every open size, if the guards leave it a choice."""
     numbers = dict(hints)
     for place, (symbol, hint) in enumerate(hints.items()):
         turn = (place + 2 * start) % len(_OTHERS)
@@ -87,7 +87,7 @@ def _vary(hints: Mapping[Symbol, int], environment: ShapeEnv, start: int) -> dic
 
 
 def _admits(environment: ShapeEnv, numbers: Mapping[Symbol, int]) -> bool:
-    """True where the guards let tensors of these sizes into the graph."""
+    """True if the guards let tensors of these sizes into the graph."""
     from sympy import true
 
     for symbol, number in numbers.items():

@@ -37,7 +37,7 @@ _ASKS = {
 }
 # What differs between a part of a tensor and a tensor of its own.
 _PLACE = _ASKS - {"view", "view_as"}
-# Views where the layout allows that, else copies.
+# Views if the layout allows that, else copies.
 _VIEW_OR_COPY = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
 CONVOLUTION_CLASSES = (nn.modules.conv._ConvNd,)
 _ONE_PIXEL = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
@@ -59,7 +59,7 @@ _CONTIGUOUS = {
 
 
 def asks_for_layout(nodes: Iterable[Node]) -> bool:
-    """True where later code, before the next convolution or unknown module, may need these tensors to be contiguous."""
+    """True if later code, before the next convolution or unknown module, may need these tensors to be contiguous."""
     found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
     return any(needs_layout(user) for node in found for user in node.users)
 
@@ -88,7 +88,7 @@ def _keeps_layout(node: Node) -> bool:
 
 
 def needs_layout(node: Node) -> bool:
-    """True for a call that may fail, or give something else, where its tensor is not contiguous."""
+    """True for a call that may fail, or give something else, if its tensor is not contiguous."""
     if node.op == "call_module":
         name = "flatten" if type(node.meta["module"]) is nn.Flatten else ""
     else:
@@ -115,7 +115,7 @@ def last_of(module: nn.Module) -> nn.Module:
 
 
 def is_flat(module: nn.Module) -> bool:
-    """True where the result lies the same way in every memory format."""
+    """True if the result lies the same way in every memory format."""
     if isinstance(module, _ONE_PIXEL):
         size = module.output_size
         return size == 1 or (isinstance(size, (tuple, list)) and set(size) == {1})

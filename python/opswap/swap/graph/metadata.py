@@ -70,7 +70,7 @@ _VIEWS = {"chunk", "data", "getitem", "narrow", "select", "split", "tensor_split
 
 
 def is_fact(node: Node, known: dict[Node, bool] | None = None) -> bool:
-    """True where the node's value needs the sizes, dtype or device of tensors and nothing else of them."""
+    """True if the node's value needs the sizes, dtype or device of tensors and nothing else of them."""
     known = {} if known is None else known
     if node not in known:
         known[node] = _is_fact(node, known)
@@ -106,7 +106,7 @@ def is_shape(node: Node) -> bool:
 
 
 def is_entry(node: Node, known: dict[Node, bool] | None = None) -> bool:
-    """True where the value can be had from the arguments of the forward before it has run."""
+    """True if the value can be had from the arguments of the forward before it has run."""
     known = {} if known is None else known
     if node not in known:
         named = getattr(node.target, "__name__", node.target)
@@ -158,7 +158,7 @@ def without_joins(graph: Graph, node: Node, join_of: dict[Node, tuple[Node, ...]
     """The same fact, asked of the parts of every torch.cat instead of its result.
 
     Args: join_of: the parts of each node that is a torch.cat along dimension 1.
-    Returns: node itself where no cat is asked; else a new node before it.
+    Returns: node itself if no cat is asked; else a new node before it.
     """
     done: dict[Node, Node] = {}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What to write by hand where no capture can see that a forward is one of opswap's operators."""
+"""What to write by hand if no capture can see that a forward is one of opswap's operators."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _HINT = (
 
 
 def group_loop_hint(module: nn.Module) -> str:
-    """Text for a report where the module, or a callable that it holds, fills slices of a result in a loop of products.
+    """Text for a report if the module, or a callable that it holds, fills slices of a result in a loop of products.
 
-    Returns: "" where it does not.
+    Returns: "" if it does not.
     """
     if isinstance(module, torch.jit.ScriptModule):
         text = getattr(module, "code", "")

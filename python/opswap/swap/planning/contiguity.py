@@ -26,7 +26,7 @@ __all__ = ["Demand", "demand_of", "meant_for_channels_last", "restricted"]
 
 
 def meant_for_channels_last(module: nn.Module) -> bool:
-    """True where the first convolution in the module has its weights in channels_last."""
+    """True if the first convolution in the module has its weights in channels_last."""
     for m in module.modules():
         if isinstance(m, CONVOLUTIONS):
             return suggest_memory_format(m.weight) is not torch.contiguous_format
@@ -88,9 +88,9 @@ def _of_module(module: nn.Module) -> Demand:
 
 
 def restricted(region: Region, replacement: Replacement, demand: Demand) -> tuple[Region, Replacement]:
-    """The replacement, taken only where its outputs are contiguous.
+    """The replacement, taken only if its outputs are contiguous.
 
-    Where the demand is behind convolutions, also where their weights tell that channels_last is meant.
+    Where the demand is behind convolutions, also if their weights tell that channels_last is meant.
     """
     condition = replacement.contiguous
     witness = _witness(region.anchor.graph) if demand is Demand.BEHIND_CONVOLUTIONS else None

@@ -81,7 +81,7 @@ def loss(rule: str) -> str:
 
 
 def keep_gains(file: Path, gains: Any) -> None:
-    """Write gains as those of this machine. Raises: OSError where the folder cannot be written."""
+    """Write gains as those of this machine. Raises: OSError if the folder cannot be written."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps({**_machine(), "gains": gains}, indent=2))
@@ -132,7 +132,7 @@ def _read(own: Path, tiers: tuple[str, ...]) -> tuple[Table, str]:
 
 
 def wins(input: Tensor, losing: tuple[str, ...]) -> bool:
-    """True where the memory format of the tensor is none of those in which the replacement is slower."""
+    """True if the memory format of the tensor is none of those in which the replacement is slower."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
     if last is None or input.is_contiguous() or not input.is_contiguous(memory_format=last):
         return "contiguous" not in losing

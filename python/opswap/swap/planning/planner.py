@@ -79,17 +79,17 @@ class _Module:
         return all(n.op != "call_module" for p in self.paths for n in p.capture.graph.nodes)
 
     def cuts_its_input(self) -> bool:
-        """True where the forward begins with moving parts of its input about, as a channel split does."""
+        """True if the forward begins with moving parts of its input about, as a channel split does."""
         return any(_cuts_its_input(p.capture.graph) for p in self.paths)
 
     def joins_its_output(self) -> bool:
-        """True where the forward ends with moving parts of its output about."""
+        """True if the forward ends with moving parts of its output about."""
         return any(_joins_its_output(p.capture.graph) for p in self.paths)
 
 
 @dataclass
 class Whole:
-    """A module whose whole forward is replaced; `sites` is empty where the report names it elsewhere."""
+    """A module whose whole forward is replaced; `sites` is empty if the report names it elsewhere."""
 
     path: str
     module: nn.Module
@@ -167,7 +167,7 @@ class _Planner:
         return Plan(chosen, wholes, report, self.shell, paths, self.demand)
 
     def _respect_layout(self) -> None:
-        """Restrict replacements that keep channels_last, where code of the model needs contiguous tensors."""
+        """Restrict replacements that keep channels_last, if code of the model needs contiguous tensors."""
         captures = [p.capture for m in self.known.values() for p in m.paths]
         asked = [demand_of(c.graph, c.root is self.model) for c in captures]
         unknown = [
@@ -263,7 +263,7 @@ class _Planner:
         self.kept.append(Site(path, "", _source(module), False, reason + group_loop_hint(module)))
 
     def _with_chains(self, found: _Module) -> _Module:
-        """The same module with the blocks opened that its forward calls one after the other, where that helps."""
+        """The same module with the blocks opened that its forward calls one after the other, if that helps."""
         chained = dict.fromkeys((*found.opened, *self._chained(found)))
         if _is_sequential(found.root) or len(chained) == len(found.opened):
             return found
@@ -325,7 +325,7 @@ class _Planner:
         return bool(self.called) and alone and is_activation(known.paths[0].capture.graph)
 
     def _list_of_one_kind(self, modules: nn.Module) -> Iterator[nn.Module]:
-        """The list and its members, where these are to be looked at as part of the forward that calls them."""
+        """The list and its members, if these are to be looked at as part of the forward that calls them."""
         members = list(modules.children())
         kinds = {type(m) for m in members}
         several = isinstance(modules, nn.ModuleList) and len(members) > 1
@@ -333,7 +333,7 @@ class _Planner:
             yield from (modules, *members)
 
     def _is_new(self, found: _Module, change: Change) -> bool:
-        """True where no smaller module holds the whole of it and was rewritten for it."""
+        """True if no smaller module holds the whole of it and was rewritten for it."""
         common = _common_path([n.meta["owner"] for n in change.region.nodes])
         module = found.root.get_submodule(common)
         holder = self.known.get(module)
@@ -435,7 +435,7 @@ def _told(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
 
 
 def _may_view(module: nn.Module) -> bool:
-    """True where a forward that could not be captured calls view()."""
+    """True if a forward that could not be captured calls view()."""
     code = None if _compiled(module) else getattr(type(module).forward, "__code__", None)
     return code is not None and "view" in code.co_names
 
@@ -467,7 +467,7 @@ def _unsupported(module: nn.Module) -> str:
 
 
 def _copies_itself(module: nn.Module) -> bool:
-    """True where a copy or a pickle would lose what a swap puts on the instance."""
+    """True if a copy or a pickle would lose what a swap puts on the instance."""
     names = {k for c in type(module).__mro__[:-1] if c is not nn.Module for k in vars(c)}
     return not names.isdisjoint(("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__"))
 
@@ -483,7 +483,7 @@ def _source(module: nn.Module) -> str:
 
 
 def _cuts_its_input(graph: fx.Graph) -> bool:
-    """True where the forward begins with moving parts of its input about, as a channel split does."""
+    """True if the forward begins with moving parts of its input about, as a channel split does."""
     kinds = graph_kinds(graph)
     return any(
         kinds[user] in ("tensor", "tuple")

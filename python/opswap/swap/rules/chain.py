@@ -113,7 +113,7 @@ def _stage(node: Node) -> Stage:
 
 
 def _folded_stage(node: Node) -> Stage:
-    """The same in evaluation, where all but the convolution may be missing."""
+    """The same in evaluation, in which all but the convolution may be missing."""
     if node.op != "call_module" or not is_foldable(node.meta["module"]):
         return ()
     (norm,) = node.users if len(node.users) == 1 else (node,)

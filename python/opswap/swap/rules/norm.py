@@ -32,7 +32,7 @@ def normable(norm: nn.Module, input: Any) -> bool:
 
 
 def owned(output: Tensor, convolution: nn.Module) -> bool:
-    """True where nobody but the caller holds this convolution's output, not even for a gradient."""
+    """True if nobody but the caller holds this convolution's output, not even for a gradient."""
     fresh = type(convolution) in CONVOLUTIONS and unhooked(convolution)
     return fresh and not trains(output) and plain_cpu((output,))
 

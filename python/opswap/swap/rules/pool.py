@@ -190,7 +190,7 @@ RULES = (
     Rule("amax", True, _find_amax, _prove_amax, example=partial(_example, _Amax)),
 )
 
-# The same for inputs of any size, small ones too, where `rules` names them.
+# The same for inputs of any size, small ones too, if `rules` names them.
 OPTIONAL = (
     _pool(F.avg_pool2d, _AVG_2D, nn.AvgPool2d),
     _pool(F.avg_pool3d, _AVG_3D, nn.AvgPool3d),

@@ -60,7 +60,7 @@ class Record:
 
 
 def hooked(module: nn.Module) -> bool:
-    """True where calling the module does more than its forward."""
+    """True if calling the module does more than its forward."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -80,7 +80,7 @@ def globally_hooked() -> bool:
 
 
 def holds(module: nn.Module, *inputs: Any) -> bool:
-    """True where the captured forward still means what the module's own forward means."""
+    """True if the captured forward still means what the module's own forward means."""
     record = getattr(module, "_opswap_record", None)
     if record is None or not unchanged(module, record.root):
         return False
@@ -114,7 +114,7 @@ def is_plain_tensor(value: Any) -> bool:
 
 
 def in_mode(module: nn.Module, training: bool) -> bool:
-    """True where the module and everything opened in it have this training flag."""
+    """True if the module and everything opened in it have this training flag."""
     if module.training is not training:
         return False
     for child, _ in module._opswap_record.opened:  # noqa: SIM110 (a generator is not traceable)
@@ -204,7 +204,7 @@ def require(
     args: tuple[Any, ...],
     texts: tuple[tuple[int, tuple[Any, ...]], ...] = (),
 ) -> None:
-    """Raise what the original forward raises, the class `name` of `module`, where a fact is not as captured.
+    """Raise what the original forward raises, the class `name` of `module`, if a fact is not as captured.
 
     Args: texts: arguments that show values, by their places: plain pieces, and values with how they become text.
     """
@@ -228,7 +228,7 @@ def _text(pieces: tuple[Any, ...]) -> str:
 
 
 def unpackable(values: Any, number: int) -> None:
-    """Raise what Python raises where values are unpacked to another number of names."""
+    """Raise what Python raises when values are unpacked to another number of names."""
     found = len(values)
     if found > number:
         raise ValueError(f"too many values to unpack (expected {number})")
@@ -237,7 +237,7 @@ def unpackable(values: Any, number: int) -> None:
 
 
 def find_class(module: str, name: str) -> Any:
-    """The object of this qualified name, None where there is none."""
+    """The object of this qualified name, None if there is none."""
     found = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -251,7 +251,7 @@ def missed(module: nn.Module) -> None:
 
 
 def unhooked(*modules: nn.Module) -> bool:
-    """True where calling these modules does no more than their forwards."""
+    """True if calling these modules does no more than their forwards."""
     if globally_hooked():
         return False
     for module in modules:  # noqa: SIM110

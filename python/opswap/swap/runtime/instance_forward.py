@@ -62,7 +62,7 @@ class Link:
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Link:
-        """The link of the module's copy, where one is made; else the same one, see `called`."""
+        """The link of the module's copy, if one is made; else the same one, see `called`."""
         module = memo.get(id(self.opswap_ref()))
         return self if module is None else _link_of(self.recipe, module, self.cls)
 
@@ -154,7 +154,7 @@ def _references(holder: Any, link: Any) -> tuple[int, int]:
 
 
 def _alone() -> tuple[int, int]:
-    """References in a call by torch's Module where nothing else refers to the bound method and the link."""
+    """References in a call by torch's Module if nothing else refers to the bound method and the link."""
 
     class Bound:
         def forward(link, x: Any) -> tuple[int, int]:
@@ -187,7 +187,7 @@ def put(module: nn.Module, recipe: Any) -> None:
 
 
 def put_as(twin: nn.Module, module: nn.Module, recipe: Any) -> None:
-    """Put the recipe's forward on the module or its twin where the module has one; users' changes stay."""
+    """Put the recipe's forward on the module or its twin if the module has one; users' changes stay."""
     _put(twin, recipe, recipe.original, overridden(module))
 
 

@@ -47,7 +47,7 @@ class Outside:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By names; where a name gives something else when it is loaded, `stands` is False from then on."""
+        """By names; if a name gives something else when it is loaded, `stands` is False from then on."""
         try:
             packed = _pack(self)
             pickle.dumps(packed)

@@ -84,7 +84,7 @@ def _hooked(module: nn.Module, name: str) -> str:
 def outside_change(outside: Outside) -> str:
     """What changed outside of the model's modules, "" if nothing did."""
     if outside.lost:
-        return "something that the forward reads could not be saved with the model, or differs where it was loaded"
+        return "something that the forward reads could not be saved with the model, or differs after loading"
     for holder, name, then in outside.watches:
         changed = difference(read(holder, name), then, _holder(holder, name))
         if changed:

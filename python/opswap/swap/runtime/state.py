@@ -37,7 +37,7 @@ INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", PLAN, "_opswap
 class Reading:
     """What a capture read of modules by name; None is every attribute.
 
-    names: attributes. texts: attributes that may be looked up where there are none. modules: those that were fetched
+    names: attributes. texts: attributes that may be looked up if there are none. modules: those that were fetched
     from their parents and neither called nor inlined. parents: those whose children were fetched or counted; `counted`
     are those of which code asked for all children, `listed` those of which it asked for all parameters or buffers.
     classes: their classes matter too. asked: (object, attribute) that objects with a look-up of their own were asked

@@ -20,7 +20,7 @@ def covers(
     spatial: tuple[tuple[int, ...], ...] | None = None,
     batches: tuple[int, ...] | None = None,
 ) -> bool:
-    """True where the proof of a channel permutation reaches these tensors.
+    """True if the proof of a channel permutation reaches these tensors.
 
     Args:
         tensors: the tensors side by side, (N, C_i, *); they must be of one dtype, which torch.cat would
@@ -49,5 +49,5 @@ def covers(
 
 
 def give_contiguous(tensors: tuple[Tensor, ...]) -> bool:
-    """True where what opswap joins of these tensors is contiguous."""
+    """True if what opswap joins of these tensors is contiguous."""
     return cat_memory_format(tensors) is torch.contiguous_format

@@ -46,7 +46,7 @@ class Shuffle:
     views: contiguous inputs give views of themselves.
     """
 
-    groups: int  # 1 where it leaves every channel where it is
+    groups: int  # 1 if it leaves every channel where it is
     inverse: bool
     sections: int | tuple[int, ...] | None
     ndims: tuple[int, ...]
@@ -93,7 +93,7 @@ _MOST = 256
 
 
 def _text(region: Region, shapes: Iterable[tuple[int, ...]]) -> str:
-    """The region in words that are equal where it does the same."""
+    """The region in words that are equal if it does the same."""
     names = {node: f"%{i}" for i, node in enumerate((region.source, *region.body))}
     lines = [
         f"{node.op} {node.target!r} {map_arg((node.args, node.kwargs), lambda n: names[n])!r}"
@@ -241,7 +241,7 @@ def _agree(
 
 
 def _sections(region: Region, results: Sequence[_Result]) -> int | tuple[int, ...] | None:
-    """How the outputs cut the channels: None where they do not, () where no rule explains all results."""
+    """How the outputs cut the channels: None if they do not, () if no rule explains all results."""
     number = len(region.outputs)
     if number == 1:
         return None

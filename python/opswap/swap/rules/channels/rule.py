@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Channel shuffles in any spelling, with the torch.cat before and the cut after where there are such."""
+"""Channel shuffles in any spelling, with the torch.cat before and the cut after if there are such."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _limits(inputs: list[str], shuffle: Shuffle) -> str:
 
 
 def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
-    """A shuffle of one group is a view or a copy of its input; what it is given will do where nobody writes."""
+    """A shuffle of one group is a view or a copy of its input; what it is given will do if nobody writes."""
     seen = [shapes[region.source]] if region.source in shapes else []
     shuffle = prove_shuffle(region, seen)
     if shuffle.groups > 1:

@@ -45,7 +45,7 @@ def one_map_a_group(input: Any, weight: Any, bias: Any = None) -> bool:
 
 
 def fills(target: Any, fresh: bool, input: Tensor, groups: int, parameters: tuple[Tensor, ...]) -> bool:
-    """True where one write of (N, groups, out), made of input (N, groups, in), is what a write of each group is.
+    """True if one write of (N, groups, out), made of input (N, groups, in), is what a write of each group is.
 
     Args:
         fresh: nobody but the forward holds the target. Else it must be shown to share no memory with what is read
@@ -72,7 +72,7 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
 
 
 def _distinct(tensor: Tensor) -> bool:
-    """True where the strides show that no two elements share memory."""
+    """True if the strides show that no two elements share memory."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -87,9 +87,9 @@ _SMALL = 32768
 
 
 def joins(input: Any, weights: tuple[Any, ...], biases: tuple[Any, ...], flat: bool) -> bool:
-    """True where Linears of these parameters, one a group, are faster as one call.
+    """True if Linears of these parameters, one a group, are faster as one call.
 
-    Args: input: (N, G, in), or (N, G * in) where flat.
+    Args: input: (N, G, in), or (N, G * in) if flat.
     """
     if not plain_floats(input, *weights, *biases) or input.dim() != (2 if flat else 3):
         return False

@@ -66,7 +66,7 @@ def _region(inputs: tuple[Node, ...], nodes: tuple[Node, ...]) -> Region:
 
 
 def _bias_added(node: Node) -> tuple[Node, Node] | None:
-    """(the addition, the parameter) where the only use of a result is to have a parameter added."""
+    """(the addition, the parameter) if the only use of a result is to have a parameter added."""
     users = list(node.users)
     if (
         len(users) != 1
@@ -150,7 +150,7 @@ _WHOLE = slice(None)
 
 
 def group_read(node: Any, index: int, count: int) -> tuple[Node, Node | None, bool] | None:
-    """(source, the node that cuts it if there is one, flat) where node is group `index` of `count` of a source.
+    """(source, the node that cuts it if there is one, flat) if node is group `index` of `count` of a source.
 
     That is x[:, index] or x.unbind(1)[index] of (N, G, in), or x.chunk(count, 1)[index] of a flat (N, G * in).
     """
@@ -209,7 +209,7 @@ def _find_linears(graph: Graph) -> Iterator[Region]:
 def joined_linears(
     input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], stacked: bool
 ) -> Tensor:
-    """One Linear a group: (N, G, out) where stacked, else the outputs of all groups side by side."""
+    """One Linear a group: (N, G, out) if stacked, else the outputs of all groups side by side."""
     bias = torch.cat(biases) if biases else None
     sections = tuple([w.shape[0] for w in weights])
     output = F.grouped_linear(input, torch.cat(weights), bias, sections)

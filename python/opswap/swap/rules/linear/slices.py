@@ -38,9 +38,9 @@ _SUMS = (operator.add, torch.add)
 
 @dataclass(frozen=True)
 class _Write:
-    """target[:, index] = source[:, index] times a weight, plus a bias where there is one.
+    """target[:, index] = source[:, index] times a weight, plus a bias if there is one.
 
-    weight and bias: the parameters of all groups, or this group's own where `own`; they have the order (out, in) where
+    weight and bias: the parameters of all groups, or this group's own if `own`; they have the order (out, in) if
     `linear`. nodes: everything from reading the group to writing it.
     """
 
@@ -148,7 +148,7 @@ def _early_use(target: Node, nodes: Sequence[Node]) -> str:
 
 
 def _is_fresh(target: Node) -> bool:
-    """True where the forward makes the target itself, so that it is known by no other name."""
+    """True if the forward makes the target itself, so that it is known by no other name."""
     made = target.op == "call_function" and target.target in _FACTORIES
     made = made or (target.op == "call_method" and target.target in _NEW)
     return made and "out" not in target.kwargs
@@ -170,7 +170,7 @@ def grouped_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 
 
 def filled(target: Tensor, output: Tensor, fresh: bool) -> Tensor:
-    """The target after the output was written into it; the output itself where nobody can tell it from that."""
+    """The target after the output was written into it; the output itself if nobody can tell it from that."""
     same = output.dtype == target.dtype and output.is_contiguous() and target.is_contiguous()
     return output if fresh and same else target.copy_(output)
 
@@ -199,7 +199,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
 
 
 def alike(weights: Sequence[Tensor], target: Tensor) -> bool:
-    """True where every weight (out, in) has as many outputs as the target (N, G, out)."""
+    """True if every weight (out, in) has as many outputs as the target (N, G, out)."""
     for weight in weights:  # noqa: SIM110 (a generator is not traceable)
         if weight.shape[0] != target.shape[-1]:
             return False
