@@ -54,8 +54,8 @@ _SHUFFLES = {"channel_shuffle", "native_channel_shuffle"}
 def count_sites(step: Callable[[], Any]) -> Counter[str]:
     """How often a call runs each of `KINDS` in torch's own code; what opswap runs in their place is not counted.
 
-    Args: step: a forward in training mode. A dropout of probability 0 is none. An activation is "behind" a batch norm,
-        torch's or opswap's, if no other operator was called between them.
+    Args: step: a forward in training mode. A dropout of probability 0 is not counted. An activation is "behind" a batch
+        norm, torch's or opswap's, if no other operator was called between them.
     """
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True

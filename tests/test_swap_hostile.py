@@ -99,7 +99,7 @@ def by_dtype_in_a_set(x: Tensor) -> Tensor:
 
 
 KEPT: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "flag of a child": (ReadsAFlag, "asks another module whether it trains"),
+    "flag of a child": (ReadsAFlag, "reads .training of another module"),
     "calls itself": (CallsItself, "calls its own module"),
     **{
         body.__name__: (lambda body=body: Wrapped(body), reason)

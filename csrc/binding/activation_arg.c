@@ -41,7 +41,7 @@ static bool read_numbers(const char *text, int count, double *numbers)
     return strcmp(text, ")") == 0;
 }
 
-/* false if the text is no activation; then an exception may be set. */
+/* false if the text is not an activation; then an exception may be set. */
 static bool parse(const char *text, osw_activation *activation)
 {
     const size_t length = strcspn(text, "(");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* group_norm and group_norm_backward: a whole call each, outputs included. NotImplemented means
- * that nothing was done: the memory of a tensor is no matrix of pixels. */
+ * that nothing was done: the memory of a tensor is not a matrix of pixels. */
 #include "binding/norm_call.h"
 #include "norm/group_run.h"
 

@@ -27,7 +27,7 @@ int osw_ints_arg(const char *name, const char *what, PyObject *tuple, int count,
 /* A number as a double; -1 with an exception. */
 int osw_float_arg(PyObject *object, double *value);
 
-/* An int within [low, high] and of no derived type: a bool is none. False, without an exception and
+/* An int within [low, high] and of no derived type: a bool is not accepted. False, without an exception and
  * without running any code of the caller's, for all else. */
 bool osw_exact_int(PyObject *object, int64_t low, int64_t high, int64_t *value);
 

@@ -57,7 +57,7 @@ OSW_INLINE void LOCAL(add)(
     sums->second = fma_f32(a, centered, sums->second);
 }
 
-/* Add `count` values. If count is no multiple of LANES, at least LANES - 1 values lie before x. */
+/* Add `count` values. If count is not a multiple of LANES, at least LANES - 1 values lie before x. */
 OSW_INLINE void LOCAL(add_run)(
     LOCAL(sums) *sums, const ELEMENT *x, const ELEMENT *dy, int64_t count,
                         const osw_factors *f, const osw_mode mode, const osw_activation activation)

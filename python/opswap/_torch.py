@@ -377,7 +377,7 @@ class _NoDispatchMode:
     """Stands for torch's dispatch mode in a torch that lacks it."""
 
     def __enter__(self) -> Any:
-        raise RuntimeError(f"torch {torch.__version__} shows its operators to no dispatch mode")
+        raise RuntimeError(f"torch {torch.__version__} does not show its operators to dispatch modes")
 
     def __exit__(self, *error: object) -> None:
         """Never reached."""

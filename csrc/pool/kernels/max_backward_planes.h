@@ -231,7 +231,7 @@ static bool LOCAL(streams_lines)(const osw_pool *pool)
            (width | t->channel_step | t->image_step) % vector == 0;
 }
 
-/* The function for this window, NULL if it has none of its own. */
+/* The function for this window, NULL if it has no function of its own. */
 static osw_pool_fn *LOCAL(lines_for)(const osw_pool *pool)
 {
     static const struct {

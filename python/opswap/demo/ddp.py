@@ -107,7 +107,7 @@ def _run(given: argparse.Namespace) -> None:
 
 def _check_batch(size: int, processes: int) -> None:
     if size % processes:
-        raise DemoError(f"{size} images cannot be shared out to {processes} processes")
+        raise DemoError(f"{size} images cannot be divided among {processes} processes")
 
 
 def _prove(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:

@@ -230,7 +230,7 @@ class Detection:
             pixels = np.repeat(form.report.inputs[""].series, each) / each
             built = f"{form.graphs} graph" + "s" * (form.graphs != 1)
             sizes.plot(pixels, ".-", markersize=4, color=_COLOURS[form.name], label=f"{form.name}: {built}")
-        losses.set(xlabel="step", ylabel="loss", yscale="log", title="Loss: both lie on each other")
+        losses.set(xlabel="step", ylabel="loss", yscale="log", title="Loss: both curves coincide")
         sizes.set(xlabel="image", ylabel="pixels", ylim=(0, 1.3 * canvases.LARGEST**2))
         sizes.set_title("Sizes of images that the network gets, graphs that torch.compile builds")
         losses.legend()

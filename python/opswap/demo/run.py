@@ -71,7 +71,7 @@ def run(settings: Settings) -> None:
     console.print()
     if settings.only not in ("multi_branch", "detection"):
         console.print(
-            "exact: by the rules that are bit-equal alone; swapped: by all rules, equal up to rounding; "
+            "exact: only rules with bit-equal results; swapped: all rules, equal up to rounding; "
             "optimized: what opswap.optimize makes of the model. Freed memory is reused for all copies."
         )
     draw(settings.output, machine, tasks, timings, detection)

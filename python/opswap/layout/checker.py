@@ -51,7 +51,7 @@ class check(Finder[LayoutReport]):
         mode: "report" counts; "raise" stops at the first loss with a LayoutError.
         allow: losses that are known: names of operators ("aten.grid_sampler_2d" or "grid_sampler_2d"), module paths,
             or lines ("net.py:31", or a whole file, "net.py"); each may hold wildcards, as "head.*". They are
-            counted, but are no findings and raise nothing.
+            counted, but are not findings and raise nothing.
     Returns: as a context manager, the `LayoutReport`, which can be read inside and after the context.
     Raises: TypeError for a model that is not a module or an allow-list that is not of strings; ValueError for a mode
         that does not exist; RuntimeError if entered twice at once. Within the context, LayoutError (see mode).

@@ -134,7 +134,8 @@ def _copy_hint(call: Call, text: str, backward: bool) -> str:
 
 
 def _shuffle_groups(source: Tensor, backward: bool) -> int:
-    """Groups of a channel shuffle whose transposed view (N, C / groups, groups, H, W) this is, 0 if it is none.
+    """Groups of a channel shuffle whose transposed view (N, C / groups, groups, H, W) this is, 0 if the tensor is not
+    such a view.
 
     The backward shuffles the gradient with the other factor of C: its view is (N, groups, C / groups, H, W).
     """

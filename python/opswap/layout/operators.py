@@ -34,7 +34,7 @@ WEIGHTS: Mapping[str, int] = {
     "aten.convolution_backward": 2,
 }
 
-# 4-D tensors that are no images, by their places among arguments and outputs: weights, sampling grids.
+# 4-D tensors that are not images, by their places among arguments and outputs: weights, sampling grids.
 NOT_IMAGES: Mapping[str, tuple[int, int | None]] = {
     **{name: (place, None) for name, place in WEIGHTS.items()},
     "aten.convolution_backward": (2, 1),

@@ -163,7 +163,7 @@ class _Builder:
             ref = self._emit(node, operator.getitem, (ref, 0)) if own is Form.LISTED else ref
             return self._emit(node, getattr, (ref, name))
         if tensors or node.op == "call_module":
-            raise self._refuse(node, "reads a number off a tensor, which may differ from branch to branch")
+            raise self._refuse(node, "reads a number from a tensor, which may differ from branch to branch")
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._as(n, form))
         return self._emit(node, calls.callee(node), args, kwargs=kwargs)
 
@@ -414,7 +414,7 @@ class _Builder:
         self._define(node, Form.STACKED, self._emit(node, calls.callee(node), args, kwargs=kwargs))
 
     def _common_form(self, tensors: Sequence[fx.Node]) -> Form | None:
-        """A form in which elements that belong together meet; None if there is none."""
+        """A form in which elements that belong together have the same index; None if no form has that."""
         own = {self.own[n] for n in tensors}
         if len(tensors) == 1:
             return own.pop()

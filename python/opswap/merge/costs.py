@@ -33,7 +33,7 @@ __all__ = [
 Gains = dict[str, list[list[float]]]
 
 _SHIPPED = Path(__file__).with_name("costs.json")
-# Both are of the recorder: the sizes of a row, and the ways whose gains follow them, 0 where there is none.
+# Both are of the recorder: the sizes of a row, and the ways whose gains follow them, 0 if there are none.
 SIZES = ("taps", "in_channels", "out_channels", "branches", "batch", "pixels")
 WAYS = ("chunks", "product")
 # Gains below this are noise; rows further than this, in halvings and doublings of all sizes together, tell nothing.
@@ -80,7 +80,7 @@ def own_file() -> Path:
 
 
 def source() -> str:
-    """Whose figures are read: this machine's, those of a class of CPUs, or "" if there are none."""
+    """Whose figures are read: this machine's, those of a class of CPUs, or "" if there are no figures."""
     if _own(own_file()) is not None:
         return "this machine"
     return cpu_class() if cpu_class() in _shipped() else ""

@@ -163,7 +163,7 @@ def _gradients(outputs: Sequence[Any], inputs: Sequence[Sequence[Tensor]]) -> li
 
 
 def _together(parts: Sequence[Any]) -> Any:
-    """Outputs of all branches as the merged module gives them, one for all of what is no tensor."""
+    """Outputs of all branches as the merged module gives them, a single one for outputs that are not tensors."""
     if not all(isinstance(p, Tensor) for p in parts):
         if any(p != parts[0] for p in parts):
             raise ValueError(f"{_NAME}: the branches return {list(parts)}, which cannot be merged")

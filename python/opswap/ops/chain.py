@@ -252,11 +252,11 @@ def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) ->
     Returns: (N, O, H', W'), in channels_last if the kernels run. Statistics are summed in float64. Results do not
         depend on the number of threads. For the backward the input and the convolutions' outputs are kept.
 
-    Raises: ValueError without a stage or for an unknown activation; TypeError for what is no `Stage`; else as
-        torch.nn.functional.conv2d and `batch_norm_act`.
+    Raises: ValueError without a stage or for an unknown activation; TypeError for an object that is not a `Stage`; else
+        as torch.nn.functional.conv2d and `batch_norm_act`.
     """
     if not stages:
-        raise ValueError(f"{_NAME}: expected a stage at least, got none")
+        raise ValueError(f"{_NAME}: expected at least one stage, got none")
     for stage in stages:
         if not isinstance(stage, Stage):
             raise TypeError(f"{_NAME}: expected a Stage, got {type(stage).__name__}")

@@ -235,7 +235,7 @@ def _chunk_sizes(channels: int, sections: int | Sequence[int]) -> tuple[int, ...
     size = (channels + sections - 1) // sections
     whole = int(
         channels // size
-    )  # in a compiled graph both may be symbols, but the number of outputs is none
+    )  # in a compiled graph both may be symbols, but the number of outputs is an int
     rest = channels - whole * size
     return (size,) * whole + ((rest,) if rest else ())
 

@@ -2,7 +2,7 @@
 """Depthwise convolution of channels_last images, forward and both gradients in one pass each.
 
 The kernels use 256-bit vectors. On CPUs with wider ones torch's own library uses those, and on CPUs without vectors
-there is nothing to gain: there, and for everything else that the kernels do not take, torch's convolution runs.
+the kernels gain nothing: there, and for all other calls that the kernels do not support, torch's convolution runs.
 
 Source: Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2017, section 2.
 """

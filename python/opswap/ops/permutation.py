@@ -49,7 +49,7 @@ def is_permutation(order: Sequence[int]) -> bool:
 
 @lru_cache(maxsize=256)
 def shuffle_groups(order: tuple[int, ...]) -> int:
-    """The number of groups with which this order is a channel shuffle, 0 if it is none."""
+    """The number of groups with which this order is a channel shuffle, 0 if it is not a channel shuffle."""
     channels = len(order)
     step = order[1] if channels > 1 else 0
     if not 1 < step < channels or channels % step:
@@ -61,7 +61,7 @@ def shuffle_groups(order: tuple[int, ...]) -> int:
 @lru_cache(maxsize=256)
 def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     if not is_permutation(order):
-        raise ValueError(f"channel_permutation: order is no permutation: {list(order)}")
+        raise ValueError(f"channel_permutation: order is not a permutation: {list(order)}")
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 

@@ -2,7 +2,7 @@
 """Convolutions with a 1 x 1 kernel in channels_last, as one linear map of all pixels.
 
 A tensor (N, C, H, W) in channels_last is a matrix of N * H * W rows of C channels. The kernels of the grouped linear
-map take it as it lies; the convolution library pads channels that are no multiple of its vectors, such as the 58 and
+map take it as it lies; the convolution library pads channels that are not a multiple of its vectors, such as the 58 and
 116 of ShuffleNetV2. Everything else is torch's own convolution.
 """
 

@@ -58,7 +58,7 @@ class detect(Finder[ShapesReport]):
     Args:
         model: names modules by their path in it; without it by the class of the outermost module that is called.
         allow: findings that are known: names of operators, module paths or lines ("net.py:31"), with wildcards. They
-            are counted, but are no findings.
+            are counted, but are not findings.
     Returns: as a context manager, the `ShapesReport`, which can be read inside and after the context.
     Raises: TypeError for a model that is not a module, or an allow-list that is not of strings; RuntimeError if
         entered twice at once.

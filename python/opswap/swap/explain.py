@@ -235,7 +235,7 @@ class _Recorder:
         return [Outcome(path, rule, source, called, entered - missed.calls, reason)]
 
 
-_PATH = "its path of the forward is not the one that ran"
+_PATH = "another path of the forward ran"
 
 
 def _bypassed(module: nn.Module, otherwise: str) -> str:

@@ -23,7 +23,7 @@ from .report import Check, Report
 __all__ = ["FACTOR", "VerificationError", "compare"]
 
 FACTOR = 4.0  # times the stock model's own error
-_FLOOR = 32.0  # times the dtype's epsilon, below which an error is none
+_FLOOR = 32.0  # times the dtype's epsilon, below which a difference is not an error
 # A rounding error may take an element over the kink of an activation; that comes and goes with the last bits of the
 # inputs, a wrong replacement stays. Inputs are scaled by 1 + n * epsilon, which keeps zeros and ties.
 _TRIES = 16

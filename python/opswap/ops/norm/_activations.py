@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, tuple[float, ...]] = {
 def parse(activation: str) -> tuple[str, tuple[float, ...]]:
     """The name and the parameters of an activation.
 
-    Raises: ValueError for what is none.
+    Raises: ValueError for a text that is not an activation.
     """
     name, bracket, rest = activation.partition("(")
     if name not in ACTIVATIONS:

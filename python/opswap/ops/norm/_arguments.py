@@ -24,7 +24,7 @@ Vector = Tensor | None
 def check_kinds(
     input: Any, vectors: Sequence[Any], training: Any, momentum: Any, eps: Any, activation: Any
 ) -> None:
-    """Raise TypeError for what is no tensor, bool or number, ValueError for an activation that is unknown."""
+    """Raise TypeError for an argument of a wrong type, ValueError for an unknown activation."""
     if not isinstance(input, Tensor):
         raise TypeError(f"batch_norm(): argument 'input' must be Tensor, not {type(input).__name__}")
     for name, vector in zip(_NAMES, vectors, strict=True):
@@ -166,6 +166,6 @@ def _check_vectors(input: Tensor, vectors: Sequence[Vector]) -> None:
     if len(dtypes) > 1 or not dtypes <= allowed:
         found = ", ".join(f"{name} {vector.dtype}" for name, vector in given)
         raise RuntimeError(
-            f"batch_norm: mixed dtype (CPU): an input of {input.dtype} takes parameters all of one of "
+            f"batch_norm: mixed dtype (CPU): an input of {input.dtype} needs all parameters in one of "
             f"{sorted(map(str, allowed))}, got {found}"
         )

@@ -60,7 +60,7 @@ def _moving(
 class BatchNormAct(Function):
     """The short way of ordinary tensors.
 
-    The statistics are no output here: for an output that nobody uses, every backward is given zeros.
+    The statistics are not outputs here: for an output that is not used, autograd would pass zeros to every backward.
     """
 
     @staticmethod

@@ -63,7 +63,7 @@ class Window(NamedTuple):
 
 
 def require_int(name: str, argument: str, value: Any) -> int:
-    """`value` as an int; like torch, a bool is none, and a one-element integer tensor is one."""
+    """`value` as an int; as in torch, a bool is not an int, and a one-element integer tensor is."""
     if isinstance(value, torch.SymInt):
         return value
     try:
@@ -108,8 +108,8 @@ def make_window(
 ) -> Window:
     """The window that these arguments of a torch pool describe; a stride of None or () is the kernel size.
 
-    Raises: TypeError for what is no int or bool; RuntimeError for a wrong number of ints, a kernel, stride or
-        dilation that is not positive, a negative padding or one over half of the kernel.
+    Raises: TypeError for an argument that is not an int or a bool; RuntimeError for a wrong number of ints, a kernel,
+        stride or dilation that is not positive, a negative padding or one over half of the kernel.
     """
     kernel = _per_dimension(name, "kernel_size", kernel_size, spatial)
     steps = kernel

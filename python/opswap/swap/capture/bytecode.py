@@ -197,7 +197,7 @@ def unfaithful(code: CodeType) -> str | None:
     """Why a trace of this function may mean something else than the function; None if it is faithful."""
     asked = sorted(_BAKED.intersection(code.co_names))
     if asked:
-        return f"{place(code)} asks for {asked[0]}(), which a capture cannot follow"
+        return f"{place(code)} calls {asked[0]}(), which a capture cannot follow"
     read = reads(code)
     looked = [n for n in read.names if n in _NAMESPACES] + sorted((read.attributes | read.texts) & _INSIDE)
     if not is_look_up(code):
@@ -205,7 +205,7 @@ def unfaithful(code: CodeType) -> str | None:
     if looked:
         return f"{place(code)} reads {looked[0]}, which a capture cannot follow"
     if "training" in read.texts:
-        return f"{place(code)} asks another module whether it trains"
+        return f"{place(code)} reads .training of another module"
     steps = list(dis.get_instructions(code))
     own = {name for op in steps for name in _stored(op)}
     before = None
@@ -215,7 +215,7 @@ def unfaithful(code: CodeType) -> str | None:
         if op.opname in ("LOAD_ATTR", "LOAD_METHOD") and op.argval == "training":
             name = trains_of(code)
             if not _loads_self(before, code) or name in own:
-                return f"{place(code)} asks another module whether it trains"
+                return f"{place(code)} reads .training of another module"
         if op.opname in _WITH or (op.opname, op.argrepr) == ("LOAD_SPECIAL", "__enter__"):
             return f"{place(code)} has a with statement, as for the gradient mode, which a capture does not record"
         if op.opname in _PATTERNS:

@@ -59,17 +59,17 @@ def answer(tracer: Tracer, obj: fx.Proxy, frame: FrameType) -> type:
     if called is None:
         if frame.f_lasti not in class_reads(code):
             if _at(code, frame.f_lasti).opname in _CALLS:
-                raise _refuse(tracer, "the class of a tensor is asked for by code in C")
+                raise _refuse(tracer, "code in C reads the class of a tensor")
             return type(obj)
     elif called is isinstance:
         kinds = _named(frame)
         if kinds is None:
-            raise _refuse(tracer, "isinstance() asks for classes that a capture cannot see")
+            raise _refuse(tracer, "isinstance() checks for classes that a capture cannot see")
     elif name == "_abc_instancecheck":
         kinds = _asked(frame)
     elif name == _CHECK or getattr(called, "__module__", None) in _CALL_OTHERS:
         if called is not getattr and called is not hasattr:
-            raise _refuse(tracer, "the class of a tensor is asked for by code in C")
+            raise _refuse(tracer, "code in C reads the class of a tensor")
     else:
         return type(obj)
     _bind(tracer, obj.node, kinds)
@@ -84,7 +84,7 @@ def check(tracer: Tracer, frame: FrameType) -> None:
     if frame.f_code.co_name != _CHECK:
         named = [k for k in _named(frame) or () if isinstance(k, type) and k is not object]
         if any(issubclass(StandIn, k) for k in named if type(k) is type):
-            raise _refuse(tracer, "whether a value stands for a tensor is asked for")
+            raise _refuse(tracer, "code checks whether a value is a proxy")
         return
     cls, obj = (frame.f_locals.get(name) for name in frame.f_code.co_varnames[:2])
     if not issubclass(type(obj), fx.Proxy):
@@ -93,7 +93,7 @@ def check(tracer: Tracer, frame: FrameType) -> None:
     abstract = frame.f_code is ABCMeta.__instancecheck__.__code__
     known = cls is nn.Parameter or (abstract and (issubclass(Tensor, cls) or not issubclass(StandIn, cls)))
     if not known and not _is_certain(kinds):
-        raise _refuse(tracer, f"whether a tensor is a {getattr(cls, '__qualname__', cls)} is asked for")
+        raise _refuse(tracer, f"code checks whether a tensor is a {getattr(cls, '__qualname__', cls)}")
     _bind(tracer, obj.node, kinds)
 
 
@@ -112,18 +112,18 @@ def _bind(tracer: Tracer, node: fx.Node, kinds: tuple[Any, ...] | None) -> None:
     module = node.meta.get("module")
     is_tensor = node.op == "placeholder" or (module is not None and returns_tensor(module))
     if not is_tensor and graph_kinds(node.graph)[node] != "tensor":
-        raise _refuse(tracer, "the type of a result is asked for")
+        raise _refuse(tracer, "code reads the type of a result")
     for kind in kinds or ():
         method = getattr_static(type(kind), _CHECK)
         if method is not _METHOD and not isinstance(method, FunctionType):
             name = f"{kind.__module__}.{kind.__qualname__}"
-            raise _refuse(tracer, f"whether a tensor is a {name} is asked for")
+            raise _refuse(tracer, f"code checks whether a tensor is a {name}")
     if kinds is not None and _is_certain(kinds):
         return
     if node.op != "placeholder":
         plain = all(type(t) in (Tensor, nn.Parameter) for t in _tensors(tracer.root))
         if kinds is None or any(issubclass(k, Tensor) for k in kinds) or not plain:
-            raise _refuse(tracer, "the class of a result is asked for")
+            raise _refuse(tracer, "code reads the class of a result")
     known = ancestors([node])
     for source in [n for n in node.graph.nodes if n.op == "placeholder" and n in known]:
         tracer.bind(source, is_plain_tensor)

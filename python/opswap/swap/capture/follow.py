@@ -42,7 +42,7 @@ _MODULE = os.path.join("nn", "modules", "module.py")
 _CONTAINER = os.path.join("nn", "modules", "container.py")
 _CHECKPOINT = "torch.utils.checkpoint"
 CHECKPOINTED = (
-    f"forward hands a function to {_CHECKPOINT}; what is checkpointed can be swapped if it is a module "
+    f"forward passes a function to {_CHECKPOINT}; checkpointed code can be swapped if it is a module "
     "of its own: checkpoint(self.block, x)"
 )
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -92,9 +92,7 @@ class Follower:
     def start(self) -> None:
         self._previous = sys.getprofile()
         if not (self._previous is None or callable(self._previous) or hasattr(self._previous, "enable")):
-            raise self.refuse(
-                "a profiler is active, in whose place a capture cannot see what a forward calls"
-            )
+            raise self.refuse("a profiler is active: a capture needs its place to see the calls of a forward")
         for module in (self.root, *self._opened):
             self.reached.reach(module, "self")
         self._started = True
@@ -225,7 +223,7 @@ class Follower:
                 self.check_class(frame)
             if kind is purity.STATEFUL and caller in (purity.USER, purity.LIBRARY):
                 raise self.refuse(
-                    f"{_name(frame)}() is called at {_line(frame.f_back)}, whose answers may change"
+                    f"{_name(frame)}() is called at {_line(frame.f_back)}, whose results may change"
                 )
             if kind is purity.LIBRARY and (_module(frame), frame.f_code.co_name) == ("abc", "register"):
                 raise self.refuse(f"register() of an abstract class is called at {_line(frame.f_back)}")
@@ -308,7 +306,7 @@ class Follower:
         if name is not None:
             me = frame.f_locals.get(name)
             if isinstance(me, nn.Module) and id(me) not in self.inlined:
-                raise self.refuse(f"{place(code)} asks another module whether it trains")
+                raise self.refuse(f"{place(code)} reads .training of another module")
         self._compare(frame)
         if is_look_up(code):
             self._note_question(frame)
@@ -327,7 +325,7 @@ class Follower:
         me, key = (frame.f_locals.get(name) for name in frame.f_code.co_varnames[:2])
         own = any(_code_of(vars(c).get("__getattribute__")) is frame.f_code for c in type(me).__mro__)
         if isinstance(me, nn.Module) or not own or type(key) is not str or holds_modules(me):
-            raise self.refuse(f"{place(frame.f_code)} is asked, which a capture cannot follow")
+            raise self.refuse(f"{place(frame.f_code)} runs, which a capture cannot follow")
         # What a look-up itself asks of the object is part of its answer.
         if not is_look_up(frame.f_back.f_code):
             self._asked[id(me), key] = me, key
@@ -336,7 +334,7 @@ class Follower:
         """The code compares arguments by identity; a stand-in for a tensor is not what the tensor would be."""
         found = identities(frame.f_code)
         if found.unknown or not all(self._are_modules(frame, sides) for sides in found.chains):
-            what = "asks whether two values are the same object, which a capture cannot follow"
+            what = "compares two values by identity, which a capture cannot follow"
             raise self.refuse(f"{place(frame.f_code)} {what}")
         self.asks_none = self.asks_none or found.asks_none
         if not found.arguments and not found.others:
@@ -345,7 +343,9 @@ class Follower:
         for name in found.others:
             value = variables.get(name)
             if isinstance(value, (Proxy, Tensor)) or value in self.given:
-                raise self.refuse(f"{place(frame.f_code)} asks whether {name}, a tensor, is another object")
+                raise self.refuse(
+                    f"{place(frame.f_code)} compares {name}, a tensor, with another object by identity"
+                )
         proxies = any(isinstance(variables.get(name), Proxy) for name in found.arguments)
         self.asks_none = self.asks_none or proxies
 

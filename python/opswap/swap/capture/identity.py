@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where code compares by identity, which a trace cannot see: a stand-in for a tensor is never None, nor its own input.
+"""Where code compares by identity, which a trace cannot see: a proxy is never None, and never its own input.
 
 It imports nothing of torch, so that its rules can be tested under every version of Python.
 """

@@ -190,7 +190,7 @@ class _Explorer:
         return found
 
     def _first(self) -> _Trace:
-        """The first path that neither raises nor asks what cannot be answered."""
+        """The first path that neither raises nor needs a value that the trace does not have."""
         script: list[bool | int] = []
         error = None
         for _ in range(_TRIES):
@@ -341,7 +341,9 @@ class _Explorer:
             differs = other.error is None and _lines(other.graph) != _lines(trace.graph, node.name)
             if refused or differs:
                 where = node.meta["source"]
-                raise CaptureError(f"forward asks whether the result of {node.target} is None, after {where}")
+                raise CaptureError(
+                    f"forward checks whether the result of {node.target} is None, after {where}"
+                )
 
     def _can_foresee(self, graph: fx.Graph, decision: Decision) -> bool:
         """True if the modules before the decision can be called on tensors without data, unnoticed."""
@@ -418,7 +420,7 @@ def _copied(graph: fx.Graph, node: fx.Node, known: dict[str, fx.Node], meta: dic
     if twin is not None and _line(twin) == _line(node):
         return twin
     if not is_fact(node):
-        raise CaptureError(f"a text is made of what a module returns, at {node.meta['source']}")
+        raise CaptureError(f"a string is built from what a module returns, at {node.meta['source']}")
     copy = graph.node_copy(node, lambda n: _copied(graph, n, known, meta))
     copy.meta.update(meta)
     return copy

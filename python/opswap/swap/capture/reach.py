@@ -242,7 +242,7 @@ class Reach:
             self.ask(torch.get_default_dtype)
         users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
         if not users and not _is_pure_class(cls):
-            raise self.refuse(f"{what} is {cls.__module__}.{cls.__qualname__}, whose answers may change")
+            raise self.refuse(f"{what} is {cls.__module__}.{cls.__qualname__}, whose results may change")
         for base in users:
             for name, value in tuple(vars(base).items()):
                 for function in _functions_in(value):
@@ -265,13 +265,13 @@ class Reach:
     def _reach_module(self, module: ModuleType, what: str) -> None:
         kind = purity.module_kind(module)
         if kind == purity.STATEFUL:
-            raise self.refuse(f"{what} is the module {module.__name__}, whose answers may change")
+            raise self.refuse(f"{what} is the module {module.__name__}, whose results may change")
         self._hold(self._look_in_module if kind == purity.USER else self._look_in_library, module)
 
     def _reach_builtin(self, function: Any, what: str) -> None:
         name = None if purity.is_effect(function) else purity.refused_builtin(function)
         if name is not None:
-            raise self.refuse(f"{what} is {name}(), whose answers may change")
+            raise self.refuse(f"{what} is {name}(), whose results may change")
         if purity.is_query(function):
             self.ask(function)
         own = getattr(function, "__self__", None)
@@ -319,7 +319,7 @@ class Reach:
             self.watch(cls, name, what)
         elif owner_of_class(type(value)) == purity.USER:
             raise self.refuse(
-                f"{what} is a descriptor, a {type(value).__qualname__}, which answers for itself"
+                f"{what} is a descriptor, a {type(value).__qualname__}, which runs code of its own"
             )
         else:
             self.reach(value, what)
@@ -338,7 +338,7 @@ class Reach:
             value = vars(module).get(name, MISSING)
             what = f"{module.__name__}.{name}"
             if name in impure:
-                raise self.refuse(f"numpy.{name}() is mentioned, whose answers may change")
+                raise self.refuse(f"numpy.{name}() is mentioned, whose results may change")
             if isinstance(value, ABCMeta):
                 self._abstract[value] = None
             if isinstance(value, (ModuleType, *_BUILTINS)):
@@ -374,7 +374,7 @@ class Reach:
     def _look_in_log(self, what: str, value: logging.Logger, names: Iterable[str]) -> None:
         """A log may be mentioned for a path that is not taken: a call of it is noticed, what it holds may change."""
         if self.dynamic or not vars(value).keys().isdisjoint(names):
-            raise self.refuse(f"{what} is a {type(value).__qualname__}, whose answers may change")
+            raise self.refuse(f"{what} is a {type(value).__qualname__}, whose results may change")
 
     def _look_in_layer(self, module: nn.Module, names: Iterable[str]) -> None:
         for name, value in tuple(vars(module).items()):

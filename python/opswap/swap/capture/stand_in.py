@@ -37,7 +37,7 @@ class StandIn(fx.Proxy):
 
     def __getattr__(self, name: str) -> _Attribute:
         if name in _NONE_OR_NOT and not _called_from_torch():
-            raise self.tracer.refuse(f"a tensor is asked for its {name} at {self.tracer.inspect_frames()}")
+            raise self.tracer.refuse(f"the {name} of a tensor is read at {self.tracer.inspect_frames()}")
         frame = sys._getframe(1)
         if is_compared(frame.f_code, frame.f_lasti) and not _called_from_torch():
             where = self.tracer.inspect_frames()
@@ -68,7 +68,9 @@ class StandIn(fx.Proxy):
         if number is None:
             return self.tracer.iter(self)
         if self.node.meta.setdefault("unpacked", number) != number:
-            raise self.tracer.refuse(f"values are unpacked to {number} names, and elsewhere to others")
+            raise self.tracer.refuse(
+                f"values are unpacked to {number} names, and to another number elsewhere"
+            )
         return iter([self[i] for i in range(number)])
 
     def __len__(self) -> int:
@@ -97,9 +99,11 @@ class StandIn(fx.Proxy):
             return object.__hash__(self)
         node = self.node
         if not is_fact(node):
-            raise self.tracer.refuse(f"a tensor is looked up by identity at {self.tracer.inspect_frames()}")
+            raise self.tracer.refuse(f"a tensor is hashed at {self.tracer.inspect_frames()}")
         if is_shape(node) or (is_fact(node) and node.target is getattr and node.args[1] != "ndim"):
-            raise self.tracer.refuse(f"a fact about a tensor is looked up at {self.tracer.inspect_frames()}")
+            raise self.tracer.refuse(
+                f"a size, dtype or device of a tensor is hashed at {self.tracer.inspect_frames()}"
+            )
         return hash(self.tracer.integer(self))
 
     def __repr__(self) -> str:

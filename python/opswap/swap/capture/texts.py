@@ -126,7 +126,7 @@ def _is_arithmetic(node: ast.expr) -> bool:
 
 
 def _has_no_format(node: ast.expr) -> bool:
-    """True for what is no text: sizes and numbers of dimensions, and arithmetic on them."""
+    """True for values that are not texts: sizes and numbers of dimensions, and arithmetic on them."""
     if isinstance(node, ast.Constant):
         return not isinstance(node.value, (str, bytes))
     if isinstance(node, ast.BinOp):
@@ -151,7 +151,7 @@ _DECIDE = (
 
 
 def _shows_values(message: ast.expr, frame: FrameType) -> bool:
-    """True if marks stand if the values would, neither padded nor cut nor looked at by code in the message."""
+    """True if marks stand where the values would: nothing pads or cuts them, and no code in the message reads them."""
     for part in ast.walk(message):
         if isinstance(part, _DECIDE):
             return False

@@ -81,7 +81,7 @@ class CaptureError(Exception):
 
 
 class BorrowedModuleError(CaptureError):
-    """A forward that calls a module which is none of its own, and which others may change."""
+    """A forward that calls a module that is not a submodule, and that other code may change."""
 
 
 class EndlessError(CaptureError):
@@ -223,7 +223,9 @@ class Tracer(fx.Tracer):
     def _checked(self, fact: Any, text: str) -> None:
         """An assertion of torch with a text that shows values."""
         if not (isinstance(fact, fx.Proxy) and is_fact(fact.node)):
-            raise self.refuse(f"a text is made of a size for a check of elements at {self.inspect_frames()}")
+            raise self.refuse(
+                f"a string is built from a size for a check of elements at {self.inspect_frames()}"
+            )
         error = (
             AssertionError.__module__,
             AssertionError.__qualname__,
@@ -236,7 +238,7 @@ class Tracer(fx.Tracer):
         """The text that stands for a fact in the message of a check, for the time of the trace."""
         if is_fact(node) and is_for_a_message(frame):
             return self.texts.mark(node, how, specification)
-        raise self.refuse(f"a text is made of a tensor or its size at {self.inspect_frames()}")
+        raise self.refuse(f"a string is built from a tensor or its size at {self.inspect_frames()}")
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         made = StandIn(node, self)
@@ -250,7 +252,7 @@ class Tracer(fx.Tracer):
         """True for a module of torch without state that the forward makes for itself, as a function of sorts."""
         if any(m is other for other in self.foreign):
             self.refusal = self.refusal or BorrowedModuleError(
-                f"{class_name(m)} is called, which is no submodule"
+                f"{class_name(m)} is called, which is not a submodule"
             )
             raise self.refusal
         if m in (self.submodule_paths or ()) or any(m is own for own in self.root.modules()):
@@ -385,7 +387,9 @@ class Tracer(fx.Tracer):
         """The number that a fact is, which the captured path is then bound to."""
         node = obj.node
         if not is_fact(node, self._facts):
-            raise self.refuse(f"an element of a tensor is made a Python number at {self.inspect_frames()}")
+            raise self.refuse(
+                f"an element of a tensor is converted to a Python number at {self.inspect_frames()}"
+            )
         return self._decide(node, int, _DIMENSIONS if counts_dimensions(node) else ())
 
     def length(self, obj: fx.Proxy) -> int:
@@ -437,12 +441,12 @@ class Tracer(fx.Tracer):
             if self._guesses > _GUESSES:
                 place = self.inspect_frames()
                 raise self.refuse(
-                    f"sizes are asked without end at {place}: pass example_inputs", EndlessError
+                    f"sizes are compared without end at {place}: pass example_inputs", EndlessError
                 )
             answer = guesses[0]
         else:
             raise self.refuse(
-                f"a size is made a Python number at {self.inspect_frames()}: pass example_inputs"
+                f"a size is converted to a Python number at {self.inspect_frames()}: pass example_inputs"
             )
         others = guesses[guesses.index(answer) + 1 :] if answer in guesses else ()
         self.decisions.append(Decision(node, answer, others, self.inspect_frames()))

@@ -152,7 +152,7 @@ def _set(holder: Any, name: str, value: Any) -> None:
 
 
 def _elements(value: Any) -> Any:
-    """A copy of a container's elements; None for what is none."""
+    """A copy of a container's elements; None for an object that is not a container."""
     if isinstance(value, dict):
         return dict(dict.items(value))
     for kind in (list, set, deque):

@@ -27,7 +27,7 @@ __all__ = [
     "writes",
 ]
 
-# Reorder elements (or join them): a region without one of these is none.
+# Reorder elements (or join them): a region must have at least one of these.
 REORDER = {
     "channel_shuffle",
     "moveaxis",

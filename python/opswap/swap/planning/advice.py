@@ -36,7 +36,7 @@ def group_loop_hint(module: nn.Module) -> str:
 
 
 def _codes(module: nn.Module) -> Iterator[tuple[str, CodeType]]:
-    """The forward, and what its attributes that are no modules do when they are called."""
+    """The forward, and what its attributes that are not modules do when they are called."""
     callables: list[tuple[str, Any]] = [("forward", type(module).forward)]
     callables += [(name, vars(type(value)).get("__call__")) for name, value in vars(module).items()]
     for name, function in callables:

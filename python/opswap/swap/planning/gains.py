@@ -36,7 +36,7 @@ __all__ = [
 
 
 _SHIPPED = Path(__file__).with_name("gains.json")
-_NOISE = 0.95  # a ratio above this is no loss
+_NOISE = 0.95  # a ratio above this is not a loss
 
 Table = Mapping[str, Mapping[str, float]]
 
@@ -132,7 +132,7 @@ def _read(own: Path, tiers: tuple[str, ...]) -> tuple[Table, str]:
 
 
 def wins(input: Tensor, losing: tuple[str, ...]) -> bool:
-    """True if the memory format of the tensor is none of those in which the replacement is slower."""
+    """True if the memory format of the tensor is not one of those in which the replacement is slower."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
     if last is None or input.is_contiguous() or not input.is_contiguous(memory_format=last):
         return "contiguous" not in losing

@@ -313,7 +313,7 @@ class _Planner:
                 moves = (known.changes or known.refused) and known.calls_no_module()
                 shuffles = bool(moves or (_is_sequential(module) and joins)) or self._is_activation(known)
             if shuffles and hooked(child):
-                reason = "has hooks: its call is not merged with what is around it"
+                reason = "has hooks: its call is not merged with the calls around it"
                 self.kept.append(Site(self.paths[child], "", _source(child), False, reason))
             elif shuffles:
                 yield child

@@ -48,7 +48,7 @@ class _Door:
 
 
 def check_memory_format(memory_format: Any) -> None:
-    """Raise TypeError or ValueError for what is no memory format, or none that a model can be run in."""
+    """Raise TypeError for an object that is not a memory format, ValueError for one that models cannot run in."""
     if not isinstance(memory_format, torch.memory_format):
         raise TypeError(f"swap: memory_format must be a torch.memory_format, got {memory_format!r}")
     if memory_format not in _NDIMS:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Which activation a node of a graph computes: a module, a function, a method, or a product with a sigmoid.
 
-An activation is a name and its parameters, as `opswap.ops.norm.spell` writes them. clamp(min=0) is no relu: if an
+An activation is a name and its parameters, as `opswap.ops.norm.spell` writes them. clamp(min=0) is not relu: if an
 element is exactly at the bound, it lets the gradient through.
 """
 

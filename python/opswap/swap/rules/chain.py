@@ -150,7 +150,7 @@ def _chains(graph: Graph) -> Iterator[list[Stage]]:
 
 
 def _folded_chains(graph: Graph) -> Iterator[list[Stage]]:
-    """Of what is no chain in training."""
+    """For modules that are not a chain in training."""
     taken = {n for stages in _chains(graph) for stage in stages for n in stage}
     for node in graph.nodes if chain_wins() else ():
         stages = _follow(node, lambda n: _folded_stage(n) if n not in taken else ())

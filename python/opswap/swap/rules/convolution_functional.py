@@ -46,7 +46,7 @@ def _find(graph: Graph) -> Iterator[Region]:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """An option of two directions; refuses what is no number."""
+    """An option of two directions; refuses an option that is not a number."""
     pair = (
         (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()
     )
@@ -91,11 +91,11 @@ def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
     given, tensors = _read(region)
     size = _size(given["weight"], shapes)
     if size[2:] != (1, 1) or given["groups"] != 1 or not pointwise_wins():
-        raise Refusal("it is no convolution of 1 x 1", told=False)
+        raise Refusal("not a convolution of 1 x 1", told=False)
     stride = _pair(given["stride"])
     padding = _padding(given["padding"], size, stride)
     if (stride, padding) != ((1, 1), (0, 0)):
-        raise Refusal(f"the kernels take stride 1 without padding, not stride={stride}, padding={padding}")
+        raise Refusal(f"the kernels support stride 1 without padding, not stride={stride}, padding={padding}")
     if size[0] * size[1] >= FEW_WEIGHTS:
         raise Refusal(large(size[0] * size[1]))
     input, weight, bias = tensors.values()
@@ -109,12 +109,12 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
     given, tensors = _read(region)
     size, groups = _size(given["weight"], shapes), given["groups"]
     if not 1 < groups == size[0] or size[1] != 1 or max(size[2:]) == 1 or not depthwise_wins():
-        raise Refusal("it is no depthwise convolution", told=False)
+        raise Refusal("not a depthwise convolution", told=False)
     stride, dilation = _pair(given["stride"]), _pair(given["dilation"])
     if size[2:] not in ((3, 3), (5, 5)):
-        raise Refusal(f"a window of {size[2:]}: the kernels take 3x3 and 5x5")
+        raise Refusal(f"a window of {size[2:]}: the kernels support 3x3 and 5x5")
     if stride not in ((1, 1), (2, 2)) or dilation != (1, 1):
-        raise Refusal(f"the kernels take a stride of 1 or 2 and no dilation, not {stride=}, {dilation=}")
+        raise Refusal(f"the kernels support a stride of 1 or 2 and no dilation, not {stride=}, {dilation=}")
     options = f"{', '.join(tensors.values())}, {stride}, {_padding(given['padding'], size, stride)}"
     names = {"depthwise_fits": depthwise_fits, "depthwise_conv2d": F.depthwise_conv2d}
     return Replacement(f"depthwise_fits({options}, {groups})", f"depthwise_conv2d({options})", names)
@@ -129,7 +129,7 @@ def _prove_dense(region: Region, shapes: Shapes) -> Replacement:
     padding = _padding(given["padding"], size, stride, dilation)
     reason = why_kept(size, (list(stride), list(padding), list(dilation)))
     if reason != "":
-        raise Refusal(reason or "no kernel is for it", told=reason is not None)
+        raise Refusal(reason or "no kernel supports it", told=reason is not None)
     input, weight, bias = tensors.values()
     options = f"{stride}, {padding}, {dilation}"
     names = {"conv_fits": conv_fits, "conv2d": F.conv2d}

@@ -74,7 +74,7 @@ def problem_of(nodes: tuple[Node, ...]) -> str:
         return "an intermediate result is used elsewhere"
     for node in module_calls(nodes):
         if hooked(node.meta["module"]):
-            return f"{node.target} has hooks: its call is not merged with what is around it"
+            return f"{node.target} has hooks: its call is not merged with the calls around it"
     return ""
 
 

@@ -113,7 +113,7 @@ def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     dims = arguments.get("dim", ())
     over_planes = isinstance(dims, (tuple, list)) and all(isinstance(d, int) for d in dims)
     if not over_planes or len(dims) != 2 or set(dims) not in _PLANE:
-        raise Refusal("it is no maximum over planes", told=False)
+        raise Refusal("not a maximum over planes", told=False)
     names = _names(region)
     input = names[arguments["input"]]
     keepdim = _text(arguments.get("keepdim", False), names)

@@ -24,7 +24,7 @@ from .reasons import call_reason, site_reason
 __all__ = ["Listener", "declined", "given", "listener", "missed", "why_declined", "why_missed"]
 
 _DISABLED = "opswap.disabled() is in force"
-_UNKNOWN = "a condition failed, which could not be shown: {}"
+_UNKNOWN = "a condition failed, and the values in it could not be read: {}"
 _log = logging.getLogger("opswap")
 
 

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # Kinds of code. OWN: opswap's machinery. TORCH: torch. LAYERS: the forwards of torch's and opswap's modules.
-# LIBRARY: pure Python code that is not followed. STATEFUL: code whose answers may change. USER: all other code.
+# LIBRARY: pure Python code that is not followed. STATEFUL: code whose results may change. USER: all other code.
 OWN, TORCH, LAYERS, LIBRARY, STATEFUL, USER = "own", "torch", "layers", "library", "stateful", "user"
 
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep

@@ -259,7 +259,7 @@ def _no_path(module: nn.Module, inputs: dict[str, Any]) -> str:
             guards = functions.get(term.func.id) if isinstance(term, ast.Call) else None
             reasons.append(_mode(module, term) if guards is None else _guard(guards[0], functions, scope))
             break
-    return "; ".join(dict.fromkeys(reasons)) or "a condition that fails no longer"
+    return "; ".join(dict.fromkeys(reasons)) or "a condition that is true again"
 
 
 def _path_tests(forward: ast.FunctionDef) -> Iterator[ast.expr]:
@@ -301,7 +301,7 @@ def site_reason(code: str, name: str, scope: dict[str, Any]) -> str:
         value = _value(term, scope)
         if isinstance(value, Exception) or not value:
             return _told(term, scope, _arguments(functions, name))
-    return "a condition that fails no longer"
+    return "a condition that is true again"
 
 
 def _arguments(functions: _Functions, name: str) -> dict[str, ast.expr]:

@@ -192,7 +192,7 @@ def _is_made_in_c(name: str, value: Any, cls: type) -> bool:
 
 
 def contents_of(value: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
-    """(kind, keys, values) of a container, whichever subclass; None for what is no container."""
+    """(kind, keys, values) of a container, also of a subclass; None for an object that is not a container."""
     if type(value) is partial:
         return partial, (), (value.func, value.args, value.keywords)
     if type(value) is types.MethodType:

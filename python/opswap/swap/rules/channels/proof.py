@@ -46,7 +46,7 @@ class Shuffle:
     views: contiguous inputs give views of themselves.
     """
 
-    groups: int  # 1 if it leaves every channel where it is
+    groups: int  # 1 if it does not move any channel
     inverse: bool
     sections: int | tuple[int, ...] | None
     ndims: tuple[int, ...]
@@ -275,7 +275,7 @@ def _probe(region: Region, shape: tuple[int, ...]) -> _Result:
         raise Refusal("it does not keep all channels", told=False)
     groups = _groups(whole, x)
     if groups == 1 and len(outputs) > 1:
-        raise Refusal("it leaves every channel where it is")
+        raise Refusal("it does not move any channel")
     memory = x.untyped_storage().data_ptr()
     views = any(y.untyped_storage().data_ptr() == memory for y in outputs)
     return _Result(shape, groups, tuple(y.shape[1] for y in outputs), views)
@@ -290,11 +290,11 @@ def _groups(y: Tensor, x: Tensor) -> int:
     if torch.equal(y, x):
         return 1
     if not 1 < per_group < channels or channels % per_group:
-        raise Refusal("it is no channel shuffle")
+        raise Refusal("not a channel shuffle")
     groups = channels // per_group
     expected = x.unflatten(1, (groups, per_group)).transpose(1, 2).flatten(1, 2)
     if not torch.equal(y, expected):
-        raise Refusal("it is no channel shuffle")
+        raise Refusal("not a channel shuffle")
     return groups
 
 

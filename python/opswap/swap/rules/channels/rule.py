@@ -52,7 +52,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     seen = [shapes[region.source]] if region.source in shapes else []
     shuffle = prove_shuffle(region, seen)
     if shuffle.groups == 1:
-        raise Refusal("it leaves every channel where it is", told=False)
+        raise Refusal("it does not move any channel", told=False)
     inputs = [f"x{i}" for i in range(len(region.inputs))]
     names = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
     options = ", inverse=True" if shuffle.inverse else ""
@@ -60,7 +60,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
         asked = asks_for_place(region.outputs)
         if asked:
             raise Refusal(
-                f"a part of the result is asked for {asked}(), which a tensor of its own answers otherwise"
+                f"code calls {asked}() on a part of the result, which a new tensor would answer differently"
             )
         function = F.cat_channel_shuffle_split
         result = f"cat_channel_shuffle_split(({names}), {shuffle.groups}, {shuffle.sections}{options})"

@@ -127,7 +127,7 @@ def _prove_einsum(region: Region, shapes: Shapes) -> Replacement:
         if _same_pattern((operands[x], operands[weight], result), ("bgi", order, "bgo"))
     ]
     if not forms:
-        raise Refusal("it is no linear map a group", told=False)
+        raise Refusal("not one linear map per group", told=False)
     x, weight, order = forms[0]
     view = f"x{weight}" if order == "goi" else f"x{weight}.transpose(1, 2)"
     condition = f"narrow_weight(x{x}, {view})"
