@@ -102,7 +102,7 @@ def _used_table(rows: list[Row]) -> list[str]:
 
 
 def _cost_table(rows: list[Row]) -> list[str]:
-    """A line a network and setting: how many times as long a call takes that is watched."""
+    """One line per network and setting: how many times as long a watched call takes."""
     groups = _groups(rows, ("case", "shape", "layout", "threads", "allocation"))
     forms = [row["form"] for row in max(groups.values(), key=len)]
     lines = []

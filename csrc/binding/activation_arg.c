@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Parameters that are not given have the values of torch's functions. relu6 takes none. */
+/* Parameters that are not given have the values of torch's functions. relu6 has no parameters. */
 static const struct {
     const char *name;
     int parameters;

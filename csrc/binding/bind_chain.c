@@ -382,7 +382,7 @@ static bool read_kept(osw_chain_call *call, PyObject *const *args)
     return true;
 }
 
-/* A new gradient of a parameter; None and NULL if it is not needed. */
+/* A new gradient of a parameter; None and NULL where it is not needed. */
 static PyObject *new_gradient(const osw_chain_call *call, PyObject *tensors, Py_ssize_t i,
                               bool needed, float **data)
 {

@@ -3,7 +3,7 @@
  * input, weight, sections, wants_input, wants_weight, wants_bias) -> the three gradients, None for
  * one that is not wanted. sections: outputs of every group, or None if all have as many. Both
  * return NotImplemented if the memory of a tensor does not fit: the caller makes it contiguous
- * and calls again. plain_grouped_linear and plain_grouped_linear_backward take the same arguments
+ * and calls again. plain_grouped_linear and plain_grouped_linear_backward have the same arguments
  * and return NotImplemented for everything that the caller should look at more closely: what would
  * be an error, calls that torch's dispatcher has to see, tiers on which the library may be faster.
  * linear_variants(): the kernels and how often each was called. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The tensors of a batch normalisation: their checks, and what the run takes of them. Functions
+/* The tensors of a batch normalisation: their checks, and what the run reads of them. Functions
  * that return int return -1 with an exception set. */
 #ifndef OSW_BINDING_NORM_CALL_H
 #define OSW_BINDING_NORM_CALL_H

@@ -233,7 +233,7 @@ int osw_pool_execute(osw_pool_call *call)
 
 osw_pool_call osw_pool_begin(const char *name, osw_operation operation, bool plain)
 {
-    const bool backward = operation % 2; /* forward and backward take turns in the list */
+    const bool backward = operation % 2; /* forward and backward alternate in the list */
     return (osw_pool_call){
         .base = {.name = name, .roles = role_names, .plain = plain},
         .operation = operation,

@@ -58,7 +58,7 @@ bool osw_is_dense(const osw_tensor *t, int first);
 bool osw_no_overlap(const osw_tensor *t);
 
 /* Some byte lies between the first and the last element of both; true also of tensors whose
- * elements take turns in one buffer. */
+ * elements share one buffer in turn. */
 bool osw_ranges_meet(const osw_tensor *a, const osw_tensor *b);
 
 #endif

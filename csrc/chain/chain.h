@@ -129,7 +129,7 @@ void osw_chain_select(osw_isa isa);
 
 OSW_DECLARE_FILLS(osw_chain_fill, osw_chain_fn **table);
 
-/* Whether the kernels for `isa` are worth it: if they have vectors, and in tests. Nobody has
+/* Whether the kernels for `isa` are worth it: where they have vectors, and in tests. Nobody has
  * measured neon. */
 bool osw_chain_leads(osw_isa isa);
 

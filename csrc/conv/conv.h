@@ -6,7 +6,7 @@
  *                      over n, i, j
  *                  bias[o] = sum of grad_output[n][i][j][o] over n, i, j
  *
- * A place outside of the image has no term: padding is not a zero, which an infinite gradient would turn
+ * A place outside of the image has no term: padding is no zero that an infinite gradient would turn
  * into NaN. Sums are taken in the dtype; the order of their terms depends on the sizes, on whether
  * pixels are neighbours and on the tier, never on the outputs that a part has or on the number of
  * threads. */

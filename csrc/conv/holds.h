@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a call keeps what conv.h says of its numbers; asserted when kernels are called. */
+/* Whether a call keeps what conv.h says of its numbers; asserted where kernels are called. */
 #ifndef OSW_CONV_HOLDS_H
 #define OSW_CONV_HOLDS_H
 

@@ -9,7 +9,7 @@ int osw_memory_reuse(int on);
 
 /* Treat denormal numbers as zero, as operands and as results (1), or compute with them (0), in this
  * thread and in those of torch's pool that work for it. Returns the number of threads that are
- * known to be reached: fewer than osw_parallel_threads() if some could not be made to take part
+ * known to be reached: fewer than osw_parallel_threads() if some could not be reached
  * within a second; 0 if the processor has no such switch. */
 int osw_memory_flush(int on);
 

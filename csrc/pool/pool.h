@@ -9,7 +9,7 @@
  * row-major order.
  *
  * max: output = max of the taps, offsets = tap of the maximum. The first valid tap to start with; a
- * greater one, or a NaN, takes its place.
+ * greater one, or a NaN, replaces it.
  *
  * max_backward: grad_input = sum of the grad_output whose offset names the position, added one
  * after another in the order of the output, each sum rounded to the dtype.

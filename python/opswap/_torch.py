@@ -103,7 +103,7 @@ def transforms_active() -> bool:
 
 # Dispatch modes that are on; without the name one is taken to be: constants are made anew for every call.
 dispatch_modes: Callable[[], int] = _find("torch._C", "_len_torch_dispatch_stack") or _yes
-# The modes themselves; without the name nobody is known, and operators take their usual way.
+# The modes themselves; without the name no mode is found, and operators run as usual.
 mode_stack: Callable[[], list[Any]] | None = _find(
     "torch.utils._python_dispatch", "_get_current_dispatch_mode_stack"
 )
@@ -308,7 +308,7 @@ def compiled_graphs() -> int:
 
 
 def constant_in_graphs(function: Callable[..., bool]) -> Callable[..., bool]:
-    """Mark a function whose answer torch.compile takes for constant.
+    """Mark a function whose result torch.compile treats as a constant.
 
     As torch.compiler.assume_constant_result does, which imports the compiler: seconds. A torch that reads no such mark
     breaks the graph at a call of the extension.
@@ -318,7 +318,7 @@ def constant_in_graphs(function: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def compile_lock() -> contextlib.AbstractContextManager[Any]:
-    """What one thread holds while torch.compile compiles; asked without importing the compiler.
+    """What one thread holds while torch.compile compiles; read without importing the compiler.
 
     Without it a function that is compiled while a capture patches torch.nn.Module may have to be compiled once more.
     """
@@ -365,7 +365,7 @@ def _wrapped(function: Callable[..., Any]) -> Any:
 
 
 def is_compiled_module(module: Any) -> bool:
-    """True for a module that torch.compile returned; asked without importing the compiler."""
+    """True for a module that torch.compile returned; tested without importing the compiler."""
     compiler = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
     return isinstance(module, compiler)
 
@@ -412,7 +412,7 @@ _is_bf16 = _find("torch.cpu", "_is_avx512_bf16_supported")
 
 
 def library_takes(dtype: torch.dtype) -> bool | None:
-    """Whether torch's library takes this dtype of 16 bits, if only to convert it; None if torch does not tell."""
+    """Whether torch's library accepts this dtype of 16 bits, if only to convert it; None if torch does not say."""
     name = "bf16" if dtype is torch.bfloat16 else "fp16"
     ask = getattr(_mkldnn, f"_is_mkldnn_{name}_supported", None)
     return None if ask is None else ask()
@@ -421,7 +421,7 @@ def library_takes(dtype: torch.dtype) -> bool | None:
 def half_instructions() -> frozenset[torch.dtype] | None:
     """The dtypes of 16 bits for which this CPU has instructions that torch's library uses in a training step.
 
-    AVX512-FP16 is not enough for float16: the library has no gradient of a weight for it, and takes a thousand times
+    AVX512-FP16 is not enough for float16: the library has no gradient of a weight for it, and needs a thousand times
     as long as in float32. None, unknown, on a CPU that is not x86 and in a torch that does not tell.
     """
     bf16, fp16 = map(library_takes, (torch.bfloat16, torch.float16))

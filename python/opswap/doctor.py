@@ -48,7 +48,7 @@ def machine() -> str:
 
 
 def describe() -> dict[str, str]:
-    """Versions, processor, instruction set tiers and threads, the most asked for first."""
+    """Versions, processor, instruction set tiers and threads, the most important first."""
     return {
         "opswap": opswap.__version__,
         "torch": torch.__version__,

@@ -90,7 +90,7 @@ OSW_INLINE bool LOCAL(pass_pixels)(const osw_pool *pool, const ELEMENT *x, int64
     return !KEY(saw_nan)(seen, best, KEY_INFINITY);
 }
 
-/* Best keys as elements; a zero takes its sign from the first one of its channel. */
+/* Best keys as elements; a zero has the sign of the first one of its channel. */
 OSW_INLINE void LOCAL(store_best)(const osw_pool *pool, const ELEMENT *x, int64_t channels,
                            const LOCAL(state) *state, ELEMENT *y)
 {

@@ -35,7 +35,7 @@ _PROCESSES = 2
 _PROVEN_STEPS = 3
 _TOLERANCE = 1e-10  # of the largest parameter, in float64
 _LEARNING_RATE = 0.05
-_EPOCHS = 1000  # more than any run takes
+_EPOCHS = 1000  # more than any run needs
 
 
 def launch(settings: Settings) -> str:

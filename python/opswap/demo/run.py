@@ -41,7 +41,7 @@ _TASKS: dict[str, type[Task]] = {
 def run(settings: Settings) -> None:
     """Train, compare, time and print one network after another, and plot them together.
 
-    Raises: DemoError if losses or parameters differ, or if an accuracy is below what is asked for.
+    Raises: DemoError if losses or parameters differ, or if an accuracy is below the required one.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a run of the demo is asked to do."""
+"""The options of a run of the demo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Settings:
     epochs, image_size: ShuffleNetV2's passes over the images and their side in pixels.
     min_accuracy: percent of the held-out images that ShuffleNetV2, stock and swapped, must get right.
     steps: LPRNet's training steps; None for as many as the demo, or the full demo, is meant to have.
-    compared_steps: how many steps, fewer than LPRNet's, the copies with bit-equal rules take beside the stock ones.
+    compared_steps: how many steps, fewer than LPRNet's, the copies with bit-equal rules train beside the stock ones.
     branch_steps: training steps of the multi-branch net. detection_steps: of both forms of the detector.
     ddp_steps: timed steps on two processes.
     verbose: print the whole report of each swap and merge.
@@ -68,5 +68,5 @@ class Settings:
 
     @property
     def lprnet_stock_steps(self) -> int:
-        """How many of them the stock LPRNet takes, which is slow: a quarter, and at least those compared."""
+        """How many steps the stock LPRNet trains, which is slow: a quarter, and at least those compared."""
         return max(self.compared_steps, self.lprnet_steps // 4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a run asks of a network and its data."""
+"""What a run needs from a network and its data."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Task(ABC):
 
     @abstractmethod
     def stages(self) -> Iterator[Stage]:
-        """The training, each stage to be worked through before the next one is asked for.
+        """The training, stage by stage; a stage ends before the next one is started.
 
         Raises: DemoError if the two differ.
         """

@@ -128,7 +128,7 @@ class _Mode(DispatchMode):
     ) -> Any:
         if types and not _ORDINARY.issuperset(types):
             if any(hasattr(t, "__tensor_flatten__") for t in types):
-                return NotImplemented  # a wrapper takes itself apart; its parts come here
+                return NotImplemented  # a wrapper calls operators on its parts, which come here
             return func(*args, **(kwargs or {}))  # fake tensors, and others that hold nothing
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):

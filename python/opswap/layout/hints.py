@@ -34,7 +34,7 @@ _OPERATORS: Mapping[str, str] = {
     "F.softmax(x.permute(0, 2, 3, 1), -1).permute(0, 3, 1, 2) for dim=1",
     "aten._log_softmax": "move the channels last for this call: "
     "F.log_softmax(x.permute(0, 2, 3, 1), -1).permute(0, 3, 1, 2) for dim=1; "
-    "F.cross_entropy takes (N * H * W, C) logits from there",
+    "F.cross_entropy accepts the (N * H * W, C) logits",
     "aten.native_layer_norm": "over channels, normalise x.permute(0, 2, 3, 1) over its last dimension and permute "
     "back, or use GroupNorm(1, channels) for all of (C, H, W)",
     "aten.masked_fill": "torch.where(mask, value, x) keeps the format",

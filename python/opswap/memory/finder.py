@@ -302,7 +302,7 @@ class _Mode(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types and not _ORDINARY.issuperset(types):
-            return NotImplemented  # a wrapper takes itself apart; its parts come here
+            return NotImplemented  # a wrapper calls operators on its parts, which come here
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if threading.get_ident() == self._thread:

@@ -36,7 +36,7 @@ _CHANGED = (
     f"{_NAME}: the merged module would not compute what its branches do, which read something that changed"
 )
 _BATCHES = (2, 3)
-# Layers that take a tensor without a batch as well, in which the branches would be put at another place.
+# Layers that also accept a tensor without a batch, in which the branches would be put at another place.
 _WITHOUT_BATCH = tuple(
     cls
     for name, cls in vars(nn).items()
@@ -96,7 +96,7 @@ class _State:
 
     wrapped: the branches are single layers, put into a Sequential each. example: empty tensors of a branch's input
     sizes. stacked: the output is one of all branches. text: the graph of a branch. watch: what it read. batched:
-    the inputs must have as many dimensions as the example: convolutions and pools take an image without a batch
+    the inputs must have as many dimensions as the example: convolutions and pools accept an image without a batch
     too. programs: by "training" and "inference", pairs of the input's elements and the program measured for them.
     others: such programs by the dimensions of the inputs of a branch, if these are not the example's.
     """
@@ -303,7 +303,7 @@ class MergedBranches(nn.Module):
     def parameter_moves(
         self, modules: Sequence[nn.Module]
     ) -> list[tuple[list[nn.Parameter], list[nn.Parameter]]]:
-        """For every parameter those of the branches and the merged one, as `move_parameters` takes them."""
+        """For every parameter those of the branches and the merged one, as arguments of `move_parameters`."""
         modules = [_in_sequential(m) for m in modules] if self._merge.wrapped else list(modules)
         if len(modules) != len(self._merge.skeletons):
             raise ValueError(f"{_NAME}: expected {len(self._merge.skeletons)} branches, got {len(modules)}")
@@ -311,12 +311,12 @@ class MergedBranches(nn.Module):
         return [(link.parts, [link.whole]) for link in found]
 
     def measure(self, *inputs: Any, seconds: float = 1.0) -> MergeReport:
-        """Time the ways to run this module on inputs of these sizes, and take the fastest for them.
+        """Time the ways to run this module on inputs of these sizes, and use the fastest for them.
 
         Args:
             inputs: as in a call. seconds: for each of training (forward and backward) and inference.
         Every convolution is timed grouped, one branch after another, and as a batched product if its kernel
-        is 1 x 1; then whole programs are. Calls with other sizes take what was measured for
+        is 1 x 1; then whole programs are. Calls with other sizes use what was measured for
         the nearest number of elements. Tensors and gradients are left as they were, and so are random generators:
         numbers that other threads draw from those of the process meanwhile are drawn again.
         """

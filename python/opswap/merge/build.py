@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Turn the graph of one branch into a program for all of them.
 
-Every value has the form in which it was made, its own; another form is made by a step of its own if it is asked
-for. Whatever has no rule runs with the branches folded into the batch, or, if it meets parameters or a shared value,
+Every value has the form in which it was made, its own; another form is made by a step of its own if it is needed.
+Whatever has no rule runs with the branches folded into the batch, or, if it meets parameters or a shared value,
 under torch.vmap.
 """
 

@@ -53,7 +53,7 @@ class Link:
             pieces: Sequence[Tensor] = (whole,)
         elif isinstance(self.merged, Layer):
             pieces = self.merged.pieces(whole)
-        elif not whole.dim():  # one count of a layer that took the place of a merged one
+        elif not whole.dim():  # one count of a layer that replaced a merged one
             pieces = (whole,) * len(self.branches)
         elif whole.dim() == self.parts[0].dim():
             pieces = whole.chunk(len(self.branches))
@@ -134,7 +134,7 @@ def links(root: nn.Module, modules: Sequence[nn.Module]) -> Iterator[Link]:
 
 
 def check_layers(root: nn.Module, branch: nn.Module) -> None:
-    """Raise ValueError if something else took the place of a merged layer, which cannot be proven then."""
+    """Raise ValueError if something else replaced a merged layer, which cannot be proven then."""
     outer = "\n"
     for path, own in branch.named_modules():
         if path.startswith(outer):

@@ -3,7 +3,7 @@
 
 Both are copies in float64 with the same random tensors (a zero in a trained layer would hide what stands behind it).
 Compared are outputs, the gradients of inputs and parameters, and the buffers afterwards, in training and in evaluation,
-for contiguous inputs, and for channels_last ones if the loop takes these.
+for contiguous inputs, and for channels_last ones if the loop supports these.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _FORMATS = (torch.contiguous_format, torch.channels_last)
 def tune(*, seconds: float = 0.05, progress: Progress | None = None) -> costs.Gains:
     """Time every way at many sizes, with one thread and with all, and keep the gains for this machine.
 
-    Sets torch's number of threads, which new threads of the process take over meanwhile, and puts it back. Other
+    Sets torch's number of threads, which new threads of the process inherit meanwhile, and puts it back. Other
     threads may train swapped models meanwhile, but falsify the times. The random generators of the process are put back
     as they were: numbers that they draw from them meanwhile are drawn again.
 

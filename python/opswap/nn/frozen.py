@@ -113,7 +113,7 @@ def freeze(model: nn.Module) -> nn.Module:
 
 
 def unfreeze(model: nn.Module) -> nn.Module:
-    """Take back `freeze`, and free the folded weights.
+    """Undo `freeze`, and free the folded weights.
 
     Returns: model itself.
     Raises: TypeError if model is not a module.

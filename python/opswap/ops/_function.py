@@ -80,7 +80,7 @@ def plain_eager() -> bool:
 
 
 def plain_cpu(tensors: Sequence[Tensor]) -> bool:
-    """True if a kernel may read these tensors without asking the dispatcher.
+    """True if a kernel may read these tensors without a call of the dispatcher.
 
     That is: `plain_eager`, and every tensor is an ordinary one on the CPU, no subclass, with memory, and no
     conjugate or negative view that is not yet carried out.

@@ -78,7 +78,7 @@ class Operator:
         batch: `batch(run, info, in_dims, *arguments)` -> outputs and their dimensions, if join and split cannot say it;
             run: the operator without the mapped dimension.
         batched: in operators that torch batches by itself, for `torch.autograd.grad(..., is_grads_batched=True)`, whose
-            vmap takes no rule. Without one torch calls the operator once per gradient.
+            vmap ignores rules. Without one torch calls the operator once per gradient.
         keep: `keep(constants, tensors, outputs)` -> tensors to save, and facts, for gradient and tangent.
         gradient: `gradient(saved, facts, needed, *gradients)` -> one gradient per tensor, None if not needed; those
             given are None for outputs that were not used. Written with operators, so that it has a gradient again.

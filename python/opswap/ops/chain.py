@@ -144,7 +144,7 @@ def _reference(options: Options, input: Tensor, *parameters: Tensor | None, trai
 def _reference_backward(
     options: Options, tensors: tuple[Tensor | None, ...], needed: Sequence[bool], grad_output: Tensor
 ) -> list[Tensor | None]:
-    """Computed again; differentiable if a graph is wanted."""
+    """Computed again; differentiable where a graph is wanted."""
     graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Apart from each other: a tensor may be given twice, or be made of another one.
@@ -164,7 +164,7 @@ def chain_wins() -> bool:
 
 
 def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
-    """The kernels for an ordinary call, running statistics moved; NotImplemented if nothing was done.
+    """The kernels for an ordinary call, running statistics moved; NotImplemented where nothing was done.
 
     Args: tensors: the input, then per stage weight, norm_weight, norm_bias, running_mean, running_var.
     """
@@ -249,11 +249,11 @@ def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) ->
     Everything else runs the operators that a chain is made of, one by one: other dtypes and devices, calls under
     torch.compile, torch.func, torch.jit.trace or autocast.
 
-    Returns: (N, O, H', W'), in channels_last if the kernels run. Statistics are summed in float64. Results do not
+    Returns: (N, O, H', W'), in channels_last where the kernels run. Statistics are summed in float64. Results do not
         depend on the number of threads. For the backward the input and the convolutions' outputs are kept.
 
-    Raises: ValueError without a stage or for an unknown activation; TypeError for an object that is not a `Stage`; else
-        as torch.nn.functional.conv2d and `batch_norm_act`.
+    Raises: ValueError without a stage or for an unknown activation; TypeError for what is no `Stage`; else as
+        torch.nn.functional.conv2d and `batch_norm_act`.
     """
     if not stages:
         raise ValueError(f"{_NAME}: expected at least one stage, got none")

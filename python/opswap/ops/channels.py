@@ -145,7 +145,7 @@ def _batched(
     memory_format: torch.memory_format | None = None,
     output_mask: Sequence[bool] | None = None,
 ) -> list[Tensor]:
-    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap takes no rule."""
+    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap ignores rules."""
     row = torch.cat(list(tensors), 1)
     batch, channels, *space = row.shape
     shuffled = row.reshape(batch, groups, channels // max(groups, 1), *space).transpose(1, 2)
@@ -279,7 +279,7 @@ def _shuffle(
     return tuple(_operator(tensors, groups, sizes, cat_memory_format(tensors), None))
 
 
-# What torch.channel_shuffle takes on a CPU.
+# What torch.channel_shuffle supports on a CPU.
 _TORCH_DTYPES = frozenset(
     {
         *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -32,7 +32,7 @@ _grad_enabled = torch.is_grad_enabled
 _is_autocast = torch.is_autocast_enabled
 
 _MOST_TAPS = 13  # in a direction
-# Of input or output, by tier: with fewer, vectors do not help.
+# Of input or output, by tier: with fewer there is nothing for vectors.
 _FEWEST_CHANNELS = {"avx2": 8, "avx512": 16}
 # Products of a pass, below which calling the library and the kernel costs what the kernel gains.
 _FEWEST_PRODUCTS = 1 << 24
@@ -107,7 +107,7 @@ _WINS = {"avx2": _wins_avx2, "avx512": _wins_avx512}
 
 
 def conv_wins(channels: int, outputs: int, taps: Sequence[int], pixels: int | None = None) -> bool:
-    """True if the kernel was measured faster than torch's gradient of the weight, on the tier in use.
+    """True where the kernel was measured faster than torch's gradient of the weight, on the tier in use.
 
     Args: channels, outputs: of input and output. taps: (kH, kW). pixels: of the output, in all images; None: many.
     """
@@ -138,14 +138,14 @@ def why_kept(weight: Sequence[int], window: Window) -> str | None:
     if max(outputs, channels) < _FEWEST_CHANNELS[tier]:
         return None
     if max(taps) > _MOST_TAPS:
-        return f"a window of {tuple(taps)}: the kernel supports up to {_MOST_TAPS} taps in a direction"
+        return f"a window of {tuple(taps)}: the kernel takes up to {_MOST_TAPS} taps in a direction"
     if not conv_wins(channels, outputs, taps):
         return f"{channels} channels in, {outputs} out, a window of {tuple(taps)}: torch is as fast"
     return ""
 
 
 def _window(weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair) -> Window | None:
-    """The options in numbers; None if they are not numbers, or not for two dimensions."""
+    """The options in numbers; None where they are none, or not of two directions."""
     try:
         numbers = padding_numbers(padding, weight.shape[2:], stride, dilation)
         window = (pair(stride), numbers, pair(dilation))

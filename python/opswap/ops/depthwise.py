@@ -80,7 +80,7 @@ _DTYPES = (torch.float32, torch.float64)
 def _kernel_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, stride: Pair, padding: Pair, mask: Sequence[bool]
 ) -> Any:
-    """The gradients of input, weight and bias that mask asks for, or NotImplemented."""
+    """The gradients of input, weight and bias that mask selects, or NotImplemented."""
     run = _core.plain_depthwise_backward
     gradients = run(grad_output, input, weight, stride, padding, *mask)
     if gradients is NotImplemented and plain_cpu((grad_output,)):
@@ -100,7 +100,7 @@ def _wins_as_constant() -> bool:
 
 
 def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> bool:
-    """True if the operator stands in a graph: what the kernels take, as far as a graph's sizes tell."""
+    """True if a graph should contain the operator: the kernels support the call, as far as a graph's sizes show."""
     if not (seen_by_tracer() and isinstance(input, Tensor) and isinstance(weight, Tensor)):
         return False
     if torch.is_autocast_enabled("cpu") or input.dim() != 4 or weight.dim() != 4 or not input.is_cpu:
@@ -160,15 +160,15 @@ def depthwise_conv2d(
     """Convolve every channel with taps of its own, as torch.nn.functional.conv2d with groups=C.
 
     Args:
-        input: (N, C, H, W). The kernels take channels_last float32 and float64 on the CPU, eight channels at least, if
-            the tier in use is avx2 or avx512.
+        input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least,
+            if the tier in use is avx2 or avx512.
         weight: (C, 1, kH, kW). The kernels take 3 x 3 and 5 x 5.
         bias: (C,), or None.
         stride: the kernels take 1 and 2, the same in both directions.
         padding: of zeros, any; or "same" or "valid", which run torch's convolution.
         dilation: the kernels take 1.
 
-    Everything that the kernels do not take, channels of several outputs, other devices and calls under torch.func,
+    Everything that the kernels do not support, channels of several outputs, other devices and calls under torch.func,
     torch.jit.trace or autocast run torch's own convolution. torch.compile, torch.export and make_fx record
     `opswap::depthwise_conv2d`.
 

@@ -242,8 +242,8 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """Zero elements with probability p and multiply the others by 1 / (1 - p); the same elements as torch zeroes.
 
     Args:
-        input: any shape and device; the kernel takes float32, float64, bfloat16 and float16 on the CPU, contiguous or
-            channels_last. Everything else, `inplace`, torch.func and torch.jit.trace run torch's operator;
+        input: any shape and device; the kernel supports float32, float64, bfloat16 and float16 on the CPU, contiguous
+            or channels_last. Everything else, `inplace`, torch.func and torch.jit.trace run torch's operator;
             torch.compile, torch.export and make_fx record `opswap::dropout`.
         p: in [0, 1].
         training: False returns the input.

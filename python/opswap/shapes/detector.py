@@ -194,7 +194,7 @@ class _Mode(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types and not _ORDINARY.issuperset(types):
-            return NotImplemented  # a wrapper takes itself apart; its parts come here
+            return NotImplemented  # a wrapper calls operators on its parts, which come here
         known = self._kinds.get(id(func))
         if known is None:
             schema = getattr(func, "_schema", None)

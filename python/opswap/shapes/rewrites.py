@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Rewrites that keep a size, spelled for the user's own line.
 
-Each takes an expression whose size depends on data and gives one of the same value and gradients whose size does not.
+Each turns an expression whose size depends on data into one with the same value and gradients and a fixed size.
 `N` in a rewrite is the user's to choose: the largest number that may come.
 """
 

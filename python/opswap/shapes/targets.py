@@ -105,7 +105,7 @@ def _check(index: int, target: dict[str, Any], label: int, limit: int | None) ->
     labels = target.get("labels")
     if isinstance(labels, Tensor) and torch.tensor(label).to(labels.dtype).item() != label:
         raise ValueError(
-            f"pad_targets: label {label} of padding cannot be represented in {labels.dtype}, the dtype of labels of target "
+            f"pad_targets: label {label} of padding cannot be represented in {labels.dtype}, the labels' dtype in target "
             f"{index}; pass another, or labels of torch.int64"
         )
     if isinstance(labels, Tensor) and labels.numel() and bool((labels == label).any()):

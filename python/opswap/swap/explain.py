@@ -78,7 +78,7 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
 
     A copy of the model runs, in the mode that the model is in and under the gradient mode of the caller: parameters,
     buffers, random generators and the inputs stay as they are. Your hooks are not called, but a condition that
-    asks for hooks sees them. The calls count in `opswap.stats()`. The random generators of the process are put back as
+    looks for hooks sees them. The calls count in `opswap.stats()`. The random generators of the process are put back as
     they were: numbers that other threads draw from them meanwhile are drawn again.
 
     The same sentences go to `logging.getLogger("opswap")` at level INFO, once for each rewritten forward and for each

@@ -24,7 +24,7 @@ __all__ = ["FACTOR", "VerificationError", "compare"]
 
 FACTOR = 4.0  # times the stock model's own error
 _FLOOR = 32.0  # times the dtype's epsilon, below which a difference is not an error
-# A rounding error may take an element over the kink of an activation; that comes and goes with the last bits of the
+# A rounding error may move an element across the kink of an activation; that comes and goes with the last bits of the
 # inputs, a wrong replacement stays. Inputs are scaled by 1 + n * epsilon, which keeps zeros and ties.
 _TRIES = 16
 _MODES = ("train", "eval", "inference")

@@ -28,7 +28,7 @@ _DIRECTIONS = ("inference", "forward", "backward", "step")
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 Forward = Callable[[], Tensor]
-# A forward and the leaves whose gradients are asked for, in the order of input, weight, bias.
+# A forward and the leaves whose gradients are computed, in the order of input, weight, bias.
 Form = tuple[Forward, Sequence[Tensor]]
 
 

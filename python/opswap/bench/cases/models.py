@@ -33,7 +33,7 @@ _TOLERANCE = 1e-3
 class Network:
     """loss(output, labels); `labels` are what classes makes them, `steps` characters an image.
 
-    tolerance: relative difference of the loss that is allowed. A dropout takes other elements in the other layout,
+    tolerance: relative difference of the loss that is allowed. A dropout drops other elements in the other layout,
         since it draws in the order of memory.
     """
 
@@ -64,7 +64,7 @@ NETWORKS: Mapping[str, Network] = {
 
 
 def cases(batch: int) -> Iterator[Case]:
-    """A step is zero_grad, forward, loss, backward and plain SGD; LPRNet takes two batches of images at once."""
+    """A step is zero_grad, forward, loss, backward and plain SGD; LPRNet processes two batches of images at once."""
     for name, network in NETWORKS.items():
         yield from _pair(name, network, batch, _forms, _OURS)
     yield from _pair("LPRNet, denormals", NETWORKS["LPRNet"], batch, _flushed_forms, _OURS_FLUSHED)

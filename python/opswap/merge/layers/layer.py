@@ -13,7 +13,7 @@ from ..forms import Form
 
 __all__ = ["RECORDED", "Layer", "joined"]
 
-# The mode that takes one of a layer's ways by recorded figures.
+# The mode that chooses one of a layer's ways by recorded figures.
 RECORDED = "recorded"
 
 

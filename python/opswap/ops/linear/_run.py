@@ -52,7 +52,7 @@ def reference(input: Tensor, weight: Tensor, bias: Tensor | None = None, section
 def reference_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, sections: Sections, mask: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of input, weight and bias that mask asks for, in plain torch."""
+    """The gradients of input, weight and bias that mask selects, in plain torch."""
     if sections is None:
         rows = grad_output.transpose(0, 1)
         grad_input = torch.bmm(rows, weight).transpose(0, 1).contiguous() if mask[0] else None
@@ -68,7 +68,7 @@ def reference_backward(
 
 @cache
 def _matrix_units(dtype: torch.dtype) -> bool:
-    """True if torch's own products take this half precision without converting it."""
+    """True if torch's own products multiply this half precision without converting it."""
     known = half_instructions()
     return bool(library_takes(dtype)) if known is None else dtype in known
 
@@ -141,7 +141,7 @@ def _run(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None)
 def kernel_backward(
     sections: Sections, mask: Sequence[bool], grad_output: Tensor, input: Tensor, weight: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of input, weight and bias that mask asks for; None for the others."""
+    """The gradients of input, weight and bias that mask selects; None for the others."""
     tensors = (grad_output, input, weight)
     if _by_library(input, weight, backward=True):
         gradients = reference_backward(*tensors, sections, mask)

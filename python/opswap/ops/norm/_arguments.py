@@ -55,7 +55,7 @@ def check_activation(name: str, activation: Any) -> None:
 def is_covered(input: Tensor) -> bool:
     """False for what torch alone knows how to treat: other dtypes and layouts, less than two dimensions, no elements.
 
-    In a compiled graph no size is asked for.
+    In a compiled graph no size is read.
     """
     if input.dtype not in _FLOATS or not is_strided(input) or input.dim() < 2:
         return False

@@ -194,7 +194,7 @@ def _batched_backward(
     activation: str | None,
     output_mask: Sequence[bool],
 ) -> list[Tensor]:
-    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap takes no rule."""
+    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap ignores rules."""
     fixed = None if training else statistics
     grads = normalize_backward(grad_output, input, fixed, weight, bias, eps, activation)
     return wanted(grads, (input, weight, bias), output_mask)
@@ -203,7 +203,7 @@ def _batched_backward(
 def wanted(
     grads: Sequence[Tensor], kinds: Sequence[Tensor | None], output_mask: Sequence[bool]
 ) -> list[Tensor]:
-    """Those gradients that are asked for, each in the dtype of what it is the gradient of."""
+    """Those gradients that are required, each in the dtype of what it is the gradient of."""
     triples = zip(grads, kinds, output_mask, strict=True)
     return [g.to(k.dtype) for g, k, wanted in triples if wanted and k is not None]
 

@@ -162,7 +162,7 @@ def batch_norm_act(
     """torch.nn.functional.batch_norm and the activation after it, in one.
 
     Args:
-        input: (N, C, *). The kernels take float32, float64, bfloat16 and float16; torch's operator runs for others.
+        input: (N, C, *). The kernels support float32, float64, bfloat16 and float16; torch's operator runs for others.
         running_mean, running_var: (C); normalise with them, or in training (both or none) move them in place by
             momentum towards the batch's mean and unbiased variance.
         weight, bias: (C), scale and shift after the normalisation. All four vectors have the dtype of input, or

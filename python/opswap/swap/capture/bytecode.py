@@ -55,7 +55,7 @@ class Reads:
     names: global variables, or builtins. attributes: of any object; `stored` are those that are also written, a
     variable of an enclosing function as "cell_contents".
     imports: (name, level) of import statements. texts: attributes that are looked up by a constant text.
-    dynamic: attributes are looked up by other texts; those that a look-up of an object's own asks of the object itself
+    dynamic: attributes are looked up by other texts; those that an object's own look-up reads from the object itself
     are not among them.
     """
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What code asks of the class of a tensor while a forward is traced.
+"""What code reads of the class of a tensor while a forward is traced.
 
 A stand-in calls itself a plain tensor. Where every tensor answers alike, as for isinstance(x, (Tensor, list)), nothing
 else is needed. Where a subclass may answer otherwise, the captured path is bound to inputs that are plain tensors.
-Questions that a stand-in cannot answer, as those that C code asks of its memory, are refused.
+Checks that a stand-in cannot answer, such as those in C code, are refused.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _CALL_OTHERS = frozenset({"_functools", "builtins", "functools", "itertools"})
 
 
 def answer(tracer: Tracer, obj: fx.Proxy, frame: FrameType) -> type:
-    """The class of a stand-in for code that asks in this frame.
+    """The class of a stand-in for code in this frame that reads it.
 
-    Functions in C must not hear of Tensor: they would take a stand-in that calls itself one for the memory of one.
+    Functions in C must not see the class Tensor: they would use a stand-in of that class as a tensor's memory.
     """
     code = frame.f_code
     if _EINOPS in code.co_filename:

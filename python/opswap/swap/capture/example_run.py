@@ -94,7 +94,7 @@ def _kept(argument: Any) -> Any:
 
 
 class _Values:
-    """Values of the nodes of one graph, computed when they are asked for."""
+    """Values of the nodes of one graph, computed on demand."""
 
     def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._interpreter = Interpreter(module, graph=Graph())

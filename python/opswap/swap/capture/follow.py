@@ -57,7 +57,7 @@ class Follower:
 
     refuse: makes the exception that ends the trace. While `paused`, nothing is followed. asks_none: code asked whether
     something is None that may be the result of a module. `meet` is called with each code before it runs first,
-    `check_class` with each frame that asks what is an instance of a class past what a stand-in answers. `given` has the
+    `check_class` with each frame that runs an isinstance check which a stand-in does not see. `given` has the
     lists of stand-ins that are arguments of the forward.
     """
 
@@ -115,7 +115,7 @@ class Follower:
             sys.setprofile(self._previous)
 
     def undo(self) -> tuple[list[str], list[str]]:
-        """Take back what the traced code wrote.
+        """Undo what the traced code wrote.
 
         Returns: in words, what it wrote to, and what another thread wrote to that it reads.
         """
@@ -321,12 +321,12 @@ class Follower:
                 self._follow_function(function)
 
     def _note_question(self, frame: FrameType) -> None:
-        """An object is asked for an attribute by a function of its own, which the rewritten forward asks again."""
+        """Code reads an attribute through an object's own `__getattribute__`; the rewritten forward reads it again."""
         me, key = (frame.f_locals.get(name) for name in frame.f_code.co_varnames[:2])
         own = any(_code_of(vars(c).get("__getattribute__")) is frame.f_code for c in type(me).__mro__)
         if isinstance(me, nn.Module) or not own or type(key) is not str or holds_modules(me):
             raise self.refuse(f"{place(frame.f_code)} runs, which a capture cannot follow")
-        # What a look-up itself asks of the object is part of its answer.
+        # What a look-up itself reads from the object is part of its answer.
         if not is_look_up(frame.f_back.f_code):
             self._asked[id(me), key] = me, key
 

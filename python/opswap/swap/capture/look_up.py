@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which functions called `__getattribute__` ask nothing but their own object, as those of configurations do.
+"""Which functions called `__getattribute__` read nothing but their own object, as those of configurations do.
 
 It imports nothing of torch, so that its rules can be tested under every version of Python.
 """

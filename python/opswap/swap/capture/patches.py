@@ -29,7 +29,7 @@ _METHODS = threading.RLock()  # held while a method of a class is replaced or pu
 class Patches:
     """Has the methods of torch.fx's own patcher, for one trace in one thread.
 
-    disturbed: another thread patched, or took back, a method of a class meanwhile: the trace may lack calls.
+    disturbed: another thread patched or restored a method of a class meanwhile: the trace may lack calls.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Patches:
         return not self._active
 
     def close(self) -> None:
-        """Take everything back; what somebody else has patched meanwhile is theirs to take back."""
+        """Restore everything, except what other code has patched meanwhile."""
         self._active = False
         try:
             self._take_back()
@@ -115,7 +115,7 @@ class Patches:
 
 
 def _remove(cls: type, name: str, here: Callable[..., Any], old: Callable[..., Any]) -> None:
-    """Take back a method of a trace that is over, which a trace that overlapped with it has put back.
+    """Restore a method of a trace that has ended, which an overlapping trace has put back.
 
     A later call does so if another thread replaces methods just now: between the look and the write, the class would
     lose what that thread puts there.

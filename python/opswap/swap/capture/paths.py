@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Turn one module's forward into graphs, its children as leaves, and refuse if a graph would lie.
 
-A forward may take several paths: by the training flag, by the sizes of its arguments. Each path that is found
+A forward may have several paths: by the training flag, by the sizes of its arguments. Each path that is found
 is one graph together with what must hold for it to be the forward's own.
 """
 
@@ -56,7 +56,7 @@ class Capture:
     says which of them are lists of tensors, which are several arguments of the graph.
 
     The graph is the forward's if each of `guards`, graphs over the same arguments, gives True, and each of
-    `foreseen`, which ask for sizes further down, does so on tensors without data; and if root and all of
+    `foreseen`, which need the sizes of intermediate results, does so on tensors without data; and if root and all of
     opened have `training` as their flag, if it is not None. `reading` and `outside` say what else the forward read:
     of modules, and of everything that does not belong to a module. `refused` is the reason for which the other mode
     has no graph at all, if training is not None.
@@ -101,7 +101,7 @@ def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capt
 
     How many values a child returns is not checked.
 
-    Raises: CaptureError also for a forward that asks for sizes or for its mode.
+    Raises: CaptureError also for a forward that reads sizes or its mode.
     """
     first, *others = capture(root, opened)
     reads = [n.target.split(".")[-1] for n in first.graph.nodes if n.op == "get_attr"]
@@ -279,7 +279,7 @@ class _Explorer:
         elif tracer.given.changed():
             error = CaptureError("forward writes to a list that it was given")
         error = tracer.refusal or error
-        # Objects that answer for themselves are asked again for their answers, which may be what writes.
+        # Objects with a look-up of their own are read again, and that look-up may be the code that writes.
         outside = Outside() if written else follower.outside()
         known = follower.reading(), outside, follower.asks_none
         moved = moved or follower.moved()  # before it was written down what was read

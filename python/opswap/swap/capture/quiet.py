@@ -83,7 +83,7 @@ def copied_inputs(inputs: Any) -> Any:
 def _copied(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         twin = tensor.detach().clone()
-    if type(tensor) is nn.Parameter:  # of which a forward may ask the class
+    if type(tensor) is nn.Parameter:  # a forward may check the class
         return nn.Parameter(twin, tensor.requires_grad)
     twin.requires_grad_(tensor.requires_grad)
     return twin if tensor.is_leaf else twin.clone()  # which code may write to

@@ -78,7 +78,7 @@ _OF_FUNCTIONS = frozenset(
 _OF_CLASSES = frozenset({"__base__", "__bases__", "__mro__", "__name__", "__qualname__"})
 _NOT_INHERITED = frozenset(
     {"__annotations__", "__doc__", "__module__"}
-)  # to ask a class for them may make them
+)  # reading them from a class may create them
 # Special methods without which Python answers otherwise; an object's class may get them later.
 _FALL_BACK = (
     "__bool__",
@@ -102,7 +102,7 @@ class Reach:
     """What is reached from one module.
 
     refuse: makes the exception for a reason. names: attributes that code reads; `look_for` adds to them. classes: code
-    asks what is an instance of which class. functions: by their code. members: (class, name) under which a function
+    runs isinstance checks. functions: by their code. members: (class, name) under which a function
     stands, by its id.
     """
 
@@ -156,7 +156,7 @@ class Reach:
             self.reach(value, what)
 
     def count_children(self, module: nn.Module) -> None:
-        """Code asks a module for all its children."""
+        """Code reads all children of a module."""
         self.parents[module] = self.counted[module] = None
         self.reach(module, "self")
         for name, child in tuple(module._modules.items()):
@@ -238,7 +238,7 @@ class Reach:
             self._abstract[cls] = None
         if (
             cls is torch.finfo
-        ):  # without an argument it takes the default dtype, and no call of a class is heard
+        ):  # without an argument it uses the default dtype, and a trace does not see calls of a class
             self.ask(torch.get_default_dtype)
         users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
         if not users and not _is_pure_class(cls):
@@ -384,7 +384,7 @@ class Reach:
             self.count_children(module)
 
     def undo(self, elements: bool, containers: Container[int]) -> tuple[list[str], list[str]]:
-        """Take back what the traced code wrote; see `Ledger.undo`.
+        """Undo what the traced code wrote; see `Ledger.undo`.
 
         Args: elements: it may have written to elements of any container; containers: else to those of these ids.
         """
@@ -408,7 +408,7 @@ class Reach:
     def outside(self, ran: Iterable[CodeType], asked: tuple[tuple[Any, str], ...] = ()) -> Outside:
         """What to watch that belongs to no module; of the functions in classes only those that ran.
 
-        Args: asked: (object, attribute) that objects with a look-up of their own were asked for.
+        Args: asked: (object, attribute) that were read from objects with a look-up of their own.
         """
         wanted = Wanted(None if self.dynamic else frozenset(self.names), frozenset(self.texts), asked)
         watches = [(h, n, snapshot(v, wanted)) for h, n, v in self._needed(set(ran))]
@@ -441,7 +441,7 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
 
 
 def _givers(cls: type, name: str) -> list[type]:
-    """The classes that are asked for an attribute: by `super()`, also those that hide or may hide one of a base."""
+    """The classes in which an attribute is looked up: by `super()`, also those that hide or may hide one of a base."""
     if sum(name in vars(b) for b in cls.__mro__) < 2:
         return [cls]
     users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
@@ -465,7 +465,7 @@ def _is_of_user(cls: type, name: str) -> bool:
 
 
 def _has_own(cls: type, name: str) -> bool:
-    """True if a class itself has the entry; from Python 3.14 on, annotations are made when they are asked for."""
+    """True if a class itself has the entry; from Python 3.14 on, annotations are created when they are read."""
     return name in vars(cls) or (name == "__annotations__" and "__annotate_func__" in vars(cls))
 
 

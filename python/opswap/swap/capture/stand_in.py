@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What stands for a tensor while a forward is traced: it asks its tracer when Python wants a number or a class."""
+"""What stands for a tensor while a forward is traced: it calls its tracer when Python needs a number or a class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NONE_OR_NOT = frozenset(("_backward_hooks", "_base", "_grad", "_grad_fn", "grad
 
 
 class StandIn(fx.Proxy):
-    """A proxy that asks its tracer when Python wants a number, a length or a class at once."""
+    """A proxy that calls its tracer when Python needs a number, a length or a class at once."""
 
     tracer: Tracer
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Run a forward on proxies and write down what it does, answering what it asks of sizes and noting the answers.
+"""Run a forward on proxies and record what it does; conditions on sizes are answered, and the answers recorded.
 
-What a forward asks of Python itself (a type, a random number, the gradient mode) would be answered once and
-baked in; each of those questions is noticed here and refused. What it asks of the sizes of tensors is answered
+What a forward reads from Python itself (a type, a random number, the gradient mode) would be answered once and
+baked in; each such read is detected here and refused. What it reads of the sizes of tensors is answered
 from a hint or a guess, and every answer is kept as a `Decision`, for a guard to check.
 """
 
@@ -62,14 +62,14 @@ _TRANSPARENT = (
     "fx" + os.sep,
     "nn" + os.sep,
     "overrides.py",
-    os.path.join("utils", "_device.py"),  # the default device, which only factories take notice of
+    os.path.join("utils", "_device.py"),  # the default device, which matters for factories only
 )
 _ASSERT = getattr(assert_function, "__code__", None)  # becomes a node; public, and documented
 # The frame below the user's own; torch.compile wraps the method once it has been imported.
 _TRACE = inspect.unwrap(fx.Tracer.trace).__code__
 _CONTAINERS = (list, dict, immutable_list, immutable_dict)
 _TUPLES = (tuple, torch.Size)
-# They take sizes, which may be proxies, but no tensor by which torch would hand the call to fx.
+# Their arguments are sizes, which may be proxies, without a tensor by which torch would dispatch the call to fx.
 _FACTORIES = ("empty", "full", "ones", "zeros")
 # The number of dimensions is tried in this order if no run has shown it.
 _GUESSES = 500  # answers about sizes in one trace, as nothing says what they are
@@ -85,12 +85,12 @@ class BorrowedModuleError(CaptureError):
 
 
 class EndlessError(CaptureError):
-    """A forward that asks for sizes without end, as in a loop that ends at a size."""
+    """A forward that compares sizes without end, as in a loop that ends at a size."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a forward asked of a fact and what it was told.
+    """A condition on metadata in a forward, and the value that it was given.
 
     node: the fact. answer: its truth value, or the number that it was taken for. others: the answers to try
     next where this one was a guess. where: "file:line" of the question.
@@ -292,7 +292,7 @@ class Tracer(fx.Tracer):
             self.follower.go_on(before)
 
     def create_arg(self, a: Any) -> Any:
-        """What a node may take; fx would make plain lists and dicts of those of other classes."""
+        """What a node may have as an argument; fx would make plain lists and dicts of those of other classes."""
         if not self._in_torch and a in self.given:
             raise self.refuse(
                 f"forward passes on a list of tensors that it was given at {self.inspect_frames()}"
@@ -482,7 +482,7 @@ def class_name(module: nn.Module) -> str:
 
 
 def _reads_modules(frame: FrameType | None) -> bool:
-    """True for code of the user, or of a layer that is inlined, which may ask a module for a child."""
+    """True for code of the user, or of a layer that is inlined, which may read a module's child."""
     while frame is not None and frame.f_code.co_filename == Patches.__init__.__code__.co_filename:
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.endswith(os.path.join("nn", "modules", "module.py")):

@@ -95,7 +95,7 @@ class Ledger:
             self._fields[id(holder), name] = holder, name, _own(holder, name)
 
     def undo(self, written: Written) -> tuple[list[str], list[str]]:
-        """Take back what the traced code wrote.
+        """Undo what the traced code wrote.
 
         Returns: in words, what it wrote to, and what another thread wrote to that it reads.
         """

@@ -138,7 +138,7 @@ def _devices(region: Region, values: Mapping[fx.Node, Tensor]) -> set[str]:
 
 
 def _holds(change: Change, values: Mapping[fx.Node, Tensor]) -> bool:
-    """The replacement's condition, asked of tensors without data, whose sizes and strides Dynamo guards."""
+    """The replacement's condition, evaluated on tensors without data, whose sizes and strides Dynamo guards."""
     region = change.region
     names: dict[str, Any] = {f"x{i}": values.get(n, n) for i, n in enumerate(region.inputs)}
     names |= {f"m{i}": n.meta["module"] for i, n in enumerate(region.modules)}

@@ -65,7 +65,7 @@ def asks_for_layout(nodes: Iterable[Node]) -> bool:
 
 
 def asks_for_place(nodes: Iterable[Node]) -> str:
-    """The name of what later code asks these tensors, or tensors made of them, about their place in memory; else ""."""
+    """A method by which later code reads strides or memory of these tensors, or of tensors made from them; else ""."""
     found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
     names = (
         str(getattr(u.target, "__name__", u.target))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Facts: what code can ask of a tensor without reading its elements, and what it computes from the answers."""
+"""Metadata: what code can read of a tensor without its elements, and what it computes from that."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _OF_FACTS = {
     operator.truediv,
     operator.xor,
 }
-# Views of an argument that a guard may take again before the forward runs: they copy nothing.
+# Views of an argument that a guard may compute again before the forward runs: they copy nothing.
 _VIEWS = {"chunk", "data", "getitem", "narrow", "select", "split", "tensor_split", "unbind"}
 
 
@@ -155,10 +155,10 @@ def joined_shape(*tensors: torch.Tensor) -> torch.Size:
 
 
 def without_joins(graph: Graph, node: Node, join_of: dict[Node, tuple[Node, ...]]) -> Node:
-    """The same fact, asked of the parts of every torch.cat instead of its result.
+    """The same metadata, read from the parts of every torch.cat instead of its result.
 
     Args: join_of: the parts of each node that is a torch.cat along dimension 1.
-    Returns: node itself if no cat is asked; else a new node before it.
+    Returns: node itself if it reads no cat; else a new node before it.
     """
     done: dict[Node, Node] = {}
 

@@ -46,7 +46,7 @@ class Demand(enum.IntEnum):
 
 
 def demand_of(graph: Graph, whole: bool) -> Demand:
-    """What one captured forward asks for. Args: whole: it is the model's own, whose arguments no shuffle made."""
+    """What one captured forward needs. Args: whole: it is the model's own, whose arguments no shuffle made."""
     asked = (_before(subject(n), whole) for n in graph.nodes if needs_layout(n))
     return max(asked, default=Demand.NONE)
 

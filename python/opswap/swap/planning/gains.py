@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """How much faster than torch each rule was measured: a table shipped for classes of CPUs, and this machine's own.
 
-By default, tensors in a memory format in which a rule was measured slower take their original code.
+By default, tensors in a memory format in which a rule was measured slower run the original code.
 """
 
 from __future__ import annotations

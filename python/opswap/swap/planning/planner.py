@@ -229,7 +229,7 @@ class _Planner:
         return "" if keeps else "code of the model needs contiguous tensors, as torch's returns"
 
     def _whole_for(self, module: nn.Module) -> tuple[Rule | None, str]:
-        """The first rule that takes the module, or else the first that is about it, and why that one keeps it."""
+        """The first rule that replaces the module, or else the first rule about it, with the reason why it does not."""
         about: tuple[Rule | None, str] = (None, "")
         for rule in self.wholes:
             declined = rule.declines(module) if type(module) in rule.modules else None

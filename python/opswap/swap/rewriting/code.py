@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Give one module instance a new forward, and take it back.
+"""Give one module instance a new forward, and restore it.
 
 It stands on the instance, see `instance_forward`: a module stays the same object, of the same class, with the same
 parameters, buffers, hooks and children; no class is touched.
@@ -155,7 +155,7 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
 
 
 def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], parts: list[str]) -> str:
-    """Add the functions that guard a path to the parts; returns the condition for taking it, "" for none."""
+    """Add the functions that guard a path to the parts; returns the condition for running it, "" for none."""
     given = as_arguments(capture.arguments, capture.lists)
     names = [n.target for n in capture.graph.nodes if n.op == "placeholder"]
     inputs = ", ".join(("self", *names))
@@ -257,7 +257,7 @@ def _function_text(graph: Graph, name: str, scope: dict[str, Any], first: tuple[
 
 
 def replace_region(graph: Graph, region: Region, function: FunctionType, replaced: dict[Node, Node]) -> None:
-    """Call function in place of the region; `replaced` maps old outputs to the nodes that took over."""
+    """Call function in place of the region; `replaced` maps old outputs to the nodes that replace them."""
     inputs = tuple(replaced.get(n, n) for n in region.inputs)
     with graph.inserting_before(region.anchor):
         modules = tuple(graph.create_node("get_attr", n.target) for n in region.modules)
@@ -267,7 +267,7 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
             result = outputs[0]
             outputs = [graph.call_function(operator.getitem, (result, j)) for j in range(len(region.outputs))]
     for old, new in zip(region.outputs, outputs, strict=True):
-        # What the region writes to is an input too, and sizes may have been asked of it before.
+        # What the region writes to is an input too, and its sizes may have been read before.
         old.replace_all_uses_with(new, lambda user: call < user)
         replaced[old] = new
     for node in reversed(region.nodes):

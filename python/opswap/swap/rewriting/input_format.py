@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Run a model in one memory format: convert its parameters, and its inputs at the door; and take both back."""
+"""Run a model in one memory format: convert its parameters, and its inputs in a hook; and undo both."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, bool]]:
 
 
 def close_doors(model: nn.Module) -> None:
-    """Take back what `open_door` did to the model or to a part of it."""
+    """Undo what `open_door` did to the model or to a part of it."""
     for module in model.modules():
         before = _close(module)
         for name, tensor in _tensors(module):

@@ -38,7 +38,7 @@ _FEWEST_STAGES = 2  # a single one gains little over its parts
 
 
 def _is_paired(module: nn.Conv2d) -> bool:
-    """True if each option is a pair, as nn.Conv2d makes them; assigned later, torch takes them in other forms too."""
+    """True if each option is a pair, as nn.Conv2d makes them. Torch also accepts other forms, if assigned later."""
     options = (module.kernel_size, module.stride, module.padding, module.dilation)
     return all([type(option) is tuple and len(option) == 2 for option in options])  # noqa: C419, a list is faster
 

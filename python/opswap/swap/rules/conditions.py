@@ -42,5 +42,5 @@ def plain_floats(*tensors: Any) -> bool:
 
 
 def trains(input: Tensor) -> bool:
-    """True if a gradient of what is computed from `input` will be asked for."""
+    """True if a gradient of what is computed from `input` will be computed."""
     return torch.is_grad_enabled() and input.requires_grad

@@ -31,7 +31,7 @@ def _signature(input: Tensor, p: float = 0.5, training: bool = True, inplace: bo
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
-    """The generator's numbers are compared once, on this CPU; the kernel then takes the same ones."""
+    """The generator's numbers are compared once, on this CPU; the kernel then draws the same ones."""
     node = region.mixing
     given = {"training" if name == "train" else name: value for name, value in node.kwargs.items()}
     call = inspect.signature(_signature).bind(*node.args, **given)

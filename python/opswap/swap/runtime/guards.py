@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a rewritten forward asks before it takes the fused path.
+"""What a rewritten forward checks before it runs the fused path.
 
 All of it runs in every forward, and torch.compile and torch.export trace through it.
 """
@@ -104,7 +104,7 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
 
 
 def listed(value: Any, kind: type, number: int) -> bool:
-    """True for a list or tuple, `kind`, of so many values; whether they are tensors is for `holds` to ask."""
+    """True for a list or tuple, `kind`, of so many values; `holds` checks whether they are tensors."""
     return type(value) is kind and len(value) == number
 
 
@@ -124,10 +124,10 @@ def in_mode(module: nn.Module, training: bool) -> bool:
 
 
 def foresees(guard: Callable[..., bool], read: tuple[str, ...], module: nn.Module, *inputs: Tensor) -> bool:
-    """True if a guard that calls the module's children, or asks its tensors, holds for inputs of these sizes.
+    """True if a guard that calls the module's children, or reads its tensors, holds for inputs of these sizes.
 
-    It is asked of a copy on tensors without data, so that no child's state changes, and once for the same sizes and
-    the same children. With hooks on a child, which would notice and may change sizes, it is never asked.
+    It is evaluated on a copy with tensors without data, so that no child's state changes, and once for the same sizes
+    and the same children. With hooks on a child, which would run and may change sizes, it is never evaluated.
 
     Args: read: the modules and tensors that the guard reads, by their paths below the module.
     """
@@ -164,7 +164,7 @@ def _foresee(guard: Callable[..., bool], module: nn.Module, inputs: tuple[Tensor
 
 
 def _signature(value: nn.Module | Tensor | None) -> Any:
-    """All that the sizes of what a module returns depend on, or what code may ask a tensor for."""
+    """All that the sizes of what a module returns depend on, or what code may read of a tensor."""
     if not isinstance(value, nn.Module):
         return _metadata(value)
     return tuple(
@@ -245,7 +245,7 @@ def find_class(module: str, name: str) -> Any:
 
 
 def missed(module: nn.Module) -> None:
-    """Count a call that takes the original forward."""
+    """Count a call that runs the original forward."""
     if not torch.compiler.is_compiling():
         count_original(type(module).__qualname__)
 

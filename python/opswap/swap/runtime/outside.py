@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a capture took for granted outside of the model's modules: globals, closures, classes, torch's own state."""
+"""What a capture relied on outside of the model's modules: globals, closures, classes, torch's own state."""
 
 from __future__ import annotations
 

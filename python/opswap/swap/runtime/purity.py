@@ -255,7 +255,7 @@ IMMUTABLE = (
     torch.layout,
     torch.memory_format,
 )
-# Torch's answers about itself that a rewritten forward can ask again on every call.
+# State of torch that a rewritten forward can read again on every call.
 _QUERIES = frozenset(
     {
         torch.get_default_dtype,

@@ -131,7 +131,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Answers:
-    """What an object with a look-up of its own says when it is asked for names; contents as of `Attributes`."""
+    """What an object with a look-up of its own returns for names; contents as of `Attributes`."""
 
     kind: type
     names: tuple[str, ...]
@@ -277,7 +277,7 @@ def static_attribute(cls: type, name: str) -> Any:
 class Wanted:
     """Attributes that code reads of objects: names, None for all, and texts, those that may not be there.
 
-    asked: (object, name) of all that objects with a __getattribute__ written in Python were asked for.
+    asked: (object, name) of all that was read from objects with a __getattribute__ written in Python.
     """
 
     names: Collection[str] | None = None
@@ -483,7 +483,7 @@ def _has_attributes(now: Any, then: Attributes) -> bool:
 
 
 def _answers(now: Any, then: Answers) -> bool:
-    """The object is asked again; its own code runs, and may raise."""
+    """The attributes are read again; the object's own code runs, and may raise."""
     if type(now) is not then.kind or (then.contents is not None and not is_as(now, then.contents)):
         return False
     for name, value in zip(then.names, then.values):  # noqa: B905

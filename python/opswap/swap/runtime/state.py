@@ -39,9 +39,8 @@ class Reading:
 
     names: attributes. texts: attributes that may be looked up if there are none. modules: those that were fetched
     from their parents and neither called nor inlined. parents: those whose children were fetched or counted; `counted`
-    are those of which code asked for all children, `listed` those of which it asked for all parameters or buffers.
-    classes: their classes matter too. asked: (object, attribute) that objects with a look-up of their own were asked
-    for.
+    are those of which code read all children, `listed` those of which it read all parameters or buffers.
+    classes: their classes matter too. asked: (object, attribute) that were read from objects with their own look-up.
     optional: (module, name) of parameters and buffers that were fetched, which may be None.
     """
 
@@ -75,7 +74,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class State:
-    """What a capture took for granted of one module.
+    """What a capture relied on in one module.
 
     cls: its class, `forward` that of the class. children: its modules, None if they do not matter. names, values:
     attributes of the instance and constants of the class as snapshots. methods: names that the class has and the

@@ -41,8 +41,8 @@ _CONSTANT_CHANNELS = range(8, 4097)
 class Shuffle:
     """A region is channel_shuffle(cat(inputs, 1), groups, inverse) cut into sections.
 
-    sections: None for one output, a number as torch.chunk takes it, or the channels of every output.
-    ndims, channels, spatial, batches: the sizes the proof holds for, as `conditions.covers` takes them.
+    sections: None for one output, a number as an argument of torch.chunk, or the channels of every output.
+    ndims, channels, spatial, batches: the sizes the proof holds for, as arguments of `conditions.covers`.
     views: contiguous inputs give views of themselves.
     """
 

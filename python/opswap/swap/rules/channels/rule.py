@@ -28,7 +28,7 @@ def _ends_in_join(region: Region) -> bool:
 
 
 def _find_rejoined(with_cat: bool, graph: Graph) -> Iterator[Region]:
-    """Cuts that are joined again, of which a cut on its own would take a part only."""
+    """Cuts that are joined again, of which a cut on its own would contain a part only."""
     return (r for r in regions(graph) if _ends_in_join(r) and (r.cat is not None) == with_cat)
 
 

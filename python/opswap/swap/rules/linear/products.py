@@ -217,7 +217,7 @@ def joined_linears(
 
 
 def _prove_linears(region: Region, shapes: Shapes) -> Replacement:
-    """Sizes are looked at in the new forward; torch.stack itself asks for equal ones."""
+    """Sizes are looked at in the new forward; torch.stack itself requires equal ones."""
     (join,) = region.outputs
     parts = _argument(join, 0, "tensors")
     stacked = join.target is torch.stack
