@@ -68,7 +68,7 @@ def _operator_table(rows: list[Row]) -> list[str]:
 def _model_table(rows: list[Row]) -> list[str]:
     """A line a model and setting: median times of every form in both layouts; empty if a form does not run.
 
-    A line a dtype and a layout, if there are several and the names of the forms do not tell them.
+    One line per dtype and layout, if there are several and the names of the forms do not contain them.
     """
     stock = list(dict.fromkeys(name for row in rows for name in row["stock"]))
     forms = list(dict.fromkeys(_form(row) for row in rows))

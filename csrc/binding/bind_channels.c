@@ -242,9 +242,8 @@ OSW_ENTRY(new_shuffled)
 OSW_ENTRY_COUNTS(channels_variants, calls, OSW_CHANNELS_VARIANTS(VARIANT_NAME))
 
 PyMethodDef osw_channels_methods[] = {
-    OSW_ENTRY_LINE(new_shuffled,
-                   "new_shuffled(inputs, groups, sections, wanted, channels_last) -> "
-                   "tuple of new tensors, or None if an input must be dense first"),
+    OSW_ENTRY_LINE(new_shuffled, "new_shuffled(inputs, groups, sections, wanted, channels_last) -> "
+                                 "tuple of new tensors, or None if an input must be dense first"),
     OSW_ENTRY_COUNTS_LINE(channels_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -25,7 +25,7 @@ int osw_layer_run_linear(const char *name, osw_linear_job *job)
     return 0;
 }
 
-/* What the call says of the groups. */
+/* What the arguments of the call say about the groups. */
 typedef struct osw_sections {
     Py_ssize_t count; /* -1: not listed, all have as many outputs */
     int64_t *first;   /* owned: outputs of every group, behind a place for the first prefix sum */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Instruction-set tiers: what the machine has, which one is in use, who must hear of a change. */
+/* Instruction-set tiers: what the machine has, which one is in use, who is notified of a change. */
 #ifndef OSW_CORE_ISA_H
 #define OSW_CORE_ISA_H
 

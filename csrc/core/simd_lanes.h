@@ -98,7 +98,8 @@ OSW_INLINE vf64 keep_f64(vi64 mask, vf64 v)
 }
 
 /* a if the mask is set, else b. GCC for AVX-512 makes a blend by mask register of the loop, and of
- * nothing else that C can say; unrolled before it is vectorised, the loop stays one of scalars. */
+ * nothing else that C can express; unrolled before it is vectorised, the loop stays one of scalars.
+ */
 #if defined(__x86_64__) && !defined(__clang__)
 #    define OSW_SELECT(type, bits)                                                                 \
         type r;                                                                                    \

@@ -11,8 +11,8 @@
  *                      input[n][i * stride + r - top][j * stride + s - left][c] over n, i, j
  *                  sums[side * side][c] = sum of grad_output[n][i][j][c] over n, i, j
  *
- * A place outside of the image has no term: padding is not a zero, which an infinite tap would turn into
- * NaN. Sums are taken in the dtype; the order of their terms depends on the sizes and the tier
+ * A place outside of the image has no term: padding is not a zero, which an infinite tap would turn
+ * into NaN. Sums are taken in the dtype; the order of their terms depends on the sizes and the tier
  * alone. */
 #ifndef OSW_DEPTHWISE_DEPTHWISE_H
 #define OSW_DEPTHWISE_DEPTHWISE_H

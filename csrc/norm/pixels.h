@@ -2,10 +2,10 @@
 /* Kernels for layouts in which the channels of a position are neighbours; included once per dtype.
  *
  * A pattern is a number of whole rows that fills whole vectors: no number of channels has a tail.
- * The factors of a value depend on its place in the pattern only. Parts of many rows have patterns of
- * more than the least number; the rows that fill none of them have patterns of the least, so that
- * which rows are left depends on the channels alone. Wide patterns are walked in strips of at most
- * STRIP values, whose factors and sums stay in L1. */
+ * The factors of a value depend on its place in the pattern only. Parts of many rows have patterns
+ * of more than the least number; the rows that fill none of them have patterns of the least, so
+ * that which rows are left depends on the channels alone. Wide patterns are walked in strips of at
+ * most STRIP values, whose factors and sums stay in L1. */
 #include "core/simd.h"
 #include "norm/activation.h"
 #include "norm/below.h"

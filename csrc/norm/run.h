@@ -12,7 +12,7 @@
 
 typedef enum osw_norm_form { OSW_NORM_PLANES, OSW_NORM_PIXELS } osw_norm_form;
 
-/* One call. All arrays hold one value a channel; those that may be NULL say so. */
+/* One call. All arrays hold one value per channel; where NULL is allowed, the comment says so. */
 typedef struct osw_norm_job {
     osw_norm norm; /* sizes, tensors and activation; the factors are set by the run */
     osw_norm_form form;

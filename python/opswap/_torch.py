@@ -292,11 +292,11 @@ tree_map: Callable[[Callable[[Any], Any], Any], Any] = _find("torch.utils._pytre
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:
-    """The backend of torch.compile with this name. Raises: ValueError in a torch that does not tell."""
+    """The backend of torch.compile with this name. Raises: ValueError in a torch that does not show it."""
     lookup = _find("torch._dynamo", "lookup_backend")
     if lookup is None:
         raise ValueError(
-            f"torch {torch.__version__} does not tell which backend '{name}' is; pass the function itself"
+            f"torch {torch.__version__} does not show which backend '{name}' is; pass the function itself"
         )
     return lookup(name)
 
@@ -325,14 +325,14 @@ def compile_lock() -> contextlib.AbstractContextManager[Any]:
     return getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", contextlib.nullcontext())
 
 
-# Where torch.fx keeps the functions that stand for others while it traces.
+# Where torch.fx keeps the functions that replace others while it traces.
 SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
 
 
 def fx_trace(new_patcher: Callable[[], Any]) -> Callable[..., Any]:
     """torch.fx.Tracer.trace with a patcher of the caller's, and with a copy of the flags of its Python module.
 
-    torch.fx tells the whole process by a flag that it traces, and compiled functions that other threads run then
+    torch.fx sets a flag of the whole process while it traces, and compiled functions that other threads run then
     raise. In a torch that is built otherwise: its own method, with its own patcher.
     """
     trace = inspect.unwrap(torch.fx.Tracer.trace)
@@ -374,7 +374,7 @@ def is_compiled_module(module: Any) -> bool:
 
 
 class _NoDispatchMode:
-    """Stands for torch's dispatch mode in a torch that lacks it."""
+    """Replaces torch's dispatch mode in a torch that lacks it."""
 
     def __enter__(self) -> Any:
         raise RuntimeError(f"torch {torch.__version__} does not show its operators to dispatch modes")
@@ -422,7 +422,7 @@ def half_instructions() -> frozenset[torch.dtype] | None:
     """The dtypes of 16 bits for which this CPU has instructions that torch's library uses in a training step.
 
     AVX512-FP16 is not enough for float16: the library has no gradient of a weight for it, and needs a thousand times
-    as long as in float32. None, unknown, on a CPU that is not x86 and in a torch that does not tell.
+    as long as in float32. None, unknown, on a CPU that is not x86 and in a torch without this query.
     """
     bf16, fp16 = map(library_takes, (torch.bfloat16, torch.float16))
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -440,7 +440,7 @@ def half_instructions() -> frozenset[torch.dtype] | None:
 
 
 def _version() -> tuple[int, ...]:
-    """(major, minor) of torch; one that does not say counts as the last that was tested."""
+    """(major, minor) of torch; a version that cannot be parsed counts as the last that was tested."""
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     return tuple(map(int, found.groups())) if found else LAST
 

@@ -70,7 +70,7 @@ static inline int64_t ring_channels(const osw_pool *pool)
     return most >= pool->channels ? pool->channels : most / LANES * LANES;
 }
 
-/* Channels of the input that a block stands for. */
+/* Channels of the input of a block. */
 static inline int64_t ring_inputs(const osw_ring *ring, const osw_pool *pool)
 {
     const int64_t step = pool->channel_step;

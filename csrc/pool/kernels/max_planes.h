@@ -51,7 +51,7 @@ OSW_INLINE const ELEMENT *LOCAL(read_row)(LOCAL(input_slice) *slice, int64_t h, 
 }
 
 /* values[k]: tap k of LANES windows from `column` on. With a stride of 2 the lanes are in the order
- * that `in_order` mends. */
+ * that `in_order` corrects. */
 OSW_INLINE void LOCAL(load_windows)(vf32 *values, const ELEMENT *row, const osw_side columns)
 {
     if (columns.stride == 1) {

@@ -37,7 +37,7 @@ class Case:
     ours: the functions that run opswap, by name, with the memory layout each is for; one row for each.
     payload: bytes that an operator reads, and writes again; 0 for a whole model, which has no roof.
     tolerance: relative difference allowed between the results; 0 requires equal bits and strides.
-    keeps: whether the rows say how many bytes a call keeps for its backward.
+    keeps: whether the rows show how many bytes a call keeps for its backward.
     profile: also say where the time of opswap's functions goes, by kinds of operators.
     kernels: opswap's own kernels must run; False if it only puts torch's operators together differently.
     costs: opswap's functions do what the stock form does and watch it: a row's ratio is opswap's time over stock's.

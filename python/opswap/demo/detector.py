@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A small detector and its loss in two forms: with sizes that depend on data, and with fixed sizes.
 
-Each cell of 8 x 8 pixels tells the class of the digit whose centre it holds, or background, and the digit's box.
+Each cell of 8 x 8 pixels predicts the class of the digit whose centre it contains, or background, and the digit's box.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["BACKGROUND", "Batch", "Detector", "boxes_of", "data_dependent_loss",
 
 BACKGROUND = CLASSES
 _STRIDES = (2, 4, STRIDE)  # of the features behind the convolutions that halve them
-_SIDE = 16.0  # of a box if the network says 0, in pixels
+_SIDE = 16.0  # of a box if the network returns 0, in pixels
 _EPS = 1e-7
 
 

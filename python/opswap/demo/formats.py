@@ -41,7 +41,7 @@ class FormatTiming:
 
     The first form in one only if `first_in_channels_last` is False, for a model that refuses channels_last. Where
     `training` is False, inference is timed. Only the times are of interest: in channels_last, convolutions of stock
-    and swapped may round differently, since a stock shuffle hands its result on in the contiguous format.
+    and swapped may round differently, since a stock shuffle returns a contiguous tensor.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The task: a net with twelve branches tells twelve things about a handwritten digit."""
+"""The task: a net with twelve branches predicts twelve properties of a handwritten digit."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _STEPS, _FULL_STEPS = 200, 1200
 
 
 class DemoError(Exception):
-    """The demo could not show what it promises; the text says what and with which values."""
+    """The demo could not show what it promises; the text has what failed, with the values."""
 
 
 @dataclass(frozen=True)

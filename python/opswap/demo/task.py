@@ -24,7 +24,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Percent of what was held out that is right, by learner; what is to be said beside the table."""
+    """Percent of what was held out that is right, by learner; a note for the table."""
 
     accuracies: dict[str, float]
     notes: list[str]

@@ -149,7 +149,7 @@ def _shuffle_groups(source: Tensor, backward: bool) -> int:
 
 
 def one_pixel_hint(call: Call) -> str:
-    """An operator that makes a whole image of one pixel, whose strides say nothing."""
+    """An operator that makes a whole image of one pixel, whose strides do not determine a format."""
     return (
         "its input holds one pixel per channel, whose strides carry no format, so torch returns a contiguous image: "
         f"add .contiguous({_last(call)}), or let an operator with a channels_last operand spread the pixel"

@@ -24,7 +24,7 @@ REDUCTIONS = frozenset(
     for name in ("mean", "sum", "amax", "amin", "max", "min", "var", "std", "logsumexp", "norm")
 )
 
-# Where the weight stands among the arguments of a convolution.
+# Position of the weight among the arguments of a convolution.
 WEIGHTS: Mapping[str, int] = {
     "aten.convolution": 1,
     "aten.convolution_overrideable": 1,

@@ -275,8 +275,8 @@ class MergedBranches(nn.Module):
 
         Args:
             output: what a call returned, or one tensor of it.
-        Raises: ValueError for a tensor of other sizes, and for one of several if sizes do not tell which it is: pass
-            the whole output then.
+        Raises: ValueError for a tensor of other sizes, and for one of several if sizes do not determine which one it
+            is: pass the whole output then.
         """
         state, n = self._merge, len(self._merge.skeletons)
         if not state.stacked:

@@ -492,5 +492,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _dimensions(name: str) -> int | None:
-    """2 for MaxPool2d and max_pool2d; None for names that tell no dimensions."""
+    """2 for MaxPool2d and max_pool2d; None for names without a number of dimensions."""
     return int(name[-2]) if name[-1:] == "d" and name[-2:-1].isdigit() else None

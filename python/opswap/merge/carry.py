@@ -20,7 +20,7 @@ __all__ = ["Link", "check_layers", "fill_branches", "fill_merged", "grow", "link
 
 @dataclass(frozen=True)
 class Link:
-    """One tensor of the merged tree and the tensors of the branches that it stands for, each an owner and a name."""
+    """One tensor of the merged tree and the tensors of the branches that it replaces, each an owner and a name."""
 
     name: str
     merged: nn.Module
@@ -181,7 +181,7 @@ def fill_branches(root: nn.Module, modules: Sequence[nn.Module]) -> None:
 
 
 def _counterpart(root: nn.Module, path: str, branch: int) -> nn.Module:
-    """The module of the merged tree that stands for a branch's."""
+    """The module of the merged tree that replaces a branch's."""
     module = root
     names = path.split(".") if path else []
     while names:

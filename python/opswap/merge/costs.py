@@ -36,7 +36,7 @@ _SHIPPED = Path(__file__).with_name("costs.json")
 # Both are of the recorder: the sizes of a row, and the ways whose gains follow them, 0 if there are none.
 SIZES = ("taps", "in_channels", "out_channels", "branches", "batch", "pixels")
 WAYS = ("chunks", "product")
-# Gains below this are noise; rows further than this, in halvings and doublings of all sizes together, tell nothing.
+# Gains below this are noise; rows further than this, in halvings and doublings of all sizes together, are not used.
 _LEAST_GAIN, _FURTHEST = 1.05, 6.0
 
 

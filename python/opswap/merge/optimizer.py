@@ -148,7 +148,7 @@ def _replace(group: dict[str, Any], move: _Move) -> None:
 
 
 def _new_names(names: Sequence[str], move: _Move) -> list[str]:
-    """The names of the new parameters: without what tells the old ones apart, and numbered if there are several."""
+    """The new parameters' names: without the parts in which the old ones differ, and numbered if there are several."""
     paths = [name.removesuffix(move.old_name).rstrip(".").split(".") for name in names]
     common = paths[0]
     if len({len(path) for path in paths}) == 1:

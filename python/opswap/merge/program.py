@@ -110,7 +110,7 @@ class Program:
         return [step for run in self.runs for step in run]
 
     def run(self, root: nn.Module, inputs: Sequence[Any], watch: Callable[..., None] | None = None) -> Any:
-        """inputs: in the forms of `inputs`. watch: is told of every step for all branches before it runs."""
+        """inputs: in the forms of `inputs`. watch: is called with every step for all branches before it runs."""
         values = [*inputs, *[None] * sum(map(len, self.runs))]
         for run in self.runs:
             if run[0].loop:

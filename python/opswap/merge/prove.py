@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Run a merged module against the loop over its branches before it is believed.
 
-Both are copies in float64 with the same random tensors (a zero in a trained layer would hide what stands behind it).
+Both are copies in float64 with the same random tensors (a zero in a trained layer would hide the layers behind it).
 Compared are outputs, the gradients of inputs and parameters, and the buffers afterwards, in training and in evaluation,
 for contiguous inputs, and for channels_last ones if the loop supports these.
 """

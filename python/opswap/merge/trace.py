@@ -30,7 +30,7 @@ class Trace:
     separate: paths of the modules that are not merged, with the reason.
     values: for every node the sizes of its tensor at the first example, or None if it is not a tensor; a tuple
         of tensors has a list of sizes.
-    captures: those of copies of the branches, which say what the forwards read.
+    captures: those of copies of the branches, which contain what the forwards read.
     """
 
     captures: tuple[Capture, ...]

@@ -25,7 +25,7 @@ _KERNELS = (1, 3)
 _CHANNELS = ((16, 16), (64, 64), (256, 256), (32, 128), (128, 32))
 _BRANCHES = (4, 12)
 _INPUTS = ((1, 7), (1, 28), (16, 7), (16, 14))
-# Multiplications beyond which a convolution takes too long to be measured; the nearest smaller one stands for it.
+# Multiplications beyond which a convolution takes too long to be measured; the nearest smaller one is measured instead.
 _MOST_WORK = 1 << 29
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 

@@ -66,7 +66,7 @@ class Watch:
 
 
 def watch(root: nn.Module, modules: Sequence[nn.Module], captures: Sequence[Capture]) -> Watch:
-    """What the captures of copies of `modules` read; `root` is the merged tree that stands for all of them."""
+    """What the captures of copies of `modules` read; `root` is the merged tree that replaces all of them."""
     reading = reduce(or_, (c.reading for c in captures))
     first = {m: tuple(path.split(".")) if path else () for path, m in captures[0].root.named_modules()}
     places = [_place(root, first[m], m, reading) for m in first if m in _read(captures[0])]

@@ -69,7 +69,7 @@ class Frozen:
 
 _PLAIN = (Tensor, nn.Parameter)
 _watched: weakref.WeakSet[Frozen] = weakref.WeakSet()
-_handles: list[Any] = []  # of the hook, once it stands
+_handles: list[Any] = []  # of the hook, once it is registered
 
 
 def _watch(frozen: Frozen) -> None:

@@ -103,7 +103,7 @@ class ConvolutionOperator:
     # --- backward ----------------------------------------------------------------------------------------------------
 
     def _dense(self, made: Sequence[Tensor | None], input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        """An operator returns tensors only: one without elements stands for None."""
+        """An operator returns tensors only: a tensor without elements represents None."""
         formats = (suggest_memory_format(input), suggest_memory_format(weight), torch.contiguous_format)
         return tuple(
             [

@@ -111,7 +111,7 @@ def check_memory(name: str, **tensors: Tensor) -> None:
 def base_apply(function: type[Function]) -> Callable[..., Any]:
     """The `apply` of a Function without a setup_context, for calls in which `plain_eager` is true.
 
-    It is the one of Function's base class: Function's own, in Python, serves torch.func and setup_context alone.
+    It is the one of Function's base class: Function's own, in Python, is needed for torch.func and setup_context alone.
     """
     return super(Function, function).apply
 

@@ -64,7 +64,8 @@ def _as_tuple(outputs: Any) -> tuple[Any, ...]:
 
 
 class Operator:
-    """`opswap::<schema>`, called as the schema says: tensors first, either one list of them or any number.
+    """`opswap::<schema>`, called with the arguments of the schema: tensors first, either one list of them or any
+    number.
 
     Args:
         schema: of torch.library. The arguments behind the tensors are called constants here.
@@ -75,7 +76,8 @@ class Operator:
         join: for each tensor the dimension that a dimension mapped by vmap joins; None: 0 for every tensor.
         split: that of an output, which vmap's dimension leaves again; a function if it depends on the output.
         resize: `resize(constants, count)`: the constants for a batch that is `count` times as large.
-        batch: `batch(run, info, in_dims, *arguments)` -> outputs and their dimensions, if join and split cannot say it;
+        batch: `batch(run, info, in_dims, *arguments)` -> outputs and their dimensions, if join and split are not
+            enough;
             run: the operator without the mapped dimension.
         batched: in operators that torch batches by itself, for `torch.autograd.grad(..., is_grads_batched=True)`, whose
             vmap ignores rules. Without one torch calls the operator once per gradient.
@@ -209,7 +211,7 @@ class Operator:
 
     @staticmethod
     def _may_be_forward() -> bool:
-        """In a graph that torch.compile makes of torch.func, nobody says which mode a level is of."""
+        """In a graph that torch.compile makes of torch.func, the mode of a level is not known."""
         return forward_mode_active() or bool(functorch_active() and dispatch_modes())
 
     def _setup_overload(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -239,7 +241,7 @@ class Operator:
     ) -> Sequence[Any]:
         """Keep in ctx what the gradient needs. Returns: the tensors among it.
 
-        fill: zeros stand for gradients and tangents that are missing.
+        fill: zeros replace gradients and tangents that are missing.
         """
         saved: Sequence[Tensor | None] = ()
         if self.keep is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counts of calls served by the kernels, by the reference and by code left as it was; how to force the reference."""
+"""Counts of calls that ran a kernel, the reference, or original code; how to force the reference."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _scale(keep: float, dtype: torch.dtype) -> float:
 
 
 def _is_recorded(input: Tensor) -> bool:
-    """True if the operator stands in a graph. If torch then draws in another way, its kernel does as well.
+    """True if a graph should contain the operator. If torch then draws in another way, its kernel does as well.
 
     Not in one of torch.compile, which fuses torch's own with what is around it.
     """

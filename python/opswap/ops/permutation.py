@@ -43,7 +43,7 @@ def _index(order: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def is_permutation(order: Sequence[int]) -> bool:
-    """True if the numbers 0 to C - 1 stand in some order."""
+    """True if these are the numbers 0 to C - 1 in some order."""
     return sorted(order) == list(range(len(order)))
 
 

@@ -130,7 +130,7 @@ def _shapes_in(values: Any, prefix: str) -> Iterator[tuple[str, tuple[int, ...] 
 class _Lists:
     """Sees tolist(), which reads memory without an operator.
 
-    While any thread is inside, `torch.Tensor.tolist` is a function that tells the watchers of its thread. A
+    While any thread is inside, `torch.Tensor.tolist` is a function that notifies the watchers of its thread. A
     TorchFunctionMode would see it too, but costs every call of a function of torch, and every attribute of a tensor,
     a call in Python.
     """
@@ -248,7 +248,7 @@ def _size(op: str, args: tuple[Any, ...], out: Any) -> tuple[int, int]:
     moved = first.numel() * first.element_size()
     if not first.dim():
         return 1, moved
-    # x[:, mask]: whole dimensions in front of the mask stay in front, unless indices stand apart.
+    # x[:, mask]: whole dimensions in front of the mask stay in front, unless indices are not adjacent.
     at = _place_of_mask(args[1]) if op == "index" else 0
     return int(first.shape[at]), moved
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Losses of padded batches: `valid` says which elements count, and the result is that of the unpadded batch.
+"""Losses of padded batches: `valid` marks the elements that count, and the result is that of the unpadded batch.
 
 A padded batch has one size for every step, so a compiler builds one graph, and `input[valid]`, whose size depends on
 data, is not needed. What lies at the padded places is never used, not even a NaN: it changes neither the value nor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["Buckets", "SizeHistogram", "histogram"]
 
-_DISTINCT = 256  # sizes that are told apart when buckets are chosen; more are rounded up to coarser steps
+_DISTINCT = 256  # sizes that are distinguished when buckets are chosen; more are rounded up to coarser steps
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bring a model to what a plan says: all at once, or not at all."""
+"""Change a model according to a plan: all at once, or not at all."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _mapped(value: Any, live: Callable[[Any], Any]) -> Any:
 
 
 def _is_current(module: nn.Module, recipe: Recipe, record: Record) -> bool:
-    """True if the module already computes what the recipe says, under the same conditions."""
+    """True if the module already computes what the recipe computes, under the same conditions."""
     if not is_rewritten(module):
         return False
     installed = recipe_of(module)

@@ -74,7 +74,7 @@ class Explanation:
 
 
 def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
-    """Run a swapped model once, and say of each rewrite whether it ran, and if not, which condition failed.
+    """Run a swapped model once, and report for each rewrite whether it ran, and if not, which condition failed.
 
     A copy of the model runs, in the mode that the model is in and under the gradient mode of the caller: parameters,
     buffers, random generators and the inputs stay as they are. Your hooks are not called, but a condition that

@@ -132,7 +132,7 @@ def _spread(name: str, truth: dict[str, Tensor]) -> float:
 
 
 def _as_drawn(check: Check, ordered: bool, isolated: bool) -> Check:
-    """The check, with what it says of random numbers.
+    """The check, with its note on random numbers.
 
     If the models keep other memory formats, the same seed gives other elements the same numbers. Other threads may have
     drawn some of them.

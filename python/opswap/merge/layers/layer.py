@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
     @classmethod
     def refusal(cls, module: nn.Module, call: fx.Node | None = None) -> str:
-        """Why this layer cannot stand for such modules, or for such calls of them; "" if it can."""
+        """Why this layer cannot replace such modules, or for such calls of them; "" if it can."""
         return ""
 
     def wide(self, x: Tensor, mode: str = "wide") -> Tensor:

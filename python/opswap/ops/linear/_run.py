@@ -101,7 +101,7 @@ def _converts(input: Tensor) -> bool:
 
 
 def _by_library(input: Tensor, weight: Tensor, backward: bool = False) -> bool:
-    """True if torch's own products serve a call: nothing to compute, or faster than the kernels."""
+    """True if torch's own products compute a call: nothing to compute, or faster than the kernels."""
     return not input.numel() or not weight.numel() or library_wins(input, weight, backward)
 
 

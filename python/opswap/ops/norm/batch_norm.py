@@ -135,7 +135,7 @@ def infer(
 ) -> Tensor:
     """`batch_norm_act` that may write its result over the input.
 
-    Args: as `batch_norm_act`; `inplace` says that nobody else reads `input` any more.
+    Args: as `batch_norm_act`; `inplace` states that nothing else reads `input` afterwards.
     Returns: `input` itself, overwritten, if that can be done: no gradient is needed, and a kernel reads and writes
         the memory of `input` as it lies. Else a new tensor, and `input` is as before.
     """

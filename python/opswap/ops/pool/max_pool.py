@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Max pooling with one-byte window offsets in place of int64 indices.
 
-MaxPool3d with a window of depth 1 is 2-D pooling of every stride-th slice, so one operator serves both: its
+MaxPool3d with a window of depth 1 is 2-D pooling of every stride-th slice, so both use one operator: its
 output channel c reads input channel c * channel_step. The backward needs the offsets only, not the input.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the byte code of a function says: which names it reads and writes, and why a trace of it would not be faithful.
+"""What the byte code of a function shows: which names it reads and writes, and why a trace of it would not be faithful.
 
 It imports nothing of torch, so that its rules can be tested under every version of Python.
 """
@@ -39,7 +39,7 @@ _ATTRIBUTES = frozenset(
 _STORES = frozenset({"DELETE_ATTR", "STORE_ATTR"})
 _GLOBALS = frozenset({"LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"})
 _CALLS = frozenset({"CALL", "CALL_FUNCTION", "PRECALL"})
-# Ask for the type of a value past all that a stand-in for a tensor or a size could answer.
+# Read the type of a value past all that a stand-in for a tensor or a size could answer.
 _PATTERNS = frozenset({"MATCH_CLASS", "MATCH_MAPPING", "MATCH_SEQUENCE"})
 _WRITES = frozenset({"DELETE_GLOBAL", "STORE_GLOBAL"})
 # Names by which code reads attributes that its byte code does not name.

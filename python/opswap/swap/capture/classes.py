@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """What code reads of the class of a tensor while a forward is traced.
 
-A stand-in calls itself a plain tensor. Where every tensor answers alike, as for isinstance(x, (Tensor, list)), nothing
-else is needed. Where a subclass may answer otherwise, the captured path is bound to inputs that are plain tensors.
-Checks that a stand-in cannot answer, such as those in C code, are refused.
+A stand-in presents itself as a plain tensor. Where every tensor answers alike, as for isinstance(x, (Tensor, list)),
+nothing else is needed. Where a subclass may answer otherwise, the captured path is bound to inputs that are plain
+tensors. Checks that a stand-in cannot answer, such as those in C code, are refused.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def answer(tracer: Tracer, obj: fx.Proxy, frame: FrameType) -> type:
 
 
 def check(tracer: Tracer, frame: FrameType) -> None:
-    """Look at a question before it is answered past `answer`, by the class that a stand-in really has.
+    """Inspect a check before it is answered past `answer`, by the class that a stand-in really has.
 
     Args: frame: it calls isinstance, or is of a method __instancecheck__ of torch or of a library.
     """

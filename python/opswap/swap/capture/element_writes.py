@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether code may write to elements of a list, dict, set or deque, as its byte code says.
+"""Whether code may write to elements of a list, dict, set or deque, by its byte code.
 
 It imports nothing of torch, so that its rules can be tested under every version of Python.
 """

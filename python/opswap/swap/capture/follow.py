@@ -87,7 +87,7 @@ class Follower:
         self._writes_elements = False  # of any container
         self._variables: dict[int, frozenset[str]] = {}  # by the ids of functions that ran
         self._written: set[int] = set()  # else of these, by their ids, which the ledger keeps alive
-        self._thresholds: tuple[int, ...] = ()  # of the garbage collector, while it stands still
+        self._thresholds: tuple[int, ...] = ()  # of the garbage collector, while it is off
 
     def start(self) -> None:
         self._previous = sys.getprofile()
@@ -154,7 +154,7 @@ class Follower:
     # --- what runs ---------------------------------------------------------------------------------------------------
 
     def pause(self) -> bool:
-        """Follow nothing until `go_on`; returns what that is to be told."""
+        """Follow nothing until `go_on`; returns the argument for `go_on`."""
         before, self.paused = self.paused, True
         if _CHEAP and self._started and not before:
             sys.setprofile(None)
@@ -173,7 +173,7 @@ class Follower:
             try:
                 self._enter(frame)
             except Exception:
-                # Python may be closing a generator, and crashes if that fails; the refusal stands.
+                # Python may be closing a generator, and crashes if that fails; the refusal remains.
                 if not frame.f_code.co_flags & _GENERATOR:
                     raise
         elif event == "c_call":
@@ -350,7 +350,7 @@ class Follower:
         self.asks_none = self.asks_none or proxies
 
     def _are_modules(self, frame: FrameType, sides: tuple[Chain, ...]) -> bool:
-        """True if one side of a comparison is a module of the model, and the other no stand-in for a tensor."""
+        """True if one side of a comparison is a module of the model, and the other is not a stand-in for a tensor."""
         clear = False
         for side in sides:
             value = fetch(frame.f_locals, side)
@@ -402,7 +402,7 @@ class Follower:
             self._import(name, level, frame.f_globals)
 
     def _scope(self, variables: dict[str, Any]) -> Any:
-        """The module whose global variables these are, or what stands for it."""
+        """The module whose global variables these are, or what represents it."""
         module = sys.modules.get(variables.get("__name__", ""))
         if module is not None and getattr(module, "__dict__", None) is variables:
             return module

@@ -158,7 +158,7 @@ def _start(steps: list[Step], last: int) -> int | None:
 def _chain(steps: list[Step], place: int | None, code: CodeType) -> Chain | None:
     """What is fetched from a variable by attributes and constant keys alone; None for any other expression.
 
-    The variable is one that the function never writes; one that it writes once stands for what it is given.
+    The variable is one that the function never writes; a variable that it writes once represents the value written.
     """
     fetched: list[Any] = []
     while place is not None and place >= 0:

@@ -53,11 +53,11 @@ class Capture:
     "file:line" that did, or that module's class if it is one of torch's own; "unpacked" if the forward unpacks its
     value: to how many names. `opened` are the modules whose
     calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults; `lists`
-    says which of them are lists of tensors, which are several arguments of the graph.
+    contains those that are lists of tensors, which are several arguments of the graph.
 
     The graph is the forward's if each of `guards`, graphs over the same arguments, gives True, and each of
     `foreseen`, which need the sizes of intermediate results, does so on tensors without data; and if root and all of
-    opened have `training` as their flag, if it is not None. `reading` and `outside` say what else the forward read:
+    opened have `training` as their flag, if it is not None. `reading` and `outside` contain what else the forward read:
     of modules, and of everything that does not belong to a module. `refused` is the reason for which the other mode
     has no graph at all, if training is not None.
     """
@@ -229,7 +229,7 @@ class _Explorer:
     def _draws(self, script: Sequence[bool | int], nothing: str) -> tuple[bool, bool]:
         """Whether the forward itself draws, or may do so: from Python's generator, and from torch's.
 
-        Operators of torch are heard in this thread alone. Python's generator does not show who drew, so that
+        Operators of torch are seen in this thread alone. Python's generator does not show which thread drew, so that
         a forward must leave it alone in one of several traces.
         """
         if not hasattr(DispatchMode, "__torch_dispatch__"):
@@ -356,7 +356,7 @@ class _Explorer:
 
 
 def _iterates_over_changes(error: BaseException | None) -> bool:
-    """True for what Python says of a dictionary, such as the globals of a module, that another thread adds to."""
+    """True for Python's message about a dictionary, such as the globals of a module, that another thread adds to."""
     return (
         isinstance(error, RuntimeError) and "during iteration" in str(error) and threading.active_count() > 1
     )
@@ -427,7 +427,7 @@ def _copied(graph: fx.Graph, node: fx.Node, known: dict[str, fx.Node], meta: dic
 
 
 def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capture]) -> list[Capture] | None:
-    """The paths that serve both modes, which may read the training flag; None if the modes differ in more."""
+    """The paths that are valid in both modes, which may read the training flag; None if the modes differ in more."""
     if len(trains) != len(evaluates):
         return None
     read = False

@@ -163,7 +163,7 @@ class Reach:
             self.reach(child, name)
 
     def ask(self, function: Callable[[], Any]) -> None:
-        """Watch what torch says about itself."""
+        """Watch the state of torch that code can read."""
         if id(function) not in self._queries:
             self._queries[id(function)] = function, function()
 

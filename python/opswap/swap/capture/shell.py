@@ -177,7 +177,7 @@ class Shell:
             vars(twin)[_CALL] = partial(self._call, twin)
 
     def _fill_by_protocol(self, module: nn.Module, twin: nn.Module) -> None:
-        """A class that says how it is copied may hold what must not be copied; its children have twins already."""
+        """A class that controls how it is copied may hold what must not be copied; its children have twins already."""
         del self._copies[id(module)]
         copied = self._deepcopy(module)
         self._copies[id(module)] = twin
@@ -330,7 +330,7 @@ def _is(a: Any, b: Any) -> bool:
 
 
 def _descendants(module: nn.Module) -> Iterator[nn.Module]:
-    """The module and its children by torch's own table, whatever its class says of them."""
+    """The module and its children by torch's own table, whatever its class returns for them."""
     seen: set[int] = set()
     stack = [module]
     while stack:
@@ -349,7 +349,7 @@ def _static_base(cls: type) -> type:
 
 
 def _copies_itself(cls: type) -> bool:
-    """True if the class says how it is copied."""
+    """True if the class controls how it is copied."""
     own = (c for c in cls.__mro__[:-1] if not c.__module__.startswith("torch.nn.modules."))
     names = {k for c in own for k in vars(c)}
     return not names.isdisjoint(_OWN_PROTOCOL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What stands for a tensor while a forward is traced: it calls its tracer when Python needs a number or a class."""
+"""The stand-in for a tensor while a forward is traced: it calls its tracer when Python needs a number or a class."""
 
 from __future__ import annotations
 

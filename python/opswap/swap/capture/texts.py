@@ -39,7 +39,7 @@ _PLAIN_FORMAT = re.compile(r"%[^%rs]")  # of a value that need not be a text, or
 
 
 class Texts:
-    """What the marks of one trace stand for."""
+    """The values behind the marks of one trace."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -95,7 +95,7 @@ def _is_plain_error(value: Any) -> bool:
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
-    """What a name stands for, or a name in a module; None for everything else."""
+    """The value of a name, or of a name in a module; None for everything else."""
     if isinstance(node, ast.Attribute):
         holder = _value(node.value, frame)
         return getattr(holder, node.attr, None) if isinstance(holder, ModuleType) else None

@@ -72,12 +72,12 @@ _TUPLES = (tuple, torch.Size)
 # Their arguments are sizes, which may be proxies, without a tensor by which torch would dispatch the call to fx.
 _FACTORIES = ("empty", "full", "ones", "zeros")
 # The number of dimensions is tried in this order if no run has shown it.
-_GUESSES = 500  # answers about sizes in one trace, as nothing says what they are
+_GUESSES = 500  # answers about sizes in one trace, as nothing determines them
 _DIMENSIONS = (4, 3, 5, 2)
 
 
 class CaptureError(Exception):
-    """A forward that cannot be written as a graph; the message says why."""
+    """A forward that cannot be written as a graph; the message has the reason."""
 
 
 class BorrowedModuleError(CaptureError):
@@ -142,7 +142,7 @@ class Tracer(fx.Tracer):
         self._in_torch = False  # the arguments of one of torch's functions are being looked at
         self.decisions: list[Decision] = []
         self._guesses = 0
-        self._facts: dict[fx.Node, bool] = {}  # what `is_fact` said of the nodes so far
+        self._facts: dict[fx.Node, bool] = {}  # results of `is_fact` for the nodes so far
         self.refusal: CaptureError | None = None
         self.modes = _modes()
         self.thread = threading.get_ident()
@@ -235,7 +235,7 @@ class Tracer(fx.Tracer):
         self.create_node("call_function", require, (fact.node, True, *error), {})
 
     def text_of(self, node: fx.Node, frame: FrameType, how: str, specification: str = "") -> str:
-        """The text that stands for a fact in the message of a check, for the time of the trace."""
+        """The text in place of a fact in the message of a check, for the time of the trace."""
         if is_fact(node) and is_for_a_message(frame):
             return self.texts.mark(node, how, specification)
         raise self.refuse(f"a string is built from a tensor or its size at {self.inspect_frames()}")

@@ -72,7 +72,7 @@ class Written:
 
 
 class Ledger:
-    """What objects held, and what names stood for, before traced code ran."""
+    """What objects held, and what names were bound to, before traced code ran."""
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[Any, Any, Any]] = {}

@@ -29,7 +29,7 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
 class Backend:
-    """A backend for torch.compile: replaces operators in a graph, then hands it to the inner backend.
+    """A backend for torch.compile: replaces operators in a graph, then passes it to the inner backend.
 
     reports: one for each of the latest 64 graphs, in the order in which torch.compile made them.
     """
@@ -66,7 +66,7 @@ def dynamo_backend(
     Args:
         inner: "eager" runs the graph as it is, "inductor" compiles the rest of it; or another backend.
         exact, rules: as for `swap`.
-    Returns: a backend whose `reports` say what was replaced in each graph.
+    Returns: a backend whose `reports` contain what was replaced in each graph.
     Raises: TypeError for an inner backend that is neither a name nor callable.
     """
     if not isinstance(inner, str) and not callable(inner):
@@ -80,7 +80,7 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
 
 
 def rewrite_graph(module: fx.GraphModule, rules: Sequence[Rule]) -> Report:
-    """Replace what the rules prove at every size that this graph serves, which Dynamo guards.
+    """Replace what the rules prove at every size of this graph, which Dynamo guards.
 
     Args: module: its nodes have "example_value" in their meta.
     """
@@ -109,7 +109,7 @@ def rewrite_graph(module: fx.GraphModule, rules: Sequence[Rule]) -> Report:
 
 
 def _checkpointed(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """The graphs that this one hands to torch.utils.checkpoint, and theirs."""
+    """The graphs that this one passes to torch.utils.checkpoint, and theirs."""
     for node in module.graph.nodes:
         if node.target is torch.ops.higher_order.tag_activation_checkpoint:
             body = module.get_submodule(node.args[0].target)
@@ -167,7 +167,7 @@ def _function(change: Change) -> Callable[..., Any]:
 
 
 def _owner(node: fx.Node) -> str:
-    """The path of the module whose forward made the node, as far as Dynamo tells."""
+    """The path of the module whose forward made the node, as far as Dynamo records it."""
     stack = node.meta.get("nn_module_stack") or {}
     path = list(stack.values())[-1][0] if stack else ""
     names = re.findall(r"\['([^']+)'\]|\.([A-Za-z_]\w*)|\[(\d+)\]", path.partition("]")[2] or path)

@@ -2,7 +2,7 @@
 """Copies of a graph of torch.compile in which the sizes that it leaves open are numbers.
 
 Rules match and prove on numbers. What they find at the sizes of the first call and again at others, which Dynamo's
-guards admit as well, holds at every size that the graph serves.
+guards admit as well, holds at every size of the graph.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Specialised:
 
 
 def specialise(graph: Graph) -> list[Specialised]:
-    """The copies of the graph, that of the first call first; none if no other sizes can be told.
+    """The copies of the graph, that of the first call first; none if no other sizes can be found.
 
     Args: graph: its nodes have "example_value" in their meta, as Dynamo's have.
     """

@@ -156,7 +156,7 @@ def hazard(anchor: Node, ordered: tuple[Node, ...]) -> str:
 
 
 def writes(node: Node) -> bool:
-    """True if the call's name or arguments say that it writes to a tensor."""
+    """True if the call's name or arguments show that it writes to a tensor."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name in inplace_methods or bool(node.kwargs.get("inplace") or node.kwargs.get("out"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which code can tell in which memory format a tensor lies, and which modules keep it."""
+"""Which code depends on the memory format of a tensor, and which modules keep it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _only_splits(node: Node, name: str) -> bool:
 
 
 def last_of(module: nn.Module) -> nn.Module:
-    """The module that makes the result, as far as Sequentials tell."""
+    """The module that makes the result, as far as Sequentials show."""
     while isinstance(module, nn.Sequential) and len(module):
         module = module[-1]
     return module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""From a model to a plan: which modules to rewrite, with which rules, and what the report says of them.
+"""From a model to a plan: which modules to rewrite, with which rules, and what the report contains of them.
 
 planner      which modules and Sequentials to rewrite
 contiguity   code that needs contiguous tensors, behind which a replacement must keep the format

@@ -20,7 +20,7 @@ from .planner import in_order
 __all__ = ["all_paths", "planned_report"]
 
 _NOT_SWAPPED = "this model was not swapped: opswap.scan(model) shows what opswap.swap(model) would do"
-_NOTHING_HERE = "nothing was swapped in this part; the report of the whole model says what was kept in it"
+_NOTHING_HERE = "nothing was swapped in this part; the report of the whole model shows what was kept in it"
 _REPLACED = "its module was replaced after the swap; opswap.swap again analyses it anew"
 _REMOVED = "its module was removed after the swap"
 _TAKEN = (

@@ -99,7 +99,7 @@ class Whole:
 
 @dataclass
 class Plan:
-    """Modules to rewrite, children before parents, and what the report will say.
+    """Modules to rewrite, children before parents, and the entries of the report.
 
     The modules are twins of the model's own, which `shell.live` gives; `paths` are those of all twins. `demand`: which
     code of the model needs contiguous tensors.
@@ -348,7 +348,7 @@ class _Planner:
         found.refused = refused if shapes else [_with_advice(s) for s in refused]
 
     def _devices(self, module: nn.Module) -> set[str]:
-        """Types of the devices that the module computes on, as far as its parameters or else the model's tell."""
+        """Types of the devices that the module computes on, as far as its parameters or else the model's show."""
         for m in (module, self.model):
             found = {t.device.type for t in (*m.parameters(), *m.buffers())}
             if found:
@@ -473,7 +473,7 @@ def _copies_itself(module: nn.Module) -> bool:
 
 
 def _is_own(module: nn.Module) -> bool:
-    """True for the modules of this package that stand for others; its models are models like any other."""
+    """True for the modules of this package that replace others; its models are models like any other."""
     return type(module).__module__.startswith(("opswap.nn.", "opswap.merge."))
 
 

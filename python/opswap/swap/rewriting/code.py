@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Give one module instance a new forward, and restore it.
 
-It stands on the instance, see `instance_forward`: a module stays the same object, of the same class, with the same
+It is stored on the instance, see `instance_forward`: a module stays the same object, of the same class, with the same
 parameters, buffers, hooks and children; no class is touched.
 """
 
@@ -124,7 +124,7 @@ def install(module: nn.Module, recipe: Recipe, record: Record) -> None:
 
 
 def restore(module: nn.Module) -> tuple[Recipe, Record | None]:
-    """Put the original forward back and hand out what was there, for `install`."""
+    """Put the original forward back and return what was there, for `install`."""
     return take_back(module), module.__dict__.pop("_opswap_record", None)
 
 

@@ -37,7 +37,7 @@ _PLAIN = {
 
 
 # The signatures of torch's functions: what a call computes, None for what is not known. In place, torch finds the
-# gradient of a negative slope from a result that does not tell it, and raises.
+# gradient of a negative slope from a result that does not determine it, and raises.
 
 
 def _hardtanh(

@@ -46,7 +46,7 @@ def _find(graph: Graph) -> Iterator[Region]:
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
-    """An order that stands in the code is known for good; one in a buffer may change, and is read on every call."""
+    """An order that is a constant in the code cannot change; one in a buffer may change, and is read on every call."""
     buffer = len(region.inputs) > 1
     index = region.inputs[1].meta["value"].tolist() if buffer else _index(region.mixing)
     numbers = isinstance(index, list) and all(type(i) is int for i in index)

@@ -125,7 +125,7 @@ def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     )
 
 
-# torch's names of each pool; True for those that return indices whatever their arguments say.
+# torch's names of each pool; True for those that return indices whatever their arguments are.
 _MAX_2D = {
     torch_functional.max_pool2d: False,
     torch_functional.max_pool2d_with_indices: True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What generated code calls when the original code runs: it counts, tells a listener, and writes to the log once.
+"""What generated code calls when the original code runs: it counts, notifies a listener, and writes to the log once.
 
 Under torch.compile and torch.export these calls do nothing.
 """

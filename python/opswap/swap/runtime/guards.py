@@ -45,8 +45,8 @@ class Record:
 
     `root` and `opened` are the states at the time of the capture, `passed` those of containers whose children
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
-    something was read, `outside` what belongs to no module. `known` has the answers of `foresees`, `told` what the
-    log was told of.
+    something was read, `outside` what belongs to no module. `known` has the answers of `foresees`, `told` what was
+    written to the log.
     """
 
     root: State

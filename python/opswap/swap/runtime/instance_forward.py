@@ -97,7 +97,7 @@ class _SlowForward:
 
 
 class _Traced:
-    """Stands for a rewritten module in torch.nn.Module._slow_forward: equal to it, with the forward of its class."""
+    """Represents a rewritten module in torch.nn.Module._slow_forward: equal to it, with the forward of its class."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -130,7 +130,7 @@ def called(link: Link) -> tuple[Any, Link]:
 
     Code that copies a module's dictionary (copy.copy, `clone.__dict__ = module.__dict__.copy()`) gives the copy a
     forward that is bound to the link of the original. There are more references to the bound method or to the link
-    then, and the frame of the caller tells which module is called: that one gets a link of its own.
+    then, and the frame of the caller shows which module is called: that one gets a link of its own.
     """
     module = link.opswap_ref()
     if torch.compiler.is_compiling():

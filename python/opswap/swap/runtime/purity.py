@@ -265,7 +265,7 @@ _QUERIES = frozenset(
         torch.are_deterministic_algorithms_enabled,
     }
 )
-# Functions that make tensors, of which a mode hears although they are given none.
+# Functions that make tensors, which a mode sees although they have no tensor argument.
 _FACTORIES = [
     "arange",
     "as_tensor",
@@ -363,7 +363,7 @@ def is_pure_torch(file: str, name: str) -> bool:
 
 @cache
 def _overridable() -> frozenset[int]:
-    """The functions of torch of which a mode hears."""
+    """The functions of torch which a mode sees."""
     found = {id(f) for fs in torch.overrides.get_overridable_functions().values() for f in fs}
     found |= {id(f) for f in torch.overrides.get_testing_overrides()}
     # torch's list leaves out what ends in an underscore: functions that write to the tensor that they are given.
@@ -374,7 +374,7 @@ def _overridable() -> frozenset[int]:
 
 
 def refused_builtin(function: Any) -> str | None:
-    """The name of a function or method in C whose answer may change; None if it is pure or a mode hears of it."""
+    """The name of a function or method in C whose answer may change; None if it is pure or a mode sees it."""
     if is_query(function):
         return None
     own = getattr(function, "__self__", None)

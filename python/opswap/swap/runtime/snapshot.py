@@ -84,7 +84,7 @@ _HEAP_TYPE = 1 << 9  # set by every class statement
 
 
 class MISSING:
-    """Stands for an attribute that does not exist."""
+    """Represents an attribute that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ def has_own_look_up(cls: type) -> bool:
 
 
 def _is_asked(cls: type) -> bool:
-    """True for a class with a __getattribute__ of the user, of whose questions a capture hears."""
+    """True for a class with a __getattribute__ of the user, whose look-ups a capture sees."""
     function = static_attribute(cls, "__getattribute__")
     if not isinstance(function, types.FunctionType):
         return False

@@ -122,7 +122,7 @@ class _Failures(list[Refusal]):
     understood: Refusal | None = None
 
     def best(self) -> Refusal:
-        """The one that says most: what the region does, before that it could not be run."""
+        """The most informative one: what the region does, before that it could not be run."""
         seen = next((f for f in self if f.ran and f.told), self.understood)
         return seen or next((f for f in self if not f.ran), self[0])
 

@@ -61,7 +61,7 @@ def _region(inputs: tuple[Node, ...], nodes: tuple[Node, ...]) -> Region:
     """The nodes, of which every one is used by the next alone."""
     leaks = any(list(a.users) != [b] for a, b in pairwise(nodes))
     problem = "an intermediate result is used elsewhere" if leaks else hazard(nodes[0], nodes)
-    # The call stands where the last node stood: all inputs, the bias too, are made by then.
+    # The call replaces the last node: all inputs, the bias too, are computed by then.
     return Region(inputs, None, nodes, nodes[-1:], nodes[-1], nodes[0], problem)
 
 

@@ -124,7 +124,7 @@ def _row(node: Any, index: int) -> Node | None:
 
 
 def _region(target: Node, writes: Sequence[Node], found: Sequence[_Write]) -> Region:
-    """All the writes; the result stands for the target from then on."""
+    """All the writes; the result replaces the target from then on."""
     inside = {n for w in found for n in w.nodes}
     nodes = tuple(n for n in target.graph.nodes if n in inside)
     parameters = dict.fromkeys(p for w in found for p in (w.weight, w.bias) if p is not None)
@@ -170,7 +170,7 @@ def grouped_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 
 
 def filled(target: Tensor, output: Tensor, fresh: bool) -> Tensor:
-    """The target after the output was written into it; the output itself if nobody can tell it from that."""
+    """The target after the output was written into it; the output itself if the two cannot be distinguished."""
     same = output.dtype == target.dtype and output.is_contiguous() and target.is_contiguous()
     return output if fresh and same else target.copy_(output)
 
