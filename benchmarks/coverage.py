@@ -158,7 +158,7 @@ def _share(rows: Iterable[Row]) -> str:
 
 
 def summary(rows: list[Row]) -> list[str]:
-    """One line a kind, over all networks."""
+    """One line per kind, over all networks."""
     ran = [row for row in rows if not row.error]
     lines = [
         f"{len(ran)} networks, {len(rows) - len(ran)} that raise; of all operators {_share(ran)} replaced"

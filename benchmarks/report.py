@@ -48,7 +48,7 @@ def _kept(row: Row) -> str:
 
 
 def _operator_table(rows: list[Row]) -> list[str]:
-    """A line an operator, shape, dtype, layout and direction: times of the first setting, ratios of all."""
+    """One line per operator, shape, dtype, layout and direction: times of the first setting, ratios of all."""
     settings = _settings(rows)
     head = [*_OPERATOR, f"stock, ms ({_heading(settings[0])})", "opswap, ms", "share of copy"]
     head += [f"x, {_heading(setting)}" for setting in settings]
@@ -66,7 +66,7 @@ def _operator_table(rows: list[Row]) -> list[str]:
 
 
 def _model_table(rows: list[Row]) -> list[str]:
-    """A line a model and setting: median times of every form in both layouts; empty if a form does not run.
+    """One line per model and setting: median times of every form in both layouts; empty if a form does not run.
 
     One line per dtype and layout, if there are several and the names of the forms do not contain them.
     """
@@ -146,7 +146,7 @@ def report(rows: list[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """A line an operator, dtype and layout: how many times faster, smallest to largest over the shapes."""
+    """One line per operator, dtype and layout: how many times faster, smallest to largest over the shapes."""
     directions = list(dict.fromkeys(row["direction"] for row in rows))
     lines = []
     for key, group in _groups(rows, ("case", "dtype", "layout")).items():

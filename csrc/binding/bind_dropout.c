@@ -185,7 +185,7 @@ OSW_ENTRY(apply_mask)
     if (!same_places(&input, &output) || !is_dense(&input) || !is_mask(&mask, input.numel)) {
         osw_fail("apply_mask",
                  "expected input and output that are dense and alike, and a mask with "
-                 "a bit an element");
+                 "a bit per element");
         return NULL;
     }
     const osw_dropout_job job = {

@@ -19,7 +19,7 @@
 
 #include <stdint.h>
 
-/* Places in memory, one a pixel: image n, pixel p lies at base + n * image_step + p * pixel_step
+/* Places in memory, one per pixel: image n, pixel p lies at base + n * image_step + p * pixel_step
  * (bytes). What is read through a stream is never written: sources and targets of one call do not
  * overlap. */
 typedef struct osw_stream {

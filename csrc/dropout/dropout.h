@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Dropout with the random numbers that torch draws on a CPU: what every kernel of the family does.
  *
- * A mask holds one bit an element, in the order of memory, eight to a byte, the first one lowest:
+ * A mask holds one bit per element, in the order of memory, eight to a byte, the first one lowest:
  * set if the element is kept. The bits that a last byte has left are zero.
  *
  *     draw     bit = v < threshold, v the next 53-bit number of a Mersenne Twister (MT19937):

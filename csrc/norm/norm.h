@@ -87,7 +87,7 @@ typedef struct osw_norm_tensor {
     int64_t image_step;
 } osw_norm_tensor;
 
-/* The arrays hold one value a channel. */
+/* The arrays hold one value per channel. */
 typedef struct osw_norm {
     int64_t images;
     int64_t channels;

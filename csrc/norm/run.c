@@ -35,7 +35,7 @@ static const osw_norm_id ids[PASS_COUNT][2][OSW_DTYPE_COUNT] = {
     {PASS_ROW(reduce)}, {PASS_ROW(gradient)},
 };
 
-/* A run is: sums over the input (or none), `between` once a channel, then a pass that writes (or
+/* A run is: sums over the input (or none), `between` once per channel, then a pass that writes (or
  * none). */
 typedef struct osw_run {
     osw_norm_job *job;

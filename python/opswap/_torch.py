@@ -457,7 +457,7 @@ def slots_are_new_objects() -> bool:
 
 
 def warn_of_version() -> None:
-    """Warn, once a process, of a torch that is newer than those the tests were run with."""
+    """Warn, once per process, of a torch that is newer than those the tests were run with."""
     if _version() <= LAST:
         return
     tested = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}"

@@ -140,7 +140,7 @@ def check_kernels() -> list[str]:
     Channels are moved in several dtypes; the other families compute in float32, forward and backward, and are
     compared with float64.
 
-    Returns: one line a fault, naming tier, operator, shape and memory format; empty if all is well.
+    Returns: one line per fault, naming tier, operator, shape and memory format; empty if all is well.
     """
     faults = []
     for tier in isa.available():

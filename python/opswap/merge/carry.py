@@ -39,7 +39,7 @@ class Link:
         return [getattr(m, self.name) for m in self.branches]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """One value a branch, as one value of the merged tensor's sizes."""
+        """One value per branch, as one value of the merged tensor's sizes."""
         return torch.cat([p.detach().reshape(-1) for p in parts]).view(self.whole.shape)
 
     def cut(self, whole: Tensor) -> list[Tensor]:

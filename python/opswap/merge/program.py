@@ -69,7 +69,7 @@ class Step:
 
     function: what is called, None for the module at `layer`, a path of names, or for its attribute of this name.
     merged: that module is a Layer.
-    With loop, it is called once a branch; with separate, every branch has its own module below `layer`.
+    With loop, it is called once per branch; with separate, every branch has its own module below `layer`.
     value: the number of what it makes. frees: values that nothing after this step reads; drops: those of them that are
     made in the same run of loops, which every branch may forget by itself. node: name of the step in the graph of a
     branch.
@@ -235,7 +235,7 @@ def _refs(value: Any) -> Iterator[Ref]:
 
 
 def schedule(steps: Sequence[Step], inputs: Sequence[Form], result: Any) -> tuple[tuple[Step, ...], ...]:
-    """The runs of a program: steps in a row that are done once a branch follow each other branch by branch.
+    """The runs of a program: steps in a row that are done once per branch follow each other branch by branch.
 
     So a branch works on what it has just made, which is still in the caches. What only parameters and shared inputs go
     into is done before such a run, not to part it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One Linear a group as one module."""
+"""One Linear per group as one module."""
 
 from __future__ import annotations
 

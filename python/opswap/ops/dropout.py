@@ -2,7 +2,7 @@
 """Dropout that keeps what torch's would keep, bit for bit, and leaves its generator where torch would.
 
 On most CPUs torch draws one random number after the other by a function call each. Where a build of it draws in
-another way (MKL's generators, on CPUs by Intel), `draws_alike` says so, and torch's own code runs. One bit an element
+another way (MKL's generators, on CPUs by Intel), `draws_alike` says so, and torch's own code runs. One bit per element
 is kept for the backward instead of a number.
 
 Source: Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 15 (2014).
@@ -87,7 +87,7 @@ def _draw(generator: torch.Generator, keep: float, count: int) -> Tensor:
 
 
 def _bits(mask: Tensor, count: int) -> Tensor:
-    """The bits of a mask, one an element, as bool."""
+    """The bits of a mask, one per element, as bool."""
     places = torch.arange(8, dtype=torch.uint8, device=mask.device)
     return (mask.unsqueeze(1) >> places & 1).flatten()[:count].bool()
 

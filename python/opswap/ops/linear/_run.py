@@ -35,7 +35,7 @@ Sections = Sequence[int] | None
 
 
 def reference(input: Tensor, weight: Tensor, bias: Tensor | None = None, sections: Sections = None) -> Tensor:
-    """The operator in plain torch: one batched product, or one product a group if sections differ.
+    """The operator in plain torch: one batched product, or one product per group if sections differ.
 
     Args and returns: as `opswap::grouped_linear`, see `_define`.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One linear map a group, all groups in one call.
+"""One linear map per group, all groups in one call.
 
 The weights of all groups lie one after another, in the order of torch.nn.Linear: (groups, out, in) if every group
 has as many outputs, else (total outputs, in) with the outputs of every group as `sections`. Inside this package the

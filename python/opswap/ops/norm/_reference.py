@@ -144,7 +144,7 @@ def normalize_jvp(
 def update_running(
     statistics: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, count: int
 ) -> None:
-    """Move the running statistics towards those of a batch of `count` values a channel, in place."""
+    """Move the running statistics towards those of a batch of `count` values per channel, in place."""
     mean, var = statistics.unbind(0)
     unbiased = var * (count / (count - 1))
     running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)

@@ -87,7 +87,7 @@ _SMALL = 32768
 
 
 def joins(input: Any, weights: tuple[Any, ...], biases: tuple[Any, ...], flat: bool) -> bool:
-    """True if Linears of these parameters, one a group, are faster as one call.
+    """True if Linears of these parameters, one per group, are faster as one call.
 
     Args: input: (N, G, in), or (N, G * in) if flat.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One linear map a group, as it is written by hand: einsum, or a product with the weight that is summed.
+"""One linear map per group, as it is written by hand: einsum, or a product with the weight that is summed.
 
 Only the form is looked at in the graph; sizes decide in the new forward, where they are known. A list of Linears keeps
 its parameters; they are joined in every forward, which for small ones costs less than the calls that it saves.
@@ -176,7 +176,7 @@ def group_read(node: Any, index: int, count: int) -> tuple[Node, Node | None, bo
 
 
 def _linears_region(join: Node, parts: Sequence[Any]) -> Region | None:
-    """Linears, one a group of one tensor, and the join of their results."""
+    """Linears, one per group of one tensor, and the join of their results."""
     linear = (torch_functional.linear,)
     if not all(is_call(n, linear, ()) and len(n.args) == 3 and list(n.users) == [join] for n in parts):
         return None
@@ -209,7 +209,7 @@ def _find_linears(graph: Graph) -> Iterator[Region]:
 def joined_linears(
     input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], stacked: bool
 ) -> Tensor:
-    """One Linear a group: (N, G, out) if stacked, else the outputs of all groups side by side."""
+    """One Linear per group: (N, G, out) if stacked, else the outputs of all groups side by side."""
     bias = torch.cat(biases) if biases else None
     sections = tuple([w.shape[0] for w in weights])
     output = F.grouped_linear(input, torch.cat(weights), bias, sections)

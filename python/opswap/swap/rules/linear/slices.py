@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One linear map a group, written into slices of a result one group after another, as ML-Decoder's GroupFC does.
+"""One linear map per group, written into slices of a result one group after another, as ML-Decoder's GroupFC does.
 
 The loop has to be captured with its number of groups: from the module, or from the sizes of example inputs.
 """
