@@ -15,7 +15,7 @@ from ..swap.runtime.state import INTERNAL
 from .layers import LAYERS, POOLS, Layer, Separate
 from .structure import is_plain, owned_tensors
 
-__all__ = ["Link", "check_layers", "fill_branches", "fill_merged", "grow", "links", "skeleton"]
+__all__ = ["Link", "build_tree", "check_layers", "empty_copy", "fill_branches", "fill_merged", "links"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Link:
         return [p.reshape(part.shape).clone() for p, part in zip(pieces, self.parts, strict=True)]
 
 
-def grow(root: nn.Module, modules: Sequence[nn.Module], separate: Iterable[str]) -> None:
+def build_tree(root: nn.Module, modules: Sequence[nn.Module], separate: Iterable[str]) -> None:
     """Give `root` the children of a branch under the same names: layers merged, functions copied, others as folders."""
     separate = set(separate)
     made: dict[nn.Module, nn.Module] = {}
@@ -199,7 +199,7 @@ def _options(merged: nn.Module, own: nn.Module) -> Iterable[str]:
     return [name for name in vars(own) if name not in INTERNAL and name in held and is_plain(held[name])]
 
 
-def skeleton(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
+def empty_copy(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
     """A copy of a module whose tensors have sizes and no memory; `shared` objects are not copied."""
     memo: dict[int, Any] = {id(o): o for o in shared}
     for m in module.modules():

@@ -20,11 +20,11 @@ from opswap.memory.switches import flush_state_kept, reuse_kept
 
 from .api import select_rules, swap
 from .capture.quiet import quiet_copy
-from .planning.contiguity import Demand
+from .planning.contiguity import Contiguity
 from .planning.gains import losing_formats
 from .planning.planner import make_plan
 from .report import Part
-from .rewriting.input_format import check_memory_format, open_door
+from .rewriting.input_format import check_memory_format, install_input_format
 from .runtime.plan_of import keep_plan, plan_of
 from .step_time import in_turn, step
 
@@ -185,7 +185,7 @@ class _Work:
         memory_format = self._format()
         if memory_format is not None:
             formatted = quiet_copy(swapped, stock=False)
-            open_door(formatted, memory_format)
+            install_input_format(formatted, memory_format)
             try:
                 step(formatted, inputs)
                 forms[_FORMATTED] = (formatted, self.flush)
@@ -220,7 +220,7 @@ class _Work:
         if any(p.device.type != "cpu" for p in self.model.parameters()):
             return None, "the model is not on the CPU"
         plan = make_plan(self.model, select_rules(None, self.exact), None)
-        if plan.demand is not Demand.NONE:
+        if plan.contiguity is not Contiguity.NONE:
             return None, "code of the model may need contiguous tensors; pass example_inputs"
         slower = sorted({s.rule for s in plan.report.swapped if "channels_last" in losing_formats(s.rule)})
         if slower:

@@ -22,12 +22,12 @@ UNPROBED = "it does not run on probes"  # a refusal
 class Refusal(Exception):
     """A region that is not replaced.
 
-    told: False if it never looked like a candidate. ran: False if no run showed what it does.
+    report: False if the code never looked like a candidate. executed: False if no run showed what the code does.
     """
 
-    def __init__(self, reason: str, *, told: bool = True, ran: bool = True) -> None:
+    def __init__(self, reason: str, *, report: bool = True, executed: bool = True) -> None:
         super().__init__(reason)
-        self.told, self.ran = told, ran
+        self.report, self.executed = report, executed
 
 
 def bound_arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:

@@ -24,7 +24,14 @@ from opswap._torch import compile_lock
 
 from ..graph.aliasing import returns_tensor
 from ..graph.calls import joined_parts, subject
-from ..graph.metadata import ancestors, copy_with_inputs, drop_unused_facts, is_entry, is_fact, without_joins
+from ..graph.metadata import (
+    ancestors,
+    copy_with_inputs,
+    drop_unused_facts,
+    is_known_before_forward,
+    is_metadata,
+    without_joins,
+)
 from ..runtime.guards import find_class, hooked, require
 from ..runtime.lists import Listed
 from ..runtime.outside import Outside, join
@@ -56,7 +63,7 @@ class Capture:
     contains those that are lists of tensors, which are several arguments of the graph.
 
     The graph is the forward's if each of `guards`, graphs over the same arguments, gives True, and each of
-    `foreseen`, which need the sizes of intermediate results, does so on tensors without data; and if root and all of
+    `size_guards`, which need the sizes of intermediate results, does so on tensors without data; and if root and all of
     opened have `training` as their flag, if it is not None. `reading` and `outside` contain what else the forward read:
     of modules, and of everything that does not belong to a module. `refused` is the reason for which the other mode
     has no graph at all, if training is not None.
@@ -67,7 +74,7 @@ class Capture:
     opened: tuple[nn.Module, ...]
     arguments: tuple[str, ...]
     guards: tuple[fx.Graph, ...] = ()
-    foreseen: tuple[fx.Graph, ...] = ()
+    size_guards: tuple[fx.Graph, ...] = ()
     training: bool | None = None
     reading: Reading = field(default_factory=Reading)
     outside: Outside = field(default_factory=Outside)
@@ -108,7 +115,7 @@ def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capt
     if first.training is not None or "training" in reads:
         other = f", in {'eval' if first.training else 'train'}(): {first.refused}" if first.refused else ""
         raise CaptureError(f"forward differs between train() and eval(){other}")
-    if others or first.guards or first.foreseen or any(n.target is require for n in first.graph.nodes):
+    if others or first.guards or first.size_guards or any(n.target is require for n in first.graph.nodes):
         raise CaptureError("control flow depends on the size of a tensor")
     return first
 
@@ -178,7 +185,7 @@ class _Explorer:
         scripts = [
             first.script(place, other)
             for place, decision in enumerate(first.decisions)
-            if isinstance(decision.answer, bool) and is_entry(decision.node)
+            if isinstance(decision.answer, bool) and is_known_before_forward(decision.node)
             for other in decision.others
         ]
         found = [self._finish(first)]
@@ -294,10 +301,10 @@ class _Explorer:
         if trace.asks_none:
             self._check_none(trace)
         guards: dict[str, fx.Graph] = {}
-        foreseen: dict[str, fx.Graph] = {}
+        size_guards: dict[str, fx.Graph] = {}
         graph, reading, outside = trace.graph, trace.reading, trace.outside
         for place, decision in enumerate(trace.decisions):
-            if is_entry(decision.node):
+            if is_known_before_forward(decision.node):
                 guard = _guard(graph, decision)
                 guards.setdefault(str(guard), guard)
                 continue
@@ -310,13 +317,13 @@ class _Explorer:
                 reading, outside = reading | other.reading, join((outside, other.outside))
             elif self._can_foresee(graph, decision):
                 guard = _guard(graph, decision)
-                foreseen.setdefault(str(guard), guard)
+                size_guards.setdefault(str(guard), guard)
             else:
                 raise CaptureError(
                     f"control flow depends on the size of what a module returns at {decision.where}"
                 )
         drop_unused_facts(graph)
-        found = tuple(guards.values()), tuple(foreseen.values())
+        found = tuple(guards.values()), tuple(size_guards.values())
         known = {"reading": reading, "outside": outside, "lists": trace.lists}
         return Capture(self.root, graph, self.opened, trace.arguments, *found, **known)
 
@@ -419,7 +426,7 @@ def _copied(graph: fx.Graph, node: fx.Node, known: dict[str, fx.Node], meta: dic
     twin = known.get(node.name)
     if twin is not None and _line(twin) == _line(node):
         return twin
-    if not is_fact(node):
+    if not is_metadata(node):
         raise CaptureError(f"a string is built from what a module returns, at {node.meta['source']}")
     copy = graph.node_copy(node, lambda n: _copied(graph, n, known, meta))
     copy.meta.update(meta)
@@ -432,9 +439,9 @@ def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capt
         return None
     read = False
     for a, b in zip(trains, evaluates, strict=True):
-        if (list(map(str, a.guards)), list(map(str, a.foreseen))) != (
+        if (list(map(str, a.guards)), list(map(str, a.size_guards))) != (
             list(map(str, b.guards)),
-            list(map(str, b.foreseen)),
+            list(map(str, b.size_guards)),
         ):
             return None
         reads = read_flags(a.graph, b.graph)

@@ -16,7 +16,7 @@ from torch.fx.graph import inplace_methods
 from torch.fx.proxy import Attribute
 
 from ..graph.calls import graph_kinds
-from ..graph.metadata import ATTRIBUTES, is_fact, is_shape
+from ..graph.metadata import ATTRIBUTES, is_metadata, is_shape
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
 from .identity import is_compared
 
@@ -89,7 +89,7 @@ class StandIn(fx.Proxy):
 
     def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
         """x += y and its like: a write if x may be a tensor; numbers and tuples give new ones."""
-        if is_fact(self.node) or graph_kinds(self.node.graph)[self.node] == "tuple":
+        if is_metadata(self.node) or graph_kinds(self.node.graph)[self.node] == "tuple":
             return NotImplemented
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
@@ -98,9 +98,9 @@ class StandIn(fx.Proxy):
         if _called_from_torch() or (isinstance(self, Attribute) and self.attr not in ATTRIBUTES):
             return object.__hash__(self)
         node = self.node
-        if not is_fact(node):
+        if not is_metadata(node):
             raise self.tracer.refuse(f"a tensor is hashed at {self.tracer.inspect_frames()}")
-        if is_shape(node) or (is_fact(node) and node.target is getattr and node.args[1] != "ndim"):
+        if is_shape(node) or (is_metadata(node) and node.target is getattr and node.args[1] != "ndim"):
             raise self.tracer.refuse(
                 f"a size, dtype or device of a tensor is hashed at {self.tracer.inspect_frames()}"
             )

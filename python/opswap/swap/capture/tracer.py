@@ -27,7 +27,7 @@ from torch.utils import checkpoint
 from opswap._torch import assert_function, tree_leaves
 
 from ..graph.calls import operation
-from ..graph.metadata import counts_dimensions, is_fact, is_shape
+from ..graph.metadata import counts_dimensions, is_metadata, is_shape
 from ..runtime import purity
 from ..runtime.guards import hooked, require
 from ..runtime.lists import Listed, is_listed, names_in
@@ -142,7 +142,7 @@ class Tracer(fx.Tracer):
         self._in_torch = False  # the arguments of one of torch's functions are being looked at
         self.decisions: list[Decision] = []
         self._guesses = 0
-        self._facts: dict[fx.Node, bool] = {}  # results of `is_fact` for the nodes so far
+        self._facts: dict[fx.Node, bool] = {}  # results of `is_metadata` for the nodes so far
         self.refusal: CaptureError | None = None
         self.modes = _modes()
         self.thread = threading.get_ident()
@@ -222,7 +222,7 @@ class Tracer(fx.Tracer):
 
     def _checked(self, fact: Any, text: str) -> None:
         """An assertion of torch with a text that shows values."""
-        if not (isinstance(fact, fx.Proxy) and is_fact(fact.node)):
+        if not (isinstance(fact, fx.Proxy) and is_metadata(fact.node)):
             raise self.refuse(
                 f"a string is built from a size for a check of elements at {self.inspect_frames()}"
             )
@@ -236,7 +236,7 @@ class Tracer(fx.Tracer):
 
     def text_of(self, node: fx.Node, frame: FrameType, how: str, specification: str = "") -> str:
         """The text in place of a fact in the message of a check, for the time of the trace."""
-        if is_fact(node) and is_for_a_message(frame):
+        if is_metadata(node) and is_for_a_message(frame):
             return self.texts.mark(node, how, specification)
         raise self.refuse(f"a string is built from a tensor or its size at {self.inspect_frames()}")
 
@@ -379,14 +379,14 @@ class Tracer(fx.Tracer):
         return source
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        if not is_fact(obj.node, self._facts):
+        if not is_metadata(obj.node, self._facts):
             raise self.refuse(f"control flow depends on the elements of a tensor at {self.inspect_frames()}")
         return bool(self._decide(obj.node, bool, (True, False)))
 
     def integer(self, obj: fx.Proxy) -> int:
         """The number that a fact is, which the captured path is then bound to."""
         node = obj.node
-        if not is_fact(node, self._facts):
+        if not is_metadata(node, self._facts):
             raise self.refuse(
                 f"an element of a tensor is converted to a Python number at {self.inspect_frames()}"
             )
@@ -458,7 +458,7 @@ def _expression(node: Any, known: dict[fx.Node, bool]) -> str:
     """A fact in words that are equal if it is the same fact of the same tensors."""
     if not isinstance(node, fx.Node):
         return repr(node)
-    if not is_fact(node, known):
+    if not is_metadata(node, known):
         return node.name
     target = getattr(node.target, "__name__", node.target)
     options = [f"{k}={_expression(v, known)}" for k, v in node.kwargs.items()]

@@ -20,7 +20,7 @@ from ..report import Report, Site
 from ..rewriting.code import replace_region
 from ..rule import Region
 from ..rules import Rule
-from .open_sizes import Specialised, specialise
+from .open_sizes import AtOtherSizes, at_other_sizes
 
 __all__ = ["Backend", "backend", "dynamo_backend"]
 
@@ -90,7 +90,7 @@ def rewrite_graph(module: fx.GraphModule, rules: Sequence[Rule]) -> Report:
         node.meta.setdefault("source", _source(node))
         if node.op == "call_module":
             node.meta["module"] = module.get_submodule(node.target)
-    copies = specialise(module.graph)
+    copies = at_other_sizes(module.graph)
     if not copies:
         return Report(kept=[Site("", "", "", False, "sizes of its tensors are known only when it runs")])
     found = [_find(copy, rules) for copy in copies]
@@ -120,7 +120,7 @@ def _checkpointed(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
 _Key = tuple[str, str, tuple[fx.Node, ...]]
 
 
-def _find(copy: Specialised, rules: Sequence[Rule]) -> tuple[dict[_Key, Change], list[Site]]:
+def _find(copy: AtOtherSizes, rules: Sequence[Rule]) -> tuple[dict[_Key, Change], list[Site]]:
     """What the rules replace in a copy, by what is written for which nodes of the graph itself."""
     shapes = {n: tuple(t.shape) for n, t in copy.values.items()}
     changes, refused = apply_rules(rules, copy.graph, shapes, lambda region: _devices(region, copy.values))
@@ -147,7 +147,7 @@ def _holds(change: Change, values: Mapping[fx.Node, Tensor]) -> bool:
     return bool(eval(change.replacement.condition, dict(change.replacement.names), names))
 
 
-def _original(region: Region, copy: Specialised) -> Region:
+def _original(region: Region, copy: AtOtherSizes) -> Region:
     """The region of the graph that the copy was made of."""
     names = "inputs", "nodes", "outputs", "modules"
     many = {k: tuple(copy.original[n] for n in getattr(region, k)) for k in names}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sympy import Symbol
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["Specialised", "specialise"]
+__all__ = ["AtOtherSizes", "at_other_sizes"]
 
 # What is tried for each open size after that of the first call: a little more, multiples for code that divides it.
 _OTHERS = ((3, 1), (5, 1), (7, 1), (2, 1), (0, 2), (0, 3))
@@ -34,7 +34,7 @@ _COPIES = 3
 
 
 @dataclass(frozen=True)
-class Specialised:
+class AtOtherSizes:
     """One copy. `original`: the node that each of its nodes was copied from; `values`: its tensors, without data."""
 
     graph: Graph
@@ -42,7 +42,7 @@ class Specialised:
     values: Mapping[Node, Tensor]
 
 
-def specialise(graph: Graph) -> list[Specialised]:
+def at_other_sizes(graph: Graph) -> list[AtOtherSizes]:
     """The copies of the graph, that of the first call first; none if no other sizes can be found.
 
     Args: graph: its nodes have "example_value" in their meta, as Dynamo's have.
@@ -101,7 +101,7 @@ def _number(size: Any, numbers: Mapping[Symbol, int]) -> Any:
     return int(size.node.expr.xreplace(numbers)) if isinstance(size, SymInt) else size
 
 
-def _copy(graph: Graph, numbers: Mapping[Symbol, int]) -> Specialised:
+def _copy(graph: Graph, numbers: Mapping[Symbol, int]) -> AtOtherSizes:
     copy = Graph()
     copies: dict[Node, Any] = {}
     values: dict[Node, Tensor] = {}
@@ -115,7 +115,7 @@ def _copy(graph: Graph, numbers: Mapping[Symbol, int]) -> Specialised:
             values[copies[node]] = _tensor(value, numbers)
     drop_unused_facts(copy)
     original = {new: old for old, new in copies.items() if isinstance(new, Node)}
-    return Specialised(copy, original, values)
+    return AtOtherSizes(copy, original, values)
 
 
 def _tensor(value: Tensor, numbers: Mapping[Symbol, int]) -> Tensor:

@@ -19,8 +19,8 @@ __all__ = [
     "copy_with_inputs",
     "counts_dimensions",
     "drop_unused_facts",
-    "is_entry",
-    "is_fact",
+    "is_known_before_forward",
+    "is_metadata",
     "is_shape",
     "joined_shape",
     "without_joins",
@@ -69,7 +69,7 @@ _OF_FACTS = {
 _VIEWS = {"chunk", "data", "getitem", "narrow", "select", "split", "tensor_split", "unbind"}
 
 
-def is_fact(node: Node, known: dict[Node, bool] | None = None) -> bool:
+def is_metadata(node: Node, known: dict[Node, bool] | None = None) -> bool:
     """True if the node's value needs the sizes, dtype or device of tensors and nothing else of them."""
     known = {} if known is None else known
     if node not in known:
@@ -78,7 +78,7 @@ def is_fact(node: Node, known: dict[Node, bool] | None = None) -> bool:
 
 
 def _is_fact(node: Node, known: dict[Node, bool]) -> bool:
-    facts = [is_fact(n, known) for n in node.all_input_nodes]
+    facts = [is_metadata(n, known) for n in node.all_input_nodes]
     if not facts:
         return False
     if node.op == "call_method":
@@ -105,15 +105,15 @@ def is_shape(node: Node) -> bool:
     return node.op == "call_function" and node.target is getattr and node.args[1] == "shape"
 
 
-def is_entry(node: Node, known: dict[Node, bool] | None = None) -> bool:
+def is_known_before_forward(node: Node, known: dict[Node, bool] | None = None) -> bool:
     """True if the value can be had from the arguments of the forward before it has run."""
     known = {} if known is None else known
     if node not in known:
         named = getattr(node.target, "__name__", node.target)
         view = named in _VIEWS or (node.target is getattr and node.args[1] == "data")
-        reads = is_fact(node) or (node.op in ("call_function", "call_method") and view)
+        reads = is_metadata(node) or (node.op in ("call_function", "call_method") and view)
         known[node] = node.op == "placeholder" or (
-            reads and all(is_entry(n, known) for n in node.all_input_nodes)
+            reads and all(is_known_before_forward(n, known) for n in node.all_input_nodes)
         )
     return known[node]
 
@@ -143,7 +143,7 @@ def drop_unused_facts(graph: Graph) -> None:
             not node.users
             and "unpacked" not in node.meta  # to a number of names, which is checked
             and node.op in ("call_function", "call_method")
-            and (of_data or is_fact(node, known))
+            and (of_data or is_metadata(node, known))
         ):
             graph.erase_node(node)
 
@@ -171,7 +171,7 @@ def without_joins(graph: Graph, node: Node, join_of: dict[Node, tuple[Node, ...]
 
 
 def _rebuilt(graph: Graph, before: Node, old: Node, join_of: dict[Node, tuple[Node, ...]], rebuild) -> Node:
-    if not is_fact(old):
+    if not is_metadata(old):
         return old
     of = subject(old)
     while isinstance(of, Node) and of.target is getattr and of.args[1] == "data":

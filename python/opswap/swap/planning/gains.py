@@ -31,7 +31,7 @@ __all__ = [
     "kept_gains",
     "losing_formats",
     "loss",
-    "wins",
+    "not_slower",
 ]
 
 
@@ -131,7 +131,7 @@ def _read(own: Path, tiers: tuple[str, ...]) -> tuple[Table, str]:
     return next(((shipped[c]["gains"], c) for c in classes if c in shipped), ({}, cpu_class()))
 
 
-def wins(input: Tensor, losing: tuple[str, ...]) -> bool:
+def not_slower(input: Tensor, losing: tuple[str, ...]) -> bool:
     """True if the memory format of the tensor is not one of those in which the replacement is slower."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
     if last is None or input.is_contiguous() or not input.is_contiguous(memory_format=last):

@@ -26,11 +26,11 @@ from ..rules.conditions import on_cpu
 from ..runtime.guards import hooked
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
-from .contiguity import Demand, demand_of, restricted
+from .contiguity import Contiguity, contiguity_of, restricted
 from .gains import gain
 from .seen_inside import SEEN_INSIDE, seen_inside
 
-__all__ = ["Change", "Plan", "Whole", "apply_rules", "guarded", "in_order", "make_plan"]
+__all__ = ["Change", "ModuleReplacement", "Plan", "apply_rules", "guarded", "in_order", "make_plan"]
 
 
 @dataclass
@@ -88,7 +88,7 @@ class _Module:
 
 
 @dataclass
-class Whole:
+class ModuleReplacement:
     """A module whose whole forward is replaced; `sites` is empty if the report names it elsewhere."""
 
     path: str
@@ -101,16 +101,16 @@ class Whole:
 class Plan:
     """Modules to rewrite, children before parents, and the entries of the report.
 
-    The modules are twins of the model's own, which `shell.live` gives; `paths` are those of all twins. `demand`: which
+    The modules are twins of those that `shell.live` gives; `paths` are those of all twins. `contiguity`: which
     code of the model needs contiguous tensors.
     """
 
     modules: list[_Module]
-    wholes: list[Whole]
+    module_replacements: list[ModuleReplacement]
     report: Report
     shell: Shell
     paths: dict[nn.Module, str]
-    demand: Demand = Demand.NONE
+    contiguity: Contiguity = Contiguity.NONE
 
 
 def make_plan(model: nn.Module, rules: Sequence[Rule], example_inputs: tuple[Any, ...] | None) -> Plan:
@@ -129,8 +129,8 @@ def in_order(sites: Iterable[Site], paths: Mapping[nn.Module, str]) -> list[Site
 class _Planner:
     def __init__(self, shell: Shell, rules: Sequence[Rule], inputs: ModelInputs | None) -> None:
         self.shell, self.model, self.rules, self.inputs = shell, shell.root, rules, inputs
-        self.wholes = [rule for rule in rules if rule.whole]
-        taken = {cls for rule in self.wholes for cls in rule.modules}
+        self.whole_rules = [rule for rule in rules if rule.whole]
+        taken = {cls for rule in self.whole_rules for cls in rule.modules}
         self.searched = {cls for rule in rules for cls in rule.modules} - taken
         self.called = {cls for rule in rules for cls in rule.calls}
         self.inference = {rule.name for rule in rules if rule.inference}
@@ -138,7 +138,7 @@ class _Planner:
         self.known: dict[nn.Module, _Module] = {}
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in self.model.named_modules()}
-        self.demand = Demand.NONE
+        self.contiguity = Contiguity.NONE
 
     def plan(self) -> Plan:
         paths = self.paths
@@ -152,9 +152,9 @@ class _Planner:
         chosen = self._choose()
         inlined = {o for m in chosen for o in m.opened}
         top = [m for m in reversed(chosen) if m.root not in inlined]
-        wholes = list(self._wholes(top, compiled, seen))
+        module_replacements = list(self._wholes(top, compiled, seen))
         swapped = [s.below(m.name) for m in top for s in m.sites()]
-        swapped += [s.below(w.path) for w in wholes for s in w.sites]
+        swapped += [s.below(w.path) for w in module_replacements for s in w.sites]
         kept = [s.below(m.name) for m in reversed(self.known.values()) for s in m.refused]
         places = {(s.path, s.source) for s in swapped}
         for m in self.known.values():
@@ -164,23 +164,23 @@ class _Planner:
         kept = list({(s.path, s.source, s.reason): s for s in reversed([*self.kept, *kept])}.values())[::-1]
         kept = [s for s in kept if (s.path, s.source) not in places]
         report = Report(in_order(swapped, paths), in_order(kept, paths))
-        return Plan(chosen, wholes, report, self.shell, paths, self.demand)
+        return Plan(chosen, module_replacements, report, self.shell, paths, self.contiguity)
 
     def _respect_layout(self) -> None:
         """Restrict replacements that keep channels_last, if code of the model needs contiguous tensors."""
         captures = [p.capture for m in self.known.values() for p in m.paths]
-        asked = [demand_of(c.graph, c.root is self.model) for c in captures]
+        asked = [contiguity_of(c.graph, c.root is self.model) for c in captures]
         unknown = [
             m for m, path in self.paths.items() if path in {s.path for s in self.kept} and _may_view(m)
         ]
-        self.demand = demand = max(
-            [*asked, *(Demand.BEHIND_CONVOLUTIONS for _ in unknown)], default=Demand.NONE
+        self.contiguity = contiguity = max(
+            [*asked, *(Contiguity.BEFORE_CONVOLUTIONS for _ in unknown)], default=Contiguity.NONE
         )
-        if demand is Demand.NONE:
+        if contiguity is Contiguity.NONE:
             return
         for change in (c for m in self.known.values() for c in m.changes):
             if change.replacement.contiguous:
-                change.region, change.replacement = restricted(change.region, change.replacement, demand)
+                change.region, change.replacement = restricted(change.region, change.replacement, contiguity)
 
     def _seen_inside(self) -> set[nn.Module]:
         """Modules whose own dictionary other code of the model reads, in which a new forward or a record would be."""
@@ -203,7 +203,7 @@ class _Planner:
 
     def _wholes(
         self, top: Sequence[_Module], compiled: Collection[nn.Module], seen: Collection[nn.Module]
-    ) -> Iterator[Whole]:
+    ) -> Iterator[ModuleReplacement]:
         changes = [c for m in top for c in m.changes if c.site.rule not in self.inference]
         merged = {n.meta["module"] for c in changes for n in c.region.nodes if n.op == "call_module"}
         for module, path in self.paths.items():
@@ -221,17 +221,17 @@ class _Planner:
             if reason:
                 self.kept.append(replace(site, gain=None).below(path))
             else:
-                yield Whole(path, module, rule, () if module in merged else (site,))
+                yield ModuleReplacement(path, module, rule, () if module in merged else (site,))
 
     def _loses_contiguity(self, rule: Rule) -> str:
         """Why a rule would break code of the model that needs contiguous tensors, or ""."""
-        keeps = rule.whole is None or not rule.whole.contiguous or self.demand is Demand.NONE
+        keeps = rule.whole is None or not rule.whole.contiguous or self.contiguity is Contiguity.NONE
         return "" if keeps else "code of the model needs contiguous tensors, as torch's returns"
 
     def _whole_for(self, module: nn.Module) -> tuple[Rule | None, str]:
         """The first rule that replaces the module, or else the first rule about it, with the reason why it does not."""
         about: tuple[Rule | None, str] = (None, "")
-        for rule in self.wholes:
+        for rule in self.whole_rules:
             declined = rule.declines(module) if type(module) in rule.modules else None
             if declined == "":
                 return rule, ""
@@ -429,9 +429,9 @@ def _common_path(paths: Sequence[str]) -> str:
 
 def _told(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
     """The refusal worth a line: what the code does; else why the largest region could not be run."""
-    shown = [(refusal, site) for refusal, site in tries if refusal.ran and refusal.told]
+    shown = [(refusal, site) for refusal, site in tries if refusal.executed and refusal.report]
     refusal, site = (shown or tries)[0]
-    return None if refusal.ran and not refusal.told else replace(site, reason=str(refusal), gain=None)
+    return None if refusal.executed and not refusal.report else replace(site, reason=str(refusal), gain=None)
 
 
 def _may_view(module: nn.Module) -> bool:

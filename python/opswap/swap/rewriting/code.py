@@ -30,7 +30,7 @@ from opswap.ops.linear import register_flops
 from ..capture.paths import Capture
 from ..rule import Region, Replacement
 from ..runtime.fallback import declined, given, missed
-from ..runtime.guards import Record, foresees, holds, in_mode, listed, unpackable
+from ..runtime.guards import Record, holds, in_mode, listed, size_guard_holds, unpackable
 from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_of, take_back
 from ..runtime.lists import Listed, as_arguments
 from ..runtime.outside import join
@@ -160,15 +160,15 @@ def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], pa
     names = [n.target for n in capture.graph.nodes if n.op == "placeholder"]
     inputs = ", ".join(("self", *names))
     asked = []
-    for j, guard in enumerate((*capture.guards, *capture.foreseen)):
+    for j, guard in enumerate((*capture.guards, *capture.size_guards)):
         name = f"guard_{number}_{j}"
         source = next((n.meta["source"] for n in reversed(guard.nodes) if "source" in n.meta), "")
         parts.append(f"# {source}\n{_function_text(guard, name, scope, ('self',))}")
         call = f"opswap_{name}({inputs})"
         if j >= len(capture.guards):
-            scope["foresees"] = foresees
+            scope["size_guard_holds"] = size_guard_holds
             read = dict.fromkeys(n.target for n in guard.nodes if n.op in ("call_module", "get_attr"))
-            call = f"foresees(opswap_{name}, {tuple(read)}, {inputs})"
+            call = f"size_guard_holds(opswap_{name}, {tuple(read)}, {inputs})"
         asked.append(call)
     conditions = []
     if capture.training is not None:

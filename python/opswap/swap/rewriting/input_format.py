@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from opswap._torch import functorch_active
 from opswap.ops._layout import dense_strides
 
-__all__ = ["check_memory_format", "close_doors", "memory_format_of", "open_door"]
+__all__ = ["check_memory_format", "install_input_format", "memory_format_of", "remove_input_formats"]
 
 _NDIMS = {
     torch.contiguous_format: (4, 5),
@@ -24,7 +24,7 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(eq=False)
-class _Door:
+class _InputFormat:
     """A forward pre-hook that brings the tensors among the arguments to a memory format.
 
     name: of the format, which torch.save cannot write. before: sizes and strides that parameters and buffers
@@ -55,7 +55,7 @@ def check_memory_format(memory_format: Any) -> None:
         raise ValueError(f"swap: memory_format must be one of {tuple(_NDIMS)}, got {memory_format}")
 
 
-def open_door(model: nn.Module, memory_format: torch.memory_format) -> None:
+def install_input_format(model: nn.Module, memory_format: torch.memory_format) -> None:
     """Convert parameters and buffers of as many dimensions as the format has, and from now on such inputs.
 
     If a tensor cannot be converted, or the call is interrupted, all is put back and the error is raised.
@@ -74,7 +74,7 @@ def open_door(model: nn.Module, memory_format: torch.memory_format) -> None:
                 _convert(tensor, stride)
         before |= _close(model)
         name = str(memory_format).removeprefix("torch.")
-        model.register_forward_pre_hook(_Door(name, before), with_kwargs=True)
+        model.register_forward_pre_hook(_InputFormat(name, before), with_kwargs=True)
     except BaseException:
         for tensor, data in converted:
             tensor.data = data
@@ -88,8 +88,8 @@ def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, bool]]:
     return module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
 
 
-def close_doors(model: nn.Module) -> None:
-    """Undo what `open_door` did to the model or to a part of it."""
+def remove_input_formats(model: nn.Module) -> None:
+    """Undo what `install_input_format` did to the model or to a part of it."""
     for module in model.modules():
         before = _close(module)
         for name, tensor in _tensors(module):
@@ -115,8 +115,8 @@ def _convert(tensor: Tensor, stride: tuple[int, ...]) -> None:
             t.data = torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t.data)
 
 
-def _doors(module: nn.Module) -> list[tuple[int, _Door]]:
-    return [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _Door)]
+def _doors(module: nn.Module) -> list[tuple[int, _InputFormat]]:
+    return [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _InputFormat)]
 
 
 def _close(module: nn.Module) -> Mapping[str, _Layout]:

@@ -29,7 +29,7 @@ from ..rule import Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
 from .activation import activation, activation_of
 from .conditions import poolable
-from .norm import behind, module_calls, normable, problem_of
+from .norm import behind, module_calls, problem_of, supported_norm
 
 __all__ = ["RULES", "foldable", "is_foldable", "is_link", "linked"]
 
@@ -211,7 +211,7 @@ class _Spelled:
 
 _NAMES: dict[str, Any] = {
     "unhooked": unhooked,
-    "normable": normable,
+    "supported_norm": supported_norm,
     "poolable": poolable,
     "linked": linked,
     "foldable": foldable,
@@ -227,7 +227,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     text = _Spelled(region)
     conditions = (
         f"unhooked({', '.join(text.modules)})",
-        f"normable({text.norms[0]}, x0)",
+        f"supported_norm({text.norms[0]}, x0)",
         f"linked({', '.join(text.convolutions + text.norms)})",
         *text.still,
     )

@@ -38,7 +38,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     call.apply_defaults()
     arguments = call.arguments
     if arguments["training"] is False:
-        raise Refusal("it returns its input", told=False)
+        raise Refusal("it returns its input", report=False)
     if arguments["inplace"] is True:
         raise Refusal("it writes over its input: with inplace=False it is replaced")
     if not draws_alike():

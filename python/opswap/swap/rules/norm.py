@@ -21,17 +21,17 @@ from ..runtime.guards import hooked, unhooked
 from .activation import SILU, SLOWER, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, poolable, trains
 
-__all__ = ["RULES", "act_of", "behind", "module_calls", "normable", "owned", "problem_of"]
+__all__ = ["RULES", "act_of", "behind", "may_overwrite", "module_calls", "problem_of", "supported_norm"]
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def normable(norm: nn.Module, input: Any) -> bool:
+def supported_norm(norm: nn.Module, input: Any) -> bool:
     """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation knows."""
     return type(norm) in NORMS and poolable(input)
 
 
-def owned(output: Tensor, convolution: nn.Module) -> bool:
+def may_overwrite(output: Tensor, convolution: nn.Module) -> bool:
     """True if nobody but the caller holds this convolution's output, not even for a gradient."""
     fresh = type(convolution) in CONVOLUTIONS and unhooked(convolution)
     return fresh and not trains(output) and plain_cpu((output,))
@@ -111,12 +111,12 @@ def _prove_act(region: Region, shapes: Shapes) -> Replacement:
     """The graph holds torch's own modules, so that no run has to show what they compute."""
     name, still, names = act_of(region)
     calls = [f"m{i}" for i, _ in enumerate(module_calls(region.nodes))]
-    condition = f"unhooked({', '.join(calls)}) and normable(m0, x0){still}"
-    names |= {"unhooked": unhooked, "normable": normable, "apply_norm": apply_norm}
+    condition = f"unhooked({', '.join(calls)}) and supported_norm(m0, x0){still}"
+    names |= {"unhooked": unhooked, "supported_norm": supported_norm, "apply_norm": apply_norm}
     inplace = ""
     if len(region.modules) > len(calls):
-        inplace = f", inplace=owned(x0, m{len(calls)})"
-        names["owned"] = owned
+        inplace = f", inplace=may_overwrite(x0, m{len(calls)})"
+        names["may_overwrite"] = may_overwrite
     return Replacement(condition, f"apply_norm(m0, x0, {name!r}{inplace})", names)
 
 
@@ -132,9 +132,14 @@ def _find_in_place(graph: Graph) -> Iterator[Region]:
 
 def _prove_in_place(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
-        "not m0.training and unhooked(m0) and normable(m0, x0) and owned(x0, m1)",
+        "not m0.training and unhooked(m0) and supported_norm(m0, x0) and may_overwrite(x0, m1)",
         "apply_norm(m0, x0, None, inplace=True)",
-        {"unhooked": unhooked, "normable": normable, "owned": owned, "apply_norm": apply_norm},
+        {
+            "unhooked": unhooked,
+            "supported_norm": supported_norm,
+            "may_overwrite": may_overwrite,
+            "apply_norm": apply_norm,
+        },
     )
 
 

@@ -51,7 +51,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     index = region.inputs[1].meta["value"].tolist() if buffer else _index(region.mixing)
     numbers = isinstance(index, list) and all(type(i) is int for i in index)
     if not numbers or not is_permutation(index):
-        raise Refusal("its index is not a permutation of the channels", told=False)
+        raise Refusal("its index is not a permutation of the channels", report=False)
     if buffer:
         names = {"plain": plain, "indexes": indexes, "take_channels": take_channels}
         return Replacement("plain(x0) and x0.dim() > 1 and indexes(x1)", "take_channels(x0, x1)", names)

@@ -23,10 +23,10 @@ from opswap import functional as F
 from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes
 from .conditions import poolable, trains
 
-__all__ = ["OPTIONAL", "RULES", "pays"]
+__all__ = ["OPTIONAL", "RULES", "large_enough"]
 
 
-def pays(input: Any, planes: int, pixels: int, ndims: tuple[int, ...] | None = None) -> bool:
+def large_enough(input: Any, planes: int, pixels: int, ndims: tuple[int, ...] | None = None) -> bool:
     """`poolable`, and of as many elements as a call costs: of `planes` if contiguous, in channels_last of `pixels`."""
     return poolable(input, ndims) and input.numel() >= (planes if input.is_contiguous() else pixels)
 
@@ -94,8 +94,10 @@ def _prove_pool(
     given = {name: _text(value, names) for name, value in arguments.items()}
     options = [f"{name}={text}" for name, text in given.items() if text != defaults[name]]
     result = f"{ours.__name__}({', '.join([input, *options])})"
-    condition = f"poolable({input})" if sizes is None else f"pays({input}, {sizes[0]}, {sizes[1]})"
-    return Replacement(condition, result, {ours.__name__: ours, "poolable": poolable, "pays": pays})
+    condition = f"poolable({input})" if sizes is None else f"large_enough({input}, {sizes[0]}, {sizes[1]})"
+    return Replacement(
+        condition, result, {ours.__name__: ours, "poolable": poolable, "large_enough": large_enough}
+    )
 
 
 def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> None:
@@ -113,15 +115,15 @@ def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     dims = arguments.get("dim", ())
     over_planes = isinstance(dims, (tuple, list)) and all(isinstance(d, int) for d in dims)
     if not over_planes or len(dims) != 2 or set(dims) not in _PLANE:
-        raise Refusal("not a maximum over planes", told=False)
+        raise Refusal("not a maximum over planes", report=False)
     names = _names(region)
     input = names[arguments["input"]]
     keepdim = _text(arguments.get("keepdim", False), names)
     few = f"0 if trains({input}) else {_INFERRED_AMAX}"
     return Replacement(
-        f"pays({input}, {few}, {few}, (4,))",
+        f"large_enough({input}, {few}, {few}, (4,))",
         f"global_max_pool2d({input}, ties='split', keepdim={keepdim})",
-        {"global_max_pool2d": F.global_max_pool2d, "pays": pays, "trains": trains},
+        {"global_max_pool2d": F.global_max_pool2d, "large_enough": large_enough, "trains": trains},
     )
 
 

@@ -26,7 +26,6 @@ from .state import INTERNAL, State, unchanged
 __all__ = [
     "Record",
     "find_class",
-    "foresees",
     "holds",
     "hooked",
     "in_mode",
@@ -34,6 +33,7 @@ __all__ = [
     "listed",
     "missed",
     "require",
+    "size_guard_holds",
     "unhooked",
     "unpackable",
 ]
@@ -45,7 +45,7 @@ class Record:
 
     `root` and `opened` are the states at the time of the capture, `passed` those of containers whose children
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
-    something was read, `outside` what belongs to no module. `known` has the answers of `foresees`, `told` what was
+    something was read, `outside` what belongs to no module. `known` has results of `size_guard_holds`, `told` what was
     written to the log.
     """
 
@@ -123,7 +123,9 @@ def in_mode(module: nn.Module, training: bool) -> bool:
     return True
 
 
-def foresees(guard: Callable[..., bool], read: tuple[str, ...], module: nn.Module, *inputs: Tensor) -> bool:
+def size_guard_holds(
+    guard: Callable[..., bool], read: tuple[str, ...], module: nn.Module, *inputs: Tensor
+) -> bool:
     """True if a guard that calls the module's children, or reads its tensors, holds for inputs of these sizes.
 
     It is evaluated on a copy with tensors without data, so that no child's state changes, and once for the same sizes

@@ -394,14 +394,14 @@ def _poolable(input: Any, ndims: Any = None) -> str:
 
 # What the conditions of the rules mean; others are shown as they are written.
 _TOLD: dict[str, Callable[..., str]] = {
-    "covers": _covers,
-    "normable": lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}",
+    "within_proof": _covers,
+    "supported_norm": lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}",
     "on_cpu": lambda input: f"no kernel for {input.device.type}",
-    "pays": _pays,
+    "large_enough": _pays,
     "plain": _poolable,
     "poolable": _poolable,
     "unhooked": lambda *modules: GLOBAL_HOOKS,
-    "wins": _wins,
+    "not_slower": _wins,
 }
 
 _Functions = dict[str, tuple[ast.FunctionDef, str]]

@@ -9,10 +9,10 @@ from torch import Tensor
 from opswap._torch import is_wrapper
 from opswap.ops._layout import cat_memory_format
 
-__all__ = ["covers", "give_contiguous"]
+__all__ = ["give_contiguous", "within_proof"]
 
 
-def covers(
+def within_proof(
     tensors: tuple[Tensor, ...],
     groups: int,
     ndims: tuple[int, ...],

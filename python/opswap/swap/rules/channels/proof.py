@@ -42,7 +42,7 @@ class Shuffle:
     """A region is channel_shuffle(cat(inputs, 1), groups, inverse) cut into sections.
 
     sections: None for one output, a number as an argument of torch.chunk, or the channels of every output.
-    ndims, channels, spatial, batches: the sizes the proof holds for, as arguments of `conditions.covers`.
+    ndims, channels, spatial, batches: the sizes the proof holds for, as arguments of `conditions.within_proof`.
     views: contiguous inputs give views of themselves.
     """
 
@@ -73,7 +73,7 @@ def prove_shuffle(region: Region, shapes: Iterable[tuple[int, ...]] = ()) -> Shu
     Raises: Refusal with the reason.
     """
     if region.problem == FOREIGN_SIZES:
-        raise Refusal(region.problem, ran=False)
+        raise Refusal(region.problem, executed=False)
     key = _text(region, shapes)
     found = _PROVEN.get(key)
     if found is None:
@@ -123,8 +123,8 @@ class _Failures(list[Refusal]):
 
     def best(self) -> Refusal:
         """The most informative one: what the region does, before that it could not be run."""
-        seen = next((f for f in self if f.ran and f.told), self.understood)
-        return seen or next((f for f in self if not f.ran), self[0])
+        seen = next((f for f in self if f.executed and f.report), self.understood)
+        return seen or next((f for f in self if not f.executed), self[0])
 
 
 def _integers(value: Any) -> Iterable[int]:
@@ -163,7 +163,7 @@ def _over_channels(
                 proven += runs
         if proven:
             results[ndim] = proven
-        elif channels and all(f.ran for f in failures[before:]):
+        elif channels and all(f.executed for f in failures[before:]):
             failures.understood = failures.understood or failures[before]
     everything = _moving(itertools.chain(*results.values()))
     views = any(r.views for r in everything)
@@ -264,15 +264,15 @@ def _probe(region: Region, shape: tuple[int, ...]) -> _Result:
         outputs = _run(region, x)
     except Exception as error:
         raise Refusal(
-            f"{UNPROBED}: {(str(error).splitlines() or [type(error).__name__])[0]}", ran=False
+            f"{UNPROBED}: {(str(error).splitlines() or [type(error).__name__])[0]}", executed=False
         ) from error
     if not all(isinstance(y, Tensor) and y.dim() == len(shape) for y in outputs):
-        raise Refusal("it changes the number of dimensions", told=False)
+        raise Refusal("it changes the number of dimensions", report=False)
     if any(y.shape[:1] + y.shape[2:] != x.shape[:1] + x.shape[2:] for y in outputs):
-        raise Refusal("it changes sizes other than the channels", told=False)
+        raise Refusal("it changes sizes other than the channels", report=False)
     whole = torch.cat(outputs, 1)
     if whole.shape != x.shape:
-        raise Refusal("it does not keep all channels", told=False)
+        raise Refusal("it does not keep all channels", report=False)
     groups = _groups(whole, x)
     if groups == 1 and len(outputs) > 1:
         raise Refusal("it does not move any channel")

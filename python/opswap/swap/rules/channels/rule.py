@@ -16,7 +16,7 @@ from ...graph.aliasing import escape_or_write
 from ...graph.calls import JOIN, REORDER, operation
 from ...graph.layout import asks_for_layout, asks_for_place
 from ...rule import Refusal, Region, Replacement, Rule, Shapes
-from .conditions import covers, give_contiguous
+from .conditions import give_contiguous, within_proof
 from .proof import Shuffle, prove_shuffle
 from .regions import regions
 
@@ -52,7 +52,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     seen = [shapes[region.source]] if region.source in shapes else []
     shuffle = prove_shuffle(region, seen)
     if shuffle.groups == 1:
-        raise Refusal("it does not move any channel", told=False)
+        raise Refusal("it does not move any channel", report=False)
     inputs = [f"x{i}" for i in range(len(region.inputs))]
     names = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
     options = ", inverse=True" if shuffle.inverse else ""
@@ -74,7 +74,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     contiguous = f"give_contiguous(({names}))"
     if asks_for_layout(region.outputs):
         condition += f" and {contiguous}"
-    objects = {function.__name__: function, "covers": covers, "give_contiguous": give_contiguous}
+    objects = {function.__name__: function, "within_proof": within_proof, "give_contiguous": give_contiguous}
     return Replacement(condition, result, objects, contiguous)
 
 
@@ -87,7 +87,7 @@ def _limits(inputs: list[str], shuffle: Shuffle) -> str:
         limits += f", spatial={shuffle.spatial}"
     if shuffle.batches is not None:
         limits += f", batches={shuffle.batches}"
-    return f"covers(({names}), {shuffle.groups}, {shuffle.ndims}{limits})"
+    return f"within_proof(({names}), {shuffle.groups}, {shuffle.ndims}{limits})"
 
 
 def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
@@ -95,14 +95,16 @@ def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
     seen = [shapes[region.source]] if region.source in shapes else []
     shuffle = prove_shuffle(region, seen)
     if shuffle.groups > 1:
-        raise Refusal("it is a shuffle", told=False)
+        raise Refusal("it is a shuffle", report=False)
     condition = _limits(["x0"], shuffle)
     writer = escape_or_write(region.source, region.outputs)
     if not writer:
-        return Replacement(condition, "x0", {"covers": covers}, "x0.is_contiguous()")
+        return Replacement(condition, "x0", {"within_proof": within_proof}, "x0.is_contiguous()")
     if not shuffle.views:
         raise Refusal(f"it copies its input, and {writer} may write to the copy")
-    return Replacement(f"{condition} and x0.is_contiguous()", "x0.view_as(x0)", {"covers": covers})
+    return Replacement(
+        f"{condition} and x0.is_contiguous()", "x0.view_as(x0)", {"within_proof": within_proof}
+    )
 
 
 def _shuffled(x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from opswap import functional as F
 
 from ...graph.calls import hazard
 from ...rule import Refusal, Region, Replacement, Rule, Shapes
-from .conditions import joins, narrow_weight, one_weight_a_group
+from .conditions import has_narrow_weight, one_weight_per_group, worth_joining
 
 __all__ = ["RULES", "group_read", "is_call", "joined_linears"]
 
@@ -100,9 +100,9 @@ def _prove_summed_product(region: Region, shapes: Shapes) -> Replacement:
     names = ", ".join(f"x{i}" for i in range(len(region.inputs)))
     bias = ", x2.t()" if len(region.inputs) == 3 else ""
     return Replacement(
-        f"one_weight_a_group({names})",
+        f"one_weight_per_group({names})",
         f"grouped_linear(x0, x1.transpose(0, 1){bias}).squeeze(-1)",
-        {"grouped_linear": F.grouped_linear, "one_weight_a_group": one_weight_a_group},
+        {"grouped_linear": F.grouped_linear, "one_weight_per_group": one_weight_per_group},
     )
 
 
@@ -127,13 +127,13 @@ def _prove_einsum(region: Region, shapes: Shapes) -> Replacement:
         if _same_pattern((operands[x], operands[weight], result), ("bgi", order, "bgo"))
     ]
     if not forms:
-        raise Refusal("not one linear map per group", told=False)
+        raise Refusal("not one linear map per group", report=False)
     x, weight, order = forms[0]
     view = f"x{weight}" if order == "goi" else f"x{weight}.transpose(1, 2)"
-    condition = f"narrow_weight(x{x}, {view})"
+    condition = f"has_narrow_weight(x{x}, {view})"
     result = f"grouped_linear(x{x}, {view})"
     return Replacement(
-        condition, result, {"grouped_linear": F.grouped_linear, "narrow_weight": narrow_weight}
+        condition, result, {"grouped_linear": F.grouped_linear, "has_narrow_weight": has_narrow_weight}
     )
 
 
@@ -222,15 +222,15 @@ def _prove_linears(region: Region, shapes: Shapes) -> Replacement:
     parts = _argument(join, 0, "tensors")
     stacked = join.target is torch.stack
     if stacked and _argument(join, 1, "dim", 0) != 1:
-        raise Refusal("it stacks along another dimension", told=False)
+        raise Refusal("it stacks along another dimension", report=False)
     (flat,) = {group_read(n.args[0], i, len(parts))[2] for i, n in enumerate(parts)}
     names = {node: f"x{i}" for i, node in enumerate(region.inputs)}
     weights = f"({', '.join(names[n.args[1]] for n in parts)},)"
     biases = "()" if parts[0].args[2] is None else f"({', '.join(names[n.args[2]] for n in parts)},)"
     return Replacement(
-        f"joins(x0, {weights}, {biases}, {flat})",
+        f"worth_joining(x0, {weights}, {biases}, {flat})",
         f"joined_linears(x0, {weights}, {biases}, {stacked})",
-        {"joined_linears": joined_linears, "joins": joins},
+        {"joined_linears": joined_linears, "worth_joining": worth_joining},
     )
 
 

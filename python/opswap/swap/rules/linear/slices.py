@@ -19,9 +19,9 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 
 from ...graph.calls import hazard
-from ...graph.metadata import is_fact
+from ...graph.metadata import is_metadata
 from ...rule import Region, Replacement, Rule, Shapes
-from .conditions import fills, joins, narrow_weight, one_map_a_group
+from .conditions import can_fill_in_one_write, has_narrow_weight, one_map_per_group, worth_joining
 from .products import group_read, is_call, joined_linears
 
 __all__ = ["RULES"]
@@ -143,7 +143,7 @@ def _early_use(target: Node, nodes: Sequence[Node]) -> str:
     between = [u for u in target.users if u < last]
     if not _is_fresh(target):
         between += [n for n in target.graph.nodes if nodes[0] < n < last and n.op != "get_attr"]
-    early = [n for n in between if n not in inside and not is_fact(n)]
+    early = [n for n in between if n not in inside and not is_metadata(n)]
     return f"{early[0].name} may read the result before all groups are written" if early else ""
 
 
@@ -162,7 +162,7 @@ def turned(weight: Tensor) -> Tensor:
 def grouped_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """input (N, G, in) times weight (G, in, out), plus bias (G, out), to which autocast does nothing."""
     fused = None if torch.is_autocast_enabled(input.device.type) else bias
-    if narrow_weight(input, turned(weight)):
+    if has_narrow_weight(input, turned(weight)):
         output = F.grouped_linear(input, turned(weight), fused)
     else:
         output, fused = torch.bmm(input.transpose(0, 1), weight).transpose(0, 1), None
@@ -184,16 +184,16 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     first, fresh = found[0], _is_fresh(target)
     x = names[first.source]
     parameters = f"({''.join(f'{name}, ' for name in names.values() if name not in ('x0', x))})"
-    fits = f"fills(x0, {fresh}, {x}, {len(found)}, {parameters})"
+    fits = f"can_fill_in_one_write(x0, {fresh}, {x}, {len(found)}, {parameters})"
     if first.own:
         weights = f"({''.join(f'{names[w.weight]}, ' for w in found)})"
         biases = "()" if first.bias is None else f"({''.join(f'{names[w.bias]}, ' for w in found)})"
-        condition = f"joins({x}, {weights}, {biases}, False) and {fits} and alike({weights}, x0)"
+        condition = f"worth_joining({x}, {weights}, {biases}, False) and {fits} and alike({weights}, x0)"
         result = f"joined_linears({x}, {weights}, {biases}, True)"
     else:
         weight, bias = names[first.weight], "None" if first.bias is None else names[first.bias]
         view = weight if first.linear else f"turned({weight})"
-        condition = f"one_map_a_group({x}, {view}, {bias}) and {fits} and {view}.shape[1] == x0.shape[2]"
+        condition = f"one_map_per_group({x}, {view}, {bias}) and {fits} and {view}.shape[1] == x0.shape[2]"
         result = f"{'grouped_linear' if first.linear else 'grouped_product'}({x}, {weight}, {bias})"
     return Replacement(condition, f"filled(x0, {result}, {fresh})", dict(_SCOPE))
 
@@ -209,12 +209,12 @@ def alike(weights: Sequence[Tensor], target: Tensor) -> bool:
 _SCOPE = {
     "alike": alike,
     "filled": filled,
-    "fills": fills,
+    "can_fill_in_one_write": can_fill_in_one_write,
     "grouped_linear": F.grouped_linear,
     "grouped_product": grouped_product,
     "joined_linears": joined_linears,
-    "joins": joins,
-    "one_map_a_group": one_map_a_group,
+    "worth_joining": worth_joining,
+    "one_map_per_group": one_map_per_group,
     "turned": turned,
 }
 
