@@ -106,12 +106,12 @@ KEPT: dict[str, tuple[Callable[[], nn.Module], str]] = {
         for body, reason in (
             (recovers, "catches exceptions"),
             (recovers_from_anything, "catches exceptions"),
-            (by_text, "a text is made"),
-            (by_text_of_a_shape, "a text is made"),
+            (by_text, "a string is built"),
+            (by_text_of_a_shape, "a string is built"),
             (by_size_in_a_set, "pass example_inputs"),
             (by_size_in_a_dict, "pass example_inputs"),
-            (by_shape_in_a_set, "is looked up"),
-            (by_dtype_in_a_set, "is looked up"),
+            (by_shape_in_a_set, "is hashed"),
+            (by_dtype_in_a_set, "is hashed"),
         )
     },
 }
