@@ -5,6 +5,7 @@ paths              the paths of one forward as graphs, with the conditions of ea
 tracer, stand_in   one path: torch.fx, with a decision for each branch; the stand-in for a tensor meanwhile
 bytecode           which names a function reads and writes, and what no trace can show; imports no torch
 follow, reach      the user's functions that a trace runs; everything outside that they can read
+trace_frames       which code a trace is in, and which code raised an error
 frames             what the variables of a running function hold
 layer_methods      what the methods of torch's modules return, by their names
 identity           comparisons by identity, which a trace would answer for itself

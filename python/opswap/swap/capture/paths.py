@@ -41,7 +41,8 @@ from .concrete import TraceDraws
 from .flags import fingerprint, read_flags
 from .follow import Follower
 from .texts import Piece, Texts, has_mark, without_marks
-from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, Hints, Tracer, raised_by_user
+from .trace_frames import raised_by_user
+from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, Hints, Tracer
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 

@@ -8,7 +8,6 @@ from a hint or a guess, and every answer is kept as a `Decision`, for a guard to
 
 from __future__ import annotations
 
-import dis
 import inspect
 import os
 import sys
@@ -28,7 +27,6 @@ from opswap._torch import assert_function, tree_leaves
 
 from ..graph.calls import operation
 from ..graph.metadata import counts_dimensions, is_metadata, is_shape
-from ..runtime import purity
 from ..runtime.guards import hooked, require
 from ..runtime.lists import Listed, is_listed, names_in
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
@@ -40,6 +38,7 @@ from .given import Given
 from .patches import Patches, trace_with
 from .stand_in import StandIn, has_attributes
 from .texts import Texts, has_mark, is_for_a_message
+from .trace_frames import frames, reads_modules
 
 __all__ = [
     "BorrowedModuleError",
@@ -48,7 +47,6 @@ __all__ = [
     "Hints",
     "Tracer",
     "class_name",
-    "raised_by_user",
 ]
 
 _EINOPS = f"{os.sep}einops{os.sep}"
@@ -65,8 +63,6 @@ _TRANSPARENT = (
     os.path.join("utils", "_device.py"),  # the default device, which matters for factories only
 )
 _ASSERT = getattr(assert_function, "__code__", None)  # becomes a node; public, and documented
-# The frame below the user's own; torch.compile wraps the method once it has been imported.
-_TRACE = inspect.unwrap(fx.Tracer.trace).__code__
 _CONTAINERS = (list, dict, immutable_list, immutable_dict)
 _TUPLES = (tuple, torch.Size)
 # Their arguments are sizes, which may be proxies, without a tensor by which torch would dispatch the call to fx.
@@ -283,7 +279,7 @@ class Tracer(fx.Tracer):
         if threading.get_ident() != self.thread:
             return attr_val
         frame = sys._getframe(1)
-        if _reads_modules(frame.f_back) and not self.hinting:
+        if reads_modules(frame.f_back) and not self.hinting:
             self.follower.fetched(frame.f_locals["mod"], attr, attr_val)
         before = self.follower.pause()
         try:
@@ -341,7 +337,7 @@ class Tracer(fx.Tracer):
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self.modes:
-            files = [f.f_code.co_filename for f in _frames()]
+            files = [f.f_code.co_filename for f in frames()]
             checkpointed = checkpoint.__file__ in files
             raise self.refuse(
                 CHECKPOINTED if checkpointed else "forward changes the gradient or autocast mode"
@@ -362,7 +358,7 @@ class Tracer(fx.Tracer):
     def inspect_frames(self) -> str:
         """The innermost line of user code; refuses code that a trace cannot follow."""
         source = ""
-        for frame in _frames():
+        for frame in frames():
             code, name = frame.f_code, frame.f_code.co_filename
             if name.startswith(TORCH_FOLDER):
                 if name == checkpoint.__file__:
@@ -465,38 +461,9 @@ def _expression(node: Any, known: dict[fx.Node, bool]) -> str:
     return f"{target}({', '.join([*(_expression(a, known) for a in node.args), *options])})"
 
 
-def raised_by_user(error: BaseException) -> bool:
-    """True if a raise or assert statement outside of torch threw the error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_code.co_filename.startswith((TORCH_FOLDER, SWAP_FOLDER)):
-        return False
-    code = trace.tb_frame.f_code
-    return code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-
-
 def class_name(module: nn.Module) -> str:
     """The module's class by its full name."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
-def _reads_modules(frame: FrameType | None) -> bool:
-    """True for code of the user, or of a layer that is inlined, which may read a module's child."""
-    while frame is not None and frame.f_code.co_filename == Patches.__init__.__code__.co_filename:
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.endswith(os.path.join("nn", "modules", "module.py")):
-        return False
-    kind = purity.owner(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
-    return kind in (purity.LAYERS, purity.USER)
-
-
-def _frames() -> Iterator[FrameType]:
-    """The frames of the trace, the innermost first."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code is not _TRACE:
-        yield frame
-        frame = frame.f_back
 
 
 def _modes() -> tuple[bool, ...]:
