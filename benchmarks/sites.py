@@ -11,7 +11,7 @@ import torch
 
 KINDS = (
     "batch norm",
-    "activation behind it",
+    "activation after it",
     "pool",
     "dropout",
     "channel shuffle",
@@ -83,7 +83,7 @@ def _kind(name: str, shapes: list[Any], values: list[Any], before: str) -> str:
     if name == "batch_norm" and len(shapes[0]) == 4:
         return "batch norm"
     if name in _ACTIVATIONS:
-        return "activation behind it" if before == "batch norm" else ""
+        return "activation after it" if before == "batch norm" else ""
     if name in _POOLS:
         return "pool"
     if name in _DROPOUTS:

@@ -110,7 +110,7 @@ static bool fill_segment(const osw_tensor *t, osw_form form, osw_segment *segmen
     return true;
 }
 
-/* Inputs and outputs lie one behind the other. */
+/* Inputs and outputs lie one after another. */
 static bool fill_segments(const osw_shuffling *s, osw_form form)
 {
     for (Py_ssize_t i = 0; i < s->input_count + s->output_count; i++)

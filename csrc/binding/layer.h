@@ -6,7 +6,7 @@
 #include "binding/call.h"
 #include "linear/run.h"
 
-/* Each direction reads three tensors, one behind the other. */
+/* Each direction reads three tensors, one after another. */
 typedef enum osw_layer_role {
     GRAD_OUTPUT,
     INPUT,

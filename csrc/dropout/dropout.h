@@ -27,7 +27,7 @@ typedef struct osw_twister {
     int next; /* first word that has not been used; OSW_TWISTER_WORDS if all were */
 } osw_twister;
 
-/* The bits of `count` elements, and the generator behind them; threshold <= 2^53. */
+/* The bits of `count` elements, and the generator after them; threshold <= 2^53. */
 typedef void osw_draw_fn(osw_twister *twister, uint64_t threshold, uint8_t *mask, int64_t count);
 
 /* Elements [begin, end); begin is a multiple of 8. output may be input. */

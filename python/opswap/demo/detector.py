@@ -22,7 +22,7 @@ from .digits import CLASSES
 __all__ = ["BACKGROUND", "Batch", "Detector", "boxes_of", "data_dependent_loss", "fixed_loss"]
 
 BACKGROUND = CLASSES
-_STRIDES = (2, 4, STRIDE)  # of the features behind the convolutions that halve them
+_STRIDES = (2, 4, STRIDE)  # of the features after the convolutions that halve them
 _SIDE = 16.0  # of a box if the network returns 0, in pixels
 _EPS = 1e-7
 
@@ -133,7 +133,7 @@ def fixed_loss(net: nn.Module, batch: Batch) -> Tensor:
     count, _, height, width = output.shape
     column, row = ((batch.boxes[..., :2] + batch.boxes[..., 2:]) / 2 // STRIDE).long().unbind(-1)
     cell = row * width + column
-    # Padded boxes write into a cell of their own behind the last one.
+    # Padded boxes write into a cell of their own after the last one.
     classes = torch.full((count, height * width + 1), BACKGROUND, device=output.device)
     classes = classes.scatter(1, torch.where(batch.valid, cell, height * width), batch.labels)[:, :-1]
     inside = batch.inside[-1].flatten(1)

@@ -54,7 +54,7 @@ class check(Finder[LayoutReport]):
             counted, but are not findings and raise nothing.
     Returns: as a context manager, the `LayoutReport`, which can be read inside and after the context.
     Raises: TypeError for a model that is not a module or an allow-list that is not of strings; ValueError for a mode
-        that does not exist; RuntimeError if entered twice at once. Within the context, LayoutError (see mode).
+        that does not exist; RuntimeError if entered twice at the same time. Within the context, LayoutError (see mode).
 
     It changes no result, needs no hooks, and ends with the context, also after an error. opswap's kernels for 1x1 and
     depthwise convolutions are not operators of torch's dispatcher: torch's convolutions run in their place. Contexts

@@ -430,7 +430,7 @@ class _Builder:
         return Form.WIDE if wide else Form.STACKED
 
     def _is_spatial(self, node: fx.Node) -> bool:
-        """True for a reduction over dimensions behind the channels alone."""
+        """True for a reduction over dimensions after the channels alone."""
         rank = self._rank(self._tensors(node)[0])
         dims = calls.argument(node, 1, "dim")
         dims = [dims] if isinstance(dims, int) else dims
@@ -439,7 +439,7 @@ class _Builder:
         return all(d % rank >= 2 for d in dims)
 
     def _along_channels(self, node: fx.Node, name: str) -> bool:
-        """Calls that join, cut or flatten dimensions behind the batch; stacked, these are one further back."""
+        """Calls that join, cut or flatten dimensions after the batch; stacked, these are one further back."""
         first, dim = node.args[0] if node.args else None, calls.argument(node, 1, "dim", 0)
         function = calls.callee(node)
         if (

@@ -34,7 +34,7 @@ __all__ = [
 
 
 class DeclinedError(Exception):
-    """The extension wants somebody else to look at the arguments."""
+    """The extension leaves the arguments to other code."""
 
 
 # Looked up once: after a convolution the dictionaries on the way are no longer in the cache.

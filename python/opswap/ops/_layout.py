@@ -91,6 +91,6 @@ def dense_copy(input: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 def exactly_dense(fresh: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A tensor that nobody else has with exactly the strides of this memory format, copied if it has others."""
+    """A tensor that is not shared, with exactly the strides of this memory format, copied if it has others."""
     same = fresh.stride() == dense_strides(fresh.shape, memory_format)
     return fresh if same else dense_copy(fresh, memory_format)

@@ -68,7 +68,7 @@ class Operator:
     number.
 
     Args:
-        schema: of torch.library. The arguments behind the tensors are called constants here.
+        schema: of torch.library. The arguments after the tensors are called constants here.
         kernel: the operator on ordinary CPU tensors. It counts itself, and raises RuntimeError for what does not fit.
         reference: the same in torch's operators: for other devices, and if kernels are switched off.
         fake: outputs of the right sizes, strides and dtypes, for tensors without memory.

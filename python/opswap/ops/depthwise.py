@@ -115,7 +115,7 @@ def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: A
 
 
 def is_depthwise(module: nn.Conv2d) -> bool:
-    """True for a convolution that the kernels know: by its options alone, whatever its input."""
+    """True for a convolution that the kernels know: by its options alone, independent of its input."""
     return (
         module.groups == module.in_channels == module.out_channels
         and module.kernel_size in ((3, 3), (5, 5))

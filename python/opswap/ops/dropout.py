@@ -135,7 +135,7 @@ def _mask_fake(input: Tensor, mask: Tensor, scale: float, stride: Sequence[int])
 
 
 def _mask_batch(run: Callable[..., Tensor], info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
-    """One call per example: each has bits of its own, which begin in a byte of their own."""
+    """One call per example: each has its own bits, which begin in a new byte."""
     input, mask, scale, stride = arguments
     parts = [
         run(_example(input, in_dims[0], i), _example(mask, in_dims[1], i), scale, stride)

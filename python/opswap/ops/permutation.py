@@ -3,7 +3,7 @@
 
 torch.index_select copies whole planes, and the gradient of a permutation is the gather by its inverse; torch
 itself adds gradients up one by one, since an index may repeat. `take_channels` is for an index in a tensor, whose
-values nobody knows before the call.
+values are not known before the call.
 """
 
 from __future__ import annotations

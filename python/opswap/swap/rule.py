@@ -81,7 +81,7 @@ class Replacement:
     condition: true if the proof holds; elsewhere the region's own code runs.
     result: one value for a region with one output, a sequence for more.
     names: the objects that the two texts mention.
-    contiguous: true if the outputs are, for code that returns contiguous ones whatever it is given; "" elsewhere.
+    contiguous: true if the outputs are, for code whose outputs are always contiguous; "" elsewhere.
     label: "rule | module path", for the comment above the generated code; the planner sets it.
     """
 

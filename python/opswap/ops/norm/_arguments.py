@@ -92,7 +92,7 @@ def moves_apart(input: Tensor, vectors: Sequence[Vector], training: bool) -> boo
 
 
 def _range(t: Tensor) -> tuple[int, int]:
-    """The addresses of the first element and behind the last; (0, 0) for a tensor without memory of its own."""
+    """The addresses of the first element and after the last; (0, 0) for a tensor without memory of its own."""
     if type(t) not in (Tensor, torch.nn.Parameter) or not is_strided(t) or not t.numel():
         return 0, 0
     try:

@@ -30,7 +30,7 @@ __all__ = ["batch_norm", "batch_norm_act", "batch_norm_relu", "infer"]
 _Vector = Tensor | None
 
 
-# A training step of these in 16 bits is faster with torch's function behind the kernel: the backward of both in one
+# A training step of these in 16 bits is faster with torch's function after the kernel: the backward of both in one
 # computes the exponential twice, which there takes longer than the pass over memory that it saves.
 _IN_TWO = ("silu", "gelu", "gelu_tanh")
 
@@ -91,8 +91,8 @@ class BatchNormAct(Function):
 def _train(
     training: bool, momentum: float, eps: float, activation: str | None, input: Tensor, *vectors: _Vector
 ) -> Tensor:
-    """With a graph. The slope of an activation is found from the bias, so that autograd lets nobody change it before
-    the backward. Torch's batch norm keeps its weight alone: if only the bias is trained, it may change."""
+    """With a graph. The slope of an activation is found from the bias, so that autograd does not allow changes of it
+    before the backward. Torch's batch norm keeps its weight alone: if only the bias is trained, it may change."""
     weight, bias = vectors[2:]
     alone = bias is not None and bias.requires_grad and (weight is None or not weight.requires_grad)
     if activation is None or not alone:

@@ -127,7 +127,7 @@ def larger_input(constants: tuple[Any, ...], count: int) -> tuple[Any, ...]:
 def find_again(operator: Operator, choosing: Operator) -> None:
     """Let the gradient of `operator`, which keeps no choice, run `choosing`, which does.
 
-    For graphs that were captured for inference and are differentiated all the same.
+    For graphs that were captured for inference but are differentiated.
     """
 
     def of_choosing(saved: Sequence[Tensor], constants: tuple[Any, ...]) -> tuple[Any, Any]:

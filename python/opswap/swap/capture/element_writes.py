@@ -95,5 +95,5 @@ def _target(behind: list[dis.Instruction]) -> str | None:
 
 
 def _is_value(op: dis.Instruction) -> bool:
-    """True if a method is not called at once, so that C code may call it."""
+    """True if a method is not called immediately, so that C code may call it."""
     return op.opname == "LOAD_ATTR" and "NULL|self" not in op.argrepr

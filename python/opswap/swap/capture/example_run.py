@@ -42,7 +42,7 @@ class ModelInputs:
                 raise ValueError(f"the model does not run on example_inputs: {error}") from error
             what = f"{type(error).__name__}: {error}"
             warnings.warn(
-                f"without its hooks the model stops on example_inputs with {what}; sizes behind that are not known",
+                f"without its hooks the model stops on example_inputs with {what}; later sizes are not known",
                 RuntimeWarning,
                 stacklevel=5,
             )

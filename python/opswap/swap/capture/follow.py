@@ -48,7 +48,7 @@ CHECKPOINTED = (
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # What torch keeps in every module, as far as a capture does not know about it anyway.
 _HIDDEN = INTERNAL - {"_modules", "training"}
-# Libraries that read attributes of objects whose names nobody knows.
+# Libraries that read attributes by names that are not known in advance.
 _READ_ALL = frozenset({"copy", "dataclasses", "string"})
 
 
@@ -96,7 +96,8 @@ class Follower:
         for module in (self.root, *self._opened):
             self.reached.reach(module, "self")
         self._started = True
-        # It may run code that has nothing to do with the forward. Other threads may switch it off, for good, meanwhile.
+        # It may run code that has nothing to do with the forward. Other threads may switch it off permanently
+        # meanwhile.
         self._thresholds = gc.get_threshold()
         gc.set_threshold(0)
         sys.setprofile(self._event)

@@ -2,9 +2,9 @@
 """What torch.fx replaces for the time of a trace, so that other threads do not notice.
 
 torch.fx patches torch.nn.Module for the whole process and puts back what it found. Where two threads overlap, and the
-one that came first also leaves first, the other one puts back the patch of a trace that is over, for good. Compiling
-and exporting trace too. The patches here work in their own thread alone, are taken back only if nobody has patched
-over them, and pass every call on afterwards.
+one that came first also leaves first, the other one would permanently restore the patch of a trace that has ended.
+Compiling and exporting trace too. The patches here work in their own thread alone, are restored only if no other code
+has patched over them, and pass every call on afterwards.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Patches:
         with _METHODS:
             old = getattr(cls, name)
             while getattr(getattr(old, "opswap_patches", None), "closed", False):
-                old = old.__wrapped__  # somebody has put back what was over
+                old = old.__wrapped__  # other code has restored a patch that had ended
 
             @wraps(old)
             def here(*args: Any, **kwargs: Any) -> Any:

@@ -84,7 +84,7 @@ class Capture:
 
 
 class _DisturbedError(Exception):
-    """What happens in another thread keeps a forward from being captured, whatever the forward does."""
+    """What happens in another thread keeps a forward from being captured, for any forward."""
 
 
 def capture(
@@ -94,7 +94,7 @@ def capture(
 
     Args: hints: makes the hints for one trace, from a run of the module; without, answers are guessed.
     Returns: the paths, the likeliest first.
-    Raises: CaptureError, for whatever reason the forward has no faithful graph.
+    Raises: CaptureError, if the forward has no faithful graph, for any reason.
     """
     with compile_lock(), _TRACING:  # in this order: a backend of torch.compile holds the first already
         einops_backend.register()
@@ -105,7 +105,7 @@ def capture(
 
 
 def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capture:
-    """The forward of `root` as one graph that holds whatever sizes and mode it is called in; see `capture`.
+    """The forward of `root` as one graph that is valid for all sizes and both modes; see `capture`.
 
     How many values a child returns is not checked.
 

@@ -65,7 +65,7 @@ def quiet_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def leaves_out(module: nn.Module, *, before: bool) -> bool:
-    """True if `quiet_call` leaves out a hook before the forward, or else one behind it."""
+    """True if `quiet_call` leaves out a hook before the forward, or else one after it."""
     hooks = module._forward_pre_hooks if before else module._forward_hooks
     return not all(_is_called(module, key, hook) for key, hook in hooks.items())
 

@@ -131,7 +131,7 @@ class Reach:
         self._queries: dict[int, tuple[Callable[[], Any], Any]] = {}
 
     def look_for(self, names: Iterable[str], stored: Iterable[str] = ()) -> None:
-        """Code that is about to run reads these attributes, and writes the `stored` ones, of whatever it gets."""
+        """Code that is about to run reads these attributes of any object that it gets, and writes the `stored` ones."""
         new, written = set(names) - self.names, set(stored) - self.stored
         self.names |= new
         self.stored |= written
@@ -142,7 +142,7 @@ class Reach:
                 look(holder, new)
 
     def look_everywhere(self) -> None:
-        """Code that is about to run reads attributes whose names nobody knows."""
+        """Code that is about to run reads attributes by names that are not known in advance."""
         self.dynamic = True
         for look, holder in tuple(self._holders):
             look(holder, self.names)
@@ -168,7 +168,7 @@ class Reach:
             self._queries[id(function)] = function, function()
 
     def reach(self, value: Any, what: str) -> None:
-        """Follow a value that the forward can get, `what` in words; refuses a state that nobody can watch."""
+        """Follow a value that the forward can get, `what` in words; refuses a state that cannot be watched."""
         value = unpatched(value)
         known = id(value) in self._seen or is_plain(value) or value is MISSING
         if known or isinstance(value, (Tensor, CodeType)):
@@ -332,7 +332,7 @@ class Reach:
                 self.watch(module, name, f"{module.__name__}.{name}")
 
     def _look_in_library(self, module: ModuleType, names: Iterable[str]) -> None:
-        """In a pure library, look for what may not be pure after all, and for what somebody may put there."""
+        """In a pure library, look for what may not be pure after all, and for what other code may set there."""
         impure = purity.IMPURE_NUMPY if module.__name__ == "numpy" else ()
         for name in names:
             value = vars(module).get(name, MISSING)

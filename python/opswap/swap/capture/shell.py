@@ -330,7 +330,7 @@ def _is(a: Any, b: Any) -> bool:
 
 
 def _descendants(module: nn.Module) -> Iterator[nn.Module]:
-    """The module and its children by torch's own table, whatever its class returns for them."""
+    """The module and its children by torch's own table, independent of what its class returns for them."""
     seen: set[int] = set()
     stack = [module]
     while stack:

@@ -31,7 +31,7 @@ _NONE_OR_NOT = frozenset(("_backward_hooks", "_base", "_grad", "_grad_fn", "grad
 
 
 class StandIn(fx.Proxy):
-    """A proxy that calls its tracer when Python needs a number, a length or a class at once."""
+    """A proxy that calls its tracer when Python needs a number, a length or a class immediately."""
 
     tracer: Tracer
 

@@ -178,7 +178,7 @@ class Tracer(fx.Tracer):
                 self.refuse("an attribute of a tensor is set")
             self.disturbed = patches.disturbed
             for name, (stock, recorded) in self._replaced.items():
-                if getattr(torch, name) is recorded:  # else somebody else's patch, to be taken back there
+                if getattr(torch, name) is recorded:  # else another patch, which its owner restores
                     setattr(torch, name, stock)
 
     def _replace_factories(self, code: CodeType) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The same rules on the graphs that torch.compile captures, whatever Python the model is written in."""
+"""The same rules on the graphs that torch.compile captures, for any Python code of the model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which code may see that a view of a tensor was replaced by a copy: whatever writes to either later."""
+"""Which code may see that a view of a tensor was replaced by a copy: code that writes to either later."""
 
 from __future__ import annotations
 

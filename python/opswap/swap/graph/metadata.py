@@ -135,7 +135,7 @@ def copy_with_inputs(graph: Graph, wanted: Node) -> tuple[Graph, Node]:
 
 
 def drop_unused_facts(graph: Graph) -> None:
-    """Erase facts that nobody reads: answers that became guards, unused names of `b, c, h, w = x.size()`."""
+    """Erase metadata that is not read: answers that became guards, unused names of `b, c, h, w = x.size()`."""
     known: dict[Node, bool] = {}
     for node in reversed(graph.nodes):
         of_data = operation(node) == "data"

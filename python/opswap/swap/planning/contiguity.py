@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Which code of a model needs contiguous tensors, as a shuffle that is spelled out always returns.
 
-Ours keeps channels_last, and a later `view` may then fail that went well before. Where a convolution stands between
+opswap's shuffle keeps channels_last, so a later `.view()` that worked on the stock model may fail. If a convolution is
+between
 the two, its weights decide as well: in a model whose weights are in channels_last, that view fails anyway.
 """
 
@@ -92,7 +93,7 @@ def restricted(
 ) -> tuple[Region, Replacement]:
     """The replacement, taken only if its outputs are contiguous.
 
-    Where the demand is behind convolutions, also if their weights tell that channels_last is meant.
+    For BEFORE_CONVOLUTIONS, also if the weights of the convolutions show that channels_last is intended.
     """
     condition = replacement.contiguous
     witness = _witness(region.anchor.graph) if contiguity is Contiguity.BEFORE_CONVOLUTIONS else None

@@ -88,7 +88,7 @@ def _gone(model: nn.Module, prefix: str, planned: Planned, left: list[Site]) -> 
 
 
 def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
-    """The sites of every module that has a new forward, and of those whose original forward runs for good."""
+    """The sites of every module that has a new forward, and of those whose original forward always runs."""
     paths = {m: path for path, m in model.named_modules()}
     rewritten = {m: path for m, path in paths.items() if is_rewritten(m) and vars(m).get("_opswap_record")}
     reasons = {m: _failure(m) for m in rewritten}
@@ -105,7 +105,7 @@ def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
 
 
 def _failure(module: nn.Module) -> str | None:
-    """Why the new forward does not run, whatever the module is called with; a hook of the process may go again."""
+    """Why the new forward does not run, for any arguments; a hook of the process may go again."""
     around = bypassed(module)
     if around:
         return _BYPASSED.format(around)

@@ -90,7 +90,7 @@ def _are(known: Callable[[nn.Module], bool], count: int, modules: tuple[nn.Modul
     return all(map(known, modules[:count])) and all(type(norm) is nn.BatchNorm2d for norm in modules[count:])
 
 
-Stage = tuple[Node, ...]  # a convolution, perhaps its normalisation, and what is behind that
+Stage = tuple[Node, ...]  # a convolution, perhaps its normalisation, and what is after that
 
 
 def _is_norm(node: Node) -> bool:
@@ -98,14 +98,14 @@ def _is_norm(node: Node) -> bool:
 
 
 def _behind(node: Node) -> tuple[Node, ...]:
-    """Identities and an activation behind this node, if a chain can compute it."""
+    """Identities and an activation after this node, if a chain can compute it."""
     rest = behind(node)
     found = activation(rest[-1]) if rest else None
     return rest if found is not None and found[0] in _ACTIVATIONS else ()
 
 
 def _stage(node: Node) -> Stage:
-    """A convolution, its normalisation and what is behind that; () if a chain cannot hold them."""
+    """A convolution, its normalisation and what is after that; () if a chain cannot hold them."""
     if node.op != "call_module" or not is_link(node.meta["module"]) or len(node.users) != 1:
         return ()
     (norm,) = node.users

@@ -59,7 +59,7 @@ def _pair(value: Any) -> tuple[int, int]:
 def _padding(
     value: Any, size: tuple[int, ...], stride: tuple[int, int], dilation: tuple[int, int] = (1, 1)
 ) -> tuple[int, int]:
-    """Zeros before each direction; as many are behind it, for windows of odd sides."""
+    """Zeros before each direction; as many follow it, for windows of odd sides."""
     if value == "same" and stride == (1, 1) and size[2] % 2 == size[3] % 2 == 1:
         return dilation[0] * (size[2] // 2), dilation[1] * (size[3] // 2)
     return (0, 0) if value == "valid" else _pair(value)

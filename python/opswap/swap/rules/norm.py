@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""torch's BatchNorm modules, alone or with the activation behind them.
+"""torch's BatchNorm modules, alone or with the activation after them.
 
 Only torch's own are taken, whose parameters and flags are read on every call.
 """
@@ -32,7 +32,7 @@ def supported_norm(norm: nn.Module, input: Any) -> bool:
 
 
 def may_overwrite(output: Tensor, convolution: nn.Module) -> bool:
-    """True if nobody but the caller holds this convolution's output, not even for a gradient."""
+    """True if the convolution's output may be overwritten: fresh memory, no hooks, no autograd graph."""
     fresh = type(convolution) in CONVOLUTIONS and unhooked(convolution)
     return fresh and not trains(output) and plain_cpu((output,))
 
@@ -69,7 +69,7 @@ def module_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def problem_of(nodes: tuple[Node, ...]) -> str:
-    """Why a normalisation and what is behind it may not become one, or ""."""
+    """Why a normalisation and what is after it may not become one, or ""."""
     if not all(n.users.keys() <= set(nodes) for n in nodes[:-1]):
         return "an intermediate result is used elsewhere"
     for node in module_calls(nodes):

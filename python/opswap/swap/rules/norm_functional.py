@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of torch.nn.functional.batch_norm, alone or with the activation behind it, as Dynamo's graphs have them."""
+"""Calls of torch.nn.functional.batch_norm, alone or with the activation after it, as Dynamo's graphs have them."""
 
 from __future__ import annotations
 

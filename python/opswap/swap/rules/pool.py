@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Pools: the functions, and torch's own modules, whose forwards call them.
 
-A graph holds torch's operator itself, so that no run has to show what the call computes: ours has the same
+A graph holds torch's operator itself, so that no run has to show what the call computes: opswap's operator has the same
 signature. adaptive_max_pool2d differs on purpose in half precision, where torch sends the gradients of
 contiguous planes of more than 256 pixels (bf16; 2048 for fp16) to wrong pixels.
 """
@@ -127,7 +127,7 @@ def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     )
 
 
-# torch's names of each pool; True for those that return indices whatever their arguments are.
+# torch's names of each pool; True for those that return indices for all arguments.
 _MAX_2D = {
     torch_functional.max_pool2d: False,
     torch_functional.max_pool2d_with_indices: True,

@@ -38,7 +38,7 @@ __all__ = [
     "without_links",
 ]
 
-# The same object as "forward", as long as nobody puts another one there.
+# The same object as "forward", as long as no code replaces it.
 _FORWARD = "_opswap_forward"
 _KEYS = frozenset({_FORWARD, "forward", "opswap_code", "_slow_forward"})
 
@@ -130,7 +130,7 @@ def called(link: Link) -> tuple[Any, Link]:
 
     Code that copies a module's dictionary (copy.copy, `clone.__dict__ = module.__dict__.copy()`) gives the copy a
     forward that is bound to the link of the original. There are more references to the bound method or to the link
-    then, and the frame of the caller shows which module is called: that one gets a link of its own.
+    then, and the frame of the caller shows which module is called: that module gets its own link.
     """
     module = link.opswap_ref()
     if torch.compiler.is_compiling():

@@ -97,7 +97,7 @@ _PURE = frozenset(
         "typing_extensions",
     }
 )
-# What NumPy has that depends on files, options or memory that nobody wrote to.
+# What NumPy has that depends on files, options or uninitialised memory.
 IMPURE_NUMPY = frozenset(
     [
         "DataSource",

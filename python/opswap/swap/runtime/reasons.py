@@ -186,7 +186,7 @@ def difference(now: Any, then: Any, name: str) -> str:
 
 
 def _changed_answer(now: Any, then: Answers, name: str) -> str:
-    """How an object with a look-up of its own answers otherwise."""
+    """How the results of an object's own look-up changed."""
     inside = "" if then.contents is None else difference(now, then.contents, name)
     if inside:
         return inside
@@ -405,7 +405,7 @@ _TOLD: dict[str, Callable[..., str]] = {
 }
 
 _Functions = dict[str, tuple[ast.FunctionDef, str]]
-# CPython counts the depth of a tree that it makes for all threads at once: two of them would raise SystemError. The
+# CPython counts the depth of a tree that it makes once for all threads: two of them would raise SystemError. The
 # collector may come back here in the same thread.
 _parsing = RLock()
 

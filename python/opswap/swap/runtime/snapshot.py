@@ -131,7 +131,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Answers:
-    """What an object with a look-up of its own returns for names; contents as of `Attributes`."""
+    """What an object's own look-up returns for names; contents as of `Attributes`."""
 
     kind: type
     names: tuple[str, ...]
@@ -153,7 +153,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class AnyTensor:
-    """A tensor, whichever: it is read by the rewritten forward itself."""
+    """Any tensor: it is read by the rewritten forward itself."""
 
 
 def is_plain(value: Any) -> bool:
@@ -168,7 +168,7 @@ def _is_numpy_scalar(value: Any) -> bool:
 def is_transparent(value: Any) -> bool:
     """True if all that an object is can be read by Python: its attributes, and the contents of a container.
 
-    A class written in C may keep more, which nobody can watch.
+    A class written in C may have more state, which cannot be watched.
     """
     for cls in type(value).__mro__:
         if cls in (object, *_SEQUENCES, *_MAPPINGS, *_SETS, types.SimpleNamespace):
@@ -225,7 +225,7 @@ def slots_of(cls: type) -> list[types.MemberDescriptorType]:
     """The slots of a class and its bases."""
     members = [v for base in cls.__mro__ for v in vars(base).values()]
     found = [m for m in members if isinstance(m, types.MemberDescriptorType)]
-    # Classes in C have some that nobody may read.
+    # Classes in C have some that cannot be read.
     slots = [(m, vars(m.__objclass__).get("__slots__", ())) for m in found]
     return [m for m, own in slots if not m.__name__.startswith("__") or m.__name__ in own]
 
@@ -246,7 +246,7 @@ def owner_of_class(cls: type) -> str:
 
 
 def is_added(value: Any) -> bool:
-    """True for an entry of a library, or of a class of one, that anybody may have put there; no code of its own is."""
+    """True for an entry of a library, or of a class of one, that other code may have set; not for the library's code."""
     if isinstance(value, types.FunctionType):
         return owner(value.__code__.co_filename, value.__module__ or "") == USER
     wrappers = (property, staticmethod, classmethod, types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -429,7 +429,7 @@ def is_as(now: Any, then: Any) -> bool:
         return False
     if now != then:
         return False
-    # Equal values of one type may differ all the same.
+    # Equal values of one type may still differ.
     if kind is float:
         return then != 0 or copysign(1.0, now) == copysign(1.0, then)
     if kind is complex:

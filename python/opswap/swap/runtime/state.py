@@ -111,7 +111,7 @@ def observe_read(module: nn.Module, reading: Reading) -> State:
     """The state of a module of which something was read and that was not inlined."""
     parent = any(m is module for m in reading.parents)
     children = tuple(module._modules.values()) if parent else None
-    # Code of torch iterates over these, by attributes of its own.
+    # Code of torch iterates over these, by its own attributes.
     every = isinstance(module, (nn.ParameterList, nn.ParameterDict))
     return _observe(module, reading, None if every else reading.names, children)
 
@@ -163,7 +163,7 @@ def _observe(
 
 
 def _entries(base: type, wanted: Collection[str] | None, reading: Reading) -> Iterator[tuple[str, Any]]:
-    """The attributes of a class that matter; of torch's own classes those that somebody has put there."""
+    """The attributes of a class that matter; of torch's own classes those that other code has set there."""
     if base.__module__.startswith("torch."):
         for name in (reading.names or frozenset()) & vars(base).keys():
             value = vars(base)[name]

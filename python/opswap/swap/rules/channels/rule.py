@@ -91,7 +91,7 @@ def _limits(inputs: list[str], shuffle: Shuffle) -> str:
 
 
 def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
-    """A shuffle of one group is a view or a copy of its input; what it is given will do if nobody writes."""
+    """With one group a shuffle is the identity: the input itself is returned unless something later writes to it."""
     seen = [shapes[region.source]] if region.source in shapes else []
     shuffle = prove_shuffle(region, seen)
     if shuffle.groups > 1:

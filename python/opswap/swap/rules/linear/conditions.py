@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""When maps of groups run as one call: shapes that fit, sizes that pay, memory that nobody else holds."""
+"""When maps of groups run as one call: shapes that fit, sizes for which it is faster, memory that is not shared."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def can_fill_in_one_write(
     """True if one write of (N, groups, out), made of input (N, groups, in), is what a write of each group is.
 
     Args:
-        fresh: nobody but the forward holds the target. Else it must be shown to share no memory with what is read
-            and with itself, and it is not written at once under torch.compile.
+        fresh: only the forward holds the target. Else it must be shown to share no memory with what is read
+            and with itself, and it is not written in one call under torch.compile.
         parameters: what the maps read besides.
     """
     if not poolable(target, (3,)) or target.device != input.device:

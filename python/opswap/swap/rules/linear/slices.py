@@ -94,7 +94,7 @@ def _write(node: Node, index: int, count: int) -> _Write | None:
 
 
 def _linear(node: Node, value: Node, index: int, count: int) -> _Write | None:
-    """By torch.nn.functional.linear, with a slice of the parameters or parameters of its own."""
+    """By torch.nn.functional.linear, with a slice of the parameters, or with its own parameters."""
     if len(value.args) != 3 or value.kwargs:
         return None
     part, weight, bias = value.args
@@ -138,7 +138,7 @@ def _region(target: Node, writes: Sequence[Node], found: Sequence[_Write]) -> Re
 
 
 def _early_use(target: Node, nodes: Sequence[Node]) -> str:
-    """Why somebody may see the target half written: a user of it, or whatever may know its memory by another name."""
+    """Why other code may see the target half written: it uses the target, or holds its memory under another name."""
     inside, last = set(nodes), nodes[-1]
     between = [u for u in target.users if u < last]
     if not _is_fresh(target):
