@@ -246,7 +246,7 @@ def owner_of_class(cls: type) -> str:
 
 
 def is_added(value: Any) -> bool:
-    """True for an entry of a library, or of a class of one, that other code may have set; not for the library's code."""
+    """True for an entry that other code may have set in a library or a class of it, not for the library's own code."""
     if isinstance(value, types.FunctionType):
         return owner(value.__code__.co_filename, value.__module__ or "") == USER
     wrappers = (property, staticmethod, classmethod, types.MemberDescriptorType, types.GetSetDescriptorType)
