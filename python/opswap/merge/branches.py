@@ -92,7 +92,7 @@ Programs = dict[str, list[tuple[int, Program]]]
 
 @dataclass
 class _State:
-    """What a merged module knows beside its tensors.
+    """The state of a merged module besides its tensors.
 
     wrapped: the branches are single layers, put into a Sequential each. example: empty tensors of a branch's input
     sizes. stacked: the output is one of all branches. text: the graph of a branch. watch: what it read. batched:
@@ -417,7 +417,7 @@ def _dimensions(given: Any, shared: bool) -> int:
 
 
 def _detached(x: Any) -> Any:
-    """Inputs of their own, which want a gradient if those given do."""
+    """Copies of the inputs, which require a gradient if the given ones do."""
     if not isinstance(x, Tensor):
         return [_detached(t) for t in x]
     own = x.clone() if x.is_inference() else x.detach()

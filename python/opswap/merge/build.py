@@ -311,7 +311,7 @@ class _Builder:
             self._whatever(node, calls.callee(node))
 
     def _shared(self, node: fx.Node, function: Callable[..., Any] | None, writing: bool) -> None:
-        """Once, for all branches have the same."""
+        """Once, because all branches have the same."""
         if writing:
             self._run_on_copy(node, Form.SHARED, function)
         else:
@@ -468,7 +468,7 @@ class _Builder:
         return False
 
     def _whatever(self, node: fx.Node, function: Callable[..., Any] | None) -> None:
-        """With the branches folded into the batch, which no layer looks at."""
+        """With the branches folded into the batch; layers treat all entries of a batch alike."""
         own = {self.own[n] for n in self._tensors(node)}
         if own == {Form.SHARED}:
             self._shared(node, function, False)

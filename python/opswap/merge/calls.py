@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is known of torch's functions and methods: on which form of the branches' values they may run as they are."""
+"""Properties of torch's functions and methods: on which form of the branches' values they may run unchanged."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bring the tensors of N branches into one merged tree of layers, and back into N modules."""
+"""Copy the tensors of N branches into one merged tree of layers, and back into N modules."""
 
 from __future__ import annotations
 

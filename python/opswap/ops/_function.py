@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a call has to know before it runs a kernel: who watches, if a graph is recorded, which tensors are plain."""
+"""What a call checks before it runs a kernel: modes and transforms, whether a graph is recorded, plain tensors."""
 
 from __future__ import annotations
 

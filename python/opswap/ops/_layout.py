@@ -50,7 +50,7 @@ def suggest_memory_format(input: Tensor) -> torch.memory_format:
 
 
 def contiguous_first(input: Tensor) -> torch.memory_format:
-    """The memory format of what torch.nn.functional.batch_norm makes: contiguous if both formats fit."""
+    """The memory format of the output of torch.nn.functional.batch_norm: contiguous if both formats fit."""
     return torch.contiguous_format if input.is_contiguous() else suggest_memory_format(input)
 
 

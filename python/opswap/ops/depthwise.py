@@ -115,7 +115,7 @@ def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: A
 
 
 def is_depthwise(module: nn.Conv2d) -> bool:
-    """True for a convolution that the kernels know: by its options alone, independent of its input."""
+    """True for a convolution that the kernels support, by its options alone, independent of its input."""
     return (
         module.groups == module.in_channels == module.out_channels
         and module.kernel_size in ((3, 3), (5, 5))
@@ -157,7 +157,7 @@ def depthwise_conv2d(
     padding: Pair | str = 0,
     dilation: Pair = 1,
 ) -> Tensor:
-    """Convolve every channel with taps of its own, as torch.nn.functional.conv2d with groups=C.
+    """Convolve every channel with its own taps, as torch.nn.functional.conv2d with groups=C.
 
     Args:
         input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least,

@@ -169,7 +169,7 @@ def _has_autocast(device: str) -> bool:
 
 
 def _checked(input: Any, weight: Any, bias: Any, out_features: Any) -> Tensor:
-    """`grouped_linear` of anything: what does not fit is refused, the rest brought to (N, G, in)."""
+    """General `grouped_linear`: refuses arguments that do not fit, and reshapes the input to (N, G, in)."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if has_torch_function(tensors):
         return handle_torch_function(grouped_linear, tensors, input, weight, bias, out_features)

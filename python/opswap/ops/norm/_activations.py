@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The activations behind a batch normalisation: their names, their parameters, torch's functions, derivatives.
+"""The activations after a batch normalisation: their names, their parameters, torch's functions, derivatives.
 
 An activation is a text: its name, or its name with all its parameters as in "hardtanh(-2.0, 2.0)".
 """

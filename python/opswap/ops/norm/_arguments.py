@@ -40,7 +40,7 @@ def check_kinds(
 
 
 def check_activation(name: str, activation: Any) -> None:
-    """Raise ValueError unless `activation` is a text that `parse` knows."""
+    """Raise ValueError unless `parse` accepts `activation`."""
     try:
         known = isinstance(activation, str) and bool(parse(activation))
     except ValueError:
@@ -53,7 +53,7 @@ def check_activation(name: str, activation: Any) -> None:
 
 
 def is_covered(input: Tensor) -> bool:
-    """False for what torch alone knows how to treat: other dtypes and layouts, less than two dimensions, no elements.
+    """False for inputs that only torch supports: other dtypes and layouts, less than two dimensions, no elements.
 
     In a compiled graph no size is read.
     """

@@ -45,7 +45,7 @@ FRESH, OVER, _TRACED = range(3)
 
 
 def try_kernel(result: int, *arguments: Any) -> Any:
-    """The kernel for what an ordinary call brings, which the extension finds out by itself.
+    """The kernel for an ordinary call, whose arguments the extension checks by itself.
 
     Args: result: FRESH or OVER; arguments: training, momentum, eps, activation, input, running_mean, running_var,
         weight, bias. Nothing but autograd may watch: see `plain_eager`.
@@ -203,7 +203,7 @@ def _batched_backward(
 def wanted(
     grads: Sequence[Tensor], kinds: Sequence[Tensor | None], output_mask: Sequence[bool]
 ) -> list[Tensor]:
-    """Those gradients that are required, each in the dtype of what it is the gradient of."""
+    """Those gradients that are required, each in the dtype of its tensor."""
     triples = zip(grads, kinds, output_mask, strict=True)
     return [g.to(k.dtype) for g, k, wanted in triples if wanted and k is not None]
 

@@ -34,7 +34,7 @@ _COUNTS = {2: "two", 3: "three"}
 
 
 class Window(NamedTuple):
-    """A sliding window: one int a spatial dimension in each tuple."""
+    """A sliding window: one int per spatial dimension in each tuple."""
 
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]

@@ -102,13 +102,13 @@ def _refuse(tracer: Tracer, what: str) -> Exception:
 
 
 def _asked(frame: FrameType) -> tuple[Any, ...]:
-    """The classes of the question to which the method __instancecheck__ in this frame belongs."""
+    """The classes in the isinstance call to which the method __instancecheck__ in this frame belongs."""
     kinds = _named(frame.f_back) if frame.f_back is not None else None
     return kinds or (frame.f_locals.get(frame.f_code.co_varnames[0]),)
 
 
 def _bind(tracer: Tracer, node: fx.Node, kinds: tuple[Any, ...] | None) -> None:
-    """Make sure that a plain tensor answers for this one; kinds: the classes, None if they are not known."""
+    """Refuse an isinstance check that a plain tensor may answer otherwise; kinds: the classes, None if unknown."""
     module = node.meta.get("module")
     is_tensor = node.op == "placeholder" or (module is not None and returns_tensor(module))
     if not is_tensor and graph_kinds(node.graph)[node] != "tensor":
@@ -134,7 +134,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _is_certain(kinds: tuple[Any, ...]) -> bool:
-    """True if tensors of every class are among these, or none is."""
+    """True if these classes contain tensors of every class, or of no class."""
     return any(k in (Tensor, TensorBase) for k in kinds) or all(map(_excludes_tensors, kinds))
 
 
@@ -151,7 +151,7 @@ def _excludes_tensors(cls: type) -> bool:
 
 
 def _named(frame: FrameType) -> tuple[Any, ...] | None:
-    """The classes in the call of isinstance that the frame is at; None if the byte code does not show them."""
+    """The classes in the isinstance call that the frame executes; None if the byte code does not show them."""
     steps, offsets = _steps(frame.f_code)
     place = bisect_right(offsets, frame.f_lasti) - 1
     if place < 0 or steps[place].opname not in ("CALL", "CALL_FUNCTION") or steps[place].arg != 2:
@@ -184,7 +184,7 @@ def _flat(value: Any) -> tuple[Any, ...] | None:
 
 
 def _value(frame: FrameType, steps: list[Step], place: int) -> tuple[Any, int]:
-    """What the expression that ends here gives, and where what is before it ends."""
+    """The value of the expression that ends here, and the end of the instruction before the expression."""
     step = steps[place] if place >= 0 else None
     if step is None or step.target:
         return _UNKNOWN, place
@@ -210,7 +210,7 @@ def _value(frame: FrameType, steps: list[Step], place: int) -> tuple[Any, int]:
 
 
 def _attribute(holder: Any, name: str) -> Any:
-    """An attribute that no code answers for."""
+    """An attribute as it is stored, without running code."""
     if holder is _UNKNOWN or has_own_look_up(type(holder)):
         return _UNKNOWN
     if isinstance(holder, ModuleType):

@@ -45,7 +45,7 @@ class ElementWrites:
 
 @lru_cache(maxsize=4096)
 def element_writes(code: CodeType) -> ElementWrites:
-    """What one function may write to but by a call of a method."""
+    """What one function may write to other than by a method call."""
     steps = [op for op in dis.get_instructions(code) if op.opname not in _SKIPPED]
     variables: set[str] = set()
     anywhere = False

@@ -22,7 +22,7 @@ __all__ = ["ModelInputs"]
 
 
 class ModelInputs:
-    """What every module of a model is called with when the model is called with the example inputs.
+    """The arguments of every module when the model is called with the example inputs.
 
     It is a copy that is called, without the hooks of the user: a hook that changes sizes is not seen. A model that
     needs its hooks, as one that collects its features with them, is seen as far as it runs without, with a warning.

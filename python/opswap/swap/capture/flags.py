@@ -12,7 +12,7 @@ __all__ = ["fingerprint", "read_flags"]
 
 
 def read_flags(graph: fx.Graph, other: fx.Graph) -> bool | None:
-    """Put reads of `training` if the graphs have True and False; None if they differ elsewhere."""
+    """Replace True and False in the graphs by reads of `training`; None if the graphs differ elsewhere."""
     if len(graph.nodes) != len(other.nodes):
         return None
     twins: dict[fx.Node, fx.Node] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Follow a trace through the user's Python code, and note what that code reads from outside of its arguments.
+"""Follow a trace through the user's Python code, and record what that code reads outside of its arguments.
 
 The rule: every function that runs must have been reached from the traced module by attributes, globals, closures and
 containers, and everything reached on the way is either watched by the rewritten forward or refuses the capture.
@@ -191,7 +191,7 @@ class Follower:
         return next((called for caller, called in reversed(self._calls) if caller is frame), None)
 
     def _note_variables(self, frame: FrameType) -> None:
-        """Which objects the function has written to whose elements a local variable reaches."""
+        """Which objects a local variable reaches whose elements the function has written to."""
         names = self._variables.get(id(frame.f_code))
         if names:
             variables = frame.f_locals
@@ -236,7 +236,7 @@ class Follower:
                 self._enter_torch(frame)
 
     def _owner(self, frame: FrameType) -> str:
-        """Whose code runs; a code object is slow to look up by what it is."""
+        """The owner of the code that runs; looking up a code object by value is slow."""
         code = frame.f_code
         known = self._owners.get(id(code))
         if known is None:
@@ -362,7 +362,7 @@ class Follower:
         return clear
 
     def _functions_of(self, frame: FrameType) -> list[FunctionType]:
-        """The functions that may be the one that runs; refuses one that was not reached."""
+        """The functions of which one may be running; refuses a function that was not reached."""
         code = frame.f_code
         known = self.reached.functions.get(code, [])
         if code.co_freevars:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where code compares by identity, which a trace cannot see: a proxy is never None, and never its own input.
+"""Comparisons by identity in code, which a trace cannot see: a proxy is never None, and never its own input.
 
 It imports nothing of torch, so that its rules can be tested under every version of Python.
 """
@@ -218,7 +218,7 @@ def _kept(code: CodeType) -> set[str]:
 
 
 def _kind(steps: list[Step], place: int | None, code: CodeType, written: set[str]) -> str:
-    """What makes an operand: "fixed", "attribute", "unknown", or "=name" of an argument that keeps its value."""
+    """How an operand is made: "fixed", "attribute", "unknown", or "=name" of an argument that keeps its value."""
     if place is None:
         return "unknown"
     op = steps[place]

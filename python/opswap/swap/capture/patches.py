@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What torch.fx replaces for the time of a trace, so that other threads do not notice.
+"""What torch.fx replaces during a trace, without an effect on other threads.
 
 torch.fx patches torch.nn.Module for the whole process and puts back what it found. Where two threads overlap, and the
 one that came first also leaves first, the other one would permanently restore the patch of a trace that has ended.
@@ -51,7 +51,8 @@ class Patches:
     def patch(
         self, scope: dict[str, Any], name: str, new: Callable[..., Any], deduplicate: bool = True
     ) -> None:
-        """Replace a global variable as soon as code that names it is met: other threads see it, by its identity.
+        """Replace a global variable when code that names it is reached: other threads see the replacement, by its
+        identity.
 
         `new` looks for proxies among its arguments, which other threads have not.
         """

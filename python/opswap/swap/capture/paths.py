@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Turn one module's forward into graphs, its children as leaves, and refuse if a graph would lie.
+"""Trace one module's forward into fx graphs (children are leaves), and refuse forwards that a trace cannot represent.
 
 A forward may have several paths: by the training flag, by the sizes of its arguments. Each path that is found
 is one graph together with what must hold for it to be the forward's own.
@@ -84,7 +84,7 @@ class Capture:
 
 
 class _DisturbedError(Exception):
-    """What happens in another thread keeps a forward from being captured, for any forward."""
+    """Another thread prevents the capture, whatever the forward does."""
 
 
 def capture(
@@ -264,7 +264,7 @@ class _Explorer:
         return trace
 
     def _run_once(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None) -> _Trace:
-        """nothing: a node, by its name, in whose place the forward gets None."""
+        """nothing: the name of a node that the forward gets as None."""
         tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
         tracer.nothing = nothing
         follower = tracer.follower = Follower(self.root, self.opened, tracer.refuse)
@@ -354,7 +354,7 @@ class _Explorer:
                 )
 
     def _can_foresee(self, graph: fx.Graph, decision: Decision) -> bool:
-        """True if the modules before the decision can be called on tensors without data, unnoticed."""
+        """True if the modules before the decision can be called on tensors without data, without side effects."""
         for node in ancestors([decision.node]):
             if node.op == "call_module":
                 for m in self.root.get_submodule(node.target).modules():
@@ -423,7 +423,7 @@ def _insert_check(graph: fx.Graph, decision: Decision, error: BaseException, tex
 
 
 def _copied(graph: fx.Graph, node: fx.Node, known: dict[str, fx.Node], meta: dict[str, Any]) -> fx.Node:
-    """The node of another trace in this graph: the same one before the traces part, or a copy of a fact."""
+    """The node of another trace in this graph: the same node before the traces differ, or a copy of metadata."""
     twin = known.get(node.name)
     if twin is not None and _line(twin) == _line(node):
         return twin

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Run copies of a model unnoticed: without hooks of the user or of the process, and without drawing random numbers."""
+"""Run copies of a model without side effects: no hooks of the user or of the process, no random numbers drawn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def quiet_copy(model: nn.Module, *, stock: bool) -> nn.Module:
-    """A copy of the model that may be run: its hooks are there to be seen, but only torch's own are called.
+    """A copy of the model that may be run: code sees its hooks, but only torch's own hooks are called.
 
     Args: stock: the copy is as before a swap; else it is swapped as the model is.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Everything outside of its arguments that a traced forward can get hold of: watched, or a reason to refuse it.
+"""Everything outside of its arguments that a traced forward can reach: it is watched, or the forward is refused.
 
 It is found by names: from the traced module, through the attributes, globals, closures and containers that the code
 that runs may read. Code written in C that may answer otherwise the next time, and objects whose state Python cannot
@@ -255,7 +255,7 @@ class Reach:
             self._hold(self._look_in_class, cls)
 
     def _look_for_special(self, cls: type, names: Iterable[str]) -> None:
-        """Watch the special methods that a class of the user has not: those that it has are watched if they run."""
+        """Watch the special methods that a class of the user does not have; existing ones are watched when they run."""
         if owner_of_class(cls) == purity.USER:
             for name in names:
                 if not _is_of_user(cls, name):
@@ -372,7 +372,7 @@ class Reach:
             )
 
     def _look_in_log(self, what: str, value: logging.Logger, names: Iterable[str]) -> None:
-        """A log may be mentioned for a path that is not taken: a call of it is noticed, what it holds may change."""
+        """Code may name a logger on a path that does not run: a call of it is detected, its state may change."""
         if self.dynamic or not vars(value).keys().isdisjoint(names):
             raise self.refuse(f"{what} is a {type(value).__qualname__}, whose results may change")
 
@@ -432,7 +432,7 @@ class Reach:
 
 
 def _functions_in(value: Any) -> Iterator[FunctionType]:
-    """The functions that an entry of a class is made of."""
+    """The functions in an entry of a class."""
     if isinstance(value, FunctionType):
         yield value
     elif isinstance(value, _WRAPPERS):
@@ -470,7 +470,7 @@ def _has_own(cls: type, name: str) -> bool:
 
 
 def _is_fixed(cls: type) -> bool:
-    """True for a class to which nothing can be added."""
+    """True for a class whose attributes cannot be changed."""
     return not cls.__flags__ & _HEAP_TYPE
 
 

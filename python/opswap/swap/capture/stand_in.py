@@ -94,7 +94,7 @@ class StandIn(fx.Proxy):
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
     def __hash__(self) -> int:
-        """Of a number, that of the number, by which it is looked up in a dict."""
+        """For a number, the number's own hash, by which it is looked up in a dict."""
         if _called_from_torch() or (isinstance(self, Attribute) and self.attr not in ATTRIBUTES):
             return object.__hash__(self)
         node = self.node
@@ -152,7 +152,7 @@ class _Attribute(StandIn, Attribute):
 
 
 def _unpacked(frame: FrameType) -> int | None:
-    """To how many values the instruction at work unpacks what it iterates over; None for a loop."""
+    """To how many values the current instruction unpacks an iterable; None for a loop."""
     for op in dis.get_instructions(frame.f_code):
         if op.offset == frame.f_lasti:
             return op.arg if op.opname == "UNPACK_SEQUENCE" else None

@@ -45,7 +45,7 @@ class Texts:
         self.pieces: list[Piece] = []
 
     def mark(self, node: Node, how: str, specification: str = "") -> str:
-        """The text of a value, for the time of the trace."""
+        """The text of a value, during the trace."""
         self.pieces.append((node, how, specification))
         return f"{_FIRST}{len(self.pieces) - 1}{_LAST}"
 
@@ -108,7 +108,7 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
 
 
 def _makes_texts(node: ast.expr) -> bool:
-    """True if evaluating this may make a text, by which something is decided."""
+    """True if evaluating this may make a text that decides something."""
     for part in ast.walk(node):
         if isinstance(part, ast.JoinedStr) or (isinstance(part, ast.Mod) and not _is_arithmetic(node)):
             return True

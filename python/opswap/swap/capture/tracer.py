@@ -152,7 +152,7 @@ class Tracer(fx.Tracer):
         self._stand_ins: list[StandIn] = []
 
     def refuse(self, reason: str, kind: type[CaptureError] = CaptureError) -> CaptureError:
-        """Remember the first refusal: the forward itself may catch the exception."""
+        """Record the first refusal, because the forward itself may catch the exception."""
         self.refusal = self.refusal or kind(reason)
         return self.refusal
 
@@ -231,7 +231,7 @@ class Tracer(fx.Tracer):
         self.create_node("call_function", require, (fact.node, True, *error), {})
 
     def text_of(self, node: fx.Node, frame: FrameType, how: str, specification: str = "") -> str:
-        """The text in place of a fact in the message of a check, for the time of the trace."""
+        """The text in place of a fact in the message of a check, during the trace."""
         if is_metadata(node) and is_for_a_message(frame):
             return self.texts.mark(node, how, specification)
         raise self.refuse(f"a string is built from a tensor or its size at {self.inspect_frames()}")
@@ -245,7 +245,7 @@ class Tracer(fx.Tracer):
         return id(m) not in self.opened
 
     def is_passing(self, m: nn.Module) -> bool:
-        """True for a module of torch without state that the forward makes for itself, as a function of sorts."""
+        """True for a module of torch without state that the forward creates and calls like a function."""
         if any(m is other for other in self.foreign):
             self.refusal = self.refusal or BorrowedModuleError(
                 f"{class_name(m)} is called, which is not a submodule"
@@ -380,7 +380,7 @@ class Tracer(fx.Tracer):
         return bool(self._decide(obj.node, bool, (True, False)))
 
     def integer(self, obj: fx.Proxy) -> int:
-        """The number that a fact is, which the captured path is then bound to."""
+        """The value of a number; the captured path is then valid for this value only."""
         node = obj.node
         if not is_metadata(node, self._facts):
             raise self.refuse(
@@ -403,7 +403,7 @@ class Tracer(fx.Tracer):
         return iter([obj[i] for i in range(self.length(obj))])
 
     def class_of(self, obj: fx.Proxy) -> type:
-        """The class that code of Python shall see."""
+        """The class that Python code should see."""
         return classes.answer(self, obj, sys._getframe(2))
 
     def bind(self, node: fx.Node, fact: Callable[[Any], bool]) -> None:

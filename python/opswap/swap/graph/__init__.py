@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is known of the nodes of a graph.
+"""Properties of the nodes of a graph.
 
 calls      which calls of torch move data, read sizes or write
 metadata   what code reads of sizes, dtypes and devices

@@ -73,7 +73,7 @@ def reads_only(module: nn.Module) -> bool:
 
 
 def returns_tensor(module: nn.Module) -> bool:
-    """True if the module's call gives one tensor."""
+    """True if the module returns one tensor."""
     return type(module) in _MODULES and not hooked(module) and not getattr(module, "return_indices", False)
 
 

@@ -84,7 +84,7 @@ def graph_kinds(graph: Graph) -> dict[Node, str]:
 
 
 def reached(nodes: Iterable[Node], follow: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """The nodes, and all that `follow` gives of them and of what it gave."""
+    """The nodes, and everything reached from them by `follow`, repeatedly."""
     found: set[Node] = set()
     stack = list(nodes)
     while stack:
@@ -96,7 +96,7 @@ def reached(nodes: Iterable[Node], follow: Callable[[Node], Iterable[Node]]) -> 
 
 
 def subject(node: Node) -> Any:
-    """What a call is made on: its first argument, by position or by name."""
+    """The first argument of a call, by position or by name."""
     if node.args:
         return node.args[0]
     return node.kwargs.get("input", node.kwargs.get("self", node.kwargs.get("tensors")))

@@ -77,7 +77,7 @@ def asks_for_place(nodes: Iterable[Node]) -> str:
 
 
 def _keeps_layout(node: Node) -> bool:
-    """True for calls of functions, and of torch's modules, whose result may have the format that they are given."""
+    """True for calls of functions, and of torch's modules, whose result may have the format of their input."""
     if node.op != "call_module":
         return node.op in ("call_function", "call_method") and not is_flat_call(node)
     inside = list(node.meta["module"].modules())
@@ -115,7 +115,7 @@ def last_of(module: nn.Module) -> nn.Module:
 
 
 def is_flat(module: nn.Module) -> bool:
-    """True if the result lies the same way in every memory format."""
+    """True if the result has the same strides in every memory format."""
     if isinstance(module, _ONE_PIXEL):
         size = module.output_size
         return size == 1 or (isinstance(size, (tuple, list)) and set(size) == {1})

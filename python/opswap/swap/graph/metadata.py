@@ -106,7 +106,7 @@ def is_shape(node: Node) -> bool:
 
 
 def is_known_before_forward(node: Node, known: dict[Node, bool] | None = None) -> bool:
-    """True if the value can be had from the arguments of the forward before it has run."""
+    """True if the value depends only on the forward's arguments."""
     known = {} if known is None else known
     if node not in known:
         named = getattr(node.target, "__name__", node.target)

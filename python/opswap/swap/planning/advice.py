@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What to write by hand if no capture can see that a forward is one of opswap's operators."""
+"""What to write by hand if a capture cannot find opswap's operator in a forward."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which code of a model needs contiguous tensors, as a shuffle that is spelled out always returns.
+"""Which code of a model needs contiguous tensors, which a shuffle written with view and transpose always returns.
 
 opswap's shuffle keeps channels_last, so a later `.view()` that worked on the stock model may fail. If a convolution is
 between
@@ -39,7 +39,7 @@ _MADE_CONTIGUOUS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class Contiguity(enum.IntEnum):
-    """How much of the model has to stay contiguous where it was."""
+    """Which outputs of replaced code have to be contiguous."""
 
     NONE = 0
     BEFORE_CONVOLUTIONS = 1
@@ -91,7 +91,7 @@ def _of_module(module: nn.Module) -> Contiguity:
 def restricted(
     region: Region, replacement: Replacement, contiguity: Contiguity
 ) -> tuple[Region, Replacement]:
-    """The replacement, taken only if its outputs are contiguous.
+    """The replacement, used only if its outputs are contiguous.
 
     For BEFORE_CONVOLUTIONS, also if the weights of the convolutions show that channels_last is intended.
     """

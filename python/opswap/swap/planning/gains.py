@@ -111,7 +111,7 @@ def _table() -> Table:
 
 
 def _borrowed() -> str:
-    """The class of CPUs that the table is of, "" if it is of this one."""
+    """The class of CPUs of the table, "" if the table is this machine's own."""
     found = _read(cache_file(), tuple(reversed(isa.available())))[1]
     return found if found != cpu_class() else ""
 

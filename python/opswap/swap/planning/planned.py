@@ -115,7 +115,7 @@ def _failure(module: nn.Module) -> str | None:
 
 
 def _planned(model: nn.Module) -> tuple[str, Planned] | None:
-    """The plan that the model was swapped by, and the model's path in the one that was swapped."""
+    """The plan of the model's swap, and the model's path in the swapped model."""
     own = plan_of(model)
     if own is not None:
         return own.path, own

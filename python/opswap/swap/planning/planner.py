@@ -79,11 +79,11 @@ class _Module:
         return all(n.op != "call_module" for p in self.paths for n in p.capture.graph.nodes)
 
     def cuts_its_input(self) -> bool:
-        """True if the forward begins with moving parts of its input about, as a channel split does."""
+        """True if the forward begins by moving parts of its input, as a channel split does."""
         return any(_cuts_its_input(p.capture.graph) for p in self.paths)
 
     def joins_its_output(self) -> bool:
-        """True if the forward ends with moving parts of its output about."""
+        """True if the forward ends by moving parts of its output."""
         return any(_joins_its_output(p.capture.graph) for p in self.paths)
 
 
@@ -192,7 +192,7 @@ class _Planner:
         return seen
 
     def _choose(self) -> list[_Module]:
-        """Modules with a change that no smaller one has; none whose children are called without it."""
+        """Modules with a change that no smaller module has, except modules whose children are called directly."""
         chosen = [
             m
             for m in self.known.values()
@@ -263,7 +263,7 @@ class _Planner:
         self.kept.append(Site(path, "", _source(module), False, reason + group_loop_hint(module)))
 
     def _with_chains(self, found: _Module) -> _Module:
-        """The same module with the blocks opened that its forward calls one after the other, if that helps."""
+        """The same module, with the blocks inlined that its forward calls one after another, if that helps."""
         chained = dict.fromkeys((*found.opened, *self._chained(found)))
         if _is_sequential(found.root) or len(chained) == len(found.opened):
             return found
@@ -274,7 +274,7 @@ class _Planner:
         return opened if any(self._is_new(opened, c) for c in opened.changes) else found
 
     def _chained(self, found: _Module) -> Iterator[nn.Module]:
-        """Pairs of children of which the second cuts what the first has put together."""
+        """Pairs of children of which the second cuts what the first has joined."""
         for path in found.paths:
             for node in path.capture.graph.nodes:
                 before = node.args[0] if node.op == "call_module" and node.args else None
@@ -407,7 +407,7 @@ def apply_rules(
 
 
 def _with_advice(site: Site) -> Site:
-    """Sizes that were not seen are why a region did not run."""
+    """True if a region did not run because its sizes were not seen."""
     unseen = site.reason.startswith(UNPROBED)
     return replace(site, reason=f"{site.reason}; pass example_inputs") if unseen else site
 
@@ -428,7 +428,7 @@ def _common_path(paths: Sequence[str]) -> str:
 
 
 def _told(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
-    """The refusal worth a line: what the code does; else why the largest region could not be run."""
+    """The refusal to report: what the code does; else why the largest region could not be run."""
     shown = [(refusal, site) for refusal, site in tries if refusal.executed and refusal.report]
     refusal, site = (shown or tries)[0]
     return None if refusal.executed and not refusal.report else replace(site, reason=str(refusal), gain=None)
@@ -445,7 +445,7 @@ def _is_sequential(module: nn.Module) -> bool:
 
 
 def _is_library(module: nn.Module) -> bool:
-    """True for the modules of torch and of opswap, in whose forwards no rule looks unasked."""
+    """True for the modules of torch and of opswap, whose forwards are not searched by default."""
     cls = type(module).__base__ if is_parametrized(module) else type(module)
     name = cls.__module__
     return name.startswith(("torch.", "opswap.nn")) and not _is_sequential(module) and not _compiled(module)
@@ -483,7 +483,7 @@ def _source(module: nn.Module) -> str:
 
 
 def _cuts_its_input(graph: fx.Graph) -> bool:
-    """True if the forward begins with moving parts of its input about, as a channel split does."""
+    """True if the forward begins by moving parts of its input, as a channel split does."""
     kinds = graph_kinds(graph)
     return any(
         kinds[user] in ("tensor", "tuple")

@@ -86,7 +86,7 @@ class Recipe:
         return self._cls
 
     def _stock_names(self) -> dict[str, Any]:
-        """What torch.jit.script finds the names of the stock code in."""
+        """The namespace in which torch.jit.script looks up names of the stock code."""
         known = getattr(self.original.forward, "__globals__", {})
         return {name: value for name, value in known.items() if not name.startswith("__")}
 
@@ -129,7 +129,7 @@ def restore(module: nn.Module) -> tuple[Recipe, Record | None]:
 
 
 def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]]) -> Recipe:
-    """The recipe of the captured module with every region of every path replaced. The graphs are used up."""
+    """The recipe of the captured module with every region of every path replaced. The graphs are consumed."""
     scope: dict[str, Any] = {}
     texts = [[_site_text(region, replacement, scope) for region, replacement in c] for _, c in paths]
     unique = dict.fromkeys(text for path in texts for text in path)
@@ -276,7 +276,7 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
 
 
 def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
-    """What `holds` compares with later; taken while every class is the original one."""
+    """The state that `holds` compares with later; recorded while every class is the original one."""
     root, opened = captures[0].root, captures[0].opened
     reading = reduce(operator.or_, (c.reading for c in captures))
     passed = dict.fromkeys(m for c in captures for m in passed_by(c))

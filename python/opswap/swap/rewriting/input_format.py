@@ -25,7 +25,7 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(eq=False)
 class _InputFormat:
-    """A forward pre-hook that brings the tensors among the arguments to a memory format.
+    """A forward pre-hook that converts the tensors among the arguments to a memory format.
 
     name: of the format, which torch.save cannot write. before: sizes and strides that parameters and buffers
     had, by name.
@@ -99,7 +99,7 @@ def remove_input_formats(model: nn.Module) -> None:
 
 
 def memory_format_of(model: nn.Module) -> str:
-    """The name of the memory format that the model's inputs are brought to, or ""."""
+    """The name of the memory format that the model's inputs are converted to, or ""."""
     return next((door.name for _, door in _doors(model)), "")
 
 
@@ -120,7 +120,7 @@ def _doors(module: nn.Module) -> list[tuple[int, _InputFormat]]:
 
 
 def _close(module: nn.Module) -> Mapping[str, _Layout]:
-    """Remove the hook; returns what it remembers."""
+    """Remove the hook; returns its record."""
     before: Mapping[str, _Layout] = {}
     for key, door in _doors(module):
         before = door.before

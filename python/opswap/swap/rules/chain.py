@@ -77,12 +77,12 @@ def is_foldable(module: nn.Module) -> bool:
 
 
 def linked(*modules: nn.Module) -> bool:
-    """True while convolutions, then as many normalisations, are what a chain holds."""
+    """True if the arguments, convolutions and then as many normalisations, can still form a chain."""
     return _are(is_link, len(modules) // 2, modules)
 
 
 def foldable(count: int, *modules: nn.Module) -> bool:
-    """True while `count` convolutions, then normalisations, are what a chain holds in evaluation."""
+    """True if the arguments, `count` convolutions and then normalisations, can still form a chain in evaluation."""
     return _are(is_foldable, count, modules)
 
 

@@ -32,7 +32,7 @@ _DENSE = Replacement(
 
 
 def large(size: int) -> str:
-    """Why a 1x1 convolution of so many weights is kept."""
+    """Why a 1x1 convolution with this number of weights is kept."""
     return f"a weight of {size:,} elements: torch is as fast from {FEW_WEIGHTS:,} on"
 
 

@@ -27,7 +27,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def supported_norm(norm: nn.Module, input: Any) -> bool:
-    """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation knows."""
+    """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation supports."""
     return type(norm) in NORMS and poolable(input)
 
 
@@ -50,7 +50,7 @@ def _find_act(graph: Graph) -> Iterator[Region]:
 
 
 def behind(norm: Node) -> tuple[Node, ...]:
-    """What a normalisation's result goes through: Identities, then an activation, or a sigmoid and a product."""
+    """The nodes after a normalisation: Identities, then an activation, or a sigmoid and a product."""
     nodes: tuple[Node, ...] = ()
     last = norm
     while len(last.users) == 1 and _is_identity(*last.users):
@@ -69,7 +69,7 @@ def module_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def problem_of(nodes: tuple[Node, ...]) -> str:
-    """Why a normalisation and what is after it may not become one, or ""."""
+    """Why a normalisation and the nodes after it may not be joined, or ""."""
     if not all(n.users.keys() <= set(nodes) for n in nodes[:-1]):
         return "an intermediate result is used elsewhere"
     for node in module_calls(nodes):

@@ -26,7 +26,7 @@ def indexes(index: Tensor) -> bool:
 
 
 def _index(node: Node) -> Any:
-    """What the node picks channels by: a Node, a list of numbers, or None if it is another call."""
+    """The index by which the node selects channels: a Node, a list of numbers, or None for another call."""
     args = [*node.args, *(node.kwargs[k] for k in ("dim", "index") if k in node.kwargs)]
     if node.op == "call_function" and node.target is operator.getitem and isinstance(args[1], tuple):
         all_images, *index = args[1]

@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Record:
-    """What was done to one module: kept on the instance, copied and pickled with it.
+    """The record of one rewritten module: kept on the instance, copied and pickled with it.
 
     `root` and `opened` are the states at the time of the capture, `passed` those of containers whose children
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
@@ -109,7 +109,7 @@ def listed(value: Any, kind: type, number: int) -> bool:
 
 
 def is_plain_tensor(value: Any) -> bool:
-    """True for a tensor of no subclass, such as a parameter."""
+    """True for a plain tensor, or a parameter."""
     return type(value) is Tensor
 
 
@@ -166,7 +166,7 @@ def _foresee(guard: Callable[..., bool], module: nn.Module, inputs: tuple[Tensor
 
 
 def _signature(value: nn.Module | Tensor | None) -> Any:
-    """All that the sizes of what a module returns depend on, or what code may read of a tensor."""
+    """The properties of tensors that output sizes, or code that reads metadata, can depend on."""
     if not isinstance(value, nn.Module):
         return _metadata(value)
     return tuple(

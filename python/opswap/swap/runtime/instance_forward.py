@@ -44,7 +44,7 @@ _KEYS = frozenset({_FORWARD, "forward", "opswap_code", "_slow_forward"})
 
 
 class Link:
-    """Between a generated forward and the module that it is for.
+    """Links a generated forward to its module.
 
     opswap_ref: the module, weakly: one that refers to itself would be freed by the garbage collector alone.
     cls: the class that the forward was generated for, None after `take_back`.
@@ -192,7 +192,7 @@ def put_as(twin: nn.Module, module: nn.Module, recipe: Any) -> None:
 
 
 def take_back(module: nn.Module) -> Any:
-    """Remove what `put` did; who has kept the forward gets the stock one from now on. Returns: the recipe."""
+    """Remove what `put` did; kept references to the forward run the stock one from now on. Returns: the recipe."""
     link = _own_link(module)
     for key in _KEYS - {"forward"} if overridden(module) else _KEYS:
         vars(module).pop(key, None)
@@ -214,7 +214,7 @@ def saved(module: nn.Module, *names: str) -> dict[str, Any]:
 
 
 def put_back(module: nn.Module, entries: dict[str, Any]) -> None:
-    """Bring the module's dictionary to what `saved` saw."""
+    """Restore the module's dictionary as `saved` recorded it."""
     for key in entries:
         module.__dict__.pop(key, None)
     module.__dict__.update({key: value for key, value in entries.items() if value is not None})
@@ -282,7 +282,7 @@ def without_links(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def fits(module: nn.Module | None, cls: type | None) -> bool:
-    """True if the module's class is `cls`, or adds nothing to it that its forward could meet.
+    """True if the module's class is `cls`, or a subclass that adds nothing that the forward uses.
 
     torch makes such subclasses of parametrized and of sharded modules.
     Raises: ReferenceError for None, what is left of a module that was freed.

@@ -20,7 +20,7 @@ def within_proof(
     spatial: tuple[tuple[int, ...], ...] | None = None,
     batches: tuple[int, ...] | None = None,
 ) -> bool:
-    """True if the proof of a channel permutation reaches these tensors.
+    """True if the proof of a channel permutation is valid for these tensors.
 
     Args:
         tensors: the tensors side by side, (N, C_i, *); they must be of one dtype, which torch.cat would

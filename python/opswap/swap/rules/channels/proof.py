@@ -93,7 +93,7 @@ _MOST = 256
 
 
 def _text(region: Region, shapes: Iterable[tuple[int, ...]]) -> str:
-    """The region in words that are equal if it does the same."""
+    """A text of the region; regions that do the same have equal texts."""
     names = {node: f"%{i}" for i, node in enumerate((region.source, *region.body))}
     lines = [
         f"{node.op} {node.target!r} {map_arg((node.args, node.kwargs), lambda n: names[n])!r}"
@@ -142,7 +142,7 @@ def _integers(value: Any) -> Iterable[int]:
 
 
 def _candidates(constants: Sequence[int]) -> list[int]:
-    """Channel counts that a view or a split with these constants could have been written for."""
+    """Numbers of channels for which a view or a split with these constants may have been written."""
     pairs = list(itertools.combinations_with_replacement(constants, 2))
     numbers = {*constants, *(a * b for a, b in pairs), *(a + b for a, b in pairs)}
     return sorted(n for n in numbers if n in _CONSTANT_CHANNELS)[:48]
@@ -205,7 +205,7 @@ def _over_shapes(region: Region, shapes: Iterable[tuple[int, ...]], failures: _F
 
 
 def _moving(results: Iterable[_Result]) -> list[_Result]:
-    """Without those that leave every channel where it is, if there are others."""
+    """Without those that move no channel, if there are others."""
     results = list(results)
     return [r for r in results if r.groups > 1] or results
 
@@ -241,7 +241,7 @@ def _agree(
 
 
 def _sections(region: Region, results: Sequence[_Result]) -> int | tuple[int, ...] | None:
-    """How the outputs cut the channels: None if they do not, () if no rule explains all results."""
+    """How the outputs cut the channels: None if they do not, () if all results together have no such explanation."""
     number = len(region.outputs)
     if number == 1:
         return None

@@ -58,7 +58,7 @@ def _is_sum_of_last(node: Node) -> bool:
 
 
 def _region(inputs: tuple[Node, ...], nodes: tuple[Node, ...]) -> Region:
-    """The nodes, of which every one is used by the next alone."""
+    """The nodes; each is used by the next node only."""
     leaks = any(list(a.users) != [b] for a, b in pairwise(nodes))
     problem = "an intermediate result is used elsewhere" if leaks else hazard(nodes[0], nodes)
     # The call replaces the last node: all inputs, the bias too, are computed by then.
@@ -138,7 +138,7 @@ def _prove_einsum(region: Region, shapes: Shapes) -> Replacement:
 
 
 def _same_pattern(terms: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """The terms are the pattern with other letters."""
+    """True if the terms equal the pattern up to other letters."""
     if [len(t) for t in terms] != [len(p) for p in pattern]:
         return False
     pairs = set(zip("".join(terms), "".join(pattern), strict=True))

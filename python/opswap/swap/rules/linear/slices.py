@@ -68,7 +68,7 @@ def _find(graph: Graph) -> Iterator[Region]:
 
 
 def _write(node: Node, index: int, count: int) -> _Write | None:
-    """What the index-th write does, if it is of that group."""
+    """The operation of the index-th write, if it writes this group."""
     _, place, value = node.args
     if not isinstance(place, tuple) or place[:2] != (_WHOLE, index) or place[2:] not in ((), (_WHOLE,)):
         return None
