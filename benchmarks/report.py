@@ -89,16 +89,21 @@ def _model_table(rows: list[Row]) -> list[str]:
 
 
 def _used_table(rows: list[Row]) -> list[str]:
-    """One line per network, direction and setting: stock as it comes and with reused memory, and `optimize`."""
-    lines = []
+    """One line per network, direction and setting: stock as it comes and with reused memory, and `optimize`.
+
+    Of one setting, this is the README's table.
+    """
+    several, lines = len(_settings(rows)) > 1, []
     for row in rows:
         stock = [row["stock"][name]["median"] for name in _USED]
         name = row["case"].removesuffix(_AS_USED)
         shape = row["shape"].replace(",", " x ")
         gain = _ratio({"ratio": stock[0] / row["opswap_ms"]})
-        cells = [f"{name}, {shape}", row["direction"], _heading((row["threads"], row["allocation"]))]
+        setting = [_heading((row["threads"], row["allocation"]))] if several else []
+        cells = [f"{name}, {shape}", row["direction"], *setting]
         lines.append([*cells, *map(milliseconds, (*stock, row["opswap_ms"])), gain])
-    return markdown(["network, batch", "direction", "setting", *_USED, "optimize", "times faster"], lines)
+    head = ["network, batch", "direction", *(["setting"] if several else []), *_USED, "optimize"]
+    return markdown([*head, "times faster"], lines)
 
 
 def _cost_table(rows: list[Row]) -> list[str]:

@@ -367,8 +367,10 @@ def test_the_table_of_networks_as_used() -> None:
     made = row(case="LPRNet, as used", shape="4,3,24,94", direction="step", roof_share=None, stock=stock)
     made |= {"best_stock": "stock with reused memory", "form": "optimize", "opswap_ms": 10.0}
     text = report([made])
-    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 1 thread, warm | 30 | 20 | 10 | 3.00 |" in text
+    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 30 | 20 | 10 | 3.00 |" in text
     assert "best swapped" not in text
+    text = report([made, {**made, "threads": 2}])
+    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 2 threads, warm | 30 | 20 | 10 | 3.00 |" in text
 
 
 def test_networks_as_used_switch_the_allocator(kept_switch: None) -> None:
