@@ -89,7 +89,8 @@ def measure(library: str, family: str, name: str, verify: bool) -> Row:
 
 
 def _arguments(model: nn.Module, library: str, name: str) -> tuple[tuple[Any, ...], int, Any]:
-    """Two images, and targets for a detector, of the first size that the network takes, and the format that it takes.
+    """Two images, and targets for a detector, of the first size that the network supports, and the format that it
+    supports.
 
     A network that views what it computes as another size does not run in channels_last.
     """
@@ -100,7 +101,7 @@ def _arguments(model: nn.Module, library: str, name: str) -> tuple[tuple[Any, ..
             arguments = networks.arguments(library, name, size, memory_format)
             try:
                 model(*arguments)
-            except Exception as found:  # too small a picture, or not the one size that it takes
+            except Exception as found:  # too small a picture, or not the one size that it supports
                 error = found
             else:
                 return arguments, size, _LAST if memory_format is _LAST else None
@@ -157,7 +158,7 @@ def _share(rows: Iterable[Row]) -> str:
 
 
 def summary(rows: list[Row]) -> list[str]:
-    """One line a kind, over all networks."""
+    """One line per kind, over all networks."""
     ran = [row for row in rows if not row.error]
     lines = [
         f"{len(ran)} networks, {len(rows) - len(ran)} that raise; of all operators {_share(ran)} replaced"

@@ -29,20 +29,20 @@ def listed() -> dict[str, dict[str, str]]:
 def make(library: str, name: str) -> nn.Module:
     """A network with random weights.
 
-    Raises: ImportError where the library is not installed.
+    Raises: ImportError if the library is not installed.
     """
     return _MAKERS[library](name)
 
 
 def sizes(library: str, name: str) -> tuple[int, ...]:
-    """Sides of the square images to try, in this order: some networks take one size, or none below theirs."""
+    """Sides of the square images to try, in this order: some networks support a single size, or only larger ones."""
     if library == "torchvision" and _is_detector(name):
         return (128,)
     return (96, 128, 224, 256, 299)
 
 
 def arguments(library: str, name: str, size: int, memory_format: torch.memory_format) -> tuple[Any, ...]:
-    """What a forward in training mode takes: two images, and for a detector what is to be seen in them."""
+    """The arguments of a forward in training mode: two images, and for a detector its targets."""
     images = torch.randn(2, 3, size, size).contiguous(memory_format=memory_format)
     if library != "torchvision" or not _is_detector(name):
         return (images,)

@@ -16,6 +16,8 @@ Row = dict[str, Any]
 _RESULTS = Path(__file__).parent / "results"
 _OPERATOR = ("case", "shape", "dtype", "layout", "direction")
 _MODEL = ("case", "shape", "direction")
+_AS_USED = ", as used"
+_USED = ("stock as it comes", "stock with reused memory")
 
 
 def _settings(rows: Iterable[Row]) -> list[tuple[int, str]]:
@@ -41,12 +43,12 @@ def _ratio(row: Row) -> str:
 
 
 def _kept(row: Row) -> str:
-    """MB that every form keeps for the backward; empty where that is not measured."""
+    """MB that every form keeps for the backward; empty if that is not measured."""
     return ", ".join(f"{name} {size / 1e6:.1f}" for name, size in (row.get("kept_bytes") or {}).items())
 
 
 def _operator_table(rows: list[Row]) -> list[str]:
-    """A line an operator, shape, dtype, layout and direction: times of the first setting, ratios of all."""
+    """One line per operator, shape, dtype, layout and direction: times of the first setting, ratios of all."""
     settings = _settings(rows)
     head = [*_OPERATOR, f"stock, ms ({_heading(settings[0])})", "opswap, ms", "share of copy"]
     head += [f"x, {_heading(setting)}" for setting in settings]
@@ -64,9 +66,9 @@ def _operator_table(rows: list[Row]) -> list[str]:
 
 
 def _model_table(rows: list[Row]) -> list[str]:
-    """A line a model and setting: median times of every form in both layouts; empty where a form does not run.
+    """One line per model and setting: median times of every form in both layouts; empty if a form does not run.
 
-    A line a dtype and a layout, where there are several and the names of the forms do not tell them.
+    One line per dtype and layout, if there are several and the names of the forms do not contain them.
     """
     stock = list(dict.fromkeys(name for row in rows for name in row["stock"]))
     forms = list(dict.fromkeys(_form(row) for row in rows))
@@ -86,8 +88,26 @@ def _model_table(rows: list[Row]) -> list[str]:
     return markdown([*head, "runs as"] if plans else head, lines)
 
 
+def _used_table(rows: list[Row]) -> list[str]:
+    """One line per network, direction and setting: stock as it comes and with reused memory, and `optimize`.
+
+    Of one setting, this is the README's table.
+    """
+    several, lines = len(_settings(rows)) > 1, []
+    for row in rows:
+        stock = [row["stock"][name]["median"] for name in _USED]
+        name = row["case"].removesuffix(_AS_USED)
+        shape = row["shape"].replace(",", " x ")
+        gain = _ratio({"ratio": stock[0] / row["opswap_ms"]})
+        setting = [_heading((row["threads"], row["allocation"]))] if several else []
+        cells = [f"{name}, {shape}", row["direction"], *setting]
+        lines.append([*cells, *map(milliseconds, (*stock, row["opswap_ms"])), gain])
+    head = ["network, batch", "direction", *(["setting"] if several else []), *_USED, "optimize"]
+    return markdown([*head, "times faster"], lines)
+
+
 def _cost_table(rows: list[Row]) -> list[str]:
-    """A line a network and setting: how many times as long a call takes that is watched."""
+    """One line per network and setting: how many times as long a watched call takes."""
     groups = _groups(rows, ("case", "shape", "layout", "threads", "allocation"))
     forms = [row["form"] for row in max(groups.values(), key=len)]
     lines = []
@@ -120,15 +140,18 @@ def report(rows: list[Row]) -> str:
     operators = [row for row in rows if row["roof_share"] is not None]
     costs = [row for row in rows if row.get("costs")]
     models = [row for row in rows if row["roof_share"] is None and not row.get("costs")]
+    used = [row for row in models if row["case"].endswith(_AS_USED)]
+    models = [row for row in models if row not in used]
     parts = [_machine_line(rows)]
     parts += ["\n".join(_operator_table(operators))] if operators else []
     parts += ["\n".join(_model_table(models))] if models else []
+    parts += ["\n".join(_used_table(used))] if used else []
     parts += ["\n".join(_cost_table(costs))] if costs else []
     return "\n\n".join(parts)
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """A line an operator, dtype and layout: how many times faster, smallest to largest over the shapes."""
+    """One line per operator, dtype and layout: how many times faster, smallest to largest over the shapes."""
     directions = list(dict.fromkeys(row["direction"] for row in rows))
     lines = []
     for key, group in _groups(rows, ("case", "dtype", "layout")).items():

@@ -11,7 +11,7 @@ import torch
 
 KINDS = (
     "batch norm",
-    "activation behind it",
+    "activation after it",
     "pool",
     "dropout",
     "channel shuffle",
@@ -54,8 +54,8 @@ _SHUFFLES = {"channel_shuffle", "native_channel_shuffle"}
 def count_sites(step: Callable[[], Any]) -> Counter[str]:
     """How often a call runs each of `KINDS` in torch's own code; what opswap runs in their place is not counted.
 
-    Args: step: a forward in training mode. A dropout of probability 0 is none. An activation is "behind" a batch norm,
-        torch's or opswap's, if no other operator was called between them.
+    Args: step: a forward in training mode. A dropout of probability 0 is not counted. An activation is "behind" a batch
+        norm, torch's or opswap's, if no other operator was called between them.
     """
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
@@ -83,7 +83,7 @@ def _kind(name: str, shapes: list[Any], values: list[Any], before: str) -> str:
     if name == "batch_norm" and len(shapes[0]) == 4:
         return "batch norm"
     if name in _ACTIVATIONS:
-        return "activation behind it" if before == "batch norm" else ""
+        return "activation after it" if before == "batch norm" else ""
     if name in _POOLS:
         return "pool"
     if name in _DROPOUTS:
@@ -98,7 +98,7 @@ def _kind(name: str, shapes: list[Any], values: list[Any], before: str) -> str:
 
 
 def _shuffles(name: str, shapes: list[Any], values: list[Any]) -> bool:
-    """True where groups and channels of a group change places: dimensions 1 and 2 of five."""
+    """True if groups and channels of a group change places: dimensions 1 and 2 of five."""
     if len(shapes[0]) != 5:
         return False
     if name == "permute":

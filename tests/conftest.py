@@ -14,6 +14,7 @@ import getpass
 import os
 import random
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -190,3 +191,14 @@ def lose(recorded_gains: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
         monkeypatch.setattr(gains, "_table", lambda: table)
 
     return lose_in
+
+
+@pytest.fixture
+def third_thread() -> Iterator[None]:
+    """So that the process has another thread throughout, as one that trains."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    yield
+    done.set()
+    thread.join(60)

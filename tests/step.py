@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import opswap
+
 
 def outputs_and_gradients(model: nn.Module, x: Tensor) -> list[Tensor | None]:
     """The output, the input's gradient and every parameter's gradient of one step."""
@@ -24,3 +26,14 @@ def assert_equal(ours: list[Tensor | None], theirs: list[Tensor | None]) -> None
         if a is None or b is None:
             continue
         assert a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b), f"tensor {i} differs"
+
+
+def assert_near_by_kernels(model: nn.Module, stock: nn.Module, x: Tensor, calls: int) -> None:
+    """Outputs and gradients of every parameter, under their own names, by `calls` kernels and no plain code."""
+    assert list(model.state_dict()) == list(stock.state_dict())
+    opswap.reset_stats()
+    ours, theirs = outputs_and_gradients(model, x), outputs_and_gradients(stock, x)
+    assert sum(opswap.stats()["kernel"].values()) == calls and not opswap.stats()["reference"]
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.allclose(a, b, atol=1e-5, rtol=1e-4)

@@ -337,7 +337,7 @@ def test_errors_are_those_of_the_parts(name: str, grad: bool) -> None:
 
 def test_errors_of_its_own() -> None:
     x, stages = make(*SMALL)
-    with pytest.raises(ValueError, match="expected a stage at least, got none"):
+    with pytest.raises(ValueError, match="expected at least one stage, got none"):
         conv_chain(x, ())
     with pytest.raises(ValueError, match="sigmoidal"):
         conv_chain(x, [stages[0]._replace(activation="sigmoidal")])

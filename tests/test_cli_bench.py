@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ import torch
 
 from opswap import cli
 from opswap.bench import display, plot, rows, run
-from opswap.bench.cases import FAMILIES, peers
+from opswap.bench.cases import FAMILIES, models, peers
 from opswap.bench.selection import Selection
 from opswap.commands import bench
+from opswap.memory.switches import reuse_freed, reuse_kept, reuses_freed
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -349,3 +351,43 @@ def test_wrong_arguments(option: str, value: str, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as stop:
         cli.main(["bench", "channels", option, value])
     assert stop.value.code == 2 and f"'{value}'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    not (ROOT / "benchmarks" / "report.py").is_file(), reason="the benchmarks are not beside the tests"
+)
+def test_the_table_of_networks_as_used() -> None:
+    """Three columns of times, and how many times faster than stock as it comes, though another form was faster."""
+    report = run_path(str(ROOT / "benchmarks" / "report.py"))["report"]
+    spread = {"low": 1.0, "high": 2.0, "samples": 9}
+    stock = {
+        "stock as it comes": spread | {"median": 30.0},
+        "stock with reused memory": spread | {"median": 20.0},
+    }
+    made = row(case="LPRNet, as used", shape="4,3,24,94", direction="step", roof_share=None, stock=stock)
+    made |= {"best_stock": "stock with reused memory", "form": "optimize", "opswap_ms": 10.0}
+    text = report([made])
+    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 30 | 20 | 10 | 3.00 |" in text
+    assert "best swapped" not in text
+    text = report([made, {**made, "threads": 2}])
+    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 2 threads, warm | 30 | 20 | 10 | 3.00 |" in text
+
+
+def test_networks_as_used_switch_the_allocator(kept_switch: None) -> None:
+    """Each form runs with its own setting, and its first call after a change is not measured."""
+    calls: list[bool] = []
+    forms = [models._Reusing(lambda: calls.append(reuses_freed()), reuse) for reuse in (False, True)]
+    for form in (*forms, forms[1]):
+        form.prepare()
+        form()
+    assert calls == [False, True, True, True]
+
+
+@pytest.fixture
+def kept_switch() -> Iterator[None]:
+    with reuse_kept():
+        try:
+            reuse_freed(False)
+        except RuntimeError as error:
+            pytest.skip(str(error))
+        yield

@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "random": (lambda m, x: nn.functional.dropout(m.conv(x), 0.5), "differ by"),
     "over_batch": (lambda m, x: m.conv(x) - m.conv(x).mean(0, keepdim=True), "must keep the batch"),
     "rolled": (lambda m, x: m.conv(x).roll(1, 0), "differ by"),
-    "number": (lambda m, x: m.conv(x) * x.numel(), "reads a number off a tensor"),
+    "number": (lambda m, x: m.conv(x) * x.numel(), "reads a number from a tensor"),
 }
 
 

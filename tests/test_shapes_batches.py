@@ -334,7 +334,7 @@ class TestCollate:
     def test_a_label_that_the_dtype_has_not(self) -> None:
         for dtype in (torch.uint8, torch.bool):
             given = [{"boxes": torch.rand(1, 4), "labels": torch.ones(1, dtype=dtype)}]
-            with pytest.raises(ValueError, match=f"label -1 of padding is no number of {dtype}"):
+            with pytest.raises(ValueError, match=f"label -1 of padding does not fit {dtype}"):
                 shapes.pad_targets(given, 2)
         (found,) = shapes.pad_targets(
             [{"boxes": torch.rand(1, 4), "labels": torch.ones(1).byte()}], 2, label=255

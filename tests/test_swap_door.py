@@ -131,7 +131,7 @@ def test_hooks_of_others_stay() -> None:
 def test_report() -> None:
     model = swapped()
     for report in (opswap.report(model), opswap.scan(model)):
-        assert report.memory_format == "channels_last" and "brought to channels_last" in str(report)
+        assert report.memory_format == "channels_last" and "converted to channels_last" in str(report)
         assert '"memory_format": "channels_last"' in report.to_json()
     assert opswap.report(opswap.unswap(model)).memory_format == ""
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import opswap
 from grouped import IN, OUT, Body, G, Groups, N
-from step import outputs_and_gradients
+from step import assert_near_by_kernels, outputs_and_gradients
 
 pytestmark = pytest.mark.usefixtures("one_thread", "every_rule_applies")
 
@@ -62,13 +62,7 @@ def check(stock: nn.Module, x: Tensor, calls: int = 2, example: bool = False) ->
     inputs = (torch.empty_like(x),) if example else None
     model = opswap.swap(copy.deepcopy(stock), example_inputs=inputs, strict=True)
     assert [s.rule for s in opswap.report(model).swapped] == ["grouped_linear"]
-    assert list(model.state_dict()) == list(stock.state_dict())
-    opswap.reset_stats()
-    ours, theirs = outputs_and_gradients(model, x), outputs_and_gradients(stock, x)
-    assert sum(opswap.stats()["kernel"].values()) == calls and not opswap.stats()["reference"]
-    for a, b in zip(ours, theirs, strict=True):
-        assert (a is None) == (b is None)
-        assert a is None or torch.allclose(a, b, atol=1e-5, rtol=1e-4)
+    assert_near_by_kernels(model, stock, x, calls)
     return model
 
 

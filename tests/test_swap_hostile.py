@@ -99,19 +99,19 @@ def by_dtype_in_a_set(x: Tensor) -> Tensor:
 
 
 KEPT: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "flag of a child": (ReadsAFlag, "asks another module whether it trains"),
+    "flag of a child": (ReadsAFlag, "reads .training of another module"),
     "calls itself": (CallsItself, "calls its own module"),
     **{
         body.__name__: (lambda body=body: Wrapped(body), reason)
         for body, reason in (
             (recovers, "catches exceptions"),
             (recovers_from_anything, "catches exceptions"),
-            (by_text, "a text is made"),
-            (by_text_of_a_shape, "a text is made"),
+            (by_text, "a string is built"),
+            (by_text_of_a_shape, "a string is built"),
             (by_size_in_a_set, "pass example_inputs"),
             (by_size_in_a_dict, "pass example_inputs"),
-            (by_shape_in_a_set, "is looked up"),
-            (by_dtype_in_a_set, "is looked up"),
+            (by_shape_in_a_set, "is hashed"),
+            (by_dtype_in_a_set, "is hashed"),
         )
     },
 }

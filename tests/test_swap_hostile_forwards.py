@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hostile_children  # noqa: F401 (adds to the table)
 import hostile_forwards
+import hostile_modules  # noqa: F401 (adds to the table)
 import hostile_state
 import hostile_switches  # noqa: F401 (adds to the table)
 import opswap

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from step import outputs_and_gradients
+from step import assert_near_by_kernels
 
 pytestmark = pytest.mark.usefixtures("every_rule_applies")
 
@@ -64,13 +64,7 @@ EINSUMS = [
 def check(stock: nn.Module, x: Tensor, calls: int = 2) -> nn.Module:
     """Swapped: outputs and gradients of every parameter, under their own names, by the kernels."""
     model = opswap.swap(copy.deepcopy(stock), strict=True)
-    assert list(model.state_dict()) == list(stock.state_dict())
-    opswap.reset_stats()
-    ours, theirs = outputs_and_gradients(model, x), outputs_and_gradients(stock, x)
-    assert sum(opswap.stats()["kernel"].values()) == calls and not opswap.stats()["reference"]
-    for a, b in zip(ours, theirs, strict=True):
-        assert (a is None) == (b is None)
-        assert a is None or torch.allclose(a, b, atol=1e-5, rtol=1e-4)
+    assert_near_by_kernels(model, stock, x, calls)
     return model
 
 

@@ -72,7 +72,7 @@ class TestInPlace:
     def test_not_where_the_output_is_used_again(self) -> None:
         stock = Pair(lambda m, x: (lambda y: F.relu(m.norm(y)) + y)(m.conv(x)))
         model = opswap.swap(copy.deepcopy(stock))
-        assert "inplace=owned" not in model.opswap_code
+        assert "inplace=may_overwrite" not in model.opswap_code
         check(model, stock, torch.randn(SIZE))
 
     def test_input_of_the_model_is_left_alone(self) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 import opswap
 from harmless import HARMLESS
-from outside_reached import CASES, WATCHED, Case
+from outside_later import CASES, WATCHED, Case
 from step import assert_equal
 from swapping import images, same
 

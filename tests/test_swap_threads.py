@@ -8,7 +8,7 @@ import gc
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,17 +80,6 @@ class Traces:
     def end(self) -> None:
         self.module.go_on.set()
         self.thread.join(60)
-
-
-@pytest.fixture
-def third_thread() -> Iterator[None]:
-    """So that the process has another thread throughout."""
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait)
-    thread.start()
-    yield
-    done.set()
-    thread.join(60)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
-import threading
 from collections import Counter, UserDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -112,17 +111,6 @@ def outside_as_it_was() -> Iterator[None]:
     reset()
     yield
     reset()
-
-
-@pytest.fixture
-def third_thread() -> Iterator[None]:
-    """So that the process has another thread throughout, as one that trains."""
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait)
-    thread.start()
-    yield
-    done.set()
-    thread.join(60)
 
 
 @pytest.fixture

@@ -39,6 +39,22 @@ class TestInTurn:
         monkeypatch.setattr(_timing.time, "perf_counter", lambda: now[0] / 1e9)
         return now
 
+    def test_what_prepares_a_block_is_not_timed(self, clock: list[int]) -> None:
+        class Prepared:
+            calls = 0
+
+            def __call__(self) -> None:
+                clock[0] += 1_000_000
+
+            def prepare(self) -> None:
+                self.calls += 1
+                clock[0] += 50_000_000
+
+        prepared = Prepared()
+        samples = time_in_turn({"prepared": prepared}, 0.0, 3)
+        assert samples["prepared"] == [1.0, 1.0, 1.0]
+        assert prepared.calls >= 3
+
     def test_rounds_blocks_and_order(self, clock: list[int]) -> None:
         calls: list[str] = []
 

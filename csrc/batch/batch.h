@@ -10,7 +10,7 @@
  *     normalize   y = (x * scale - mean[c]) / std[c]      every operation rounded to float
  *     move        y = x, any bits (x8, x16, x32: elements of so many bits); planes only
  *
- * y is rounded to nearest, ties to even, where the dtype of the batch is not float. Of bytes, a
+ * y is rounded to nearest, ties to even, if the dtype of the batch is not float. Of bytes, a
  * kernel may compute fma(x, slope[c], shift[c]) instead, and round ties away from zero, if the
  * factors are `fused`: the results have the same bits (osw_batch_fusable).
  */

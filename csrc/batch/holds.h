@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a job keeps what run.h says of its numbers; asserted where it is run. */
+/* Whether a job keeps what run.h says of its numbers; asserted when it is run. */
 #ifndef OSW_BATCH_HOLDS_H
 #define OSW_BATCH_HOLDS_H
 

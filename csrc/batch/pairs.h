@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Bytes to bfloat16, two elements per lane of 32 bits: nothing is packed, because each half is
- * rounded where it stays. Only with fused factors; the template in batch/normalize.h does the rest.
+ * rounded if it stays. Only with fused factors; the template in batch/normalize.h does the rest.
  * Measured on Zen 3 in the first cache, with the elements of three channels in their order: 0.7 ns
  * per 8 elements in place of 1.2. */
 #ifndef OSW_BATCH_PAIRS_H

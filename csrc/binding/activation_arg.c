@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Parameters that are not given have the values of torch's functions. relu6 takes none. */
+/* Parameters that are not given have the values of torch's functions. relu6 has no parameters. */
 static const struct {
     const char *name;
     int parameters;
@@ -41,7 +41,7 @@ static bool read_numbers(const char *text, int count, double *numbers)
     return strcmp(text, ")") == 0;
 }
 
-/* false where the text is no activation; then an exception may be set. */
+/* false if the text is not an activation; then an exception may be set. */
 static bool parse(const char *text, osw_activation *activation)
 {
     const size_t length = strcspn(text, "(");

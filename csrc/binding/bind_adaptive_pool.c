@@ -197,28 +197,28 @@ PyMethodDef osw_adaptive_pool_methods[] = {
     OSW_ENTRY_LINE(
         adaptive_max_pool,
         "adaptive_max_pool(input, (N, C, *output_size), with_index) -> (output, index or None); "
-        "NotImplemented where the input must be dense first"),
+        "NotImplemented if the input must be dense first"),
     OSW_ENTRY_LINE(
         plain_adaptive_max_pool,
         "plain_adaptive_max_pool(spatial, input, output_size, trains) -> output; if it trains "
-        "(output, index, (input size, memory format)); NotImplemented where the call is not an "
+        "(output, index, (input size, memory format)); NotImplemented if the call is not an "
         "ordinary one"),
     OSW_ENTRY_LINE(
         adaptive_max_pool_backward,
         "adaptive_max_pool_backward(grad_output, index, input_size, channels_last) -> grad_input; "
-        "NotImplemented where a tensor must be dense first"),
+        "NotImplemented if a tensor must be dense first"),
     OSW_ENTRY_LINE(
         plain_adaptive_max_pool_backward,
         "plain_adaptive_max_pool_backward(input_size, memory_format, index, grad_output) -> "
         "grad_input, or NotImplemented"),
     {"amax", amax, METH_O,
-     "amax(input) -> maximum of every plane, (N, C); NotImplemented where the input must be dense "
+     "amax(input) -> maximum of every plane, (N, C); NotImplemented if the input must be dense "
      "first"},
     OSW_ENTRY_LINE(plain_amax, "plain_amax(keepdim, input, trains) -> output, (N, C) or (N, C, 1, "
                                "1); if it trains (output, "
-                               "positions); NotImplemented where the call is not an ordinary one"),
+                               "positions); NotImplemented if the call is not an ordinary one"),
     OSW_ENTRY_LINE(amax_backward, "amax_backward(input, output, grad_output) -> grad_input; "
-                                  "NotImplemented where a tensor must "
+                                  "NotImplemented if a tensor must "
                                   "be dense first"),
     OSW_ENTRY_LINE(plain_amax_backward, "plain_amax_backward(input, output, positions, "
                                         "grad_output) -> grad_input, or NotImplemented"),

@@ -155,7 +155,7 @@ PyMethodDef osw_avg_pool_methods[] = {
     OSW_ENTRY_LINE(
         avg_pool,
         "avg_pool(input, kernel, stride, padding, ceil_mode, count_include_pad, divisor or None, "
-        "channel_step) -> output; NotImplemented where the input must be dense first"),
+        "channel_step) -> output; NotImplemented if the input must be dense first"),
     OSW_ENTRY_LINE(
         plain_avg_pool,
         "plain_avg_pool(volumes, input, kernel_size, stride, padding, ceil_mode, "
@@ -163,12 +163,12 @@ PyMethodDef osw_avg_pool_methods[] = {
         "divisor_override, trains) -> output; if it trains (output, ((kernel, stride, padding, "
         "ceil_mode, count_include_pad, divisor_override, channel step), input size, memory "
         "format)); "
-        "NotImplemented where the call is not an ordinary one"),
+        "NotImplemented if the call is not an ordinary one"),
     OSW_ENTRY_LINE(
         avg_pool_backward,
         "avg_pool_backward(grad_output, input_size, kernel, stride, padding, ceil_mode, "
         "count_include_pad, divisor or None, channel_step, channels_last) -> grad_input; "
-        "NotImplemented where grad_output must be dense first"),
+        "NotImplemented if grad_output must be dense first"),
     OSW_ENTRY_LINE(
         plain_avg_pool_backward,
         "plain_avg_pool_backward(*described, grad_output) -> grad_input, or NotImplemented"),

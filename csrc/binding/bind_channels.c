@@ -110,7 +110,7 @@ static bool fill_segment(const osw_tensor *t, osw_form form, osw_segment *segmen
     return true;
 }
 
-/* Inputs and outputs lie one behind the other. */
+/* Inputs and outputs lie one after another. */
 static bool fill_segments(const osw_shuffling *s, osw_form form)
 {
     for (Py_ssize_t i = 0; i < s->input_count + s->output_count; i++)
@@ -242,9 +242,8 @@ OSW_ENTRY(new_shuffled)
 OSW_ENTRY_COUNTS(channels_variants, calls, OSW_CHANNELS_VARIANTS(VARIANT_NAME))
 
 PyMethodDef osw_channels_methods[] = {
-    OSW_ENTRY_LINE(new_shuffled,
-                   "new_shuffled(inputs, groups, sections, wanted, channels_last) -> "
-                   "tuple of new tensors, or None where an input must be dense first"),
+    OSW_ENTRY_LINE(new_shuffled, "new_shuffled(inputs, groups, sections, wanted, channels_last) -> "
+                                 "tuple of new tensors, or None if an input must be dense first"),
     OSW_ENTRY_COUNTS_LINE(channels_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* depthwise(input, weight, bias, stride, padding) -> output and depthwise_backward(grad_output,
  * input, weight, stride, padding, wants_input, wants_weight, wants_bias) -> the three gradients,
- * None for one that is not wanted. stride, padding: an int or a pair of ints, as torch takes them.
+ * None for one that is not wanted. stride, padding: an int or a pair of ints, as in torch.
  * Input, output and their gradients are channels_last. plain_depthwise and plain_depthwise_backward
- * take the same arguments and return NotImplemented for everything that torch should see instead:
+ * have the same arguments and return NotImplemented for everything that torch should see instead:
  * what would be an error, calls that its dispatcher watches, tiers and sizes on which it is as
- * fast; depthwise_fits says whether plain_depthwise would take its arguments.
+ * fast; depthwise_fits says whether plain_depthwise supports its arguments.
  * depthwise_variants(): the kernels and how often each was called. */
 #include "binding/layer.h"
 #include "core/isa.h"
@@ -223,10 +223,10 @@ PyMethodDef osw_depthwise_methods[] = {
     OSW_ENTRY_LINE(depthwise_backward, "depthwise_backward(grad_output, input, weight, stride, "
                                        "padding, wants_input, wants_weight, wants_bias) -> "
                                        "the gradients"),
-    OSW_ENTRY_LINE(plain_depthwise, "As depthwise, or NotImplemented where torch should run."),
+    OSW_ENTRY_LINE(plain_depthwise, "As depthwise, or NotImplemented if torch should run."),
     OSW_ENTRY_LINE(plain_depthwise_backward,
-                   "As depthwise_backward, or NotImplemented where torch should run."),
-    OSW_ENTRY_LINE(depthwise_fits, "Whether plain_depthwise takes these arguments."),
+                   "As depthwise_backward, or NotImplemented if torch should run."),
+    OSW_ENTRY_LINE(depthwise_fits, "Whether plain_depthwise supports these arguments."),
     OSW_ENTRY_COUNTS_LINE(depthwise_variants),
     OSW_ENTRY_NO_ARGS_LINE(depthwise_leads,
                            "Whether convolutions go to the kernels on the tier in use."),

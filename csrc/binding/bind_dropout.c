@@ -81,7 +81,7 @@ static int ask_state(osw_drawing *drawing)
                     (long long)drawing->mask.numel, (long long)drawing->count);
 }
 
-/* Draw from the state at hand, and say whether the generator still has it: 1 if so, 0 if somebody
+/* Draw from the state, and return whether the generator still has it: 1 if so, 0 if somebody
  * else drew meanwhile, -1 with an exception. The state behind the draw goes to `twister`. */
 static int draw_once(osw_drawing *drawing, bool keep_lock, osw_twister *twister)
 {
@@ -106,7 +106,7 @@ static int draw_once(osw_drawing *drawing, bool keep_lock, osw_twister *twister)
 
 /* Threads of Python are kept out by its lock, which large draws let go of at first. A thread that
  * is inside torch without that lock holds the generator's own one, for which get_state() waits: so
- * the state is read again behind the draw, and the draw done again where it differs. */
+ * the state is read again behind the draw, and the draw done again if it differs. */
 static int draw(osw_drawing *drawing)
 {
     enum { WITHOUT_LOCK = 2, MOST = 100, LARGE = 1 << 16 };
@@ -185,7 +185,7 @@ OSW_ENTRY(apply_mask)
     if (!same_places(&input, &output) || !is_dense(&input) || !is_mask(&mask, input.numel)) {
         osw_fail("apply_mask",
                  "expected input and output that are dense and alike, and a mask with "
-                 "a bit an element");
+                 "a bit per element");
         return NULL;
     }
     const osw_dropout_job job = {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* group_norm and group_norm_backward: a whole call each, outputs included. NotImplemented means
- * that nothing was done: the memory of a tensor is no matrix of pixels. */
+ * that nothing was done: the memory of a tensor is not a matrix of pixels. */
 #include "binding/norm_call.h"
 #include "norm/group_run.h"
 
@@ -150,7 +150,7 @@ PyMethodDef osw_group_norm_methods[] = {
                    "the channels of a position are neighbours, and nothing lies between."),
     OSW_ENTRY_LINE(group_norm_backward,
                    "group_norm_backward(groups, eps, needed, grad_output, input, statistics, "
-                   "weight, bias) -> the gradients of input, weight and bias, None where not "
+                   "weight, bias) -> the gradients of input, weight and bias, None if not "
                    "needed; NotImplemented as group_norm."),
     {NULL, NULL, 0, NULL},
 };

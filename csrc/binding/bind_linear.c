@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* grouped_linear(input, weight, bias, sections) -> output and grouped_linear_backward(grad_output,
  * input, weight, sections, wants_input, wants_weight, wants_bias) -> the three gradients, None for
- * one that is not wanted. sections: outputs of every group, or None where all have as many. Both
- * return NotImplemented where the memory of a tensor does not fit: the caller makes it contiguous
- * and calls again. plain_grouped_linear and plain_grouped_linear_backward take the same arguments
+ * one that is not wanted. sections: outputs of every group, or None if all have as many. Both
+ * return NotImplemented if the memory of a tensor does not fit: the caller makes it contiguous
+ * and calls again. plain_grouped_linear and plain_grouped_linear_backward have the same arguments
  * and return NotImplemented for everything that the caller should look at more closely: what would
  * be an error, calls that torch's dispatcher has to see, tiers on which the library may be faster.
  * linear_variants(): the kernels and how often each was called. */
@@ -25,7 +25,7 @@ int osw_layer_run_linear(const char *name, osw_linear_job *job)
     return 0;
 }
 
-/* What the call says of the groups. */
+/* What the arguments of the call say about the groups. */
 typedef struct osw_sections {
     Py_ssize_t count; /* -1: not listed, all have as many outputs */
     int64_t *first;   /* owned: outputs of every group, behind a place for the first prefix sum */
@@ -88,7 +88,7 @@ static int check_dtypes(const osw_call *call, osw_linear_job *job)
     return 0;
 }
 
-/* t is (N, *rows), or rows where N is negative; `rows` are the weight's sizes without the last. */
+/* t is (N, *rows), or rows if N is negative; `rows` are the weight's sizes without the last. */
 static bool fits_weight(const osw_tensor *t, const osw_tensor *weight, int64_t rows)
 {
     const int lead = rows >= 0;
@@ -248,10 +248,10 @@ PyMethodDef osw_linear_methods[] = {
                    "grouped_linear_backward(grad_output, input, weight, sections, wants_input, "
                    "wants_weight, wants_bias)"),
     OSW_ENTRY_LINE(plain_grouped_linear,
-                   "As grouped_linear, or NotImplemented where the caller has to look more "
+                   "As grouped_linear, or NotImplemented if the caller has to look more "
                    "closely."),
     OSW_ENTRY_LINE(plain_grouped_linear_backward,
-                   "As grouped_linear_backward, or NotImplemented where the caller has to look "
+                   "As grouped_linear_backward, or NotImplemented if the caller has to look "
                    "more closely."),
     OSW_ENTRY_NO_ARGS_LINE(
         linear_leads,

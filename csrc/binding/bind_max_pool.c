@@ -100,19 +100,19 @@ PyMethodDef osw_max_pool_methods[] = {
     OSW_ENTRY_LINE(max_pool,
                    "max_pool(input, kernel, stride, padding, dilation, ceil_mode, channel_step, "
                    "with_offsets) -> "
-                   "(output, offsets or None); NotImplemented where the input must be dense first"),
+                   "(output, offsets or None); NotImplemented if the input must be dense first"),
     OSW_ENTRY_LINE(
         plain_max_pool,
         "plain_max_pool(volumes, input, kernel_size, stride, padding, dilation, ceil_mode, trains) "
         "-> "
         "output; if it trains (output, offsets, ((kernel, stride, padding, dilation, ceil_mode), "
-        "channel step, input size, memory format)); NotImplemented where the call is not an "
+        "channel step, input size, memory format)); NotImplemented if the call is not an "
         "ordinary "
         "one"),
     OSW_ENTRY_LINE(
         max_pool_backward,
         "max_pool_backward(grad_output, offsets, input_size, kernel, stride, padding, dilation, "
-        "channel_step, channels_last) -> grad_input; NotImplemented where a tensor must be dense "
+        "channel_step, channels_last) -> grad_input; NotImplemented if a tensor must be dense "
         "first"),
     OSW_ENTRY_LINE(plain_max_pool_backward, "plain_max_pool_backward(*described, offsets, "
                                             "grad_output) -> grad_input, or NotImplemented"),

@@ -41,7 +41,7 @@ OSW_ENTRY_NO_ARGS(memory_flush_restore)
 }
 
 PyMethodDef osw_memory_methods[] = {
-    {"memory_reuse", memory_reuse, METH_O, "Keep freed blocks; False where the C library cannot."},
+    {"memory_reuse", memory_reuse, METH_O, "Keep freed blocks; False if the C library cannot."},
     {"memory_flush", memory_flush, METH_O, "Flush denormals; the number of threads reached."},
     OSW_ENTRY_NO_ARGS_LINE(memory_flush_save, "Save every thread's state, for restore."),
     OSW_ENTRY_NO_ARGS_LINE(memory_flush_restore, "Restore what was saved."),

@@ -221,14 +221,14 @@ PyMethodDef osw_norm_methods[] = {
         "batch_norm(training, momentum, eps, activation, input, running_mean, running_var, weight, "
         "bias, result, graph) -> result 0: a new output, 1: the input, overwritten, 2: a new "
         "output "
-        "and the statistics; 0 and 1 are for plain tensors. False where a graph is wanted and a "
-        "tensor requires a gradient; NotImplemented where a tensor is not plain or must be dense "
+        "and the statistics; 0 and 1 are for plain tensors. False if a graph is wanted and a "
+        "tensor requires a gradient; NotImplemented if a tensor is not plain or must be dense "
         "first. Momentum None, with result 2, leaves running statistics alone."),
     OSW_ENTRY_LINE(
         batch_norm_backward,
         "batch_norm_backward(training, eps, activation, needed, grad_output, input, statistics, "
-        "weight, bias, plain) -> the gradients of input, weight and bias, None where not needed; "
-        "NotImplemented where a tensor must be dense first or, with plain, is not plain."),
+        "weight, bias, plain) -> the gradients of input, weight and bias, None if not needed; "
+        "NotImplemented if a tensor must be dense first or, with plain, is not plain."),
     OSW_ENTRY_COUNTS_LINE(norm_variants),
     {NULL, NULL, 0, NULL},
 };

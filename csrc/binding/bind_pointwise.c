@@ -10,7 +10,7 @@
 
 enum { DL_FLOAT = 2 };
 
-/* The pixels of a tensor (N, C, H, W) as rows of a matrix; false where they are none. */
+/* The pixels of a tensor (N, C, H, W) as rows of a matrix; false if they are not. */
 static bool pixels(const osw_tensor *t, osw_linear_rows *rows, int64_t *count)
 {
     if (t->ndim != 4 || t->numel == 0 || (t->stride[1] != 1 && t->size[1] > 1))

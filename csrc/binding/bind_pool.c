@@ -34,7 +34,7 @@ static int execute_indices(osw_pool_call *call)
     return 0;
 }
 
-/* The input itself is not needed: a tensor of its size without memory stands for it. */
+/* The input itself is not needed: a tensor of its size without memory represents it. */
 OSW_ENTRY(max_pool_indices)
 {
     osw_pool_call call = osw_pool_begin("max_pool_indices", OP_max, false);

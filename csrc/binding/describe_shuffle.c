@@ -98,6 +98,6 @@ PyMethodDef osw_shuffle_methods[] = {
         describe_shuffle,
         "describe_shuffle(tensors, groups, sections, inverse) -> (groups of the permutation, "
         "channels "
-        "of every output, memory format), or None where the call is not an ordinary one"),
+        "of every output, memory format), or None if the call is not an ordinary one"),
     {NULL, NULL, 0, NULL},
 };

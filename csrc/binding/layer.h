@@ -6,7 +6,7 @@
 #include "binding/call.h"
 #include "linear/run.h"
 
-/* Each direction reads three tensors, one behind the other. */
+/* Each direction reads three tensors, one after another. */
 typedef enum osw_layer_role {
     GRAD_OUTPUT,
     INPUT,
@@ -22,7 +22,7 @@ typedef enum osw_layer_role {
 extern const char *const osw_layer_roles[];
 
 /* Make those of the three gradients whose `wanted` is True: that of the input and that of the
- * weight with their sizes, in channels_last if said, and that of the bias with the first
+ * weight with their sizes, in channels_last if required, and that of the bias with the first
  * `bias_ndim` sizes of the weight. */
 int osw_layer_gradients(osw_call *call, PyObject *const *wanted, bool input_last, bool weight_last,
                         int bias_ndim);

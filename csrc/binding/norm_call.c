@@ -46,7 +46,7 @@ static int check_large(const osw_call *call, osw_norm_job *job)
     return 0;
 }
 
-/* Vectors hold one value a channel, all in the dtype of the input, or all in float32 where that is
+/* Vectors hold one value per channel, all in the dtype of the input, or all in float32 if that is
  * a 16-bit type. */
 static int check_vectors(const osw_call *call, const osw_norm_job *job)
 {
@@ -59,7 +59,7 @@ static int check_vectors(const osw_call *call, const osw_norm_job *job)
             continue;
         if (t->numel != x->size[1] || (running && t->ndim != 1) ||
             !osw_flatten(t, 0, &count, &step))
-            return osw_norm_fail(call, role, "must hold one value a channel", t->numel);
+            return osw_norm_fail(call, role, "must hold one value per channel", t->numel);
         const bool mixed = x->dtype.bits == 16 && dtype_of(t) == OSW_F32;
         if ((!osw_same_dtype(t, x) && !mixed) || (first && !osw_same_dtype(t, first)))
             return osw_norm_fail(call, role, "has a dtype that does not fit, of bits",
@@ -152,7 +152,7 @@ static bool describe_all(const osw_call *call, osw_norm_job *job, osw_norm_form 
     return true;
 }
 
-/* One channel is a plane; where both forms fit, there are no vectors along one position. */
+/* One channel is a plane; if both forms fit, there are no vectors along one position. */
 bool osw_norm_choose_form(const osw_call *call, osw_norm_job *job)
 {
     const osw_tensor *x = &call->tensors[INPUT];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The tensors of a batch normalisation: their checks, and what the run takes of them. Functions
+/* The tensors of a batch normalisation: their checks, and what the run reads of them. Functions
  * that return int return -1 with an exception set. */
 #ifndef OSW_BINDING_NORM_CALL_H
 #define OSW_BINDING_NORM_CALL_H
@@ -53,7 +53,7 @@ int osw_norm_make_like(osw_call *call, int role, int made);
 /* The gradients of input, weight and bias that are needed: a tuple of bools. */
 int osw_norm_make_gradients(osw_call *call, PyObject *needed);
 
-/* A tuple of them, None where one was not made. */
+/* A tuple of them, None if one was not made. */
 PyObject *osw_norm_gradients(const osw_call *call);
 
 #endif

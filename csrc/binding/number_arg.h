@@ -27,8 +27,8 @@ int osw_ints_arg(const char *name, const char *what, PyObject *tuple, int count,
 /* A number as a double; -1 with an exception. */
 int osw_float_arg(PyObject *object, double *value);
 
-/* An int within [low, high] and of no derived type: a bool is none. False, without an exception and
- * without running any code of the caller's, for all else. */
+/* An int within [low, high] and of no derived type: a bool is not accepted. False, without an
+ * exception and without running any code of the caller's, for all else. */
 bool osw_exact_int(PyObject *object, int64_t low, int64_t high, int64_t *value);
 
 /* An exact int for all of `count` sides, or a tuple or list of one each or, with `of_one`, of one

@@ -29,7 +29,7 @@ static const osw_dl_dtype dtypes[TYPE_COUNT] = {
     [TYPE_i64] = {CODE_INT, 64, 1},
 };
 
-/* osw_pool_id + 1; 0 where there is no kernel. */
+/* osw_pool_id + 1; 0 if there is no kernel. */
 #define KERNEL_ENTRY(operation, form, type)                                                        \
     [OP_##operation][FORM_##form][TYPE_##type] = OSW_POOL_##operation##_##form##_##type + 1,
 static const uint8_t kernels[OP_COUNT][FORM_COUNT][TYPE_COUNT] = {OSW_POOL_VARIANTS(KERNEL_ENTRY)};
@@ -95,7 +95,7 @@ bool osw_pool_fits_byte(const osw_pool *pool)
     return area <= MAX_BYTE_TAPS && area * pool->dims[DEPTH].kernel <= MAX_BYTE_TAPS;
 }
 
-/* Offsets are as large as the output; flat positions are int32, taps uint8 where these suffice. */
+/* Offsets are as large as the output; flat positions are int32, taps uint8 if these suffice. */
 static int check_offsets(osw_pool_call *call)
 {
     if (!call->base.objects[OFFSETS])
@@ -233,7 +233,7 @@ int osw_pool_execute(osw_pool_call *call)
 
 osw_pool_call osw_pool_begin(const char *name, osw_operation operation, bool plain)
 {
-    const bool backward = operation % 2; /* forward and backward take turns in the list */
+    const bool backward = operation % 2; /* forward and backward alternate in the list */
     return (osw_pool_call){
         .base = {.name = name, .roles = role_names, .plain = plain},
         .operation = operation,

@@ -36,7 +36,7 @@ typedef struct osw_pool_call {
 
 extern uint64_t osw_pool_calls[OSW_POOL_COUNT];
 
-/* A call without tensors yet; of a backward one, the gradients tell the sizes. */
+/* A call without tensors yet; of a backward one, the gradients determine the sizes. */
 osw_pool_call osw_pool_begin(const char *name, osw_operation operation, bool plain);
 
 /* RuntimeError with the problem and the value that has it. Returns -1. */

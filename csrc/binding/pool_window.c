@@ -45,7 +45,7 @@ int osw_pool_window_args(osw_pool_call *call, PyObject *const *window, bool dila
                         : 0;
 }
 
-/* Windows along one dimension, 0 where none fits. With `ceil_mode` the last one may reach past the
+/* Windows along one dimension, 0 if none fits. With `ceil_mode` the last one may reach past the
  * right padding, but has to start inside the input or the left padding. */
 static int64_t output_size(const osw_pool_dim *dim, bool ceil_mode)
 {

@@ -28,7 +28,7 @@ int osw_pool_tensor_size(const osw_pool_call *call, PyObject *tuple, int ndim, i
 /* The items, borrowed, of a tuple of `length` that a forward described; TypeError for all else. */
 int osw_pool_described(const osw_pool_call *call, PyObject *tuple, int length, PyObject **items);
 
-/* Make the output, as large as said, and offsets or positions for it. */
+/* Make the output, of the given size, and offsets or positions for it. */
 int osw_pool_make(osw_pool_call *call, const int64_t *size, bool with_offsets);
 
 /* Make the gradient of the input, and run: the end of a backward call. */

@@ -175,7 +175,7 @@ bool osw_no_overlap(const osw_tensor *t)
     return true;
 }
 
-/* The address behind the last element. */
+/* The address after the last element. */
 static uint64_t end_of(const osw_tensor *t)
 {
     uint64_t last = 0; /* wraps for no tensor that has memory */

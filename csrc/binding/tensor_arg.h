@@ -46,19 +46,19 @@ typedef struct osw_sizes_text {
 osw_sizes_text osw_print_sizes(int ndim, const int64_t *size);
 
 /* Dimensions [first, ndim), seen as one, have one distance between neighbours: returns true and
- * stores the number of elements and that distance (in elements; the natural one where there is at
+ * stores the number of elements and that distance (in elements; the natural one if there is at
  * most one element). */
 bool osw_flatten(const osw_tensor *t, int first, int64_t *count, int64_t *step);
 
 /* The elements of dimensions [first, ndim) are neighbours, in this order. */
 bool osw_is_dense(const osw_tensor *t, int first);
 
-/* No two elements share memory. May say false of an exotic tensor where that is not so, never the
+/* No two elements share memory. May say false of an exotic tensor if that is not so, never the
  * reverse. */
 bool osw_no_overlap(const osw_tensor *t);
 
 /* Some byte lies between the first and the last element of both; true also of tensors whose
- * elements take turns in one buffer. */
+ * elements share one buffer in turn. */
 bool osw_ranges_meet(const osw_tensor *a, const osw_tensor *b);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include "binding/torch_names.h"
 
-/* Strides in elements, the last dimension innermost, or the channels where they come last. False if
+/* Strides in elements, the last dimension innermost, or the channels if they come last. False if
  * the tensor could not have so many elements. */
 static bool dense_strides(int ndim, const int64_t *size, bool channels_last, int64_t *stride)
 {

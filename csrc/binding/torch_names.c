@@ -35,7 +35,7 @@ static const osw_torch_place places[OSW_TORCH_NAME_COUNT] = {
 static PyObject *found[OSW_TORCH_NAME_COUNT];
 static bool searched[OSW_TORCH_NAME_COUNT];
 
-/* A new reference, or NULL with an exception. Takes `object`. */
+/* A new reference, or NULL with an exception. Steals the reference to `object`. */
 static PyObject *attribute_of(PyObject *object, const char *name)
 {
     if (!object || !name)

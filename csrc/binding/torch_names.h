@@ -22,7 +22,7 @@ typedef enum osw_torch_name {
     OSW_TORCH_CONTIGUOUS,
     OSW_TORCH_CHANNELS_LAST,
     OSW_TORCH_CHANNELS_LAST_3D,
-    /* Private. Without one of these no call is seen as an ordinary one: every call takes the way
+    /* Private. Without one of these no call counts as an ordinary one: every call goes the way
      * through torch's dispatcher. */
     OSW_TORCH_TRANSFORMS,
     OSW_TORCH_DISPATCH_STACK,

@@ -19,7 +19,7 @@
 
 #include <stdint.h>
 
-/* Places in memory, one a pixel: image n, pixel p lies at base + n * image_step + p * pixel_step
+/* Places in memory, one per pixel: image n, pixel p lies at base + n * image_step + p * pixel_step
  * (bytes). What is read through a stream is never written: sources and targets of one call do not
  * overlap. */
 typedef struct osw_stream {
@@ -49,7 +49,7 @@ typedef struct osw_move {
 } osw_move;
 
 /* Transpose one run for pixels [begin, end) of one image, in the direction that the function's name
- * tells. */
+ * shows. */
 typedef void osw_run_fn(const osw_run *run, int64_t image, int64_t begin, int64_t end);
 
 /* to = from, `count` moves of one channel each, for pixels [begin, end) of one image. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a shuffle keeps what plan.h and channels.h say of its numbers; asserted where it is cut
- * and where it runs. */
+/* Whether a shuffle keeps what plan.h and channels.h say of its numbers; asserted when it is cut
+ * and when it runs. */
 #ifndef OSW_CHANNELS_HOLDS_H
 #define OSW_CHANNELS_HOLDS_H
 

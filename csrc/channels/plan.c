@@ -81,7 +81,7 @@ static void add_column(osw_plan *plan, const osw_matrix *m, int64_t j)
     }
 }
 
-/* Add the longest run that starts at column j, or one column of single moves where a wide segment
+/* Add the longest run that starts at column j, or one column of single moves if a wide segment
  * ends inside the column or an output is not wanted. Returns the number of columns added. */
 static int64_t add_columns(osw_plan *plan, const osw_matrix *m, int64_t j, osw_stream *narrow)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels of one width of elements; included once per width. A run takes the largest vectors that
+/* Kernels of one width of elements; included once per width. A run uses the largest vectors that
  * its columns fill; runs too short for any are left to the tier below. Four rows and more stay with
  * 128-bit vectors: to put longer ones in order costs what they save. So do elements of 64 bits: on
  * Zen 5, two rows of 12 MB take 1.5 times as long with 256 bits, and 0.87 of the time in L2. */

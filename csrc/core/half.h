@@ -25,7 +25,7 @@ static inline float osw_float_of_bf16(uint16_t x)
     return osw_float_of_bits((uint32_t)x << 16);
 }
 
-/* A NaN keeps the upper part of its payload and becomes quiet where it has to be rounded. */
+/* A NaN keeps the upper part of its payload and becomes quiet if it has to be rounded. */
 static inline uint16_t osw_bf16_of_float(float value)
 {
     const uint32_t bits = osw_bits_of_float(value);

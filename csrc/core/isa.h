@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Instruction-set tiers: what the machine has, which one is in use, who must hear of a change. */
+/* Instruction-set tiers: what the machine has, which one is in use, who is notified of a change. */
 #ifndef OSW_CORE_ISA_H
 #define OSW_CORE_ISA_H
 
@@ -41,7 +41,7 @@ osw_isa osw_isa_current(void);
 
 /* Use `isa` or, if it is not available, the highest one below it that is; instead of a hidden tier
  * the scalar one. Every registered family fills its table anew. Needs the lock that guards the
- * tables. A call takes its kernels from a table under that lock, but a kernel may look up another
+ * tables. A call reads its kernels from a table under that lock, but a kernel may look up another
  * to fall back to while it runs without: every entry is a valid kernel of its operation at any
  * time, so that results stay right, by one tier or the other. */
 void osw_isa_limit(osw_isa isa);

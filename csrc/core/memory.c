@@ -113,8 +113,8 @@ static void let_others_run(void)
 #    endif
 }
 
-/* One item a thread. A thread that is done stays until all have come, so that none takes the item
- * of another. On a busy machine, or with more threads than cores, that takes a while. */
+/* One item a thread. A thread that is done stays until all have come, so that it cannot run the
+ * item of another. On a busy machine, or with more threads than cores, that takes a while. */
 static void flush_item(int64_t begin, int64_t end, void *context)
 {
     flush_job *job = context;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Names of functions that are made once per dtype (SUFFIX) and once per tier (TIER). Both expand
- * where a name is used, so the macros stand here once for all files. */
+ * if a name is used, so the macros are defined here once for all files. */
 #ifndef OSW_CORE_NAMES_H
 #define OSW_CORE_NAMES_H
 

@@ -15,7 +15,7 @@
 /* body(begin, end, context) works on a part of the range. */
 typedef void osw_body(int64_t begin, int64_t end, void *context);
 
-/* Call `body` on disjoint parts that cover [0, count), on torch's own threads where libtorch is
+/* Call `body` on disjoint parts that cover [0, count), on torch's own threads if libtorch is
  * loaded (so that torch.set_num_threads is obeyed), else serially. Parts may be smaller than
  * `grain`; body must not fail. */
 void osw_parallel_for(int64_t count, int64_t grain, osw_body *body, void *context);

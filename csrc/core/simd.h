@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What kernels need of vectors and the language cannot say. An ISA header (core/simd_avx2.h and its
- * like) defines a function of its own, and a macro of the same name, where it has a faster one;
+/* What kernels need of vectors and the language cannot express. An ISA header (core/simd_avx2.h and
+ * its like) defines a function of its own, and a macro of the same name, if it has a faster one;
  * what it leaves out has its body here, in plain C, which is also what the others are tested
  * against.
  *

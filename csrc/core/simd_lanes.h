@@ -98,7 +98,8 @@ OSW_INLINE vf64 keep_f64(vi64 mask, vf64 v)
 }
 
 /* a if the mask is set, else b. GCC for AVX-512 makes a blend by mask register of the loop, and of
- * nothing else that C can say; unrolled before it is vectorised, the loop stays one of scalars. */
+ * nothing else that C can express; unrolled before it is vectorised, the loop stays one of scalars.
+ */
 #if defined(__x86_64__) && !defined(__clang__)
 #    define OSW_SELECT(type, bits)                                                                 \
         type r;                                                                                    \
@@ -198,7 +199,7 @@ OSW_INLINE vi16 abs_i16(vi16 v)
 }
 #endif
 
-/* v, negated where `sign` is negative; where `sign` is 0, v is 0. */
+/* v, negated if `sign` is negative; if `sign` is 0, v is 0. */
 #ifndef signed_like_i16
 OSW_INLINE vi16 signed_like_i16(vi16 v, vi16 sign)
 {

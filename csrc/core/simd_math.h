@@ -74,7 +74,7 @@ OSW_INLINE vf32 log1p_unit_f32(vf32 x)
     return fma_f32(-s, fma_f32(q * square, set1_f32(-2), x), x);
 }
 
-/* A distribution at z: its function, and 1 minus it, neither found by subtraction where it is
+/* A distribution at z: its function, and 1 minus it, neither found by subtraction if it is
  * small. */
 typedef struct osw_distribution {
     vf32 value, rest;

@@ -272,7 +272,7 @@ OSW_INLINE void store_near_f16(uint16_t *p, vf32 v)
 }
 
 /* store_rounded around the caches, to a multiple of the bytes written; stream_fence() before the
- * output is handed on. */
+ * output is returned. */
 #ifndef stream_rounded_f32
 OSW_INLINE void stream_rounded_f32(float *p, vf32 v)
 {

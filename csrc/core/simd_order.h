@@ -27,8 +27,8 @@ OSW_INLINE void zip_f32(vf32 a, vf32 b, vf32 *lo, vf32 *hi)
 #endif
 
 /* a0 a2 ... b0 b2 ..., and a1 a3 ... b1 b3 ..., in the order that costs least on the tier;
- * in_order_*(v, 2) puts it right. Of two such vectors even_f32 takes every fourth lane of four, and
- * in_order_*(v, 4) puts that right. */
+ * in_order_*(v, 2) puts it right. Of two such vectors even_f32 selects every fourth lane of four,
+ * and in_order_*(v, 4) puts that right. */
 #ifndef even_f32
 OSW_INLINE vf32 even_f32(vf32 a, vf32 b)
 {

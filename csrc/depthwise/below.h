@@ -11,7 +11,7 @@
 
 enum { LARGE_BYTES = 1 << 20, HUGE_BYTES = 1 << 24 };
 
-/* The kernels of the tier below, for what `leaves` says. */
+/* The kernels of the tier below, for what `leaves` contains. */
 static osw_depthwise_fn *below[OSW_DEPTHWISE_COUNT];
 
 #define ID_OF(name) OSW_JOIN(OSW_DEPTHWISE_##name##_, SUFFIX)

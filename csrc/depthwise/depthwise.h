@@ -11,8 +11,8 @@
  *                      input[n][i * stride + r - top][j * stride + s - left][c] over n, i, j
  *                  sums[side * side][c] = sum of grad_output[n][i][j][c] over n, i, j
  *
- * A place outside of the image has no term: padding is no zero that an infinite tap would turn into
- * NaN. Sums are taken in the dtype; the order of their terms depends on the sizes and the tier
+ * A place outside of the image has no term: padding is not a zero, which an infinite tap would turn
+ * into NaN. Sums are taken in the dtype; the order of their terms depends on the sizes and the tier
  * alone. */
 #ifndef OSW_DEPTHWISE_DEPTHWISE_H
 #define OSW_DEPTHWISE_DEPTHWISE_H
@@ -72,7 +72,7 @@ extern osw_depthwise_fn *osw_depthwise_table[OSW_DEPTHWISE_COUNT];
  * improves. */
 void osw_depthwise_select(osw_isa isa);
 
-/* Whether convolutions go to the kernels for `isa`: where vectors are as wide as those of torch's
+/* Whether convolutions go to the kernels for `isa`: if vectors are as wide as those of torch's
  * library. Nobody has measured neon. */
 bool osw_depthwise_leads(osw_isa isa);
 
@@ -82,7 +82,7 @@ OSW_DECLARE_FILLS(osw_depthwise_fill, osw_depthwise_fn **table);
  * result depends on the number of threads. */
 typedef struct osw_depthwise_chunks {
     int64_t images; /* of a chunk, ... */
-    int64_t parts;  /* ... or, where it is 1, chunks of an image */
+    int64_t parts;  /* ... or, if it is 1, chunks of an image */
     int64_t count;
 } osw_depthwise_chunks;
 

@@ -16,7 +16,7 @@ static const int LOCAL(lengths)[LOCAL(LENGTHS)] = {7, 4, 2, 1};
 enum { LOCAL(NONE), LOCAL(OUTER), LOCAL(ANY) };
 
 /* margin: one of them; OUTER: at most side / 2 columns at each end. Strips of several pixels do not
- * take ANY, but for spread. */
+ * use ANY, except for spread. */
 typedef void LOCAL(strip_fn)(const LOCAL(strip) *s, int margin);
 
 #define NAME(kind, side, stride, pixels) OSW_JOIN(LOCAL(kind##_##side##_##stride), _##pixels)

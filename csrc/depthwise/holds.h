@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a call keeps what depthwise.h says of its numbers; asserted where kernels are called. */
+/* Whether a call keeps what depthwise.h says of its numbers; asserted when kernels are called. */
 #ifndef OSW_DEPTHWISE_HOLDS_H
 #define OSW_DEPTHWISE_HOLDS_H
 

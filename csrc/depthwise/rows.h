@@ -75,7 +75,7 @@ OSW_INLINE int LOCAL(margin)(const LOCAL(strip) *s, int64_t side, int64_t window
     return before <= side / 2 && behind <= side / 2 ? LOCAL(OUTER) : LOCAL(ANY);
 }
 
-/* Walk a row in strips, pixel by pixel where most of a window is outside. The window of the first
+/* Walk a row in strips, pixel by pixel if most of a window is outside. The window of the first
  * pixel begins at column `first`; the row below needs `lines` more of those under it, 0 if they are
  * at hand. */
 static void LOCAL(walk)(LOCAL(strip) *s,

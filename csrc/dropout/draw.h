@@ -17,7 +17,7 @@ OSW_INLINE vu32 load_words(const uint32_t *words)
     return (vu32)load_i32(words);
 }
 
-/* The words of one round and behind them those of the next, each made of old ones ahead of it and,
+/* The words of one round and after them those of the next, each made of old ones ahead of it and,
  * in the end, of the new ones that begin there. */
 static void refill(osw_twister *twister)
 {

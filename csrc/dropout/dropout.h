@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Dropout with the random numbers that torch draws on a CPU: what every kernel of the family does.
  *
- * A mask holds one bit an element, in the order of memory, eight to a byte, the first one lowest:
- * set where the element is kept. The bits that a last byte has left are zero.
+ * A mask holds one bit per element, in the order of memory, eight to a byte, the first one lowest:
+ * set if the element is kept. The bits that a last byte has left are zero.
  *
  *     draw     bit = v < threshold, v the next 53-bit number of a Mersenne Twister (MT19937):
  *              the lower 53 bits of two outputs, the first one above the second
@@ -24,10 +24,10 @@ enum { OSW_TWISTER_WORDS = 624 };
 
 typedef struct osw_twister {
     uint32_t words[OSW_TWISTER_WORDS];
-    int next; /* first word that has not been used; OSW_TWISTER_WORDS where all were */
+    int next; /* first word that has not been used; OSW_TWISTER_WORDS if all were */
 } osw_twister;
 
-/* The bits of `count` elements, and the generator behind them; threshold <= 2^53. */
+/* The bits of `count` elements, and the generator after them; threshold <= 2^53. */
 typedef void osw_draw_fn(osw_twister *twister, uint64_t threshold, uint8_t *mask, int64_t count);
 
 /* Elements [begin, end); begin is a multiple of 8. output may be input. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a call keeps what dropout.h says of its numbers; asserted where kernels are called. */
+/* Whether a call keeps what dropout.h says of its numbers; asserted when kernels are called. */
 #ifndef OSW_DROPOUT_HOLDS_H
 #define OSW_DROPOUT_HOLDS_H
 

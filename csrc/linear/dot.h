@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* forward as dot products: rows of the input against rows of the weight, both as they lie in
- * memory. For few rows and few outputs, where a packed weight does not pay. */
+ * memory. For few rows and few outputs, if a packed weight does not pay. */
 #include "core/ints.h"
 #include "core/simd.h"
 #include "linear/linear.h"

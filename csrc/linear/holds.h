@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a call keeps what linear.h says of its numbers; asserted where kernels are called. */
+/* Whether a call keeps what linear.h says of its numbers; asserted when kernels are called. */
 #ifndef OSW_LINEAR_HOLDS_H
 #define OSW_LINEAR_HOLDS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* All kernels of a tier, and the function that puts them into the table. They take every size:
+/* All kernels of a tier, and the function that puts them into the table. They support every size:
  * nothing is left to the tier below. */
 #include "core/simd.h"
 #include "linear/linear.h"

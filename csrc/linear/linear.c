@@ -65,7 +65,7 @@ void osw_linear_add_parts(bool is_double, int64_t parts, int64_t count, const vo
         add_floats(parts, count, from, to);
 }
 
-/* One group a block, or, where threads would wait for each other for more than an eighth of the
+/* One group a block, or, if threads would wait for each other for more than an eighth of the
  * time, each group in parts of whole `unit`s; `copies` of it side by side. */
 static osw_linear_grid by_group(const osw_linear *linear, int64_t total, int64_t unit,
                                 int64_t copies, int threads)

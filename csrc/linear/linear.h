@@ -85,7 +85,7 @@ void osw_linear_select(osw_isa isa);
 OSW_DECLARE_FILLS(osw_linear_fill, osw_linear_fn **table);
 
 /* Whether convolutions, and products that torch's library computes as well, go to the kernels for
- * `isa`: where vectors are as wide as the library's, and in tests. Nobody has measured neon. */
+ * `isa`: if vectors are as wide as the library's, and in tests. Nobody has measured neon. */
 bool osw_linear_leads(osw_isa isa);
 
 /* How the work of one kernel is cut into blocks. */

@@ -13,7 +13,7 @@ typedef struct osw_linear_job {
     osw_dtype dtype;
 
     /* Set by osw_linear_plan: the blocks of up to two kernels, walked side by side. Of `blocks`
-     * steps, step i takes the i-th share of each kernel's. */
+     * steps, step i writes the i-th share of each kernel's. */
     osw_linear_fn *kernels[2];
     osw_linear_grid grids[2];
     int64_t totals[2];

@@ -37,7 +37,7 @@ enum {
 /* c = start + a b. Element (m, d) of a lies at a[m * a_row + d * a_term]; (d, j) of b at
  * b[d * b_term + j], or at b[d + j * b_term] if transposed; (m, j) of c at c[m * c_row + j]. start:
  * one value per column, or NULL for zero. adds: c holds what is added instead; not for 16-bit
- * elements. asks: for rows of a ahead of their use; only where a_term is 1. */
+ * elements. asks: for rows of a ahead of their use; only if a_term is 1. */
 typedef struct osw_product {
     int64_t rows, columns, terms;
     const void *a, *b, *start;

@@ -17,7 +17,7 @@ typedef struct osw_factors {
 /* What a kernel adds up, or writes. */
 typedef enum osw_mode { MOMENTS, REDUCE, APPLY, GRADIENT, SCALED_GRADIENT } osw_mode;
 
-/* How many of the factors a mode takes: the first ones. */
+/* How many of the factors a mode uses: the first ones. */
 OSW_INLINE int factor_count(const osw_mode mode)
 {
     static const int counts[] = {

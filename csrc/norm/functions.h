@@ -7,7 +7,7 @@
 #include "core/simd_math.h"
 #include "norm/norm.h"
 
-/* A NaN stays, and so does -0.0 where a bound is 0. */
+/* A NaN stays, and so does -0.0 if a bound is 0. */
 OSW_INLINE vf32 clamp_f32(vf32 z, vf32 low, vf32 high)
 {
     return min_f32(high, max_f32(low, z));
@@ -50,7 +50,7 @@ OSW_INLINE vf32 softplus(vf32 z, vf32 beta, vf32 threshold)
     return select_f32(u > threshold, z, grown / beta);
 }
 
-/* A function of a vector that the loops of kernels call: every one is compiled once a tier. */
+/* A function of a vector that the loops of kernels call: every one is compiled once per tier. */
 #define OSW_OUTLINE static __attribute__((noinline))
 
 OSW_OUTLINE vf32 activate_called(vf32 z, const osw_activation *activation)

@@ -191,7 +191,7 @@ static void sum_chunks(int64_t begin, int64_t end, void *context)
     }
 }
 
-/* Between the passes: add the chunks up, in order, and make of the sums what the second one takes.
+/* Between the passes: add the chunks up, in order, and make of the sums what the second one needs.
  */
 static void finish_image(const osw_image *image)
 {

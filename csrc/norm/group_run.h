@@ -17,7 +17,7 @@ typedef struct osw_group_job {
     double *statistics; /* [image][group][mean, biased variance]; written by a forward, else read */
     /* Set by osw_group_prepare. */
     int64_t blocks, block; /* number, and images in each */
-    int64_t room;          /* doubles that the images of a block take, one after the other */
+    int64_t room;          /* doubles for the images of a block, one after the other */
     double *rooms;         /* [block] */
     double *gradients;     /* [block][of bias, of weight][channel] */
 } osw_group_job;

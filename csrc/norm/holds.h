@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a call keeps what norm.h, run.h and group_run.h say of its numbers; asserted where it is
- * prepared and where it runs. */
+/* Whether a call keeps what norm.h, run.h and group_run.h say of its numbers; asserted when it is
+ * prepared and when it runs. */
 #ifndef OSW_NORM_HOLDS_H
 #define OSW_NORM_HOLDS_H
 

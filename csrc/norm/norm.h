@@ -28,14 +28,14 @@
  * relu6 is hardtanh from 0 to 6. A NaN passes through f; f' of it is 1 for relu, hardtanh and
  * hardswish, a for leaky_relu, 0 for hardsigmoid, else NaN. Rewriting z from x, the backward needs
  * neither y nor a mask. `center` is the mean as the dtype can hold it, what the mean has beyond
- * that is in `shift`: x - center is exact where x is close to a mean that is large.
+ * that is in `shift`: x - center is exact if x is close to a mean that is large.
  *
  *     sample     center = mean of a few values of the channel that lie far from each other; of
  *                pixels at most `samples`, if that is not 0
  *     moments    first += sum of x - center, second += sum of (x - center)^2
  *     apply      y
  *     reduce     first += sum of d, second += sum of d * (x - center)
- *     gradient   dx; where tilt is NULL, dx = d * scale
+ *     gradient   dx; if tilt is NULL, dx = d * scale
  *
  * Two forms. planes: the positions of a channel are neighbours and channels follow each other
  * (channel c of an image starts at c * positions). pixels: the channels of a position are
@@ -87,7 +87,7 @@ typedef struct osw_norm_tensor {
     int64_t image_step;
 } osw_norm_tensor;
 
-/* The arrays hold one value a channel. */
+/* The arrays hold one value per channel. */
 typedef struct osw_norm {
     int64_t images;
     int64_t channels;

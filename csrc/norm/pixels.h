@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels where the channels of a position are neighbours; included once per dtype.
+/* Kernels for layouts in which the channels of a position are neighbours; included once per dtype.
  *
  * A pattern is a number of whole rows that fills whole vectors: no number of channels has a tail.
- * What a value takes depends on its place in the pattern only. Parts of many rows have patterns of
- * more than the least number; the rows that fill none of them have patterns of the least, so that
- * which rows are left depends on the channels alone. Wide patterns are walked in strips of at most
- * STRIP values, whose factors and sums stay in L1. */
+ * The factors of a value depend on its place in the pattern only. Parts of many rows have patterns
+ * of more than the least number; the rows that fill none of them have patterns of the least, so
+ * that which rows are left depends on the channels alone. Wide patterns are walked in strips of at
+ * most STRIP values, whose factors and sums stay in L1. */
 #include "core/simd.h"
 #include "norm/activation.h"
 #include "norm/below.h"
@@ -29,7 +29,7 @@ static int64_t LOCAL(least_rows)(int64_t channels)
 }
 
 /* Rows of the patterns of a part of `length` rows: more than the least while the pattern is short,
- * and there is enough to do for the factors that it takes. Divides OSW_NORM_ROWS. */
+ * and there is enough to do for the factors that it needs. Divides OSW_NORM_ROWS. */
 static int64_t LOCAL(pattern_rows)(int64_t channels, int64_t length)
 {
     int64_t rows = LOCAL(least_rows)(channels);

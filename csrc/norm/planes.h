@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels where the positions of a channel are neighbours; included once per dtype. */
+/* Kernels for layouts in which the positions of a channel are neighbours; included once per dtype.
+ */
 #include "core/simd.h"
 #include "norm/activation.h"
 #include "norm/below.h"
@@ -57,7 +58,8 @@ OSW_INLINE void LOCAL(add)(
     sums->second = fma_f32(a, centered, sums->second);
 }
 
-/* Add `count` values. If count is no multiple of LANES, at least LANES - 1 values lie before x. */
+/* Add `count` values. If count is not a multiple of LANES, at least LANES - 1 values lie before x.
+ */
 OSW_INLINE void LOCAL(add_run)(
     LOCAL(sums) *sums, const ELEMENT *x, const ELEMENT *dy, int64_t count,
                         const osw_factors *f, const osw_mode mode, const osw_activation activation)

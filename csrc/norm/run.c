@@ -35,7 +35,7 @@ static const osw_norm_id ids[PASS_COUNT][2][OSW_DTYPE_COUNT] = {
     {PASS_ROW(reduce)}, {PASS_ROW(gradient)},
 };
 
-/* A run is: sums over the input (or none), `between` once a channel, then a pass that writes (or
+/* A run is: sums over the input (or none), `between` once per channel, then a pass that writes (or
  * none). */
 typedef struct osw_run {
     osw_norm_job *job;
@@ -158,7 +158,7 @@ static void sum_chunk(const osw_run *run, int64_t chunk, int64_t channel_begin, 
     job->sums(&job->norm, &part);
 }
 
-/* Add the chunks up, in order, and make of the sums what the writing pass takes. */
+/* Add the chunks up, in order, and compute from the sums what the writing pass needs. */
 static void merge(const osw_run *run, int64_t channel_begin, int64_t channel_end)
 {
     const osw_norm_job *job = run->job;

@@ -12,7 +12,7 @@
 
 typedef enum osw_norm_form { OSW_NORM_PLANES, OSW_NORM_PIXELS } osw_norm_form;
 
-/* One call. All arrays hold one value a channel; those that may be NULL say so. */
+/* One call. All arrays hold one value per channel; where NULL is allowed, the comment says so. */
 typedef struct osw_norm_job {
     osw_norm norm; /* sizes, tensors and activation; the factors are set by the run */
     osw_norm_form form;
@@ -23,7 +23,7 @@ typedef struct osw_norm_job {
     double momentum;                 /* any number */
     double *mean, *var;              /* biased; written by a forward in training, else read */
     const double *weight, *bias;     /* NULL: 1, 0 */
-    double *grad_weight, *grad_bias; /* backward, both or none: NULL where neither is wanted */
+    double *grad_weight, *grad_bias; /* backward, both or none: NULL if neither is wanted */
     osw_norm_fn *sample, *sums, *write; /* NULL: no such pass; set by osw_norm_choose */
     /* Set by osw_norm_prepare. */
     int64_t chunks, chunk; /* number, and images or rows in each */

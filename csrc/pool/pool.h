@@ -9,7 +9,7 @@
  * row-major order.
  *
  * max: output = max of the taps, offsets = tap of the maximum. The first valid tap to start with; a
- * greater one, or a NaN, takes its place.
+ * greater one, or a NaN, replaces it.
  *
  * max_backward: grad_input = sum of the grad_output whose offset names the position, added one
  * after another in the order of the output, each sum rounded to the dtype.
@@ -23,8 +23,8 @@
  *
  * adaptive_max_backward: its gradient.
  *
- * amax: as adaptive_max, over all positions, always with offsets; these are inverted (~) where the
- * maximum is not alone, OSW_POOL_SOMEWHERE where that was not looked at, and OSW_POOL_NOWHERE where
+ * amax: as adaptive_max, over all positions, always with offsets; these are inverted (~) if the
+ * maximum is not alone, OSW_POOL_SOMEWHERE if that was not looked at, and OSW_POOL_NOWHERE if
  * it is a NaN.
  *
  * amax_backward: the gradient of that maximum, shared by all positions that are equal to it:

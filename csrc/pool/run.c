@@ -16,7 +16,7 @@ int64_t osw_pool_units(const osw_pool *p, bool has_window, bool backward, bool p
     return p->images * rows * (pixels ? 1 : backward ? p->input_channels : p->channels);
 }
 
-/* Wide blocks are read faster; narrow ones give every thread work where there are few images. */
+/* Wide blocks are read faster; narrow ones give every thread work if there are few images. */
 int64_t osw_pool_block(int64_t images)
 {
     if (osw_parallel_threads() == 1 || images >= 2 * osw_parallel_threads())

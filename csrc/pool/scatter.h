@@ -61,7 +61,7 @@ static inline void LOCAL(scatter)(const osw_pool *pool, int64_t image, int64_t c
     }
 }
 
-/* Rows [begin, end) of the input: whole planes are scattered where that is faster, the rest goes to
+/* Rows [begin, end) of the input: whole planes are scattered if that is faster, the rest goes to
  * `collect`. */
 static inline void LOCAL(scatter_rows)(const osw_pool *pool, int64_t begin, int64_t end,
                                 osw_pool_fn *collect)

@@ -28,7 +28,7 @@ static inline int64_t osw_ceil_div(int64_t a, int64_t b)
 }
 
 /* Taps [first, end) of one dimension meet the input; tap k at start + k * dilation. `first` is the
- * first tap that is not before the input, even where no tap meets it. */
+ * first tap that is not before the input, even if no tap meets it. */
 typedef struct osw_span {
     int64_t start;
     int64_t first;
@@ -113,7 +113,7 @@ static inline int64_t osw_avg_divisor(const osw_pool *pool, int64_t d, int64_t h
            osw_avg_count(&pool->dims[WIDTH], w, pool->count_include_pad);
 }
 
-/* a / b, where the least number by -1 is itself, as in a sum that wraps, and no trap; b is not 0.
+/* a / b, if the least number by -1 is itself, as in a sum that wraps, and no trap; b is not 0.
  */
 static inline int64_t osw_divide_i64(int64_t a, int64_t b)
 {

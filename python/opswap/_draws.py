@@ -15,7 +15,7 @@ __all__ = ["draws_undone"]
 
 @contextmanager
 def draws_undone() -> Iterator[None]:
-    """What is drawn in this context is drawn again behind it.
+    """What is drawn in this context is drawn again after it.
 
     Beside another thread, which may have drawn too, the generators go on instead: that thread would get its numbers
     twice. A generator that nobody drew from is not touched.

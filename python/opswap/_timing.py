@@ -52,7 +52,9 @@ def time_in_turn(
     The order is random because a function profits from what the one before it left in the caches. A block
     is one call, or as many as take 0.2 ms; two calls of each come first, one if it takes half a second.
 
-    Args: rounds: at least so many. most: at most so many.
+    Args:
+        functions: one with an attribute `prepare` has it called before each block, outside of the time.
+        rounds: at least so many. most: at most so many.
     """
     calls = {name: _calls_per_block(function) for name, function in functions.items()}
     samples: dict[str, list[float]] = {name: [] for name in functions}
@@ -77,6 +79,9 @@ def medians_in_turn(
 
 
 def _block_ns(function: Callable[[], Any], calls: int) -> int:
+    prepare = getattr(function, "prepare", None)
+    if prepare is not None:
+        prepare()
     start = time.perf_counter_ns()
     for _ in range(calls):
         function()

@@ -97,13 +97,13 @@ def forward_mode_active() -> bool:
 
 
 def transforms_active() -> bool:
-    """True where an operator called on its own would hide from torch.func or forward-mode AD, or if nobody knows."""
+    """True if an operator called on its own would hide from torch.func or forward-mode AD, or if nobody knows."""
     return functorch_active() or forward_mode_active()
 
 
 # Dispatch modes that are on; without the name one is taken to be: constants are made anew for every call.
 dispatch_modes: Callable[[], int] = _find("torch._C", "_len_torch_dispatch_stack") or _yes
-# The modes themselves; without the name nobody is known, and operators take their usual way.
+# The modes themselves; without the name no mode is found, and operators run as usual.
 mode_stack: Callable[[], list[Any]] | None = _find(
     "torch.utils._python_dispatch", "_get_current_dispatch_mode_stack"
 )
@@ -292,11 +292,11 @@ tree_map: Callable[[Callable[[Any], Any], Any], Any] = _find("torch.utils._pytre
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:
-    """The backend of torch.compile with this name. Raises: ValueError in a torch that does not tell."""
+    """The backend of torch.compile with this name. Raises: ValueError in a torch that does not show it."""
     lookup = _find("torch._dynamo", "lookup_backend")
     if lookup is None:
         raise ValueError(
-            f"torch {torch.__version__} does not tell which backend '{name}' is; pass the function itself"
+            f"torch {torch.__version__} does not show which backend '{name}' is; pass the function itself"
         )
     return lookup(name)
 
@@ -308,7 +308,7 @@ def compiled_graphs() -> int:
 
 
 def constant_in_graphs(function: Callable[..., bool]) -> Callable[..., bool]:
-    """Mark a function whose answer torch.compile takes for constant.
+    """Mark a function whose result torch.compile treats as a constant.
 
     As torch.compiler.assume_constant_result does, which imports the compiler: seconds. A torch that reads no such mark
     breaks the graph at a call of the extension.
@@ -318,21 +318,21 @@ def constant_in_graphs(function: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def compile_lock() -> contextlib.AbstractContextManager[Any]:
-    """What one thread holds while torch.compile compiles; asked without importing the compiler.
+    """What one thread holds while torch.compile compiles; read without importing the compiler.
 
     Without it a function that is compiled while a capture patches torch.nn.Module may have to be compiled once more.
     """
     return getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", contextlib.nullcontext())
 
 
-# Where torch.fx keeps the functions that stand for others while it traces.
+# Where torch.fx keeps the functions that replace others while it traces.
 SYMBOLIC_TRACE = "torch.fx._symbolic_trace"
 
 
 def fx_trace(new_patcher: Callable[[], Any]) -> Callable[..., Any]:
     """torch.fx.Tracer.trace with a patcher of the caller's, and with a copy of the flags of its Python module.
 
-    torch.fx tells the whole process by a flag that it traces, and compiled functions that other threads run then
+    torch.fx sets a flag of the whole process while it traces, and compiled functions that other threads run then
     raise. In a torch that is built otherwise: its own method, with its own patcher.
     """
     trace = inspect.unwrap(torch.fx.Tracer.trace)
@@ -365,7 +365,7 @@ def _wrapped(function: Callable[..., Any]) -> Any:
 
 
 def is_compiled_module(module: Any) -> bool:
-    """True for a module that torch.compile returned; asked without importing the compiler."""
+    """True for a module that torch.compile returned; tested without importing the compiler."""
     compiler = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
     return isinstance(module, compiler)
 
@@ -374,10 +374,10 @@ def is_compiled_module(module: Any) -> bool:
 
 
 class _NoDispatchMode:
-    """Stands for torch's dispatch mode in a torch that lacks it."""
+    """Replaces torch's dispatch mode in a torch that lacks it."""
 
     def __enter__(self) -> Any:
-        raise RuntimeError(f"torch {torch.__version__} shows its operators to no dispatch mode")
+        raise RuntimeError(f"torch {torch.__version__} does not show its operators to dispatch modes")
 
     def __exit__(self, *error: object) -> None:
         """Never reached."""
@@ -412,7 +412,7 @@ _is_bf16 = _find("torch.cpu", "_is_avx512_bf16_supported")
 
 
 def library_takes(dtype: torch.dtype) -> bool | None:
-    """Whether torch's library takes this dtype of 16 bits, if only to convert it; None if torch does not tell."""
+    """Whether torch's library accepts this dtype of 16 bits, if only to convert it; None if torch does not say."""
     name = "bf16" if dtype is torch.bfloat16 else "fp16"
     ask = getattr(_mkldnn, f"_is_mkldnn_{name}_supported", None)
     return None if ask is None else ask()
@@ -421,8 +421,8 @@ def library_takes(dtype: torch.dtype) -> bool | None:
 def half_instructions() -> frozenset[torch.dtype] | None:
     """The dtypes of 16 bits for which this CPU has instructions that torch's library uses in a training step.
 
-    AVX512-FP16 is not enough for float16: the library has no gradient of a weight for it, and takes a thousand times
-    as long as in float32. None, unknown, on a CPU that is not x86 and in a torch that does not tell.
+    AVX512-FP16 is not enough for float16: the library has no gradient of a weight for it, and needs a thousand times
+    as long as in float32. None, unknown, on a CPU that is not x86 and in a torch without this query.
     """
     bf16, fp16 = map(library_takes, (torch.bfloat16, torch.float16))
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -440,7 +440,7 @@ def half_instructions() -> frozenset[torch.dtype] | None:
 
 
 def _version() -> tuple[int, ...]:
-    """(major, minor) of torch; one that does not say counts as the last that was tested."""
+    """(major, minor) of torch; a version that cannot be parsed counts as the last that was tested."""
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     return tuple(map(int, found.groups())) if found else LAST
 
@@ -457,7 +457,7 @@ def slots_are_new_objects() -> bool:
 
 
 def warn_of_version() -> None:
-    """Warn, once a process, of a torch that is newer than those the tests were run with."""
+    """Warn, once per process, of a torch that is newer than those the tests were run with."""
     if _version() <= LAST:
         return
     tested = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}"

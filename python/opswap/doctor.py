@@ -29,7 +29,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int8)
 
 
 def cpu_model() -> str:
-    """The processor's name as the operating system gives it, or its architecture where it gives none."""
+    """The processor's name as the operating system gives it, or its architecture if it gives none."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(errors="replace").splitlines():
@@ -48,7 +48,7 @@ def machine() -> str:
 
 
 def describe() -> dict[str, str]:
-    """Versions, processor, instruction set tiers and threads, the most asked for first."""
+    """Versions, processor, instruction set tiers and threads, the most important first."""
     return {
         "opswap": opswap.__version__,
         "torch": torch.__version__,
@@ -140,7 +140,7 @@ def check_kernels() -> list[str]:
     Channels are moved in several dtypes; the other families compute in float32, forward and backward, and are
     compared with float64.
 
-    Returns: one line a fault, naming tier, operator, shape and memory format; empty where all is well.
+    Returns: one line per fault, naming tier, operator, shape and memory format; empty if all is well.
     """
     faults = []
     for tier in isa.available():

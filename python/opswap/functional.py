@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The operators as functions: names and signatures are torch's where torch has the operator."""
+"""The operators as functions: names and signatures are torch's if torch has the operator."""
 
 from .ops.chain import conv2d_batch_norm_act, conv_chain
 from .ops.channels import cat_channel_shuffle, cat_channel_shuffle_split, channel_shuffle

@@ -16,7 +16,7 @@ from . import _core, _np
 __all__ = ["available", "current", "limit"]
 
 
-@functools.cache  # the question takes long on virtual machines
+@functools.cache  # reading it is slow on virtual machines
 def available() -> tuple[str, ...]:
     """Tiers that this machine can run and OPSWAP_ISA allows, from the lowest ("scalar") to the highest."""
     return _core.isa_available()

@@ -38,7 +38,7 @@ LOCAL(adaptive_row_of_tile)(const osw_pool *pool, int64_t h, const float *tile,
     }
 }
 
-/* LANES planes, whose positions go to `index` where wanted. */
+/* LANES planes, whose positions go to `index` if wanted. */
 OSW_INLINE void LOCAL(adaptive_tiles)(const osw_pool *pool, ELEMENT *const *x, ELEMENT *const *y,
                                int32_t *const *index, const bool with_taps)
 {

@@ -90,7 +90,7 @@ OSW_INLINE bool LOCAL(pass_pixels)(const osw_pool *pool, const ELEMENT *x, int64
     return !KEY(saw_nan)(seen, best, KEY_INFINITY);
 }
 
-/* Best keys as elements; a zero takes its sign from the first one of its channel. */
+/* Best keys as elements; a zero has the sign of the first one of its channel. */
 OSW_INLINE void LOCAL(store_best)(const osw_pool *pool, const ELEMENT *x, int64_t channels,
                            const LOCAL(state) *state, ELEMENT *y)
 {
@@ -110,7 +110,7 @@ OSW_INLINE void LOCAL(store_best)(const osw_pool *pool, const ELEMENT *x, int64_
     }
 }
 
-/* The first positions, inverted where there are others. */
+/* The first positions, inverted if there are others. */
 OSW_INLINE void
 LOCAL(store_positions)(const LOCAL(state) *state, int64_t channels, int32_t *to, const int found)
 {
@@ -125,7 +125,7 @@ LOCAL(store_positions)(const LOCAL(state) *state, int64_t channels, int32_t *to,
     }
 }
 
-/* One block of channels; false where it is too short, has a NaN, or too many positions. */
+/* One block of channels; false if it is too short, has a NaN, or too many positions. */
 OSW_INLINE bool LOCAL(max_of_pixels)(const osw_pool *pool, const osw_block *block, const int found)
 {
     const int64_t channels = block->end - block->first, n = block->image, c = block->first;

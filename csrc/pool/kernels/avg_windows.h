@@ -61,7 +61,7 @@ static inline int64_t rows_meeting(const osw_pool_dim *dim)
     return osw_ceil_div(dim->kernel, dim->stride);
 }
 
-/* Channels of a block: all, or whole vectors; fewer than a vector where a row does not fit. */
+/* Channels of a block: all, or whole vectors; fewer than a vector if a row does not fit. */
 static inline int64_t ring_channels(const osw_pool *pool)
 {
     const int64_t slots = rows_meeting(&pool->dims[DEPTH]) * rows_meeting(&pool->dims[HEIGHT]);
@@ -70,7 +70,7 @@ static inline int64_t ring_channels(const osw_pool *pool)
     return most >= pool->channels ? pool->channels : most / LANES * LANES;
 }
 
-/* Channels of the input that a block stands for. */
+/* Channels of the input of a block. */
 static inline int64_t ring_inputs(const osw_ring *ring, const osw_pool *pool)
 {
     const int64_t step = pool->channel_step;

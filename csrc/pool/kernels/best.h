@@ -10,7 +10,7 @@ typedef struct osw_best {
     vi32 tap;
 } osw_best;
 
-/* A greater value wins, and so does a NaN. The maximum by max_f32 is the same one: where
+/* A greater value wins, and so does a NaN. The maximum by max_f32 is the same one: if
  * comparisons go to mask registers, by which to select takes longest, the next tap does not wait
  * for them (Zen 5: 1.2 times faster, 1.7 without taps). Elsewhere it is an instruction more if taps
  * are wanted. */
@@ -25,7 +25,7 @@ OSW_INLINE void take(osw_best *best, vf32 value, vi32 tap, const bool with_taps)
         best->value = select_f32(is_nan, value, max_f32(value, best->value));
 }
 
-/* Lanes that even_f32 or odd_f32 took put in order; 1: they are. */
+/* Lanes that even_f32 or odd_f32 selected, put in order; 1: they are. */
 OSW_INLINE void in_order(osw_best *best, const int step)
 {
     best->value = in_order_f32(best->value, step);

@@ -7,7 +7,7 @@
 #    include "core/each_float.h"
 #endif
 
-/* One element to float and back, by an instruction where the tier has one. */
+/* One element to float and back, by an instruction if the tier has one. */
 #undef LOAD
 #undef STORE
 #define LOAD  LOCAL(widen_one)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Keys stand for the elements of a vector where only their order matters: floats themselves; 16-bit
+/* Keys replace the elements of a vector when only their order matters: floats themselves; 16-bit
  * floats as integers, sign and magnitude turned into two's complement, which makes both zeros 0 and
- * takes no conversion. A NaN is no key: `watch_keys` notices it. */
+ * needs no conversion. A NaN is not a key: `watch_keys` notices it. */
 #ifndef OSW_POOL_KEYS_H
 #define OSW_POOL_KEYS_H
 

@@ -73,7 +73,7 @@ static inline osw_range readable_rows(int64_t at, int64_t extent, int64_t height
     };
 }
 
-/* Lanes that hold columns [0, width) where lane 0 holds column `at`. */
+/* Lanes that hold columns [0, width) if lane 0 holds column `at`. */
 OSW_INLINE vi32 columns_within(int64_t at, int64_t width)
 {
     enum { MOST = 16 };

@@ -19,7 +19,7 @@ enum {
     NO_TAP = 255
 };
 
-/* A row of the output: element i is column first + i, with offset NO_TAP where there is none. */
+/* A row of the output: element i is column first + i, with offset NO_TAP if there is none. */
 typedef struct osw_margin_row {
     float gradient[MARGIN_ROOM];
     uint8_t offset[MARGIN_ROOM];

@@ -32,7 +32,7 @@ OSW_INLINE void LOCAL(store_step)(ELEMENT *to, int64_t c, vf32 total, int64_t st
         LOCAL(store)(p + LANES * i, quarter[i]);
 }
 
-/* The last channels, where whole vectors would write past the last one. */
+/* The last channels, if whole vectors would write past the last one. */
 OSW_INLINE void LOCAL(store_last)(const osw_pool *pool, ELEMENT *to, int64_t c, vf32 total)
 {
     float lanes[LANES];

@@ -105,7 +105,7 @@ LOCAL(put_windows)(const LOCAL(met) *met, int64_t at, const vi32 *inside, ELEMEN
     }
 }
 
-/* The same where vectors reach over an end of the rows, or of the lines. */
+/* The same if vectors reach over an end of the rows, or of the lines. */
 OSW_INLINE void
 LOCAL(put_edge)(const LOCAL(met) *met, const osw_edge *edge, ELEMENT *const *to, int64_t width,
                          const bool stream, const osw_side rows, const osw_side columns)
@@ -157,7 +157,7 @@ OSW_INLINE void LOCAL(slice_lines)(
     }
 }
 
-/* Begin with the output slice that a slice of the input belongs to. False where sums of its
+/* Begin with the output slice that a slice of the input belongs to. False if sums of its
  * gradients need more care. */
 OSW_INLINE bool LOCAL(find_slice)(
     LOCAL(slice) *slice, const osw_pool *pool, int64_t image, int64_t channel,
@@ -231,7 +231,7 @@ static bool LOCAL(streams_lines)(const osw_pool *pool)
            (width | t->channel_step | t->image_step) % vector == 0;
 }
 
-/* The function for this window, NULL if it has none of its own. */
+/* The function for this window, NULL if it has no function of its own. */
 static osw_pool_fn *LOCAL(lines_for)(const osw_pool *pool)
 {
     static const struct {
@@ -249,8 +249,8 @@ static osw_pool_fn *LOCAL(lines_for)(const osw_pool *pool)
     return NULL;
 }
 
-/* Where the planes of any other window are narrow, what has to be done once a line weighs more than
- * a scalar loop, above all for floats, whose sums need no rounding. */
+/* Where the planes of any other window are narrow, what has to be done once per line weighs more
+ * than a scalar loop, above all for floats, whose sums need no rounding. */
 static bool LOCAL(is_narrow)(const osw_pool *pool)
 {
     return pool->dims[WIDTH].output <= 4 * (int64_t)sizeof(ELEMENT) && LOCAL(scatters)(pool);

@@ -25,7 +25,7 @@ OSW_INLINE vf32 LOCAL(load_step)(const ELEMENT *x, int64_t c, const int step)
     return even_f32(even, even_f32(LOCAL(load)(p + 2 * LANES), LOCAL(load)(p + 3 * LANES)));
 }
 
-/* The same where whole vectors would read past the last channel. */
+/* The same if whole vectors would read past the last channel. */
 OSW_INLINE vf32 LOCAL(load_last)(const ELEMENT *x, int64_t c, int64_t step)
 {
     float lanes[LANES];

@@ -51,7 +51,7 @@ OSW_INLINE const ELEMENT *LOCAL(read_row)(LOCAL(input_slice) *slice, int64_t h, 
 }
 
 /* values[k]: tap k of LANES windows from `column` on. With a stride of 2 the lanes are in the order
- * that `in_order` mends. */
+ * that `in_order` corrects. */
 OSW_INLINE void LOCAL(load_windows)(vf32 *values, const ELEMENT *row, const osw_side columns)
 {
     if (columns.stride == 1) {
@@ -140,7 +140,7 @@ typedef struct LOCAL(two_lines) {
     int64_t count; /* columns */
 } LOCAL(two_lines);
 
-/* The block at column `at` where windows reach over an end of the rows, or fewer are wanted. */
+/* The block at column `at` if windows reach over an end of the rows, or fewer are wanted. */
 OSW_INLINE void
 LOCAL(max_edge)(const LOCAL(read) *read, int64_t width, int64_t padding, const LOCAL(two_lines) *to,
                          int64_t at, vf32 *sum, const osw_side rows, const osw_side columns,

@@ -112,7 +112,7 @@ OSW_INLINE void reduce_taps(osw_strip *strip, int64_t slot, const int kernel, co
 }
 
 /* The row in `phases` into a slot. Padding is -infinity: it never wins, but it is what a window
- * starts with, and remains where all else is -infinity, too; there the first valid tap is meant. */
+ * starts with, and remains if all else is -infinity, too; there the first valid tap is meant. */
 OSW_INLINE void reduce_width(osw_strip *strip, int64_t slot, const bool with_taps)
 {
     if (strip->kernel == 2)

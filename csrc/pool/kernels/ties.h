@@ -29,7 +29,7 @@ OSW_INLINE vf32 tie_pick(const osw_tie *tie, vf32 x)
     return select_f32(x == tie->best, tie->hit, tie->miss);
 }
 
-/* Maxima of a block that are not alone are looked for one by one only where they are few. */
+/* Maxima of a block that are not alone are looked for one by one only if they are few. */
 static inline bool mostly_alone(const osw_pool *pool, const osw_block *block)
 {
     enum { FEW = 4 };

@@ -14,6 +14,7 @@ from torch import Tensor
 import opswap
 from opswap._timing import Spread, ratio_spread, time_in_turn
 from opswap.doctor import cpu_model
+from opswap.memory.switches import reuse_kept
 
 from .shares import shares
 
@@ -35,10 +36,10 @@ class Case:
         opswap's may have a `plan`, which its row shows: the way in which it runs.
     ours: the functions that run opswap, by name, with the memory layout each is for; one row for each.
     payload: bytes that an operator reads, and writes again; 0 for a whole model, which has no roof.
-    tolerance: relative difference allowed between the results; 0 asks for equal bits and strides.
-    keeps: whether the rows say how many bytes a call keeps for its backward.
+    tolerance: relative difference allowed between the results; 0 requires equal bits and strides.
+    keeps: whether the rows show how many bytes a call keeps for its backward.
     profile: also say where the time of opswap's functions goes, by kinds of operators.
-    kernels: opswap's own kernels must run; False where it only puts torch's operators together differently.
+    kernels: opswap's own kernels must run; False if it only puts torch's operators together differently.
     costs: opswap's functions do what the stock form does and watch it: a row's ratio is opswap's time over stock's.
     """
 
@@ -67,8 +68,13 @@ def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterat
     Where there are several stock forms, the fastest of them is timed once more, in turn with that function alone: forms
     that share code keep it in the caches for each other, which a training step would not do.
 
-    Raises: RuntimeError where results differ, or where opswap ran as plain torch code.
+    Raises: RuntimeError if results differ, or if opswap ran as plain torch code.
     """
+    with reuse_kept():
+        yield from _measure(case, threads, allocation, seconds)
+
+
+def _measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     functions, refused = _usable(case, case.build())
@@ -166,7 +172,7 @@ def _machine() -> dict[str, str]:
 
 
 def _time_copy(payload: int, seconds: float) -> Spread:
-    """Of one copy between two buffers that are in memory, and in the caches where they fit."""
+    """Of one copy between two buffers that are in memory, and in the caches if they fit."""
     source, target = torch.ones(payload, dtype=torch.uint8), torch.zeros(payload, dtype=torch.uint8)
     return Spread.of(time_in_turn({"copy": lambda: target.copy_(source)}, seconds, _FIRST_ROUNDS)["copy"])
 

@@ -13,8 +13,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
+
+from opswap.memory import reuse_freed
 
 from .case import measure
 from .selection import ALLOCATIONS, Selection
@@ -58,6 +61,9 @@ def _rows_of_process(selection: Selection, allocation: str) -> Generator[Row, No
 def _main(selection: str, allocation: str) -> None:
     given = {key: _tuple(value) for key, value in json.loads(selection).items()}
     chosen = replace(Selection(), **given)
+    if allocation == "warm":
+        with suppress(RuntimeError):  # not glibc: what ALLOCATIONS sets has no effect either
+            reuse_freed(True)
     for case in chosen.cases():
         for threads in chosen.threads:
             for row in measure(case, threads, allocation, chosen.seconds):

@@ -28,7 +28,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         "demo",
         help="train ShuffleNetV2, LPRNet, a multi-branch net and a detector on handwritten digits, in two forms each",
         description="Train stock and optimized copies of two networks on the same batches: ShuffleNetV2 x0.5, "
-        "which tells handwritten digits apart, and LPRNet, which reads strips of seven of them. The losses of the "
+        "which classifies handwritten digits, and LPRNet, which reads strips of seven of them. The losses of the "
         "bit-equal rules must be equal in the first steps. Then train a net with twelve branches, in a loop and "
         "merged, whose losses must be equal within a tolerance, and a small detector, whose sizes depend on data, and "
         "its form of fixed sizes, of which torch.compile builds one graph. Prints accuracies and step times, draws a "
@@ -44,7 +44,7 @@ def _add_arguments(demo: argparse.ArgumentParser) -> None:
     demo.add_argument(
         "--only",
         choices=("shufflenet", "lprnet", "multi_branch", "detection", "ddp"),
-        help="one part in place of all but ddp, which trains on two processes",
+        help="one part; by default all but ddp, which trains on two processes",
     )
     demo.add_argument("--batch-size", type=_batch_size, default=32, help="images in a training step")
     demo.add_argument("--seed", type=_seed, default=0, help="of the weights, the split and the batches")

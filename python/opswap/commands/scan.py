@@ -23,7 +23,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         "scan",
         help="list what swap would replace in a model",
         description="List what swap would replace in a model, how much faster each replacement was measured, and "
-        "why other candidates stay.",
+        "why other candidates are kept.",
         examples=_EXAMPLES,
         statuses={
             0: "swap replaces something",

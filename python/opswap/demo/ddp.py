@@ -35,7 +35,7 @@ _PROCESSES = 2
 _PROVEN_STEPS = 3
 _TOLERANCE = 1e-10  # of the largest parameter, in float64
 _LEARNING_RATE = 0.05
-_EPOCHS = 1000  # more than any run takes
+_EPOCHS = 1000  # more than any run needs
 
 
 def launch(settings: Settings) -> str:
@@ -107,7 +107,7 @@ def _run(given: argparse.Namespace) -> None:
 
 def _check_batch(size: int, processes: int) -> None:
     if size % processes:
-        raise DemoError(f"{size} images cannot be shared out to {processes} processes")
+        raise DemoError(f"{size} images cannot be divided among {processes} processes")
 
 
 def _prove(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:

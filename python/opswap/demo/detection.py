@@ -59,7 +59,7 @@ class Form:
 class PaddingEffects:
     """What padding changes if nothing masks it.
 
-    share: of the pixels that are padding. mean, variance: how far those of a channel behind the first convolution move,
+    share: of the pixels that are padding. mean, variance: how far those of a channel after the first convolution move,
     at most, if a BatchNorm counts padding: in standard deviations, and as a part of the variance. border, inner: how
     far outputs move at cells of the right and lower border of an image, and at its other cells: root of the mean
     square, as a part of the outputs' standard deviation.
@@ -73,7 +73,7 @@ class PaddingEffects:
 
     def __str__(self) -> str:
         return (
-            f"What padding changes: it is {self.share:.0%} of the pixels. A BatchNorm behind the first convolution "
+            f"What padding changes: it is {self.share:.0%} of the pixels. A BatchNorm after the first convolution "
             f"would count it: means move by up to {self.mean:.2f} standard deviations, variances by up to "
             f"{self.variance:.0%}. Without a mask, convolutions at the right and lower border read it: outputs there "
             f"move by {self.border:.1%} of their spread, all others by {self.inner:.1%}. This detector has no "
@@ -230,7 +230,7 @@ class Detection:
             pixels = np.repeat(form.report.inputs[""].series, each) / each
             built = f"{form.graphs} graph" + "s" * (form.graphs != 1)
             sizes.plot(pixels, ".-", markersize=4, color=_COLOURS[form.name], label=f"{form.name}: {built}")
-        losses.set(xlabel="step", ylabel="loss", yscale="log", title="Loss: both lie on each other")
+        losses.set(xlabel="step", ylabel="loss", yscale="log", title="Loss: both curves coincide")
         sizes.set(xlabel="image", ylabel="pixels", ylim=(0, 1.3 * canvases.LARGEST**2))
         sizes.set_title("Sizes of images that the network gets, graphs that torch.compile builds")
         losses.legend()

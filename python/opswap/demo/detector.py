@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A small detector and its loss in two forms: with sizes that depend on data, and with fixed sizes.
 
-Each cell of 8 x 8 pixels tells the class of the digit whose centre it holds, or background, and the digit's box.
+Each cell of 8 x 8 pixels predicts the class of the digit whose centre it contains, or background, and the digit's box.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .digits import CLASSES
 __all__ = ["BACKGROUND", "Batch", "Detector", "boxes_of", "data_dependent_loss", "fixed_loss"]
 
 BACKGROUND = CLASSES
-_STRIDES = (2, 4, STRIDE)  # of the features behind the convolutions that halve them
-_SIDE = 16.0  # of a box if the network says 0, in pixels
+_STRIDES = (2, 4, STRIDE)  # of the features after the convolutions that halve them
+_SIDE = 16.0  # of a box if the network returns 0, in pixels
 _EPS = 1e-7
 
 
@@ -133,7 +133,7 @@ def fixed_loss(net: nn.Module, batch: Batch) -> Tensor:
     count, _, height, width = output.shape
     column, row = ((batch.boxes[..., :2] + batch.boxes[..., 2:]) / 2 // STRIDE).long().unbind(-1)
     cell = row * width + column
-    # Padded boxes write into a cell of their own behind the last one.
+    # Padded boxes write into a cell of their own after the last one.
     classes = torch.full((count, height * width + 1), BACKGROUND, device=output.device)
     classes = classes.scatter(1, torch.where(batch.valid, cell, height * width), batch.labels)[:, :-1]
     inside = batch.inside[-1].flatten(1)

@@ -68,5 +68,5 @@ def batches(digits: Digits, batch_size: int, epochs: int, seed: int) -> Iterator
 
 
 def batches_per_epoch(digits: Digits, batch_size: int) -> int:
-    """At least one, which holds all images where batch_size is larger than their number."""
+    """At least one, which holds all images if batch_size is larger than their number."""
     return max(len(digits.train_labels) // batch_size, 1)

@@ -62,7 +62,7 @@ class LPRNetTask(Task):
             {alone.name: whole},
             [
                 self.compared.note() + " The stock MaxPool3d refuses channels_last.",
-                f"Held-out strips read: {whole:.1f} % of {_HELD_OUT} without a fault, {digit:.1f} % of their digits.",
+                f"Held-out strips read: {whole:.1f} % of {_HELD_OUT} without an error, {digit:.1f} % of their digits.",
             ],
         )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The task: a net with twelve branches tells twelve things about a handwritten digit."""
+"""The task: a net with twelve branches predicts twelve properties of a handwritten digit."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class MultiBranchTask(Task):
             {name: accuracies["digit"] for name, accuracies in found.items()},
             [
                 f"All {len(pairs)} losses are equal to {max(differences):.1g} of their value "
-                f"(allowed: {_TOLERANCE:g}, since sums are taken in another order).",
+                f"(allowed: {_TOLERANCE:g}, since sums are computed in another order).",
                 f"Merged, held-out images right in percent: {groups}.",
             ],
         )

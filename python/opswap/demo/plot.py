@@ -83,7 +83,7 @@ def _draw_losses(axes: Axes, learners: Sequence[Learner]) -> None:
             label=learner.name,
         )
     pair = " and ".join(learner.name for learner in learners[:2])
-    axes.set(xlabel="step", ylabel="loss", yscale="log", title=f"Loss: {pair} lie on each other")
+    axes.set(xlabel="step", ylabel="loss", yscale="log", title=f"Loss: {pair} coincide")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())

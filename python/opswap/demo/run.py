@@ -41,7 +41,7 @@ _TASKS: dict[str, type[Task]] = {
 def run(settings: Settings) -> None:
     """Train, compare, time and print one network after another, and plot them together.
 
-    Raises: DemoError where losses or parameters differ, or where an accuracy is below what is asked for.
+    Raises: DemoError if losses or parameters differ, or if an accuracy is below the required one.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -71,7 +71,7 @@ def run(settings: Settings) -> None:
     console.print()
     if settings.only not in ("multi_branch", "detection"):
         console.print(
-            "exact: by the rules that are bit-equal alone; swapped: by all rules, equal up to rounding; "
+            "exact: only rules with bit-equal results; swapped: all rules, equal up to rounding; "
             "optimized: what opswap.optimize makes of the model. Freed memory is reused for all copies."
         )
     draw(settings.output, machine, tasks, timings, detection)

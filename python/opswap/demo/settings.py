@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a run of the demo is asked to do."""
+"""The options of a run of the demo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STEPS, _FULL_STEPS = 200, 1200
 
 
 class DemoError(Exception):
-    """The demo could not show what it promises; the text says what and with which values."""
+    """The demo could not show what it promises; the text has what failed, with the values."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Settings:
     epochs, image_size: ShuffleNetV2's passes over the images and their side in pixels.
     min_accuracy: percent of the held-out images that ShuffleNetV2, stock and swapped, must get right.
     steps: LPRNet's training steps; None for as many as the demo, or the full demo, is meant to have.
-    compared_steps: how many steps, fewer than LPRNet's, the copies with bit-equal rules take beside the stock ones.
+    compared_steps: how many steps, fewer than LPRNet's, the copies with bit-equal rules train beside the stock ones.
     branch_steps: training steps of the multi-branch net. detection_steps: of both forms of the detector.
     ddp_steps: timed steps on two processes.
     verbose: print the whole report of each swap and merge.
     full: train ShuffleNetV2 in 16 bits too, and LPRNet longer; fail unless it reads nine in ten held-out strips.
 
-    Raises: ValueError where two of them contradict each other.
+    Raises: ValueError if two of them contradict each other.
     """
 
     only: str | None
@@ -68,5 +68,5 @@ class Settings:
 
     @property
     def lprnet_stock_steps(self) -> int:
-        """How many of them the stock LPRNet takes, which is slow: a quarter, and at least those compared."""
+        """How many steps the stock LPRNet trains, which is slow: a quarter, and at least those compared."""
         return max(self.compared_steps, self.lprnet_steps // 4)

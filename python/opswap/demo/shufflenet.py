@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The task: ShuffleNetV2 tells handwritten digits apart."""
+"""The task: ShuffleNetV2 classifies handwritten digits."""
 
 from __future__ import annotations
 

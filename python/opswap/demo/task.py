@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a run asks of a network and its data."""
+"""What a run needs from a network and its data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Percent of what was held out that is right, by learner; what is to be said beside the table."""
+    """Percent of what was held out that is right, by learner; a note for the table."""
 
     accuracies: dict[str, float]
     notes: list[str]
@@ -50,14 +50,14 @@ class Task(ABC):
 
     @abstractmethod
     def stages(self) -> Iterator[Stage]:
-        """The training, each stage to be worked through before the next one is asked for.
+        """The training, stage by stage; a stage ends before the next one is started.
 
-        Raises: DemoError where the two differ.
+        Raises: DemoError if the two differ.
         """
 
     @abstractmethod
     def outcome(self) -> Outcome:
-        """After the last stage. Raises: DemoError where the two differ."""
+        """After the last stage. Raises: DemoError if the two differ."""
 
     @abstractmethod
     def format_timings(self) -> list[FormatTiming]:

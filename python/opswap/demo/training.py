@@ -151,7 +151,7 @@ def in_turn(
 def train_equal(
     stock: Learner, swapped: Learner, batches: Iterable[Batch], *others: Learner
 ) -> Iterator[int]:
-    """Train all `in_turn`; raise DemoError at the first step where the losses of the first two differ in any bit."""
+    """Train all `in_turn`; raise DemoError at the first step in which the losses of the first two differ in any bit."""
     for done in in_turn((stock, swapped, *others), batches):
         if stock.losses[-1] != swapped.losses[-1]:
             raise DemoError(
@@ -203,7 +203,7 @@ def optimized(model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[nn.
 
 
 def swap_exactly(model: nn.Module) -> nn.Module:
-    """opswap.swap with bit-equal replacements only; DemoError where there is nothing to replace."""
+    """opswap.swap with bit-equal replacements only; DemoError if there is nothing to replace."""
     swapped = opswap.swap(model, exact=True)
     if not opswap.report(swapped).swapped:
         raise DemoError(f"swap found nothing to replace in {type(model).__name__}")

@@ -119,7 +119,7 @@ class Finder(Generic[ReportT]):
 class Hidden:
     """Notes on what a finder cannot see: compiled and scripted code, other threads.
 
-    Args: compiled: what to say of torch.compile's code, which runs uncompiled meanwhile.
+    Args: compiled: a note about torch.compile's code, which runs uncompiled meanwhile.
     """
 
     def __init__(self, compiled: str) -> None:

@@ -144,7 +144,7 @@ def parse_target(words: list[str], inputs: list[InputSize] | None) -> Target:
     module, colon, name = first.partition(":")
     if colon and module and name and not os.path.exists(first):
         if rest:
-            raise UsageError(f"a factory takes no arguments, got {' '.join(rest)!r}")
+            raise UsageError(f"a factory accepts no arguments, got {' '.join(rest)!r}")
         if not inputs:
             raise UsageError(f"{first!r} needs at least one --input, such as --input 32x3x224x224")
         return Target("factory", first)
@@ -182,7 +182,7 @@ def load_model(name: str) -> nn.Module:
 
 
 def factory_step(model: nn.Module, inputs: tuple[Tensor, ...], *, backward: bool) -> Callable[[], None]:
-    """A function that runs the model once, with a backward of the sum of its outputs' means if asked for."""
+    """A function that runs the model once, with a backward of the sum of its outputs' means if requested."""
 
     def run() -> None:
         with torch.set_grad_enabled(backward):
@@ -264,7 +264,7 @@ def run_script(run: Callable[[], None] | Target, finish: Callable[[], None]) -> 
 
 
 def run_under(context: Any, run: Callable[[], None] | Target, arguments: argparse.Namespace) -> int:
-    """Run a program under a finder's context and write what `arguments` ask for of its report.
+    """Run a program under a finder's context and write the parts of its report that `arguments` select.
 
     Returns: the exit status of the program; 1 if it is 0, something was found, and the arguments are strict.
     """

@@ -61,7 +61,7 @@ class Site:
 
     @property
     def cost(self) -> int:
-        """By which sites are sorted: bytes, if the finder does not say otherwise."""
+        """By which sites are sorted: bytes, unless the finder defines another order."""
         return self.bytes
 
     @property
@@ -76,7 +76,8 @@ class Site:
 class Report:
     """Base of the finders' reports.
 
-    A subclass gives `sites` and `notes`, says with `is_finding` which sites are faults, and draws itself in `plot`.
+    A subclass gives `sites` and `notes`, defines with `is_finding` which sites are findings, and draws itself in
+    `plot`.
     """
 
     title: ClassVar[str] = ""

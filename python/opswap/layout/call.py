@@ -66,7 +66,7 @@ class Call:
 
     @property
     def is_plain(self) -> bool:
-        """Images in channels_last in and out, nothing else known of them: what most calls are, and soon said."""
+        """Images in channels_last in and out: the most frequent calls, recognised quickly."""
         if not (self.results and self.sources) or self.name in _SPECIAL:
             return False
         if self.weight is not None and self.weight[1] is Format.CONTIGUOUS:

@@ -51,10 +51,10 @@ class check(Finder[LayoutReport]):
         mode: "report" counts; "raise" stops at the first loss with a LayoutError.
         allow: losses that are known: names of operators ("aten.grid_sampler_2d" or "grid_sampler_2d"), module paths,
             or lines ("net.py:31", or a whole file, "net.py"); each may hold wildcards, as "head.*". They are
-            counted, but are no findings and raise nothing.
+            counted, but are not findings and raise nothing.
     Returns: as a context manager, the `LayoutReport`, which can be read inside and after the context.
     Raises: TypeError for a model that is not a module or an allow-list that is not of strings; ValueError for a mode
-        that does not exist; RuntimeError if entered twice at once. Within the context, LayoutError (see mode).
+        that does not exist; RuntimeError if entered twice at the same time. Within the context, LayoutError (see mode).
 
     It changes no result, needs no hooks, and ends with the context, also after an error. opswap's kernels for 1x1 and
     depthwise convolutions are not operators of torch's dispatcher: torch's convolutions run in their place. Contexts
@@ -128,7 +128,7 @@ class _Mode(DispatchMode):
     ) -> Any:
         if types and not _ORDINARY.issuperset(types):
             if any(hasattr(t, "__tensor_flatten__") for t in types):
-                return NotImplemented  # a wrapper takes itself apart; its parts come here
+                return NotImplemented  # a wrapper calls operators on its parts, which come here
             return func(*args, **(kwargs or {}))  # fake tensors, and others that hold nothing
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):

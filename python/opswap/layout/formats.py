@@ -34,7 +34,7 @@ _MOST_KNOWN = 4096
 def format_of(tensor: Tensor) -> Format:
     """The format of a strided tensor; slices count as the tensor that they are cut from.
 
-    AMBIGUOUS: C is 1, all sizes after it are 1, there are no elements, or the tensor is expanded. torch then takes
+    AMBIGUOUS: C is 1, all sizes after it are 1, there are no elements, or the tensor is expanded. torch then uses
     the tensor for contiguous, unless its strides are exactly those that channels_last would have.
     """
     if not 4 <= tensor.dim() <= 5:

@@ -34,7 +34,7 @@ _OPERATORS: Mapping[str, str] = {
     "F.softmax(x.permute(0, 2, 3, 1), -1).permute(0, 3, 1, 2) for dim=1",
     "aten._log_softmax": "move the channels last for this call: "
     "F.log_softmax(x.permute(0, 2, 3, 1), -1).permute(0, 3, 1, 2) for dim=1; "
-    "F.cross_entropy takes (N * H * W, C) logits from there",
+    "F.cross_entropy accepts the (N * H * W, C) logits",
     "aten.native_layer_norm": "over channels, normalise x.permute(0, 2, 3, 1) over its last dimension and permute "
     "back, or use GroupNorm(1, channels) for all of (C, H, W)",
     "aten.masked_fill": "torch.where(mask, value, x) keeps the format",
@@ -134,7 +134,8 @@ def _copy_hint(call: Call, text: str, backward: bool) -> str:
 
 
 def _shuffle_groups(source: Tensor, backward: bool) -> int:
-    """Groups of a channel shuffle whose transposed view (N, C / groups, groups, H, W) this is, 0 if it is none.
+    """Groups of a channel shuffle whose transposed view (N, C / groups, groups, H, W) this is, 0 if the tensor is not
+    such a view.
 
     The backward shuffles the gradient with the other factor of C: its view is (N, groups, C / groups, H, W).
     """
@@ -148,7 +149,7 @@ def _shuffle_groups(source: Tensor, backward: bool) -> int:
 
 
 def one_pixel_hint(call: Call) -> str:
-    """An operator that makes a whole image of one pixel, whose strides say nothing."""
+    """An operator that makes a whole image of one pixel, whose strides do not determine a format."""
     return (
         "its input holds one pixel per channel, whose strides carry no format, so torch returns a contiguous image: "
         f"add .contiguous({_last(call)}), or let an operator with a channels_last operand spread the pixel"

@@ -33,7 +33,7 @@ class Mark:
     spatial: sizes after the channels of that image, () if a reduction left one pixel: a 4-D tensor of these sizes
         is an image again, any other (scores of an attention, windows) is not.
     candidate: the operator that moved the channels away from the innermost place; the culprit if an image in
-        contiguous format comes of it. surmised: it computed something of another shape, so that a copy behind it that
+        contiguous format comes of it. surmised: it computed something of another shape, so that a copy after it that
         moves the channels is the better candidate.
     unproven: that a channels_last image comes into it is not known; a reader with such an operand would prove it.
     loss: the culprit, once it is known. image: written as an image.

@@ -210,7 +210,7 @@ class _Watch(DispatchMode):
 
 
 def _copies(event: Any, shapes: set[tuple[int, ...]]) -> bool:
-    """True for a copy of a whole image that the operator asked for, to have another format."""
+    """True for a copy of a whole image that the operator makes to get another format."""
     if event.name != "aten::copy_" or tuple(event.input_shapes[0]) not in shapes:
         return False
     parent = event.cpu_parent

@@ -22,7 +22,7 @@ _REFUSALS = ("memory format", "memory_format", "channels_last", "view size is no
 
 
 class Moves(Enum):
-    """What an operator that is no view does to the channels in memory."""
+    """What an operator other than a view does to the channels in memory."""
 
     NO = "the innermost dimension stays"
     YES = "another dimension is innermost"
@@ -58,7 +58,7 @@ class Observer:
         """Count a call that kept the format (see `ordinary_call`)."""
         self.operators += 1
         if origin.phase == "optimizer" or origin.to_leaf:
-            return  # parameters and their gradients are no images
+            return  # parameters and their gradients are not images
         self.seen_channels_last = True
         self._tally("kept", name, origin, str).add(shape, moved, nanoseconds)
 
@@ -69,7 +69,7 @@ class Observer:
             self._observe_view(call)
             return
         if origin.phase == "optimizer" or origin.to_leaf:
-            return  # parameters and their gradients are no images
+            return  # parameters and their gradients are not images
         if call.is_plain:
             self.seen_channels_last = True
             self._count(self._tally("kept", call.name, origin, str), call)

@@ -24,7 +24,7 @@ REDUCTIONS = frozenset(
     for name in ("mean", "sum", "amax", "amin", "max", "min", "var", "std", "logsumexp", "norm")
 )
 
-# Where the weight stands among the arguments of a convolution.
+# Position of the weight among the arguments of a convolution.
 WEIGHTS: Mapping[str, int] = {
     "aten.convolution": 1,
     "aten.convolution_overrideable": 1,
@@ -34,7 +34,7 @@ WEIGHTS: Mapping[str, int] = {
     "aten.convolution_backward": 2,
 }
 
-# 4-D tensors that are no images, by their places among arguments and outputs: weights, sampling grids.
+# 4-D tensors that are not images, by their places among arguments and outputs: weights, sampling grids.
 NOT_IMAGES: Mapping[str, tuple[int, int | None]] = {
     **{name: (place, None) for name, place in WEIGHTS.items()},
     "aten.convolution_backward": (2, 1),

@@ -37,7 +37,7 @@ class Known:
     __slots__ = ("func", "gradient_at", "name", "ordinary", "skipped", "weight_at")
 
     def __init__(self, func: Any, is_operator: bool) -> None:
-        # What is no operator, such as torch.cond, has its own operators seen; it itself is passed over.
+        # A higher-order operator such as torch.cond is skipped; the operators that it calls are seen.
         self.func, self.name = func, op_name(func) if is_operator else "aten.detach"
         self.skipped = self.name in SKIPPED
         special = self.name in CONVERTERS or self.name in COPIED_INSIDE or self.name == "aten._unsafe_view"
@@ -114,14 +114,14 @@ def _bytes_of_results(known: Known, out: Any, marks: Marks) -> int:
 
 
 def _bytes_of_source(value: Any, marks: Marks) -> int:
-    """As `_bytes`; an argument of two or three dimensions is no image, a result may be made of one."""
+    """As `_bytes`; an argument of two or three dimensions is not an image, but a result may be made of an image."""
     if type(value) is Tensor and 1 < value.dim() < 4:
         return 0 if not marks or marks.get(storage_key(value)) is None else -1
     return _bytes(value, marks)
 
 
 def _bytes(value: Any, marks: Marks) -> int:
-    """Of an image; 0 for what is none and descends from none, -1 for what is not so soon said."""
+    """Of an image; 0 for a tensor that neither is an image nor was computed from one, -1 if that is not known yet."""
     if type(value) is not Tensor:
         return 0 if type(value) in _SCALARS else -1
     if value.dim() < 2:

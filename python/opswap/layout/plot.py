@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-_KEPT, _AFTER, _COPIES = "channels_last kept", "contiguous after a loss", "lost here, or copied to and fro"
+_KEPT, _AFTER, _COPIES = (
+    "channels_last kept",
+    "contiguous after a loss",
+    "lost here, or copied back and forth",
+)
 _COLOURS = {_KEPT: "#9bbbd4", _AFTER: "#f2a65a", _COPIES: "#c0392b"}
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _MARKED = ("refused", "lost", "copied inside", "needless")

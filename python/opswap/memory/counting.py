@@ -20,7 +20,7 @@ _PART = 1 << 17  # numbers counted at once, whose bits stay in a cache
 
 
 def can_count(tensor: Tensor) -> bool:
-    """True for a strided real tensor of floating point with data."""
+    """True for a strided real floating-point tensor with data."""
     return tensor.dtype in _MANTISSA and tensor.layout is torch.strided and not tensor.is_meta
 
 

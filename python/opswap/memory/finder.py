@@ -69,7 +69,7 @@ def denormals(
         inputs: positional inputs of the model: one step is watched, then timed as a whole without and with flushing.
         backward: that step includes the backward of the sum of the outputs' means.
         allow: findings that are known: names of operators or parameters, module paths, or lines ("net.py:31"), with
-            wildcards. They are counted, but are no findings.
+            wildcards. They are counted, but are not findings.
     Returns: a report, which is a context manager too: it watches what this thread runs within.
     Raises: TypeError for a model that is not a module, an allow-list that is not of strings, or inputs without a
         model; RuntimeError if entered twice at once; whatever the model raises on its inputs.
@@ -302,7 +302,7 @@ class _Mode(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types and not _ORDINARY.issuperset(types):
-            return NotImplemented  # a wrapper takes itself apart; its parts come here
+            return NotImplemented  # a wrapper calls operators on its parts, which come here
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if threading.get_ident() == self._thread:
@@ -323,7 +323,7 @@ class _Mode(DispatchMode):
         return out
 
     def _name(self, func: Any) -> tuple[str | None, Any]:
-        """The operator's name, None for views, for what holds no data yet, and for what is no operator."""
+        """The operator's name, None for views, for tensors without data, and for anything that is not an operator."""
         name = op_name(func) if isinstance(func, OpOverload) else None
         if name in SKIPPED or (name is not None and _is_view(func)):
             name = None

@@ -137,7 +137,7 @@ class DenormalsReport(Report):
         self._remarks: dict[str, None] = {}
 
     def add(self, tally: Tally) -> Tally:
-        """Take one more source into the report."""
+        """Add one more source to the report."""
         self._tallies.append(tally)
         return tally
 

@@ -22,7 +22,7 @@ def reuse_freed(enabled: bool = True) -> None:
     with page faults. Kept blocks cost memory: the process stays as large as it ever was. False restores fixed
     thresholds of 32 and 64 MB, where glibc's own, moving ones end after some steps, and gives free memory back.
 
-    Raises: RuntimeError where the C library is not glibc.
+    Raises: RuntimeError if the C library is not glibc.
     Source: mallopt(3), M_MMAP_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD.
     """
     global _reuses
@@ -42,7 +42,7 @@ def flush_denormals(enabled: bool = True) -> None:
     torch.set_flush_denormal reaches the calling thread only. Call this again after torch.set_num_threads. Other
     threads of Python that compute have pools of their own, and call this for themselves.
 
-    Raises: RuntimeError where the processor has no such switch, or a thread of the pool did not answer.
+    Raises: RuntimeError if the processor has no such switch, or a thread of the pool did not answer.
     Source: Intel SDM volume 1, section 10.2.3 (MXCSR: FTZ, DAZ); Arm ARM, FPCR.FZ.
     """
     reached, threads = _core.memory_flush(bool(enabled)), max(_core.threads(), torch.get_num_threads())
@@ -50,6 +50,17 @@ def flush_denormals(enabled: bool = True) -> None:
         raise RuntimeError("flush_denormals: this processor has no switch for denormal numbers")
     if reached < threads:
         raise RuntimeError(f"flush_denormals: {reached} of {threads} threads of the pool were reached")
+
+
+@contextlib.contextmanager
+def reuse_kept() -> Iterator[None]:
+    """Within, reuse_freed may be called; afterwards freed memory is reused, or not, as before."""
+    before = reuses_freed()
+    try:
+        yield
+    finally:
+        if reuses_freed() != before:
+            reuse_freed(before)
 
 
 @contextlib.contextmanager

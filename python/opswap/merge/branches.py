@@ -15,7 +15,7 @@ from opswap._torch import tree_map
 
 from ..ops.linear import register_flops
 from .build import build
-from .carry import check_layers, fill_branches, fill_merged, grow, links, skeleton
+from .carry import build_tree, check_layers, empty_copy, fill_branches, fill_merged, links
 from .examples import guess_example
 from .forms import Form, change_form
 from .layers import RECORDED, Layer
@@ -36,7 +36,7 @@ _CHANGED = (
     f"{_NAME}: the merged module would not compute what its branches do, which read something that changed"
 )
 _BATCHES = (2, 3)
-# Layers that take a tensor without a batch as well, in which the branches would be put at another place.
+# Layers that also accept a tensor without a batch, in which the branches would be put at another place.
 _WITHOUT_BATCH = tuple(
     cls
     for name, cls in vars(nn).items()
@@ -92,16 +92,16 @@ Programs = dict[str, list[tuple[int, Program]]]
 
 @dataclass
 class _State:
-    """What a merged module knows beside its tensors.
+    """The state of a merged module besides its tensors.
 
     wrapped: the branches are single layers, put into a Sequential each. example: empty tensors of a branch's input
     sizes. stacked: the output is one of all branches. text: the graph of a branch. watch: what it read. batched:
-    the inputs must have as many dimensions as the example: convolutions and pools take an image without a batch
+    the inputs must have as many dimensions as the example: convolutions and pools accept an image without a batch
     too. programs: by "training" and "inference", pairs of the input's elements and the program measured for them.
-    others: such programs by the dimensions of the inputs of a branch, where these are not the example's.
+    others: such programs by the dimensions of the inputs of a branch, if these are not the example's.
     """
 
-    skeletons: tuple[nn.Module, ...]
+    empty_copies: tuple[nn.Module, ...]
     wrapped: bool
     shared: tuple[bool, ...]
     example: tuple[Tensor, ...]
@@ -115,7 +115,7 @@ class _State:
     timings: list[Timing] = field(default_factory=list)
 
     def known(self, inputs: Sequence[Any]) -> Programs | None:
-        """The programs for inputs of as many dimensions, None where there are none yet."""
+        """The programs for inputs of as many dimensions, None if there are none yet."""
         dimensions = tuple([_dimensions(x, s) for x, s in zip(inputs, self.shared, strict=True)])
         if dimensions == tuple([x.dim() for x in self.example]):
             return self.programs
@@ -154,13 +154,13 @@ class MergedBranches(nn.Module):
             modules = [_in_sequential(m) for m in modules]
         traced = _trace(modules, example)
         empty = tuple(torch.empty_like(x, device="meta") for x in example)
-        grow(self, modules, traced.separate)
+        build_tree(self, modules, traced.separate)
         watched = watch(self, modules, traced.captures)
-        skeletons = tuple(skeleton(m, watched.objects) for m in modules)
+        empty_copies = tuple(empty_copy(m, watched.objects) for m in modules)
         text = text_of(traced.graph)
         batched = any(isinstance(m, _WITHOUT_BATCH) for m in modules[0].modules())
         self._merge = _State(
-            skeletons, wrapped, shared, empty, stacked, traced.separate, text, watched, batched
+            empty_copies, wrapped, shared, empty, stacked, traced.separate, text, watched, batched
         )
         fill_merged(self, modules)
         program = self._proven(traced, modules, empty, Plan())
@@ -236,19 +236,19 @@ class MergedBranches(nn.Module):
         if changed_place(state.watch, self):
             raise error
         try:
-            captures = capture_all(state.skeletons, state.separate)
+            captures = capture_all(state.empty_copies, state.separate)
         except ValueError as reason:
             raise error from reason
         if any(text_of(c.graph) != state.text for c in captures):
             raise error
-        state.watch = watch(self, state.skeletons, captures)
+        state.watch = watch(self, state.empty_copies, captures)
 
     def _check_inputs(self, inputs: Sequence[Any]) -> None:
         expected = len(self._merge.shared)
         if len(inputs) != expected:
             raise TypeError(f"{_NAME}: expected {expected} inputs, got {len(inputs)}")
         for x, shared in zip(inputs, self._merge.shared, strict=True):
-            _check_input(x, shared, len(self._merge.skeletons))
+            _check_input(x, shared, len(self._merge.empty_copies))
         if self._merge.batched:
             self._check_dimensions(inputs)
 
@@ -256,7 +256,7 @@ class MergedBranches(nn.Module):
         for given, example, shared in zip(inputs, self._merge.example, self._merge.shared, strict=True):
             if isinstance(given, Tensor) and given.dim() != example.dim() + (not shared):
                 known = f"(B, *) of {example.dim()} dimensions"
-                size = known if shared else f"(B, {len(self._merge.skeletons)}, *)"
+                size = known if shared else f"(B, {len(self._merge.empty_copies)}, *)"
                 raise ValueError(f"{_NAME}: expected an input {size}, got one of size {tuple(given.shape)}")
 
     def split_back(self) -> list[nn.Module]:
@@ -266,7 +266,7 @@ class MergedBranches(nn.Module):
 
     def _branches(self) -> list[nn.Module]:
         state = self._merge
-        modules = [copy.deepcopy(m, {id(o): o for o in state.watch.objects}) for m in state.skeletons]
+        modules = [copy.deepcopy(m, {id(o): o for o in state.watch.objects}) for m in state.empty_copies]
         fill_branches(self, modules)
         return modules
 
@@ -275,10 +275,10 @@ class MergedBranches(nn.Module):
 
         Args:
             output: what a call returned, or one tensor of it.
-        Raises: ValueError for a tensor of other sizes, and for one of several if sizes do not tell which it is: pass
-            the whole output then.
+        Raises: ValueError for a tensor of other sizes, and for one of several if sizes do not determine which one it
+            is: pass the whole output then.
         """
-        state, n = self._merge, len(self._merge.skeletons)
+        state, n = self._merge, len(self._merge.empty_copies)
         if not state.stacked:
             return output
         sections = state.programs["training"][0][1].sections
@@ -292,7 +292,7 @@ class MergedBranches(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise every branch anew as its own layers do."""
-        check_layers(self, self._merge.skeletons[0])
+        check_layers(self, self._merge.empty_copies[0])
         modules = self._branches()
         for branch in modules:
             for m in branch.modules():
@@ -303,20 +303,22 @@ class MergedBranches(nn.Module):
     def parameter_moves(
         self, modules: Sequence[nn.Module]
     ) -> list[tuple[list[nn.Parameter], list[nn.Parameter]]]:
-        """For every parameter those of the branches and the merged one, as `move_parameters` takes them."""
+        """For every parameter those of the branches and the merged one, as arguments of `move_parameters`."""
         modules = [_in_sequential(m) for m in modules] if self._merge.wrapped else list(modules)
-        if len(modules) != len(self._merge.skeletons):
-            raise ValueError(f"{_NAME}: expected {len(self._merge.skeletons)} branches, got {len(modules)}")
+        if len(modules) != len(self._merge.empty_copies):
+            raise ValueError(
+                f"{_NAME}: expected {len(self._merge.empty_copies)} branches, got {len(modules)}"
+            )
         found = [link for link in links(self, modules) if isinstance(link.whole, nn.Parameter)]
         return [(link.parts, [link.whole]) for link in found]
 
     def measure(self, *inputs: Any, seconds: float = 1.0) -> MergeReport:
-        """Time the ways to run this module on inputs of these sizes, and take the fastest for them.
+        """Time the ways to run this module on inputs of these sizes, and use the fastest for them.
 
         Args:
             inputs: as in a call. seconds: for each of training (forward and backward) and inference.
         Every convolution is timed grouped, one branch after another, and as a batched product if its kernel
-        is 1 x 1; then whole programs are. Calls with other sizes take what was measured for
+        is 1 x 1; then whole programs are. Calls with other sizes use what was measured for
         the nearest number of elements. Tensors and gradients are left as they were, and so are random generators:
         numbers that other threads draw from those of the process meanwhile are drawn again.
         """
@@ -324,7 +326,7 @@ class MergedBranches(nn.Module):
         empty = [name for name, t in self.state_dict(keep_vars=True).items() if t.is_meta]
         if empty:
             raise ValueError(f"{_NAME}: {empty[0]} is on the meta device, where nothing can be measured")
-        check_layers(self, self._merge.skeletons[0])
+        check_layers(self, self._merge.empty_copies[0])
         with torch.inference_mode(False), torch.enable_grad():
             self._measure(tuple(_detached(x) for x in inputs), seconds)
         return self.merge_report()
@@ -354,7 +356,7 @@ class MergedBranches(nn.Module):
     def merge_report(self) -> MergeReport:
         """What became of every layer, what was not merged and why, and what was measured."""
         state = self._merge
-        return describe(self, state.skeletons, state.separate, state.programs, state.timings)
+        return describe(self, state.empty_copies, state.separate, state.programs, state.timings)
 
 
 @dataclass(frozen=True)
@@ -415,7 +417,7 @@ def _dimensions(given: Any, shared: bool) -> int:
 
 
 def _detached(x: Any) -> Any:
-    """Inputs of their own, which want a gradient where those given do."""
+    """Copies of the inputs, which require a gradient if the given ones do."""
     if not isinstance(x, Tensor):
         return [_detached(t) for t in x]
     own = x.clone() if x.is_inference() else x.detach()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Turn the graph of one branch into a program for all of them.
 
-Every value has the form in which it was made, its own; another form is made by a step of its own where it is asked
-for. Whatever has no rule runs with the branches folded into the batch, or, where it meets parameters or a shared value,
+Every value has the form in which it was made, its own; another form is made by a step of its own if it is needed.
+Whatever has no rule runs with the branches folded into the batch, or, if it meets parameters or a shared value,
 under torch.vmap.
 """
 
@@ -112,7 +112,7 @@ class _Builder:
         return Ref(len(self.inputs) + len(self.steps) - 1)
 
     def _as(self, node: fx.Node, form: Form) -> Ref:
-        """The value of a node in a form, made where it is not there yet."""
+        """The value of a node in a form, made if it is not there yet."""
         if (node, form) not in self.made:
             if self._is_plain(node):
                 self.made[node, form] = self._plain_value(node, form)
@@ -163,7 +163,7 @@ class _Builder:
             ref = self._emit(node, operator.getitem, (ref, 0)) if own is Form.LISTED else ref
             return self._emit(node, getattr, (ref, name))
         if tensors or node.op == "call_module":
-            raise self._refuse(node, "reads a number off a tensor, which may differ from branch to branch")
+            raise self._refuse(node, "reads a number from a tensor, which may differ from branch to branch")
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._as(n, form))
         return self._emit(node, calls.callee(node), args, kwargs=kwargs)
 
@@ -222,7 +222,7 @@ class _Builder:
         self._define(node, Form.WEIGHT if weights_only else Form.STACKED, self._emit(node, run_batched, call))
 
     def _loops(self, node: fx.Node) -> bool:
-        """True where the plan has the node run one branch after another."""
+        """True if the plan has the node run one branch after another."""
         own = [self.own[n] for n in self._tensors(node)]
         if all(f is Form.WEIGHT for f in own):  # what is made of parameters alone has no batch
             return False
@@ -311,7 +311,7 @@ class _Builder:
             self._whatever(node, calls.callee(node))
 
     def _shared(self, node: fx.Node, function: Callable[..., Any] | None, writing: bool) -> None:
-        """Once, for all branches have the same."""
+        """Once, because all branches have the same."""
         if writing:
             self._run_on_copy(node, Form.SHARED, function)
         else:
@@ -414,7 +414,7 @@ class _Builder:
         self._define(node, Form.STACKED, self._emit(node, calls.callee(node), args, kwargs=kwargs))
 
     def _common_form(self, tensors: Sequence[fx.Node]) -> Form | None:
-        """A form in which elements that belong together meet; None where there is none."""
+        """A form in which elements that belong together have the same index; None if no form has that."""
         own = {self.own[n] for n in tensors}
         if len(tensors) == 1:
             return own.pop()
@@ -430,7 +430,7 @@ class _Builder:
         return Form.WIDE if wide else Form.STACKED
 
     def _is_spatial(self, node: fx.Node) -> bool:
-        """True for a reduction over dimensions behind the channels alone."""
+        """True for a reduction over dimensions after the channels alone."""
         rank = self._rank(self._tensors(node)[0])
         dims = calls.argument(node, 1, "dim")
         dims = [dims] if isinstance(dims, int) else dims
@@ -439,7 +439,7 @@ class _Builder:
         return all(d % rank >= 2 for d in dims)
 
     def _along_channels(self, node: fx.Node, name: str) -> bool:
-        """Calls that join, cut or flatten dimensions behind the batch; stacked, these are one further back."""
+        """Calls that join, cut or flatten dimensions after the batch; stacked, these are one further back."""
         first, dim = node.args[0] if node.args else None, calls.argument(node, 1, "dim", 0)
         function = calls.callee(node)
         if (
@@ -468,7 +468,7 @@ class _Builder:
         return False
 
     def _whatever(self, node: fx.Node, function: Callable[..., Any] | None) -> None:
-        """With the branches folded into the batch, which no layer looks at."""
+        """With the branches folded into the batch; layers treat all entries of a batch alike."""
         own = {self.own[n] for n in self._tensors(node)}
         if own == {Form.SHARED}:
             self._shared(node, function, False)
@@ -481,7 +481,7 @@ class _Builder:
 
 
 def _clone(x: Tensor) -> Tensor:
-    """A copy that has memory for every element, where branches are one tensor seen N times too."""
+    """A copy that has memory for every element, if branches are one tensor seen N times too."""
     return x.clone(memory_format=torch.contiguous_format if 0 in x.stride() else torch.preserve_format)
 
 
@@ -492,5 +492,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _dimensions(name: str) -> int | None:
-    """2 for MaxPool2d and max_pool2d; None for names that tell no dimensions."""
+    """2 for MaxPool2d and max_pool2d; None for names without a number of dimensions."""
     return int(name[-2]) if name[-1:] == "d" and name[-2:-1].isdigit() else None

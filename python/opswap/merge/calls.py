@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is known of torch's functions and methods: on which form of the branches' values they may run as they are."""
+"""Properties of torch's functions and methods: on which form of the branches' values they may run unchanged."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def callee(node: fx.Node) -> Callable[..., Any]:
 
 
 def writes(node: fx.Node) -> bool:
-    """True where the call writes to its first argument."""
+    """True if the call writes to its first argument."""
     raw = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = raw.endswith("_") and not raw.endswith("__")
     return (
@@ -122,7 +122,7 @@ def writes(node: fx.Node) -> bool:
 
 
 def out_of_place(node: fx.Node) -> Callable[..., Any] | None:
-    """The function that gives the same result without writing, where there is one."""
+    """The function that gives the same result without writing, if there is one."""
     name = call_name(node)
     if name in _OUT_OF_PLACE:
         return _OUT_OF_PLACE[name]

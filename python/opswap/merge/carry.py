@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bring the tensors of N branches into one merged tree of layers, and back into N modules."""
+"""Copy the tensors of N branches into one merged tree of layers, and back into N modules."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..swap.runtime.state import INTERNAL
 from .layers import LAYERS, POOLS, Layer, Separate
 from .structure import is_plain, owned_tensors
 
-__all__ = ["Link", "check_layers", "fill_branches", "fill_merged", "grow", "links", "skeleton"]
+__all__ = ["Link", "build_tree", "check_layers", "empty_copy", "fill_branches", "fill_merged", "links"]
 
 
 @dataclass(frozen=True)
 class Link:
-    """One tensor of the merged tree and the tensors of the branches that it stands for, each an owner and a name."""
+    """One tensor of the merged tree and the tensors of the branches that it replaces, each an owner and a name."""
 
     name: str
     merged: nn.Module
@@ -39,7 +39,7 @@ class Link:
         return [getattr(m, self.name) for m in self.branches]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """One value a branch, as one value of the merged tensor's sizes."""
+        """One value per branch, as one value of the merged tensor's sizes."""
         return torch.cat([p.detach().reshape(-1) for p in parts]).view(self.whole.shape)
 
     def cut(self, whole: Tensor) -> list[Tensor]:
@@ -53,7 +53,7 @@ class Link:
             pieces: Sequence[Tensor] = (whole,)
         elif isinstance(self.merged, Layer):
             pieces = self.merged.pieces(whole)
-        elif not whole.dim():  # one count of a layer that took the place of a merged one
+        elif not whole.dim():  # one count of a layer that replaced a merged one
             pieces = (whole,) * len(self.branches)
         elif whole.dim() == self.parts[0].dim():
             pieces = whole.chunk(len(self.branches))
@@ -62,7 +62,7 @@ class Link:
         return [p.reshape(part.shape).clone() for p, part in zip(pieces, self.parts, strict=True)]
 
 
-def grow(root: nn.Module, modules: Sequence[nn.Module], separate: Iterable[str]) -> None:
+def build_tree(root: nn.Module, modules: Sequence[nn.Module], separate: Iterable[str]) -> None:
     """Give `root` the children of a branch under the same names: layers merged, functions copied, others as folders."""
     separate = set(separate)
     made: dict[nn.Module, nn.Module] = {}
@@ -134,7 +134,7 @@ def links(root: nn.Module, modules: Sequence[nn.Module]) -> Iterator[Link]:
 
 
 def check_layers(root: nn.Module, branch: nn.Module) -> None:
-    """Raise ValueError if something else took the place of a merged layer, which cannot be proven then."""
+    """Raise ValueError if something else replaced a merged layer, which cannot be proven then."""
     outer = "\n"
     for path, own in branch.named_modules():
         if path.startswith(outer):
@@ -181,7 +181,7 @@ def fill_branches(root: nn.Module, modules: Sequence[nn.Module]) -> None:
 
 
 def _counterpart(root: nn.Module, path: str, branch: int) -> nn.Module:
-    """The module of the merged tree that stands for a branch's."""
+    """The module of the merged tree that replaces a branch's."""
     module = root
     names = path.split(".") if path else []
     while names:
@@ -199,7 +199,7 @@ def _options(merged: nn.Module, own: nn.Module) -> Iterable[str]:
     return [name for name in vars(own) if name not in INTERNAL and name in held and is_plain(held[name])]
 
 
-def skeleton(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
+def empty_copy(module: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
     """A copy of a module whose tensors have sizes and no memory; `shared` objects are not copied."""
     memo: dict[int, Any] = {id(o): o for o in shared}
     for m in module.modules():

@@ -33,10 +33,10 @@ __all__ = [
 Gains = dict[str, list[list[float]]]
 
 _SHIPPED = Path(__file__).with_name("costs.json")
-# Both are of the recorder: the sizes of a row, and the ways whose gains follow them, 0 where there is none.
+# Both are of the recorder: the sizes of a row, and the ways whose gains follow them, 0 if there are none.
 SIZES = ("taps", "in_channels", "out_channels", "branches", "batch", "pixels")
 WAYS = ("chunks", "product")
-# Gains below this are noise; rows further than this, in halvings and doublings of all sizes together, tell nothing.
+# Gains below this are noise; rows further than this, in halvings and doublings of all sizes together, are not used.
 _LEAST_GAIN, _FURTHEST = 1.05, 6.0
 
 
@@ -62,7 +62,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Choice:
-    """way: a mode of BranchConv. gain: of it over the grouped convolution, None where nothing like it was recorded."""
+    """way: a mode of BranchConv. gain: of it over the grouped convolution, None if nothing like it was recorded."""
 
     way: str
     gain: float | None
@@ -80,7 +80,7 @@ def own_file() -> Path:
 
 
 def source() -> str:
-    """Whose figures are read: this machine's, those of a class of CPUs, or "" where there are none."""
+    """Whose figures are read: this machine's, those of a class of CPUs, or "" if there are no figures."""
     if _own(own_file()) is not None:
         return "this machine"
     return cpu_class() if cpu_class() in _shipped() else ""
@@ -120,6 +120,6 @@ _own = lru_cache(maxsize=4)(kept_gains)
 
 
 def keep(gains: Gains) -> None:
-    """Make these this machine's own figures. Raises: OSError where the cache folder cannot be written."""
+    """Make these this machine's own figures. Raises: OSError if the cache folder cannot be written."""
     keep_gains(own_file(), gains)
     _own.cache_clear()

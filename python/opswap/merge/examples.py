@@ -22,7 +22,7 @@ _LENGTHS = (5, 16, 49)
 def guess_example(branch: nn.Module) -> tuple[Tensor, ...]:
     """One input on which the branch runs.
 
-    Raises: ValueError where none of the guesses does.
+    Raises: ValueError if none of the guesses does.
     """
     twin = copy.deepcopy(branch).eval()
     tried = []
@@ -41,7 +41,7 @@ def guess_example(branch: nn.Module) -> tuple[Tensor, ...]:
 
 
 def _guesses(branch: nn.Module) -> Iterator[tuple[int, ...]]:
-    """Sizes behind the batch."""
+    """Sizes after the batch."""
     layers: list[Any] = [m for m in branch.modules() if type(m) in LAYERS]
     first = layers[0] if layers else None
     tokens = any(isinstance(m, nn.MultiheadAttention) for m in layers)

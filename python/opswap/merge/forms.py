@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """How the values of N branches lie in one tensor, and how to go from one way to another.
 
-A branch has a value of sizes (B, C, *). WIDE, STACKED and BATCHED are views of each other where the tensor is
-contiguous; WIDE and STACKED also where it is channels_last.
+A branch has a value of sizes (B, C, *). WIDE, STACKED and BATCHED are views of each other if the tensor is
+contiguous; WIDE and STACKED also if it is channels_last.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def change_form(x: Any, source: Form, target: Form, branches: int) -> Any:
 
 
 def branch_sizes(x: Tensor | Sequence[Tensor], form: Form, branches: int, target: Form) -> torch.Size:
-    """Sizes of one branch's value, with N * B for B where target is GLOBAL."""
+    """Sizes of one branch's value, with N * B for B if target is GLOBAL."""
     if form is Form.LISTED:
         sizes = list(x[0].shape)
     elif form is Form.WEIGHT:

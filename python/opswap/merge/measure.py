@@ -31,7 +31,7 @@ _GAIN, _GAIN_OF_PROGRAMS = 0.97, 0.95
 
 @dataclass(frozen=True)
 class Timing:
-    """Median milliseconds of every way to run one convolution, or the whole module where path is ""."""
+    """Median milliseconds of every way to run one convolution, or the whole module if path is ""."""
 
     mode: str
     elements: int

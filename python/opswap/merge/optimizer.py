@@ -61,7 +61,7 @@ def move_optimizer_state(optimizer: Optimizer, source: Modules, target: Modules)
         target: what `branches` made of the source's modules, or the other way round; or as source, with the same
             parameter names, such as GroupedLinear.from_linears(source), where for every name its parameters one
             after another have the elements of the source's, in the same order.
-    The target takes the source's place in each parameter group; what the optimizer knows of every element (momentum,
+    The target replaces the source in each parameter group; what the optimizer knows of every element (momentum,
     averages) moves with it, and counts, such as Adam's step, are kept. Parameters of which the optimizer has none,
     such as those of frozen layers, are skipped.
     Raises: as `move_parameters`; ValueError also if the parameter names differ, or if the optimizer has none of
@@ -104,7 +104,7 @@ def move_parameters(optimizer: Optimizer, moves: Sequence[tuple[Parameters, Para
 
     Args:
         moves: pairs (old, new) of lists of parameters; the elements of new, one parameter after another, are those
-            of old, in the same order. old are parameters of one parameter group, which new take the place of.
+            of old, in the same order. old are parameters of one parameter group, which new replace.
     Raises: ValueError, before anything is changed, if numbers of elements differ, a parameter does not belong to
         the optimizer, belongs to two groups or is named twice, a new one already belongs to it, or the old ones
         differ in what cannot be joined, such as their number of steps; TypeError for state or an optimizer that is
@@ -148,7 +148,7 @@ def _replace(group: dict[str, Any], move: _Move) -> None:
 
 
 def _new_names(names: Sequence[str], move: _Move) -> list[str]:
-    """The names of the new parameters: without what tells the old ones apart, and numbered if there are several."""
+    """The new parameters' names: without the parts in which the old ones differ, and numbered if there are several."""
     paths = [name.removesuffix(move.old_name).rstrip(".").split(".") for name in names]
     common = paths[0]
     if len({len(path) for path in paths}) == 1:

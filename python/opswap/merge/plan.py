@@ -15,7 +15,7 @@ class Plan:
     """How nodes run, by their names.
 
     loop: one branch after another. ways: pairs of a node and the mode of its layer. otherwise: the mode of layers that
-    are not named and have it. follow: what stands behind a loop and needs no other form goes on in it.
+    are not named and have it. follow: operators after a loop that need no other form run in the loop too.
     """
 
     loop: frozenset[str] = frozenset()

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Ref:
-    """The value of an earlier step; where listed, the one of the branch that is at work."""
+    """The value of an earlier step; if listed, the one of the branch that is at work."""
 
     index: int
     listed: bool = False
@@ -69,7 +69,7 @@ class Step:
 
     function: what is called, None for the module at `layer`, a path of names, or for its attribute of this name.
     merged: that module is a Layer.
-    With loop, it is called once a branch; with separate, every branch has its own module below `layer`.
+    With loop, it is called once per branch; with separate, every branch has its own module below `layer`.
     value: the number of what it makes. frees: values that nothing after this step reads; drops: those of them that are
     made in the same run of loops, which every branch may forget by itself. node: name of the step in the graph of a
     branch.
@@ -94,8 +94,8 @@ class Program:
     """Runs of steps: one step for all branches, or several that one branch does before the next one begins.
 
     inputs: the form in which each input is wanted; their values come before those of the steps. result: Refs. stacked:
-    False where the result is a list of those of the branches. sections: for every tensor of the result, how many
-    features each branch has of it, () where these lie along a dimension of their own.
+    False if the result is a list of those of the branches. sections: for every tensor of the result, how many
+    features each branch has of it, () if these lie along a dimension of their own.
     """
 
     branches: int
@@ -110,7 +110,7 @@ class Program:
         return [step for run in self.runs for step in run]
 
     def run(self, root: nn.Module, inputs: Sequence[Any], watch: Callable[..., None] | None = None) -> Any:
-        """inputs: in the forms of `inputs`. watch: is told of every step for all branches before it runs."""
+        """inputs: in the forms of `inputs`. watch: is called with every step for all branches before it runs."""
         values = [*inputs, *[None] * sum(map(len, self.runs))]
         for run in self.runs:
             if run[0].loop:
@@ -235,7 +235,7 @@ def _refs(value: Any) -> Iterator[Ref]:
 
 
 def schedule(steps: Sequence[Step], inputs: Sequence[Form], result: Any) -> tuple[tuple[Step, ...], ...]:
-    """The runs of a program: steps in a row that are done once a branch follow each other branch by branch.
+    """The runs of a program: steps in a row that are done once per branch follow each other branch by branch.
 
     So a branch works on what it has just made, which is still in the caches. What only parameters and shared inputs go
     into is done before such a run, not to part it.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Run a merged module against the loop over its branches before it is believed.
 
-Both are copies in float64 with the same random tensors (a zero in a trained layer would hide what stands behind it).
+Both are copies in float64 with the same random tensors (a zero in a trained layer would hide the layers after it).
 Compared are outputs, the gradients of inputs and parameters, and the buffers afterwards, in training and in evaluation,
-for contiguous inputs, and for channels_last ones where the loop takes these.
+for contiguous inputs, and for channels_last ones if the loop supports these.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def prove(
     """Show that the program computes what the loop does.
 
     Args:
-        examples: one input of a branch each; their sizes behind the batch and their dtypes are used.
+        examples: one input of a branch each; their sizes after the batch and their dtypes are used.
         evaluation: not only in training; of interest once for every program of one module.
     Raises: ValueError that names what differs, or the error that the merged module raised.
     """
@@ -163,7 +163,7 @@ def _gradients(outputs: Sequence[Any], inputs: Sequence[Sequence[Tensor]]) -> li
 
 
 def _together(parts: Sequence[Any]) -> Any:
-    """Outputs of all branches as the merged module gives them, one for all of what is no tensor."""
+    """Outputs of all branches as the merged module gives them, a single one for outputs that are not tensors."""
     if not all(isinstance(p, Tensor) for p in parts):
         if any(p != parts[0] for p in parts):
             raise ValueError(f"{_NAME}: the branches return {list(parts)}, which cannot be merged")

@@ -104,7 +104,7 @@ class MergeReport:
 
 def describe(
     root: nn.Module,
-    skeletons: Sequence[nn.Module],
+    empty_copies: Sequence[nn.Module],
     separate: Mapping[str, str],
     programs: Mapping[str, Sequence[tuple[int, Program]]],
     timings: Sequence[Timing],
@@ -113,19 +113,19 @@ def describe(
     merged, kept = [], []
     for path, module in root.named_modules():
         if isinstance(module, Layer):
-            kind = type(skeletons[0].get_submodule(path)).__name__
-            merged.append(MergedSite(path, f"{len(skeletons)} x {kind}", type(module).__name__))
+            kind = type(empty_copies[0].get_submodule(path)).__name__
+            merged.append(MergedSite(path, f"{len(empty_copies)} x {kind}", type(module).__name__))
         elif isinstance(module, Separate):
-            kind = type(skeletons[0].get_submodule(path)).__name__
-            kept.append(MergedSite(path, f"{len(skeletons)} x {kind}", separate[path]))
+            kind = type(empty_copies[0].get_submodule(path)).__name__
+            kept.append(MergedSite(path, f"{len(empty_copies)} x {kind}", separate[path]))
     for step in programs["training"][0][1].steps:
         if step.function is run_batched:
             merged.append(MergedSite(step.node, "call on parameters or the shared input", "torch.vmap"))
     if timings:
-        return MergeReport(len(skeletons), merged, kept, list(timings))
+        return MergeReport(len(empty_copies), merged, kept, list(timings))
     convolutions = {path: m for path, m in root.named_modules() if isinstance(m, BranchConv)}
     recorded = [
         Recorded(path, *found) for path, m in convolutions.items() for found in m.choices.latest(_ROWS)
     ]
     older = sum(len(m.choices) for m in convolutions.values()) - len(recorded)
-    return MergeReport(len(skeletons), merged, kept, recorded=recorded, older=older, source=source())
+    return MergeReport(len(empty_copies), merged, kept, recorded=recorded, older=older, source=source())

@@ -26,9 +26,10 @@ _RAGGED = {"out_features"}
 def check_structure(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """The branches as a list.
 
-    Raises: TypeError for what is no module; ValueError for none at all, for modules or tensors that are shared, for
-        hooks of modules and of tensors, and for the first difference in type, children, attributes, training flag, or
-        the tensors' sizes, dtype, device, requires_grad and having a gradient. Linears may differ in out_features.
+    Raises: TypeError for an object that is not a module; ValueError if there are no modules, for modules or tensors
+        that are shared, for hooks of modules and of tensors, and for the first difference in type, children,
+        attributes, training flag, or the tensors' sizes, dtype, device, requires_grad and having a gradient. Linears
+        may differ in out_features.
     """
     if isinstance(modules, nn.Module) and not isinstance(modules, (nn.ModuleList, nn.Sequential)):
         raise TypeError(f"{_NAME}: expected a list of modules, got a {type(modules).__name__}")

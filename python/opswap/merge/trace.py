@@ -28,9 +28,9 @@ class Trace:
     """The graph that all branches have.
 
     separate: paths of the modules that are not merged, with the reason.
-    values: for every node the sizes of its tensor at the first example, or None where it is not a tensor; a tuple
+    values: for every node the sizes of its tensor at the first example, or None if it is not a tensor; a tuple
         of tensors has a list of sizes.
-    captures: those of copies of the branches, which say what the forwards read.
+    captures: those of copies of the branches, which contain what the forwards read.
     """
 
     captures: tuple[Capture, ...]
@@ -46,7 +46,7 @@ class Trace:
 def trace(modules: Sequence[nn.Module], examples: Sequence[tuple[Tensor, ...]]) -> Trace:
     """Capture every branch and compare the graphs; run the first on examples of different batch sizes.
 
-    Raises: ValueError where the branches cannot be captured, differ in what they compute, do not run on the examples,
+    Raises: ValueError if the branches cannot be captured, differ in what they compute, do not run on the examples,
         or do not keep the batch in the first dimension.
     """
     modules = [Shell(m).root for m in modules]  # stock, and nothing is seen on the live ones
@@ -68,7 +68,7 @@ def trace(modules: Sequence[nn.Module], examples: Sequence[tuple[Tensor, ...]]) 
 
 
 def capture_all(modules: Sequence[nn.Module], separate: Iterable[str]) -> list[Capture]:
-    """The captures of the branches alone. Raises: ValueError where a branch cannot be captured."""
+    """The captures of the branches alone. Raises: ValueError if a branch cannot be captured."""
     return [_capture(Shell(m).root, separate, i) for i, m in enumerate(modules)]
 
 

@@ -25,7 +25,7 @@ _KERNELS = (1, 3)
 _CHANNELS = ((16, 16), (64, 64), (256, 256), (32, 128), (128, 32))
 _BRANCHES = (4, 12)
 _INPUTS = ((1, 7), (1, 28), (16, 7), (16, 14))
-# Multiplications beyond which a convolution takes too long to be measured; the nearest smaller one stands for it.
+# Multiplications beyond which a convolution takes too long to be measured; the nearest smaller one is measured instead.
 _MOST_WORK = 1 << 29
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -33,7 +33,7 @@ _FORMATS = (torch.contiguous_format, torch.channels_last)
 def tune(*, seconds: float = 0.05, progress: Progress | None = None) -> costs.Gains:
     """Time every way at many sizes, with one thread and with all, and keep the gains for this machine.
 
-    Sets torch's number of threads, which new threads of the process take over meanwhile, and puts it back. Other
+    Sets torch's number of threads, which new threads of the process inherit meanwhile, and puts it back. Other
     threads may train swapped models meanwhile, but falsify the times. The random generators of the process are put back
     as they were: numbers that they draw from them meanwhile are drawn again.
 
@@ -42,7 +42,7 @@ def tune(*, seconds: float = 0.05, progress: Progress | None = None) -> costs.Ga
         progress: is called with the setting of each convolution before it is measured, the number of convolutions
             done, and of all.
     Returns: {setting: [[*sizes, *gains over the grouped convolution]]}, as `costs.SIZES` and `costs.WAYS`.
-    Raises: OSError where the cache folder cannot be written.
+    Raises: OSError if the cache folder cannot be written.
     """
     table: costs.Gains = {}
     threads = torch.get_num_threads()

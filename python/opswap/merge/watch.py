@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the graph of the branches takes for granted beside their tensors, and whether it still is so.
+"""What the graph of the branches relies on besides their tensors, and whether that still holds.
 
 The loop reads globals, closures, constants of classes and shared objects anew on every call. The merged module has them
 in its programs, so it looks on every call whether they are as they were.
@@ -35,8 +35,8 @@ class Place:
     """What was read of one module of the merged tree.
 
     path: its names below the root. values: (name, snapshot) of attributes; MISSING for those that only a branch has or
-    that nobody has yet. children: the names of its children, None if nobody asked for all of them. optional: (name, is
-    None) of parameters and buffers. listed: the names of all below it, None if nobody asked for them.
+    that nobody has yet. children: the names of its children, None if no code reads all of them. optional: (name, is
+    None) of parameters and buffers. listed: the names of all below it, None if no code reads them.
     """
 
     path: tuple[str, ...]
@@ -66,7 +66,7 @@ class Watch:
 
 
 def watch(root: nn.Module, modules: Sequence[nn.Module], captures: Sequence[Capture]) -> Watch:
-    """What the captures of copies of `modules` read; `root` is the merged tree that stands for all of them."""
+    """What the captures of copies of `modules` read; `root` is the merged tree that replaces all of them."""
     reading = reduce(or_, (c.reading for c in captures))
     first = {m: tuple(path.split(".")) if path else () for path, m in captures[0].root.named_modules()}
     places = [_place(root, first[m], m, reading) for m in first if m in _read(captures[0])]
@@ -173,7 +173,7 @@ def holds(watched: Watch, root: nn.Module) -> bool:
 
 
 def failure(watched: Watch, root: nn.Module) -> str:
-    """What changed, in words; "" if nothing did. It asks what `holds` asks."""
+    """What changed, in words; "" if nothing did. It checks what `holds` checks."""
     for where, value, then in watched.shared:
         changed = difference(value, then, where)
         if changed:

@@ -80,7 +80,7 @@ class MultiBranch(nn.Module):
         classes: number of classes of every group, one branch each.
         channels: features of the backbone, divisible by 8. width: channels inside a Bottleneck.
     Shape: (B, 3, H, W) -> (B, sum(classes)); the branches see H / 16 x W / 16.
-    Raises: ValueError where there are no classes, or for channels that are not divisible by 8.
+    Raises: ValueError if there are no classes, or for channels that are not divisible by 8.
     `net.branches = opswap.merge.branches(net.branches)` makes one branch of them all.
     """
 

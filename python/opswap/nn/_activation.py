@@ -2,8 +2,8 @@
 """Activations that survive the conversion of the BatchNorm that they belong to.
 
 torch.nn.SyncBatchNorm.convert_sync_batchnorm makes a new norm for each BatchNorm and moves its children into the new
-norm, whose forward does not call them. The conversion calls no method of the old norm, but it asks each child for its
-own children before it moves it. A kept activation answers that question, and on that occasion looks among the local
+norm, whose forward does not call them. The conversion calls no method of the old norm, but it reads each child's
+own children before it moves it. In that call a kept activation looks among the local
 variables of its callers for the new norm, to which it adds a forward hook. Nothing of torch is patched, and modules
 that opswap did not make are left alone.
 """
@@ -22,7 +22,7 @@ from opswap.ops.norm import parse
 
 __all__ = ["kept"]
 
-# The converter calls itself with the child, and may ask it for `children()`, which asks for its `named_children()`.
+# The converter calls itself with the child, and may call its `children()`, which calls its `named_children()`.
 _FRAMES = 4
 _STOCK_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 _STATE = ("weight", "bias", "running_mean", "running_var")

@@ -19,7 +19,7 @@ from .norm import apply_norm
 
 __all__ = ["FoldedLink", "Link", "apply_chain", "apply_folded", "settle", "settled"]
 
-# A convolution, its normalisation, the activation behind it.
+# A convolution, its normalisation, the activation after it.
 Link = tuple[nn.Conv2d, nn.BatchNorm2d, str | None]
 FoldedLink = tuple[nn.Conv2d, nn.BatchNorm2d | None, str | None]
 
@@ -126,7 +126,7 @@ def _apply_parts(input: Tensor, links: Sequence[FoldedLink]) -> Tensor:
         _drop_frozen(links[0][0])
     for convolution, norm, activation in links:
         input = convolution(input)
-        # Nobody else reads what the convolution computed.
+        # No other code reads the result of the convolution.
         if norm is not None:
             alone = not norm.training and not (_grad_enabled() and input.requires_grad)
             input = apply_norm(norm, input, activation, inplace=alone)
@@ -138,7 +138,7 @@ def _apply_parts(input: Tensor, links: Sequence[FoldedLink]) -> Tensor:
 
 
 def apply_chain(input: Tensor, *links: Link) -> Tensor:
-    """The forwards of convolutions, normalisations and activations, one behind the other.
+    """The forwards of convolutions, normalisations and activations, one after another.
 
     In training, and in evaluation without a graph, the kernels of `conv_chain` run if they can; else each convolution,
     and each normalisation with its activation, for itself.

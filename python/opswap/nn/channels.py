@@ -79,7 +79,7 @@ class IndexSelectHalf(_Shuffle):
 
 
 class CatChannelShuffle(_Shuffle):
-    """Concatenate two tensors, shuffle, and cut in two if asked: constructor and call of Ascend's contrib module.
+    """Concatenate two tensors, shuffle, and cut in two if requested: constructor and call of Ascend's contrib module.
 
     Args:
         channels: C, the channels of both inputs together; checked on every call.

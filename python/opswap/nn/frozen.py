@@ -121,7 +121,7 @@ class Frozen:
 
 _PLAIN = (Tensor, nn.Parameter)
 _watched: weakref.WeakSet[Frozen] = weakref.WeakSet()
-_handles: list[Any] = []  # of the hook, once it stands
+_handles: list[Any] = []  # of the hook, once it is registered
 
 
 def _watch(frozen: Frozen) -> None:
@@ -165,7 +165,7 @@ def freeze(model: nn.Module) -> nn.Module:
 
 
 def unfreeze(model: nn.Module) -> nn.Module:
-    """Take back `freeze`, and free the folded weights.
+    """Undo `freeze`, and free the folded weights.
 
     Returns: model itself.
     Raises: TypeError if model is not a module.

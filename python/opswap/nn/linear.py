@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One Linear a group as one module."""
+"""One Linear per group as one module."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class GroupedLinear(nn.Module):
         if classes_per_group is not None:
             self.classes_per_group = listed = _require_list("classes_per_group", classes_per_group)
         if listed is None and groups is None:
-            raise ValueError(f"{_NAME}: groups is needed where no list tells their number")
+            raise ValueError(f"{_NAME}: groups is needed if no list has their number")
         self.groups = len(listed or ()) if groups is None else _require_positive("groups", groups)
         if listed is not None and len(listed) != self.groups:
             raise ValueError(f"{_NAME}: {self.groups} groups, but the list has {len(listed)}: {list(listed)}")
@@ -111,7 +111,7 @@ class GroupedLinear(nn.Module):
         return self.groups, self.out_features
 
     def _sections(self) -> tuple[int, ...] | None:
-        """Output features of every group; None where all have the same."""
+        """Output features of every group; None if all have the same."""
         if self.classes_per_group is None:
             return self.out_features if isinstance(self.out_features, tuple) else None
         assert isinstance(self.out_features, int)
@@ -143,7 +143,7 @@ class GroupedLinear(nn.Module):
         return output if self.activation is None else self.activation(output)
 
     def _linear_sizes(self) -> tuple[int, ...]:
-        """Output features of every Linear that this layer stands for."""
+        """Output features of every Linear that this layer replaces."""
         if isinstance(self.out_features, tuple):
             return self.out_features
         return (self.out_features,) * self._rows()[0]
@@ -198,7 +198,7 @@ class GroupedLinear(nn.Module):
         return layer.train(first.training)
 
     def to_linears(self) -> list[nn.Linear]:
-        """The Linears that this layer stands for, one a group or a class, with copies of parameters and gradients."""
+        """The Linears that this layer replaces, one per group or class, with copies of parameters and gradients."""
         linears = [
             nn.utils.skip_init(
                 nn.Linear,

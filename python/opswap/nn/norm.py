@@ -21,7 +21,7 @@ def apply_norm(
 ) -> Tensor:
     """The forward of torch's BatchNorm on `norm`, then the activation; counts the batch as torch's does.
 
-    Args: inplace: the result may lie where `input` lay, which nobody else reads any more.
+    Args: inplace: the result may overwrite `input`, which nothing else reads afterwards.
     """
     norm._check_input_dim(input)
     momentum = 0.0 if norm.momentum is None else norm.momentum
@@ -77,7 +77,7 @@ class BatchNormAct1d(_BatchNormAct, nn.BatchNorm1d):
     """torch.nn.BatchNorm1d and an activation in one pass, with the state_dict of torch.nn.BatchNorm1d.
 
     Args: as torch.nn.BatchNorm1d: num_features, eps, momentum, affine, track_running_stats, device, dtype.
-        activation: None, or a text as `opswap.functional.batch_norm_act` takes it: "relu", "silu", "leaky_relu(0.1)".
+        activation: None, or a text as for `opswap.functional.batch_norm_act`: "relu", "silu", "leaky_relu(0.1)".
     Shape: (N, C) or (N, C, L) -> the same, memory format kept.
     Raises: ValueError for another activation; in the call as `opswap.functional.batch_norm_act`.
     """

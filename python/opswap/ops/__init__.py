@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One module an operator family: reference, registered operator, autograd, public function."""
+"""One module per operator family: reference, registered operator, autograd, public function."""
 
 from . import channels, linear, norm, permutation, pool
 from ._stats import force_reference, reset_stats, stats

@@ -45,7 +45,7 @@ def library_backward(
     mask: Sequence[bool],
     dilation: Sequence[int] = (1, 1),
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of input, weight and bias that mask asks for, differentiable and seen by every transform."""
+    """The gradients of input, weight and bias that mask selects, differentiable and seen by every transform."""
     window = (list(stride), list(padding), list(dilation), False, [0, 0], groups)
     return torch.ops.aten.convolution_backward(
         grad_output, input, weight, [weight.shape[0]], *window, list(mask)

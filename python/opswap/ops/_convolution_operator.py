@@ -31,7 +31,7 @@ class ConvolutionOperator:
         options: of the schema, each with a comma in front.
         window: `window(weight, *options)` -> stride, padding, groups.
         kernel: `kernel(input, weight, bias, *options)` -> the output, or NotImplemented.
-        kernel_backward: `kernel_backward(grad_output, input, weight, *options, *mask)` -> three gradients, None where
+        kernel_backward: `kernel_backward(grad_output, input, weight, *options, *mask)` -> three gradients, None if
             mask is False, or NotImplemented.
 
     The output and the gradient of the input are dense in the memory format of the input, the gradient of the weight in
@@ -103,7 +103,7 @@ class ConvolutionOperator:
     # --- backward ----------------------------------------------------------------------------------------------------
 
     def _dense(self, made: Sequence[Tensor | None], input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        """An operator returns tensors only: one without elements stands for None."""
+        """An operator returns tensors only: a tensor without elements represents None."""
         formats = (suggest_memory_format(input), suggest_memory_format(weight), torch.contiguous_format)
         return tuple(
             [

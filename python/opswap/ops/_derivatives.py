@@ -20,7 +20,7 @@ def linear_pair(
     keep: Callable[..., Kept],
     derivative: Callable[..., Tensor],
 ) -> None:
-    """Say that the derivative of `forward` is a linear map and `backward` its transpose.
+    """Declare that the derivative of `forward` is a linear map and `backward` its transpose.
 
     Args:
         forward: an operator with one differentiable output, linear in its first tensor; others have no gradient.
@@ -45,11 +45,11 @@ def linear_pair(
 
 
 def bilinear_pair(forward: Operator, backward: Operator) -> None:
-    """Say that `forward(input, weight, bias, *constants)` is linear in each of the first two, plus the bias.
+    """Declare that `forward(input, weight, bias, *constants)` is linear in each of the first two, plus the bias.
 
     Args:
         backward: `backward(grad_output, input, weight, *constants, mask)` returns the gradients of input, weight and
-            bias where mask is True, and tensors without elements for the others: an operator returns tensors only.
+            bias if mask is True, and tensors without elements for the others: an operator returns tensors only.
     """
     _Bilinear(forward, backward)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a call has to know before it runs a kernel: who watches, if a graph is recorded, which tensors are plain."""
+"""What a call checks before it runs a kernel: modes and transforms, whether a graph is recorded, plain tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class DeclinedError(Exception):
-    """The extension wants somebody else to look at the arguments."""
+    """The extension leaves the arguments to other code."""
 
 
 # Looked up once: after a convolution the dictionaries on the way are no longer in the cache.
@@ -66,7 +66,7 @@ def concrete_size(tensor: Tensor) -> Sequence[int]:
 
 
 def needs_graph(tensors: Iterable[Tensor]) -> bool:
-    """True where autograd must record an operator on these tensors."""
+    """True if autograd must record an operator on these tensors."""
     if _grad_enabled():
         for t in tensors:  # a generator in any() takes four times as long
             if t.requires_grad:
@@ -75,12 +75,12 @@ def needs_graph(tensors: Iterable[Tensor]) -> bool:
 
 
 def plain_eager() -> bool:
-    """True where nothing but autograd watches over operators: no mode, transform or trace, no forced reference."""
+    """True if nothing but autograd watches over operators: no mode, transform or trace, no forced reference."""
     return not _compiling() and not reference_forced() and _core.plain_eager()
 
 
 def plain_cpu(tensors: Sequence[Tensor]) -> bool:
-    """True where a kernel may read these tensors without asking the dispatcher.
+    """True if a kernel may read these tensors without a call of the dispatcher.
 
     That is: `plain_eager`, and every tensor is an ordinary one on the CPU, no subclass, with memory, and no
     conjugate or negative view that is not yet carried out.
@@ -91,7 +91,7 @@ def plain_cpu(tensors: Sequence[Tensor]) -> bool:
 def seen_by_tracer() -> bool:
     """True while torch.compile, torch.export or make_fx record operators, and under any other dispatch mode.
 
-    Not under torch.func, nor where no kernel may run.
+    Not under torch.func, nor if no kernel may run.
     """
     if reference_forced():
         return False
@@ -109,9 +109,9 @@ def check_memory(name: str, **tensors: Tensor) -> None:
 
 
 def base_apply(function: type[Function]) -> Callable[..., Any]:
-    """The `apply` of a Function without a setup_context, for where `plain_eager` holds.
+    """The `apply` of a Function without a setup_context, for calls in which `plain_eager` is true.
 
-    It is the one of Function's base class: Function's own, in Python, serves torch.func and setup_context alone.
+    It is the one of Function's base class: Function's own, in Python, is needed for torch.func and setup_context alone.
     """
     return super(Function, function).apply
 

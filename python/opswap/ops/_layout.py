@@ -50,12 +50,12 @@ def suggest_memory_format(input: Tensor) -> torch.memory_format:
 
 
 def contiguous_first(input: Tensor) -> torch.memory_format:
-    """The memory format of what torch.nn.functional.batch_norm makes: contiguous where both formats fit."""
+    """The memory format of the output of torch.nn.functional.batch_norm: contiguous if both formats fit."""
     return torch.contiguous_format if input.is_contiguous() else suggest_memory_format(input)
 
 
 def cat_memory_format(tensors: Sequence[Tensor]) -> torch.memory_format:
-    """The memory format of torch.cat(tensors): the common one, or contiguous where they differ."""
+    """The memory format of torch.cat(tensors): the common one, or contiguous if they differ."""
     first = suggest_memory_format(tensors[0])
     if first is torch.contiguous_format:
         return first
@@ -86,11 +86,11 @@ def empty(
 
 
 def dense_copy(input: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A copy with exactly the strides of this memory format, where several would mean the same."""
+    """A copy with exactly the strides of this memory format, if several would mean the same."""
     return empty(input, input.shape, memory_format).copy_(input)
 
 
 def exactly_dense(fresh: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A tensor that nobody else has with exactly the strides of this memory format, copied if it has others."""
+    """A tensor that is not shared, with exactly the strides of this memory format, copied if it has others."""
     same = fresh.stride() == dense_strides(fresh.shape, memory_format)
     return fresh if same else dense_copy(fresh, memory_format)

@@ -64,21 +64,23 @@ def _as_tuple(outputs: Any) -> tuple[Any, ...]:
 
 
 class Operator:
-    """`opswap::<schema>`, called as the schema says: tensors first, either one list of them or any number.
+    """`opswap::<schema>`, called with the arguments of the schema: tensors first, either one list of them or any
+    number.
 
     Args:
-        schema: of torch.library. The arguments behind the tensors are called constants here.
+        schema: of torch.library. The arguments after the tensors are called constants here.
         kernel: the operator on ordinary CPU tensors. It counts itself, and raises RuntimeError for what does not fit.
-        reference: the same in torch's operators: for other devices, and where kernels are switched off.
+        reference: the same in torch's operators: for other devices, and if kernels are switched off.
         fake: outputs of the right sizes, strides and dtypes, for tensors without memory.
         differentiable: the number of outputs that have gradients; None is all.
         join: for each tensor the dimension that a dimension mapped by vmap joins; None: 0 for every tensor.
         split: that of an output, which vmap's dimension leaves again; a function if it depends on the output.
         resize: `resize(constants, count)`: the constants for a batch that is `count` times as large.
-        batch: `batch(run, info, in_dims, *arguments)` -> outputs and their dimensions, if join and split cannot say it;
+        batch: `batch(run, info, in_dims, *arguments)` -> outputs and their dimensions, if join and split are not
+            enough;
             run: the operator without the mapped dimension.
         batched: in operators that torch batches by itself, for `torch.autograd.grad(..., is_grads_batched=True)`, whose
-            vmap takes no rule. Without one torch calls the operator once per gradient.
+            vmap ignores rules. Without one torch calls the operator once per gradient.
         keep: `keep(constants, tensors, outputs)` -> tensors to save, and facts, for gradient and tangent.
         gradient: `gradient(saved, facts, needed, *gradients)` -> one gradient per tensor, None if not needed; those
             given are None for outputs that were not used. Written with operators, so that it has a gradient again.
@@ -209,7 +211,7 @@ class Operator:
 
     @staticmethod
     def _may_be_forward() -> bool:
-        """In a graph that torch.compile makes of torch.func, nobody says which mode a level is of."""
+        """In a graph that torch.compile makes of torch.func, the mode of a level is not known."""
         return forward_mode_active() or bool(functorch_active() and dispatch_modes())
 
     def _setup_overload(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -239,7 +241,7 @@ class Operator:
     ) -> Sequence[Any]:
         """Keep in ctx what the gradient needs. Returns: the tensors among it.
 
-        fill: zeros stand for gradients and tangents that are missing.
+        fill: zeros replace gradients and tangents that are missing.
         """
         saved: Sequence[Tensor | None] = ()
         if self.keep is not None:
@@ -265,7 +267,7 @@ class Operator:
         return (None, *self._gradients(ctx, ctx.needs_input_grad[1:], grads))
 
     def make_apply(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`apply(constants, *tensors)`: `run` with the operator's gradient, for where `plain_eager` holds."""
+        """`apply(constants, *tensors)`: `run` with the operator's gradient, for calls with `plain_eager()` true."""
 
         def forward(ctx: Any, constants: tuple[Any, ...], *tensors: Any) -> Any:
             outputs = run(constants, *tensors)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counts of calls served by the kernels, by the reference and by code left as it was; how to force the reference."""
+"""Counts of calls that ran a kernel, the reference, or original code; how to force the reference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stats() -> dict[str, dict[str, int]]:
 
     Returns: `{"kernel": {operator: calls}, "reference": {operator: calls}, "original": {class: calls}}`.
     "reference" counts the calls that ran as plain torch code: another device, a layout or dtype that no kernel
-    covers, or `force_reference`; "original" the calls of swapped modules that took their original forward.
+    covers, or `force_reference`; "original" the calls of swapped modules that ran their original forward.
     """
     return {"kernel": dict(_kernel), "reference": dict(_reference), "original": dict(_original)}
 

@@ -73,7 +73,7 @@ class disabled(ContextDecorator):
         kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
         if any(is_kind(func) for is_kind in kinds):
             raise TypeError(
-                f"disabled: {func.__qualname__} is no plain function; use the context inside of it"
+                f"disabled: {func.__qualname__} is not a plain function; use the context inside it"
             )
         return super().__call__(func)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Convolutions, each with a batch normalisation and an activation behind it, as one operator.
+"""Convolutions, each with a batch normalisation and an activation, as one operator.
 
 In evaluation the normalisations are folded into the weights, and a few rows of an image go through all convolutions
 before the next ones. In training nothing normalised is written to memory between two convolutions: the kernels
@@ -63,7 +63,7 @@ FoldedOptions = tuple[tuple[int, int, int, int, int, float, str | None], ...]
 
 
 class Stage(NamedTuple):
-    """A convolution without bias, the batch normalisation of its output, and the activation behind that.
+    """A convolution without bias, the batch normalisation of its output, and the activation after that.
 
     weight: (O, C, 1, 1), or (C, 1, 3, 3) or (C, 1, 5, 5) for a depthwise convolution, with padding 1 or 2.
     norm_weight, norm_bias: (O), or None. running_mean, running_var: (O), both moved in place by `momentum` towards
@@ -235,7 +235,7 @@ def _try_watched(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
 
 
 def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) -> Tensor:
-    """Convolutions one behind the other, each with a batch normalisation and an activation.
+    """Consecutive convolutions, each with a batch normalisation and an activation.
 
     Args:
         input: (N, C, H, W). The kernels take float32 on the CPU in dense channels_last, if the tier in use is avx2 or
@@ -256,7 +256,7 @@ def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) ->
         torch.nn.functional.conv2d and `batch_norm_act`.
     """
     if not stages:
-        raise ValueError(f"{_NAME}: expected a stage at least, got none")
+        raise ValueError(f"{_NAME}: expected at least one stage, got none")
     for stage in stages:
         if not isinstance(stage, Stage):
             raise TypeError(f"{_NAME}: expected a Stage, got {type(stage).__name__}")

@@ -145,7 +145,7 @@ def _batched(
     memory_format: torch.memory_format | None = None,
     output_mask: Sequence[bool] | None = None,
 ) -> list[Tensor]:
-    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap takes no rule."""
+    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap ignores rules."""
     row = torch.cat(list(tensors), 1)
     batch, channels, *space = row.shape
     shuffled = row.reshape(batch, groups, channels // max(groups, 1), *space).transpose(1, 2)
@@ -235,7 +235,7 @@ def _chunk_sizes(channels: int, sections: int | Sequence[int]) -> tuple[int, ...
     size = (channels + sections - 1) // sections
     whole = int(
         channels // size
-    )  # in a compiled graph both may be symbols, but the number of outputs is none
+    )  # in a compiled graph both may be symbols, but the number of outputs is an int
     rest = channels - whole * size
     return (size,) * whole + ((rest,) if rest else ())
 
@@ -247,7 +247,7 @@ def _shuffle_in_torch(
 
     The sizes, which a trace would make constants, are not looked at.
     """
-    # Copied by torch.cat also where the shuffle is the identity: the result may be written to.
+    # Copied by torch.cat also if the shuffle is the identity: the result may be written to.
     row = torch.cat(list(tensors), 1)
     matrix = row.unflatten(1, (-1, groups) if inverse else (groups, -1))
     shuffled = matrix.transpose(1, 2).flatten(1, 2)
@@ -279,7 +279,7 @@ def _shuffle(
     return tuple(_operator(tensors, groups, sizes, cat_memory_format(tensors), None))
 
 
-# What torch.channel_shuffle takes on a CPU.
+# What torch.channel_shuffle supports on a CPU.
 _TORCH_DTYPES = frozenset(
     {
         *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -2,7 +2,7 @@
 """Depthwise convolution of channels_last images, forward and both gradients in one pass each.
 
 The kernels use 256-bit vectors. On CPUs with wider ones torch's own library uses those, and on CPUs without vectors
-there is nothing to gain: there, and for everything else that the kernels do not take, torch's convolution runs.
+the kernels gain nothing: there, and for all other calls that the kernels do not support, torch's convolution runs.
 
 Source: Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2017, section 2.
 """
@@ -27,7 +27,7 @@ from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_fits", "depthwise_wins", "is_depthwise"]
 
-# Looked up once: what lies on the way to a name costs microseconds where it has left the caches.
+# Looked up once: what lies on the way to a name costs microseconds if it has left the caches.
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _transforms = functorch_active
@@ -80,7 +80,7 @@ _DTYPES = (torch.float32, torch.float64)
 def _kernel_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, stride: Pair, padding: Pair, mask: Sequence[bool]
 ) -> Any:
-    """The gradients of input, weight and bias that mask asks for, or NotImplemented."""
+    """The gradients of input, weight and bias that mask selects, or NotImplemented."""
     run = _core.plain_depthwise_backward
     gradients = run(grad_output, input, weight, stride, padding, *mask)
     if gradients is NotImplemented and plain_cpu((grad_output,)):
@@ -90,7 +90,7 @@ def _kernel_backward(
 
 
 def depthwise_wins() -> bool:
-    """True where the kernels have vectors as wide as the convolution library's."""
+    """True if the kernels have vectors as wide as the convolution library's."""
     return _core.depthwise_leads()
 
 
@@ -100,7 +100,7 @@ def _wins_as_constant() -> bool:
 
 
 def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> bool:
-    """True where the operator stands in a graph: what the kernels take, as far as a graph's sizes tell."""
+    """True if a graph should contain the operator: the kernels support the call, as far as a graph's sizes show."""
     if not (seen_by_tracer() and isinstance(input, Tensor) and isinstance(weight, Tensor)):
         return False
     if torch.is_autocast_enabled("cpu") or input.dim() != 4 or weight.dim() != 4 or not input.is_cpu:
@@ -115,7 +115,7 @@ def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: A
 
 
 def is_depthwise(module: nn.Conv2d) -> bool:
-    """True for a convolution that the kernels know: by its options alone, whatever its input."""
+    """True for a convolution that the kernels support, by its options alone, independent of its input."""
     return (
         module.groups == module.in_channels == module.out_channels
         and module.kernel_size in ((3, 3), (5, 5))
@@ -127,10 +127,10 @@ def is_depthwise(module: nn.Conv2d) -> bool:
 
 
 def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
-    """True where `depthwise_conv2d` would run its kernels for this module's parameters, options and input.
+    """True if `depthwise_conv2d` would run its kernels for this module's parameters, options and input.
 
     Cheap: one call of the extension. False while torch.compile traces, under autocast, modes and transforms, and
-    where the kernels are not known to be as fast as torch's.
+    if the kernels are not known to be as fast as torch's.
     """
     return (
         not _compiling()
@@ -157,18 +157,18 @@ def depthwise_conv2d(
     padding: Pair | str = 0,
     dilation: Pair = 1,
 ) -> Tensor:
-    """Convolve every channel with taps of its own, as torch.nn.functional.conv2d with groups=C.
+    """Convolve every channel with its own taps, as torch.nn.functional.conv2d with groups=C.
 
     Args:
-        input: (N, C, H, W). The kernels take channels_last float32 and float64 on the CPU, eight channels at least, if
-            the tier in use is avx2 or avx512.
+        input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least,
+            if the tier in use is avx2 or avx512.
         weight: (C, 1, kH, kW). The kernels take 3 x 3 and 5 x 5.
         bias: (C,), or None.
         stride: the kernels take 1 and 2, the same in both directions.
         padding: of zeros, any; or "same" or "valid", which run torch's convolution.
         dilation: the kernels take 1.
 
-    Everything that the kernels do not take, channels of several outputs, other devices and calls under torch.func,
+    Everything that the kernels do not support, channels of several outputs, other devices and calls under torch.func,
     torch.jit.trace or autocast run torch's own convolution. torch.compile, torch.export and make_fx record
     `opswap::depthwise_conv2d`.
 

@@ -2,7 +2,7 @@
 """Dropout that keeps what torch's would keep, bit for bit, and leaves its generator where torch would.
 
 On most CPUs torch draws one random number after the other by a function call each. Where a build of it draws in
-another way (MKL's generators, on CPUs by Intel), `draws_alike` says so, and torch's own code runs. One bit an element
+another way (MKL's generators, on CPUs by Intel), `draws_alike` says so, and torch's own code runs. One bit per element
 is kept for the backward instead of a number.
 
 Source: Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 15 (2014).
@@ -51,7 +51,7 @@ if hasattr(os, "register_at_fork"):
 
 @lru_cache(maxsize=1)
 def draws_alike() -> bool:
-    """True where torch draws its random bits on this CPU as the kernel does. Found by drawing with both, once.
+    """True if torch draws its random bits on this CPU as the kernel does. Found by drawing with both, once.
 
     In a thread of its own: no mode, trace or transform of the caller sees the draws.
     """
@@ -87,7 +87,7 @@ def _draw(generator: torch.Generator, keep: float, count: int) -> Tensor:
 
 
 def _bits(mask: Tensor, count: int) -> Tensor:
-    """The bits of a mask, one an element, as bool."""
+    """The bits of a mask, one per element, as bool."""
     places = torch.arange(8, dtype=torch.uint8, device=mask.device)
     return (mask.unsqueeze(1) >> places & 1).flatten()[:count].bool()
 
@@ -100,7 +100,7 @@ def _scale(keep: float, dtype: torch.dtype) -> float:
 
 
 def _is_recorded(input: Tensor) -> bool:
-    """True where the operator stands in a graph. If torch then draws in another way, its kernel does as well.
+    """True if a graph should contain the operator. If torch then draws in another way, its kernel does as well.
 
     Not in one of torch.compile, which fuses torch's own with what is around it.
     """
@@ -135,7 +135,7 @@ def _mask_fake(input: Tensor, mask: Tensor, scale: float, stride: Sequence[int])
 
 
 def _mask_batch(run: Callable[..., Tensor], info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
-    """One call per example: each has bits of its own, which begin in a byte of their own."""
+    """One call per example: each has its own bits, which begin in a new byte."""
     input, mask, scale, stride = arguments
     parts = [
         run(_example(input, in_dims[0], i), _example(mask, in_dims[1], i), scale, stride)
@@ -242,8 +242,8 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """Zero elements with probability p and multiply the others by 1 / (1 - p); the same elements as torch zeroes.
 
     Args:
-        input: any shape and device; the kernel takes float32, float64, bfloat16 and float16 on the CPU, contiguous or
-            channels_last. Everything else, `inplace`, torch.func and torch.jit.trace run torch's operator;
+        input: any shape and device; the kernel supports float32, float64, bfloat16 and float16 on the CPU, contiguous
+            or channels_last. Everything else, `inplace`, torch.func and torch.jit.trace run torch's operator;
             torch.compile, torch.export and make_fx record `opswap::dropout`.
         p: in [0, 1].
         training: False returns the input.

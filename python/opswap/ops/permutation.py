@@ -3,7 +3,7 @@
 
 torch.index_select copies whole planes, and the gradient of a permutation is the gather by its inverse; torch
 itself adds gradients up one by one, since an index may repeat. `take_channels` is for an index in a tensor, whose
-values nobody knows before the call.
+values are not known before the call.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def _index(order: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def is_permutation(order: Sequence[int]) -> bool:
-    """True where the numbers 0 to C - 1 stand in some order."""
+    """True if these are the numbers 0 to C - 1 in some order."""
     return sorted(order) == list(range(len(order)))
 
 
 @lru_cache(maxsize=256)
 def shuffle_groups(order: tuple[int, ...]) -> int:
-    """The number of groups with which this order is a channel shuffle, 0 where it is none."""
+    """The number of groups with which this order is a channel shuffle, 0 if it is not a channel shuffle."""
     channels = len(order)
     step = order[1] if channels > 1 else 0
     if not 1 < step < channels or channels % step:
@@ -61,7 +61,7 @@ def shuffle_groups(order: tuple[int, ...]) -> int:
 @lru_cache(maxsize=256)
 def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     if not is_permutation(order):
-        raise ValueError(f"channel_permutation: order is no permutation: {list(order)}")
+        raise ValueError(f"channel_permutation: order is not a permutation: {list(order)}")
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
@@ -125,7 +125,7 @@ def channel_permutation(input: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def _spread(grad: Tensor, index: Tensor, channels: int) -> Tensor:
-    """The gradient of input[:, index] for `channels` channels: a gather where the index is a permutation of them."""
+    """The gradient of input[:, index] for `channels` channels: a gather if the index is a permutation of them."""
     order = tuple(index.tolist())
     if len(order) == channels and is_permutation(order):
         return _kernel(grad, _inverse(order))
@@ -164,7 +164,7 @@ linear_pair(
 
 
 def take_channels(input: Tensor, index: Tensor) -> Tensor:
-    """input[:, index], with a gather for a gradient where the index is a permutation of the channels.
+    """input[:, index], with a gather for a gradient if the index is a permutation of the channels.
 
     Args: input: (N, C, *) of any dtype; index: (K), int64, of a device that Python may read without waiting. Whether
         it is a permutation is seen on every call, also of a compiled graph.

@@ -2,7 +2,7 @@
 """Convolutions with a 1 x 1 kernel in channels_last, as one linear map of all pixels.
 
 A tensor (N, C, H, W) in channels_last is a matrix of N * H * W rows of C channels. The kernels of the grouped linear
-map take it as it lies; the convolution library pads channels that are no multiple of its vectors, such as the 58 and
+map read it in place; the convolution library pads channels that are not a multiple of its vectors, such as the 58 and
 116 of ShuffleNetV2. Everything else is torch's own convolution.
 """
 
@@ -53,7 +53,7 @@ FEW_WEIGHTS = 1 << 17
 
 
 def pointwise_wins() -> bool:
-    """True where the kernels have vectors as wide as the convolution library's."""
+    """True if the kernels have vectors as wide as the convolution library's."""
     return _core.linear_leads()
 
 
@@ -73,7 +73,7 @@ def is_pointwise(module: nn.Conv2d) -> bool:
 
 
 def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
-    """True where the kernels compute this convolution: in channels_last, on the CPU, without autocast or trace."""
+    """True if the kernels compute this convolution: in channels_last, on the CPU, without autocast or trace."""
     return not _compiling() and isinstance(input, Tensor) and is_pointwise(module) and _is_candidate(input)
 
 
@@ -129,7 +129,7 @@ _operator = ConvolutionOperator(
 
 
 def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The output, or NotImplemented where the kernels do not take these tensors."""
+    """The output, or NotImplemented if the kernels do not support these tensors."""
     records = _grad_enabled() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
@@ -147,9 +147,10 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     """Convolve with a kernel of 1 x 1: output[n, :, h, w] = weight @ input[n, :, h, w] + bias.
 
     Args:
-        input: (N, C, H, W) or (C, H, W). The kernels take float32 and float64 in channels_last, slices of more channels
-            included, if the tier in use is avx2 or avx512; everything else, autocast, torch.func and torch.jit.trace
-            run torch's operator. torch.compile, torch.export and make_fx record `opswap::pointwise_conv2d`.
+        input: (N, C, H, W) or (C, H, W). The kernels support float32 and float64 in channels_last, slices of more
+            channels included, if the tier in use is avx2 or avx512; everything else, autocast, torch.func and
+            torch.jit.trace run torch's operator. torch.compile, torch.export and make_fx record
+            `opswap::pointwise_conv2d`.
         weight: (out, C, 1, 1).
         bias: (out,) or None.
 

@@ -75,7 +75,7 @@ def output_dtype(tensors: Sequence[Tensor], depthwise_stride: bool = False) -> t
 
 @contextmanager
 def _without_autocast() -> Iterator[None]:
-    """As torch.autocast("cpu", enabled=False), at a fifth of its price."""
+    """As torch.autocast("cpu", enabled=False), at a fifth of its cost."""
     if not _is_autocast("cpu"):
         yield
         return
@@ -91,7 +91,7 @@ def _float(tensor: Tensor | None) -> Tensor | None:
 
 
 def _rounded(gradients: Sequence[Tensor | None], dtypes: Sequence[torch.dtype]) -> tuple[Tensor | None, ...]:
-    """Each gradient in the dtype of what it is the gradient of."""
+    """Each gradient in the dtype of its tensor."""
     return tuple([None if g is None else g.to(d) for g, d in zip(gradients, dtypes, strict=False)])
 
 
@@ -120,7 +120,7 @@ class _Window:
     def backward(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of input, weight and bias in float32. Differentiable where a graph is needed."""
+        """The gradients of input, weight and bias in float32. Differentiable if a graph is needed."""
         tensors = (grad_output, input.float(), weight.float())
         gradients = NotImplemented
         if plain_eager() and not needs_graph(tensors):
@@ -159,7 +159,7 @@ class _Product:
 
 
 class Reduced(Function):
-    """Where nothing but autograd watches; kept for the backward: the tensors as they were given."""
+    """For calls that only autograd records. Keeps the tensors for the backward as they were given."""
 
     @staticmethod
     def forward(

@@ -58,7 +58,7 @@ class detect(Finder[ShapesReport]):
     Args:
         model: names modules by their path in it; without it by the class of the outermost module that is called.
         allow: findings that are known: names of operators, module paths or lines ("net.py:31"), with wildcards. They
-            are counted, but are no findings.
+            are counted, but are not findings.
     Returns: as a context manager, the `ShapesReport`, which can be read inside and after the context.
     Raises: TypeError for a model that is not a module, or an allow-list that is not of strings; RuntimeError if
         entered twice at once.
@@ -130,7 +130,7 @@ def _shapes_in(values: Any, prefix: str) -> Iterator[tuple[str, tuple[int, ...] 
 class _Lists:
     """Sees tolist(), which reads memory without an operator.
 
-    While any thread is inside, `torch.Tensor.tolist` is a function that tells the watchers of its thread. A
+    While any thread is inside, `torch.Tensor.tolist` is a function that notifies the watchers of its thread. A
     TorchFunctionMode would see it too, but costs every call of a function of torch, and every attribute of a tensor,
     a call in Python.
     """
@@ -194,7 +194,7 @@ class _Mode(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types and not _ORDINARY.issuperset(types):
-            return NotImplemented  # a wrapper takes itself apart; its parts come here
+            return NotImplemented  # a wrapper calls operators on its parts, which come here
         known = self._kinds.get(id(func))
         if known is None:
             schema = getattr(func, "_schema", None)
@@ -248,7 +248,7 @@ def _size(op: str, args: tuple[Any, ...], out: Any) -> tuple[int, int]:
     moved = first.numel() * first.element_size()
     if not first.dim():
         return 1, moved
-    # x[:, mask]: whole dimensions in front of the mask stay in front, unless indices stand apart.
+    # x[:, mask]: whole dimensions in front of the mask stay in front, unless indices are not adjacent.
     at = _place_of_mask(args[1]) if op == "index" else 0
     return int(first.shape[at]), moved
 

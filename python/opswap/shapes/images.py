@@ -44,7 +44,7 @@ class PaddedImages(NamedTuple):
 
         Args: stride: only every stride-th row and column, which are those of features behind convolutions of that
             stride in all.
-        Raises: ValueError where stride is not positive.
+        Raises: ValueError if stride is not positive.
         """
         if stride < 1:
             raise ValueError(f"stride must be at least 1, got {stride}")
@@ -138,7 +138,7 @@ def batch_size(
 ) -> tuple[int, int]:
     """(H, W) of the batch that holds images of these sizes; arguments as of `pad_images`.
 
-    Args: fit: larger images will be made to fit, so that a size that is too small is no error.
+    Args: fit: larger images will be made to fit, so that a size that is too small is not an error.
         name: of the function that was called, for errors.
     """
     if sum(option is not None for option in (size, buckets, divisor)) != 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Losses of padded batches: `valid` says which elements count, and the result is that of the unpadded batch.
+"""Losses of padded batches: `valid` marks the elements that count, and the result is that of the unpadded batch.
 
 A padded batch has one size for every step, so a compiler builds one graph, and `input[valid]`, whose size depends on
 data, is not needed. What lies at the padded places is never used, not even a NaN: it changes neither the value nor
@@ -23,7 +23,7 @@ def l1(input: Tensor, target: Tensor, valid: Tensor, *, reduction: str = "mean")
     """Absolute differences of the valid elements, as torch.nn.functional.l1_loss of `input[valid]`.
 
     Args: input, target: (*, D...) of one shape. valid: bool, the first dimensions of that shape.
-        reduction: "mean" over valid elements, "sum", or "none": the shape of input, 0 where not valid.
+        reduction: "mean" over valid elements, "sum", or "none": the shape of input, 0 for elements that are not valid.
     Raises: TypeError, ValueError for a `valid` that does not fit; errors of torch's function for the rest.
     """
     input, target, mask = _masked("l1", input, target, valid)
@@ -98,7 +98,7 @@ def giou(
     """One minus the generalised intersection over union of box pairs.
 
     Args: input, target: (*, 4), boxes (x1, y1, x2, y2) with x1 <= x2 and y1 <= y2. valid: (*) bool, one per box.
-        reduction: "mean" over valid boxes, "sum", or "none": (*), 0 where not valid.
+        reduction: "mean" over valid boxes, "sum", or "none": (*), 0 for boxes that are not valid.
     Source: Rezatofighi et al. 2019, Generalized Intersection over Union, algorithm 1.
     """
     if input.shape != target.shape or input.shape[-1:] != (4,):

@@ -63,7 +63,7 @@ class Tally:
 @dataclass
 class InputShapes:
     """Shapes that a module was called with. names: of the arguments, by place, keyword or both ("1.boxes" in a dict or
-    list); shapes: how often each tuple of their shapes came, at most 64; None stands for what is no tensor."""
+    list); shapes: how often each tuple of their shapes came, at most 64; None for an argument that is not a tensor."""
 
     kind: str
     names: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class ShapesReport(Report):
 
     def __init__(self, is_allowed: Callable[[str, Origin], bool]) -> None:
         self._is_allowed = is_allowed
-        self.hidden = Hidden("which sizes a compiler guards on is told by TORCH_LOGS=recompiles")
+        self.hidden = Hidden("TORCH_LOGS=recompiles shows the sizes that a compiler guards on")
         self._tallies: dict[tuple[str, Origin], Tally] = {}
         self.inputs: dict[str, InputShapes] = {}
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Rewrites that keep a size, spelled for the user's own line.
 
-Each takes an expression whose size depends on data and gives one of the same value and gradients whose size does not.
+Each turns an expression whose size depends on data into one with the same value and gradients and a fixed size.
 `N` in a rewrite is the user's to choose: the largest number that may come.
 """
 
@@ -23,7 +23,7 @@ class Facts:
     """What the run showed.
 
     op: the operator's name. mask_dims, trailing: dimensions of a mask, and of what it selects from behind those.
-    floating: False where it selects integers.
+    floating: False if it selects integers.
     """
 
     op: str
@@ -278,7 +278,7 @@ def _store(statement: ast.AST, facts: Facts) -> ast.AST | None:
 
 
 def _unselected(node: ast.expr, mask: str) -> ast.expr | None:
-    """Code that computes element by element on all of x what `node` computes on x[mask]; None where that differs."""
+    """Code that computes element by element on all of x what `node` computes on x[mask]; None if that differs."""
     if isinstance(node, (ast.Name, ast.Attribute)) or _is_constant(node):
         return node
     chosen = _selection(node)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["Buckets", "SizeHistogram", "histogram"]
 
-_DISTINCT = 256  # sizes that are told apart when buckets are chosen; more are rounded up to coarser steps
+_DISTINCT = 256  # sizes that are distinguished when buckets are chosen; more are rounded up to coarser steps
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _rounded(sizes: Counter[tuple[int, int]], step: int) -> Counter[tuple[int, i
 
 
 def _partition(ordered: list[tuple[tuple[int, int], int]], count: int) -> tuple[tuple[int, int], ...]:
-    """Cut sizes, ordered by area, into runs, so that the runs' hulls take the fewest pixels: dynamic programming."""
+    """Cut sizes, ordered by area, into runs, so that the runs' hulls have the fewest pixels: dynamic programming."""
     total = len(ordered)
     heights = torch.tensor([s[0] for s, _ in ordered])
     widths = torch.tensor([s[1] for s, _ in ordered])

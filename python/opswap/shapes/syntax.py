@@ -127,7 +127,7 @@ def _loads(node: ast.AST, names: frozenset[str]) -> bool:
 
 
 def _reads(heads: list[ast.AST]) -> list[ast.AST]:
-    """Calls such as x.item() and int(x); all that the heads are made of if there is none, as in `if mask.any():`."""
+    """Calls such as x.item() and int(x); if there are none, all parts of the heads, as in `if mask.any():`."""
     calls: list[ast.AST] = [
         n
         for head in heads

@@ -105,7 +105,7 @@ def _check(index: int, target: dict[str, Any], label: int, limit: int | None) ->
     labels = target.get("labels")
     if isinstance(labels, Tensor) and torch.tensor(label).to(labels.dtype).item() != label:
         raise ValueError(
-            f"pad_targets: label {label} of padding is no number of {labels.dtype}, the dtype of the labels of target "
+            f"pad_targets: label {label} of padding does not fit {labels.dtype}, the dtype of the labels of target "
             f"{index}; pass another, or labels of torch.int64"
         )
     if isinstance(labels, Tensor) and labels.numel() and bool((labels == label).any()):
@@ -133,7 +133,7 @@ def per_box_fields(targets: Sequence[dict[str, Any]], per_box: Collection[str] |
         elif any(fits) and len({boxes for _, _, boxes in lengths}) > 1 and not _constant(lengths):
             raise ValueError(
                 f"pad_targets: field {name!r} has (entries, boxes) {[(n, b) for _, n, b in lengths]}; "
-                "say with per_box=... which fields have one entry per box"
+                "state with per_box=... which fields have one entry per box"
             )
     return chosen
 

@@ -9,7 +9,7 @@ The public functions:
     report       the classes Report, Site and Check
     rule         what the author of a rule sees: Rule, Region, Replacement, Refusal
 
-Folders; a folder imports only from those below it (compile stands beside api):
+Folders; a folder imports only from those below it (compile is on the level of api):
     compile/     the backend of torch.compile
     planning/    from a model to a plan: which modules to rewrite, with which rules, and the report
     rewriting/   from a plan to the model: the text of new forwards, and the classes that carry them

@@ -15,11 +15,16 @@ from opswap.memory import denormal_parameters
 
 from .capture.quiet import quiet_copy
 from .carry_out import carry_out, clear
-from .planning.gains import losing_formats, loss, wins
+from .planning.gains import losing_formats, loss, not_slower
 from .planning.planned import planned_report
 from .planning.planner import make_plan
 from .report import Report
-from .rewriting.input_format import check_memory_format, close_doors, memory_format_of, open_door
+from .rewriting.input_format import (
+    check_memory_format,
+    install_input_format,
+    memory_format_of,
+    remove_input_formats,
+)
 from .rule import Refusal, Region, Shapes
 from .rules import DEFAULT, Replacement, Rule
 from .runtime.instance_forward import is_rewritten
@@ -78,7 +83,7 @@ def swap(
     if verify_with is not None:
         options = {"exact": exact, "rules": rules, "example_inputs": example_inputs}
         verify(quiet_copy(model, stock=True), verify_with, **options)
-    carry_out(plan, lambda: None if memory_format is None else open_door(model, memory_format))
+    carry_out(plan, lambda: None if memory_format is None else install_input_format(model, memory_format))
     return model
 
 
@@ -126,7 +131,7 @@ def unswap(model: nn.Module, *, inplace: bool = True) -> nn.Module:
     model = _module(model) if inplace else copy.deepcopy(_module(model))
     for module in model.modules():
         clear(module)
-    close_doors(model)
+    remove_input_formats(model)
     return model
 
 
@@ -174,7 +179,7 @@ def _module(model: Any) -> nn.Module:
 
 
 def select_rules(rules: Sequence[Rule] | None, exact: bool) -> list[Rule]:
-    """The rules asked for; of the default ones, those that are not slower on this machine."""
+    """The rules given by the caller; of the default ones, those that are not slower on this machine."""
     chosen = [r for r in (DEFAULT if rules is None else rules) if r.exact or not exact]
     return chosen if rules is not None else [_unless_slower(r) for r in chosen]
 
@@ -185,8 +190,8 @@ def _unless_slower(rule: Rule) -> Rule:
         return rule
 
     def guarded(found: Replacement) -> Replacement:
-        condition = f"{found.condition} and wins(x0, {losing})"
-        return replace(found, condition=condition, names={**found.names, "wins": wins})
+        condition = f"{found.condition} and not_slower(x0, {losing})"
+        return replace(found, condition=condition, names={**found.names, "not_slower": not_slower})
 
     def prove(region: Region, shapes: Shapes) -> Replacement:
         found = rule.prove(region, shapes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bring a model to what a plan says: all at once, or not at all."""
+"""Change a model according to a plan: all at once, or not at all."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _rewrites(plan: Plan) -> Iterator[tuple[nn.Module, tuple[Recipe, Record]]]:
         recipe.make_class()
         yield live(m.root), (recipe, record)
     recipes: dict[tuple[type[nn.Module], str], Recipe] = {}
-    for w in plan.wholes:
+    for w in plan.module_replacements:
         cls = type(w.module)
         key = (cls, w.rule.name)
         if key not in recipes:
@@ -116,7 +116,7 @@ def _rewrites(plan: Plan) -> Iterator[tuple[nn.Module, tuple[Recipe, Record]]]:
 
 def _on_live(capture: Capture, live: Callable[[Any], Any]) -> Capture:
     """The capture of a twin as one of the module itself: what the record is to watch are the model's own objects."""
-    watched = [f.name for f in fields(capture) if f.name not in ("graph", "guards", "foreseen")]
+    watched = [f.name for f in fields(capture) if f.name not in ("graph", "guards", "size_guards")]
     return replace(capture, **{name: _mapped(getattr(capture, name), live) for name in watched})
 
 
@@ -130,7 +130,7 @@ def _mapped(value: Any, live: Callable[[Any], Any]) -> Any:
 
 
 def _is_current(module: nn.Module, recipe: Recipe, record: Record) -> bool:
-    """True if the module already computes what the recipe says, under the same conditions."""
+    """True if the module already computes what the recipe computes, under the same conditions."""
     if not is_rewritten(module):
         return False
     installed = recipe_of(module)

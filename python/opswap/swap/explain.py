@@ -74,11 +74,11 @@ class Explanation:
 
 
 def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
-    """Run a swapped model once, and say of each rewrite whether it ran, and if not, which condition failed.
+    """Run a swapped model once, and report for each rewrite whether it ran, and if not, which condition failed.
 
     A copy of the model runs, in the mode that the model is in and under the gradient mode of the caller: parameters,
     buffers, random generators and the inputs stay as they are. Your hooks are not called, but a condition that
-    asks for hooks sees them. The calls count in `opswap.stats()`. The random generators of the process are put back as
+    looks for hooks sees them. The calls count in `opswap.stats()`. The random generators of the process are put back as
     they were: numbers that other threads draw from them meanwhile are drawn again.
 
     The same sentences go to `logging.getLogger("opswap")` at level INFO, once for each rewritten forward and for each
@@ -235,7 +235,7 @@ class _Recorder:
         return [Outcome(path, rule, source, called, entered - missed.calls, reason)]
 
 
-_PATH = "its path of the forward is not the one that ran"
+_PATH = "another path of the forward ran"
 
 
 def _bypassed(module: nn.Module, otherwise: str) -> str:

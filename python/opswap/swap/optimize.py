@@ -16,15 +16,15 @@ from torch.optim import Optimizer
 from opswap._torch import tree_map
 from opswap.memory import denormal_parameters, reuse_freed
 from opswap.memory import flush_denormals as set_flushing
-from opswap.memory.switches import flush_state_kept, reuses_freed
+from opswap.memory.switches import flush_state_kept, reuse_kept
 
 from .api import select_rules, swap
 from .capture.quiet import quiet_copy
-from .planning.contiguity import Demand
+from .planning.contiguity import Contiguity
 from .planning.gains import losing_formats
 from .planning.planner import make_plan
 from .report import Part
-from .rewriting.input_format import check_memory_format, open_door
+from .rewriting.input_format import check_memory_format, install_input_format
 from .runtime.plan_of import keep_plan, plan_of
 from .step_time import in_turn, step
 
@@ -66,7 +66,7 @@ def optimize(
         example_inputs: a tuple of positional inputs. A step on copies is measured: forward and backward if the model
             is in train() mode, else inference. Also passed to `swap`. The random generators of the process are put
             back afterwards: numbers that other threads draw from them meanwhile are drawn again.
-        memory_format: "auto" is torch.channels_last where it is faster: measured with example_inputs, the swapped
+        memory_format: "auto" is torch.channels_last if it is faster: measured with example_inputs, the swapped
             model as it is against the same in channels_last, in turn. Without inputs: if the model has 2-D
             convolutions on the CPU, all its code that may need contiguous tensors could be analysed and needs none,
             and no replacement in use was measured slower in channels_last. Never with torch.optim.LBFGS, which views
@@ -185,7 +185,7 @@ class _Work:
         memory_format = self._format()
         if memory_format is not None:
             formatted = quiet_copy(swapped, stock=False)
-            open_door(formatted, memory_format)
+            install_input_format(formatted, memory_format)
             try:
                 step(formatted, inputs)
                 forms[_FORMATTED] = (formatted, self.flush)
@@ -220,7 +220,7 @@ class _Work:
         if any(p.device.type != "cpu" for p in self.model.parameters()):
             return None, "the model is not on the CPU"
         plan = make_plan(self.model, select_rules(None, self.exact), None)
-        if plan.demand is not Demand.NONE:
+        if plan.contiguity is not Contiguity.NONE:
             return None, "code of the model may need contiguous tensors; pass example_inputs"
         slower = sorted({s.rule for s in plan.report.swapped if "channels_last" in losing_formats(s.rule)})
         if slower:
@@ -241,13 +241,8 @@ def _flushing(flush: bool, model: nn.Module, inputs: tuple[Any, ...]) -> Callabl
 
 @contextmanager
 def _switches_kept() -> Iterator[None]:
-    before = reuses_freed()
-    try:
-        with flush_state_kept():
-            yield
-    finally:
-        if reuses_freed() != before:
-            reuse_freed(before)
+    with reuse_kept(), flush_state_kept():
+        yield
 
 
 def _reuse() -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Draw random numbers in the order of elements, so that two models draw alike whatever their tensors' memory formats.
+"""Draw random numbers in the order of elements, so that two models draw alike in any memory format.
 
 torch fills a tensor in the order of its memory: with the same seed, a tensor in channels_last gets other elements.
 """

@@ -117,7 +117,7 @@ class Report:
         if self.note:
             lines += ["", self.note]
         if self.memory_format:
-            lines += ["", f"parameters and inputs are brought to {self.memory_format}"]
+            lines += ["", f"parameters and inputs are converted to {self.memory_format}"]
         if self.denormals:
             rows = [(name, str(count)) for name, count in self.denormals.items()]
             lines += [

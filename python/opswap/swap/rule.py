@@ -22,12 +22,12 @@ UNPROBED = "it does not run on probes"  # a refusal
 class Refusal(Exception):
     """A region that is not replaced.
 
-    told: False where it never looked like a candidate. ran: False where no run showed what it does.
+    report: False if the code never looked like a candidate. executed: False if no run showed what the code does.
     """
 
-    def __init__(self, reason: str, *, told: bool = True, ran: bool = True) -> None:
+    def __init__(self, reason: str, *, report: bool = True, executed: bool = True) -> None:
         super().__init__(reason)
-        self.told, self.ran = told, ran
+        self.report, self.executed = report, executed
 
 
 def bound_arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def bound_arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:
 class Region:
     """Nodes that move the elements of the inputs, joined along dimension 1, to the outputs.
 
-    inputs: the tensors that `cat` joins, or the source alone where cat is None.
+    inputs: the tensors that `cat` joins, or the source alone if cat is None.
     nodes: all of the region, cat and outputs included, in graph order.
     anchor: the first of them that yields a tensor, where the replacement is called.
     mixing: the node that changes the order of elements.
@@ -78,10 +78,10 @@ class Region:
 class Replacement:
     """A call in place of a region, as Python text over its inputs x0, x1, ... and its modules m0, m1, ...
 
-    condition: true where the proof holds; elsewhere the region's own code runs.
+    condition: true if the proof holds; elsewhere the region's own code runs.
     result: one value for a region with one output, a sequence for more.
     names: the objects that the two texts mention.
-    contiguous: true where the outputs are, for code that returns contiguous ones whatever it is given; "" elsewhere.
+    contiguous: true if the outputs are, for code whose outputs are always contiguous; "" elsewhere.
     label: "rule | module path", for the comment above the generated code; the planner sets it.
     """
 
@@ -106,18 +106,18 @@ class Rule:
 
     find: yields candidate regions of a captured graph, which may overlap.
     prove: returns the replacement of one, or raises `Refusal`; it also gets the sizes of the graph's
-        tensors where a run has shown them.
+        tensors if a run has shown them.
     exact: the replacement's outputs and gradients are bit-equal to the region's.
     example: makes a module that the rule changes and the sizes of its inputs, for `opswap.tune` to time.
     modules: classes of torch whose own forward is looked at too, on instances of exactly these classes.
     calls: classes of torch whose calls `find` looks for; a Sequential that holds one is looked at too.
-    opens: classes of torch whose calls, where a torch.nn.ModuleList holds several, are looked at as part of the
+    opens: classes of torch whose calls, if a torch.nn.ModuleList holds several, are looked at as part of the
         forward that makes them.
     whole: in place of the whole forward of instances of exactly `modules`, which has no graph; x0 is its
         input and m0 the module.
     declines: of these instances, "" for those that `whole` is for, None for those that the rule is not about, else why
         an instance is kept.
-    inference: modules of the region are merged only where no gradient is needed; elsewhere they are called, and may
+    inference: modules of the region are merged only if no gradient is needed; elsewhere they are called, and may
         have a `whole` of another rule.
     devices: types of devices, such as ("cpu",), on which the replacement is faster; () is every device.
     """

@@ -63,7 +63,7 @@ def tune(
 def _ratio(
     rule: Rule, module: nn.Module, shapes: Sequence[tuple[int, ...]], layout: str, rounds: int
 ) -> float | None:
-    """Time of torch over ours, None where torch, or every kernel of ours, leaves this memory format out."""
+    """Time of torch over ours, None if torch, or every kernel of ours, leaves this memory format out."""
     stock = module.train()
     ours = swap(copy.deepcopy(stock), rules=[rule])
     inputs = [_input(shape, layout) for shape in shapes]

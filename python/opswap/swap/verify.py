@@ -23,8 +23,8 @@ from .report import Check, Report
 __all__ = ["FACTOR", "VerificationError", "compare"]
 
 FACTOR = 4.0  # times the stock model's own error
-_FLOOR = 32.0  # times the dtype's epsilon, below which an error is none
-# A rounding error may take an element over the kink of an activation; that comes and goes with the last bits of the
+_FLOOR = 32.0  # times the dtype's epsilon, below which a difference is not an error
+# A rounding error may move an element across the kink of an activation; that comes and goes with the last bits of the
 # inputs, a wrong replacement stays. Inputs are scaled by 1 + n * epsilon, which keeps zeros and ties.
 _TRIES = 16
 _MODES = ("train", "eval", "inference")
@@ -49,7 +49,7 @@ def compare(stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], repor
     """The report with one check for every mode and memory format; see `opswap.verify`.
 
     Args: stock, swapped: copies, which are used up; inputs: a tuple of positional inputs.
-    Raises: VerificationError where a check fails.
+    Raises: VerificationError if a check fails.
     """
     checks = []
     for layout in _FORMATS:
@@ -132,7 +132,7 @@ def _spread(name: str, truth: dict[str, Tensor]) -> float:
 
 
 def _as_drawn(check: Check, ordered: bool, isolated: bool) -> Check:
-    """The check, with what it says of random numbers.
+    """The check, with its note on random numbers.
 
     If the models keep other memory formats, the same seed gives other elements the same numbers. Other threads may have
     drawn some of them.
@@ -149,7 +149,7 @@ def _check_where_stock_fails(
         _step(swapped, inputs, layout, mode)
     except Exception as ours:
         return Check(name, type(ours) is type(error), f"both raise {said}")
-    return Check(name, True, f"runs, where the model as it was raises {said}")
+    return Check(name, True, f"runs; the original model raises {said}")
 
 
 def _check_errors(name: str, unequal: list[tuple[str, Tensor, list[Tensor], Tensor, float]]) -> Check:

@@ -3,7 +3,7 @@
 
 "conv_chain" is compared with torch's operators, "conv_chain, parts" with opswap's own, called one by one. A backward
 gives the gradients of the input and of all parameters; a "step" is forward and backward. The gradients of the weights
-of convolutions are compared: that of a bias behind which another normalisation stands is nothing but rounding.
+of convolutions are compared: that of a bias which another normalisation follows is only rounding error.
 "inference" has the running statistics and no graph, for one image too; "conv_chain, frozen" keeps the folded weights,
 as `opswap.freeze` does. "conv_folded" is a dense convolution, its BatchNorm and ReLU, in evaluation: shapes of LPRNet,
 stems, and ResNet's windows.

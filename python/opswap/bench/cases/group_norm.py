@@ -2,7 +2,7 @@
 """GroupNorm and InstanceNorm in channels_last at shapes of U-Nets, residual networks and style transfer.
 
 torch's GroupNorm has two forms: the function as it is, and on a contiguous copy whose result is copied back. torch's
-InstanceNorm returns contiguous tensors, which the convolution behind it copies again: that copy is not counted, nor
+InstanceNorm returns contiguous tensors, which the convolution after it copies again: that copy is not counted, nor
 the one of the gradient. With a gradient in channels_last its own gradients were wrong (torch 2.13). Parameters are
 float32. A backward gives the gradients of input, weight and bias; a "step" is forward and backward.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Grouped linear maps, against einsum, bmm, baddbmm, a loop of Linears and, for one output, a summed product.
 
-The stock forms get weights in either order, (in, out) and (out, in). Ragged ones pad to the widest group where they
+The stock forms get weights in either order, (in, out) and (out, in). Ragged ones pad to the widest group if they
 need one size for all, and pick what counts out of the result. Inference is a forward without a graph, a step a forward
 and the gradients of everything.
 """
@@ -28,7 +28,7 @@ _DIRECTIONS = ("inference", "forward", "backward", "step")
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 Forward = Callable[[], Tensor]
-# A forward and the leaves whose gradients are asked for, in the order of input, weight, bias.
+# A forward and the leaves whose gradients are computed, in the order of input, weight, bias.
 Form = tuple[Forward, Sequence[Tensor]]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Branches merged into one module against the loop over them, and the multi-branch net as a whole.
 
-A merged module runs torch's own operators; where a loop is the fastest way to run them it is one, which the row says:
+A merged module runs torch's own operators; if a loop is the fastest way to run them it is one, which the row shows:
 its ratio is that of the same operators to themselves, about 1.
 """
 

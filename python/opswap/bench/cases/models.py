@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import opswap
 from opswap.bench.case import LAYOUTS, Case
+from opswap.memory.switches import reuses_freed
 
 __all__ = ["NETWORKS", "Network", "cases", "compiled_cases", "step"]
 
@@ -23,6 +24,7 @@ Forms = Mapping[str, tuple[nn.Module, Tensor]]
 _OURS = {"exact NCHW": "NCHW", "exact NHWC": "NHWC", "swapped NCHW": "NCHW", "swapped NHWC": "NHWC"}
 _OURS_COMPILED = {"swapped NHWC": "NHWC", "swapped NHWC compiled": "NHWC"}
 _OURS_FLUSHED = {"swapped NHWC flushed": "NHWC"}
+_OURS_USED = {"optimize": "NHWC"}
 # Relative difference of loss or logits: convolutions round differently in the two layouts.
 _TOLERANCE = 1e-3
 
@@ -31,7 +33,7 @@ _TOLERANCE = 1e-3
 class Network:
     """loss(output, labels); `labels` are what classes makes them, `steps` characters an image.
 
-    tolerance: relative difference of the loss that is allowed. A dropout takes other elements in the other layout,
+    tolerance: relative difference of the loss that is allowed. A dropout drops other elements in the other layout,
         since it draws in the order of memory.
     """
 
@@ -62,10 +64,12 @@ NETWORKS: Mapping[str, Network] = {
 
 
 def cases(batch: int) -> Iterator[Case]:
-    """A step is zero_grad, forward, loss, backward and plain SGD; LPRNet takes two batches of images at once."""
+    """A step is zero_grad, forward, loss, backward and plain SGD; LPRNet processes two batches of images at once."""
     for name, network in NETWORKS.items():
         yield from _pair(name, network, batch, _forms, _OURS)
     yield from _pair("LPRNet, denormals", NETWORKS["LPRNet"], batch, _flushed_forms, _OURS_FLUSHED)
+    for name, network in NETWORKS.items():
+        yield from _pair(f"{name}, as used", network, batch, _used_forms, _OURS_USED)
 
 
 def compiled_cases(batch: int) -> Iterator[Case]:
@@ -87,7 +91,8 @@ def _pair(
         run = partial(build, network, images, forms)
         training = direction == "step"
         tolerance = network.tolerance if training else _TOLERANCE
-        yield Case(name, shape, "float32", direction, run, ours, tolerance=tolerance, profile=training)
+        profile = training and ours is not _OURS_USED
+        yield Case(name, shape, "float32", direction, run, ours, tolerance=tolerance, profile=profile)
 
 
 def _forms(network: Network, images: int) -> Forms:
@@ -142,8 +147,45 @@ def _flushed_forms(network: Network, images: int) -> Forms:
     }
 
 
-def _flushing(model: nn.Module, make: Callable[[nn.Module], Function]) -> Function:
-    """The function that `make` makes of the model, between two turns of the switch where the form asks for it."""
+class _Used(nn.Module):
+    """A model that runs with freed memory reused, or returned to the system."""
+
+    def __init__(self, model: nn.Module, reuse: bool) -> None:
+        super().__init__()
+        self.model, self.reuse = model, reuse
+
+
+def _used_forms(network: Network, images: int) -> Forms:
+    """What a user has without opswap, with one line for the allocator, and with `optimize`. Inputs are contiguous."""
+    model, x = network.make(), torch.randn(images, 3, *network.size)
+    optimized = opswap.optimize(model, reuse_memory=False, flush_denormals=False, inplace=False)
+    return {
+        "stock as it comes": (_Used(model, False), x),
+        "stock with reused memory": (_Used(copy.deepcopy(model), True), x),
+        "optimize": (_Used(optimized, True), x),
+    }
+
+
+class _Reusing:
+    """A function, and the switch of the allocator that belongs to it."""
+
+    def __init__(self, function: Function, reuse: bool) -> None:
+        self.function, self.reuse = function, reuse
+
+    def __call__(self) -> Tensor:
+        return self.function()
+
+    def prepare(self) -> None:
+        """Turn the switch, and run once if that changed it: the first call after a change is of neither kind."""
+        if reuses_freed() != self.reuse:
+            opswap.memory.reuse_freed(self.reuse)
+            self.function()
+
+
+def _switched(model: nn.Module, make: Callable[[nn.Module], Function]) -> Function:
+    """The function that `make` makes of the model, with the switches of the form."""
+    if isinstance(model, _Used):
+        return _Reusing(make(model.model), model.reuse)
     if not isinstance(model, _Flushed):
         return make(model)
     function = make(model.model)
@@ -162,7 +204,7 @@ def _steps(network: Network, images: int, forms: Callable[[Network, int], Forms]
     classes, characters = network.labels
     labels = torch.randint(classes, (images, *characters))
     return {
-        name: _flushing(model, partial(step, x=x, labels=labels, loss_of=network.loss))
+        name: _switched(model, partial(step, x=x, labels=labels, loss_of=network.loss))
         for name, (model, x) in forms(network, images).items()
     }
 
@@ -185,6 +227,6 @@ def step(
 
 def _inferences(network: Network, images: int, forms: Callable[[Network, int], Forms]) -> dict[str, Function]:
     return {
-        name: _flushing(model.eval(), lambda m, x=x: torch.no_grad()(partial(m, x)))
+        name: _switched(model.eval(), lambda m, x=x: torch.no_grad()(partial(m, x)))
         for name, (model, x) in forms(network, images).items()
     }

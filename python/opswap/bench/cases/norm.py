@@ -3,7 +3,7 @@
 
 Parameters are float32. A forward is that of training (its graph is recorded), the backward gives the gradients of
 input, weight and bias; "inference" has the running statistics and no graph. A payload is what a kernel that reads its
-input as often as the arithmetic asks must move: 3 tensors forward, 5 backward, 2 in inference.
+input as often as the arithmetic needs must move: 3 tensors forward, 5 backward, 2 in inference.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ CHANNELWISE: frozenset[type[nn.Module]] = frozenset(
     }
 )
 
-# What stands for pools in a merged module, made from one of the branches' own.
+# What replaces pools in a merged module, made from one of the branches' own.
 POOLS = {nn.AdaptiveMaxPool2d: BranchAdaptiveMaxPool2d}
 
 RANDOM: frozenset[type[nn.Module]] = frozenset(

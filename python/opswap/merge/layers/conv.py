@@ -66,7 +66,7 @@ class BranchConv(_Convolution):
     """N convolutions: weight (N * out_channels, in_channels / groups, *kernel), bias (N * out_channels).
 
     ways: "chunks" runs one branch after another; "product", for 1 x 1 kernels, a batched matrix product. RECORDED
-    takes what `costs` has for the input's sizes.
+    uses what `costs` has for the input's sizes.
     choices: what was taken so, by those sizes, the latest ones alone.
     """
 

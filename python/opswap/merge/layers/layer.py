@@ -13,7 +13,7 @@ from ..forms import Form
 
 __all__ = ["RECORDED", "Layer", "joined"]
 
-# The mode that takes one of a layer's ways by recorded figures.
+# The mode that chooses one of a layer's ways by recorded figures.
 RECORDED = "recorded"
 
 
@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
     @classmethod
     def refusal(cls, module: nn.Module, call: fx.Node | None = None) -> str:
-        """Why this layer cannot stand for such modules, or for such calls of them; "" where it can."""
+        """Why this layer cannot replace such modules, or for such calls of them; "" if it can."""
         return ""
 
     def wide(self, x: Tensor, mode: str = "wide") -> Tensor:

@@ -187,7 +187,7 @@ class BranchLayerNorm(Layer, nn.LayerNorm):
             return y.expand(-1, self.branches, *(-1,) * (y.dim() - 2)) if shared else y
         weight = self.weight.view(sizes)
         scaled = y * weight if self.bias is None else torch.addcmul(self.bias.view(sizes), y, weight)
-        return scaled.to(y.dtype)  # that of the input under autocast, whatever the weight's is
+        return scaled.to(y.dtype)  # that of the input under autocast, independent of the weight's dtype
 
     def branch_calls(self) -> list[Callable[[Tensor], Tensor]]:
         tensors = zip(self.pieces(self.weight), self.pieces(self.bias), strict=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Layers with a slope a channel, global max pools, and modules that stay one a branch."""
+"""Layers with a slope per channel, global max pools, and modules that stay one per branch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["BranchAdaptiveMaxPool2d", "BranchPReLU", "Separate"]
 
 
 class BranchPReLU(Layer):
-    """N PReLUs, of one slope or one a channel each: weight (N * num_parameters)."""
+    """N PReLUs, of one slope or one per channel each: weight (N * num_parameters)."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules)

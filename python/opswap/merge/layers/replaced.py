@@ -14,7 +14,7 @@ __all__ = ["Replaced", "stand_in"]
 
 
 def stand_in(module: nn.Module, path: str, branches: int) -> Replaced:
-    """A module that took the place of a merged layer, to be called as that layer.
+    """A module that replaced a merged layer, to be called as that layer.
 
     Raises: TypeError unless it works on every channel by itself, so that branches never mix.
     """

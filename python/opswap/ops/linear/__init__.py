@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One linear map a group, all groups in one call."""
+"""One linear map per group, all groups in one call."""
 
 from ._flops import register_flops
 from ._run import reference

@@ -33,7 +33,7 @@ def _backward(
 
 
 def register_flops() -> None:
-    """Tell torch's FLOP counter about the operators; called when a module begins to use them, not at import."""
+    """Register the operators with torch's FLOP counter; called when a module begins to use them, not at import."""
     global _registered
     if _registered:
         return

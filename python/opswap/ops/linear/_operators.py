@@ -28,7 +28,7 @@ def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, sections: Sections
 
 
 def _unwanted_empty(like: Tensor, outputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """An operator returns tensors only: one without elements stands for None."""
+    """An operator returns tensors only: a tensor without elements represents None."""
     return tuple(like.new_empty(0) if t is None else t for t in outputs)
 
 
@@ -103,7 +103,7 @@ operator = Operator(
     _fake,
     batch=_batch,
 )
-# The gradients of input, weight and bias where mask is True, else empty tensors.
+# The gradients of input, weight and bias if mask is True, else empty tensors.
 _backward_operator = Operator(
     f"{NAME}_backward(Tensor grad_output, Tensor input, Tensor weight, int[]? sections, bool[3] mask) "
     "-> (Tensor, Tensor, Tensor)",

@@ -35,7 +35,7 @@ Sections = Sequence[int] | None
 
 
 def reference(input: Tensor, weight: Tensor, bias: Tensor | None = None, sections: Sections = None) -> Tensor:
-    """The operator in plain torch: one batched product, or one product a group where sections differ.
+    """The operator in plain torch: one batched product, or one product per group if sections differ.
 
     Args and returns: as `opswap::grouped_linear`, see `_define`.
     """
@@ -52,7 +52,7 @@ def reference(input: Tensor, weight: Tensor, bias: Tensor | None = None, section
 def reference_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, sections: Sections, mask: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of input, weight and bias that mask asks for, in plain torch."""
+    """The gradients of input, weight and bias that mask selects, in plain torch."""
     if sections is None:
         rows = grad_output.transpose(0, 1)
         grad_input = torch.bmm(rows, weight).transpose(0, 1).contiguous() if mask[0] else None
@@ -68,20 +68,20 @@ def reference_backward(
 
 @cache
 def _matrix_units(dtype: torch.dtype) -> bool:
-    """True where torch's own products take this half precision without converting it."""
+    """True if torch's own products multiply this half precision without converting it."""
     known = half_instructions()
     return bool(library_takes(dtype)) if known is None else dtype in known
 
 
 # Multiplications a group from which on a library call is worth its price, and the least of each side: for kernels
-# without vectors, and for the forward in 16 bits where the library has instructions for it.
+# without vectors, and for the forward in 16 bits if the library has instructions for it.
 _LIBRARY_WORK, _LIBRARY_SIDE, _UNITS_SIDE = 32**3, 8, 64
 
 
 def library_wins(input: Tensor, weight: Tensor, backward: bool = False) -> bool:
-    """True where torch's batched product is faster than the kernels.
+    """True if torch's batched product is faster than the kernels.
 
-    It is where the kernels have no vectors and groups are not small, unless it would have to convert 16 bits. Where
+    It is faster if the kernels have no vectors and groups are not small, unless it would have to convert 16 bits. Where
     the CPU multiplies 16 bits itself, as the kernels do not, it is ahead of vectors too in the forward of large groups.
     """
     has_units = input.dtype in HALVES and _matrix_units(input.dtype)
@@ -96,12 +96,12 @@ def library_wins(input: Tensor, weight: Tensor, backward: bool = False) -> bool:
 
 
 def _converts(input: Tensor) -> bool:
-    """True where whole tensors of half precision are converted: kernels without vectors do it at every product."""
+    """True if whole tensors of half precision are converted: kernels without vectors do it at every product."""
     return input.dtype in HALVES and _core.isa_current() == "scalar"
 
 
 def _by_library(input: Tensor, weight: Tensor, backward: bool = False) -> bool:
-    """True where torch's own products serve a call: nothing to compute, or faster than the kernels."""
+    """True if torch's own products compute a call: nothing to compute, or faster than the kernels."""
     return not input.numel() or not weight.numel() or library_wins(input, weight, backward)
 
 
@@ -118,7 +118,7 @@ def _fits(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def kernel(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """On the CPU: the kernel, or the library where it is faster. The kernel refuses what does not fit."""
+    """On the CPU: the kernel, or the library if it is faster. The kernel refuses what does not fit."""
     if _fits(sections, input, weight, bias) and _by_library(input, weight):
         output = reference(input, weight, bias, sections)
     elif _converts(input):
@@ -141,7 +141,7 @@ def _run(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None)
 def kernel_backward(
     sections: Sections, mask: Sequence[bool], grad_output: Tensor, input: Tensor, weight: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of input, weight and bias that mask asks for; None for the others."""
+    """The gradients of input, weight and bias that mask selects; None for the others."""
     tensors = (grad_output, input, weight)
     if _by_library(input, weight, backward=True):
         gradients = reference_backward(*tensors, sections, mask)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""One linear map a group, all groups in one call.
+"""One linear map per group, all groups in one call.
 
-The weights of all groups lie one after another, in the order of torch.nn.Linear: (groups, out, in) where every group
+The weights of all groups lie one after another, in the order of torch.nn.Linear: (groups, out, in) if every group
 has as many outputs, else (total outputs, in) with the outputs of every group as `sections`. Inside this package the
 input is always (N, groups, in).
 """
@@ -27,7 +27,7 @@ from ._run import FLOATS, HALVES, NAME, Sections, library_wins, reference
 
 __all__ = ["grouped_linear"]
 
-# Looked up once: what lies on the way to a name costs microseconds where it has left the caches.
+# Looked up once: what lies on the way to a name costs microseconds if it has left the caches.
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _transforms = functorch_active
@@ -116,7 +116,7 @@ def _autocast(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def _plain(input: Tensor) -> bool:
-    """True, and counted, where the public function runs as torch's own code: other devices, other dtypes, or forced."""
+    """True, and counted, if the public function runs as torch's own code: other devices, other dtypes, or forced."""
     if input.is_cpu and input.dtype in FLOATS and not reference_forced():
         return False
     if not torch.compiler.is_compiling():
@@ -169,7 +169,7 @@ def _has_autocast(device: str) -> bool:
 
 
 def _checked(input: Any, weight: Any, bias: Any, out_features: Any) -> Tensor:
-    """`grouped_linear` of anything: what does not fit is refused, the rest brought to (N, G, in)."""
+    """General `grouped_linear`: refuses arguments that do not fit, and reshapes the input to (N, G, in)."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if has_torch_function(tensors):
         return handle_torch_function(grouped_linear, tensors, input, weight, bias, out_features)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The activations behind a batch normalisation: their names, their parameters, torch's functions, derivatives.
+"""The activations after a batch normalisation: their names, their parameters, torch's functions, derivatives.
 
 An activation is a text: its name, or its name with all its parameters as in "hardtanh(-2.0, 2.0)".
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 __all__ = ["ACTIVATIONS", "activate", "parse", "slope", "spell"]
 
-# Their parameters, with torch's values where the text gives none.
+# Their parameters, with torch's values if the text gives none.
 ACTIVATIONS: dict[str, tuple[float, ...]] = {
     "relu": (),
     "relu6": (),
@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, tuple[float, ...]] = {
 def parse(activation: str) -> tuple[str, tuple[float, ...]]:
     """The name and the parameters of an activation.
 
-    Raises: ValueError for what is none.
+    Raises: ValueError for a text that is not an activation.
     """
     name, bracket, rest = activation.partition("(")
     if name not in ACTIVATIONS:

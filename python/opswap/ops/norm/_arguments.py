@@ -24,7 +24,7 @@ Vector = Tensor | None
 def check_kinds(
     input: Any, vectors: Sequence[Any], training: Any, momentum: Any, eps: Any, activation: Any
 ) -> None:
-    """Raise TypeError for what is no tensor, bool or number, ValueError for an activation that is unknown."""
+    """Raise TypeError for an argument of a wrong type, ValueError for an unknown activation."""
     if not isinstance(input, Tensor):
         raise TypeError(f"batch_norm(): argument 'input' must be Tensor, not {type(input).__name__}")
     for name, vector in zip(_NAMES, vectors, strict=True):
@@ -40,7 +40,7 @@ def check_kinds(
 
 
 def check_activation(name: str, activation: Any) -> None:
-    """Raise ValueError unless `activation` is a text that `parse` knows."""
+    """Raise ValueError unless `parse` accepts `activation`."""
     try:
         known = isinstance(activation, str) and bool(parse(activation))
     except ValueError:
@@ -53,9 +53,9 @@ def check_activation(name: str, activation: Any) -> None:
 
 
 def is_covered(input: Tensor) -> bool:
-    """False for what torch alone knows how to treat: other dtypes and layouts, less than two dimensions, no elements.
+    """False for inputs that only torch supports: other dtypes and layouts, less than two dimensions, no elements.
 
-    In a compiled graph no size is asked for.
+    In a compiled graph no size is read.
     """
     if input.dtype not in _FLOATS or not is_strided(input) or input.dim() < 2:
         return False
@@ -63,7 +63,7 @@ def is_covered(input: Tensor) -> bool:
 
 
 def moves_apart(input: Tensor, vectors: Sequence[Vector], training: bool) -> bool:
-    """False where running statistics that move share memory with themselves or with what else the call reads.
+    """False if running statistics that move share memory with themselves or with what else the call reads.
 
     torch moves them channel by channel and reads the parameters afterwards; the kernels read first. In a compiled
     graph only a tensor that is given twice, or expanded, is noticed.
@@ -92,7 +92,7 @@ def moves_apart(input: Tensor, vectors: Sequence[Vector], training: bool) -> boo
 
 
 def _range(t: Tensor) -> tuple[int, int]:
-    """The addresses of the first element and behind the last; (0, 0) for a tensor without memory of its own."""
+    """The addresses of the first element and after the last; (0, 0) for a tensor without memory of its own."""
     if type(t) not in (Tensor, torch.nn.Parameter) or not is_strided(t) or not t.numel():
         return 0, 0
     try:
@@ -166,6 +166,6 @@ def _check_vectors(input: Tensor, vectors: Sequence[Vector]) -> None:
     if len(dtypes) > 1 or not dtypes <= allowed:
         found = ", ".join(f"{name} {vector.dtype}" for name, vector in given)
         raise RuntimeError(
-            f"batch_norm: mixed dtype (CPU): an input of {input.dtype} takes parameters all of one of "
+            f"batch_norm: mixed dtype (CPU): an input of {input.dtype} needs all parameters in one of "
             f"{sorted(map(str, allowed))}, got {found}"
         )

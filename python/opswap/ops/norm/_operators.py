@@ -45,11 +45,11 @@ FRESH, OVER, _TRACED = range(3)
 
 
 def try_kernel(result: int, *arguments: Any) -> Any:
-    """The kernel for what an ordinary call brings, which the extension finds out by itself.
+    """The kernel for an ordinary call, whose arguments the extension checks by itself.
 
     Args: result: FRESH or OVER; arguments: training, momentum, eps, activation, input, running_mean, running_var,
         weight, bias. Nothing but autograd may watch: see `plain_eager`.
-    Returns: the output; False where a graph must be recorded; NotImplemented where nothing was done for another
+    Returns: the output; False if a graph must be recorded; NotImplemented if nothing was done for another
         reason, be it an error.
     """
     try:
@@ -62,7 +62,7 @@ def try_kernel(result: int, *arguments: Any) -> Any:
 
 
 def try_backward(*arguments: Any) -> Any:
-    """The kernel of the backward in the manner of `try_kernel`, where no graph must be recorded.
+    """The kernel of the backward in the manner of `try_kernel`, if no graph must be recorded.
 
     Args: training, eps, activation, needed (three bools), grad_output, input, statistics, weight, bias.
     Returns: gradients of input, weight and bias, None for those not needed; or NotImplemented.
@@ -194,7 +194,7 @@ def _batched_backward(
     activation: str | None,
     output_mask: Sequence[bool],
 ) -> list[Tensor]:
-    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap takes no rule."""
+    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap ignores rules."""
     fixed = None if training else statistics
     grads = normalize_backward(grad_output, input, fixed, weight, bias, eps, activation)
     return wanted(grads, (input, weight, bias), output_mask)
@@ -203,7 +203,7 @@ def _batched_backward(
 def wanted(
     grads: Sequence[Tensor], kinds: Sequence[Tensor | None], output_mask: Sequence[bool]
 ) -> list[Tensor]:
-    """Those gradients that are asked for, each in the dtype of what it is the gradient of."""
+    """Those gradients that are required, each in the dtype of its tensor."""
     triples = zip(grads, kinds, output_mask, strict=True)
     return [g.to(k.dtype) for g, k, wanted in triples if wanted and k is not None]
 
@@ -257,7 +257,7 @@ def second_gradients(
 
 # input: (N, C, *); mean, var: (C) statistics to normalise with, None for those of the batch; statistics: (2, C)
 # float64, the means and biased variances used. The output and the gradient of input are dense in the memory format
-# of input; gradients where output_mask is False are neither computed nor returned. Under vmap the mapped dimension
+# of input; gradients if output_mask is False are neither computed nor returned. Under vmap the mapped dimension
 # joins the channels.
 operator = Operator(
     f"{_NAME}(Tensor input, Tensor? mean, Tensor? var, Tensor? weight, Tensor? bias, float eps, "

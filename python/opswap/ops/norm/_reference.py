@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Batch normalisation, its derivatives and their derivatives in plain torch code.
 
-The fallback where no kernel runs, the oracle of the tests, and what second derivatives are made of. Statistics are a
+The fallback if no kernel runs, the oracle of the tests, and what second derivatives are made of. Statistics are a
 (2, C) float64 tensor: means and biased variances.
 """
 
@@ -144,7 +144,7 @@ def normalize_jvp(
 def update_running(
     statistics: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, count: int
 ) -> None:
-    """Move the running statistics towards those of a batch of `count` values a channel, in place."""
+    """Move the running statistics towards those of a batch of `count` values per channel, in place."""
     mean, var = statistics.unbind(0)
     unbiased = var * (count / (count - 1))
     running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)

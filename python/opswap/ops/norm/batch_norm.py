@@ -30,7 +30,7 @@ __all__ = ["batch_norm", "batch_norm_act", "batch_norm_relu", "infer"]
 _Vector = Tensor | None
 
 
-# A training step of these in 16 bits is faster with torch's function behind the kernel: the backward of both in one
+# A training step of these in 16 bits is faster with torch's function after the kernel: the backward of both in one
 # computes the exponential twice, which there takes longer than the pass over memory that it saves.
 _IN_TWO = ("silu", "gelu", "gelu_tanh")
 
@@ -60,7 +60,7 @@ def _moving(
 class BatchNormAct(Function):
     """The short way of ordinary tensors.
 
-    The statistics are no output here: for an output that nobody uses, every backward is given zeros.
+    The statistics are not outputs here: for an output that is not used, autograd would pass zeros to every backward.
     """
 
     @staticmethod
@@ -91,8 +91,8 @@ class BatchNormAct(Function):
 def _train(
     training: bool, momentum: float, eps: float, activation: str | None, input: Tensor, *vectors: _Vector
 ) -> Tensor:
-    """With a graph. The slope of an activation is found from the bias, so that autograd lets nobody change it before
-    the backward. Torch's batch norm keeps its weight alone: where only the bias is trained, it may change."""
+    """With a graph. The slope of an activation is found from the bias, so that autograd does not allow changes of it
+    before the backward. Torch's batch norm keeps its weight alone: if only the bias is trained, it may change."""
     weight, bias = vectors[2:]
     alone = bias is not None and bias.requires_grad and (weight is None or not weight.requires_grad)
     if activation is None or not alone:
@@ -135,8 +135,8 @@ def infer(
 ) -> Tensor:
     """`batch_norm_act` that may write its result over the input.
 
-    Args: as `batch_norm_act`; `inplace` says that nobody else reads `input` any more.
-    Returns: `input` itself, overwritten, where that can be done: no gradient is needed, and a kernel reads and writes
+    Args: as `batch_norm_act`; `inplace` states that nothing else reads `input` afterwards.
+    Returns: `input` itself, overwritten, if that can be done: no gradient is needed, and a kernel reads and writes
         the memory of `input` as it lies. Else a new tensor, and `input` is as before.
     """
     if inplace and plain_eager():
@@ -162,7 +162,7 @@ def batch_norm_act(
     """torch.nn.functional.batch_norm and the activation after it, in one.
 
     Args:
-        input: (N, C, *). The kernels take float32, float64, bfloat16 and float16; torch's operator runs for others.
+        input: (N, C, *). The kernels support float32, float64, bfloat16 and float16; torch's operator runs for others.
         running_mean, running_var: (C); normalise with them, or in training (both or none) move them in place by
             momentum towards the batch's mean and unbiased variance.
         weight, bias: (C), scale and shift after the normalisation. All four vectors have the dtype of input, or

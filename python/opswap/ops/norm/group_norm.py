@@ -34,7 +34,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 _Vector = Tensor | None
 
 
-# --- what the kernels take -------------------------------------------------------------------------------------------
+# --- what the kernels support ----------------------------------------------------------------------------------------
 
 
 def _is_dense_image(input: Any) -> bool:
@@ -70,7 +70,7 @@ def _are_vectors(input: Tensor, *vectors: Any) -> bool:
 def group_norm_fits(
     input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
 ) -> bool:
-    """True where the kernels compute this call of torch.nn.functional.group_norm."""
+    """True if the kernels compute this call of torch.nn.functional.group_norm."""
     if type(num_groups) is not int or num_groups < 1 or not isinstance(eps, float) or not eps > 0:
         return False
     return _is_dense_image(input) and input.shape[1] % num_groups == 0 and _are_vectors(input, weight, bias)
@@ -163,7 +163,7 @@ def _batched_backward(
     eps: float,
     mask: Sequence[bool],
 ) -> list[Tensor]:
-    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap takes no rule."""
+    """In operators that batch, for `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap ignores rules."""
     grads = normalize_groups_backward(grad_output, input, weight, groups, eps)
     return wanted(grads, (input, weight, bias), mask)
 
@@ -190,7 +190,7 @@ def _gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tenso
 
 
 # input: (N, C, *); statistics: (N, groups, 2) float64, the means and biased variances. The output and the gradient of
-# input are dense in the memory format of input; gradients where mask is False are neither computed nor returned.
+# input are dense in the memory format of input; gradients if mask is False are neither computed nor returned.
 _operator = Operator(
     f"{_NAME}(Tensor input, Tensor? weight, Tensor? bias, int groups, float eps) -> (Tensor, Tensor)",
     _kernel,
@@ -225,9 +225,9 @@ def group_norm(
     """torch.nn.functional.group_norm, faster and more accurate in channels_last.
 
     Args:
-        input: (N, C, *). The kernels take dense (N, C, H, W) in channels_last and (N, C, D, H, W) in channels_last_3d,
-            of float32, float64, bfloat16 and float16, with at least two channels and two positions. For everything
-            else torch's function runs.
+        input: (N, C, *). The kernels support dense (N, C, H, W) in channels_last and (N, C, D, H, W) in
+            channels_last_3d, of float32, float64, bfloat16 and float16, with at least two channels and two positions.
+            For everything else torch's function runs.
         num_groups: divides C; each image is normalised by the mean and the biased variance of each group.
         weight, bias: (C), scale and shift after the normalisation; of the dtype of input, or float32 beside 16 bits.
         eps: added to the variance.
@@ -264,14 +264,14 @@ def instance_norm(
     """torch.nn.functional.instance_norm, faster in channels_last, which torch's function loses.
 
     Args:
-        input: (N, C, *); the kernels take what `group_norm` takes.
+        input: (N, C, *); the kernels support what those of `group_norm` support.
         running_mean, running_var: (C). With running statistics, given or moved, torch's function runs.
         weight, bias: (C), as of `group_norm`.
         use_input_stats: normalise each channel of each image with its own mean and biased variance.
         momentum: share of the batch in the running statistics.
         eps: added to the variance.
 
-    Returns: (N, C, *), in the dtype of input; in its memory format where the kernels take it, else as torch's.
+    Returns: (N, C, *), in the dtype of input; in its memory format if the kernels support it, else as torch's.
 
     Raises: as torch.nn.functional.instance_norm.
 

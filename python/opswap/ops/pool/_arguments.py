@@ -34,7 +34,7 @@ _COUNTS = {2: "two", 3: "three"}
 
 
 class Window(NamedTuple):
-    """A sliding window: one int a spatial dimension in each tuple."""
+    """A sliding window: one int per spatial dimension in each tuple."""
 
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -43,7 +43,7 @@ class Window(NamedTuple):
     ceil_mode: bool
 
     def output_size(self, input_size: Sequence[int]) -> tuple[int, ...]:
-        """Windows along each spatial dimension, not positive where none fits.
+        """Windows along each spatial dimension, not positive if none fits.
 
         With ceil_mode the last window may reach past the right padding, but has to start inside the input or
         the left padding.
@@ -63,7 +63,7 @@ class Window(NamedTuple):
 
 
 def require_int(name: str, argument: str, value: Any) -> int:
-    """`value` as an int; like torch, a bool is none, and a one-element integer tensor is one."""
+    """`value` as an int; as in torch, a bool is not an int, and a one-element integer tensor is."""
     if isinstance(value, torch.SymInt):
         return value
     try:
@@ -108,8 +108,8 @@ def make_window(
 ) -> Window:
     """The window that these arguments of a torch pool describe; a stride of None or () is the kernel size.
 
-    Raises: TypeError for what is no int or bool; RuntimeError for a wrong number of ints, a kernel, stride or
-        dilation that is not positive, a negative padding or one over half of the kernel.
+    Raises: TypeError for an argument that is not an int or a bool; RuntimeError for a wrong number of ints, a kernel,
+        stride or dilation that is not positive, a negative padding or one over half of the kernel.
     """
     kernel = _per_dimension(name, "kernel_size", kernel_size, spatial)
     steps = kernel
@@ -159,7 +159,7 @@ def as_torch(name: str, spatial: int, pool: Callable[..., Any], input: Tensor, *
 
 
 def pooled_size(name: str, input: Tensor, window: Window, channel_step: int) -> tuple[int, ...]:
-    """The size (N, ceil(C / channel_step), *O) that a pool gives (N, C, *S); raises where no window fits."""
+    """The size (N, ceil(C / channel_step), *O) that a pool gives (N, C, *S); raises if no window fits."""
     output = window.output_size(input.shape[2:])
     if min(output) <= 0:
         kernel, _, padding, dilation = (tuple(values) for values in window[:4])

@@ -25,7 +25,7 @@ def run_kernel(
     arguments: Sequence[Any],
     memory_format: torch.memory_format,
 ) -> Any:
-    """What `kernel(*inputs, *arguments)` returns, on copies of the inputs where it cannot read them in place.
+    """What `kernel(*inputs, *arguments)` returns, on copies of the inputs if it cannot read them in place.
 
     Args: memory_format: of the copies. Raises: RuntimeError for what the extension refuses.
     """
@@ -105,7 +105,7 @@ class PlainCall:
 
 
 def plain_torch(input: Tensor, name: str) -> bool:
-    """True, and counted, where a public function runs as torch's own code: other devices, or when forced."""
+    """True, and counted, if a public function runs as torch's own code: other devices, or when forced."""
     if input.device.type == "cpu" and not reference_forced():
         return False
     if not torch.compiler.is_compiling():
@@ -114,7 +114,7 @@ def plain_torch(input: Tensor, name: str) -> bool:
 
 
 def needs_function(tensor: Tensor) -> bool:
-    """True where a call needs the autograd Function; else the operator alone does, and saves nothing."""
+    """True if a call needs the autograd Function; else the operator alone does, and saves nothing."""
     return needs_graph((tensor,)) or (not torch.compiler.is_compiling() and transforms_active())
 
 
@@ -127,7 +127,7 @@ def larger_input(constants: tuple[Any, ...], count: int) -> tuple[Any, ...]:
 def find_again(operator: Operator, choosing: Operator) -> None:
     """Let the gradient of `operator`, which keeps no choice, run `choosing`, which does.
 
-    For graphs that were captured for inference and are differentiated all the same.
+    For graphs that were captured for inference but are differentiated.
     """
 
     def of_choosing(saved: Sequence[Tensor], constants: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Window offsets in plain torch: what torch's flat indices become, and back.
 
-An offset is the number of a tap in row-major order within its window. It needs a byte where torch's index
-needs eight, and does not depend on where the window lies. A window without any tap inside the input, possible
-only where the dilation steps over the whole input, has the offset of its first tap that lies in or behind the
-input.
+An offset is the number of a tap in row-major order within its window. An offset needs one byte, and does not depend on
+where the window lies; torch's index needs eight bytes. If the dilation steps over the whole input, a window may have no
+tap inside the input. Its offset is then that of its first tap that lies in or behind the input.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _pool(input: Tensor, size: tuple[int, ...], return_indices: bool) -> tuple[T
 
 
 def _output_size(name: str, output_size: Any, input_size: Sequence[int]) -> tuple[int, ...]:
-    """One int a dimension; None keeps the size that the input has."""
+    """One int per dimension; None keeps the size that the input has."""
     count = len(input_size)
     if not isinstance(output_size, (list, tuple)):
         output_size = (

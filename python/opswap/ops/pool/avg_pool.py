@@ -43,7 +43,7 @@ def _widened(input: Tensor) -> Tensor:
 
 
 def reference_avg_pool3d(input: Tensor, window: Window, *options: Any) -> Tensor:
-    """avg_pool3d, as 2-D pooling of every stride-th slice where the window has depth 1.
+    """avg_pool3d, as 2-D pooling of every stride-th slice if the window has depth 1.
 
     Args:
         input: (N, C, D, H, W), or (C, D, H, W) as torch reads it.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Max pooling with one-byte window offsets in place of int64 indices.
 
-MaxPool3d with a window of depth 1 is 2-D pooling of every stride-th slice, so one operator serves both: its
+MaxPool3d with a window of depth 1 is 2-D pooling of every stride-th slice, so both use one operator: its
 output channel c reads input channel c * channel_step. The backward needs the offsets only, not the input.
 """
 
@@ -246,7 +246,7 @@ _plain_call = PlainCall("max_pool", _core.plain_max_pool, _core.plain_max_pool_b
 def _pool(
     input: Tensor, window: Window, channel_step: int, return_indices: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Pool (N, C, *S); the indices are flat within a plane, and None unless asked for."""
+    """Pool (N, C, *S); the indices are flat within a plane, and None unless requested."""
     if not (return_indices or needs_function(input)):
         return _operator(input, *window, channel_step), None
     output, offsets = _operator_with_offsets(input, *window, channel_step)
@@ -318,7 +318,7 @@ def _max_pool(
     window = make_window(name, spatial, *window_arguments)
     if volumes and not return_indices:
         input = autocast_to_float32(input)
-    # Offsets are int32: of larger windows no kernel can say which tap it took.
+    # Offsets are int32: for larger windows a kernel cannot return the tap of the maximum.
     offsets = return_indices or needs_function(input)
     if plain_torch(input, "max_pool") or (offsets and math.prod(window.kernel_size) >= _TAPS):
         return _pool_in_torch(volumes, input, window, return_indices)
@@ -372,12 +372,12 @@ def max_pool3d(
     Args:
         input: (N, C, D, H, W) or (C, D, H, W), dtypes as `max_pool2d`. A batch of images (N, C, H, W) is
             therefore read with N as channels and C as depth: the window then runs over the image's
-            channels. Unlike torch's, this function takes such a batch in channels_last too.
+            channels. Unlike torch's, this function accepts such a batch in channels_last too.
         kernel_size, stride, padding, dilation, ceil_mode: as in torch; ints or (depth, height, width).
         return_indices: also return the position of each maximum.
     Returns: the same dimensions, pooled, in the memory format of input; with return_indices also the flat
         int64 index (d * H + h) * W + w of the first maximum of every window, or of its last NaN.
-    Raises: as `max_pool2d`. Like torch, autocast on the CPU computes in float32 unless indices are asked for.
+    Raises: as `max_pool2d`. Like torch, autocast on the CPU computes in float32 unless indices are requested.
     """
     return _max_pool(
         max_pool3d, True, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the byte code of a function says: which names it reads and writes, and why a trace of it would not be faithful.
+"""What the byte code of a function shows: which names it reads and writes, and why a trace of it would not be faithful.
 
 It imports nothing of torch, so that its rules can be tested under every version of Python.
 """
@@ -39,7 +39,7 @@ _ATTRIBUTES = frozenset(
 _STORES = frozenset({"DELETE_ATTR", "STORE_ATTR"})
 _GLOBALS = frozenset({"LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"})
 _CALLS = frozenset({"CALL", "CALL_FUNCTION", "PRECALL"})
-# Ask for the type of a value past all that a stand-in for a tensor or a size could answer.
+# Read the type of a value past all that a stand-in for a tensor or a size could answer.
 _PATTERNS = frozenset({"MATCH_CLASS", "MATCH_MAPPING", "MATCH_SEQUENCE"})
 _WRITES = frozenset({"DELETE_GLOBAL", "STORE_GLOBAL"})
 # Names by which code reads attributes that its byte code does not name.
@@ -55,7 +55,7 @@ class Reads:
     names: global variables, or builtins. attributes: of any object; `stored` are those that are also written, a
     variable of an enclosing function as "cell_contents".
     imports: (name, level) of import statements. texts: attributes that are looked up by a constant text.
-    dynamic: attributes are looked up by other texts; those that a look-up of an object's own asks of the object itself
+    dynamic: attributes are looked up by other texts; those that an object's own look-up reads from the object itself
     are not among them.
     """
 
@@ -197,7 +197,7 @@ def unfaithful(code: CodeType) -> str | None:
     """Why a trace of this function may mean something else than the function; None if it is faithful."""
     asked = sorted(_BAKED.intersection(code.co_names))
     if asked:
-        return f"{place(code)} asks for {asked[0]}(), which a capture cannot follow"
+        return f"{place(code)} calls {asked[0]}(), which a capture cannot follow"
     read = reads(code)
     looked = [n for n in read.names if n in _NAMESPACES] + sorted((read.attributes | read.texts) & _INSIDE)
     if not is_look_up(code):
@@ -205,7 +205,7 @@ def unfaithful(code: CodeType) -> str | None:
     if looked:
         return f"{place(code)} reads {looked[0]}, which a capture cannot follow"
     if "training" in read.texts:
-        return f"{place(code)} asks another module whether it trains"
+        return f"{place(code)} reads .training of another module"
     steps = list(dis.get_instructions(code))
     own = {name for op in steps for name in _stored(op)}
     before = None
@@ -215,7 +215,7 @@ def unfaithful(code: CodeType) -> str | None:
         if op.opname in ("LOAD_ATTR", "LOAD_METHOD") and op.argval == "training":
             name = trains_of(code)
             if not _loads_self(before, code) or name in own:
-                return f"{place(code)} asks another module whether it trains"
+                return f"{place(code)} reads .training of another module"
         if op.opname in _WITH or (op.opname, op.argrepr) == ("LOAD_SPECIAL", "__enter__"):
             return f"{place(code)} has a with statement, as for the gradient mode, which a capture does not record"
         if op.opname in _PATTERNS:

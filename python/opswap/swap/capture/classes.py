@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What code asks of the class of a tensor while a forward is traced.
+"""What code reads of the class of a tensor while a forward is traced.
 
-A stand-in calls itself a plain tensor. Where every tensor answers alike, as for isinstance(x, (Tensor, list)), nothing
-else is needed. Where a subclass may answer otherwise, the captured path is bound to inputs that are plain tensors.
-Questions that a stand-in cannot answer, as those that C code asks of its memory, are refused.
+A stand-in presents itself as a plain tensor. Where every tensor answers alike, as for isinstance(x, (Tensor, list)),
+nothing else is needed. Where a subclass may answer otherwise, the captured path is bound to inputs that are plain
+tensors. Checks that a stand-in cannot answer, such as those in C code, are refused.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _CALL_OTHERS = frozenset({"_functools", "builtins", "functools", "itertools"})
 
 
 def answer(tracer: Tracer, obj: fx.Proxy, frame: FrameType) -> type:
-    """The class of a stand-in for code that asks in this frame.
+    """The class of a stand-in for code in this frame that reads it.
 
-    Functions in C must not hear of Tensor: they would take a stand-in that calls itself one for the memory of one.
+    Functions in C must not see the class Tensor: they would use a stand-in of that class as a tensor's memory.
     """
     code = frame.f_code
     if _EINOPS in code.co_filename:
@@ -59,17 +59,17 @@ def answer(tracer: Tracer, obj: fx.Proxy, frame: FrameType) -> type:
     if called is None:
         if frame.f_lasti not in class_reads(code):
             if _at(code, frame.f_lasti).opname in _CALLS:
-                raise _refuse(tracer, "the class of a tensor is asked for by code in C")
+                raise _refuse(tracer, "code in C reads the class of a tensor")
             return type(obj)
     elif called is isinstance:
         kinds = _named(frame)
         if kinds is None:
-            raise _refuse(tracer, "isinstance() asks for classes that a capture cannot see")
+            raise _refuse(tracer, "isinstance() checks for classes that a capture cannot see")
     elif name == "_abc_instancecheck":
         kinds = _asked(frame)
     elif name == _CHECK or getattr(called, "__module__", None) in _CALL_OTHERS:
         if called is not getattr and called is not hasattr:
-            raise _refuse(tracer, "the class of a tensor is asked for by code in C")
+            raise _refuse(tracer, "code in C reads the class of a tensor")
     else:
         return type(obj)
     _bind(tracer, obj.node, kinds)
@@ -77,14 +77,14 @@ def answer(tracer: Tracer, obj: fx.Proxy, frame: FrameType) -> type:
 
 
 def check(tracer: Tracer, frame: FrameType) -> None:
-    """Look at a question before it is answered past `answer`, by the class that a stand-in really has.
+    """Inspect a check before it is answered past `answer`, by the class that a stand-in really has.
 
     Args: frame: it calls isinstance, or is of a method __instancecheck__ of torch or of a library.
     """
     if frame.f_code.co_name != _CHECK:
         named = [k for k in _named(frame) or () if isinstance(k, type) and k is not object]
         if any(issubclass(StandIn, k) for k in named if type(k) is type):
-            raise _refuse(tracer, "whether a value stands for a tensor is asked for")
+            raise _refuse(tracer, "code checks whether a value is a proxy")
         return
     cls, obj = (frame.f_locals.get(name) for name in frame.f_code.co_varnames[:2])
     if not issubclass(type(obj), fx.Proxy):
@@ -93,7 +93,7 @@ def check(tracer: Tracer, frame: FrameType) -> None:
     abstract = frame.f_code is ABCMeta.__instancecheck__.__code__
     known = cls is nn.Parameter or (abstract and (issubclass(Tensor, cls) or not issubclass(StandIn, cls)))
     if not known and not _is_certain(kinds):
-        raise _refuse(tracer, f"whether a tensor is a {getattr(cls, '__qualname__', cls)} is asked for")
+        raise _refuse(tracer, f"code checks whether a tensor is a {getattr(cls, '__qualname__', cls)}")
     _bind(tracer, obj.node, kinds)
 
 
@@ -102,28 +102,28 @@ def _refuse(tracer: Tracer, what: str) -> Exception:
 
 
 def _asked(frame: FrameType) -> tuple[Any, ...]:
-    """The classes of the question to which the method __instancecheck__ in this frame belongs."""
+    """The classes in the isinstance call to which the method __instancecheck__ in this frame belongs."""
     kinds = _named(frame.f_back) if frame.f_back is not None else None
     return kinds or (frame.f_locals.get(frame.f_code.co_varnames[0]),)
 
 
 def _bind(tracer: Tracer, node: fx.Node, kinds: tuple[Any, ...] | None) -> None:
-    """Make sure that a plain tensor answers for this one; kinds: the classes, None where they are not known."""
+    """Refuse an isinstance check that a plain tensor may answer otherwise; kinds: the classes, None if unknown."""
     module = node.meta.get("module")
     is_tensor = node.op == "placeholder" or (module is not None and returns_tensor(module))
     if not is_tensor and graph_kinds(node.graph)[node] != "tensor":
-        raise _refuse(tracer, "the type of a result is asked for")
+        raise _refuse(tracer, "code reads the type of a result")
     for kind in kinds or ():
         method = getattr_static(type(kind), _CHECK)
         if method is not _METHOD and not isinstance(method, FunctionType):
             name = f"{kind.__module__}.{kind.__qualname__}"
-            raise _refuse(tracer, f"whether a tensor is a {name} is asked for")
+            raise _refuse(tracer, f"code checks whether a tensor is a {name}")
     if kinds is not None and _is_certain(kinds):
         return
     if node.op != "placeholder":
         plain = all(type(t) in (Tensor, nn.Parameter) for t in _tensors(tracer.root))
         if kinds is None or any(issubclass(k, Tensor) for k in kinds) or not plain:
-            raise _refuse(tracer, "the class of a result is asked for")
+            raise _refuse(tracer, "code reads the class of a result")
     known = ancestors([node])
     for source in [n for n in node.graph.nodes if n.op == "placeholder" and n in known]:
         tracer.bind(source, is_plain_tensor)
@@ -134,7 +134,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _is_certain(kinds: tuple[Any, ...]) -> bool:
-    """True if tensors of every class are among these, or none is."""
+    """True if these classes contain tensors of every class, or of no class."""
     return any(k in (Tensor, TensorBase) for k in kinds) or all(map(_excludes_tensors, kinds))
 
 
@@ -151,7 +151,7 @@ def _excludes_tensors(cls: type) -> bool:
 
 
 def _named(frame: FrameType) -> tuple[Any, ...] | None:
-    """The classes in the call of isinstance that the frame is at; None where the byte code does not show them."""
+    """The classes in the isinstance call that the frame executes; None if the byte code does not show them."""
     steps, offsets = _steps(frame.f_code)
     place = bisect_right(offsets, frame.f_lasti) - 1
     if place < 0 or steps[place].opname not in ("CALL", "CALL_FUNCTION") or steps[place].arg != 2:
@@ -184,7 +184,7 @@ def _flat(value: Any) -> tuple[Any, ...] | None:
 
 
 def _value(frame: FrameType, steps: list[Step], place: int) -> tuple[Any, int]:
-    """What the expression that ends here gives, and where what is before it ends."""
+    """The value of the expression that ends here, and the end of the instruction before the expression."""
     step = steps[place] if place >= 0 else None
     if step is None or step.target:
         return _UNKNOWN, place
@@ -210,7 +210,7 @@ def _value(frame: FrameType, steps: list[Step], place: int) -> tuple[Any, int]:
 
 
 def _attribute(holder: Any, name: str) -> Any:
-    """An attribute that no code answers for."""
+    """An attribute as it is stored, without running code."""
     if holder is _UNKNOWN or has_own_look_up(type(holder)):
         return _UNKNOWN
     if isinstance(holder, ModuleType):

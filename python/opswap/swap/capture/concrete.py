@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Make nodes of what a traced forward does with tensors that are there already, or that it makes."""
+"""Make nodes of a traced forward's calls on tensors that exist already, or that it creates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OPERATORS = {
 
 
 class Concrete(TorchFunctionMode):
-    """Hears every call of torch in a trace; those of the user's code without a proxy become nodes too.
+    """Sees every call of torch in a trace; calls in the user's code without a proxy become nodes too.
 
     So a tensor that the forward makes is made again on every call, and one that it has is read on every call.
     """

@@ -14,7 +14,7 @@ _backend: type | None = None  # einops finds subclasses as long as they live
 
 
 def register() -> None:
-    """Tell einops about proxies, where it has been imported."""
+    """Register proxies with einops, if it has been imported."""
     global _backend
     if _backend is not None or "einops" not in sys.modules:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether code may write to elements of a list, dict, set or deque, as its byte code says.
+"""Whether code may write to elements of a list, dict, set or deque, by its byte code.
 
 It imports nothing of torch, so that its rules can be tested under every version of Python.
 """
@@ -45,7 +45,7 @@ class ElementWrites:
 
 @lru_cache(maxsize=4096)
 def element_writes(code: CodeType) -> ElementWrites:
-    """What one function may write to but by a call of a method."""
+    """What one function may write to other than by a method call."""
     steps = [op for op in dis.get_instructions(code) if op.opname not in _SKIPPED]
     variables: set[str] = set()
     anywhere = False
@@ -95,5 +95,5 @@ def _target(behind: list[dis.Instruction]) -> str | None:
 
 
 def _is_value(op: dis.Instruction) -> bool:
-    """True if a method is not called at once, so that C code may call it."""
+    """True if a method is not called immediately, so that C code may call it."""
     return op.opname == "LOAD_ATTR" and "NULL|self" not in op.argrepr

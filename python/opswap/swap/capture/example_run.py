@@ -22,12 +22,12 @@ __all__ = ["ModelInputs"]
 
 
 class ModelInputs:
-    """What every module of a model is called with when the model is called with the example inputs.
+    """The arguments of every module when the model is called with the example inputs.
 
     It is a copy that is called, without the hooks of the user: a hook that changes sizes is not seen. A model that
     needs its hooks, as one that collects its features with them, is seen as far as it runs without, with a warning.
 
-    Raises: ValueError where the model cannot be copied or does not run on them.
+    Raises: ValueError if the model cannot be copied or does not run on them.
     """
 
     def __init__(self, model: nn.Module, example_inputs: tuple[Any, ...]) -> None:
@@ -42,7 +42,7 @@ class ModelInputs:
                 raise ValueError(f"the model does not run on example_inputs: {error}") from error
             what = f"{type(error).__name__}: {error}"
             warnings.warn(
-                f"without its hooks the model stops on example_inputs with {what}; sizes behind that are not known",
+                f"without its hooks the model stops on example_inputs with {what}; later sizes are not known",
                 RuntimeWarning,
                 stacklevel=5,
             )
@@ -67,13 +67,13 @@ class ModelInputs:
         noting = False
 
     def hints(self, module: nn.Module) -> Callable[[], _Values] | None:
-        """Makes values of the module's graphs as its first call in the run had them; None where it had none."""
+        """Makes values of the module's graphs as its first call in the run had them; None if it had none."""
         if module not in self._seen:
             return None
         return lambda: _Values(self._twin(module), self._seen[module])
 
     def shapes(self, capture: Capture) -> dict[Node, tuple[int, ...]]:
-        """Sizes of the tensors in the graph; nothing where the module was not called or the run fails."""
+        """Sizes of the tensors in the graph; nothing if the module was not called or the run fails."""
         inputs = self._seen.get(capture.root)
         if inputs is None:
             return {}
@@ -94,7 +94,7 @@ def _kept(argument: Any) -> Any:
 
 
 class _Values:
-    """Values of the nodes of one graph, computed where they are asked for."""
+    """Values of the nodes of one graph, computed on demand."""
 
     def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._interpreter = Interpreter(module, graph=Graph())
@@ -106,7 +106,7 @@ class _Values:
         return self._inputs
 
     def value(self, node: Node) -> Any:
-        """The node's value, None where it cannot be computed."""
+        """The node's value, None if it cannot be computed."""
         needed = ancestors([node])
         try:
             with torch.no_grad(), draws_undone():

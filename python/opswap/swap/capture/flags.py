@@ -12,7 +12,7 @@ __all__ = ["fingerprint", "read_flags"]
 
 
 def read_flags(graph: fx.Graph, other: fx.Graph) -> bool | None:
-    """Put reads of `training` where the graphs have True and False; None where they differ elsewhere."""
+    """Replace True and False in the graphs by reads of `training`; None if the graphs differ elsewhere."""
     if len(graph.nodes) != len(other.nodes):
         return None
     twins: dict[fx.Node, fx.Node] = {}
@@ -60,7 +60,7 @@ def fingerprint(graph: fx.Graph, flags: dict[str, bool]) -> list[tuple[Any, ...]
 
 
 def _compare(x: Any, y: Any, twins: dict[fx.Node, fx.Node]) -> bool | None:
-    """False where equal, True where they differ in booleans only, else None."""
+    """False if equal, True if they differ in booleans only, else None."""
     if isinstance(x, fx.Node) or isinstance(y, fx.Node):
         return False if isinstance(y, fx.Node) and twins.get(y) is x else None
     if type(x) is not type(y):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Follow a trace through the user's Python code, and note what that code reads from outside of its arguments.
+"""Follow a trace through the user's Python code, and record what that code reads outside of its arguments.
 
 The rule: every function that runs must have been reached from the traced module by attributes, globals, closures and
 containers, and everything reached on the way is either watched by the rewritten forward or refuses the capture.
@@ -42,13 +42,13 @@ _MODULE = os.path.join("nn", "modules", "module.py")
 _CONTAINER = os.path.join("nn", "modules", "container.py")
 _CHECKPOINT = "torch.utils.checkpoint"
 CHECKPOINTED = (
-    f"forward hands a function to {_CHECKPOINT}; what is checkpointed can be swapped where it is a module "
+    f"forward passes a function to {_CHECKPOINT}; checkpointed code can be swapped if it is a module "
     "of its own: checkpoint(self.block, x)"
 )
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # What torch keeps in every module, as far as a capture does not know about it anyway.
 _HIDDEN = INTERNAL - {"_modules", "training"}
-# Libraries that read attributes of objects whose names nobody knows.
+# Libraries that read attributes by names that are not known in advance.
 _READ_ALL = frozenset({"copy", "dataclasses", "string"})
 
 
@@ -57,7 +57,7 @@ class Follower:
 
     refuse: makes the exception that ends the trace. While `paused`, nothing is followed. asks_none: code asked whether
     something is None that may be the result of a module. `meet` is called with each code before it runs first,
-    `check_class` with each frame that asks what is an instance of a class past what a stand-in answers. `given` has the
+    `check_class` with each frame that runs an isinstance check which a stand-in does not see. `given` has the
     lists of stand-ins that are arguments of the forward.
     """
 
@@ -87,18 +87,17 @@ class Follower:
         self._writes_elements = False  # of any container
         self._variables: dict[int, frozenset[str]] = {}  # by the ids of functions that ran
         self._written: set[int] = set()  # else of these, by their ids, which the ledger keeps alive
-        self._thresholds: tuple[int, ...] = ()  # of the garbage collector, while it stands still
+        self._thresholds: tuple[int, ...] = ()  # of the garbage collector, while it is off
 
     def start(self) -> None:
         self._previous = sys.getprofile()
         if not (self._previous is None or callable(self._previous) or hasattr(self._previous, "enable")):
-            raise self.refuse(
-                "a profiler is active, in whose place a capture cannot see what a forward calls"
-            )
+            raise self.refuse("a profiler is active: a capture needs its place to see the calls of a forward")
         for module in (self.root, *self._opened):
             self.reached.reach(module, "self")
         self._started = True
-        # It may run code that has nothing to do with the forward. Other threads may switch it off, for good, meanwhile.
+        # It may run code that has nothing to do with the forward. Other threads may switch it off permanently
+        # meanwhile.
         self._thresholds = gc.get_threshold()
         gc.set_threshold(0)
         sys.setprofile(self._event)
@@ -117,7 +116,7 @@ class Follower:
             sys.setprofile(self._previous)
 
     def undo(self) -> tuple[list[str], list[str]]:
-        """Take back what the traced code wrote.
+        """Undo what the traced code wrote.
 
         Returns: in words, what it wrote to, and what another thread wrote to that it reads.
         """
@@ -156,7 +155,7 @@ class Follower:
     # --- what runs ---------------------------------------------------------------------------------------------------
 
     def pause(self) -> bool:
-        """Follow nothing until `go_on`; returns what that is to be told."""
+        """Follow nothing until `go_on`; returns the argument for `go_on`."""
         before, self.paused = self.paused, True
         if _CHEAP and self._started and not before:
             sys.setprofile(None)
@@ -175,7 +174,7 @@ class Follower:
             try:
                 self._enter(frame)
             except Exception:
-                # Python may be closing a generator, and crashes if that fails; the refusal stands.
+                # Python may be closing a generator, and crashes if that fails; the refusal remains.
                 if not frame.f_code.co_flags & _GENERATOR:
                     raise
         elif event == "c_call":
@@ -192,7 +191,7 @@ class Follower:
         return next((called for caller, called in reversed(self._calls) if caller is frame), None)
 
     def _note_variables(self, frame: FrameType) -> None:
-        """Which objects the function has written to whose elements a local variable reaches."""
+        """Which objects a local variable reaches whose elements the function has written to."""
         names = self._variables.get(id(frame.f_code))
         if names:
             variables = frame.f_locals
@@ -225,7 +224,7 @@ class Follower:
                 self.check_class(frame)
             if kind is purity.STATEFUL and caller in (purity.USER, purity.LIBRARY):
                 raise self.refuse(
-                    f"{_name(frame)}() is called at {_line(frame.f_back)}, whose answers may change"
+                    f"{_name(frame)}() is called at {_line(frame.f_back)}, whose results may change"
                 )
             if kind is purity.LIBRARY and (_module(frame), frame.f_code.co_name) == ("abc", "register"):
                 raise self.refuse(f"register() of an abstract class is called at {_line(frame.f_back)}")
@@ -237,7 +236,7 @@ class Follower:
                 self._enter_torch(frame)
 
     def _owner(self, frame: FrameType) -> str:
-        """Whose code runs; a code object is slow to look up by what it is."""
+        """The owner of the code that runs; looking up a code object by value is slow."""
         code = frame.f_code
         known = self._owners.get(id(code))
         if known is None:
@@ -308,7 +307,7 @@ class Follower:
         if name is not None:
             me = frame.f_locals.get(name)
             if isinstance(me, nn.Module) and id(me) not in self.inlined:
-                raise self.refuse(f"{place(code)} asks another module whether it trains")
+                raise self.refuse(f"{place(code)} reads .training of another module")
         self._compare(frame)
         if is_look_up(code):
             self._note_question(frame)
@@ -323,12 +322,12 @@ class Follower:
                 self._follow_function(function)
 
     def _note_question(self, frame: FrameType) -> None:
-        """An object is asked for an attribute by a function of its own, which the rewritten forward asks again."""
+        """Code reads an attribute through an object's own `__getattribute__`; the rewritten forward reads it again."""
         me, key = (frame.f_locals.get(name) for name in frame.f_code.co_varnames[:2])
         own = any(_code_of(vars(c).get("__getattribute__")) is frame.f_code for c in type(me).__mro__)
         if isinstance(me, nn.Module) or not own or type(key) is not str or holds_modules(me):
-            raise self.refuse(f"{place(frame.f_code)} is asked, which a capture cannot follow")
-        # What a look-up itself asks of the object is part of its answer.
+            raise self.refuse(f"{place(frame.f_code)} runs, which a capture cannot follow")
+        # What a look-up itself reads from the object is part of its answer.
         if not is_look_up(frame.f_back.f_code):
             self._asked[id(me), key] = me, key
 
@@ -336,7 +335,7 @@ class Follower:
         """The code compares arguments by identity; a stand-in for a tensor is not what the tensor would be."""
         found = identities(frame.f_code)
         if found.unknown or not all(self._are_modules(frame, sides) for sides in found.chains):
-            what = "asks whether two values are the same object, which a capture cannot follow"
+            what = "compares two values by identity, which a capture cannot follow"
             raise self.refuse(f"{place(frame.f_code)} {what}")
         self.asks_none = self.asks_none or found.asks_none
         if not found.arguments and not found.others:
@@ -345,12 +344,14 @@ class Follower:
         for name in found.others:
             value = variables.get(name)
             if isinstance(value, (Proxy, Tensor)) or value in self.given:
-                raise self.refuse(f"{place(frame.f_code)} asks whether {name}, a tensor, is another object")
+                raise self.refuse(
+                    f"{place(frame.f_code)} compares {name}, a tensor, with another object by identity"
+                )
         proxies = any(isinstance(variables.get(name), Proxy) for name in found.arguments)
         self.asks_none = self.asks_none or proxies
 
     def _are_modules(self, frame: FrameType, sides: tuple[Chain, ...]) -> bool:
-        """True if one side of a comparison is a module of the model, and the other no stand-in for a tensor."""
+        """True if one side of a comparison is a module of the model, and the other is not a stand-in for a tensor."""
         clear = False
         for side in sides:
             value = fetch(frame.f_locals, side)
@@ -361,7 +362,7 @@ class Follower:
         return clear
 
     def _functions_of(self, frame: FrameType) -> list[FunctionType]:
-        """The functions that may be the one that runs; refuses one that was not reached."""
+        """The functions of which one may be running; refuses a function that was not reached."""
         code = frame.f_code
         known = self.reached.functions.get(code, [])
         if code.co_freevars:
@@ -402,7 +403,7 @@ class Follower:
             self._import(name, level, frame.f_globals)
 
     def _scope(self, variables: dict[str, Any]) -> Any:
-        """The module whose global variables these are, or what stands for it."""
+        """The module whose global variables these are, or what represents it."""
         module = sys.modules.get(variables.get("__name__", ""))
         if module is not None and getattr(module, "__dict__", None) is variables:
             return module

@@ -15,7 +15,7 @@ __all__ = ["fetch", "has_cells"]
 
 
 def fetch(variables: dict[str, Any], chain: Chain) -> Any:
-    """What an expression of attributes and keys gives, as far as no code of the user runs for it; else None."""
+    """The value of an expression of attributes and keys, if no code of the user runs for it; else None."""
     name, *steps = chain
     value = variables.get(name)
     for step in (s for s in steps if s != "*"):

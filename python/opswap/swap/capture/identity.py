@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where code compares by identity, which a trace cannot see: a stand-in for a tensor is never None, nor its own input.
+"""Comparisons by identity in code, which a trace cannot see: a proxy is never None, and never its own input.
 
 It imports nothing of torch, so that its rules can be tested under every version of Python.
 """
@@ -131,7 +131,7 @@ def _is_none(op: Step) -> bool:
 
 
 def _operands(steps: list[Step], test: int) -> list[int | None]:
-    """The instructions that make what is compared: one for a jump by None, else two; None where it is unclear."""
+    """The instructions that make what is compared: one for a jump by None, else two; None if it is unclear."""
     # Where several paths meet, a value may have been made on each of them.
     last = test - 1 if test and not steps[test].target and "JUMP" not in steps[test - 1].opname else None
     if steps[test].opname != "IS_OP":
@@ -158,7 +158,7 @@ def _start(steps: list[Step], last: int) -> int | None:
 def _chain(steps: list[Step], place: int | None, code: CodeType) -> Chain | None:
     """What is fetched from a variable by attributes and constant keys alone; None for any other expression.
 
-    The variable is one that the function never writes; one that it writes once stands for what it is given.
+    The variable is one that the function never writes; a variable that it writes once represents the value written.
     """
     fetched: list[Any] = []
     while place is not None and place >= 0:
@@ -218,7 +218,7 @@ def _kept(code: CodeType) -> set[str]:
 
 
 def _kind(steps: list[Step], place: int | None, code: CodeType, written: set[str]) -> str:
-    """What makes an operand: "fixed", "attribute", "unknown", or "=name" of an argument that keeps its value."""
+    """How an operand is made: "fixed", "attribute", "unknown", or "=name" of an argument that keeps its value."""
     if place is None:
         return "unknown"
     op = steps[place]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What the methods of torch's modules tell, by their names."""
+"""What the methods of torch's modules return, by their names."""
 
 from __future__ import annotations
 
 __all__ = ["CHILDREN", "DESCENDANTS", "LISTS", "SEEN"]
 
-# Methods of torch's modules that tell which children a module has.
+# Methods of torch's modules that return which children a module has.
 CHILDREN = frozenset(
     {
         "__contains__",
@@ -21,7 +21,7 @@ CHILDREN = frozenset(
         "values",
     }
 )
-# Those that tell which modules, parameters and buffers there are below it.
+# Those that return which modules, parameters and buffers there are below it.
 DESCENDANTS = frozenset(
     {
         "buffers",

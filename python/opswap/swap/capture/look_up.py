@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which functions called `__getattribute__` ask nothing but their own object, as those of configurations do.
+"""Which functions called `__getattribute__` read nothing but their own object, as those of configurations do.
 
 It imports nothing of torch, so that its rules can be tested under every version of Python.
 """
@@ -55,7 +55,7 @@ def _asks_self(steps: list[Step], i: int, me: str) -> bool:
 
 
 def _is_its_name(steps: list[Step], i: int, me: str) -> bool:
-    """True if the constant is what such a look-up is called with, and the call follows at once."""
+    """True if the constant is what such a look-up is called with, and the call follows immediately."""
     asked = i - 2 if i > 1 and _loads(steps[i - 1], me) and steps[i - 2].argval == NAME else i - 1
     return asked >= 0 and steps[asked].argval == NAME and steps[i + 1].opname in _CALLS
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What torch.fx replaces for the time of a trace, so that other threads do not notice.
+"""What torch.fx replaces during a trace, without an effect on other threads.
 
 torch.fx patches torch.nn.Module for the whole process and puts back what it found. Where two threads overlap, and the
-one that came first also leaves first, the other one puts back the patch of a trace that is over, for good. Compiling
-and exporting trace too. The patches here work in their own thread alone, are taken back only where nobody has patched
-over them, and pass every call on afterwards.
+one that came first also leaves first, the other one would permanently restore the patch of a trace that has ended.
+Compiling and exporting trace too. The patches here work in their own thread alone, are restored only if no other code
+has patched over them, and pass every call on afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _METHODS = threading.RLock()  # held while a method of a class is replaced or pu
 class Patches:
     """Has the methods of torch.fx's own patcher, for one trace in one thread.
 
-    disturbed: another thread patched, or took back, a method of a class meanwhile: the trace may lack calls.
+    disturbed: another thread patched or restored a method of a class meanwhile: the trace may lack calls.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,8 @@ class Patches:
     def patch(
         self, scope: dict[str, Any], name: str, new: Callable[..., Any], deduplicate: bool = True
     ) -> None:
-        """Replace a global variable as soon as code that names it is met: other threads see it, by its identity.
+        """Replace a global variable when code that names it is reached: other threads see the replacement, by its
+        identity.
 
         `new` looks for proxies among its arguments, which other threads have not.
         """
@@ -69,7 +70,7 @@ class Patches:
         with _METHODS:
             old = getattr(cls, name)
             while getattr(getattr(old, "opswap_patches", None), "closed", False):
-                old = old.__wrapped__  # somebody has put back what was over
+                old = old.__wrapped__  # other code has restored a patch that had ended
 
             @wraps(old)
             def here(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +91,7 @@ class Patches:
         return not self._active
 
     def close(self) -> None:
-        """Take everything back; what somebody else has patched meanwhile is theirs to take back."""
+        """Restore everything, except what other code has patched meanwhile."""
         self._active = False
         try:
             self._take_back()
@@ -115,7 +116,7 @@ class Patches:
 
 
 def _remove(cls: type, name: str, here: Callable[..., Any], old: Callable[..., Any]) -> None:
-    """Take back a method of a trace that is over, which a trace that overlapped with it has put back.
+    """Restore a method of a trace that has ended, which an overlapping trace has put back.
 
     A later call does so if another thread replaces methods just now: between the look and the write, the class would
     lose what that thread puts there.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Turn one module's forward into graphs, its children as leaves, and refuse where a graph would lie.
+"""Trace one module's forward into fx graphs (children are leaves), and refuse forwards that a trace cannot represent.
 
-A forward may take several paths: by the training flag, by the sizes of its arguments. Each path that is found
+A forward may have several paths: by the training flag, by the sizes of its arguments. Each path that is found
 is one graph together with what must hold for it to be the forward's own.
 """
 
@@ -24,7 +24,14 @@ from opswap._torch import compile_lock
 
 from ..graph.aliasing import returns_tensor
 from ..graph.calls import joined_parts, subject
-from ..graph.metadata import ancestors, copy_with_inputs, drop_unused_facts, is_entry, is_fact, without_joins
+from ..graph.metadata import (
+    ancestors,
+    copy_with_inputs,
+    drop_unused_facts,
+    is_known_before_forward,
+    is_metadata,
+    without_joins,
+)
 from ..runtime.guards import find_class, hooked, require
 from ..runtime.lists import Listed
 from ..runtime.outside import Outside, join
@@ -34,7 +41,8 @@ from .concrete import TraceDraws
 from .flags import fingerprint, read_flags
 from .follow import Follower
 from .texts import Piece, Texts, has_mark, without_marks
-from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, Hints, Tracer, raised_by_user
+from .trace_frames import raised_by_user
+from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, Hints, Tracer
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
@@ -50,14 +58,14 @@ class Capture:
     """One path of the forward of `root` as a graph.
 
     Every node's meta has "owner", the path below root of the module whose forward made it, and "source", the
-    "file:line" that did, or that module's class where it is one of torch's own; "unpacked" if the forward unpacks its
+    "file:line" that did, or that module's class if it is one of torch's own; "unpacked" if the forward unpacks its
     value: to how many names. `opened` are the modules whose
     calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults; `lists`
-    says which of them are lists of tensors, which are several arguments of the graph.
+    contains those that are lists of tensors, which are several arguments of the graph.
 
-    The graph is the forward's where each of `guards`, graphs over the same arguments, gives True, and each of
-    `foreseen`, which ask for sizes further down, does so on tensors without data; and where root and all of
-    opened have `training` as their flag, if it is not None. `reading` and `outside` say what else the forward read:
+    The graph is the forward's if each of `guards`, graphs over the same arguments, gives True, and each of
+    `size_guards`, which need the sizes of intermediate results, does so on tensors without data; and if root and all of
+    opened have `training` as their flag, if it is not None. `reading` and `outside` contain what else the forward read:
     of modules, and of everything that does not belong to a module. `refused` is the reason for which the other mode
     has no graph at all, if training is not None.
     """
@@ -67,7 +75,7 @@ class Capture:
     opened: tuple[nn.Module, ...]
     arguments: tuple[str, ...]
     guards: tuple[fx.Graph, ...] = ()
-    foreseen: tuple[fx.Graph, ...] = ()
+    size_guards: tuple[fx.Graph, ...] = ()
     training: bool | None = None
     reading: Reading = field(default_factory=Reading)
     outside: Outside = field(default_factory=Outside)
@@ -76,7 +84,7 @@ class Capture:
 
 
 class _DisturbedError(Exception):
-    """What happens in another thread keeps a forward from being captured, whatever the forward does."""
+    """Another thread prevents the capture, whatever the forward does."""
 
 
 def capture(
@@ -86,7 +94,7 @@ def capture(
 
     Args: hints: makes the hints for one trace, from a run of the module; without, answers are guessed.
     Returns: the paths, the likeliest first.
-    Raises: CaptureError, for whatever reason the forward has no faithful graph.
+    Raises: CaptureError, if the forward has no faithful graph, for any reason.
     """
     with compile_lock(), _TRACING:  # in this order: a backend of torch.compile holds the first already
         einops_backend.register()
@@ -97,18 +105,18 @@ def capture(
 
 
 def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capture:
-    """The forward of `root` as one graph that holds whatever sizes and mode it is called in; see `capture`.
+    """The forward of `root` as one graph that is valid for all sizes and both modes; see `capture`.
 
     How many values a child returns is not checked.
 
-    Raises: CaptureError also for a forward that asks for sizes or for its mode.
+    Raises: CaptureError also for a forward that reads sizes or its mode.
     """
     first, *others = capture(root, opened)
     reads = [n.target.split(".")[-1] for n in first.graph.nodes if n.op == "get_attr"]
     if first.training is not None or "training" in reads:
         other = f", in {'eval' if first.training else 'train'}(): {first.refused}" if first.refused else ""
         raise CaptureError(f"forward differs between train() and eval(){other}")
-    if others or first.guards or first.foreseen or any(n.target is require for n in first.graph.nodes):
+    if others or first.guards or first.size_guards or any(n.target is require for n in first.graph.nodes):
         raise CaptureError("control flow depends on the size of a tensor")
     return first
 
@@ -178,7 +186,7 @@ class _Explorer:
         scripts = [
             first.script(place, other)
             for place, decision in enumerate(first.decisions)
-            if isinstance(decision.answer, bool) and is_entry(decision.node)
+            if isinstance(decision.answer, bool) and is_known_before_forward(decision.node)
             for other in decision.others
         ]
         found = [self._finish(first)]
@@ -190,7 +198,7 @@ class _Explorer:
         return found
 
     def _first(self) -> _Trace:
-        """The first path that neither raises nor asks what cannot be answered."""
+        """The first path that neither raises nor needs a value that the trace does not have."""
         script: list[bool | int] = []
         error = None
         for _ in range(_TRIES):
@@ -229,7 +237,7 @@ class _Explorer:
     def _draws(self, script: Sequence[bool | int], nothing: str) -> tuple[bool, bool]:
         """Whether the forward itself draws, or may do so: from Python's generator, and from torch's.
 
-        Operators of torch are heard in this thread alone. Python's generator does not show who drew, so that
+        Operators of torch are seen in this thread alone. Python's generator does not show which thread drew, so that
         a forward must leave it alone in one of several traces.
         """
         if not hasattr(DispatchMode, "__torch_dispatch__"):
@@ -243,9 +251,9 @@ class _Explorer:
         return True, draws.seen
 
     def _run(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None = None) -> _Trace:
-        """One trace, and others where another thread came in between; see `_run_once`.
+        """One trace, and others if another thread came in between; see `_run_once`.
 
-        Raises: _DisturbedError where another thread traces every time.
+        Raises: _DisturbedError if another thread traces every time.
         """
         for _ in range(_TRACES):
             trace = self._run_once(script, nothing, draws)
@@ -256,7 +264,7 @@ class _Explorer:
         return trace
 
     def _run_once(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None) -> _Trace:
-        """nothing: a node, by its name, in whose place the forward gets None."""
+        """nothing: the name of a node that the forward gets as None."""
         tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
         tracer.nothing = nothing
         follower = tracer.follower = Follower(self.root, self.opened, tracer.refuse)
@@ -279,7 +287,7 @@ class _Explorer:
         elif tracer.given.changed():
             error = CaptureError("forward writes to a list that it was given")
         error = tracer.refusal or error
-        # Objects that answer for themselves are asked again for their answers, which may be what writes.
+        # Objects with a look-up of their own are read again, and that look-up may be the code that writes.
         outside = Outside() if written else follower.outside()
         known = follower.reading(), outside, follower.asks_none
         moved = moved or follower.moved()  # before it was written down what was read
@@ -294,10 +302,10 @@ class _Explorer:
         if trace.asks_none:
             self._check_none(trace)
         guards: dict[str, fx.Graph] = {}
-        foreseen: dict[str, fx.Graph] = {}
+        size_guards: dict[str, fx.Graph] = {}
         graph, reading, outside = trace.graph, trace.reading, trace.outside
         for place, decision in enumerate(trace.decisions):
-            if is_entry(decision.node):
+            if is_known_before_forward(decision.node):
                 guard = _guard(graph, decision)
                 guards.setdefault(str(guard), guard)
                 continue
@@ -310,18 +318,18 @@ class _Explorer:
                 reading, outside = reading | other.reading, join((outside, other.outside))
             elif self._can_foresee(graph, decision):
                 guard = _guard(graph, decision)
-                foreseen.setdefault(str(guard), guard)
+                size_guards.setdefault(str(guard), guard)
             else:
                 raise CaptureError(
                     f"control flow depends on the size of what a module returns at {decision.where}"
                 )
         drop_unused_facts(graph)
-        found = tuple(guards.values()), tuple(foreseen.values())
+        found = tuple(guards.values()), tuple(size_guards.values())
         known = {"reading": reading, "outside": outside, "lists": trace.lists}
         return Capture(self.root, graph, self.opened, trace.arguments, *found, **known)
 
     def _check_none(self, trace: _Trace) -> None:
-        """Refuse a forward that does something else where a module, which may return anything, returns None."""
+        """Refuse a forward that does something else if a module, which may return anything, returns None."""
         answers = [d.answer for d in trace.decisions]
         uncertain: set[fx.Node] = set()
         for node in trace.graph.nodes:
@@ -341,10 +349,12 @@ class _Explorer:
             differs = other.error is None and _lines(other.graph) != _lines(trace.graph, node.name)
             if refused or differs:
                 where = node.meta["source"]
-                raise CaptureError(f"forward asks whether the result of {node.target} is None, after {where}")
+                raise CaptureError(
+                    f"forward checks whether the result of {node.target} is None, after {where}"
+                )
 
     def _can_foresee(self, graph: fx.Graph, decision: Decision) -> bool:
-        """True where the modules before the decision can be called on tensors without data, unnoticed."""
+        """True if the modules before the decision can be called on tensors without data, without side effects."""
         for node in ancestors([decision.node]):
             if node.op == "call_module":
                 for m in self.root.get_submodule(node.target).modules():
@@ -354,7 +364,7 @@ class _Explorer:
 
 
 def _iterates_over_changes(error: BaseException | None) -> bool:
-    """True for what Python says of a dictionary, such as the globals of a module, that another thread adds to."""
+    """True for Python's message about a dictionary, such as the globals of a module, that another thread adds to."""
     return (
         isinstance(error, RuntimeError) and "during iteration" in str(error) and threading.active_count() > 1
     )
@@ -388,7 +398,7 @@ def _guard(graph: fx.Graph, decision: Decision) -> fx.Graph:
 
 
 def _insert_check(graph: fx.Graph, decision: Decision, error: BaseException, texts: Texts) -> None:
-    """Raise what the forward raises where the decision falls the other way."""
+    """Raise what the forward raises if the decision falls the other way."""
     joins = {n: parts for n in graph.nodes if (parts := joined_parts(n))}
     fact = without_joins(graph, decision.node, joins)
     marked = [(i, texts.split(a)) for i, a in enumerate(error.args) if has_mark(a)]
@@ -413,26 +423,26 @@ def _insert_check(graph: fx.Graph, decision: Decision, error: BaseException, tex
 
 
 def _copied(graph: fx.Graph, node: fx.Node, known: dict[str, fx.Node], meta: dict[str, Any]) -> fx.Node:
-    """The node of another trace in this graph: the same one before the traces part, or a copy of a fact."""
+    """The node of another trace in this graph: the same node before the traces differ, or a copy of metadata."""
     twin = known.get(node.name)
     if twin is not None and _line(twin) == _line(node):
         return twin
-    if not is_fact(node):
-        raise CaptureError(f"a text is made of what a module returns, at {node.meta['source']}")
+    if not is_metadata(node):
+        raise CaptureError(f"a string is built from what a module returns, at {node.meta['source']}")
     copy = graph.node_copy(node, lambda n: _copied(graph, n, known, meta))
     copy.meta.update(meta)
     return copy
 
 
 def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capture]) -> list[Capture] | None:
-    """The paths that serve both modes, which may read the training flag; None where the modes differ in more."""
+    """The paths that are valid in both modes, which may read the training flag; None if the modes differ in more."""
     if len(trains) != len(evaluates):
         return None
     read = False
     for a, b in zip(trains, evaluates, strict=True):
-        if (list(map(str, a.guards)), list(map(str, a.foreseen))) != (
+        if (list(map(str, a.guards)), list(map(str, a.size_guards))) != (
             list(map(str, b.guards)),
-            list(map(str, b.foreseen)),
+            list(map(str, b.size_guards)),
         ):
             return None
         reads = read_flags(a.graph, b.graph)
@@ -445,7 +455,7 @@ def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capt
 
 
 def _reads_owners(explorer: _Explorer, joined: list[Capture]) -> bool:
-    """True where every flag read is that of the module whose forward reads it, shown by mixed flags."""
+    """True if every flag read is that of the module whose forward reads it, shown by mixed flags."""
     modules = (explorer.root, *explorer.opened)
     names = {id(m): path for path, m in explorer.root.named_modules()}
     for first in (True, False):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Run copies of a model unnoticed: without hooks of the user or of the process, and without drawing random numbers."""
+"""Run copies of a model without side effects: no hooks of the user or of the process, no random numbers drawn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def quiet_copy(model: nn.Module, *, stock: bool) -> nn.Module:
-    """A copy of the model that may be run: its hooks are there to be seen, but only torch's own are called.
+    """A copy of the model that may be run: code sees its hooks, but only torch's own hooks are called.
 
     Args: stock: the copy is as before a swap; else it is swapped as the model is.
     """
@@ -65,7 +65,7 @@ def quiet_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def leaves_out(module: nn.Module, *, before: bool) -> bool:
-    """True if `quiet_call` leaves out a hook before the forward, or else one behind it."""
+    """True if `quiet_call` leaves out a hook before the forward, or else one after it."""
     hooks = module._forward_pre_hooks if before else module._forward_hooks
     return not all(_is_called(module, key, hook) for key, hook in hooks.items())
 
@@ -83,7 +83,7 @@ def copied_inputs(inputs: Any) -> Any:
 def _copied(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         twin = tensor.detach().clone()
-    if type(tensor) is nn.Parameter:  # of which a forward may ask the class
+    if type(tensor) is nn.Parameter:  # a forward may check the class
         return nn.Parameter(twin, tensor.requires_grad)
     twin.requires_grad_(tensor.requires_grad)
     return twin if tensor.is_leaf else twin.clone()  # which code may write to

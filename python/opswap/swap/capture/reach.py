@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Everything outside of its arguments that a traced forward can get hold of: watched, or a reason to refuse it.
+"""Everything outside of its arguments that a traced forward can reach: it is watched, or the forward is refused.
 
 It is found by names: from the traced module, through the attributes, globals, closures and containers that the code
 that runs may read. Code written in C that may answer otherwise the next time, and objects whose state Python cannot
@@ -78,7 +78,7 @@ _OF_FUNCTIONS = frozenset(
 _OF_CLASSES = frozenset({"__base__", "__bases__", "__mro__", "__name__", "__qualname__"})
 _NOT_INHERITED = frozenset(
     {"__annotations__", "__doc__", "__module__"}
-)  # to ask a class for them may make them
+)  # reading them from a class may create them
 # Special methods without which Python answers otherwise; an object's class may get them later.
 _FALL_BACK = (
     "__bool__",
@@ -102,7 +102,7 @@ class Reach:
     """What is reached from one module.
 
     refuse: makes the exception for a reason. names: attributes that code reads; `look_for` adds to them. classes: code
-    asks what is an instance of which class. functions: by their code. members: (class, name) under which a function
+    runs isinstance checks. functions: by their code. members: (class, name) under which a function
     stands, by its id.
     """
 
@@ -131,7 +131,7 @@ class Reach:
         self._queries: dict[int, tuple[Callable[[], Any], Any]] = {}
 
     def look_for(self, names: Iterable[str], stored: Iterable[str] = ()) -> None:
-        """Code that is about to run reads these attributes, and writes the `stored` ones, of whatever it gets."""
+        """Code that is about to run reads these attributes of any object that it gets, and writes the `stored` ones."""
         new, written = set(names) - self.names, set(stored) - self.stored
         self.names |= new
         self.stored |= written
@@ -142,7 +142,7 @@ class Reach:
                 look(holder, new)
 
     def look_everywhere(self) -> None:
-        """Code that is about to run reads attributes whose names nobody knows."""
+        """Code that is about to run reads attributes by names that are not known in advance."""
         self.dynamic = True
         for look, holder in tuple(self._holders):
             look(holder, self.names)
@@ -156,19 +156,19 @@ class Reach:
             self.reach(value, what)
 
     def count_children(self, module: nn.Module) -> None:
-        """Code asks a module for all its children."""
+        """Code reads all children of a module."""
         self.parents[module] = self.counted[module] = None
         self.reach(module, "self")
         for name, child in tuple(module._modules.items()):
             self.reach(child, name)
 
     def ask(self, function: Callable[[], Any]) -> None:
-        """Watch what torch says about itself."""
+        """Watch the state of torch that code can read."""
         if id(function) not in self._queries:
             self._queries[id(function)] = function, function()
 
     def reach(self, value: Any, what: str) -> None:
-        """Follow a value that the forward can get, `what` in words; refuses a state that nobody can watch."""
+        """Follow a value that the forward can get, `what` in words; refuses a state that cannot be watched."""
         value = unpatched(value)
         known = id(value) in self._seen or is_plain(value) or value is MISSING
         if known or isinstance(value, (Tensor, CodeType)):
@@ -238,11 +238,11 @@ class Reach:
             self._abstract[cls] = None
         if (
             cls is torch.finfo
-        ):  # without an argument it takes the default dtype, and no call of a class is heard
+        ):  # without an argument it uses the default dtype, and a trace does not see calls of a class
             self.ask(torch.get_default_dtype)
         users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
         if not users and not _is_pure_class(cls):
-            raise self.refuse(f"{what} is {cls.__module__}.{cls.__qualname__}, whose answers may change")
+            raise self.refuse(f"{what} is {cls.__module__}.{cls.__qualname__}, whose results may change")
         for base in users:
             for name, value in tuple(vars(base).items()):
                 for function in _functions_in(value):
@@ -255,7 +255,7 @@ class Reach:
             self._hold(self._look_in_class, cls)
 
     def _look_for_special(self, cls: type, names: Iterable[str]) -> None:
-        """Watch the special methods that a class of the user has not: those that it has are watched if they run."""
+        """Watch the special methods that a class of the user does not have; existing ones are watched when they run."""
         if owner_of_class(cls) == purity.USER:
             for name in names:
                 if not _is_of_user(cls, name):
@@ -265,13 +265,13 @@ class Reach:
     def _reach_module(self, module: ModuleType, what: str) -> None:
         kind = purity.module_kind(module)
         if kind == purity.STATEFUL:
-            raise self.refuse(f"{what} is the module {module.__name__}, whose answers may change")
+            raise self.refuse(f"{what} is the module {module.__name__}, whose results may change")
         self._hold(self._look_in_module if kind == purity.USER else self._look_in_library, module)
 
     def _reach_builtin(self, function: Any, what: str) -> None:
         name = None if purity.is_effect(function) else purity.refused_builtin(function)
         if name is not None:
-            raise self.refuse(f"{what} is {name}(), whose answers may change")
+            raise self.refuse(f"{what} is {name}(), whose results may change")
         if purity.is_query(function):
             self.ask(function)
         own = getattr(function, "__self__", None)
@@ -319,7 +319,7 @@ class Reach:
             self.watch(cls, name, what)
         elif owner_of_class(type(value)) == purity.USER:
             raise self.refuse(
-                f"{what} is a descriptor, a {type(value).__qualname__}, which answers for itself"
+                f"{what} is a descriptor, a {type(value).__qualname__}, which runs code of its own"
             )
         else:
             self.reach(value, what)
@@ -332,13 +332,13 @@ class Reach:
                 self.watch(module, name, f"{module.__name__}.{name}")
 
     def _look_in_library(self, module: ModuleType, names: Iterable[str]) -> None:
-        """In a pure library, look for what may not be pure after all, and for what somebody may put there."""
+        """In a pure library, look for what may not be pure after all, and for what other code may set there."""
         impure = purity.IMPURE_NUMPY if module.__name__ == "numpy" else ()
         for name in names:
             value = vars(module).get(name, MISSING)
             what = f"{module.__name__}.{name}"
             if name in impure:
-                raise self.refuse(f"numpy.{name}() is mentioned, whose answers may change")
+                raise self.refuse(f"numpy.{name}() is mentioned, whose results may change")
             if isinstance(value, ABCMeta):
                 self._abstract[value] = None
             if isinstance(value, (ModuleType, *_BUILTINS)):
@@ -372,9 +372,9 @@ class Reach:
             )
 
     def _look_in_log(self, what: str, value: logging.Logger, names: Iterable[str]) -> None:
-        """A log may be mentioned for a path that is not taken: a call of it is noticed, what it holds may change."""
+        """Code may name a logger on a path that does not run: a call of it is detected, its state may change."""
         if self.dynamic or not vars(value).keys().isdisjoint(names):
-            raise self.refuse(f"{what} is a {type(value).__qualname__}, whose answers may change")
+            raise self.refuse(f"{what} is a {type(value).__qualname__}, whose results may change")
 
     def _look_in_layer(self, module: nn.Module, names: Iterable[str]) -> None:
         for name, value in tuple(vars(module).items()):
@@ -384,7 +384,7 @@ class Reach:
             self.count_children(module)
 
     def undo(self, elements: bool, containers: Container[int]) -> tuple[list[str], list[str]]:
-        """Take back what the traced code wrote; see `Ledger.undo`.
+        """Undo what the traced code wrote; see `Ledger.undo`.
 
         Args: elements: it may have written to elements of any container; containers: else to those of these ids.
         """
@@ -408,7 +408,7 @@ class Reach:
     def outside(self, ran: Iterable[CodeType], asked: tuple[tuple[Any, str], ...] = ()) -> Outside:
         """What to watch that belongs to no module; of the functions in classes only those that ran.
 
-        Args: asked: (object, attribute) that objects with a look-up of their own were asked for.
+        Args: asked: (object, attribute) that were read from objects with a look-up of their own.
         """
         wanted = Wanted(None if self.dynamic else frozenset(self.names), frozenset(self.texts), asked)
         watches = [(h, n, snapshot(v, wanted)) for h, n, v in self._needed(set(ran))]
@@ -432,7 +432,7 @@ class Reach:
 
 
 def _functions_in(value: Any) -> Iterator[FunctionType]:
-    """The functions that an entry of a class is made of."""
+    """The functions in an entry of a class."""
     if isinstance(value, FunctionType):
         yield value
     elif isinstance(value, _WRAPPERS):
@@ -441,7 +441,7 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
 
 
 def _givers(cls: type, name: str) -> list[type]:
-    """The classes that are asked for an attribute: by `super()`, also those that hide or may hide one of a base."""
+    """The classes in which an attribute is looked up: by `super()`, also those that hide or may hide one of a base."""
     if sum(name in vars(b) for b in cls.__mro__) < 2:
         return [cls]
     users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
@@ -465,12 +465,12 @@ def _is_of_user(cls: type, name: str) -> bool:
 
 
 def _has_own(cls: type, name: str) -> bool:
-    """True if a class itself has the entry; from Python 3.14 on, annotations are made when they are asked for."""
+    """True if a class itself has the entry; from Python 3.14 on, annotations are created when they are read."""
     return name in vars(cls) or (name == "__annotations__" and "__annotate_func__" in vars(cls))
 
 
 def _is_fixed(cls: type) -> bool:
-    """True for a class to which nothing can be added."""
+    """True for a class whose attributes cannot be changed."""
     return not cls.__flags__ & _HEAP_TYPE
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Copies of a model to analyse and to run, so that nothing that happens to them is seen on the live model.
+"""Copies of a model to analyse and to run, without any effect on the live model.
 
 A `Shell` has a twin of every module: an instance of the stock class with the same attributes. Planning sets flags,
 traces forwards and calls modules on twins alone.
@@ -177,7 +177,7 @@ class Shell:
             vars(twin)[_CALL] = partial(self._call, twin)
 
     def _fill_by_protocol(self, module: nn.Module, twin: nn.Module) -> None:
-        """A class that says how it is copied may hold what must not be copied; its children have twins already."""
+        """A class that controls how it is copied may hold what must not be copied; its children have twins already."""
         del self._copies[id(module)]
         copied = self._deepcopy(module)
         self._copies[id(module)] = twin
@@ -268,7 +268,7 @@ class Shell:
         return self._function(value)
 
     def _method(self, value: types.MethodType) -> Any:
-        """One of a swapped module's forward runs what the twin has in its place."""
+        """A bound forward of a swapped module runs the forward of the twin."""
         holder = value.__self__
         twin = self.value(holder.opswap_ref() if isinstance(holder, Link) else holder)
         if is_current(value) and not self._stock:
@@ -278,7 +278,7 @@ class Shell:
         return types.MethodType(self.value(value.__func__), twin)
 
     def _function(self, value: types.FunctionType) -> Any:
-        """The same code over the twins; a variable that holds no module stays the caller's own."""
+        """The same code with the twins; a variable without modules stays the caller's own."""
         cells = tuple(map(self._cell, value.__closure__ or ()))
         made = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, cells or None)
         self._note(value, made)
@@ -330,7 +330,7 @@ def _is(a: Any, b: Any) -> bool:
 
 
 def _descendants(module: nn.Module) -> Iterator[nn.Module]:
-    """The module and its children by torch's own table, whatever its class says of them."""
+    """The module and its children by torch's own table, independent of what its class returns for them."""
     seen: set[int] = set()
     stack = [module]
     while stack:
@@ -349,7 +349,7 @@ def _static_base(cls: type) -> type:
 
 
 def _copies_itself(cls: type) -> bool:
-    """True if the class says how it is copied."""
+    """True if the class controls how it is copied."""
     own = (c for c in cls.__mro__[:-1] if not c.__module__.startswith("torch.nn.modules."))
     names = {k for c in own for k in vars(c)}
     return not names.isdisjoint(_OWN_PROTOCOL)
@@ -374,7 +374,7 @@ def _base(kind: type) -> type:
 
 
 def _is_copied(kind: type) -> bool:
-    """True for containers that code may write to, and of which a copy is as good."""
+    """True for containers that code may write to, and that can be copied."""
     return kind in (list, dict, set, deque, OrderedDict, defaultdict, tuple)
 
 

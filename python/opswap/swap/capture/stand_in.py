@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What stands for a tensor while a forward is traced: it asks its tracer where Python wants a number or a class."""
+"""The stand-in for a tensor while a forward is traced: it calls its tracer when Python needs a number or a class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.fx.graph import inplace_methods
 from torch.fx.proxy import Attribute
 
 from ..graph.calls import graph_kinds
-from ..graph.metadata import ATTRIBUTES, is_fact, is_shape
+from ..graph.metadata import ATTRIBUTES, is_metadata, is_shape
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
 from .identity import is_compared
 
@@ -31,13 +31,13 @@ _NONE_OR_NOT = frozenset(("_backward_hooks", "_base", "_grad", "_grad_fn", "grad
 
 
 class StandIn(fx.Proxy):
-    """A proxy that asks its tracer where Python wants a number, a length or a class at once."""
+    """A proxy that calls its tracer when Python needs a number, a length or a class immediately."""
 
     tracer: Tracer
 
     def __getattr__(self, name: str) -> _Attribute:
         if name in _NONE_OR_NOT and not _called_from_torch():
-            raise self.tracer.refuse(f"a tensor is asked for its {name} at {self.tracer.inspect_frames()}")
+            raise self.tracer.refuse(f"the {name} of a tensor is read at {self.tracer.inspect_frames()}")
         frame = sys._getframe(1)
         if is_compared(frame.f_code, frame.f_lasti) and not _called_from_torch():
             where = self.tracer.inspect_frames()
@@ -68,7 +68,9 @@ class StandIn(fx.Proxy):
         if number is None:
             return self.tracer.iter(self)
         if self.node.meta.setdefault("unpacked", number) != number:
-            raise self.tracer.refuse(f"values are unpacked to {number} names, and elsewhere to others")
+            raise self.tracer.refuse(
+                f"values are unpacked to {number} names, and to another number elsewhere"
+            )
         return iter([self[i] for i in range(number)])
 
     def __len__(self) -> int:
@@ -86,20 +88,22 @@ class StandIn(fx.Proxy):
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
     def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
-        """x += y and its like: a write where x may be a tensor; numbers and tuples give new ones."""
-        if is_fact(self.node) or graph_kinds(self.node.graph)[self.node] == "tuple":
+        """x += y and its like: a write if x may be a tensor; numbers and tuples give new ones."""
+        if is_metadata(self.node) or graph_kinds(self.node.graph)[self.node] == "tuple":
             return NotImplemented
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
     def __hash__(self) -> int:
-        """Of a number, that of the number, by which it is looked up in a dict."""
+        """For a number, the number's own hash, by which it is looked up in a dict."""
         if _called_from_torch() or (isinstance(self, Attribute) and self.attr not in ATTRIBUTES):
             return object.__hash__(self)
         node = self.node
-        if not is_fact(node):
-            raise self.tracer.refuse(f"a tensor is looked up by identity at {self.tracer.inspect_frames()}")
-        if is_shape(node) or (is_fact(node) and node.target is getattr and node.args[1] != "ndim"):
-            raise self.tracer.refuse(f"a fact about a tensor is looked up at {self.tracer.inspect_frames()}")
+        if not is_metadata(node):
+            raise self.tracer.refuse(f"a tensor is hashed at {self.tracer.inspect_frames()}")
+        if is_shape(node) or (is_metadata(node) and node.target is getattr and node.args[1] != "ndim"):
+            raise self.tracer.refuse(
+                f"a size, dtype or device of a tensor is hashed at {self.tracer.inspect_frames()}"
+            )
         return hash(self.tracer.integer(self))
 
     def __repr__(self) -> str:
@@ -148,7 +152,7 @@ class _Attribute(StandIn, Attribute):
 
 
 def _unpacked(frame: FrameType) -> int | None:
-    """To how many values the instruction at work unpacks what it iterates over; None for a loop."""
+    """To how many values the current instruction unpacks an iterable; None for a loop."""
     for op in dis.get_instructions(frame.f_code):
         if op.offset == frame.f_lasti:
             return op.arg if op.opname == "UNPACK_SEQUENCE" else None
@@ -156,5 +160,5 @@ def _unpacked(frame: FrameType) -> int | None:
 
 
 def _called_from_torch() -> bool:
-    """True where the caller's caller is code of torch or of opswap."""
+    """True if the caller's caller is code of torch or of opswap."""
     return sys._getframe(2).f_code.co_filename.startswith((TORCH_FOLDER, SWAP_FOLDER))

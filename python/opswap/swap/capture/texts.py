@@ -39,13 +39,13 @@ _PLAIN_FORMAT = re.compile(r"%[^%rs]")  # of a value that need not be a text, or
 
 
 class Texts:
-    """What the marks of one trace stand for."""
+    """The values behind the marks of one trace."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
 
     def mark(self, node: Node, how: str, specification: str = "") -> str:
-        """The text of a value, for the time of the trace."""
+        """The text of a value, during the trace."""
         self.pieces.append((node, how, specification))
         return f"{_FIRST}{len(self.pieces) - 1}{_LAST}"
 
@@ -95,7 +95,7 @@ def _is_plain_error(value: Any) -> bool:
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
-    """What a name stands for, or a name in a module; None for everything else."""
+    """The value of a name, or of a name in a module; None for everything else."""
     if isinstance(node, ast.Attribute):
         holder = _value(node.value, frame)
         return getattr(holder, node.attr, None) if isinstance(holder, ModuleType) else None
@@ -108,7 +108,7 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
 
 
 def _makes_texts(node: ast.expr) -> bool:
-    """True if evaluating this may make a text, by which something is decided."""
+    """True if evaluating this may make a text that decides something."""
     for part in ast.walk(node):
         if isinstance(part, ast.JoinedStr) or (isinstance(part, ast.Mod) and not _is_arithmetic(node)):
             return True
@@ -126,7 +126,7 @@ def _is_arithmetic(node: ast.expr) -> bool:
 
 
 def _has_no_format(node: ast.expr) -> bool:
-    """True for what is no text: sizes and numbers of dimensions, and arithmetic on them."""
+    """True for values that are not texts: sizes and numbers of dimensions, and arithmetic on them."""
     if isinstance(node, ast.Constant):
         return not isinstance(node.value, (str, bytes))
     if isinstance(node, ast.BinOp):
@@ -151,7 +151,7 @@ _DECIDE = (
 
 
 def _shows_values(message: ast.expr, frame: FrameType) -> bool:
-    """True if marks stand where the values would, neither padded nor cut nor looked at by code in the message."""
+    """True if marks stand where the values would: nothing pads or cuts them, and no code in the message reads them."""
     for part in ast.walk(message):
         if isinstance(part, _DECIDE):
             return False

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Run a forward on proxies and write down what it does, answering what it asks of sizes and noting the answers.
+"""Run a forward on proxies and record what it does; conditions on sizes are answered, and the answers recorded.
 
-What a forward asks of Python itself (a type, a random number, the gradient mode) would be answered once and
-baked in; each of those questions is noticed here and refused. What it asks of the sizes of tensors is answered
+What a forward reads from Python itself (a type, a random number, the gradient mode) would be answered once and
+baked in; each such read is detected here and refused. What it reads of the sizes of tensors is answered
 from a hint or a guess, and every answer is kept as a `Decision`, for a guard to check.
 """
 
 from __future__ import annotations
 
-import dis
 import inspect
 import os
 import sys
@@ -27,8 +26,7 @@ from torch.utils import checkpoint
 from opswap._torch import assert_function, tree_leaves
 
 from ..graph.calls import operation
-from ..graph.metadata import counts_dimensions, is_fact, is_shape
-from ..runtime import purity
+from ..graph.metadata import counts_dimensions, is_metadata, is_shape
 from ..runtime.guards import hooked, require
 from ..runtime.lists import Listed, is_listed, names_in
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
@@ -40,6 +38,7 @@ from .given import Given
 from .patches import Patches, trace_with
 from .stand_in import StandIn, has_attributes
 from .texts import Texts, has_mark, is_for_a_message
+from .trace_frames import frames, reads_modules
 
 __all__ = [
     "BorrowedModuleError",
@@ -48,7 +47,6 @@ __all__ = [
     "Hints",
     "Tracer",
     "class_name",
-    "raised_by_user",
 ]
 
 _EINOPS = f"{os.sep}einops{os.sep}"
@@ -62,35 +60,33 @@ _TRANSPARENT = (
     "fx" + os.sep,
     "nn" + os.sep,
     "overrides.py",
-    os.path.join("utils", "_device.py"),  # the default device, which only factories take notice of
+    os.path.join("utils", "_device.py"),  # the default device, which matters for factories only
 )
 _ASSERT = getattr(assert_function, "__code__", None)  # becomes a node; public, and documented
-# The frame below the user's own; torch.compile wraps the method once it has been imported.
-_TRACE = inspect.unwrap(fx.Tracer.trace).__code__
 _CONTAINERS = (list, dict, immutable_list, immutable_dict)
 _TUPLES = (tuple, torch.Size)
-# They take sizes, which may be proxies, but no tensor by which torch would hand the call to fx.
+# Their arguments are sizes, which may be proxies, without a tensor by which torch would dispatch the call to fx.
 _FACTORIES = ("empty", "full", "ones", "zeros")
-# The number of dimensions is tried in this order where no run has shown it.
-_GUESSES = 500  # answers about sizes in one trace, as nothing says what they are
+# The number of dimensions is tried in this order if no run has shown it.
+_GUESSES = 500  # answers about sizes in one trace, as nothing determines them
 _DIMENSIONS = (4, 3, 5, 2)
 
 
 class CaptureError(Exception):
-    """A forward that cannot be written as a graph; the message says why."""
+    """A forward that cannot be written as a graph; the message has the reason."""
 
 
 class BorrowedModuleError(CaptureError):
-    """A forward that calls a module which is none of its own, and which others may change."""
+    """A forward that calls a module that is not a submodule, and that other code may change."""
 
 
 class EndlessError(CaptureError):
-    """A forward that asks for sizes without end, as in a loop that ends at a size."""
+    """A forward that compares sizes without end, as in a loop that ends at a size."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a forward asked of a fact and what it was told.
+    """A condition on metadata in a forward, and the value that it was given.
 
     node: the fact. answer: its truth value, or the number that it was taken for. others: the answers to try
     next where this one was a guess. where: "file:line" of the question.
@@ -106,7 +102,7 @@ class Hints(Protocol):
     """Values that a run of the forward would show."""
 
     def value(self, node: fx.Node) -> Any:
-        """The node's value; None where it is not known."""
+        """The node's value; None if it is not known."""
 
     def arguments(self) -> tuple[Any, ...]:
         """What the forward is called with by position."""
@@ -117,7 +113,7 @@ class Tracer(fx.Tracer):
 
     made: modules that traces of this forward made for themselves, which the trace adds to.
     script: answers for the first decisions; hints: answers for the others, which are guesses without.
-    After `trace`, also where it raises: `decisions`, `arguments` (the parameters that became placeholders), `lists`
+    After `trace`, also if it raises: `decisions`, `arguments` (the parameters that became placeholders), `lists`
     (those of them that became several) and `refusal`, the first reason for which the graph must not be believed.
     """
 
@@ -142,7 +138,7 @@ class Tracer(fx.Tracer):
         self._in_torch = False  # the arguments of one of torch's functions are being looked at
         self.decisions: list[Decision] = []
         self._guesses = 0
-        self._facts: dict[fx.Node, bool] = {}  # what `is_fact` said of the nodes so far
+        self._facts: dict[fx.Node, bool] = {}  # results of `is_metadata` for the nodes so far
         self.refusal: CaptureError | None = None
         self.modes = _modes()
         self.thread = threading.get_ident()
@@ -156,7 +152,7 @@ class Tracer(fx.Tracer):
         self._stand_ins: list[StandIn] = []
 
     def refuse(self, reason: str, kind: type[CaptureError] = CaptureError) -> CaptureError:
-        """Remember the first refusal: the forward itself may catch the exception."""
+        """Record the first refusal, because the forward itself may catch the exception."""
         self.refusal = self.refusal or kind(reason)
         return self.refusal
 
@@ -182,7 +178,7 @@ class Tracer(fx.Tracer):
                 self.refuse("an attribute of a tensor is set")
             self.disturbed = patches.disturbed
             for name, (stock, recorded) in self._replaced.items():
-                if getattr(torch, name) is recorded:  # else somebody else's patch, to be taken back there
+                if getattr(torch, name) is recorded:  # else another patch, which its owner restores
                     setattr(torch, name, stock)
 
     def _replace_factories(self, code: CodeType) -> None:
@@ -194,7 +190,7 @@ class Tracer(fx.Tracer):
                 setattr(torch, name, self._replaced[name][1])
 
     def _recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, whose calls become nodes where an argument is a proxy; other threads' are left alone."""
+        """The function, whose calls become nodes if an argument is a proxy; other threads' are left alone."""
 
         @wraps(function)
         def record_or_call(*args: Any, **kwargs: Any) -> Any:
@@ -222,8 +218,10 @@ class Tracer(fx.Tracer):
 
     def _checked(self, fact: Any, text: str) -> None:
         """An assertion of torch with a text that shows values."""
-        if not (isinstance(fact, fx.Proxy) and is_fact(fact.node)):
-            raise self.refuse(f"a text is made of a size for a check of elements at {self.inspect_frames()}")
+        if not (isinstance(fact, fx.Proxy) and is_metadata(fact.node)):
+            raise self.refuse(
+                f"a string is built from a size for a check of elements at {self.inspect_frames()}"
+            )
         error = (
             AssertionError.__module__,
             AssertionError.__qualname__,
@@ -233,10 +231,10 @@ class Tracer(fx.Tracer):
         self.create_node("call_function", require, (fact.node, True, *error), {})
 
     def text_of(self, node: fx.Node, frame: FrameType, how: str, specification: str = "") -> str:
-        """The text that stands for a fact in the message of a check, for the time of the trace."""
-        if is_fact(node) and is_for_a_message(frame):
+        """The text in place of a fact in the message of a check, during the trace."""
+        if is_metadata(node) and is_for_a_message(frame):
             return self.texts.mark(node, how, specification)
-        raise self.refuse(f"a text is made of a tensor or its size at {self.inspect_frames()}")
+        raise self.refuse(f"a string is built from a tensor or its size at {self.inspect_frames()}")
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         made = StandIn(node, self)
@@ -247,10 +245,10 @@ class Tracer(fx.Tracer):
         return id(m) not in self.opened
 
     def is_passing(self, m: nn.Module) -> bool:
-        """True for a module of torch without state that the forward makes for itself, as a function of sorts."""
+        """True for a module of torch without state that the forward creates and calls like a function."""
         if any(m is other for other in self.foreign):
             self.refusal = self.refusal or BorrowedModuleError(
-                f"{class_name(m)} is called, which is no submodule"
+                f"{class_name(m)} is called, which is not a submodule"
             )
             raise self.refusal
         if m in (self.submodule_paths or ()) or any(m is own for own in self.root.modules()):
@@ -281,7 +279,7 @@ class Tracer(fx.Tracer):
         if threading.get_ident() != self.thread:
             return attr_val
         frame = sys._getframe(1)
-        if _reads_modules(frame.f_back) and not self.hinting:
+        if reads_modules(frame.f_back) and not self.hinting:
             self.follower.fetched(frame.f_locals["mod"], attr, attr_val)
         before = self.follower.pause()
         try:
@@ -290,7 +288,7 @@ class Tracer(fx.Tracer):
             self.follower.go_on(before)
 
     def create_arg(self, a: Any) -> Any:
-        """What a node may take; fx would make plain lists and dicts of those of other classes."""
+        """What a node may have as an argument; fx would make plain lists and dicts of those of other classes."""
         if not self._in_torch and a in self.given:
             raise self.refuse(
                 f"forward passes on a list of tensors that it was given at {self.inspect_frames()}"
@@ -328,7 +326,7 @@ class Tracer(fx.Tracer):
         return root_fn, [self.root, *map(self._argument, range(len(required)))]
 
     def _argument(self, place: int) -> Any:
-        """A proxy; a list of proxies where a run has shown a list of tensors."""
+        """A proxy; a list of proxies if a run has shown a list of tensors."""
         name = self.arguments[place]
         seen = self.hints.arguments() if self.hints is not None else ()
         if place >= len(seen) or not is_listed(seen[place]):
@@ -339,7 +337,7 @@ class Tracer(fx.Tracer):
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self.modes:
-            files = [f.f_code.co_filename for f in _frames()]
+            files = [f.f_code.co_filename for f in frames()]
             checkpointed = checkpoint.__file__ in files
             raise self.refuse(
                 CHECKPOINTED if checkpointed else "forward changes the gradient or autocast mode"
@@ -360,7 +358,7 @@ class Tracer(fx.Tracer):
     def inspect_frames(self) -> str:
         """The innermost line of user code; refuses code that a trace cannot follow."""
         source = ""
-        for frame in _frames():
+        for frame in frames():
             code, name = frame.f_code, frame.f_code.co_filename
             if name.startswith(TORCH_FOLDER):
                 if name == checkpoint.__file__:
@@ -377,15 +375,17 @@ class Tracer(fx.Tracer):
         return source
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        if not is_fact(obj.node, self._facts):
+        if not is_metadata(obj.node, self._facts):
             raise self.refuse(f"control flow depends on the elements of a tensor at {self.inspect_frames()}")
         return bool(self._decide(obj.node, bool, (True, False)))
 
     def integer(self, obj: fx.Proxy) -> int:
-        """The number that a fact is, which the captured path is then bound to."""
+        """The value of a number; the captured path is then valid for this value only."""
         node = obj.node
-        if not is_fact(node, self._facts):
-            raise self.refuse(f"an element of a tensor is made a Python number at {self.inspect_frames()}")
+        if not is_metadata(node, self._facts):
+            raise self.refuse(
+                f"an element of a tensor is converted to a Python number at {self.inspect_frames()}"
+            )
         return self._decide(node, int, _DIMENSIONS if counts_dimensions(node) else ())
 
     def length(self, obj: fx.Proxy) -> int:
@@ -403,7 +403,7 @@ class Tracer(fx.Tracer):
         return iter([obj[i] for i in range(self.length(obj))])
 
     def class_of(self, obj: fx.Proxy) -> type:
-        """The class that code of Python shall see."""
+        """The class that Python code should see."""
         return classes.answer(self, obj, sys._getframe(2))
 
     def bind(self, node: fx.Node, fact: Callable[[Any], bool]) -> None:
@@ -437,12 +437,12 @@ class Tracer(fx.Tracer):
             if self._guesses > _GUESSES:
                 place = self.inspect_frames()
                 raise self.refuse(
-                    f"sizes are asked without end at {place}: pass example_inputs", EndlessError
+                    f"sizes are compared without end at {place}: pass example_inputs", EndlessError
                 )
             answer = guesses[0]
         else:
             raise self.refuse(
-                f"a size is made a Python number at {self.inspect_frames()}: pass example_inputs"
+                f"a size is converted to a Python number at {self.inspect_frames()}: pass example_inputs"
             )
         others = guesses[guesses.index(answer) + 1 :] if answer in guesses else ()
         self.decisions.append(Decision(node, answer, others, self.inspect_frames()))
@@ -451,48 +451,19 @@ class Tracer(fx.Tracer):
 
 
 def _expression(node: Any, known: dict[fx.Node, bool]) -> str:
-    """A fact in words that are equal where it is the same fact of the same tensors."""
+    """A fact in words that are equal if it is the same fact of the same tensors."""
     if not isinstance(node, fx.Node):
         return repr(node)
-    if not is_fact(node, known):
+    if not is_metadata(node, known):
         return node.name
     target = getattr(node.target, "__name__", node.target)
     options = [f"{k}={_expression(v, known)}" for k, v in node.kwargs.items()]
     return f"{target}({', '.join([*(_expression(a, known) for a in node.args), *options])})"
 
 
-def raised_by_user(error: BaseException) -> bool:
-    """True where a raise or assert statement outside of torch threw the error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_code.co_filename.startswith((TORCH_FOLDER, SWAP_FOLDER)):
-        return False
-    code = trace.tb_frame.f_code
-    return code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-
-
 def class_name(module: nn.Module) -> str:
     """The module's class by its full name."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
-def _reads_modules(frame: FrameType | None) -> bool:
-    """True for code of the user, or of a layer that is inlined, which may ask a module for a child."""
-    while frame is not None and frame.f_code.co_filename == Patches.__init__.__code__.co_filename:
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.endswith(os.path.join("nn", "modules", "module.py")):
-        return False
-    kind = purity.owner(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
-    return kind in (purity.LAYERS, purity.USER)
-
-
-def _frames() -> Iterator[FrameType]:
-    """The frames of the trace, the innermost first."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code is not _TRACE:
-        yield frame
-        frame = frame.f_back
 
 
 def _modes() -> tuple[bool, ...]:

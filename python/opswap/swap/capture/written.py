@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Copies of what traced code may write to, by which its writes are found and taken back."""
+"""Copies of what traced code may write to, by which its writes are found and undone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONTAINERS = (list, dict, set, deque)
 
 
 def unpatched(value: Any) -> Any:
-    """The function that torch.fx, or a capture, has replaced for the time of a trace."""
+    """The function that torch.fx, or a capture, has replaced during a trace."""
     while isinstance(value, FunctionType) and value.__globals__.get("__name__", "") in _PATCHING:
         inner = getattr(value, "__wrapped__", value)
         if inner is value:
@@ -67,12 +67,12 @@ class Written:
         return self.elements or id(value) in self.containers
 
     def reads(self, value: Any, name: str) -> bool:
-        """True if it matters to the traced code what an attribute of an object is."""
+        """True if the traced code depends on an attribute of an object."""
         return self.read is None or name in self.read or not is_read_by_user(type(value))
 
 
 class Ledger:
-    """What objects held, and what names stood for, before traced code ran."""
+    """What objects held, and what names were bound to, before traced code ran."""
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[Any, Any, Any]] = {}
@@ -95,7 +95,7 @@ class Ledger:
             self._fields[id(holder), name] = holder, name, _own(holder, name)
 
     def undo(self, written: Written) -> tuple[list[str], list[str]]:
-        """Take back what the traced code wrote.
+        """Undo what the traced code wrote.
 
         Returns: in words, what it wrote to, and what another thread wrote to that it reads.
         """
@@ -152,7 +152,7 @@ def _set(holder: Any, name: str, value: Any) -> None:
 
 
 def _elements(value: Any) -> Any:
-    """A copy of a container's elements; None for what is none."""
+    """A copy of a container's elements; None for an object that is not a container."""
     if isinstance(value, dict):
         return dict(dict.items(value))
     for kind in (list, set, deque):
@@ -179,7 +179,7 @@ def _refill(value: Any, elements: Any) -> None:
 def _restore(
     holder: Any, then: dict[str, tuple[Any, Any]], written: Written, ours: list[str], others: list[str]
 ) -> None:
-    """Bring attributes back to what they were, as far as the traced code has changed them."""
+    """Restore the attributes that the traced code has changed."""
     now = holder.__dict__
     in_place = written.writes_elements(now)  # as `vars(self)[name] = value` does
     kind = "the module's attribute" if isinstance(holder, nn.Module) else "the attribute"

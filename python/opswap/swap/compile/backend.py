@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The same rules on the graphs that torch.compile captures, whatever Python the model is written in."""
+"""The same rules on the graphs that torch.compile captures, for any Python code of the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..report import Report, Site
 from ..rewriting.code import replace_region
 from ..rule import Region
 from ..rules import Rule
-from .open_sizes import Specialised, specialise
+from .open_sizes import AtOtherSizes, at_other_sizes
 
 __all__ = ["Backend", "backend", "dynamo_backend"]
 
@@ -29,7 +29,7 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
 class Backend:
-    """A backend for torch.compile: replaces operators in a graph, then hands it to the inner backend.
+    """A backend for torch.compile: replaces operators in a graph, then passes it to the inner backend.
 
     reports: one for each of the latest 64 graphs, in the order in which torch.compile made them.
     """
@@ -66,7 +66,7 @@ def dynamo_backend(
     Args:
         inner: "eager" runs the graph as it is, "inductor" compiles the rest of it; or another backend.
         exact, rules: as for `swap`.
-    Returns: a backend whose `reports` say what was replaced in each graph.
+    Returns: a backend whose `reports` contain what was replaced in each graph.
     Raises: TypeError for an inner backend that is neither a name nor callable.
     """
     if not isinstance(inner, str) and not callable(inner):
@@ -80,7 +80,7 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
 
 
 def rewrite_graph(module: fx.GraphModule, rules: Sequence[Rule]) -> Report:
-    """Replace what the rules prove at every size that this graph serves, which Dynamo guards.
+    """Replace what the rules prove at every size of this graph, which Dynamo guards.
 
     Args: module: its nodes have "example_value" in their meta.
     """
@@ -90,7 +90,7 @@ def rewrite_graph(module: fx.GraphModule, rules: Sequence[Rule]) -> Report:
         node.meta.setdefault("source", _source(node))
         if node.op == "call_module":
             node.meta["module"] = module.get_submodule(node.target)
-    copies = specialise(module.graph)
+    copies = at_other_sizes(module.graph)
     if not copies:
         return Report(kept=[Site("", "", "", False, "sizes of its tensors are known only when it runs")])
     found = [_find(copy, rules) for copy in copies]
@@ -109,7 +109,7 @@ def rewrite_graph(module: fx.GraphModule, rules: Sequence[Rule]) -> Report:
 
 
 def _checkpointed(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """The graphs that this one hands to torch.utils.checkpoint, and theirs."""
+    """The graphs that this one passes to torch.utils.checkpoint, and theirs."""
     for node in module.graph.nodes:
         if node.target is torch.ops.higher_order.tag_activation_checkpoint:
             body = module.get_submodule(node.args[0].target)
@@ -120,7 +120,7 @@ def _checkpointed(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
 _Key = tuple[str, str, tuple[fx.Node, ...]]
 
 
-def _find(copy: Specialised, rules: Sequence[Rule]) -> tuple[dict[_Key, Change], list[Site]]:
+def _find(copy: AtOtherSizes, rules: Sequence[Rule]) -> tuple[dict[_Key, Change], list[Site]]:
     """What the rules replace in a copy, by what is written for which nodes of the graph itself."""
     shapes = {n: tuple(t.shape) for n, t in copy.values.items()}
     changes, refused = apply_rules(rules, copy.graph, shapes, lambda region: _devices(region, copy.values))
@@ -138,7 +138,7 @@ def _devices(region: Region, values: Mapping[fx.Node, Tensor]) -> set[str]:
 
 
 def _holds(change: Change, values: Mapping[fx.Node, Tensor]) -> bool:
-    """The replacement's condition, asked of tensors without data, whose sizes and strides Dynamo guards."""
+    """The replacement's condition, evaluated on tensors without data, whose sizes and strides Dynamo guards."""
     region = change.region
     names: dict[str, Any] = {f"x{i}": values.get(n, n) for i, n in enumerate(region.inputs)}
     names |= {f"m{i}": n.meta["module"] for i, n in enumerate(region.modules)}
@@ -147,7 +147,7 @@ def _holds(change: Change, values: Mapping[fx.Node, Tensor]) -> bool:
     return bool(eval(change.replacement.condition, dict(change.replacement.names), names))
 
 
-def _original(region: Region, copy: Specialised) -> Region:
+def _original(region: Region, copy: AtOtherSizes) -> Region:
     """The region of the graph that the copy was made of."""
     names = "inputs", "nodes", "outputs", "modules"
     many = {k: tuple(copy.original[n] for n in getattr(region, k)) for k in names}
@@ -167,7 +167,7 @@ def _function(change: Change) -> Callable[..., Any]:
 
 
 def _owner(node: fx.Node) -> str:
-    """The path of the module whose forward made the node, as far as Dynamo tells."""
+    """The path of the module whose forward made the node, as far as Dynamo records it."""
     stack = node.meta.get("nn_module_stack") or {}
     path = list(stack.values())[-1][0] if stack else ""
     names = re.findall(r"\['([^']+)'\]|\.([A-Za-z_]\w*)|\[(\d+)\]", path.partition("]")[2] or path)

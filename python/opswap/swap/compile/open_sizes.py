@@ -2,7 +2,7 @@
 """Copies of a graph of torch.compile in which the sizes that it leaves open are numbers.
 
 Rules match and prove on numbers. What they find at the sizes of the first call and again at others, which Dynamo's
-guards admit as well, holds at every size that the graph serves.
+guards admit as well, holds at every size of the graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sympy import Symbol
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["Specialised", "specialise"]
+__all__ = ["AtOtherSizes", "at_other_sizes"]
 
 # What is tried for each open size after that of the first call: a little more, multiples for code that divides it.
 _OTHERS = ((3, 1), (5, 1), (7, 1), (2, 1), (0, 2), (0, 3))
@@ -34,7 +34,7 @@ _COPIES = 3
 
 
 @dataclass(frozen=True)
-class Specialised:
+class AtOtherSizes:
     """One copy. `original`: the node that each of its nodes was copied from; `values`: its tensors, without data."""
 
     graph: Graph
@@ -42,8 +42,8 @@ class Specialised:
     values: Mapping[Node, Tensor]
 
 
-def specialise(graph: Graph) -> list[Specialised]:
-    """The copies of the graph, that of the first call first; none where no other sizes can be told.
+def at_other_sizes(graph: Graph) -> list[AtOtherSizes]:
+    """The copies of the graph, that of the first call first; none if no other sizes can be found.
 
     Args: graph: its nodes have "example_value" in their meta, as Dynamo's have.
     """
@@ -73,7 +73,7 @@ def _sizes(value: Any) -> Iterator[SymInt]:
 
 
 def _vary(hints: Mapping[Symbol, int], environment: ShapeEnv, start: int) -> dict[Symbol, int]:
-    """Another number for every open size, where the guards leave it a choice."""
+    """Another number for every open size, if the guards leave it a choice."""
     numbers = dict(hints)
     for place, (symbol, hint) in enumerate(hints.items()):
         turn = (place + 2 * start) % len(_OTHERS)
@@ -87,7 +87,7 @@ def _vary(hints: Mapping[Symbol, int], environment: ShapeEnv, start: int) -> dic
 
 
 def _admits(environment: ShapeEnv, numbers: Mapping[Symbol, int]) -> bool:
-    """True where the guards let tensors of these sizes into the graph."""
+    """True if the guards let tensors of these sizes into the graph."""
     from sympy import true
 
     for symbol, number in numbers.items():
@@ -101,7 +101,7 @@ def _number(size: Any, numbers: Mapping[Symbol, int]) -> Any:
     return int(size.node.expr.xreplace(numbers)) if isinstance(size, SymInt) else size
 
 
-def _copy(graph: Graph, numbers: Mapping[Symbol, int]) -> Specialised:
+def _copy(graph: Graph, numbers: Mapping[Symbol, int]) -> AtOtherSizes:
     copy = Graph()
     copies: dict[Node, Any] = {}
     values: dict[Node, Tensor] = {}
@@ -115,7 +115,7 @@ def _copy(graph: Graph, numbers: Mapping[Symbol, int]) -> Specialised:
             values[copies[node]] = _tensor(value, numbers)
     drop_unused_facts(copy)
     original = {new: old for old, new in copies.items() if isinstance(new, Node)}
-    return Specialised(copy, original, values)
+    return AtOtherSizes(copy, original, values)
 
 
 def _tensor(value: Tensor, numbers: Mapping[Symbol, int]) -> Tensor:

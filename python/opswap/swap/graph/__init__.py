@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What is known of the nodes of a graph.
+"""Properties of the nodes of a graph.
 
 calls      which calls of torch move data, read sizes or write
-metadata   what code asks of sizes, dtypes and devices
+metadata   what code reads of sizes, dtypes and devices
 aliasing   code that sees whether a view became a copy
 """

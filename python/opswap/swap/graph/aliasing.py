@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which code may see that a view of a tensor was replaced by a copy: whatever writes to either later."""
+"""Which code may see that a view of a tensor was replaced by a copy: code that writes to either later."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _METHODS = {
 
 
 def reads_only(module: nn.Module) -> bool:
-    """True where calling the module neither writes to its input nor returns a view of it."""
+    """True if calling the module neither writes to its input nor returns a view of it."""
     if hooked(module) or getattr(module, "inplace", False):
         return False
     if type(module) is nn.Sequential:
@@ -73,7 +73,7 @@ def reads_only(module: nn.Module) -> bool:
 
 
 def returns_tensor(module: nn.Module) -> bool:
-    """True where the module's call gives one tensor."""
+    """True if the module returns one tensor."""
     return type(module) in _MODULES and not hooked(module) and not getattr(module, "return_indices", False)
 
 
@@ -97,7 +97,7 @@ def escape_or_write(source: Node, outputs: Iterable[Node]) -> str:
 
 
 def seen_apart(part: Node, base: Node) -> bool:
-    """True where it matters whether `part` is a view of `base`: one of them is written to, then the other used."""
+    """True if it matters whether `part` is a view of `base`: one of them is written to, then the other used."""
     kinds = graph_kinds(part.graph)
     ours = _sharing_after((part,), kinds)
     theirs = _sharing(base, (), kinds) - ours
@@ -114,14 +114,14 @@ def seen_apart(part: Node, base: Node) -> bool:
 
 
 def _reads(node: Node, kinds: dict[Node, str]) -> bool:
-    """True where the node surely writes to none of its inputs."""
+    """True if the node surely writes to none of its inputs."""
     if writes(node):
         return False
     return kinds[node] != "opaque" or _makes_new(node, kinds)
 
 
 def _makes_new(node: Node, kinds: dict[Node, str]) -> bool:
-    """True where what the node returns shares no memory with what it is given."""
+    """True if what the node returns shares no memory with what it is given."""
     if node.op == "call_module":
         return reads_only(node.meta["module"])
     if kinds[node] == "size" or operation(node) in ("cat", "concat", "concatenate", "stack", "clone"):

@@ -27,7 +27,7 @@ __all__ = [
     "writes",
 ]
 
-# Reorder elements (or join them): a region without one of these is none.
+# Reorder elements (or join them): a region must have at least one of these.
 REORDER = {
     "channel_shuffle",
     "moveaxis",
@@ -84,7 +84,7 @@ def graph_kinds(graph: Graph) -> dict[Node, str]:
 
 
 def reached(nodes: Iterable[Node], follow: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """The nodes, and all that `follow` gives of them and of what it gave."""
+    """The nodes, and everything reached from them by `follow`, repeatedly."""
     found: set[Node] = set()
     stack = list(nodes)
     while stack:
@@ -96,7 +96,7 @@ def reached(nodes: Iterable[Node], follow: Callable[[Node], Iterable[Node]]) -> 
 
 
 def subject(node: Node) -> Any:
-    """What a call is made on: its first argument, by position or by name."""
+    """The first argument of a call, by position or by name."""
     if node.args:
         return node.args[0]
     return node.kwargs.get("input", node.kwargs.get("self", node.kwargs.get("tensors")))
@@ -156,7 +156,7 @@ def hazard(anchor: Node, ordered: tuple[Node, ...]) -> str:
 
 
 def writes(node: Node) -> bool:
-    """True where the call's name or arguments say that it writes to a tensor."""
+    """True if the call's name or arguments show that it writes to a tensor."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name in inplace_methods or bool(node.kwargs.get("inplace") or node.kwargs.get("out"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which code can tell in which memory format a tensor lies, and which modules keep it."""
+"""Which code depends on the memory format of a tensor, and which modules keep it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ASKS = {
 }
 # What differs between a part of a tensor and a tensor of its own.
 _PLACE = _ASKS - {"view", "view_as"}
-# Views where the layout allows that, else copies.
+# Views if the layout allows that, else copies.
 _VIEW_OR_COPY = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
 CONVOLUTION_CLASSES = (nn.modules.conv._ConvNd,)
 _ONE_PIXEL = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
@@ -59,13 +59,13 @@ _CONTIGUOUS = {
 
 
 def asks_for_layout(nodes: Iterable[Node]) -> bool:
-    """True where later code, before the next convolution or unknown module, may need these tensors to be contiguous."""
+    """True if later code, before the next convolution or unknown module, may need these tensors to be contiguous."""
     found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
     return any(needs_layout(user) for node in found for user in node.users)
 
 
 def asks_for_place(nodes: Iterable[Node]) -> str:
-    """The name of what later code asks these tensors, or tensors made of them, about their place in memory; else ""."""
+    """A method by which later code reads strides or memory of these tensors, or of tensors made from them; else ""."""
     found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
     names = (
         str(getattr(u.target, "__name__", u.target))
@@ -77,7 +77,7 @@ def asks_for_place(nodes: Iterable[Node]) -> str:
 
 
 def _keeps_layout(node: Node) -> bool:
-    """True for calls of functions, and of torch's modules, whose result may have the format that they are given."""
+    """True for calls of functions, and of torch's modules, whose result may have the format of their input."""
     if node.op != "call_module":
         return node.op in ("call_function", "call_method") and not is_flat_call(node)
     inside = list(node.meta["module"].modules())
@@ -88,7 +88,7 @@ def _keeps_layout(node: Node) -> bool:
 
 
 def needs_layout(node: Node) -> bool:
-    """True for a call that may fail, or give something else, where its tensor is not contiguous."""
+    """True for a call that may fail, or give something else, if its tensor is not contiguous."""
     if node.op == "call_module":
         name = "flatten" if type(node.meta["module"]) is nn.Flatten else ""
     else:
@@ -108,14 +108,14 @@ def _only_splits(node: Node, name: str) -> bool:
 
 
 def last_of(module: nn.Module) -> nn.Module:
-    """The module that makes the result, as far as Sequentials tell."""
+    """The module that makes the result, as far as Sequentials show."""
     while isinstance(module, nn.Sequential) and len(module):
         module = module[-1]
     return module
 
 
 def is_flat(module: nn.Module) -> bool:
-    """True where the result lies the same way in every memory format."""
+    """True if the result has the same strides in every memory format."""
     if isinstance(module, _ONE_PIXEL):
         size = module.output_size
         return size == 1 or (isinstance(size, (tuple, list)) and set(size) == {1})

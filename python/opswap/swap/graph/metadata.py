@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Facts: what code can ask of a tensor without reading its elements, and what it computes from the answers."""
+"""Metadata: what code can read of a tensor without its elements, and what it computes from that."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = [
     "copy_with_inputs",
     "counts_dimensions",
     "drop_unused_facts",
-    "is_entry",
-    "is_fact",
+    "is_known_before_forward",
+    "is_metadata",
     "is_shape",
     "joined_shape",
     "without_joins",
@@ -65,12 +65,12 @@ _OF_FACTS = {
     operator.truediv,
     operator.xor,
 }
-# Views of an argument that a guard may take again before the forward runs: they copy nothing.
+# Views of an argument that a guard may compute again before the forward runs: they copy nothing.
 _VIEWS = {"chunk", "data", "getitem", "narrow", "select", "split", "tensor_split", "unbind"}
 
 
-def is_fact(node: Node, known: dict[Node, bool] | None = None) -> bool:
-    """True where the node's value needs the sizes, dtype or device of tensors and nothing else of them."""
+def is_metadata(node: Node, known: dict[Node, bool] | None = None) -> bool:
+    """True if the node's value needs the sizes, dtype or device of tensors and nothing else of them."""
     known = {} if known is None else known
     if node not in known:
         known[node] = _is_fact(node, known)
@@ -78,7 +78,7 @@ def is_fact(node: Node, known: dict[Node, bool] | None = None) -> bool:
 
 
 def _is_fact(node: Node, known: dict[Node, bool]) -> bool:
-    facts = [is_fact(n, known) for n in node.all_input_nodes]
+    facts = [is_metadata(n, known) for n in node.all_input_nodes]
     if not facts:
         return False
     if node.op == "call_method":
@@ -105,15 +105,15 @@ def is_shape(node: Node) -> bool:
     return node.op == "call_function" and node.target is getattr and node.args[1] == "shape"
 
 
-def is_entry(node: Node, known: dict[Node, bool] | None = None) -> bool:
-    """True where the value can be had from the arguments of the forward before it has run."""
+def is_known_before_forward(node: Node, known: dict[Node, bool] | None = None) -> bool:
+    """True if the value depends only on the forward's arguments."""
     known = {} if known is None else known
     if node not in known:
         named = getattr(node.target, "__name__", node.target)
         view = named in _VIEWS or (node.target is getattr and node.args[1] == "data")
-        reads = is_fact(node) or (node.op in ("call_function", "call_method") and view)
+        reads = is_metadata(node) or (node.op in ("call_function", "call_method") and view)
         known[node] = node.op == "placeholder" or (
-            reads and all(is_entry(n, known) for n in node.all_input_nodes)
+            reads and all(is_known_before_forward(n, known) for n in node.all_input_nodes)
         )
     return known[node]
 
@@ -135,7 +135,7 @@ def copy_with_inputs(graph: Graph, wanted: Node) -> tuple[Graph, Node]:
 
 
 def drop_unused_facts(graph: Graph) -> None:
-    """Erase facts that nobody reads: answers that became guards, unused names of `b, c, h, w = x.size()`."""
+    """Erase metadata that is not read: answers that became guards, unused names of `b, c, h, w = x.size()`."""
     known: dict[Node, bool] = {}
     for node in reversed(graph.nodes):
         of_data = operation(node) == "data"
@@ -143,7 +143,7 @@ def drop_unused_facts(graph: Graph) -> None:
             not node.users
             and "unpacked" not in node.meta  # to a number of names, which is checked
             and node.op in ("call_function", "call_method")
-            and (of_data or is_fact(node, known))
+            and (of_data or is_metadata(node, known))
         ):
             graph.erase_node(node)
 
@@ -155,10 +155,10 @@ def joined_shape(*tensors: torch.Tensor) -> torch.Size:
 
 
 def without_joins(graph: Graph, node: Node, join_of: dict[Node, tuple[Node, ...]]) -> Node:
-    """The same fact, asked of the parts of every torch.cat instead of its result.
+    """The same metadata, read from the parts of every torch.cat instead of its result.
 
     Args: join_of: the parts of each node that is a torch.cat along dimension 1.
-    Returns: node itself where no cat is asked; else a new node before it.
+    Returns: node itself if it reads no cat; else a new node before it.
     """
     done: dict[Node, Node] = {}
 
@@ -171,7 +171,7 @@ def without_joins(graph: Graph, node: Node, join_of: dict[Node, tuple[Node, ...]
 
 
 def _rebuilt(graph: Graph, before: Node, old: Node, join_of: dict[Node, tuple[Node, ...]], rebuild) -> Node:
-    if not is_fact(old):
+    if not is_metadata(old):
         return old
     of = subject(old)
     while isinstance(of, Node) and of.target is getattr and of.args[1] == "data":

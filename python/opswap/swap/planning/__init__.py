@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""From a model to a plan: which modules to rewrite, with which rules, and what the report says of them.
+"""From a model to a plan: which modules to rewrite, with which rules, and what the report contains of them.
 
 planner      which modules and Sequentials to rewrite
-contiguity   code that needs contiguous tensors, behind which a replacement must keep the format
+contiguity   code that needs contiguous tensors, before which a replacement must keep the format
 gains        which rules are faster: recorded gains, and those of `tune`
 advice       what to write by hand if no capture can see an operator
 planned      the report that a swap left on the model, and what changed since

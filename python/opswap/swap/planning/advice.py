@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What to write by hand where no capture can see that a forward is one of opswap's operators."""
+"""What to write by hand if a capture cannot find opswap's operator in a forward."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _HINT = (
 
 
 def group_loop_hint(module: nn.Module) -> str:
-    """Text for a report where the module, or a callable that it holds, fills slices of a result in a loop of products.
+    """Text for a report if the module, or a callable that it holds, fills slices of a result in a loop of products.
 
-    Returns: "" where it does not.
+    Returns: "" if it does not.
     """
     if isinstance(module, torch.jit.ScriptModule):
         text = getattr(module, "code", "")
@@ -36,7 +36,7 @@ def group_loop_hint(module: nn.Module) -> str:
 
 
 def _codes(module: nn.Module) -> Iterator[tuple[str, CodeType]]:
-    """The forward, and what its attributes that are no modules do when they are called."""
+    """The forward, and what its attributes that are not modules do when they are called."""
     callables: list[tuple[str, Any]] = [("forward", type(module).forward)]
     callables += [(name, vars(type(value)).get("__call__")) for name, value in vars(module).items()]
     for name, function in callables:

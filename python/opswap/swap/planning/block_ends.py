@@ -11,7 +11,7 @@ __all__ = ["cuts_its_input", "joins_its_output", "last_module"]
 
 
 def cuts_its_input(graph: fx.Graph) -> bool:
-    """True if the forward begins with moving parts of its input about, as a channel split does."""
+    """True if the forward begins by moving parts of its input, as a channel split does."""
     kinds = graph_kinds(graph)
     return any(
         kinds[user] in ("tensor", "tuple")
@@ -22,7 +22,7 @@ def cuts_its_input(graph: fx.Graph) -> bool:
 
 
 def joins_its_output(graph: fx.Graph) -> bool:
-    """True if the forward ends with moving parts of its output about."""
+    """True if the forward ends by moving parts of its output."""
     result = _result(graph)
     return isinstance(result, fx.Node) and graph_kinds(graph)[result] == "tensor"
 

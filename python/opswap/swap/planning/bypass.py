@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether a forward that users have put on a module calls the generated one."""
+"""Whether a forward that users have set on a module calls the generated one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What a callable or a container refers to."""
+    """The objects that a callable or a container refers to."""
     if is_plain(value) or isinstance(value, (Tensor, types.ModuleType, type)):
         return
     if isinstance(value, types.FunctionType):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Which code of a model needs contiguous tensors, as a shuffle that is spelled out always returns.
+"""Which code of a model needs contiguous tensors, which a shuffle written with view and transpose always returns.
 
-Ours keeps channels_last, and a later `view` may then fail that went well before. Where a convolution stands between
+opswap's shuffle keeps channels_last, so a later `.view()` that worked on the stock model may fail. If a convolution is
+between
 the two, its weights decide as well: in a model whose weights are in channels_last, that view fails anyway.
 """
 
@@ -22,11 +23,11 @@ from ..graph.layout import CONVOLUTION_CLASSES, is_flat, is_flat_call, last_of, 
 from ..rule import Region, Replacement
 from ..rules.conditions import CONVOLUTIONS
 
-__all__ = ["Demand", "demand_of", "meant_for_channels_last", "restricted"]
+__all__ = ["Contiguity", "contiguity_of", "meant_for_channels_last", "restricted"]
 
 
 def meant_for_channels_last(module: nn.Module) -> bool:
-    """True where the first convolution in the module has its weights in channels_last."""
+    """True if the first convolution in the module has its weights in channels_last."""
     for m in module.modules():
         if isinstance(m, CONVOLUTIONS):
             return suggest_memory_format(m.weight) is not torch.contiguous_format
@@ -37,23 +38,23 @@ def meant_for_channels_last(module: nn.Module) -> bool:
 _MADE_CONTIGUOUS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
-class Demand(enum.IntEnum):
-    """How much of the model has to stay contiguous where it was."""
+class Contiguity(enum.IntEnum):
+    """Which outputs of replaced code have to be contiguous."""
 
     NONE = 0
-    BEHIND_CONVOLUTIONS = 1
-    AT_ONCE = 2
+    BEFORE_CONVOLUTIONS = 1
+    ALWAYS = 2
 
 
-def demand_of(graph: Graph, whole: bool) -> Demand:
-    """What one captured forward asks for. Args: whole: it is the model's own, whose arguments no shuffle made."""
+def contiguity_of(graph: Graph, whole: bool) -> Contiguity:
+    """What one captured forward needs. Args: whole: it is the model's own, whose arguments no shuffle made."""
     asked = (_before(subject(n), whole) for n in graph.nodes if needs_layout(n))
-    return max(asked, default=Demand.NONE)
+    return max(asked, default=Contiguity.NONE)
 
 
-def _before(node: Node, whole: bool) -> Demand:
+def _before(node: Node, whole: bool) -> Contiguity:
     """Where the layout of a tensor comes from, walking back over what keeps the layout of its input."""
-    found = Demand.NONE
+    found = Contiguity.NONE
     seen: set[Node] = set()
     stack = [node]
     while stack:
@@ -62,38 +63,40 @@ def _before(node: Node, whole: bool) -> Demand:
             continue
         seen.add(n)
         if n.op == "placeholder":
-            found = max(found, Demand.NONE if whole else Demand.AT_ONCE)
+            found = max(found, Contiguity.NONE if whole else Contiguity.ALWAYS)
         elif n.op == "call_module":
             here = _of_module(n.meta["module"])
             found = max(found, here)
-            if here is Demand.NONE and not is_flat(last_of(n.meta["module"])):
+            if here is Contiguity.NONE and not is_flat(last_of(n.meta["module"])):
                 stack += n.all_input_nodes
         elif n.target is F.instance_norm:
-            found = Demand.AT_ONCE
+            found = Contiguity.ALWAYS
         elif not is_flat_call(n):
             stack += n.all_input_nodes
     return found
 
 
-def _of_module(module: nn.Module) -> Demand:
+def _of_module(module: nn.Module) -> Contiguity:
     last = last_of(module)
     if isinstance(last, _MADE_CONTIGUOUS):
-        return Demand.AT_ONCE
+        return Contiguity.ALWAYS
     if isinstance(last, CONVOLUTION_CLASSES):
-        return Demand.BEHIND_CONVOLUTIONS
+        return Contiguity.BEFORE_CONVOLUTIONS
     if type(last).__module__.startswith("torch.nn."):
         several = last is not module and any(isinstance(m, CONVOLUTION_CLASSES) for m in module.modules())
-        return Demand.BEHIND_CONVOLUTIONS if several and not is_flat(last) else Demand.NONE
-    return Demand.AT_ONCE
+        return Contiguity.BEFORE_CONVOLUTIONS if several and not is_flat(last) else Contiguity.NONE
+    return Contiguity.ALWAYS
 
 
-def restricted(region: Region, replacement: Replacement, demand: Demand) -> tuple[Region, Replacement]:
-    """The replacement, taken only where its outputs are contiguous.
+def restricted(
+    region: Region, replacement: Replacement, contiguity: Contiguity
+) -> tuple[Region, Replacement]:
+    """The replacement, used only if its outputs are contiguous.
 
-    Where the demand is behind convolutions, also where their weights tell that channels_last is meant.
+    For BEFORE_CONVOLUTIONS, also if the weights of the convolutions show that channels_last is intended.
     """
     condition = replacement.contiguous
-    witness = _witness(region.anchor.graph) if demand is Demand.BEHIND_CONVOLUTIONS else None
+    witness = _witness(region.anchor.graph) if contiguity is Contiguity.BEFORE_CONVOLUTIONS else None
     names = dict(replacement.names)
     if witness is not None:
         condition = f"({condition} or meant_for_channels_last(m{len(region.modules)}))"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """How much faster than torch each rule was measured: a table shipped for classes of CPUs, and this machine's own.
 
-By default, tensors in a memory format in which a rule was measured slower take their original code.
+By default, tensors in a memory format in which a rule was measured slower run the original code.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
     "kept_gains",
     "losing_formats",
     "loss",
-    "wins",
+    "not_slower",
 ]
 
 
 _SHIPPED = Path(__file__).with_name("gains.json")
-_NOISE = 0.95  # a ratio above this is no loss
+_NOISE = 0.95  # a ratio above this is not a loss
 
 Table = Mapping[str, Mapping[str, float]]
 
@@ -81,7 +81,7 @@ def loss(rule: str) -> str:
 
 
 def keep_gains(file: Path, gains: Any) -> None:
-    """Write gains as those of this machine. Raises: OSError where the folder cannot be written."""
+    """Write gains as those of this machine. Raises: OSError if the folder cannot be written."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps({**_machine(), "gains": gains}, indent=2))
@@ -111,7 +111,7 @@ def _table() -> Table:
 
 
 def _borrowed() -> str:
-    """The class of CPUs that the table is of, "" if it is of this one."""
+    """The class of CPUs of the table, "" if the table is this machine's own."""
     found = _read(cache_file(), tuple(reversed(isa.available())))[1]
     return found if found != cpu_class() else ""
 
@@ -131,8 +131,8 @@ def _read(own: Path, tiers: tuple[str, ...]) -> tuple[Table, str]:
     return next(((shipped[c]["gains"], c) for c in classes if c in shipped), ({}, cpu_class()))
 
 
-def wins(input: Tensor, losing: tuple[str, ...]) -> bool:
-    """True where the memory format of the tensor is none of those in which the replacement is slower."""
+def not_slower(input: Tensor, losing: tuple[str, ...]) -> bool:
+    """True if the memory format of the tensor is not one of those in which the replacement is slower."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
     if last is None or input.is_contiguous() or not input.is_contiguous(memory_format=last):
         return "contiguous" not in losing

@@ -20,7 +20,7 @@ from .planner import in_order
 __all__ = ["all_paths", "planned_report"]
 
 _NOT_SWAPPED = "this model was not swapped: opswap.scan(model) shows what opswap.swap(model) would do"
-_NOTHING_HERE = "nothing was swapped in this part; the report of the whole model says what was kept in it"
+_NOTHING_HERE = "nothing was swapped in this part; the report of the whole model shows what was kept in it"
 _REPLACED = "its module was replaced after the swap; opswap.swap again analyses it anew"
 _REMOVED = "its module was removed after the swap"
 _TAKEN = (
@@ -88,7 +88,7 @@ def _gone(model: nn.Module, prefix: str, planned: Planned, left: list[Site]) -> 
 
 
 def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
-    """The sites of every module that has a new forward, and of those whose original forward runs for good."""
+    """The sites of every module that has a new forward, and of those whose original forward always runs."""
     paths = {m: path for path, m in model.named_modules()}
     rewritten = {m: path for m, path in paths.items() if is_rewritten(m) and vars(m).get("_opswap_record")}
     reasons = {m: _failure(m) for m in rewritten}
@@ -105,7 +105,7 @@ def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
 
 
 def _failure(module: nn.Module) -> str | None:
-    """Why the new forward does not run, whatever the module is called with; a hook of the process may go again."""
+    """Why the new forward does not run, for any arguments; a hook of the process may go again."""
     around = bypassed(module)
     if around:
         return _BYPASSED.format(around)
@@ -115,7 +115,7 @@ def _failure(module: nn.Module) -> str | None:
 
 
 def _planned(model: nn.Module) -> tuple[str, Planned] | None:
-    """The plan that the model was swapped by, and the model's path in the one that was swapped."""
+    """The plan of the model's swap, and the model's path in the swapped model."""
     own = plan_of(model)
     if own is not None:
         return own.path, own

@@ -26,11 +26,11 @@ from ..runtime.guards import hooked
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
 from .block_ends import cuts_its_input, joins_its_output, last_module
-from .contiguity import Demand, demand_of, restricted
+from .contiguity import Contiguity, contiguity_of, restricted
 from .gains import gain
 from .seen_inside import SEEN_INSIDE, seen_inside
 
-__all__ = ["Change", "Plan", "Whole", "apply_rules", "guarded", "in_order", "make_plan"]
+__all__ = ["Change", "ModuleReplacement", "Plan", "apply_rules", "guarded", "in_order", "make_plan"]
 
 
 @dataclass
@@ -86,8 +86,8 @@ class _Module:
 
 
 @dataclass
-class Whole:
-    """A module whose whole forward is replaced; `sites` is empty where the report names it elsewhere."""
+class ModuleReplacement:
+    """A module whose whole forward is replaced; `sites` is empty if the report names it elsewhere."""
 
     path: str
     module: nn.Module
@@ -97,18 +97,18 @@ class Whole:
 
 @dataclass
 class Plan:
-    """Modules to rewrite, children before parents, and what the report will say.
+    """Modules to rewrite, children before parents, and the entries of the report.
 
-    The modules are twins of the model's own, which `shell.live` gives; `paths` are those of all twins. `demand`: which
+    The modules are twins of those that `shell.live` gives; `paths` are those of all twins. `contiguity`: which
     code of the model needs contiguous tensors.
     """
 
     modules: list[_Module]
-    wholes: list[Whole]
+    module_replacements: list[ModuleReplacement]
     report: Report
     shell: Shell
     paths: dict[nn.Module, str]
-    demand: Demand = Demand.NONE
+    contiguity: Contiguity = Contiguity.NONE
 
 
 def make_plan(model: nn.Module, rules: Sequence[Rule], example_inputs: tuple[Any, ...] | None) -> Plan:
@@ -127,8 +127,8 @@ def in_order(sites: Iterable[Site], paths: Mapping[nn.Module, str]) -> list[Site
 class _Planner:
     def __init__(self, shell: Shell, rules: Sequence[Rule], inputs: ModelInputs | None) -> None:
         self.shell, self.model, self.rules, self.inputs = shell, shell.root, rules, inputs
-        self.wholes = [rule for rule in rules if rule.whole]
-        taken = {cls for rule in self.wholes for cls in rule.modules}
+        self.whole_rules = [rule for rule in rules if rule.whole]
+        taken = {cls for rule in self.whole_rules for cls in rule.modules}
         self.searched = {cls for rule in rules for cls in rule.modules} - taken
         self.called = {cls for rule in rules for cls in rule.calls}
         self.inference = {rule.name for rule in rules if rule.inference}
@@ -136,7 +136,7 @@ class _Planner:
         self.known: dict[nn.Module, _Module] = {}
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in self.model.named_modules()}
-        self.demand = Demand.NONE
+        self.contiguity = Contiguity.NONE
 
     def plan(self) -> Plan:
         paths = self.paths
@@ -150,9 +150,9 @@ class _Planner:
         chosen = self._choose()
         inlined = {o for m in chosen for o in m.opened}
         top = [m for m in reversed(chosen) if m.root not in inlined]
-        wholes = list(self._wholes(top, compiled, seen))
+        module_replacements = list(self._wholes(top, compiled, seen))
         swapped = [s.below(m.name) for m in top for s in m.sites()]
-        swapped += [s.below(w.path) for w in wholes for s in w.sites]
+        swapped += [s.below(w.path) for w in module_replacements for s in w.sites]
         kept = [s.below(m.name) for m in reversed(self.known.values()) for s in m.refused]
         places = {(s.path, s.source) for s in swapped}
         for m in self.known.values():
@@ -162,23 +162,23 @@ class _Planner:
         kept = list({(s.path, s.source, s.reason): s for s in reversed([*self.kept, *kept])}.values())[::-1]
         kept = [s for s in kept if (s.path, s.source) not in places]
         report = Report(in_order(swapped, paths), in_order(kept, paths))
-        return Plan(chosen, wholes, report, self.shell, paths, self.demand)
+        return Plan(chosen, module_replacements, report, self.shell, paths, self.contiguity)
 
     def _respect_layout(self) -> None:
-        """Restrict replacements that keep channels_last, where code of the model needs contiguous tensors."""
+        """Restrict replacements that keep channels_last, if code of the model needs contiguous tensors."""
         captures = [p.capture for m in self.known.values() for p in m.paths]
-        asked = [demand_of(c.graph, c.root is self.model) for c in captures]
+        asked = [contiguity_of(c.graph, c.root is self.model) for c in captures]
         unknown = [
             m for m, path in self.paths.items() if path in {s.path for s in self.kept} and _may_view(m)
         ]
-        self.demand = demand = max(
-            [*asked, *(Demand.BEHIND_CONVOLUTIONS for _ in unknown)], default=Demand.NONE
+        self.contiguity = contiguity = max(
+            [*asked, *(Contiguity.BEFORE_CONVOLUTIONS for _ in unknown)], default=Contiguity.NONE
         )
-        if demand is Demand.NONE:
+        if contiguity is Contiguity.NONE:
             return
         for change in (c for m in self.known.values() for c in m.changes):
             if change.replacement.contiguous:
-                change.region, change.replacement = restricted(change.region, change.replacement, demand)
+                change.region, change.replacement = restricted(change.region, change.replacement, contiguity)
 
     def _seen_inside(self) -> set[nn.Module]:
         """Modules whose own dictionary other code of the model reads, in which a new forward or a record would be."""
@@ -190,7 +190,7 @@ class _Planner:
         return seen
 
     def _choose(self) -> list[_Module]:
-        """Modules with a change that no smaller one has; none whose children are called without it."""
+        """Modules with a change that no smaller module has, except modules whose children are called directly."""
         chosen = [
             m
             for m in self.known.values()
@@ -201,7 +201,7 @@ class _Planner:
 
     def _wholes(
         self, top: Sequence[_Module], compiled: Collection[nn.Module], seen: Collection[nn.Module]
-    ) -> Iterator[Whole]:
+    ) -> Iterator[ModuleReplacement]:
         changes = [c for m in top for c in m.changes if c.site.rule not in self.inference]
         merged = {n.meta["module"] for c in changes for n in c.region.nodes if n.op == "call_module"}
         for module, path in self.paths.items():
@@ -219,17 +219,17 @@ class _Planner:
             if reason:
                 self.kept.append(replace(site, gain=None).below(path))
             else:
-                yield Whole(path, module, rule, () if module in merged else (site,))
+                yield ModuleReplacement(path, module, rule, () if module in merged else (site,))
 
     def _loses_contiguity(self, rule: Rule) -> str:
         """Why a rule would break code of the model that needs contiguous tensors, or ""."""
-        keeps = rule.whole is None or not rule.whole.contiguous or self.demand is Demand.NONE
+        keeps = rule.whole is None or not rule.whole.contiguous or self.contiguity is Contiguity.NONE
         return "" if keeps else "code of the model needs contiguous tensors, as torch's returns"
 
     def _whole_for(self, module: nn.Module) -> tuple[Rule | None, str]:
-        """The first rule that takes the module, or else the first that is about it, and why that one keeps it."""
+        """The first rule that replaces the module, or else the first rule about it, with the reason why it does not."""
         about: tuple[Rule | None, str] = (None, "")
-        for rule in self.wholes:
+        for rule in self.whole_rules:
             declined = rule.declines(module) if type(module) in rule.modules else None
             if declined == "":
                 return rule, ""
@@ -261,7 +261,7 @@ class _Planner:
         self.kept.append(Site(path, "", _source(module), False, reason + group_loop_hint(module)))
 
     def _with_chains(self, found: _Module) -> _Module:
-        """The same module with the blocks opened that its forward calls one after the other, where that helps."""
+        """The same module, with the blocks inlined that its forward calls one after another, if that helps."""
         chained = dict.fromkeys((*found.opened, *self._chained(found)))
         if _is_sequential(found.root) or len(chained) == len(found.opened):
             return found
@@ -272,8 +272,8 @@ class _Planner:
         return opened if any(self._is_new(opened, c) for c in opened.changes) else found
 
     def _chained(self, found: _Module) -> Iterator[nn.Module]:
-        """Children that a rule may join with the next call: pairs of which the second cuts what the first has put
-        together, and blocks that end with a module of torch in front of another one."""
+        """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
+        with a module of torch and the next call is another one."""
         for path in found.paths:
             for node in path.capture.graph.nodes:
                 before = node.args[0] if node.op == "call_module" and node.args else None
@@ -327,7 +327,7 @@ class _Planner:
                 moves = (known.changes or known.refused) and known.calls_no_module()
                 shuffles = bool(moves or (_is_sequential(module) and joins)) or self._is_activation(known)
             if shuffles and hooked(child):
-                reason = "has hooks: its call is not merged with what is around it"
+                reason = "has hooks: its call is not merged with the calls around it"
                 self.kept.append(Site(self.paths[child], "", _source(child), False, reason))
             elif shuffles:
                 yield child
@@ -341,7 +341,7 @@ class _Planner:
         return bool(self.called) and alone and is_activation(known.paths[0].capture.graph)
 
     def _list_of_one_kind(self, modules: nn.Module) -> Iterator[nn.Module]:
-        """The list and its members, where these are to be looked at as part of the forward that calls them."""
+        """The list and its members, if these are to be looked at as part of the forward that calls them."""
         members = list(modules.children())
         kinds = {type(m) for m in members}
         several = isinstance(modules, nn.ModuleList) and len(members) > 1
@@ -349,7 +349,7 @@ class _Planner:
             yield from (modules, *members)
 
     def _is_new(self, found: _Module, change: Change) -> bool:
-        """True where no smaller module holds the whole of it and was rewritten for it."""
+        """True if no smaller module holds the whole of it and was rewritten for it."""
         common = _common_path([n.meta["owner"] for n in change.region.nodes])
         module = found.root.get_submodule(common)
         holder = self.known.get(module)
@@ -364,7 +364,7 @@ class _Planner:
         found.refused = refused if shapes else [_with_advice(s) for s in refused]
 
     def _devices(self, module: nn.Module) -> set[str]:
-        """Types of the devices that the module computes on, as far as its parameters or else the model's tell."""
+        """Types of the devices that the module computes on, as far as its parameters or else the model's show."""
         for m in (module, self.model):
             found = {t.device.type for t in (*m.parameters(), *m.buffers())}
             if found:
@@ -423,7 +423,7 @@ def apply_rules(
 
 
 def _with_advice(site: Site) -> Site:
-    """Sizes that were not seen are why a region did not run."""
+    """True if a region did not run because its sizes were not seen."""
     unseen = site.reason.startswith(UNPROBED)
     return replace(site, reason=f"{site.reason}; pass example_inputs") if unseen else site
 
@@ -444,14 +444,14 @@ def _common_path(paths: Sequence[str]) -> str:
 
 
 def _told(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
-    """The refusal worth a line: what the code does; else why the largest region could not be run."""
-    shown = [(refusal, site) for refusal, site in tries if refusal.ran and refusal.told]
+    """The refusal to report: what the code does; else why the largest region could not be run."""
+    shown = [(refusal, site) for refusal, site in tries if refusal.executed and refusal.report]
     refusal, site = (shown or tries)[0]
-    return None if refusal.ran and not refusal.told else replace(site, reason=str(refusal), gain=None)
+    return None if refusal.executed and not refusal.report else replace(site, reason=str(refusal), gain=None)
 
 
 def _may_view(module: nn.Module) -> bool:
-    """True where a forward that could not be captured calls view()."""
+    """True if a forward that could not be captured calls view()."""
     code = None if _compiled(module) else getattr(type(module).forward, "__code__", None)
     return code is not None and "view" in code.co_names
 
@@ -461,7 +461,7 @@ def _is_sequential(module: nn.Module) -> bool:
 
 
 def _is_library(module: nn.Module) -> bool:
-    """True for the modules of torch and of opswap, in whose forwards no rule looks unasked."""
+    """True for the modules of torch and of opswap, whose forwards are not searched by default."""
     cls = type(module).__base__ if is_parametrized(module) else type(module)
     name = cls.__module__
     return name.startswith(("torch.", "opswap.nn")) and not _is_sequential(module) and not _compiled(module)
@@ -483,13 +483,13 @@ def _unsupported(module: nn.Module) -> str:
 
 
 def _copies_itself(module: nn.Module) -> bool:
-    """True where a copy or a pickle would lose what a swap puts on the instance."""
+    """True if a copy or a pickle would lose what a swap puts on the instance."""
     names = {k for c in type(module).__mro__[:-1] if c is not nn.Module for k in vars(c)}
     return not names.isdisjoint(("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__"))
 
 
 def _is_own(module: nn.Module) -> bool:
-    """True for the modules of this package that stand for others; its models are models like any other."""
+    """True for the modules of this package that replace others; its models are models like any other."""
     return type(module).__module__.startswith(("opswap.nn.", "opswap.merge."))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whose dictionaries a forward reads, by vars(), dir() or __dict__: a new forward or a record would be in them."""
+"""Modules whose dictionaries a forward reads, by vars(), dir() or __dict__, in which a new forward would appear."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Give one module instance a new forward, and take it back.
+"""Give one module instance a new forward, and restore it.
 
-It stands on the instance, see `instance_forward`: a module stays the same object, of the same class, with the same
+It is stored on the instance, see `instance_forward`: a module stays the same object, of the same class, with the same
 parameters, buffers, hooks and children; no class is touched.
 """
 
@@ -30,7 +30,7 @@ from opswap.ops.linear import register_flops
 from ..capture.paths import Capture
 from ..rule import Region, Replacement
 from ..runtime.fallback import declined, given, missed
-from ..runtime.guards import Record, foresees, holds, in_mode, listed, unpackable
+from ..runtime.guards import Record, holds, in_mode, listed, size_guard_holds, unpackable
 from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_of, take_back
 from ..runtime.lists import Listed, as_arguments
 from ..runtime.outside import join
@@ -86,7 +86,7 @@ class Recipe:
         return self._cls
 
     def _stock_names(self) -> dict[str, Any]:
-        """What torch.jit.script finds the names of the stock code in."""
+        """The namespace in which torch.jit.script looks up names of the stock code."""
         known = getattr(self.original.forward, "__globals__", {})
         return {name: value for name, value in known.items() if not name.startswith("__")}
 
@@ -124,12 +124,12 @@ def install(module: nn.Module, recipe: Recipe, record: Record) -> None:
 
 
 def restore(module: nn.Module) -> tuple[Recipe, Record | None]:
-    """Put the original forward back and hand out what was there, for `install`."""
+    """Put the original forward back and return what was there, for `install`."""
     return take_back(module), module.__dict__.pop("_opswap_record", None)
 
 
 def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]]) -> Recipe:
-    """The recipe of the captured module with every region of every path replaced. The graphs are used up."""
+    """The recipe of the captured module with every region of every path replaced. The graphs are consumed."""
     scope: dict[str, Any] = {}
     texts = [[_site_text(region, replacement, scope) for region, replacement in c] for _, c in paths]
     unique = dict.fromkeys(text for path in texts for text in path)
@@ -155,20 +155,20 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
 
 
 def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], parts: list[str]) -> str:
-    """Add the functions that guard a path to the parts; returns the condition for taking it, "" for none."""
+    """Add the functions that guard a path to the parts; returns the condition for running it, "" for none."""
     given = as_arguments(capture.arguments, capture.lists)
     names = [n.target for n in capture.graph.nodes if n.op == "placeholder"]
     inputs = ", ".join(("self", *names))
     asked = []
-    for j, guard in enumerate((*capture.guards, *capture.foreseen)):
+    for j, guard in enumerate((*capture.guards, *capture.size_guards)):
         name = f"guard_{number}_{j}"
         source = next((n.meta["source"] for n in reversed(guard.nodes) if "source" in n.meta), "")
         parts.append(f"# {source}\n{_function_text(guard, name, scope, ('self',))}")
         call = f"opswap_{name}({inputs})"
         if j >= len(capture.guards):
-            scope["foresees"] = foresees
+            scope["size_guard_holds"] = size_guard_holds
             read = dict.fromkeys(n.target for n in guard.nodes if n.op in ("call_module", "get_attr"))
-            call = f"foresees(opswap_{name}, {tuple(read)}, {inputs})"
+            call = f"size_guard_holds(opswap_{name}, {tuple(read)}, {inputs})"
         asked.append(call)
     conditions = []
     if capture.training is not None:
@@ -257,7 +257,7 @@ def _function_text(graph: Graph, name: str, scope: dict[str, Any], first: tuple[
 
 
 def replace_region(graph: Graph, region: Region, function: FunctionType, replaced: dict[Node, Node]) -> None:
-    """Call function in place of the region; `replaced` maps old outputs to the nodes that took over."""
+    """Call function in place of the region; `replaced` maps old outputs to the nodes that replace them."""
     inputs = tuple(replaced.get(n, n) for n in region.inputs)
     with graph.inserting_before(region.anchor):
         modules = tuple(graph.create_node("get_attr", n.target) for n in region.modules)
@@ -267,7 +267,7 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
             result = outputs[0]
             outputs = [graph.call_function(operator.getitem, (result, j)) for j in range(len(region.outputs))]
     for old, new in zip(region.outputs, outputs, strict=True):
-        # What the region writes to is an input too, and sizes may have been asked of it before.
+        # What the region writes to is an input too, and its sizes may have been read before.
         old.replace_all_uses_with(new, lambda user: call < user)
         replaced[old] = new
     for node in reversed(region.nodes):
@@ -276,7 +276,7 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
 
 
 def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
-    """What `holds` compares with later; taken while every class is the original one."""
+    """The state that `holds` compares with later; recorded while every class is the original one."""
     root, opened = captures[0].root, captures[0].opened
     reading = reduce(operator.or_, (c.reading for c in captures))
     passed = dict.fromkeys(m for c in captures for m in passed_by(c))

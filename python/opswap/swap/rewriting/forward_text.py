@@ -22,7 +22,7 @@ def defaulted(forward: Any) -> list[inspect.Parameter]:
 def forward_text(
     forward: Any, captured: Sequence[str], lists: dict[str, Listed], paths: Sequence[str]
 ) -> str:
-    """A forward with the original's parameters, which calls the original where no captured path holds.
+    """A forward with the original's parameters, which calls the original if no captured path holds.
 
     paths: the condition of each path, "" for one that always holds.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Run a model in one memory format: convert its parameters, and its inputs at the door; and take both back."""
+"""Run a model in one memory format: convert its parameters, and its inputs in a hook; and undo both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from opswap._torch import functorch_active
 from opswap.ops._layout import dense_strides
 
-__all__ = ["check_memory_format", "close_doors", "memory_format_of", "open_door"]
+__all__ = ["check_memory_format", "install_input_format", "memory_format_of", "remove_input_formats"]
 
 _NDIMS = {
     torch.contiguous_format: (4, 5),
@@ -24,8 +24,8 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(eq=False)
-class _Door:
-    """A forward pre-hook that brings the tensors among the arguments to a memory format.
+class _InputFormat:
+    """A forward pre-hook that converts the tensors among the arguments to a memory format.
 
     name: of the format, which torch.save cannot write. before: sizes and strides that parameters and buffers
     had, by name.
@@ -48,14 +48,14 @@ class _Door:
 
 
 def check_memory_format(memory_format: Any) -> None:
-    """Raise TypeError or ValueError for what is no memory format, or none that a model can be run in."""
+    """Raise TypeError for an object that is not a memory format, ValueError for one that models cannot run in."""
     if not isinstance(memory_format, torch.memory_format):
         raise TypeError(f"swap: memory_format must be a torch.memory_format, got {memory_format!r}")
     if memory_format not in _NDIMS:
         raise ValueError(f"swap: memory_format must be one of {tuple(_NDIMS)}, got {memory_format}")
 
 
-def open_door(model: nn.Module, memory_format: torch.memory_format) -> None:
+def install_input_format(model: nn.Module, memory_format: torch.memory_format) -> None:
     """Convert parameters and buffers of as many dimensions as the format has, and from now on such inputs.
 
     If a tensor cannot be converted, or the call is interrupted, all is put back and the error is raised.
@@ -74,7 +74,7 @@ def open_door(model: nn.Module, memory_format: torch.memory_format) -> None:
                 _convert(tensor, stride)
         before |= _close(model)
         name = str(memory_format).removeprefix("torch.")
-        model.register_forward_pre_hook(_Door(name, before), with_kwargs=True)
+        model.register_forward_pre_hook(_InputFormat(name, before), with_kwargs=True)
     except BaseException:
         for tensor, data in converted:
             tensor.data = data
@@ -88,8 +88,8 @@ def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, bool]]:
     return module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
 
 
-def close_doors(model: nn.Module) -> None:
-    """Take back what `open_door` did to the model or to a part of it."""
+def remove_input_formats(model: nn.Module) -> None:
+    """Undo what `install_input_format` did to the model or to a part of it."""
     for module in model.modules():
         before = _close(module)
         for name, tensor in _tensors(module):
@@ -99,7 +99,7 @@ def close_doors(model: nn.Module) -> None:
 
 
 def memory_format_of(model: nn.Module) -> str:
-    """The name of the memory format that the model's inputs are brought to, or ""."""
+    """The name of the memory format that the model's inputs are converted to, or ""."""
     return next((door.name for _, door in _doors(model)), "")
 
 
@@ -115,12 +115,12 @@ def _convert(tensor: Tensor, stride: tuple[int, ...]) -> None:
             t.data = torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t.data)
 
 
-def _doors(module: nn.Module) -> list[tuple[int, _Door]]:
-    return [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _Door)]
+def _doors(module: nn.Module) -> list[tuple[int, _InputFormat]]:
+    return [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _InputFormat)]
 
 
 def _close(module: nn.Module) -> Mapping[str, _Layout]:
-    """Remove the hook; returns what it remembers."""
+    """Remove the hook; returns its record."""
     before: Mapping[str, _Layout] = {}
     for key, door in _doors(module):
         before = door.before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The rules that `swap` applies, one file a family; a rule that comes first takes a piece of code first."""
+"""The rules that `swap` applies, one file per family. Of two rules that match the same code, the first is used."""
 
 from dataclasses import replace
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Which activation a node of a graph computes: a module, a function, a method, or a product with a sigmoid.
 
-An activation is a name and its parameters, as `opswap.ops.norm.spell` writes them. clamp(min=0) is no relu: where an
+An activation is a name and its parameters, as `opswap.ops.norm.spell` writes them. clamp(min=0) is not relu: if an
 element is exactly at the bound, it lets the gradient through.
 """
 
@@ -37,7 +37,7 @@ _PLAIN = {
 
 
 # The signatures of torch's functions: what a call computes, None for what is not known. In place, torch finds the
-# gradient of a negative slope from a result that does not tell it, and raises.
+# gradient of a negative slope from a result that does not determine it, and raises.
 
 
 def _hardtanh(
@@ -72,7 +72,7 @@ def _numbers(*values: Any) -> bool:
 
 
 def activation_of(module: nn.Module) -> Activation | None:
-    """The activation that this module is."""
+    """The activation of this module."""
     cls = type(module)
     if cls in _PLAIN:
         return _PLAIN[cls]
@@ -133,7 +133,7 @@ def activation(node: Node) -> Activation | None:
 
 
 def gated(node: Node) -> tuple[Node, Node] | None:
-    """The sigmoid of a node and the product of both, if these two are all that uses it: a SiLU."""
+    """The sigmoid of a node and the product of both, if nothing else uses the node: a SiLU."""
     if len(node.users) != 2:
         return None
     for sigmoid in node.users:
@@ -146,7 +146,7 @@ def gated(node: Node) -> tuple[Node, Node] | None:
 
 
 def is_activation(graph: Graph) -> bool:
-    """True if a forward does nothing but compute an activation of its only argument."""
+    """True if a forward only computes an activation of its only argument."""
     arguments = [n for n in graph.nodes if n.op == "placeholder"]
     nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
     (result,) = (n.args[0] for n in graph.nodes if n.op == "output")

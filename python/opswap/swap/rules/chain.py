@@ -38,7 +38,7 @@ _FEWEST_STAGES = 2  # a single one gains little over its parts
 
 
 def _is_paired(module: nn.Conv2d) -> bool:
-    """True if each option is a pair, as nn.Conv2d makes them; assigned later, torch takes them in other forms too."""
+    """True if each option is a pair, as nn.Conv2d makes them. Torch also accepts other forms, if assigned later."""
     options = (module.kernel_size, module.stride, module.padding, module.dilation)
     return all([type(option) is tuple and len(option) == 2 for option in options])  # noqa: C419, a list is faster
 
@@ -77,12 +77,12 @@ def is_foldable(module: nn.Module) -> bool:
 
 
 def linked(*modules: nn.Module) -> bool:
-    """True while convolutions, then as many normalisations, are what a chain holds."""
+    """True if the arguments, convolutions and then as many normalisations, can still form a chain."""
     return _are(is_link, len(modules) // 2, modules)
 
 
 def foldable(count: int, *modules: nn.Module) -> bool:
-    """True while `count` convolutions, then normalisations, are what a chain holds in evaluation."""
+    """True if the arguments, `count` convolutions and then normalisations, can still form a chain in evaluation."""
     return _are(is_foldable, count, modules)
 
 
@@ -90,7 +90,7 @@ def _are(known: Callable[[nn.Module], bool], count: int, modules: tuple[nn.Modul
     return all(map(known, modules[:count])) and all(type(norm) is nn.BatchNorm2d for norm in modules[count:])
 
 
-Stage = tuple[Node, ...]  # a convolution, perhaps its normalisation, and what is behind that
+Stage = tuple[Node, ...]  # a convolution, perhaps its normalisation, and what is after that
 
 
 def _is_norm(node: Node) -> bool:
@@ -98,14 +98,14 @@ def _is_norm(node: Node) -> bool:
 
 
 def _behind(node: Node) -> tuple[Node, ...]:
-    """Identities and an activation behind this node, if a chain can compute it."""
+    """Identities and an activation after this node, if a chain can compute it."""
     rest = behind(node)
     found = activation(rest[-1]) if rest else None
     return rest if found is not None and found[0] in _ACTIVATIONS else ()
 
 
 def _stage(node: Node) -> Stage:
-    """A convolution, its normalisation and what is behind that; () if a chain cannot hold them."""
+    """A convolution, its normalisation and what is after that; () if a chain cannot hold them."""
     if node.op != "call_module" or not is_link(node.meta["module"]) or len(node.users) != 1:
         return ()
     (norm,) = node.users
@@ -113,7 +113,7 @@ def _stage(node: Node) -> Stage:
 
 
 def _folded_stage(node: Node) -> Stage:
-    """The same in evaluation, where all but the convolution may be missing."""
+    """The same in evaluation, in which all but the convolution may be missing."""
     if node.op != "call_module" or not is_foldable(node.meta["module"]):
         return ()
     (norm,) = node.users if len(node.users) == 1 else (node,)
@@ -150,7 +150,7 @@ def _chains(graph: Graph) -> Iterator[list[Stage]]:
 
 
 def _folded_chains(graph: Graph) -> Iterator[list[Stage]]:
-    """Of what is no chain in training."""
+    """For modules that are not a chain in training."""
     taken = {n for stages in _chains(graph) for stage in stages for n in stage}
     for node in graph.nodes if chain_wins() else ():
         stages = _follow(node, lambda n: _folded_stage(n) if n not in taken else ())

@@ -17,7 +17,7 @@ _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def plain(input: Any) -> bool:
-    """True for a tensor that is not a wrapper of others."""
+    """True for a tensor that does not wrap other tensors."""
     return type(input) is Tensor or (isinstance(input, Tensor) and not is_wrapper(input))
 
 
@@ -27,7 +27,7 @@ def on_cpu(input: Any) -> bool:
 
 
 def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
-    """True for a tensor that opswap's pools know: dense, floating point, of one of these dimensions."""
+    """True for a tensor that opswap's pools support: dense, floating point, of one of these dimensions."""
     if not isinstance(input, Tensor) or (ndims is not None and input.dim() not in ndims):
         return False
     if type(input) is not Tensor and is_wrapper(input):
@@ -36,11 +36,11 @@ def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
 
 
 def plain_floats(*tensors: Any) -> bool:
-    """True for tensors that opswap's linear maps know, of one dtype and device."""
+    """True for tensors that opswap's linear maps support, of one dtype and device."""
     first = tensors[0]
     return all(poolable(t) and t.dtype == first.dtype and t.device == first.device for t in tensors)
 
 
 def trains(input: Tensor) -> bool:
-    """True where a gradient of what is computed from `input` will be asked for."""
+    """True if a gradient will be needed for values computed from `input`."""
     return torch.is_grad_enabled() and input.requires_grad

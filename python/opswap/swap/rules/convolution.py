@@ -32,7 +32,7 @@ _DENSE = Replacement(
 
 
 def large(size: int) -> str:
-    """Why a 1x1 convolution of so many weights is kept."""
+    """Why a 1x1 convolution with this number of weights is kept."""
     return f"a weight of {size:,} elements: torch is as fast from {FEW_WEIGHTS:,} on"
 
 
@@ -40,9 +40,7 @@ def _declines_pointwise(module: nn.Module) -> str | None:
     if module.kernel_size != (1, 1) or module.groups != 1 or not pointwise_wins():
         return None
     if not is_pointwise(module):
-        return (
-            f"the kernels take stride 1 without padding, not stride={module.stride}, padding={module.padding}"
-        )
+        return f"the kernels support stride 1 without padding, not stride={module.stride}, padding={module.padding}"
     size = module.weight.numel()
     return large(size) if size >= FEW_WEIGHTS else ""
 
@@ -53,14 +51,12 @@ def _declines_depthwise(module: nn.Module) -> str | None:
     if is_depthwise(module):
         return ""
     if module.kernel_size not in ((3, 3), (5, 5)):
-        return f"a window of {module.kernel_size}: the kernels take 3x3 and 5x5"
+        return f"a window of {module.kernel_size}: the kernels support 3x3 and 5x5"
     if module.out_channels != module.in_channels:
-        return (
-            f"{module.in_channels} channels in, {module.out_channels} out: the kernels take as many out as in"
-        )
+        return f"{module.in_channels} channels in, {module.out_channels} out: the kernels support as many out as in"
     options = ("stride", "dilation", "padding", "padding_mode")
     given = ", ".join(f"{name}={getattr(module, name)!r}" for name in options)
-    return f"the kernels take a stride of 1 or 2, no dilation, and zeros around, not {given}"
+    return f"the kernels support a stride of 1 or 2, no dilation and zero padding, not {given}"
 
 
 def _declines_dense(module: nn.Module) -> str | None:
@@ -68,7 +64,9 @@ def _declines_dense(module: nn.Module) -> str | None:
         return None
     window = module_window(module)
     if window is None:
-        return "its zeros are not the same on both sides, or no zeros: the kernel takes padding by as many on each"
+        return (
+            "its padding is not zeros, or differs between both sides: the kernel supports equal zero padding"
+        )
     return why_kept(module.weight.shape, window)
 
 

@@ -46,20 +46,20 @@ def _find(graph: Graph) -> Iterator[Region]:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """An option of two directions; refuses what is no number."""
+    """An option of two directions; refuses an option that is not a number."""
     pair = (
         (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()
     )
     pair = pair * 2 if len(pair) == 1 else pair
     if len(pair) != 2 or not all(type(v) is int for v in pair):
-        raise Refusal("its options are not replaced", told=False)
+        raise Refusal("its options are not replaced", report=False)
     return pair
 
 
 def _padding(
     value: Any, size: tuple[int, ...], stride: tuple[int, int], dilation: tuple[int, int] = (1, 1)
 ) -> tuple[int, int]:
-    """Zeros before each direction; as many are behind it, for windows of odd sides."""
+    """Zeros before each direction; as many follow it, for windows of odd sides."""
     if value == "same" and stride == (1, 1) and size[2] % 2 == size[3] % 2 == 1:
         return dilation[0] * (size[2] // 2), dilation[1] * (size[3] // 2)
     return (0, 0) if value == "valid" else _pair(value)
@@ -72,7 +72,7 @@ def _size(weight: Any, shapes: Shapes) -> tuple[int, ...]:
         size = tuple(value.shape) if isinstance(value, torch.Tensor) else shapes.get(weight, ())
         if len(size) == 4:
             return tuple(size)
-    raise Refusal("the size of its weight is not known", told=False)
+    raise Refusal("the size of its weight is not known", report=False)
 
 
 def _read(region: Region) -> tuple[dict[str, Any], dict[str, str]]:
@@ -81,9 +81,9 @@ def _read(region: Region) -> tuple[dict[str, Any], dict[str, str]]:
     names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
     tensors = {k: names.get(given[k], "None") for k in ("input", "weight", "bias")}
     if not isinstance(given["input"], Node) or type(given["groups"]) is not int:
-        raise Refusal("its options are not replaced", told=False)
+        raise Refusal("its options are not replaced", report=False)
     if given["bias"] is not None and not isinstance(given["bias"], Node):
-        raise Refusal("its options are not replaced", told=False)
+        raise Refusal("its options are not replaced", report=False)
     return given, tensors
 
 
@@ -91,11 +91,11 @@ def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
     given, tensors = _read(region)
     size = _size(given["weight"], shapes)
     if size[2:] != (1, 1) or given["groups"] != 1 or not pointwise_wins():
-        raise Refusal("it is no convolution of 1 x 1", told=False)
+        raise Refusal("not a convolution of 1 x 1", report=False)
     stride = _pair(given["stride"])
     padding = _padding(given["padding"], size, stride)
     if (stride, padding) != ((1, 1), (0, 0)):
-        raise Refusal(f"the kernels take stride 1 without padding, not stride={stride}, padding={padding}")
+        raise Refusal(f"the kernels support stride 1 without padding, not stride={stride}, padding={padding}")
     if size[0] * size[1] >= FEW_WEIGHTS:
         raise Refusal(large(size[0] * size[1]))
     input, weight, bias = tensors.values()
@@ -109,12 +109,12 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
     given, tensors = _read(region)
     size, groups = _size(given["weight"], shapes), given["groups"]
     if not 1 < groups == size[0] or size[1] != 1 or max(size[2:]) == 1 or not depthwise_wins():
-        raise Refusal("it is no depthwise convolution", told=False)
+        raise Refusal("not a depthwise convolution", report=False)
     stride, dilation = _pair(given["stride"]), _pair(given["dilation"])
     if size[2:] not in ((3, 3), (5, 5)):
-        raise Refusal(f"a window of {size[2:]}: the kernels take 3x3 and 5x5")
+        raise Refusal(f"a window of {size[2:]}: the kernels support 3x3 and 5x5")
     if stride not in ((1, 1), (2, 2)) or dilation != (1, 1):
-        raise Refusal(f"the kernels take a stride of 1 or 2 and no dilation, not {stride=}, {dilation=}")
+        raise Refusal(f"the kernels support a stride of 1 or 2 and no dilation, not {stride=}, {dilation=}")
     options = f"{', '.join(tensors.values())}, {stride}, {_padding(given['padding'], size, stride)}"
     names = {"depthwise_fits": depthwise_fits, "depthwise_conv2d": F.depthwise_conv2d}
     return Replacement(f"depthwise_fits({options}, {groups})", f"depthwise_conv2d({options})", names)
@@ -123,13 +123,13 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
 def _prove_dense(region: Region, shapes: Shapes) -> Replacement:
     given, tensors = _read(region)
     if given["groups"] != 1:
-        raise Refusal("it has several groups", told=False)
+        raise Refusal("it has several groups", report=False)
     size = _size(given["weight"], shapes)
     stride, dilation = _pair(given["stride"]), _pair(given["dilation"])
     padding = _padding(given["padding"], size, stride, dilation)
     reason = why_kept(size, (list(stride), list(padding), list(dilation)))
     if reason != "":
-        raise Refusal(reason or "no kernel is for it", told=reason is not None)
+        raise Refusal(reason or "no kernel supports it", report=reason is not None)
     input, weight, bias = tensors.values()
     options = f"{stride}, {padding}, {dilation}"
     names = {"conv_fits": conv_fits, "conv2d": F.conv2d}

@@ -31,14 +31,14 @@ def _signature(input: Tensor, p: float = 0.5, training: bool = True, inplace: bo
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
-    """The generator's numbers are compared once, on this CPU; the kernel then takes the same ones."""
+    """The generator's numbers are compared once, on this CPU; the kernel then draws the same ones."""
     node = region.mixing
     given = {"training" if name == "train" else name: value for name, value in node.kwargs.items()}
     call = inspect.signature(_signature).bind(*node.args, **given)
     call.apply_defaults()
     arguments = call.arguments
     if arguments["training"] is False:
-        raise Refusal("it passes its input on", told=False)
+        raise Refusal("it returns its input", report=False)
     if arguments["inplace"] is True:
         raise Refusal("it writes over its input: with inplace=False it is replaced")
     if not draws_alike():

@@ -27,7 +27,7 @@ _KEEPS = "its running statistics are torch's"
 # Elements of an input from which a step was measured faster than torch's, whose calls cost less.
 _FEWEST, _FEWEST_INSTANCES = 1 << 17, 1 << 13
 _MANY_POSITIONS = 1024  # from here on torch sums columns in 16 bits, too
-# What torch's instance_norm returns is contiguous; ours is never, where it runs.
+# What torch's instance_norm returns is contiguous; opswap's never is, if it runs.
 _NEVER = "False"
 
 
@@ -37,7 +37,7 @@ def _tier_has_vectors() -> bool:
 
 
 def _has_vectors(input: Any) -> bool:
-    """True where the kernels have vectors: in other dtypes than float64. Without them torch is faster."""
+    """True if the kernels have vectors: in other dtypes than float64. Without them torch is faster."""
     return getattr(input, "dtype", None) is not torch.float64 and _tier_has_vectors()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""torch's BatchNorm modules, alone or with the activation behind them.
+"""torch's BatchNorm modules, alone or with the activation after them.
 
 Only torch's own are taken, whose parameters and flags are read on every call.
 """
@@ -21,18 +21,18 @@ from ..runtime.guards import hooked, unhooked
 from .activation import SILU, SLOWER, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, poolable, trains
 
-__all__ = ["RULES", "act_of", "behind", "module_calls", "normable", "owned", "problem_of"]
+__all__ = ["RULES", "act_of", "behind", "may_overwrite", "module_calls", "problem_of", "supported_norm"]
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def normable(norm: nn.Module, input: Any) -> bool:
-    """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation knows."""
+def supported_norm(norm: nn.Module, input: Any) -> bool:
+    """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation supports."""
     return type(norm) in NORMS and poolable(input)
 
 
-def owned(output: Tensor, convolution: nn.Module) -> bool:
-    """True where nobody but the caller holds this convolution's output, not even for a gradient."""
+def may_overwrite(output: Tensor, convolution: nn.Module) -> bool:
+    """True if the convolution's output may be overwritten: fresh memory, no hooks, no autograd graph."""
     fresh = type(convolution) in CONVOLUTIONS and unhooked(convolution)
     return fresh and not trains(output) and plain_cpu((output,))
 
@@ -50,7 +50,7 @@ def _find_act(graph: Graph) -> Iterator[Region]:
 
 
 def behind(norm: Node) -> tuple[Node, ...]:
-    """What a normalisation's result goes through: Identities, then an activation, or a sigmoid and a product."""
+    """The nodes after a normalisation: Identities, then an activation, or a sigmoid and a product."""
     nodes: tuple[Node, ...] = ()
     last = norm
     while len(last.users) == 1 and _is_identity(*last.users):
@@ -69,12 +69,12 @@ def module_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def problem_of(nodes: tuple[Node, ...]) -> str:
-    """Why a normalisation and what is behind it may not become one, or ""."""
+    """Why a normalisation and the nodes after it may not be joined, or ""."""
     if not all(n.users.keys() <= set(nodes) for n in nodes[:-1]):
         return "an intermediate result is used elsewhere"
     for node in module_calls(nodes):
         if hooked(node.meta["module"]):
-            return f"{node.target} has hooks: its call is not merged with what is around it"
+            return f"{node.target} has hooks: its call is not merged with the calls around it"
     return ""
 
 
@@ -111,12 +111,12 @@ def _prove_act(region: Region, shapes: Shapes) -> Replacement:
     """The graph holds torch's own modules, so that no run has to show what they compute."""
     name, still, names = act_of(region)
     calls = [f"m{i}" for i, _ in enumerate(module_calls(region.nodes))]
-    condition = f"unhooked({', '.join(calls)}) and normable(m0, x0){still}"
-    names |= {"unhooked": unhooked, "normable": normable, "apply_norm": apply_norm}
+    condition = f"unhooked({', '.join(calls)}) and supported_norm(m0, x0){still}"
+    names |= {"unhooked": unhooked, "supported_norm": supported_norm, "apply_norm": apply_norm}
     inplace = ""
     if len(region.modules) > len(calls):
-        inplace = f", inplace=owned(x0, m{len(calls)})"
-        names["owned"] = owned
+        inplace = f", inplace=may_overwrite(x0, m{len(calls)})"
+        names["may_overwrite"] = may_overwrite
     return Replacement(condition, f"apply_norm(m0, x0, {name!r}{inplace})", names)
 
 
@@ -132,9 +132,14 @@ def _find_in_place(graph: Graph) -> Iterator[Region]:
 
 def _prove_in_place(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
-        "not m0.training and unhooked(m0) and normable(m0, x0) and owned(x0, m1)",
+        "not m0.training and unhooked(m0) and supported_norm(m0, x0) and may_overwrite(x0, m1)",
         "apply_norm(m0, x0, None, inplace=True)",
-        {"unhooked": unhooked, "normable": normable, "owned": owned, "apply_norm": apply_norm},
+        {
+            "unhooked": unhooked,
+            "supported_norm": supported_norm,
+            "may_overwrite": may_overwrite,
+            "apply_norm": apply_norm,
+        },
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of torch.nn.functional.batch_norm, alone or with the activation behind it, as Dynamo's graphs have them."""
+"""Calls of torch.nn.functional.batch_norm, alone or with the activation after it, as Dynamo's graphs have them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _is_batch_norm(node: Node) -> bool:
 
 
 def _call(nodes: tuple[Node, ...]) -> Region:
-    """A call of the function, and what works on nothing but its result."""
+    """A call of the function, and the nodes that work on its result only."""
     inputs = tuple(nodes[0].all_input_nodes)
     return Region(
         inputs, None, nodes, nodes[-1:], nodes[0], nodes[-1], problem_of(nodes), module_calls(nodes)

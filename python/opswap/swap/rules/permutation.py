@@ -26,7 +26,7 @@ def indexes(index: Tensor) -> bool:
 
 
 def _index(node: Node) -> Any:
-    """What the node picks channels by: a Node, a list of numbers, or None where it is another call."""
+    """The index by which the node selects channels: a Node, a list of numbers, or None for another call."""
     args = [*node.args, *(node.kwargs[k] for k in ("dim", "index") if k in node.kwargs)]
     if node.op == "call_function" and node.target is operator.getitem and isinstance(args[1], tuple):
         all_images, *index = args[1]
@@ -46,12 +46,12 @@ def _find(graph: Graph) -> Iterator[Region]:
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
-    """An order that stands in the code is known for good; one in a buffer may change, and is read on every call."""
+    """An order that is a constant in the code cannot change; one in a buffer may change, and is read on every call."""
     buffer = len(region.inputs) > 1
     index = region.inputs[1].meta["value"].tolist() if buffer else _index(region.mixing)
     numbers = isinstance(index, list) and all(type(i) is int for i in index)
     if not numbers or not is_permutation(index):
-        raise Refusal("its index is no permutation of the channels", told=False)
+        raise Refusal("its index is not a permutation of the channels", report=False)
     if buffer:
         names = {"plain": plain, "indexes": indexes, "take_channels": take_channels}
         return Replacement("plain(x0) and x0.dim() > 1 and indexes(x1)", "take_channels(x0, x1)", names)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Pools: the functions, and torch's own modules, whose forwards call them.
 
-A graph holds torch's operator itself, so that no run has to show what the call computes: ours has the same
+A graph holds torch's operator itself, so that no run has to show what the call computes: opswap's operator has the same
 signature. adaptive_max_pool2d differs on purpose in half precision, where torch sends the gradients of
 contiguous planes of more than 256 pixels (bf16; 2048 for fp16) to wrong pixels.
 """
@@ -23,10 +23,10 @@ from opswap import functional as F
 from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes
 from .conditions import poolable, trains
 
-__all__ = ["OPTIONAL", "RULES", "pays"]
+__all__ = ["OPTIONAL", "RULES", "large_enough"]
 
 
-def pays(input: Any, planes: int, pixels: int, ndims: tuple[int, ...] | None = None) -> bool:
+def large_enough(input: Any, planes: int, pixels: int, ndims: tuple[int, ...] | None = None) -> bool:
     """`poolable`, and of as many elements as a call costs: of `planes` if contiguous, in channels_last of `pixels`."""
     return poolable(input, ndims) and input.numel() >= (planes if input.is_contiguous() else pixels)
 
@@ -94,8 +94,10 @@ def _prove_pool(
     given = {name: _text(value, names) for name, value in arguments.items()}
     options = [f"{name}={text}" for name, text in given.items() if text != defaults[name]]
     result = f"{ours.__name__}({', '.join([input, *options])})"
-    condition = f"poolable({input})" if sizes is None else f"pays({input}, {sizes[0]}, {sizes[1]})"
-    return Replacement(condition, result, {ours.__name__: ours, "poolable": poolable, "pays": pays})
+    condition = f"poolable({input})" if sizes is None else f"large_enough({input}, {sizes[0]}, {sizes[1]})"
+    return Replacement(
+        condition, result, {ours.__name__: ours, "poolable": poolable, "large_enough": large_enough}
+    )
 
 
 def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> None:
@@ -113,19 +115,19 @@ def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     dims = arguments.get("dim", ())
     over_planes = isinstance(dims, (tuple, list)) and all(isinstance(d, int) for d in dims)
     if not over_planes or len(dims) != 2 or set(dims) not in _PLANE:
-        raise Refusal("it is no maximum over planes", told=False)
+        raise Refusal("not a maximum over planes", report=False)
     names = _names(region)
     input = names[arguments["input"]]
     keepdim = _text(arguments.get("keepdim", False), names)
     few = f"0 if trains({input}) else {_INFERRED_AMAX}"
     return Replacement(
-        f"pays({input}, {few}, {few}, (4,))",
+        f"large_enough({input}, {few}, {few}, (4,))",
         f"global_max_pool2d({input}, ties='split', keepdim={keepdim})",
-        {"global_max_pool2d": F.global_max_pool2d, "pays": pays, "trains": trains},
+        {"global_max_pool2d": F.global_max_pool2d, "large_enough": large_enough, "trains": trains},
     )
 
 
-# torch's names of each pool; True for those that return indices whatever their arguments say.
+# torch's names of each pool; True for those that return indices for all arguments.
 _MAX_2D = {
     torch_functional.max_pool2d: False,
     torch_functional.max_pool2d_with_indices: True,
@@ -190,7 +192,7 @@ RULES = (
     Rule("amax", True, _find_amax, _prove_amax, example=partial(_example, _Amax)),
 )
 
-# The same for inputs of any size, small ones too, where `rules` names them.
+# The same for inputs of any size, small ones too, if `rules` names them.
 OPTIONAL = (
     _pool(F.avg_pool2d, _AVG_2D, nn.AvgPool2d),
     _pool(F.avg_pool3d, _AVG_3D, nn.AvgPool3d),

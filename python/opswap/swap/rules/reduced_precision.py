@@ -33,7 +33,7 @@ def _declines_conv2d(module: nn.Module) -> str | None:
     if not slow_dtype(_dtype_of(module.weight), _has_depthwise_stride(module)):
         return None
     if module.padding_mode != "zeros":
-        return f"in 16 bits: the convolution takes zeros around, not padding_mode={module.padding_mode!r}"
+        return f"in 16 bits: the kernels support zero padding, not padding_mode={module.padding_mode!r}"
     return ""
 
 

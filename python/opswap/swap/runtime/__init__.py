@@ -4,7 +4,7 @@
 guards             the conditions that a new forward evaluates
 state, outside     what is watched in a module, and outside of the model
 snapshot           copies of Python values, and whether a value still equals its copy
-purity             code whose answers are constants, and code whose answers may change
+purity             code whose answers are constants, and code whose results may change
 instance_forward   a new forward on one layer of torch, whose class stays
 fallback           called when the original runs: count, notify `explain`, log
 reasons            the first condition that fails, in words

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What generated code calls where the original code runs: it counts, tells a listener, and writes to the log once.
+"""What generated code calls when the original code runs: it counts, notifies a listener, and writes to the log once.
 
 Under torch.compile and torch.export these calls do nothing.
 """
@@ -24,12 +24,12 @@ from .reasons import call_reason, site_reason
 __all__ = ["Listener", "declined", "given", "listener", "missed", "why_declined", "why_missed"]
 
 _DISABLED = "opswap.disabled() is in force"
-_UNKNOWN = "a condition failed, which could not be shown: {}"
+_UNKNOWN = "a condition failed, and the values in it could not be read: {}"
 _log = logging.getLogger("opswap")
 
 
 class Listener(Protocol):
-    """Hears of every fallback in its own thread and context."""
+    """Is called for every fallback in its own thread and context."""
 
     def module_missed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call of the module runs the original forward."""
@@ -42,7 +42,7 @@ listener: ContextVar[Listener | None] = ContextVar("opswap_listener", default=No
 
 
 def missed(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Note that a call of the module runs the original forward."""
+    """Record that a call of the module runs the original forward."""
     if torch.compiler.is_compiling():
         return
     _count(module)
@@ -59,7 +59,7 @@ def given(**arguments: tuple[Any, Any]) -> dict[str, Any]:
 
 
 def declined(name: str, values: dict[str, Any]) -> None:
-    """Note that the function `name` of generated code runs the stock operators. `values`: its arguments."""
+    """Record that the function `name` of generated code runs the stock operators. `values`: its arguments."""
     if torch.compiler.is_compiling():
         return
     heard = listener.get()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a rewritten forward asks before it takes the fused path.
+"""What a rewritten forward checks before it runs the fused path.
 
 All of it runs in every forward, and torch.compile and torch.export trace through it.
 """
@@ -26,7 +26,6 @@ from .state import INTERNAL, State, unchanged
 __all__ = [
     "Record",
     "find_class",
-    "foresees",
     "holds",
     "hooked",
     "in_mode",
@@ -34,6 +33,7 @@ __all__ = [
     "listed",
     "missed",
     "require",
+    "size_guard_holds",
     "unhooked",
     "unpackable",
 ]
@@ -41,12 +41,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Record:
-    """What was done to one module: kept on the instance, copied and pickled with it.
+    """The record of one rewritten module: kept on the instance, copied and pickled with it.
 
     `root` and `opened` are the states at the time of the capture, `passed` those of containers whose children
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
-    something was read, `outside` what belongs to no module. `known` has the answers of `foresees`, `told` what the
-    log was told of.
+    something was read, `outside` what belongs to no module. `known` has results of `size_guard_holds`, `told` what was
+    written to the log.
     """
 
     root: State
@@ -60,7 +60,7 @@ class Record:
 
 
 def hooked(module: nn.Module) -> bool:
-    """True where calling the module does more than its forward."""
+    """True if calling the module does more than its forward."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -80,7 +80,7 @@ def globally_hooked() -> bool:
 
 
 def holds(module: nn.Module, *inputs: Any) -> bool:
-    """True where the captured forward still means what the module's own forward means."""
+    """True if the captured forward still means what the module's own forward means."""
     record = getattr(module, "_opswap_record", None)
     if record is None or not unchanged(module, record.root):
         return False
@@ -104,17 +104,17 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
 
 
 def listed(value: Any, kind: type, number: int) -> bool:
-    """True for a list or tuple, `kind`, of so many values; whether they are tensors is for `holds` to ask."""
+    """True for a list or tuple, `kind`, of so many values; `holds` checks whether they are tensors."""
     return type(value) is kind and len(value) == number
 
 
 def is_plain_tensor(value: Any) -> bool:
-    """True for a tensor of no subclass, such as a parameter."""
+    """True for a plain tensor, or a parameter."""
     return type(value) is Tensor
 
 
 def in_mode(module: nn.Module, training: bool) -> bool:
-    """True where the module and everything opened in it have this training flag."""
+    """True if the module and everything opened in it have this training flag."""
     if module.training is not training:
         return False
     for child, _ in module._opswap_record.opened:  # noqa: SIM110 (a generator is not traceable)
@@ -123,11 +123,13 @@ def in_mode(module: nn.Module, training: bool) -> bool:
     return True
 
 
-def foresees(guard: Callable[..., bool], read: tuple[str, ...], module: nn.Module, *inputs: Tensor) -> bool:
-    """True if a guard that calls the module's children, or asks its tensors, holds for inputs of these sizes.
+def size_guard_holds(
+    guard: Callable[..., bool], read: tuple[str, ...], module: nn.Module, *inputs: Tensor
+) -> bool:
+    """True if a guard that calls the module's children, or reads its tensors, holds for inputs of these sizes.
 
-    It is asked of a copy on tensors without data, so that no child's state changes, and once for the same sizes and
-    the same children. With hooks on a child, which would notice and may change sizes, it is never asked.
+    It is evaluated on a copy with tensors without data, so that no child's state changes, and once for the same sizes
+    and the same children. With hooks on a child, which would run and may change sizes, it is never evaluated.
 
     Args: read: the modules and tensors that the guard reads, by their paths below the module.
     """
@@ -164,7 +166,7 @@ def _foresee(guard: Callable[..., bool], module: nn.Module, inputs: tuple[Tensor
 
 
 def _signature(value: nn.Module | Tensor | None) -> Any:
-    """All that the sizes of what a module returns depend on, or what code may ask a tensor for."""
+    """The properties of tensors that output sizes, or code that reads metadata, can depend on."""
     if not isinstance(value, nn.Module):
         return _metadata(value)
     return tuple(
@@ -204,7 +206,7 @@ def require(
     args: tuple[Any, ...],
     texts: tuple[tuple[int, tuple[Any, ...]], ...] = (),
 ) -> None:
-    """Raise what the original forward raises, the class `name` of `module`, where a fact is not as captured.
+    """Raise what the original forward raises, the class `name` of `module`, if a fact is not as captured.
 
     Args: texts: arguments that show values, by their places: plain pieces, and values with how they become text.
     """
@@ -228,7 +230,7 @@ def _text(pieces: tuple[Any, ...]) -> str:
 
 
 def unpackable(values: Any, number: int) -> None:
-    """Raise what Python raises where values are unpacked to another number of names."""
+    """Raise what Python raises when values are unpacked to another number of names."""
     found = len(values)
     if found > number:
         raise ValueError(f"too many values to unpack (expected {number})")
@@ -237,7 +239,7 @@ def unpackable(values: Any, number: int) -> None:
 
 
 def find_class(module: str, name: str) -> Any:
-    """The object of this qualified name, None where there is none."""
+    """The object of this qualified name, None if there is none."""
     found = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -245,13 +247,13 @@ def find_class(module: str, name: str) -> Any:
 
 
 def missed(module: nn.Module) -> None:
-    """Count a call that takes the original forward."""
+    """Count a call that runs the original forward."""
     if not torch.compiler.is_compiling():
         count_original(type(module).__qualname__)
 
 
 def unhooked(*modules: nn.Module) -> bool:
-    """True where calling these modules does no more than their forwards."""
+    """True if calling these modules does no more than their forwards."""
     if globally_hooked():
         return False
     for module in modules:  # noqa: SIM110

@@ -38,13 +38,13 @@ __all__ = [
     "without_links",
 ]
 
-# The same object as "forward", as long as nobody puts another one there.
+# The same object as "forward", as long as no code replaces it.
 _FORWARD = "_opswap_forward"
 _KEYS = frozenset({_FORWARD, "forward", "opswap_code", "_slow_forward"})
 
 
 class Link:
-    """Between a generated forward and the module that it is for.
+    """Links a generated forward to its module.
 
     opswap_ref: the module, weakly: one that refers to itself would be freed by the garbage collector alone.
     cls: the class that the forward was generated for, None after `take_back`.
@@ -62,7 +62,7 @@ class Link:
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Link:
-        """The link of the module's copy, where one is made; else the same one, see `called`."""
+        """The link of the module's copy, if one is made; else the same one, see `called`."""
         module = memo.get(id(self.opswap_ref()))
         return self if module is None else _link_of(self.recipe, module, self.cls)
 
@@ -97,7 +97,7 @@ class _SlowForward:
 
 
 class _Traced:
-    """Stands for a rewritten module in torch.nn.Module._slow_forward: equal to it, with the forward of its class."""
+    """Represents a rewritten module in torch.nn.Module._slow_forward: equal to it, with the forward of its class."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -130,7 +130,7 @@ def called(link: Link) -> tuple[Any, Link]:
 
     Code that copies a module's dictionary (copy.copy, `clone.__dict__ = module.__dict__.copy()`) gives the copy a
     forward that is bound to the link of the original. There are more references to the bound method or to the link
-    then, and the frame of the caller tells which module is called: that one gets a link of its own.
+    then, and the frame of the caller shows which module is called: that module gets its own link.
     """
     module = link.opswap_ref()
     if torch.compiler.is_compiling():
@@ -154,7 +154,7 @@ def _references(holder: Any, link: Any) -> tuple[int, int]:
 
 
 def _alone() -> tuple[int, int]:
-    """References in a call by torch's Module where nothing else refers to the bound method and the link."""
+    """References in a call by torch's Module if nothing else refers to the bound method and the link."""
 
     class Bound:
         def forward(link, x: Any) -> tuple[int, int]:
@@ -187,12 +187,12 @@ def put(module: nn.Module, recipe: Any) -> None:
 
 
 def put_as(twin: nn.Module, module: nn.Module, recipe: Any) -> None:
-    """Put the recipe's forward on the module or its twin where the module has one; users' changes stay."""
+    """Put the recipe's forward on the module or its twin if the module has one; users' changes stay."""
     _put(twin, recipe, recipe.original, overridden(module))
 
 
 def take_back(module: nn.Module) -> Any:
-    """Remove what `put` did; who has kept the forward gets the stock one from now on. Returns: the recipe."""
+    """Remove what `put` did; kept references to the forward run the stock one from now on. Returns: the recipe."""
     link = _own_link(module)
     for key in _KEYS - {"forward"} if overridden(module) else _KEYS:
         vars(module).pop(key, None)
@@ -214,7 +214,7 @@ def saved(module: nn.Module, *names: str) -> dict[str, Any]:
 
 
 def put_back(module: nn.Module, entries: dict[str, Any]) -> None:
-    """Bring the module's dictionary to what `saved` saw."""
+    """Restore the module's dictionary as `saved` recorded it."""
     for key in entries:
         module.__dict__.pop(key, None)
     module.__dict__.update({key: value for key, value in entries.items() if value is not None})
@@ -282,7 +282,7 @@ def without_links(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def fits(module: nn.Module | None, cls: type | None) -> bool:
-    """True if the module's class is `cls`, or adds nothing to it that its forward could meet.
+    """True if the module's class is `cls`, or a subclass that adds nothing that the forward uses.
 
     torch makes such subclasses of parametrized and of sharded modules.
     Raises: ReferenceError for None, what is left of a module that was freed.

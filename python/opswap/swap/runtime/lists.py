@@ -39,7 +39,7 @@ def flat(values: Iterable[Any]) -> list[Any]:
 
 
 def names_in(name: str, listed: Listed) -> list[str]:
-    """What the tensors of the argument `name` are called in a graph."""
+    """The names in a graph of the tensors of the argument `name`."""
     return [f"opswap_{name}_{i}" for i in range(listed.number)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a capture took for granted outside of the model's modules: globals, closures, classes, torch's own state."""
+"""What a capture relied on outside of the model's modules: globals, closures, classes, torch's own state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .virtual import LookUp, Virtual, look_up, virtual
 __all__ = ["Outside", "Scope", "join", "read", "stands"]
 
 
-# What stands for a class as a holder, by the numbers that pickles have for it.
+# What represents a class as a holder, by the numbers that pickles have for it.
 _OF_CLASSES: dict[int, tuple[type, Callable[[Any], Any]]] = {-2: (Virtual, virtual), -3: (LookUp, look_up)}
 
 
@@ -35,7 +35,7 @@ class Outside:
 
     watches: (holder, name, snapshot): an attribute of a Python module, class, function or cell.
     shadows: (holder, names): builtins that the global variables of the holder do not hide.
-    queries: (function, answer): what torch says about itself. lost: some of it could not be pickled.
+    queries: (function, answer): the state of torch that code reads. lost: some of it could not be pickled.
     """
 
     watches: tuple[tuple[Any, str, Any], ...] = ()
@@ -47,7 +47,7 @@ class Outside:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By names; where a name gives something else when it is loaded, `stands` is False from then on."""
+        """By names; if a name gives something else when it is loaded, `stands` is False from then on."""
         try:
             packed = _pack(self)
             pickle.dumps(packed)

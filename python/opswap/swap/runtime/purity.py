@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # Kinds of code. OWN: opswap's machinery. TORCH: torch. LAYERS: the forwards of torch's and opswap's modules.
-# LIBRARY: pure Python code that is not followed. STATEFUL: code whose answers may change. USER: all other code.
+# LIBRARY: pure Python code that is not followed. STATEFUL: code whose results may change. USER: all other code.
 OWN, TORCH, LAYERS, LIBRARY, STATEFUL, USER = "own", "torch", "layers", "library", "stateful", "user"
 
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
@@ -97,7 +97,7 @@ _PURE = frozenset(
         "typing_extensions",
     }
 )
-# What NumPy has that depends on files, options or memory that nobody wrote to.
+# What NumPy has that depends on files, options or uninitialised memory.
 IMPURE_NUMPY = frozenset(
     [
         "DataSource",
@@ -255,7 +255,7 @@ IMMUTABLE = (
     torch.layout,
     torch.memory_format,
 )
-# Torch's answers about itself that a rewritten forward can ask again on every call.
+# State of torch that a rewritten forward can read again on every call.
 _QUERIES = frozenset(
     {
         torch.get_default_dtype,
@@ -265,7 +265,7 @@ _QUERIES = frozenset(
         torch.are_deterministic_algorithms_enabled,
     }
 )
-# Functions that make tensors, of which a mode hears although they are given none.
+# Functions that make tensors, which a mode sees although they have no tensor argument.
 _FACTORIES = [
     "arange",
     "as_tensor",
@@ -363,7 +363,7 @@ def is_pure_torch(file: str, name: str) -> bool:
 
 @cache
 def _overridable() -> frozenset[int]:
-    """The functions of torch of which a mode hears."""
+    """The functions of torch which a mode sees."""
     found = {id(f) for fs in torch.overrides.get_overridable_functions().values() for f in fs}
     found |= {id(f) for f in torch.overrides.get_testing_overrides()}
     # torch's list leaves out what ends in an underscore: functions that write to the tensor that they are given.
@@ -374,7 +374,7 @@ def _overridable() -> frozenset[int]:
 
 
 def refused_builtin(function: Any) -> str | None:
-    """The name of a function or method in C whose answer may change; None if it is pure or a mode hears of it."""
+    """The name of a function or method in C whose answer may change; None if it is pure or a mode sees it."""
     if is_query(function):
         return None
     own = getattr(function, "__self__", None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Why a rewritten forward, or one rewrite in it, runs the original code: the first condition that fails, in words.
 
-Everything here repeats, slowly and with values, what `guards.holds` and the generated code ask. It runs only when the
+Everything here repeats, slowly and with values, what `guards.holds` and the generated code check. It runs only when the
 original code runs anyway.
 """
 
@@ -42,7 +42,7 @@ GLOBAL_HOOKS = "torch has global module hooks"
 def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
     """Why the captured forward no longer means what the module's own forward means; None if it still does.
 
-    Asks what `guards.holds` asks, in the same order. Args: inputs: what the forward is called with.
+    Checks what `guards.holds` checks, in the same order. Args: inputs: what the forward is called with.
     """
     record = vars(module).get("_opswap_record")
     if record is None:
@@ -84,7 +84,7 @@ def _hooked(module: nn.Module, name: str) -> str:
 def outside_change(outside: Outside) -> str:
     """What changed outside of the model's modules, "" if nothing did."""
     if outside.lost:
-        return "something that the forward reads could not be saved with the model, or differs where it was loaded"
+        return "something that the forward reads could not be saved with the model, or differs after loading"
     for holder, name, then in outside.watches:
         changed = difference(read(holder, name), then, _holder(holder, name))
         if changed:
@@ -186,7 +186,7 @@ def difference(now: Any, then: Any, name: str) -> str:
 
 
 def _changed_answer(now: Any, then: Answers, name: str) -> str:
-    """How an object with a look-up of its own answers otherwise."""
+    """How the results of an object's own look-up changed."""
     inside = "" if then.contents is None else difference(now, then.contents, name)
     if inside:
         return inside
@@ -259,7 +259,7 @@ def _no_path(module: nn.Module, inputs: dict[str, Any]) -> str:
             guards = functions.get(term.func.id) if isinstance(term, ast.Call) else None
             reasons.append(_mode(module, term) if guards is None else _guard(guards[0], functions, scope))
             break
-    return "; ".join(dict.fromkeys(reasons)) or "a condition that fails no longer"
+    return "; ".join(dict.fromkeys(reasons)) or "a condition that is true again"
 
 
 def _path_tests(forward: ast.FunctionDef) -> Iterator[ast.expr]:
@@ -301,7 +301,7 @@ def site_reason(code: str, name: str, scope: dict[str, Any]) -> str:
         value = _value(term, scope)
         if isinstance(value, Exception) or not value:
             return _told(term, scope, _arguments(functions, name))
-    return "a condition that fails no longer"
+    return "a condition that is true again"
 
 
 def _arguments(functions: _Functions, name: str) -> dict[str, ast.expr]:
@@ -394,18 +394,18 @@ def _poolable(input: Any, ndims: Any = None) -> str:
 
 # What the conditions of the rules mean; others are shown as they are written.
 _TOLD: dict[str, Callable[..., str]] = {
-    "covers": _covers,
-    "normable": lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}",
+    "within_proof": _covers,
+    "supported_norm": lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}",
     "on_cpu": lambda input: f"no kernel for {input.device.type}",
-    "pays": _pays,
+    "large_enough": _pays,
     "plain": _poolable,
     "poolable": _poolable,
     "unhooked": lambda *modules: GLOBAL_HOOKS,
-    "wins": _wins,
+    "not_slower": _wins,
 }
 
 _Functions = dict[str, tuple[ast.FunctionDef, str]]
-# CPython counts the depth of a tree that it makes for all threads at once: two of them would raise SystemError. The
+# CPython counts the depth of a tree that it makes once for all threads: two of them would raise SystemError. The
 # collector may come back here in the same thread.
 _parsing = RLock()
 

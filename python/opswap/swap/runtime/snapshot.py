@@ -84,7 +84,7 @@ _HEAP_TYPE = 1 << 9  # set by every class statement
 
 
 class MISSING:
-    """Stands for an attribute that does not exist."""
+    """Represents an attribute that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Answers:
-    """What an object with a look-up of its own says when it is asked for names; contents as of `Attributes`."""
+    """What an object's own look-up returns for names; contents as of `Attributes`."""
 
     kind: type
     names: tuple[str, ...]
@@ -153,7 +153,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class AnyTensor:
-    """A tensor, whichever: it is read by the rewritten forward itself."""
+    """Any tensor: it is read by the rewritten forward itself."""
 
 
 def is_plain(value: Any) -> bool:
@@ -168,7 +168,7 @@ def _is_numpy_scalar(value: Any) -> bool:
 def is_transparent(value: Any) -> bool:
     """True if all that an object is can be read by Python: its attributes, and the contents of a container.
 
-    A class written in C may keep more, which nobody can watch.
+    A class written in C may have more state, which cannot be watched.
     """
     for cls in type(value).__mro__:
         if cls in (object, *_SEQUENCES, *_MAPPINGS, *_SETS, types.SimpleNamespace):
@@ -192,7 +192,7 @@ def _is_made_in_c(name: str, value: Any, cls: type) -> bool:
 
 
 def contents_of(value: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
-    """(kind, keys, values) of a container, whichever subclass; None for what is no container."""
+    """(kind, keys, values) of a container, also of a subclass; None for an object that is not a container."""
     if type(value) is partial:
         return partial, (), (value.func, value.args, value.keywords)
     if type(value) is types.MethodType:
@@ -225,7 +225,7 @@ def slots_of(cls: type) -> list[types.MemberDescriptorType]:
     """The slots of a class and its bases."""
     members = [v for base in cls.__mro__ for v in vars(base).values()]
     found = [m for m in members if isinstance(m, types.MemberDescriptorType)]
-    # Classes in C have some that nobody may read.
+    # Classes in C have some that cannot be read.
     slots = [(m, vars(m.__objclass__).get("__slots__", ())) for m in found]
     return [m for m, own in slots if not m.__name__.startswith("__") or m.__name__ in own]
 
@@ -246,7 +246,7 @@ def owner_of_class(cls: type) -> str:
 
 
 def is_added(value: Any) -> bool:
-    """True for an entry of a library, or of a class of one, that anybody may have put there; no code of its own is."""
+    """True for an entry that other code may have set in a library or a class of it, not for the library's own code."""
     if isinstance(value, types.FunctionType):
         return owner(value.__code__.co_filename, value.__module__ or "") == USER
     wrappers = (property, staticmethod, classmethod, types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -277,7 +277,7 @@ def static_attribute(cls: type, name: str) -> Any:
 class Wanted:
     """Attributes that code reads of objects: names, None for all, and texts, those that may not be there.
 
-    asked: (object, name) of all that objects with a __getattribute__ written in Python were asked for.
+    asked: (object, name) of all that was read from objects with a __getattribute__ written in Python.
     """
 
     names: Collection[str] | None = None
@@ -331,7 +331,7 @@ def has_own_look_up(cls: type) -> bool:
 
 
 def _is_asked(cls: type) -> bool:
-    """True for a class with a __getattribute__ of the user, of whose questions a capture hears."""
+    """True for a class with a __getattribute__ of the user, whose look-ups a capture sees."""
     function = static_attribute(cls, "__getattribute__")
     if not isinstance(function, types.FunctionType):
         return False
@@ -429,7 +429,7 @@ def is_as(now: Any, then: Any) -> bool:
         return False
     if now != then:
         return False
-    # Equal values of one type may differ all the same.
+    # Equal values of one type may still differ.
     if kind is float:
         return then != 0 or copysign(1.0, now) == copysign(1.0, then)
     if kind is complex:
@@ -483,7 +483,7 @@ def _has_attributes(now: Any, then: Attributes) -> bool:
 
 
 def _answers(now: Any, then: Answers) -> bool:
-    """The object is asked again; its own code runs, and may raise."""
+    """The attributes are read again; the object's own code runs, and may raise."""
     if type(now) is not then.kind or (then.contents is not None and not is_as(now, then.contents)):
         return False
     for name, value in zip(then.names, then.values):  # noqa: B905

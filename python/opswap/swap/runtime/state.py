@@ -37,11 +37,10 @@ INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", PLAN, "_opswap
 class Reading:
     """What a capture read of modules by name; None is every attribute.
 
-    names: attributes. texts: attributes that may be looked up where there are none. modules: those that were fetched
+    names: attributes. texts: attributes that may be looked up if there are none. modules: those that were fetched
     from their parents and neither called nor inlined. parents: those whose children were fetched or counted; `counted`
-    are those of which code asked for all children, `listed` those of which it asked for all parameters or buffers.
-    classes: their classes matter too. asked: (object, attribute) that objects with a look-up of their own were asked
-    for.
+    are those of which code read all children, `listed` those of which it read all parameters or buffers.
+    classes: their classes matter too. asked: (object, attribute) that were read from objects with their own look-up.
     optional: (module, name) of parameters and buffers that were fetched, which may be None.
     """
 
@@ -75,7 +74,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class State:
-    """What a capture took for granted of one module.
+    """What a capture relied on in one module.
 
     cls: its class, `forward` that of the class. children: its modules, None if they do not matter. names, values:
     attributes of the instance and constants of the class as snapshots. methods: names that the class has and the
@@ -112,7 +111,7 @@ def observe_read(module: nn.Module, reading: Reading) -> State:
     """The state of a module of which something was read and that was not inlined."""
     parent = any(m is module for m in reading.parents)
     children = tuple(module._modules.values()) if parent else None
-    # Code of torch iterates over these, by attributes of its own.
+    # Code of torch iterates over these, by its own attributes.
     every = isinstance(module, (nn.ParameterList, nn.ParameterDict))
     return _observe(module, reading, None if every else reading.names, children)
 
@@ -164,7 +163,7 @@ def _observe(
 
 
 def _entries(base: type, wanted: Collection[str] | None, reading: Reading) -> Iterator[tuple[str, Any]]:
-    """The attributes of a class that matter; of torch's own classes those that somebody has put there."""
+    """The attributes of a class that matter; of torch's own classes those that other code has set there."""
     if base.__module__.startswith("torch."):
         for name in (reading.names or frozenset()) & vars(base).keys():
             value = vars(base)[name]

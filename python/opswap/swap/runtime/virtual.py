@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What answers depend on that no attribute of a class says as it is, and which may come later.
+"""What results depend on although an attribute of a class does not show it, and which may come later.
 
 isinstance(x, SomeABC) depends on registrations by SomeABC.register, attributes that a layer lacks on a `__getattr__`
 of its class.

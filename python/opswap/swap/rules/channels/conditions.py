@@ -9,10 +9,10 @@ from torch import Tensor
 from opswap._torch import is_wrapper
 from opswap.ops._layout import cat_memory_format
 
-__all__ = ["covers", "give_contiguous"]
+__all__ = ["give_contiguous", "within_proof"]
 
 
-def covers(
+def within_proof(
     tensors: tuple[Tensor, ...],
     groups: int,
     ndims: tuple[int, ...],
@@ -20,7 +20,7 @@ def covers(
     spatial: tuple[tuple[int, ...], ...] | None = None,
     batches: tuple[int, ...] | None = None,
 ) -> bool:
-    """True where the proof of a channel permutation reaches these tensors.
+    """True if the proof of a channel permutation is valid for these tensors.
 
     Args:
         tensors: the tensors side by side, (N, C_i, *); they must be of one dtype, which torch.cat would
@@ -49,5 +49,5 @@ def covers(
 
 
 def give_contiguous(tensors: tuple[Tensor, ...]) -> bool:
-    """True where what opswap joins of these tensors is contiguous."""
+    """True if what opswap joins of these tensors is contiguous."""
     return cat_memory_format(tensors) is torch.contiguous_format

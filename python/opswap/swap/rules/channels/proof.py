@@ -41,12 +41,12 @@ _CONSTANT_CHANNELS = range(8, 4097)
 class Shuffle:
     """A region is channel_shuffle(cat(inputs, 1), groups, inverse) cut into sections.
 
-    sections: None for one output, a number as torch.chunk takes it, or the channels of every output.
-    ndims, channels, spatial, batches: the sizes the proof holds for, as `conditions.covers` takes them.
+    sections: None for one output, a number as an argument of torch.chunk, or the channels of every output.
+    ndims, channels, spatial, batches: the sizes the proof holds for, as arguments of `conditions.within_proof`.
     views: contiguous inputs give views of themselves.
     """
 
-    groups: int  # 1 where it leaves every channel where it is
+    groups: int  # 1 if it does not move any channel
     inverse: bool
     sections: int | tuple[int, ...] | None
     ndims: tuple[int, ...]
@@ -73,7 +73,7 @@ def prove_shuffle(region: Region, shapes: Iterable[tuple[int, ...]] = ()) -> Shu
     Raises: Refusal with the reason.
     """
     if region.problem == FOREIGN_SIZES:
-        raise Refusal(region.problem, ran=False)
+        raise Refusal(region.problem, executed=False)
     key = _text(region, shapes)
     found = _PROVEN.get(key)
     if found is None:
@@ -93,7 +93,7 @@ _MOST = 256
 
 
 def _text(region: Region, shapes: Iterable[tuple[int, ...]]) -> str:
-    """The region in words that are equal where it does the same."""
+    """A text of the region; regions that do the same have equal texts."""
     names = {node: f"%{i}" for i, node in enumerate((region.source, *region.body))}
     lines = [
         f"{node.op} {node.target!r} {map_arg((node.args, node.kwargs), lambda n: names[n])!r}"
@@ -122,9 +122,9 @@ class _Failures(list[Refusal]):
     understood: Refusal | None = None
 
     def best(self) -> Refusal:
-        """The one that says most: what the region does, before that it could not be run."""
-        seen = next((f for f in self if f.ran and f.told), self.understood)
-        return seen or next((f for f in self if not f.ran), self[0])
+        """The most informative one: what the region does, before that it could not be run."""
+        seen = next((f for f in self if f.executed and f.report), self.understood)
+        return seen or next((f for f in self if not f.executed), self[0])
 
 
 def _integers(value: Any) -> Iterable[int]:
@@ -142,7 +142,7 @@ def _integers(value: Any) -> Iterable[int]:
 
 
 def _candidates(constants: Sequence[int]) -> list[int]:
-    """Channel counts that a view or a split with these constants could have been written for."""
+    """Numbers of channels for which a view or a split with these constants may have been written."""
     pairs = list(itertools.combinations_with_replacement(constants, 2))
     numbers = {*constants, *(a * b for a, b in pairs), *(a + b for a, b in pairs)}
     return sorted(n for n in numbers if n in _CONSTANT_CHANNELS)[:48]
@@ -163,7 +163,7 @@ def _over_channels(
                 proven += runs
         if proven:
             results[ndim] = proven
-        elif channels and all(f.ran for f in failures[before:]):
+        elif channels and all(f.executed for f in failures[before:]):
             failures.understood = failures.understood or failures[before]
     everything = _moving(itertools.chain(*results.values()))
     views = any(r.views for r in everything)
@@ -205,7 +205,7 @@ def _over_shapes(region: Region, shapes: Iterable[tuple[int, ...]], failures: _F
 
 
 def _moving(results: Iterable[_Result]) -> list[_Result]:
-    """Without those that leave every channel where it is, if there are others."""
+    """Without those that move no channel, if there are others."""
     results = list(results)
     return [r for r in results if r.groups > 1] or results
 
@@ -241,7 +241,7 @@ def _agree(
 
 
 def _sections(region: Region, results: Sequence[_Result]) -> int | tuple[int, ...] | None:
-    """How the outputs cut the channels: None where they do not, () where no rule explains all results."""
+    """How the outputs cut the channels: None if they do not, () if all results together have no such explanation."""
     number = len(region.outputs)
     if number == 1:
         return None
@@ -264,18 +264,18 @@ def _probe(region: Region, shape: tuple[int, ...]) -> _Result:
         outputs = _run(region, x)
     except Exception as error:
         raise Refusal(
-            f"{UNPROBED}: {(str(error).splitlines() or [type(error).__name__])[0]}", ran=False
+            f"{UNPROBED}: {(str(error).splitlines() or [type(error).__name__])[0]}", executed=False
         ) from error
     if not all(isinstance(y, Tensor) and y.dim() == len(shape) for y in outputs):
-        raise Refusal("it changes the number of dimensions", told=False)
+        raise Refusal("it changes the number of dimensions", report=False)
     if any(y.shape[:1] + y.shape[2:] != x.shape[:1] + x.shape[2:] for y in outputs):
-        raise Refusal("it changes sizes other than the channels", told=False)
+        raise Refusal("it changes sizes other than the channels", report=False)
     whole = torch.cat(outputs, 1)
     if whole.shape != x.shape:
-        raise Refusal("it does not keep all channels", told=False)
+        raise Refusal("it does not keep all channels", report=False)
     groups = _groups(whole, x)
     if groups == 1 and len(outputs) > 1:
-        raise Refusal("it leaves every channel where it is")
+        raise Refusal("it does not move any channel")
     memory = x.untyped_storage().data_ptr()
     views = any(y.untyped_storage().data_ptr() == memory for y in outputs)
     return _Result(shape, groups, tuple(y.shape[1] for y in outputs), views)
@@ -290,11 +290,11 @@ def _groups(y: Tensor, x: Tensor) -> int:
     if torch.equal(y, x):
         return 1
     if not 1 < per_group < channels or channels % per_group:
-        raise Refusal("it is no channel shuffle")
+        raise Refusal("not a channel shuffle")
     groups = channels // per_group
     expected = x.unflatten(1, (groups, per_group)).transpose(1, 2).flatten(1, 2)
     if not torch.equal(y, expected):
-        raise Refusal("it is no channel shuffle")
+        raise Refusal("not a channel shuffle")
     return groups
 
 

@@ -21,9 +21,9 @@ FOREIGN_SIZES = "its sizes come from another tensor"
 
 
 def regions(graph: Graph) -> tuple[Region, ...]:
-    """Every candidate, larger ones of one source first; they overlap, so that taking one drops others."""
+    """Every candidate, larger ones of one source first; they overlap, so that using one drops others."""
     nodes = tuple(graph.nodes)
-    known = vars(graph).get("_opswap_regions")  # several rules ask
+    known = vars(graph).get("_opswap_regions")  # several rules need them
     if known is None or known[0] != nodes:
         known = nodes, tuple(_regions(graph))
         graph._opswap_regions = known

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Channel shuffles in any spelling, with the torch.cat before and the cut after where there are such."""
+"""Channel shuffles in any spelling, with the torch.cat before and the cut after if there are such."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...graph.aliasing import escape_or_write
 from ...graph.calls import JOIN, REORDER, operation
 from ...graph.layout import asks_for_layout, asks_for_place
 from ...rule import Refusal, Region, Replacement, Rule, Shapes
-from .conditions import covers, give_contiguous
+from .conditions import give_contiguous, within_proof
 from .proof import Shuffle, prove_shuffle
 from .regions import regions
 
@@ -28,7 +28,7 @@ def _ends_in_join(region: Region) -> bool:
 
 
 def _find_rejoined(with_cat: bool, graph: Graph) -> Iterator[Region]:
-    """Cuts that are joined again, of which a cut on its own would take a part only."""
+    """Cuts that are joined again, of which a cut on its own would contain a part only."""
     return (r for r in regions(graph) if _ends_in_join(r) and (r.cat is not None) == with_cat)
 
 
@@ -52,7 +52,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     seen = [shapes[region.source]] if region.source in shapes else []
     shuffle = prove_shuffle(region, seen)
     if shuffle.groups == 1:
-        raise Refusal("it leaves every channel where it is", told=False)
+        raise Refusal("it does not move any channel", report=False)
     inputs = [f"x{i}" for i in range(len(region.inputs))]
     names = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
     options = ", inverse=True" if shuffle.inverse else ""
@@ -60,7 +60,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
         asked = asks_for_place(region.outputs)
         if asked:
             raise Refusal(
-                f"a part of the result is asked for {asked}(), which a tensor of its own answers otherwise"
+                f"code calls {asked}() on a part of the result, which a new tensor would answer differently"
             )
         function = F.cat_channel_shuffle_split
         result = f"cat_channel_shuffle_split(({names}), {shuffle.groups}, {shuffle.sections}{options})"
@@ -74,7 +74,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     contiguous = f"give_contiguous(({names}))"
     if asks_for_layout(region.outputs):
         condition += f" and {contiguous}"
-    objects = {function.__name__: function, "covers": covers, "give_contiguous": give_contiguous}
+    objects = {function.__name__: function, "within_proof": within_proof, "give_contiguous": give_contiguous}
     return Replacement(condition, result, objects, contiguous)
 
 
@@ -87,22 +87,24 @@ def _limits(inputs: list[str], shuffle: Shuffle) -> str:
         limits += f", spatial={shuffle.spatial}"
     if shuffle.batches is not None:
         limits += f", batches={shuffle.batches}"
-    return f"covers(({names}), {shuffle.groups}, {shuffle.ndims}{limits})"
+    return f"within_proof(({names}), {shuffle.groups}, {shuffle.ndims}{limits})"
 
 
 def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
-    """A shuffle of one group is a view or a copy of its input; what it is given will do where nobody writes."""
+    """With one group a shuffle is the identity: the input itself is returned unless something later writes to it."""
     seen = [shapes[region.source]] if region.source in shapes else []
     shuffle = prove_shuffle(region, seen)
     if shuffle.groups > 1:
-        raise Refusal("it is a shuffle", told=False)
+        raise Refusal("it is a shuffle", report=False)
     condition = _limits(["x0"], shuffle)
     writer = escape_or_write(region.source, region.outputs)
     if not writer:
-        return Replacement(condition, "x0", {"covers": covers}, "x0.is_contiguous()")
+        return Replacement(condition, "x0", {"within_proof": within_proof}, "x0.is_contiguous()")
     if not shuffle.views:
         raise Refusal(f"it copies its input, and {writer} may write to the copy")
-    return Replacement(f"{condition} and x0.is_contiguous()", "x0.view_as(x0)", {"covers": covers})
+    return Replacement(
+        f"{condition} and x0.is_contiguous()", "x0.view_as(x0)", {"within_proof": within_proof}
+    )
 
 
 def _shuffled(x: Tensor) -> Tensor:

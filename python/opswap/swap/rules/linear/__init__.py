@@ -3,7 +3,8 @@
 
 products     einsum, a product with the weight that is summed, a list of Linears
 slices       a loop that writes each group into its slice of a result
-conditions   evaluated in the rewritten forward: shapes that fit, sizes that pay, memory that nobody else holds
+conditions   evaluated in the rewritten forward: shapes that fit, sizes for which it is faster, memory that is not
+shared
 """
 
 from . import products, slices

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""When maps of groups run as one call: shapes that fit, sizes that pay, memory that nobody else holds."""
+"""When maps of groups run as one call: shapes that fit, sizes for which it is faster, memory that is not shared."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from opswap.ops._function import plain_cpu
 
 from ..conditions import plain_floats, poolable
 
-__all__ = ["fills", "joins", "narrow_weight", "one_map_a_group", "one_weight_a_group"]
+__all__ = [
+    "can_fill_in_one_write",
+    "has_narrow_weight",
+    "one_map_per_group",
+    "one_weight_per_group",
+    "worth_joining",
+]
 
 
-def one_weight_a_group(input: Any, weight: Any, bias: Any = None) -> bool:
+def one_weight_per_group(input: Any, weight: Any, bias: Any = None) -> bool:
     """True for input (N, G, d), weight (1, G, d) and bias (1, G), of which (weight * input).sum(-1) is (N, G)."""
     if not plain_floats(input, weight) or input.dim() != 3 or weight.dim() != 3 or weight.shape[0] != 1:
         return False
@@ -28,14 +34,14 @@ def one_weight_a_group(input: Any, weight: Any, bias: Any = None) -> bool:
 _NARROW, _MANY = 10, 8
 
 
-def narrow_weight(input: Any, weight: Any) -> bool:
+def has_narrow_weight(input: Any, weight: Any) -> bool:
     """True for input (N, G, in) and weight (G, out, in), which lies in that order or has few outputs."""
-    if not one_map_a_group(input, weight):
+    if not one_map_per_group(input, weight):
         return False
     return weight.is_contiguous() or (weight.shape[1] <= _NARROW and input.shape[0] >= _MANY)
 
 
-def one_map_a_group(input: Any, weight: Any, bias: Any = None) -> bool:
+def one_map_per_group(input: Any, weight: Any, bias: Any = None) -> bool:
     """True for input (N, G, in), weight (G, out, in) and bias (G, out)."""
     if not plain_floats(input, weight) or input.dim() != 3 or weight.dim() != 3:
         return False
@@ -44,12 +50,14 @@ def one_map_a_group(input: Any, weight: Any, bias: Any = None) -> bool:
     return bias is None or (plain_floats(input, bias) and bias.shape == weight.shape[:2])
 
 
-def fills(target: Any, fresh: bool, input: Tensor, groups: int, parameters: tuple[Tensor, ...]) -> bool:
-    """True where one write of (N, groups, out), made of input (N, groups, in), is what a write of each group is.
+def can_fill_in_one_write(
+    target: Any, fresh: bool, input: Tensor, groups: int, parameters: tuple[Tensor, ...]
+) -> bool:
+    """True if one write of (N, groups, out), made of input (N, groups, in), is what a write of each group is.
 
     Args:
-        fresh: nobody but the forward holds the target. Else it must be shown to share no memory with what is read
-            and with itself, and it is not written at once under torch.compile.
+        fresh: only the forward holds the target. Else it must be shown to share no memory with what is read
+            and with itself, and it is not written in one call under torch.compile.
         parameters: what the maps read besides.
     """
     if not poolable(target, (3,)) or target.device != input.device:
@@ -72,7 +80,7 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
 
 
 def _distinct(tensor: Tensor) -> bool:
-    """True where the strides show that no two elements share memory."""
+    """True if the strides show that no two elements share memory."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -86,10 +94,10 @@ def _distinct(tensor: Tensor) -> bool:
 _SMALL = 32768
 
 
-def joins(input: Any, weights: tuple[Any, ...], biases: tuple[Any, ...], flat: bool) -> bool:
-    """True where Linears of these parameters, one a group, are faster as one call.
+def worth_joining(input: Any, weights: tuple[Any, ...], biases: tuple[Any, ...], flat: bool) -> bool:
+    """True if Linears of these parameters, one per group, are faster as one call.
 
-    Args: input: (N, G, in), or (N, G * in) where flat.
+    Args: input: (N, G, in), or (N, G * in) if flat.
     """
     if not plain_floats(input, *weights, *biases) or input.dim() != (2 if flat else 3):
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One linear map a group, as it is written by hand: einsum, or a product with the weight that is summed.
+"""One linear map per group, as it is written by hand: einsum, or a product with the weight that is summed.
 
 Only the form is looked at in the graph; sizes decide in the new forward, where they are known. A list of Linears keeps
 its parameters; they are joined in every forward, which for small ones costs less than the calls that it saves.
@@ -21,7 +21,7 @@ from opswap import functional as F
 
 from ...graph.calls import hazard
 from ...rule import Refusal, Region, Replacement, Rule, Shapes
-from .conditions import joins, narrow_weight, one_weight_a_group
+from .conditions import has_narrow_weight, one_weight_per_group, worth_joining
 
 __all__ = ["RULES", "group_read", "is_call", "joined_linears"]
 
@@ -58,15 +58,15 @@ def _is_sum_of_last(node: Node) -> bool:
 
 
 def _region(inputs: tuple[Node, ...], nodes: tuple[Node, ...]) -> Region:
-    """The nodes, of which every one is used by the next alone."""
+    """The nodes; each is used by the next node only."""
     leaks = any(list(a.users) != [b] for a, b in pairwise(nodes))
     problem = "an intermediate result is used elsewhere" if leaks else hazard(nodes[0], nodes)
-    # The call stands where the last node stood: all inputs, the bias too, are made by then.
+    # The call replaces the last node: all inputs, the bias too, are computed by then.
     return Region(inputs, None, nodes, nodes[-1:], nodes[-1], nodes[0], problem)
 
 
 def _bias_added(node: Node) -> tuple[Node, Node] | None:
-    """(the addition, the parameter) where the only use of a result is to have a parameter added."""
+    """(the addition, the parameter) if the only use of a result is to have a parameter added."""
     users = list(node.users)
     if (
         len(users) != 1
@@ -100,9 +100,9 @@ def _prove_summed_product(region: Region, shapes: Shapes) -> Replacement:
     names = ", ".join(f"x{i}" for i in range(len(region.inputs)))
     bias = ", x2.t()" if len(region.inputs) == 3 else ""
     return Replacement(
-        f"one_weight_a_group({names})",
+        f"one_weight_per_group({names})",
         f"grouped_linear(x0, x1.transpose(0, 1){bias}).squeeze(-1)",
-        {"grouped_linear": F.grouped_linear, "one_weight_a_group": one_weight_a_group},
+        {"grouped_linear": F.grouped_linear, "one_weight_per_group": one_weight_per_group},
     )
 
 
@@ -127,18 +127,18 @@ def _prove_einsum(region: Region, shapes: Shapes) -> Replacement:
         if _same_pattern((operands[x], operands[weight], result), ("bgi", order, "bgo"))
     ]
     if not forms:
-        raise Refusal("it is no linear map a group", told=False)
+        raise Refusal("not one linear map per group", report=False)
     x, weight, order = forms[0]
     view = f"x{weight}" if order == "goi" else f"x{weight}.transpose(1, 2)"
-    condition = f"narrow_weight(x{x}, {view})"
+    condition = f"has_narrow_weight(x{x}, {view})"
     result = f"grouped_linear(x{x}, {view})"
     return Replacement(
-        condition, result, {"grouped_linear": F.grouped_linear, "narrow_weight": narrow_weight}
+        condition, result, {"grouped_linear": F.grouped_linear, "has_narrow_weight": has_narrow_weight}
     )
 
 
 def _same_pattern(terms: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """The terms are the pattern with other letters."""
+    """True if the terms equal the pattern up to other letters."""
     if [len(t) for t in terms] != [len(p) for p in pattern]:
         return False
     pairs = set(zip("".join(terms), "".join(pattern), strict=True))
@@ -150,7 +150,7 @@ _WHOLE = slice(None)
 
 
 def group_read(node: Any, index: int, count: int) -> tuple[Node, Node | None, bool] | None:
-    """(source, the node that cuts it if there is one, flat) where node is group `index` of `count` of a source.
+    """(source, the node that cuts it if there is one, flat) if node is group `index` of `count` of a source.
 
     That is x[:, index] or x.unbind(1)[index] of (N, G, in), or x.chunk(count, 1)[index] of a flat (N, G * in).
     """
@@ -176,7 +176,7 @@ def group_read(node: Any, index: int, count: int) -> tuple[Node, Node | None, bo
 
 
 def _linears_region(join: Node, parts: Sequence[Any]) -> Region | None:
-    """Linears, one a group of one tensor, and the join of their results."""
+    """Linears, one per group of one tensor, and the join of their results."""
     linear = (torch_functional.linear,)
     if not all(is_call(n, linear, ()) and len(n.args) == 3 and list(n.users) == [join] for n in parts):
         return None
@@ -209,7 +209,7 @@ def _find_linears(graph: Graph) -> Iterator[Region]:
 def joined_linears(
     input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], stacked: bool
 ) -> Tensor:
-    """One Linear a group: (N, G, out) where stacked, else the outputs of all groups side by side."""
+    """One Linear per group: (N, G, out) if stacked, else the outputs of all groups side by side."""
     bias = torch.cat(biases) if biases else None
     sections = tuple([w.shape[0] for w in weights])
     output = F.grouped_linear(input, torch.cat(weights), bias, sections)
@@ -217,20 +217,20 @@ def joined_linears(
 
 
 def _prove_linears(region: Region, shapes: Shapes) -> Replacement:
-    """Sizes are looked at in the new forward; torch.stack itself asks for equal ones."""
+    """Sizes are looked at in the new forward; torch.stack itself requires equal ones."""
     (join,) = region.outputs
     parts = _argument(join, 0, "tensors")
     stacked = join.target is torch.stack
     if stacked and _argument(join, 1, "dim", 0) != 1:
-        raise Refusal("it stacks along another dimension", told=False)
+        raise Refusal("it stacks along another dimension", report=False)
     (flat,) = {group_read(n.args[0], i, len(parts))[2] for i, n in enumerate(parts)}
     names = {node: f"x{i}" for i, node in enumerate(region.inputs)}
     weights = f"({', '.join(names[n.args[1]] for n in parts)},)"
     biases = "()" if parts[0].args[2] is None else f"({', '.join(names[n.args[2]] for n in parts)},)"
     return Replacement(
-        f"joins(x0, {weights}, {biases}, {flat})",
+        f"worth_joining(x0, {weights}, {biases}, {flat})",
         f"joined_linears(x0, {weights}, {biases}, {stacked})",
-        {"joined_linears": joined_linears, "joins": joins},
+        {"joined_linears": joined_linears, "worth_joining": worth_joining},
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One linear map a group, written into slices of a result one group after another, as ML-Decoder's GroupFC does.
+"""One linear map per group, written into slices of a result one group after another, as ML-Decoder's GroupFC does.
 
 The loop has to be captured with its number of groups: from the module, or from the sizes of example inputs.
 """
@@ -19,9 +19,9 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 
 from ...graph.calls import hazard
-from ...graph.metadata import is_fact
+from ...graph.metadata import is_metadata
 from ...rule import Region, Replacement, Rule, Shapes
-from .conditions import fills, joins, narrow_weight, one_map_a_group
+from .conditions import can_fill_in_one_write, has_narrow_weight, one_map_per_group, worth_joining
 from .products import group_read, is_call, joined_linears
 
 __all__ = ["RULES"]
@@ -38,9 +38,9 @@ _SUMS = (operator.add, torch.add)
 
 @dataclass(frozen=True)
 class _Write:
-    """target[:, index] = source[:, index] times a weight, plus a bias where there is one.
+    """target[:, index] = source[:, index] times a weight, plus a bias if there is one.
 
-    weight and bias: the parameters of all groups, or this group's own where `own`; they have the order (out, in) where
+    weight and bias: the parameters of all groups, or this group's own if `own`; they have the order (out, in) if
     `linear`. nodes: everything from reading the group to writing it.
     """
 
@@ -68,7 +68,7 @@ def _find(graph: Graph) -> Iterator[Region]:
 
 
 def _write(node: Node, index: int, count: int) -> _Write | None:
-    """What the index-th write does, if it is of that group."""
+    """The operation of the index-th write, if it writes this group."""
     _, place, value = node.args
     if not isinstance(place, tuple) or place[:2] != (_WHOLE, index) or place[2:] not in ((), (_WHOLE,)):
         return None
@@ -94,7 +94,7 @@ def _write(node: Node, index: int, count: int) -> _Write | None:
 
 
 def _linear(node: Node, value: Node, index: int, count: int) -> _Write | None:
-    """By torch.nn.functional.linear, with a slice of the parameters or parameters of its own."""
+    """By torch.nn.functional.linear, with a slice of the parameters, or with its own parameters."""
     if len(value.args) != 3 or value.kwargs:
         return None
     part, weight, bias = value.args
@@ -124,7 +124,7 @@ def _row(node: Any, index: int) -> Node | None:
 
 
 def _region(target: Node, writes: Sequence[Node], found: Sequence[_Write]) -> Region:
-    """All the writes; the result stands for the target from then on."""
+    """All the writes; the result replaces the target from then on."""
     inside = {n for w in found for n in w.nodes}
     nodes = tuple(n for n in target.graph.nodes if n in inside)
     parameters = dict.fromkeys(p for w in found for p in (w.weight, w.bias) if p is not None)
@@ -138,17 +138,17 @@ def _region(target: Node, writes: Sequence[Node], found: Sequence[_Write]) -> Re
 
 
 def _early_use(target: Node, nodes: Sequence[Node]) -> str:
-    """Why somebody may see the target half written: a user of it, or whatever may know its memory by another name."""
+    """Why other code may see the target half written: it uses the target, or holds its memory under another name."""
     inside, last = set(nodes), nodes[-1]
     between = [u for u in target.users if u < last]
     if not _is_fresh(target):
         between += [n for n in target.graph.nodes if nodes[0] < n < last and n.op != "get_attr"]
-    early = [n for n in between if n not in inside and not is_fact(n)]
+    early = [n for n in between if n not in inside and not is_metadata(n)]
     return f"{early[0].name} may read the result before all groups are written" if early else ""
 
 
 def _is_fresh(target: Node) -> bool:
-    """True where the forward makes the target itself, so that it is known by no other name."""
+    """True if the forward makes the target itself, so that it is known by no other name."""
     made = target.op == "call_function" and target.target in _FACTORIES
     made = made or (target.op == "call_method" and target.target in _NEW)
     return made and "out" not in target.kwargs
@@ -162,7 +162,7 @@ def turned(weight: Tensor) -> Tensor:
 def grouped_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """input (N, G, in) times weight (G, in, out), plus bias (G, out), to which autocast does nothing."""
     fused = None if torch.is_autocast_enabled(input.device.type) else bias
-    if narrow_weight(input, turned(weight)):
+    if has_narrow_weight(input, turned(weight)):
         output = F.grouped_linear(input, turned(weight), fused)
     else:
         output, fused = torch.bmm(input.transpose(0, 1), weight).transpose(0, 1), None
@@ -170,7 +170,7 @@ def grouped_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 
 
 def filled(target: Tensor, output: Tensor, fresh: bool) -> Tensor:
-    """The target after the output was written into it; the output itself where nobody can tell it from that."""
+    """The target after the output was written into it; the output itself if the two cannot be distinguished."""
     same = output.dtype == target.dtype and output.is_contiguous() and target.is_contiguous()
     return output if fresh and same else target.copy_(output)
 
@@ -184,22 +184,22 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     first, fresh = found[0], _is_fresh(target)
     x = names[first.source]
     parameters = f"({''.join(f'{name}, ' for name in names.values() if name not in ('x0', x))})"
-    fits = f"fills(x0, {fresh}, {x}, {len(found)}, {parameters})"
+    fits = f"can_fill_in_one_write(x0, {fresh}, {x}, {len(found)}, {parameters})"
     if first.own:
         weights = f"({''.join(f'{names[w.weight]}, ' for w in found)})"
         biases = "()" if first.bias is None else f"({''.join(f'{names[w.bias]}, ' for w in found)})"
-        condition = f"joins({x}, {weights}, {biases}, False) and {fits} and alike({weights}, x0)"
+        condition = f"worth_joining({x}, {weights}, {biases}, False) and {fits} and alike({weights}, x0)"
         result = f"joined_linears({x}, {weights}, {biases}, True)"
     else:
         weight, bias = names[first.weight], "None" if first.bias is None else names[first.bias]
         view = weight if first.linear else f"turned({weight})"
-        condition = f"one_map_a_group({x}, {view}, {bias}) and {fits} and {view}.shape[1] == x0.shape[2]"
+        condition = f"one_map_per_group({x}, {view}, {bias}) and {fits} and {view}.shape[1] == x0.shape[2]"
         result = f"{'grouped_linear' if first.linear else 'grouped_product'}({x}, {weight}, {bias})"
     return Replacement(condition, f"filled(x0, {result}, {fresh})", dict(_SCOPE))
 
 
 def alike(weights: Sequence[Tensor], target: Tensor) -> bool:
-    """True where every weight (out, in) has as many outputs as the target (N, G, out)."""
+    """True if every weight (out, in) has as many outputs as the target (N, G, out)."""
     for weight in weights:  # noqa: SIM110 (a generator is not traceable)
         if weight.shape[0] != target.shape[-1]:
             return False
@@ -209,12 +209,12 @@ def alike(weights: Sequence[Tensor], target: Tensor) -> bool:
 _SCOPE = {
     "alike": alike,
     "filled": filled,
-    "fills": fills,
+    "can_fill_in_one_write": can_fill_in_one_write,
     "grouped_linear": F.grouped_linear,
     "grouped_product": grouped_product,
     "joined_linears": joined_linears,
-    "joins": joins,
-    "one_map_a_group": one_map_a_group,
+    "worth_joining": worth_joining,
+    "one_map_per_group": one_map_per_group,
     "turned": turned,
 }
 

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: MIT
+"""Forwards that read modules: hooks, weights, dictionaries, identity, abstract classes; see hostile_forwards."""
+
+from __future__ import annotations
+
+import abc
+import collections.abc
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from hostile_forwards import (
+    add,
+    add_block,
+    put,
+)
+
+# --- modules, hooks and weights ---
+
+add(
+    "another child",
+    lambda s, x: s.seq(x),
+    put(seq=lambda: nn.Sequential(nn.Tanh())),
+    lambda m: m.seq.append(nn.Sigmoid()),
+)
+add("a hook", lambda s, x: s.seq(x), lambda m: m.seq.register_forward_hook(lambda *a: a[-1] * 2) and None)
+add(
+    "a hook with keywords",
+    lambda s, x: s.seq(x),
+    lambda m: m.seq.register_forward_hook(lambda m, a, k, y: y * 2, with_kwargs=True) and None,
+)
+add(
+    "a hook before",
+    lambda s, x: x,
+    lambda m: m.conv.register_forward_pre_hook(lambda m, a: (a[0] * 2,)) and None,
+)
+add("a forward", lambda s, x: s.seq(x), lambda m: put(forward=lambda: lambda x: x * 3)(m.seq))
+add("a class", lambda s, x: s.seq[0](x), lambda m: put(__class__=nn.Tanh)(m.seq[0]))
+add(
+    "a class that is asked for",
+    lambda s, x: x * (2 if isinstance(s.seq[0], nn.ReLU) else 3),
+    lambda m: put(__class__=nn.Tanh)(m.seq[0]),
+)
+add(
+    "a parametrization",
+    lambda s, x: s.free(x),
+    lambda m: parametrize.register_parametrization(m.free, "weight", nn.Tanh()) and None,
+    lambda m: parametrize.remove_parametrizations(m.free, "weight") and None,
+)
+add(
+    "a norm of weights",
+    lambda s, x: F.conv2d(x, s.free.weight),
+    lambda m: parametrizations.weight_norm(m.free) and None,
+)
+add(
+    "tied at last",
+    lambda s, x: F.conv2d(x, s.free.weight) + s.conv(x),
+    lambda m: put(weight=m.conv.weight)(m.free),
+)
+add(
+    "modules in a list",
+    lambda s, x: s.ml[0](x),
+    lambda m: m.ml.insert(0, nn.Tanh()),
+    setup=put(ml=lambda: [nn.ReLU()]),
+)
+add(
+    "functions in a list",
+    lambda s, x: reduce(lambda y, f: f(y), s.fs, x),
+    lambda m: m.fs.append(torch.tanh),
+    setup=put(fs=lambda: [torch.relu]),
+)
+add(
+    "a tensor in a list",
+    lambda s, x: x * s.ts[0],
+    lambda m: m.ts[0].mul_(2) and None,
+    setup=put(ts=lambda: [torch.tensor(2.0)]),
+)
+add(
+    "parameters by key",
+    lambda s, x: x * s.pd["a"],
+    lambda m: m.pd.update({"a": nn.Parameter(torch.full((1,), 5.0))}),
+    setup=put(pd=lambda: nn.ParameterDict({"a": nn.Parameter(torch.ones(1))})),
+)
+add(
+    "requires_grad",
+    lambda s, x: x * (2 if s.conv.weight.requires_grad else 3),
+    lambda m: m.conv.requires_grad_(False) and None,
+)
+add("out_channels", lambda s, x: x * s.conv.out_channels, lambda m: put(out_channels=13)(m.conv))
+add(
+    "hooks that are counted",
+    lambda s, x: x * (1 + len(s._forward_hooks)),
+    lambda m: m.register_forward_hook(lambda *a: None) and None,
+)
+
+
+# --- what an object holds, by its dictionary ---
+
+
+def loop_over_dict(s: Any, x: Tensor) -> Tensor:
+    n = 0
+    for _ in s.__dict__:
+        n += 1
+    return x * n
+
+
+def helped(s: Any) -> int:
+    return len(vars(s.seq))
+
+
+def in_parts(s: Any, x: Tensor) -> Tensor:
+    return x * sum(len(vars(m)) for m in s.modules())
+
+
+def another(m: Any) -> None:
+    m.another = 1
+
+
+def another_below(m: Any) -> None:
+    m.seq.another = m.conv.another = 1
+
+
+add("vars(self)", lambda s, x: x * len(vars(s)), another)
+add("self.__dict__", lambda s, x: x * len(s.__dict__), another)
+add("a loop over self.__dict__", loop_over_dict, another)
+add("names in vars(self)", lambda s, x: x * sum(map(len, vars(s))), another)
+add("dir(self)", lambda s, x: x * len(dir(s)), another)
+add("getattr __dict__", lambda s, x: x * len(getattr(s, "__dict__")), another)  # noqa: B009
+add("object's __dict__", lambda s, x: x * len(object.__getattribute__(s, "__dict__")), another)
+add("vars(self.conv)", lambda s, x: x * len(vars(s.conv)), another_below)
+add("the __dict__ of a child", lambda s, x: x * len(s.seq.__dict__), another_below)
+add("vars() of a child in a variable", lambda s, x: x * len((lambda m: vars(m))(s.conv)), another_below)
+add("vars() of a child in a function", lambda s, x: x * helped(s), another_below)
+add("vars() of all modules", in_parts, another_below)
+add("dir() of a child", lambda s, x: x * len(dir(s.conv)), another_below)
+
+
+# --- which of its modules it is ---
+
+
+def all_but_the_last(s: Any, x: Tensor) -> Tensor:
+    for layer in s.blocks:
+        x = layer(x)
+        if layer is not s.blocks[-1]:
+            x = x * 2
+    return x
+
+
+def one_of_them(s: Any, x: Tensor) -> Tensor:
+    last = s.blocks[-1]
+    for layer in s.blocks:
+        x = layer(x) * 3 if layer is last else layer(x)
+    return x
+
+
+def last_or_given(s: Any, x: Tensor, last: Any = None) -> Tensor:
+    if x.dim() == 4:
+        last = s.blocks[-1]
+    return x * 2 if s.blocks[0] is last else x
+
+
+def result_or_module(s: Any, x: Tensor) -> Tensor:
+    y = s.aux(x)
+    return x * 2 if y is s.blocks[-1] else x
+
+
+class Odd(nn.Module):
+    """Returns a module, or its input."""
+
+    given: Any = ()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.given[0] if self.given else x
+
+
+def give(m: Any) -> None:
+    m.aux.given = (m.blocks[-1],)
+
+
+def new_last(m: Any) -> None:
+    m.blocks[-1] = nn.Sequential(m.blocks[-1])
+
+
+def same_twice(m: Any) -> None:
+    m.blocks[0] = m.blocks[-1]
+
+
+def two_blocks(m: Any) -> None:
+    m.blocks.extend([nn.Tanh(), nn.Tanh()])
+    m.named["a"] = nn.Tanh()
+    m.aux = Odd()
+
+
+add("is not the last layer", all_but_the_last, add_block, new_last, same_twice, setup=two_blocks)
+add("is the layer in a variable", one_of_them, add_block, same_twice, setup=two_blocks)
+add("is the layer of a written argument", last_or_given, add_block, same_twice, setup=two_blocks)
+add("is the same child", lambda s, x: x * 2 if s.seq is s.blocks else x, lambda m: put(seq=m.blocks)(m))
+add(
+    "is not in a comprehension",
+    lambda s, x: x * len([b for b in s.blocks if b is not s.blocks[-1]]),
+    add_block,
+    same_twice,
+    setup=two_blocks,
+)
+add(
+    "is the layer of a name",
+    lambda s, x: x * 2 if s.named["a"] is s.blocks[0] else x,
+    lambda m: m.named.update({"a": m.blocks[0]}),
+    setup=two_blocks,
+)
+add("a result is a module", result_or_module, give, setup=two_blocks)
+
+
+# --- classes that are registered with an abstract class ---
+
+
+def abstract(m: Any) -> None:
+    class Base(abc.ABC):  # noqa: B024
+        pass
+
+    class Below(Base):
+        pass
+
+    class Own:
+        pass
+
+    m.base, m.below, m.cfg = Base, Below, Own()
+    m.act = type("Act", (nn.ReLU,), {})()
+
+
+def register(which: str, of: Callable[[Any], type]) -> Callable[[Any], None]:
+    def change(m: Any) -> None:
+        getattr(m, which).register(of(m))
+
+    return change
+
+
+def registers(s: Any, x: Tensor) -> Tensor:
+    s.base.register(type(s.cfg))
+    return x * (2 if isinstance(s.cfg, s.base) else 3)
+
+
+own, act = (lambda m: type(m.cfg)), (lambda m: type(m.act))
+is_base = lambda s, x: x * (2 if isinstance(s.cfg, s.base) else 3)  # noqa: E731
+add("an abstract class", is_base, register("base", own), setup=abstract)
+add("registered with a class below", is_base, register("below", own), setup=abstract)
+add(
+    "a registered child",
+    lambda s, x: x * (2 if isinstance(s.act, s.base) else 3),
+    register("base", act),
+    setup=abstract,
+)
+add(
+    "one of several classes",
+    lambda s, x: x * (2 if isinstance(s.cfg, (int, s.base)) else 3),
+    register("base", own),
+    setup=abstract,
+)
+add("registers for itself", registers, setup=abstract)
+add(
+    "a Sequence",
+    lambda s, x: x * (2 if isinstance(s.v, collections.abc.Sequence) else 3),
+    put(v=2),
+    lambda m: put(v=lambda: [1])(m),
+    setup=put(v=lambda: [2]),
+)
