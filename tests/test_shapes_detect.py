@@ -183,6 +183,17 @@ def test_a_number_for_a_log_is_no_finding() -> None:
     assert "no shape depends on data" in str(report)
 
 
+def test_a_number_for_a_log_that_a_branch_guards_is_no_finding() -> None:
+    def log(x: Tensor, losses: list[float]) -> None:
+        print(x.sum().item()) if len(losses) == 1 else None
+        if len(losses) == 1:
+            print(x.sum().item())
+
+    with shapes.detect() as report:
+        log(torch.randn(3), [0.5])
+    assert not report.findings and [s.status for s in report.sites] == ["value"] * 2
+
+
 @pytest.mark.parametrize(
     "function",
     [

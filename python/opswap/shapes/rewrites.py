@@ -90,6 +90,11 @@ _ELEMENTWISE = frozenset(
         ),
     }
 )
+# Of these the place of the argument for which the gradient may be infinite, or the result.
+_GUARDED = {
+    **dict.fromkeys(("exp", "expm1", "log", "log1p", "log2", "pow", "reciprocal", "rsqrt", "sqrt"), 0),
+    "div": 1,
+}
 
 
 def rewrite(statement: ast.stmt, facts: Facts) -> str:
@@ -210,7 +215,8 @@ def _count_of_selection(node: ast.expr, facts: Facts) -> str | None:
     return f"{_text(chosen[1])}.sum()"
 
 
-def _reduction(node: ast.expr, facts: Facts) -> str | None:
+def _reduction(node: ast.expr, facts: Facts, at_least: str = "") -> str | None:
+    """A reduction of a selection to one number or row; `at_least` bounds the number of elements of a mean."""
     call = _call(node)
     chosen = _selection(call[1][0]) if call is not None and call[1] else None
     if call is None or chosen is None:
@@ -227,7 +233,7 @@ def _reduction(node: ast.expr, facts: Facts) -> str | None:
     if name == "mean":
         whole = facts.trailing and dim is None
         count = f"{_mask(mask, facts)}.expand_as({ast.unparse(x)})" if whole else _text(mask)
-        return f"{where}.sum({inner}) / {count}.sum()"
+        return f"{where}.sum({inner}) / {count}.sum(){at_least}"
     if name == "prod" and (dim is None or facts.mask_dims == 1):
         return f"torch.where({_mask(mask, facts)}, {ast.unparse(x)}, 1).prod({inner})"
     if name in ("max", "min", "amax", "amin", "logsumexp") and (dim is None or name not in ("max", "min")):
@@ -270,46 +276,80 @@ def _store(statement: ast.AST, facts: Facts) -> ast.AST | None:
     if chosen is None:
         return None
     x, mask = chosen
-    whole = _unselected(value, ast.unparse(mask))
+    whole = _Whole(mask, facts).of(value)
     if whole is None:
         return None
     text = f"{ast.unparse(x)} = torch.where({_mask(mask, facts)}, {ast.unparse(whole)}, {ast.unparse(x)})"
     return ast.parse(text).body[0]
 
 
-def _unselected(node: ast.expr, mask: str) -> ast.expr | None:
-    """Code that computes element by element on all of x what `node` computes on x[mask]; None if that differs."""
-    if isinstance(node, (ast.Name, ast.Attribute)) or _is_constant(node):
-        return node
-    chosen = _selection(node)
-    if chosen is not None:
-        return chosen[0] if ast.unparse(chosen[1]) == mask else None
-    if isinstance(node, ast.BinOp):
-        left, right = _unselected(node.left, mask), _unselected(node.right, mask)
-        return None if left is None or right is None else ast.BinOp(left, node.op, right)
-    if isinstance(node, ast.UnaryOp):
-        operand = _unselected(node.operand, mask)
-        return None if operand is None else ast.UnaryOp(node.op, operand)
-    return _unselected_call(node, mask) if isinstance(node, ast.Call) else None
+class _Whole:
+    """Code that computes on all of x what an expression computes on x[mask], element by element.
 
+    Arguments for which a function may have no finite gradient are 1 outside the mask: torch.where multiplies the
+    gradient of what it leaves out by 0, which is NaN for an infinite one.
+    """
 
-def _unselected_call(node: ast.Call, mask: str) -> ast.expr | None:
-    """`_unselected` of a call: of torch's elementwise ones, and of what makes a number of constants."""
-    call = _call(node)
-    if call is None or call[0] not in _ELEMENTWISE:
-        return None
-    if not any(isinstance(n, ast.Subscript) for n in ast.walk(node)):
-        return node
-    wholes = [_unselected(argument, mask) for argument in node.args]
-    if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) not in _OF_TORCH:
-        subject = _unselected(node.func.value, mask)
-        func: ast.expr | None = subject and ast.Attribute(subject, node.func.attr, ast.Load())
-    else:
+    def __init__(self, mask: ast.expr, facts: Facts) -> None:
+        self._facts, self._mask, self._guard = facts, ast.unparse(mask), _mask(mask, facts)
+
+    def of(self, node: ast.expr) -> ast.expr | None:
+        """None if the result would differ."""
+        if isinstance(node, (ast.Name, ast.Attribute)) or _is_constant(node):
+            return node
+        chosen = _selection(node)
+        if chosen is not None:
+            return chosen[0] if ast.unparse(chosen[1]) == self._mask else None
+        if isinstance(node, ast.BinOp):
+            left, right = self.of(node.left), self.of(node.right)
+            if left is None or right is None:
+                return None
+            if isinstance(node.op, ast.Pow):
+                left = self._guarded(node.left, left)
+            elif isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)):
+                right = self._guarded(node.right, right)
+            return ast.BinOp(left, node.op, right)
+        if isinstance(node, ast.UnaryOp):
+            operand = self.of(node.operand)
+            return None if operand is None else ast.UnaryOp(node.op, operand)
+        return self._of_call(node) if isinstance(node, ast.Call) else None
+
+    def _of_call(self, node: ast.Call) -> ast.expr | None:
+        """Of torch's elementwise ones, of reductions, and of what makes a number of constants."""
+        call = _call(node)
+        if call is None:
+            return None
+        name, arguments, _ = call
+        chosen = _selection(arguments[0]) if arguments else None
+        if chosen is not None and ast.unparse(chosen[1]) == self._mask:
+            # Where nothing is selected nothing is stored, but a mean's gradient would be NaN.
+            text = _reduction(node, self._facts, ".clamp(min=1)")
+            if text is not None:
+                return ast.parse(text, mode="eval").body
+        if name not in _ELEMENTWISE or not all(_is_constant(k.value) for k in node.keywords):
+            return None
+        if not any(map(_selects, arguments)):
+            return node
+        wholes: list[ast.expr] = []
+        for place, argument in enumerate(arguments):
+            whole = self.of(argument)
+            if whole is None:
+                return None
+            wholes.append(self._guarded(argument, whole) if _GUARDED.get(name) == place else whole)
         func = node.func
-    if func is None or not all(_is_constant(k.value) for k in node.keywords):
-        return None
-    arguments = [w for w in wholes if w is not None]
-    return ast.Call(func, arguments, node.keywords) if len(arguments) == len(wholes) else None
+        if isinstance(func, ast.Attribute) and ast.unparse(func.value) not in _OF_TORCH:
+            func = ast.Attribute(wholes.pop(0), func.attr, ast.Load())
+        return ast.Call(func, wholes, node.keywords)
+
+    def _guarded(self, node: ast.expr, whole: ast.expr) -> ast.expr:
+        """What `node` has become, 1 outside the mask."""
+        if not _selects(node):
+            return whole
+        return ast.parse(f"torch.where({self._guard}, {ast.unparse(whole)}, 1)", mode="eval").body
+
+
+def _selects(node: ast.expr) -> bool:
+    return any(isinstance(n, ast.expr) and _selection(n) is not None for n in ast.walk(node))
 
 
 def _nonzero_argument(node: ast.expr) -> ast.expr | None:
@@ -377,6 +417,9 @@ def _choice(node: ast.expr, facts: Facts) -> str | None:
     """a if condition else b."""
     if not isinstance(node, ast.IfExp):
         return None
+    for part in (node.body, node.orelse):
+        if isinstance(part, ast.Constant) and not isinstance(part.value, (int, float)):
+            return None  # torch.where has tensors and numbers
     return f"torch.where({_tensor(node.test)}, {ast.unparse(node.body)}, {ast.unparse(node.orelse)})"
 
 

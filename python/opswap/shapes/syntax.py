@@ -54,7 +54,7 @@ _SIZED = frozenset(
         "zeros",
     }
 )
-_READS = frozenset({"item", "tolist", "int", "float", "bool", "len"})
+_READS = frozenset({"item", "tolist", "int", "float", "bool"})
 _MOST_FILES = 64
 
 
