@@ -6,7 +6,15 @@ from .ops.channels import cat_channel_shuffle, cat_channel_shuffle_split, channe
 from .ops.depthwise import depthwise_conv2d
 from .ops.dropout import dropout
 from .ops.linear import grouped_linear
-from .ops.norm import batch_norm, batch_norm_act, batch_norm_relu, group_norm, instance_norm
+from .ops.norm import (
+    batch_norm,
+    batch_norm_act,
+    batch_norm_relu,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    layer_norm2d,
+)
 from .ops.permutation import channel_permutation
 from .ops.pointwise import pointwise_conv2d
 from .ops.pool import (
@@ -43,6 +51,8 @@ __all__ = [
     "group_norm",
     "grouped_linear",
     "instance_norm",
+    "layer_norm",
+    "layer_norm2d",
     "linear",
     "max_pool2d",
     "max_pool3d",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Batch normalisation fused with the activation that follows it; group and instance normalisation."""
+"""Batch normalisation fused with the activation that follows it; group, instance and layer normalisation."""
 
 from ._activations import activate, parse, spell
 from ._arguments import check_activation
@@ -7,6 +7,7 @@ from ._moving import is_watched
 from ._reference import reference
 from .batch_norm import batch_norm, batch_norm_act, batch_norm_relu, infer
 from .group_norm import group_norm, group_norm_fits, instance_norm, instance_norm_fits
+from .layer_norm import layer_norm, layer_norm2d, layer_norm2d_fits, layer_norm_fits
 
 __all__ = [
     "activate",
@@ -20,6 +21,10 @@ __all__ = [
     "instance_norm",
     "instance_norm_fits",
     "is_watched",
+    "layer_norm",
+    "layer_norm2d",
+    "layer_norm2d_fits",
+    "layer_norm_fits",
     "parse",
     "reference",
     "spell",

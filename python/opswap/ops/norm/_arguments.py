@@ -12,7 +12,7 @@ from torch import Tensor
 from .._layout import is_strided
 from ._activations import ACTIVATIONS, parse
 
-__all__ = ["check", "check_activation", "check_kinds", "count_values", "is_covered", "moves_apart"]
+__all__ = ["are_vectors", "check", "check_activation", "check_kinds", "count_values", "is_covered", "moves_apart"]
 
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _REDUCED = frozenset({torch.bfloat16, torch.float16})
@@ -169,3 +169,16 @@ def _check_vectors(input: Tensor, vectors: Sequence[Vector]) -> None:
             f"batch_norm: mixed dtype (CPU): an input of {input.dtype} needs all parameters in one of "
             f"{sorted(map(str, allowed))}, got {found}"
         )
+
+
+def are_vectors(input: Tensor, channels: int, *vectors: Any) -> bool:
+    """True for vectors of one value per channel, all of the dtype of input, or of float32 beside 16 bits."""
+    allowed = input.dtype
+    for vector in vectors:
+        if vector is None:
+            continue
+        if not isinstance(vector, Tensor) or vector.dim() != 1 or vector.shape[0] != channels:
+            return False
+        if vector.dtype is torch.float32 and input.dtype in _REDUCED:
+            allowed = torch.float32
+    return all(v is None or (v.dtype is allowed and v.is_cpu) for v in vectors)

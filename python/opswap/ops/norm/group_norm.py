@@ -21,14 +21,14 @@ from .._function import tracing
 from .._layout import dense_copy, empty, suggest_memory_format
 from .._operator import Operator, join_batch, one_example, split_batch
 from .._stats import count_kernel, count_reference, reference_forced
+from ._arguments import are_vectors
 from ._group_reference import normalize_groups, normalize_groups_backward
 from ._operators import check_backward, second_gradients, wanted
 
 __all__ = ["group_norm", "group_norm_fits", "instance_norm", "instance_norm_fits"]
 
 _NAME, _BACKWARD = "group_norm", "group_norm_backward"
-_REDUCED = (torch.bfloat16, torch.float16)
-_DTYPES = (torch.float32, torch.float64, *_REDUCED)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _compiling = torch.compiler.is_dynamo_compiling
 
 _Vector = Tensor | None
@@ -54,26 +54,13 @@ def _is_dense_image(input: Any) -> bool:
     return n > 0 and c > 1 and pixels > 1 and input.stride() == strides
 
 
-def _are_vectors(input: Tensor, *vectors: Any) -> bool:
-    """True for vectors of one value per channel, all of the dtype of input, or of float32 beside 16 bits."""
-    allowed = input.dtype
-    for vector in vectors:
-        if vector is None:
-            continue
-        if not isinstance(vector, Tensor) or vector.dim() != 1 or vector.shape[0] != input.shape[1]:
-            return False
-        if vector.dtype is torch.float32 and input.dtype in _REDUCED:
-            allowed = torch.float32
-    return all(v is None or (v.dtype is allowed and v.is_cpu) for v in vectors)
-
-
 def group_norm_fits(
     input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
 ) -> bool:
     """True if the kernels compute this call of torch.nn.functional.group_norm."""
     if type(num_groups) is not int or num_groups < 1 or not isinstance(eps, float) or not eps > 0:
         return False
-    return _is_dense_image(input) and input.shape[1] % num_groups == 0 and _are_vectors(input, weight, bias)
+    return _is_dense_image(input) and input.shape[1] % num_groups == 0 and are_vectors(input, input.shape[1], weight, bias)
 
 
 def instance_norm_fits(
