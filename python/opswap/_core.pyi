@@ -230,11 +230,12 @@ def plain_max_pool(
     /,
 ) -> Any: ...
 def plain_max_pool_backward(*described_offsets_and_grad_output: Any) -> Any: ...
-def plain_pointwise(input: Any, weight: Any, bias: Any, /) -> Any: ...
+def plain_pointwise(input: Any, weight: Any, bias: Any, stride: Any, /) -> Any: ...
 def plain_pointwise_backward(
     grad_output: Any,
     input: Any,
     weight: Any,
+    stride: Any,
     want_input: bool,
     want_weight: bool,
     want_bias: bool,

@@ -16,7 +16,7 @@ __all__ = ["RULES", "large"]
 
 _POINTWISE = Replacement(
     "takes_pixels(m0, x0)",
-    "pointwise_conv2d(x0, m0.weight, m0.bias)",
+    "pointwise_conv2d(x0, m0.weight, m0.bias, m0.stride)",
     {"takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
 )
 _DEPTHWISE = Replacement(
@@ -40,9 +40,7 @@ def _declines_pointwise(module: nn.Module) -> str | None:
     if module.kernel_size != (1, 1) or module.groups != 1 or not pointwise_wins():
         return None
     if not is_pointwise(module):
-        return (
-            f"the kernels take stride 1 without padding, not stride={module.stride}, padding={module.padding}"
-        )
+        return f"the kernels take no padding, not padding={module.padding}"
     size = module.weight.numel()
     return large(size) if size >= FEW_WEIGHTS else ""
 
