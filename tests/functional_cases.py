@@ -292,6 +292,13 @@ def _convolution_cases(last: bool) -> list[Case]:
         ),
         Case(
             "depthwise_conv2d",
+            lambda x, w, b: F.depthwise_conv2d(x, w, b, 1, 2, 2),
+            lambda x, w, b: T.conv2d(x, w, b, 1, 2, 2, 8),
+            depth,
+            last,
+        ),
+        Case(
+            "depthwise_conv2d",
             lambda x, w, b: F.depthwise_conv2d(x, w, b, 1, "same"),
             lambda x, w, b: T.conv2d(x, w, b, 1, "same", 1, 8),
             depth,

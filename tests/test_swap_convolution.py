@@ -34,6 +34,9 @@ DEPTHWISE = [
     nn.Conv2d(9, 9, 3, groups=9),
     nn.Conv2d(9, 9, 3, 2, 1, groups=9, bias=False),
     nn.Conv2d(9, 9, 5, padding=2, groups=9),
+    nn.Conv2d(9, 9, 7, padding=3, groups=9),
+    nn.Conv2d(9, 9, 9, 2, 4, groups=9),
+    nn.Conv2d(9, 9, 3, dilation=2, groups=9),
 ]
 TAKEN = [*((m, "pointwise") for m in POINTWISE), *((m, "depthwise") for m in DEPTHWISE)]
 LEFT = [
@@ -41,7 +44,8 @@ LEFT = [
     nn.Conv2d(9, 9, 3, groups=3),
     nn.Conv2d(9, 18, 3, groups=9),
     nn.Conv2d(9, 9, (3, 5), groups=9),
-    nn.Conv2d(9, 9, 3, dilation=2, groups=9),
+    nn.Conv2d(9, 9, 11, padding=5, groups=9),
+    nn.Conv2d(9, 9, 3, 2, dilation=2, groups=9),
     nn.Conv2d(9, 9, 3, padding="same", groups=9),
     nn.Conv2d(9, 9, 3, padding=1, padding_mode="reflect", groups=9),
     nn.Conv2d(6, 8, 1, padding=1),

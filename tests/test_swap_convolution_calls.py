@@ -71,6 +71,8 @@ REPLACED: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "standardised": ("pointwise_conv", lambda: Standardised(16, 24, 1)),
     "depthwise": ("depthwise_conv", lambda: Own(16, 16, 3, 2, 1, groups=16)),
     "same": ("depthwise_conv", lambda: Own(16, 16, 5, padding="same", groups=16, bias=False)),
+    "a window of 7 x 7": ("depthwise_conv", lambda: Own(16, 16, 7, 1, 3, groups=16)),
+    "dilated": ("depthwise_conv", lambda: Own(16, 16, 5, 1, "same", 2, groups=16)),
     "valid": ("depthwise_conv", lambda: Own(16, 16, 3, padding="valid", groups=16)),
     "padded": ("depthwise_conv", lambda: Padded(16, 16, 3, 2, groups=16)),
     "of standardised weights": ("depthwise_conv", lambda: Standardised(16, 16, 3, 1, 1, groups=16)),
@@ -100,10 +102,10 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
     "3x3": lambda: Own(16, 16, 3),
     "padding": lambda: Own(16, 16, 1, padding=1),
     "groups": lambda: Own(16, 16, 1, groups=4),
-    "a dilation": lambda: Own(16, 16, 3, dilation=2, groups=16),
+    "a dilation": lambda: Own(16, 16, 3, 2, dilation=2, groups=16),
     "several outputs": lambda: Own(16, 32, 3, groups=16),
     "reflected": lambda: Own(16, 16, 3, padding=1, padding_mode="reflect", groups=16),
-    "a large window": lambda: Own(16, 16, 7, groups=16),
+    "a large window": lambda: Own(16, 16, 11, 1, 5, groups=16),
     "a large weight": lambda: Own(16, 1 << 13, 1),
 }
 

@@ -120,7 +120,7 @@ _apply = base_apply(PointwiseConv2d)
 _operator = ConvolutionOperator(
     _NAME,
     ", SymInt[2] stride",
-    lambda weight, stride: (stride, (0, 0), 1),
+    lambda weight, stride: (stride, (0, 0), 1, (1, 1)),
     _core.plain_pointwise,
     _core.plain_pointwise_backward,
 )

@@ -110,7 +110,7 @@ class _Window:
         if self._is_pointwise(weight):
             output = _core.plain_pointwise(input, weight, bias, self.stride)
         elif self._is_depthwise(weight):
-            output = _core.plain_depthwise(input, weight, bias, self.stride, self.padding)
+            output = _core.plain_depthwise(input, weight, bias, self.stride, self.padding, self.dilation)
         if output is NotImplemented:
             output = torch_functional.conv2d(
                 input, weight, bias, self.stride, self.padding, self.dilation, self.groups
@@ -127,7 +127,8 @@ class _Window:
             if self._is_pointwise(weight):
                 gradients = _core.plain_pointwise_backward(*tensors, self.stride, *mask)
             elif self._is_depthwise(weight):
-                gradients = _core.plain_depthwise_backward(*tensors, self.stride, self.padding, *mask)
+                window = (self.stride, self.padding, self.dilation)
+                gradients = _core.plain_depthwise_backward(*tensors, *window, *mask)
         if gradients is NotImplemented:
             window = (self.stride, self.padding, self.groups)
             gradients = library_backward(*tensors, *window, mask, self.dilation)
@@ -138,7 +139,7 @@ class _Window:
         return window == ([0, 0], 1) and weight.shape[2:] == (1, 1) and weight.numel() < FEW_WEIGHTS
 
     def _is_depthwise(self, weight: Tensor) -> bool:
-        return self.groups == weight.shape[0] > 1 and weight.shape[1] == 1 and self.dilation == [1, 1]
+        return self.groups == weight.shape[0] > 1 and weight.shape[1] == 1
 
 
 class _Product:

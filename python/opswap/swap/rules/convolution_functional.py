@@ -16,11 +16,11 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 from opswap.ops.conv import conv_fits, why_kept
-from opswap.ops.depthwise import depthwise_fits, depthwise_wins
+from opswap.ops.depthwise import depthwise_fits, depthwise_wins, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
-from .convolution import large
+from .convolution import WINDOWS, large
 
 __all__ = ["RULES"]
 
@@ -111,11 +111,14 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
     if not 1 < groups == size[0] or size[1] != 1 or max(size[2:]) == 1 or not depthwise_wins():
         raise Refusal("it is no depthwise convolution", told=False)
     stride, dilation = _pair(given["stride"]), _pair(given["dilation"])
-    if size[2:] not in ((3, 3), (5, 5)):
-        raise Refusal(f"a window of {size[2:]}: the kernels take 3x3 and 5x5")
-    if stride not in ((1, 1), (2, 2)) or dilation != (1, 1):
-        raise Refusal(f"the kernels take a stride of 1 or 2 and no dilation, not {stride=}, {dilation=}")
-    options = f"{', '.join(tensors.values())}, {stride}, {_padding(given['padding'], size, stride)}"
+    if not takes_window(size[2:], 1, 1):
+        raise Refusal(f"a window of {size[2:]}: {WINDOWS}")
+    if not takes_window(size[2:], stride, dilation):
+        raise Refusal(
+            f"the kernels take a stride of 2, or of 1 with any dilation, not {stride=}, {dilation=}"
+        )
+    padding = _padding(given["padding"], size, stride, dilation)
+    options = f"{', '.join(tensors.values())}, {stride}, {padding}, {dilation}"
     names = {"depthwise_fits": depthwise_fits, "depthwise_conv2d": F.depthwise_conv2d}
     return Replacement(f"depthwise_fits({options}, {groups})", f"depthwise_conv2d({options})", names)
 
