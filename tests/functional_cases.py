@@ -277,9 +277,23 @@ def _convolution_cases(last: bool) -> list[Case]:
     return [
         Case("pointwise_conv2d", F.pointwise_conv2d, T.conv2d, pixels, last),
         Case(
+            "pointwise_conv2d",
+            lambda x, w, b: F.pointwise_conv2d(x, w, b, (2, 3)),
+            lambda x, w, b: T.conv2d(x, w, b, (2, 3)),
+            pixels,
+            last,
+        ),
+        Case(
             "depthwise_conv2d",
             lambda x, w, b: F.depthwise_conv2d(x, w, b, 2, 1),
             lambda x, w, b: T.conv2d(x, w, b, 2, 1, 1, 8),
+            depth,
+            last,
+        ),
+        Case(
+            "depthwise_conv2d",
+            lambda x, w, b: F.depthwise_conv2d(x, w, b, 1, 2, 2),
+            lambda x, w, b: T.conv2d(x, w, b, 1, 2, 2, 8),
             depth,
             last,
         ),

@@ -126,10 +126,12 @@ for n in INTS:
     attempt(f"sections {n}", lambda: _core.grouped_linear(x, w, None, (n, 8 - n)))
     attempt(f"sections {n}", lambda: _core.grouped_linear(x, w, None, (n, n)))
     attempt(f"public {n}", lambda: F.grouped_linear(x, w, None, (n, n)))
-    for stride, padding in ((n, 1), (1, n), (2, n), (n, n), ((1, 1), (n, 0)), ((1, 1), (0, n))):
-        attempt(f"depthwise {n}", lambda: _core.depthwise(image, torch.randn(8, 1, 3, 3), None, stride, padding))
+    for window in (
+            (n, 1, 1), (1, n, 1), (2, n, 1), (n, n, 1), ((1, 1), (n, 0), 1), ((1, 1), (0, n), 1),
+            (1, 1, n), (1, n, n), (n, n, n), (1, (0, n), (n, n))):
+        attempt(f"depthwise {n}", lambda: _core.depthwise(image, torch.randn(8, 1, 3, 3), None, *window))
         attempt(f"depthwise {n}", lambda: _core.depthwise_backward(
-            image, image, torch.randn(8, 1, 3, 3), stride, padding, True, True, True))
+            image, image, torch.randn(8, 1, 3, 3), *window, True, True, True))
     for window in ((n, 1, 1), (1, n, 1), (1, 1, n), (n, n, n), ((1, n), (n, 1), 1), ((n,), [n, n], (1, n))):
         attempt(f"conv {n}", lambda: _core.plain_conv_backward(image, image, torch.randn(8, 8, 3, 3), *window, True))
         wide = torch.randn(1, 8, 1, 1).to(memory_format=torch.channels_last).expand(1 << 20, 8, 1 << 18, 1 << 18)
@@ -194,9 +196,9 @@ CALLS = {
         True, 1e-5, None, (True, True, True), g, x, torch.ones(2, 8, dtype=torch.float64), torch.ones(8),
         torch.ones(8), False),
     "shuffle": lambda x: _core.new_shuffled((x, g), 2, (8, 8), None, True),
-    "depthwise": lambda x: _core.depthwise(x, torch.randn(8, 1, 3, 3), None, 1, 1),
+    "depthwise": lambda x: _core.depthwise(x, torch.randn(8, 1, 3, 3), None, 1, 1, 1),
     "depthwise_backward": lambda x: _core.depthwise_backward(
-        g, x, torch.randn(8, 1, 3, 3), 1, 1, True, True, True),
+        g, x, torch.randn(8, 1, 3, 3), 1, 1, 1, True, True, True),
     "linear": lambda x: _core.grouped_linear(
         x.as_strided((6, 8, 6), (48, 6, 1)), torch.randn(8, 4, 6), None, None),
     "linear_backward": lambda x: _core.grouped_linear_backward(
@@ -379,7 +381,7 @@ for odd in (Made(5), Made(7), [1] * 5, [1] * 7, (), (1,), None, 5, "12345", {1: 
         True, 1e-5, None, odd, x, x, torch.ones(2, 8, dtype=torch.float64), None, None, False))
     attempt("linear", lambda: _core.grouped_linear(torch.ones(2, 2, 3), torch.ones(8, 3), None, odd))
     attempt("plain", lambda: _core.plain_tensors(odd))
-    attempt("depthwise", lambda: _core.depthwise(x, torch.ones(8, 1, 3, 3), None, odd, odd))
+    attempt("depthwise", lambda: _core.depthwise(x, torch.ones(8, 1, 3, 3), None, odd, odd, odd))
 attempt("three dimensions", lambda: _core.adaptive_max_pool_backward(
     torch.ones(3), torch.zeros(3, dtype=torch.int32), (3,), True))
 for ndim in range(9):

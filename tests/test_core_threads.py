@@ -85,8 +85,8 @@ def run():
         x = torch.randn(2, 64, 48, 48, dtype=dtype).to(memory_format=torch.channels_last)
         for side in (3, 5):
             w = torch.randn(64, 1, side, side, dtype=dtype)
-            y = _core.depthwise(x, w, None, 1, 1)
-            _core.depthwise_backward(y, x, w, 1, 1, True, True, True)
+            y = _core.depthwise(x, w, None, 1, 1, 1)
+            _core.depthwise_backward(y, x, w, 1, 1, 1, True, True, True)
             _core.plain_conv_backward(x, x, torch.randn(64, 64, side, side, dtype=dtype), 1, side // 2, 1, True)
     print("done", flush=True)
 

@@ -89,11 +89,11 @@ for i in range(3):
         True, 1e-5, None, tuple(mask(b)), x, x, statistics, None, None, False)
     calls[f"linear {i}"] = lambda b, mask=mask: _core.grouped_linear_backward(
         torch.ones(2, 3, 4), torch.ones(2, 3, 5), torch.ones(3, 4, 5), None, *mask(b))
-    calls[f"pointwise {i}"] = lambda b, mask=mask: _core.plain_pointwise_backward(last, last, w, *mask(b))
+    calls[f"pointwise {i}"] = lambda b, mask=mask: _core.plain_pointwise_backward(last, last, w, 1, *mask(b))
     calls[f"depthwise {i}"] = lambda b, mask=mask: _core.depthwise_backward(
-        last, last, taps, (1, 1), (1, 1), *mask(b))
+        last, last, taps, (1, 1), (1, 1), 1, *mask(b))
     calls[f"plain depthwise {i}"] = lambda b, mask=mask: _core.plain_depthwise_backward(
-        last, last, taps, (1, 1), (1, 1), *mask(b))
+        last, last, taps, (1, 1), (1, 1), 1, *mask(b))
 
 def kind(result):
     if isinstance(result, (tuple, list)):

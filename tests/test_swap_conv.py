@@ -59,7 +59,7 @@ TAKEN = [
     nn.Conv2d(32, 24, 3, 2, 1, bias=False),
     nn.Conv2d(32, 40, (1, 5), padding="same", dilation=2),
     nn.Conv2d(32, 24, (2, 1), padding="valid"),
-    nn.Conv2d(32, 24, 1, 2),
+    nn.Conv2d(32, 24, 1, 2, 1),
 ]
 KEPT: list[tuple[nn.Module, str]] = [
     (nn.Conv2d(32, 32, (15, 1)), r"a window of \(15, 1\): .* up to 13 taps"),

@@ -27,11 +27,16 @@ POINTWISE = [
     nn.Conv2d(9, 8, 1),
     nn.Conv2d(9, 8, 1, padding="same"),
     nn.Conv2d(9, 8, 1, bias=False, dilation=2),
+    nn.Conv2d(9, 8, 1, stride=2),
+    nn.Conv2d(9, 8, 1, stride=(1, 3), padding="valid", bias=False),
 ]
 DEPTHWISE = [
     nn.Conv2d(9, 9, 3, groups=9),
     nn.Conv2d(9, 9, 3, 2, 1, groups=9, bias=False),
     nn.Conv2d(9, 9, 5, padding=2, groups=9),
+    nn.Conv2d(9, 9, 7, padding=3, groups=9),
+    nn.Conv2d(9, 9, 9, 2, 4, groups=9),
+    nn.Conv2d(9, 9, 3, dilation=2, groups=9),
 ]
 TAKEN = [*((m, "pointwise") for m in POINTWISE), *((m, "depthwise") for m in DEPTHWISE)]
 LEFT = [
@@ -39,10 +44,10 @@ LEFT = [
     nn.Conv2d(9, 9, 3, groups=3),
     nn.Conv2d(9, 18, 3, groups=9),
     nn.Conv2d(9, 9, (3, 5), groups=9),
-    nn.Conv2d(9, 9, 3, dilation=2, groups=9),
+    nn.Conv2d(9, 9, 11, padding=5, groups=9),
+    nn.Conv2d(9, 9, 3, 2, dilation=2, groups=9),
     nn.Conv2d(9, 9, 3, padding="same", groups=9),
     nn.Conv2d(9, 9, 3, padding=1, padding_mode="reflect", groups=9),
-    nn.Conv2d(6, 8, 1, stride=2),
     nn.Conv2d(6, 8, 1, padding=1),
     nn.Conv2d(6, 8, 1, groups=2),
     nn.Conv2d(6, 8, (1, 3)),
@@ -92,7 +97,8 @@ class TestRule:
         handle.remove()
         assert seen == [(2, 8, 5, 4)]
         model[0].stride = (2, 2)
-        assert model(x).shape == (2, 8, 3, 2)
+        opswap.reset_stats()
+        assert model(x).shape == (2, 8, 3, 2) and counts() == ({"pointwise_conv2d": 1}, {})
         model[0].stride, model[0].weight = (1, 1), nn.Parameter(torch.ones(3, 6, 1, 1))
         model[0].bias = None
         torch.testing.assert_close(model(x), x.sum(1, keepdim=True).expand(2, 3, 5, 4))

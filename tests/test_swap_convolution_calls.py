@@ -66,10 +66,13 @@ def net(conv: nn.Module) -> nn.Module:
 
 REPLACED: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "1x1": ("pointwise_conv", lambda: Own(16, 24, 1)),
+    "1x1 with a stride": ("pointwise_conv", lambda: Own(16, 24, 1, stride=(2, 3))),
     "1x1 without bias": ("pointwise_conv", lambda: Own(16, 24, 1, bias=False)),
     "standardised": ("pointwise_conv", lambda: Standardised(16, 24, 1)),
     "depthwise": ("depthwise_conv", lambda: Own(16, 16, 3, 2, 1, groups=16)),
     "same": ("depthwise_conv", lambda: Own(16, 16, 5, padding="same", groups=16, bias=False)),
+    "a window of 7 x 7": ("depthwise_conv", lambda: Own(16, 16, 7, 1, 3, groups=16)),
+    "dilated": ("depthwise_conv", lambda: Own(16, 16, 5, 1, "same", 2, groups=16)),
     "valid": ("depthwise_conv", lambda: Own(16, 16, 3, padding="valid", groups=16)),
     "padded": ("depthwise_conv", lambda: Padded(16, 16, 3, 2, groups=16)),
     "of standardised weights": ("depthwise_conv", lambda: Standardised(16, 16, 3, 1, 1, groups=16)),
@@ -97,12 +100,12 @@ def test_replaced(name: str) -> None:
 
 KEPT: dict[str, Callable[[], nn.Module]] = {
     "3x3": lambda: Own(16, 16, 3),
-    "a stride": lambda: Own(16, 16, 1, 2),
+    "padding": lambda: Own(16, 16, 1, padding=1),
     "groups": lambda: Own(16, 16, 1, groups=4),
-    "a dilation": lambda: Own(16, 16, 3, dilation=2, groups=16),
+    "a dilation": lambda: Own(16, 16, 3, 2, dilation=2, groups=16),
     "several outputs": lambda: Own(16, 32, 3, groups=16),
     "reflected": lambda: Own(16, 16, 3, padding=1, padding_mode="reflect", groups=16),
-    "a large window": lambda: Own(16, 16, 7, groups=16),
+    "a large window": lambda: Own(16, 16, 11, 1, 5, groups=16),
     "a large weight": lambda: Own(16, 1 << 13, 1),
 }
 
@@ -117,7 +120,7 @@ def test_kept(name: str) -> None:
     else:
         assert not found
     whole = [s.rule for s in opswap.report(model).swapped] == ["conv2d"]
-    assert whole or name != "a stride"
+    assert whole or name != "padding"
     if name in ("a dilation", "a large window") or (name == "a large weight" and not whole):
         assert any(
             "kernels support" in s.reason or "torch is as fast" in s.reason for s in opswap.report(model).kept

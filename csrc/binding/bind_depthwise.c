@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* depthwise(input, weight, bias, stride, padding) -> output and depthwise_backward(grad_output,
- * input, weight, stride, padding, wants_input, wants_weight, wants_bias) -> the three gradients,
- * None for one that is not wanted. stride, padding: an int or a pair of ints, as in torch.
+/* depthwise(input, weight, bias, stride, padding, dilation) -> output and
+ * depthwise_backward(grad_output, input, weight, stride, padding, dilation, wants_input,
+ * wants_weight, wants_bias) -> the three gradients, None for one that is not wanted. stride,
+ * padding, dilation: an int or a pair of ints, as in torch.
  * Input, output and their gradients are channels_last. plain_depthwise and plain_depthwise_backward
  * have the same arguments and return NotImplemented for everything that torch should see instead:
  * what would be an error, calls that its dispatcher watches, tiers and sizes on which it is as
@@ -27,13 +28,19 @@ static int read_pair(const osw_call *call, const char *what, PyObject *object, i
 
 static int read_window(const osw_call *call, osw_depthwise *d, PyObject *const *window)
 {
-    int64_t stride[2], padding[2];
+    int64_t stride[2], padding[2], dilation[2];
     if (read_pair(call, "stride", window[0], 1, stride) != 0 ||
-        read_pair(call, "padding", window[1], 0, padding) != 0)
+        read_pair(call, "padding", window[1], 0, padding) != 0 ||
+        read_pair(call, "dilation", window[2], 1, dilation) != 0)
         return -1;
     if (stride[0] != stride[1] || stride[0] > 2)
         return osw_fail(call->name, "stride must be 1 or 2 in both directions, got %R", window[0]);
+    if (dilation[0] != dilation[1] || (stride[0] == 2 && dilation[0] != 1))
+        return osw_fail(call->name,
+                        "dilation must be the same in both directions, and 1 with a stride, got %R",
+                        window[2]);
     d->stride = stride[0];
+    d->dilation = dilation[0];
     d->top = padding[0];
     d->left = padding[1];
     return 0;
@@ -76,13 +83,16 @@ static int check_sizes(const osw_call *call, osw_depthwise *d)
         return osw_call_fail(call, WEIGHT, "must be (C, 1, k, k) and contiguous", w->size[0],
                              d->channels);
     d->side = w->size[2];
-    if (w->size[3] != d->side || (d->side != 3 && d->side != 5))
-        return osw_call_fail(call, WEIGHT, "must have 3 x 3 or 5 x 5 taps", w->size[3], d->side);
-    d->out_height = (d->height + 2 * d->top - d->side) / d->stride + 1;
-    d->out_width = (d->width + 2 * d->left - d->side) / d->stride + 1;
-    if (d->height + 2 * d->top < d->side || d->width + 2 * d->left < d->side)
+    if (w->size[3] != d->side || d->side < 3 || d->side > OSW_DEPTHWISE_MOST_SIDE ||
+        d->side % 2 == 0)
+        return osw_call_fail(call, WEIGHT, "must have 3 x 3, 5 x 5, 7 x 7 or 9 x 9 taps",
+                             w->size[3], d->side);
+    const int64_t window = (d->side - 1) * d->dilation + 1;
+    if (d->height + 2 * d->top < window || d->width + 2 * d->left < window)
         return osw_call_fail(call, INPUT, "with its padding is smaller than the window", d->height,
-                             d->side);
+                             window);
+    d->out_height = osw_depthwise_outputs(d, d->height, d->top);
+    d->out_width = osw_depthwise_outputs(d, d->width, d->left);
     int64_t numel = x->itemsize; /* of output and grad_output, products of which follow */
     if (__builtin_mul_overflow(numel, d->batch * d->channels, &numel) ||
         __builtin_mul_overflow(numel, d->out_height, &numel) ||
@@ -167,7 +177,7 @@ static PyObject *forward(bool plain, PyObject *const *args, Py_ssize_t nargs)
 {
     osw_call call = {.name = "depthwise", .roles = osw_layer_roles, .plain = plain};
     osw_depthwise_job job = {.weight = NULL};
-    const bool done = osw_expect(call.name, nargs, 5) && prepare(&call, &job, INPUT, args) == 0 &&
+    const bool done = osw_expect(call.name, nargs, 6) && prepare(&call, &job, INPUT, args) == 0 &&
                       execute_forward(&call, &job) == 0;
     return osw_call_end(&call, done ? osw_call_made(&call, OUTPUT) : NULL);
 }
@@ -176,9 +186,9 @@ static PyObject *backward(bool plain, PyObject *const *args, Py_ssize_t nargs)
 {
     osw_call call = {.name = "depthwise_backward", .roles = osw_layer_roles, .plain = plain};
     osw_depthwise_job job = {.weight = NULL};
-    const bool done = osw_expect(call.name, nargs, 8) &&
+    const bool done = osw_expect(call.name, nargs, 9) &&
                       prepare(&call, &job, GRAD_OUTPUT, args) == 0 &&
-                      execute_backward(&call, &job, args + 5) == 0;
+                      execute_backward(&call, &job, args + 6) == 0;
     return osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_INPUT, 3) : NULL);
 }
 
@@ -206,7 +216,7 @@ OSW_ENTRY(depthwise_fits)
 {
     osw_call call = {.name = "depthwise", .roles = osw_layer_roles, .plain = true};
     osw_depthwise_job job = {.weight = NULL};
-    const bool fits = nargs == 5 && prepare(&call, &job, INPUT, args) == 0;
+    const bool fits = nargs == 6 && prepare(&call, &job, INPUT, args) == 0;
     PyErr_Clear();
     return PyBool_FromLong(fits);
 }
@@ -219,10 +229,12 @@ OSW_ENTRY_NO_ARGS(depthwise_leads)
 OSW_ENTRY_COUNTS(depthwise_variants, calls, OSW_DEPTHWISE_VARIANTS(OSW_VARIANT_2))
 
 PyMethodDef osw_depthwise_methods[] = {
-    OSW_ENTRY_LINE(depthwise, "depthwise(input, weight, bias, stride, padding) -> output"),
-    OSW_ENTRY_LINE(depthwise_backward, "depthwise_backward(grad_output, input, weight, stride, "
-                                       "padding, wants_input, wants_weight, wants_bias) -> "
-                                       "the gradients"),
+    OSW_ENTRY_LINE(depthwise,
+                   "depthwise(input, weight, bias, stride, padding, dilation) -> output"),
+    OSW_ENTRY_LINE(depthwise_backward,
+                   "depthwise_backward(grad_output, input, weight, stride, "
+                   "padding, dilation, wants_input, wants_weight, wants_bias) -> "
+                   "the gradients"),
     OSW_ENTRY_LINE(plain_depthwise, "As depthwise, or NotImplemented if torch should run."),
     OSW_ENTRY_LINE(plain_depthwise_backward,
                    "As depthwise_backward, or NotImplemented if torch should run."),

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* Convolutions with a 1 x 1 kernel of tensors in channels_last, which are one linear map of rows of
- * channels: plain_pointwise(input, weight, bias) -> output and
- * plain_pointwise_backward(grad_output, input, weight, want_input, want_weight, want_bias) -> the
- * three gradients, None for those that are not wanted. Both return NotImplemented for everything
- * that is not theirs: other memory formats, sizes or dtypes, what would be an error, calls that
- * torch's dispatcher has to see, tiers on which the convolution library has wider vectors. */
+ * channels, with a stride of every second, third, ... pixel:
+ * plain_pointwise(input, weight, bias, stride) -> output and plain_pointwise_backward(grad_output,
+ * input, weight, stride, want_input, want_weight, want_bias) -> the three gradients, None for those
+ * that are not wanted. stride: an int or a pair of ints, as torch takes them. Both return
+ * NotImplemented for everything that is not theirs: other memory formats, sizes or dtypes, what
+ * would be an error, calls that torch's dispatcher has to see, tiers on which the convolution
+ * library has wider vectors. */
 #include "binding/layer.h"
 #include "core/isa.h"
 
@@ -27,6 +29,25 @@ static bool pixels(const osw_tensor *t, osw_linear_rows *rows, int64_t *count)
     return true;
 }
 
+/* The pixels of the input that the windows lie on; `job` also gets where their gradients lie. */
+static bool windows(const osw_tensor *t, const int64_t stride[2], osw_linear *l)
+{
+    if (stride[0] == 1 && stride[1] == 1 && pixels(t, &l->input, &l->rows))
+        return true;
+    if (t->ndim != 4 || t->numel == 0 || (t->stride[1] != 1 && t->size[1] > 1))
+        return false;
+    const int64_t channels = t->size[1], height = t->size[2], width = t->size[3];
+    l->lines.count = (height - 1) / stride[0] + 1;
+    l->lines.rows = (width - 1) / stride[1] + 1;
+    l->rows = t->size[0] * l->lines.count * l->lines.rows;
+    l->input = (osw_linear_rows){t->data, t->stride[3] * stride[1], 0};
+    l->input_steps = (osw_linear_steps){t->stride[2] * stride[0], t->stride[0]};
+    l->grad_input = (osw_linear_rows){NULL, channels * stride[1], 0};
+    l->grad_input_steps =
+        (osw_linear_steps){width * channels * stride[0], height * width * channels};
+    return true;
+}
+
 /* (out, in, 1, 1), in this order in memory. */
 static bool is_weight(const osw_tensor *t)
 {
@@ -43,17 +64,19 @@ static bool gives_channels_last(const osw_tensor *input, const osw_tensor *weigh
     return osw_suggests_channels_last(input) || (pixel && osw_suggests_channels_last(weight));
 }
 
-/* Two or three tensors from the role `from` on, input and weight among them, described in the job;
- * first: room for two numbers. */
+/* Two or three tensors from the role `from` on, input and weight among them, and the stride behind
+ * them, described in the job; first: room for two numbers. */
 static bool prepare(osw_call *call, osw_linear_job *job, int64_t *first, int from, int count,
                     PyObject *const *args)
 {
+    int64_t stride[2];
     const osw_tensor *input = &call->tensors[INPUT], *weight = &call->tensors[WEIGHT];
     osw_linear *linear = &job->linear;
     if (!osw_linear_leads(osw_isa_current()) || !osw_plain_eager(true) ||
+        !osw_exact_sides(args[3], 2, true, 1, stride) ||
         osw_call_tensors(call, from, count, args) != 0 || !is_weight(weight) ||
         !osw_same_dtype(input, weight) || !gives_channels_last(input, weight) ||
-        !pixels(input, &linear->input, &linear->rows) || input->size[1] != weight->size[1])
+        !windows(input, stride, linear) || input->size[1] != weight->size[1])
         return false;
     first[0] = 0;
     first[1] = weight->size[0];
@@ -74,8 +97,10 @@ static bool is_bias(const osw_tensor *t, const osw_tensor *weight)
 static int execute_forward(osw_call *call, osw_linear *linear)
 {
     const osw_tensor *t = call->tensors;
-    const int64_t size[] = {t[INPUT].size[0], t[WEIGHT].size[0], t[INPUT].size[2],
-                            t[INPUT].size[3]};
+    const bool strides = linear->lines.rows != 0;
+    const int64_t size[] = {t[INPUT].size[0], t[WEIGHT].size[0],
+                            strides ? linear->lines.count : t[INPUT].size[2],
+                            strides ? linear->lines.rows : t[INPUT].size[3]};
     if (call->objects[BIAS] && !is_bias(&t[BIAS], &t[WEIGHT]))
         return -1;
     if (osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, true) != 0)
@@ -91,7 +116,7 @@ OSW_ENTRY(plain_pointwise)
     osw_linear_job job = {.count = 0};
     int64_t first[2];
     const bool done =
-        nargs == 3 && prepare(&call, &job, first, INPUT, args[2] == Py_None ? 2 : 3, args) &&
+        nargs == 4 && prepare(&call, &job, first, INPUT, args[2] == Py_None ? 2 : 3, args) &&
         execute_forward(&call, &job.linear) == 0 && osw_layer_run_linear(call.name, &job) == 0;
     return osw_or_declined(osw_call_end(&call, done ? osw_call_made(&call, OUTPUT) : NULL));
 }
@@ -102,10 +127,13 @@ static int execute_backward(osw_call *call, osw_linear *linear, PyObject *const 
     int64_t rows;
     if (!osw_same_dtype(grad, input) || !pixels(grad, &linear->grad_output, &rows) ||
         rows != linear->rows || grad->size[0] != input->size[0] ||
-        grad->size[2] != input->size[2] || grad->size[1] != linear->first[1] ||
+        grad->size[2] != (linear->lines.rows ? linear->lines.count : input->size[2]) ||
+        grad->size[1] != linear->first[1] ||
         osw_layer_gradients(call, wanted, true, osw_suggests_channels_last(&t[WEIGHT]), 1) != 0)
         return -1;
-    linear->grad_input = (osw_linear_rows){t[GRAD_INPUT].data, input->size[1], 0};
+    linear->grad_input.base = t[GRAD_INPUT].data;
+    if (!linear->lines.rows)
+        linear->grad_input.row_step = input->size[1];
     linear->grad_weight = t[GRAD_WEIGHT].data;
     linear->grad_bias = t[GRAD_BIAS].data;
     return 0;
@@ -116,17 +144,17 @@ OSW_ENTRY(plain_pointwise_backward)
     osw_call call = {.name = "pointwise_conv2d", .plain = true};
     osw_linear_job job = {.count = 0};
     int64_t first[2];
-    const bool done = nargs == 6 && prepare(&call, &job, first, GRAD_OUTPUT, 3, args) &&
-                      execute_backward(&call, &job.linear, args + 3) == 0 &&
+    const bool done = nargs == 7 && prepare(&call, &job, first, GRAD_OUTPUT, 3, args) &&
+                      execute_backward(&call, &job.linear, args + 4) == 0 &&
                       osw_layer_run_linear("pointwise_conv2d_backward", &job) == 0;
     return osw_or_declined(osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_INPUT, 3) : NULL));
 }
 
 PyMethodDef osw_pointwise_methods[] = {
     OSW_ENTRY_LINE(plain_pointwise,
-                   "plain_pointwise(input, weight, bias) -> output, or NotImplemented"),
+                   "plain_pointwise(input, weight, bias, stride) -> output, or NotImplemented"),
     OSW_ENTRY_LINE(plain_pointwise_backward,
-                   "plain_pointwise_backward(grad_output, input, weight, want_input, want_weight, "
-                   "want_bias) -> gradients, or NotImplemented"),
+                   "plain_pointwise_backward(grad_output, input, weight, stride, want_input, "
+                   "want_weight, want_bias) -> gradients, or NotImplemented"),
     {NULL, NULL, 0, NULL},
 };

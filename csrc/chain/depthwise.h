@@ -25,6 +25,7 @@ static osw_depthwise one_image(const osw_chain_stage *s)
                            .out_height = s->out_height,
                            .out_width = s->out_width,
                            .side = s->side,
+                           .dilation = 1,
                            .stride = s->stride,
                            .top = s->side / 2,
                            .left = s->side / 2,

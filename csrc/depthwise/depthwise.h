@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /* Depthwise convolution of images whose channels come last: what every kernel of the family does.
  *
- * Every channel c has a window of its own, side x side taps w:
+ * Every channel c has a window of its own, side x side taps w, `dilation` apart; u = r * dilation
+ * and v = s * dilation are where tap (r, s) is in it:
  *
  *     forward      output[n][i][j][c] = bias[c] + sum of w[r][s][c] *
- *                      input[n][i * stride + r - top][j * stride + s - left][c] over r, s
+ *                      input[n][i * stride + u - top][j * stride + v - left][c] over r, s
  *     grad_input   grad_input[n][y][x][c] = sum of w[r][s][c] * grad_output[n][i][j][c]
- *                      over r, s, i, j with y = i * stride + r - top, x = j * stride + s - left
+ *                      over r, s, i, j with y = i * stride + u - top, x = j * stride + v - left
  *     grad_weight  sums[r * side + s][c] = sum of grad_output[n][i][j][c] *
- *                      input[n][i * stride + r - top][j * stride + s - left][c] over n, i, j
+ *                      input[n][i * stride + u - top][j * stride + v - left][c] over n, i, j
  *                  sums[side * side][c] = sum of grad_output[n][i][j][c] over n, i, j
  *
  * A place outside of the image has no term: padding is not a zero, which an infinite tap would turn
@@ -22,7 +23,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { OSW_DEPTHWISE_MOST_SIDE = 5 };
+enum { OSW_DEPTHWISE_MOST_SIDE = 9 };
 
 /* Tensors that are read are not written, and do not overlap those that are. */
 typedef struct osw_depthwise {
@@ -32,8 +33,9 @@ typedef struct osw_depthwise {
     int64_t width;
     int64_t out_height; /* of output and grad_output */
     int64_t out_width;
-    int64_t side;            /* 3 or 5 */
+    int64_t side;            /* 3, 5, 7 or 9 */
     int64_t stride;          /* 1 or 2 */
+    int64_t dilation;        /* 1 if the stride is 2 */
     int64_t top;             /* rows of padding above an image */
     int64_t left;            /* columns of padding to its left */
     const void *taps;        /* [side][side][channels]; forward, grad_input */
@@ -77,6 +79,12 @@ void osw_depthwise_select(osw_isa isa);
 bool osw_depthwise_leads(osw_isa isa);
 
 OSW_DECLARE_FILLS(osw_depthwise_fill, osw_depthwise_fn **table);
+
+/* Rows or columns of the output of a window over `length` of them and padding at both ends. */
+static inline int64_t osw_depthwise_outputs(const osw_depthwise *d, int64_t length, int64_t padding)
+{
+    return (length + 2 * padding - (d->side - 1) * d->dilation - 1) / d->stride + 1;
+}
 
 /* How the images are cut into chunks, each with sums of its own: by the sizes alone, so that no
  * result depends on the number of threads. */

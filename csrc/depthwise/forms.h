@@ -54,20 +54,25 @@ typedef void LOCAL(strip_fn)(const LOCAL(strip) *s, int margin);
     FLIPPED(side, 4) FLIPPED(side, 2) FLIPPED(side, 1) SPREAD(side)
 SIDE(3)
 SIDE(5)
+SIDE(7)
+SIDE(9)
 
-/* By stride and length. */
-typedef LOCAL(strip_fn) *const LOCAL(strips)[2][LOCAL(LENGTHS)];
+/* By side, (side - 3) / 2, then by stride and length. */
+enum { LOCAL(SIDES) = 4 };
+typedef LOCAL(strip_fn) *const LOCAL(strips)[LOCAL(SIDES)][2][LOCAL(LENGTHS)];
 
 #define NAMES(kind, side, stride)                                                                  \
     {NAME(kind, side, stride, 7), NAME(kind, side, stride, 4), NAME(kind, side, stride, 2),        \
      NAME(kind, side, stride, 1)}
 #define STRIDES(kind, side) {NAMES(kind, side, 1), NAMES(kind, side, 2)}
+#define SIDES(kind)         {STRIDES(kind, 3), STRIDES(kind, 5), STRIDES(kind, 7), STRIDES(kind, 9)}
 
-static LOCAL(strips) LOCAL(gathers_3) = STRIDES(gather, 3), LOCAL(gathers_5) = STRIDES(gather, 5);
-static LOCAL(strips) LOCAL(correlates_3) = STRIDES(correlate, 3),
-                     LOCAL(correlates_5) = STRIDES(correlate, 5);
-static LOCAL(strip_fn) *const LOCAL(flippeds_3)[LOCAL(LENGTHS)] = NAMES(flipped, 3, 1);
-static LOCAL(strip_fn) *const LOCAL(flippeds_5)[LOCAL(LENGTHS)] = NAMES(flipped, 5, 1);
+static LOCAL(strips) LOCAL(gathers) = SIDES(gather);
+static LOCAL(strips) LOCAL(correlates) = SIDES(correlate);
+static LOCAL(strip_fn) *const LOCAL(flippeds)[LOCAL(SIDES)][LOCAL(LENGTHS)] = {NAMES(flipped, 3, 1), NAMES(flipped, 5, 1),
+                                                   NAMES(flipped, 7, 1), NAMES(flipped, 9, 1)};
+static LOCAL(strip_fn) *const LOCAL(spreads)[LOCAL(SIDES)] = {LOCAL(spread_3), LOCAL(spread_5), LOCAL(spread_7),
+                                                LOCAL(spread_9)};
 
 #undef NAME
 #undef STRIP
@@ -79,3 +84,4 @@ static LOCAL(strip_fn) *const LOCAL(flippeds_5)[LOCAL(LENGTHS)] = NAMES(flipped,
 #undef SIDE
 #undef NAMES
 #undef STRIDES
+#undef SIDES

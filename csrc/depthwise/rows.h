@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Kernels of one dtype: the rows of images, in strips. Included once per dtype. */
+#include "core/ints.h"
 #include "core/simd.h"
 #include "depthwise/below.h"
 #include "depthwise/depthwise.h"
@@ -56,14 +57,14 @@ OSW_INLINE void LOCAL(ask_pixels)(const ELEMENT *pixels, int64_t count)
 OSW_INLINE void
 LOCAL(ask_below)(const LOCAL(strip) *s, int64_t lines, int64_t columns, int64_t pixels)
 {
-    const int64_t step = s->channels, first = s->first < 0 ? 0 : s->first;
+    const int64_t step = s->step, first = s->first < 0 ? 0 : s->first;
     if (!s->asks)
         return;
     for (int64_t l = 1; s->lines > 0 && l <= lines; l++) {
-        const ELEMENT *line = s->line[s->lines - 1].pixels + l * s->columns * step;
+        const ELEMENT *line = s->line[s->lines - 1].pixels + l * s->line_step;
         LOCAL(ask_pixels)(line + first * step, columns * step);
     }
-    LOCAL(ask_pixels)(s->row + (s->row_length + s->place) * step, pixels * step);
+    LOCAL(ask_pixels)(s->row + s->row_step + s->place * step, pixels * step);
 }
 
 /* What of a window of so many columns is outside of the lines. */
@@ -97,17 +98,39 @@ static void LOCAL(walk)(LOCAL(strip) *s,
     }
 }
 
+/* Walk a row whose pixel 0 has a window that begins at column `first`, which may be outside. With a
+ * dilation d, pixels and columns d apart are a row and lines of their own. */
+static void LOCAL(walk_row)(const LOCAL(strip) *row,
+                            LOCAL(strip_fn) *const *strips, const osw_depthwise *d,
+                     int64_t stride, int64_t first, int64_t lines)
+{
+    for (int64_t phase = 0; phase < osw_min_int(d->dilation, row->row_length); phase++) {
+        const int64_t begin = phase * stride + first;
+        const int64_t rest = (begin % d->dilation + d->dilation) % d->dilation;
+        LOCAL(strip) s = *row;
+        s.asks = row->asks && phase == 0; /* for those of all phases */
+        s.row += phase * d->channels;
+        s.row_length = osw_ceil(row->row_length - phase, d->dilation);
+        s.columns = osw_ceil(osw_max_int(row->columns - rest, 0), d->dilation);
+        for (int l = 0; l < s.lines; l++)
+            s.line[l].pixels += rest * d->channels;
+        LOCAL(walk)(&s, strips, d->side, stride, (begin - rest) / d->dilation, lines);
+    }
+}
+
 /* The lines of the input under the windows of an output row. */
 static void LOCAL(find_input)(LOCAL(strip) *s, const osw_depthwise *d, int64_t row)
 {
     const int64_t n = row / d->out_height, top = row % d->out_height * d->stride - d->top;
     s->lines = 0;
-    for (int64_t r = 0; r < d->side; r++)
-        if (top + r >= 0 && top + r < d->height)
-            s->line[s->lines++] = (LOCAL(
-                line)){(const ELEMENT *)d->input +
-                                             (n * d->height + top + r) * d->width * d->channels,
-                                         r * d->side * d->channels};
+    for (int64_t r = 0; r < d->side; r++) {
+        const int64_t y = top + r * d->dilation;
+        if (y >= 0 && y < d->height)
+            s->line[s->lines++] =
+                (LOCAL(
+                    line)){(const ELEMENT *)d->input + (n * d->height + y) * d->width * d->channels,
+                       r * d->side * d->channels};
+    }
 }
 
 /* The lines of the output whose windows reach an input row, from the top. */
@@ -116,8 +139,8 @@ static void LOCAL(find_output)(LOCAL(strip) *s, const osw_depthwise *d, int64_t 
     const int64_t n = row / d->height, y = row % d->height + d->top;
     s->lines = 0;
     for (int64_t r = d->side - 1; r >= 0; r--) {
-        const int64_t i = (y - r) / d->stride;
-        if (y >= r && (y - r) % d->stride == 0 && i < d->out_height)
+        const int64_t below = y - r * d->dilation, i = below / d->stride;
+        if (below >= 0 && below % d->stride == 0 && i < d->out_height)
             s->line[s->lines++] = (LOCAL(
                 line)){(const ELEMENT *)d->grad_output +
                                              (n * d->out_height + i) * d->out_width * d->channels,
@@ -132,10 +155,12 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
         below[ID_OF(forward)](d, begin, end, sums);
         return;
     }
-    LOCAL(
-        strip_fn) *const *strips = (d->side == 3 ? LOCAL(gathers_3) : LOCAL(gathers_5))[d->stride - 1];
+    LOCAL(strip_fn) *const *strips = LOCAL(gathers)[(d->side - 3) / 2][d->stride - 1];
     struct LOCAL(strip) s = {.channels = d->channels,
+                      .step = d->dilation * d->channels,
                       .asks = LOCAL(is_large)(d),
+                      .line_step = d->width * d->channels,
+                      .row_step = d->out_width * d->channels,
                       .columns = d->width,
                       .row_length = d->out_width,
                       .taps = d->taps,
@@ -143,7 +168,7 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_input)(&s, d, row);
         s.row = (ELEMENT *)d->output + row * d->out_width * d->channels;
-        LOCAL(walk)(&s, strips, d->side, d->stride, -d->left, d->stride);
+        LOCAL(walk_row)(&s, strips, d, d->stride, -d->left, d->stride);
     }
 }
 
@@ -155,17 +180,19 @@ KERNEL(depthwise_grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end
         return;
     }
     memset(sums, 0, (size_t)((d->side * d->side + 1) * d->channels) * sizeof(ELEMENT));
-    LOCAL(
-        strip_fn) *const *strips = (d->side == 3 ? LOCAL(correlates_3) : LOCAL(correlates_5))[d->stride - 1];
+    LOCAL(strip_fn) *const *strips = LOCAL(correlates)[(d->side - 3) / 2][d->stride - 1];
     struct LOCAL(strip) s = {.channels = d->channels,
+                      .step = d->dilation * d->channels,
                       .asks = LOCAL(is_large)(d),
+                      .line_step = d->width * d->channels,
+                      .row_step = d->out_width * d->channels,
                       .columns = d->width,
                       .row_length = d->out_width,
                       .sums = sums};
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_input)(&s, d, row);
         s.row = (ELEMENT *)d->grad_output + row * d->out_width * d->channels;
-        LOCAL(walk)(&s, strips, d->side, d->stride, -d->left, d->stride);
+        LOCAL(walk_row)(&s, strips, d, d->stride, -d->left, d->stride);
         LOCAL(add_pixels)(d, row, sums);
     }
 }
@@ -193,10 +220,13 @@ KERNEL(depthwise_grad_input)(const osw_depthwise *d, int64_t begin, int64_t end,
         below[ID_OF(grad_input)](d, begin, end, sums);
         return;
     }
-    LOCAL(strip_fn) *const *flippeds = d->side == 3 ? LOCAL(flippeds_3) : LOCAL(flippeds_5);
-    LOCAL(strip_fn) *spread = d->side == 3 ? LOCAL(spread_3) : LOCAL(spread_5);
+    LOCAL(strip_fn) *const *flippeds = LOCAL(flippeds)[(d->side - 3) / 2];
+    LOCAL(strip_fn) *const spread = LOCAL(spreads)[(d->side - 3) / 2];
     struct LOCAL(strip) s = {.channels = d->channels,
+                      .step = d->dilation * d->channels,
                       .asks = LOCAL(is_large)(d),
+                      .line_step = d->out_width * d->channels,
+                      .row_step = d->width * d->channels,
                       .columns = d->out_width,
                       .row_length = d->width,
                       .taps = d->taps};
@@ -204,7 +234,7 @@ KERNEL(depthwise_grad_input)(const osw_depthwise *d, int64_t begin, int64_t end,
         LOCAL(find_output)(&s, d, row);
         s.row = (ELEMENT *)d->grad_input + row * d->width * d->channels;
         if (d->stride == 1)
-            LOCAL(walk)(&s, flippeds, d->side, 1, d->left - d->side + 1, 0);
+            LOCAL(walk_row)(&s, flippeds, d, 1, d->left - (d->side - 1) * d->dilation, 0);
         else
             LOCAL(walk_pairs)(&s, spread, d->side, d->left);
     }

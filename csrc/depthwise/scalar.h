@@ -25,8 +25,9 @@ LOCAL(add_products)(int64_t channels, const ELEMENT *restrict a, const ELEMENT *
 static const ELEMENT *
 LOCAL(under)(const osw_depthwise *d, int64_t row, int64_t j, int64_t r, int64_t s)
 {
-    const int64_t n = row / d->out_height, y = row % d->out_height * d->stride + r - d->top;
-    const int64_t x = j * d->stride + s - d->left;
+    const int64_t n = row / d->out_height;
+    const int64_t y = row % d->out_height * d->stride + r * d->dilation - d->top;
+    const int64_t x = j * d->stride + s * d->dilation - d->left;
     if (y < 0 || y >= d->height || x < 0 || x >= d->width)
         return NULL;
     return (const ELEMENT *)d->input + ((n * d->height + y) * d->width + x) * d->channels;
@@ -90,9 +91,9 @@ KERNEL(depthwise_grad_input)(const osw_depthwise *d, int64_t begin, int64_t end,
             ELEMENT *dx = (ELEMENT *)d->grad_input + (row * d->width + x) * d->channels;
             memset(dx, 0, (size_t)d->channels * sizeof *dx);
             for (int64_t t = 0; t < d->side * d->side; t++) {
-                const int64_t i = LOCAL(reached)(y - t / d->side, d->stride, d->out_height);
-                const int64_t j =
-                    LOCAL(reached)(x + d->left - t % d->side, d->stride, d->out_width);
+                const int64_t r = t / d->side * d->dilation, s = t % d->side * d->dilation;
+                const int64_t i = LOCAL(reached)(y - r, d->stride, d->out_height);
+                const int64_t j = LOCAL(reached)(x + d->left - s, d->stride, d->out_width);
                 if (i < 0 || j < 0)
                     continue;
                 const int64_t pixel = (n * d->out_height + i) * d->out_width + j;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Strips of neighbouring pixels of a row, all their channels: one vector of channels after the
  * other, every pixel of the strip in a register of its own. The last vector of channels overlaps
- * the one before it. Included once per dtype. */
+ * the one before it. With a dilation, neighbours are that many columns apart. Included once per
+ * dtype. */
 #include "core/simd.h"
 #include "depthwise/below.h"
 #include "depthwise/depthwise.h"
@@ -15,17 +16,20 @@
 
 /* A row of an image, and where its taps are. */
 typedef struct LOCAL(line) {
-    const ELEMENT *pixels; /* [columns][channels] */
+    const ELEMENT *pixels; /* [columns][channels], columns `step` apart */
     int64_t taps;          /* offset in [side][side][channels] */
 } LOCAL(line);
 
 typedef struct LOCAL(strip) {
     int64_t channels;
+    int64_t step;         /* elements from one column or pixel to its neighbour */
+    int64_t line_step;    /* elements from one line to the one below it */
+    int64_t row_step;     /* the same of the row that the strip is a part of */
     int64_t columns;      /* of a line */
     int64_t first;        /* column of the lines with which the window begins; may be outside */
     int64_t row_length;   /* of the row that the strip is a part of */
     int64_t place;        /* of the strip's first pixel in that row; spread: may be outside */
-    ELEMENT *row;         /* [row_length][channels]: written, by correlate read */
+    ELEMENT *row;         /* [row_length][channels], `step` apart: written, by correlate read */
     const ELEMENT *taps;  /* [side][side][channels]; gather, spread */
     const ELEMENT *start; /* [channels], or NULL: zero; gather */
     ELEMENT *sums;        /* [side][side][channels], written by correlate */
@@ -68,9 +72,9 @@ LOCAL(gather)(const int side, const int stride, const int pixels, const bool fli
                        const int checked, const LOCAL(strip) *s)
 {
     const int window = (pixels - 1) * stride + side;
-    const int64_t step = s->channels;
+    const int64_t step = s->step, channels = s->channels;
     const int low = LOCAL(low)(s), high = LOCAL(high)(s);
-    for (int64_t c = 0; c < step; c = LOCAL(next)(c, step)) {
+    for (int64_t c = 0; c < channels; c = LOCAL(next)(c, channels)) {
         VECTOR sums[LOCAL(MOST_PIXELS)], w[OSW_DEPTHWISE_MOST_SIDE];
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
@@ -80,7 +84,7 @@ LOCAL(gather)(const int side, const int stride, const int pixels, const bool fli
             const ELEMENT *taps = s->taps + s->line[l].taps + c;
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                w[t] = LOCAL(load)(taps + (flipped ? side - 1 - t : t) * step);
+                w[t] = LOCAL(load)(taps + (flipped ? side - 1 - t : t) * channels);
             OSW_UNROLL
             for (int column = 0; column < window; column++, x += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
@@ -106,9 +110,9 @@ LOCAL(gather)(const int side, const int stride, const int pixels, const bool fli
 OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(strip) *s)
 {
     const int pixels = LOCAL(MOST_PIXELS), half = side / 2, window = pixels / 2 + half;
-    const int64_t step = s->channels;
+    const int64_t step = s->step, channels = s->channels;
     const int low = LOCAL(low)(s), high = LOCAL(high)(s);
-    for (int64_t c = 0; c < step; c = LOCAL(next)(c, step)) {
+    for (int64_t c = 0; c < channels; c = LOCAL(next)(c, channels)) {
         VECTOR sums[LOCAL(MOST_PIXELS)], w[OSW_DEPTHWISE_MOST_SIDE];
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
@@ -118,7 +122,7 @@ OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(str
             const ELEMENT *taps = s->taps + s->line[l].taps + c;
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                w[t] = LOCAL(load)(taps + t * step);
+                w[t] = LOCAL(load)(taps + t * channels);
             OSW_UNROLL
             for (int column = 0; column < window; column++, dy += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
@@ -145,10 +149,10 @@ LOCAL(correlate)(const int side, const int stride, const int pixels, const int c
                           const LOCAL(strip) *s)
 {
     const int window = (pixels - 1) * stride + side;
-    const int64_t step = s->channels;
+    const int64_t step = s->step, channels = s->channels;
     const int low = LOCAL(low)(s), high = LOCAL(high)(s);
     int64_t done = 0;
-    for (int64_t c = 0; c < step; c = LOCAL(next)(c, step)) {
+    for (int64_t c = 0; c < channels; c = LOCAL(next)(c, channels)) {
         VECTOR dy[LOCAL(MOST_PIXELS)], sums[OSW_DEPTHWISE_MOST_SIDE];
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
@@ -158,7 +162,7 @@ LOCAL(correlate)(const int side, const int stride, const int pixels, const int c
             ELEMENT *to = s->sums + s->line[l].taps + c;
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                sums[t] = LOCAL(load)(to + t * step);
+                sums[t] = LOCAL(load)(to + t * channels);
             OSW_UNROLL
             for (int column = 0; column < window; column++, x += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
@@ -174,11 +178,11 @@ LOCAL(correlate)(const int side, const int stride, const int pixels, const int c
             if (c < done) {
                 const MASK before = LOCAL(first_lanes)(done - c);
                 for (int t = 0; t < side; t++)
-                    sums[t] = LOCAL(select)(before, LOCAL(load)(to + t * step), sums[t]);
+                    sums[t] = LOCAL(select)(before, LOCAL(load)(to + t * channels), sums[t]);
             }
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                LOCAL(store)(to + t * step, sums[t]);
+                LOCAL(store)(to + t * channels, sums[t]);
         }
         done = c + VLANES;
     }

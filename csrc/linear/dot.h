@@ -77,9 +77,9 @@ LOCAL(dot_outputs)(const osw_linear *l, int64_t g, int64_t begin, int64_t end, i
 {
     const ELEMENT *weight = l->weight, *bias = l->bias, *input = l->input.base;
     const int64_t count = l->in_features, x_step = l->input.row_step, y_step = l->output.row_step;
-    for (int64_t n = begin; n < end; n += DOT_ROWS) {
-        const int64_t rows = osw_min_int(end - n, DOT_ROWS);
-        const ELEMENT *x = input + n * x_step + g * l->input.group_step;
+    for (int64_t n = begin, rows; n < end; n += rows) {
+        rows = osw_linear_in_line(&l->lines, n, osw_min_int(end - n, DOT_ROWS));
+        const ELEMENT *x = input + osw_linear_input_at(l, n) + g * l->input.group_step;
         ELEMENT *y = (ELEMENT *)l->output.base + n * y_step;
         for (int64_t o = first; o < last; o += DOT_OUTPUTS) {
             const int64_t outputs = osw_min_int(last - o, DOT_OUTPUTS);

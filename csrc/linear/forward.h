@@ -37,11 +37,13 @@ static void LOCAL(packed_forward)(const osw_linear *l, int64_t g, int64_t begin,
                            int64_t outputs)
 {
     const int64_t x_step = l->input.row_step, y_step = l->output.row_step, o = l->first[g];
+    const osw_linear_steps *const steps = l->lines.rows ? &l->input_steps : NULL;
     LOCAL(multiply)(&(osw_product){
         .rows = end - begin,
         .columns = outputs,
         .terms = l->in_features,
-        .a = (const ELEMENT *)l->input.base + begin * x_step + g * l->input.group_step,
+        .a =
+            (const ELEMENT *)l->input.base + (steps ? 0 : begin * x_step) + g * l->input.group_step,
         .a_row = x_step,
         .a_term = 1,
         .b = (const ELEMENT *)l->weight + o * l->in_features,
@@ -51,6 +53,9 @@ static void LOCAL(packed_forward)(const osw_linear *l, int64_t g, int64_t begin,
         .c_row = y_step,
         .transposed = true,
         .asks = LOCAL(is_far)(l),
+        .lines = &l->lines,
+        .a_steps = steps,
+        .first = begin,
     });
 }
 

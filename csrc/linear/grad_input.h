@@ -20,15 +20,16 @@ static void KERNEL(linear_grad_input)(const osw_linear *l, const osw_linear_bloc
 {
     const int64_t dy_step = l->grad_output.row_step, dx_step = l->grad_input.row_step;
     const int64_t rows = block->end - block->begin, features = l->in_features;
+    const osw_linear_steps *const steps = l->lines.rows ? &l->grad_input_steps : NULL;
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
         const int64_t o = l->first[g], outputs = l->first[g + 1] - o;
         const ELEMENT *weight = (const ELEMENT *)l->weight + o * features;
         const ELEMENT *dy = (const ELEMENT *)l->grad_output.base + block->begin * dy_step + o;
-        ELEMENT *dx =
-            (ELEMENT *)l->grad_input.base + block->begin * dx_step + g * l->grad_input.group_step;
+        ELEMENT *dx = (ELEMENT *)l->grad_input.base + g * l->grad_input.group_step;
         if (outputs > 0 && outputs <= FEW_OUTPUTS) {
-            for (int64_t n = 0; n < rows; n++, dy += dy_step, dx += dx_step)
-                LOCAL(combine)(outputs, false, features, dy, 1, weight, features, NULL, dx);
+            for (int64_t n = block->begin; n < block->end; n++, dy += dy_step)
+                LOCAL(combine)(outputs, false, features, dy, 1, weight, features, NULL,
+                        dx + osw_linear_grad_input_at(l, n));
             continue;
         }
         LOCAL(multiply)(&(osw_product){
@@ -40,8 +41,11 @@ static void KERNEL(linear_grad_input)(const osw_linear *l, const osw_linear_bloc
             .a_term = 1,
             .b = weight,
             .b_term = features,
-            .c = dx,
+            .c = dx + (steps ? 0 : block->begin * dx_step),
             .c_row = dx_step,
+            .lines = &l->lines,
+            .c_steps = steps,
+            .first = block->begin,
         });
     }
 }

@@ -65,11 +65,11 @@ LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, int64_t part, int64_t i,
     const int64_t first = part * l->part_rows, end = osw_linear_part_end(l, part);
     const ELEMENT *dy = (const ELEMENT *)l->grad_output.base + o;
     const ELEMENT *x = (const ELEMENT *)l->input.base + g * l->input.group_step + i;
-    for (int64_t n = first; n < end; n += MOST_TERMS) {
-        const bool last = end - n <= MOST_TERMS;
-        const int64_t terms = last ? end - n : MOST_TERMS;
+    for (int64_t n = first, terms; n < end; n += terms) {
+        terms = osw_linear_in_line(&l->lines, n, osw_min_int(end - n, MOST_TERMS));
+        const bool last = n + terms == end;
         for (int64_t k = 0; k < l->first[g + 1] - o; k++) {
-            const ELEMENT *factors = dy + n * dy_step + k, *rows = x + n * x_step;
+            const ELEMENT *factors = dy + n * dy_step + k, *rows = x + osw_linear_input_at(l, n);
             ELEMENT *to = last ? grad_weight + (o + k) * l->in_features + i : NULL;
             LOCAL(combine)(terms, n > first, count, factors, dy_step, rows, x_step, sums[k], to);
         }
@@ -79,6 +79,7 @@ LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, int64_t part, int64_t i,
 static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_block *block)
 {
     const int64_t part = block->row_part, row = part * l->part_rows;
+    const osw_linear_steps *const steps = l->lines.rows ? &l->input_steps : NULL;
     ELEMENT *grad_weight = l->grad_weight;
     if (grad_weight)
         grad_weight += part * l->first[l->groups] * l->in_features;
@@ -102,9 +103,12 @@ static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_blo
             .a = (const ELEMENT *)l->grad_output.base + row * l->grad_output.row_step + o,
             .a_row = 1,
             .a_term = l->grad_output.row_step,
-            .b = (const ELEMENT *)l->input.base + row * l->input.row_step +
+            .b = (const ELEMENT *)l->input.base + (steps ? 0 : row * l->input.row_step) +
                  g * l->input.group_step + block->begin,
             .b_term = l->input.row_step,
+            .lines = &l->lines,
+            .b_steps = steps,
+            .first = row,
             .c = grad_weight + o * l->in_features + block->begin,
             .c_row = l->in_features,
         });

@@ -15,11 +15,26 @@ static inline bool osw_linear_sizes_hold(const osw_linear *l)
     return holds;
 }
 
+/* Images of whole lines, of one group and of `wide` elements; those of grad_input do not overlap.
+ */
+static inline bool osw_linear_lines_hold(const osw_linear *l, bool wide)
+{
+    const osw_linear_lines *lines = &l->lines;
+    if (lines->rows == 0)
+        return true;
+    const int64_t row = l->grad_input.row_step, line = l->grad_input_steps.line;
+    const bool apart = row >= l->in_features && line >= (lines->rows - 1) * row + l->in_features &&
+                       l->grad_input_steps.image >=
+                           (lines->count - 1) * line + (lines->rows - 1) * row + l->in_features;
+    return wide && l->groups == 1 && lines->rows > 0 && lines->count > 0 &&
+           l->rows % (lines->rows * lines->count) == 0 && (!l->grad_input.base || apart);
+}
+
 /* After osw_linear_plan; `cuts`: the dtype may have several row parts. */
 static inline bool osw_linear_holds(const osw_linear *l, bool cuts)
 {
     return osw_linear_sizes_hold(l) && l->weight != NULL && l->row_parts >= 1 &&
-           (cuts || l->row_parts == 1) && l->part_rows >= 1 &&
+           (cuts || l->row_parts == 1) && l->part_rows >= 1 && osw_linear_lines_hold(l, cuts) &&
            (l->row_parts - 1) * l->part_rows < l->rows && l->row_parts * l->part_rows >= l->rows;
 }
 

@@ -46,6 +46,21 @@ void osw_linear_cut(osw_linear *linear)
     linear->row_parts = osw_ceil(linear->rows, linear->part_rows);
 }
 
+void osw_linear_zero_gaps(const osw_linear *linear, int64_t element_bytes, int64_t begin,
+                          int64_t end)
+{
+    char *const base = linear->grad_input.base;
+    int64_t at = osw_linear_grad_input_at(linear, begin);
+    for (int64_t n = begin; n < end; n++) {
+        const int64_t next = osw_linear_grad_input_at(linear, n + 1);
+        const int64_t gap = next - at - linear->in_features;
+        if (gap > 0)
+            memset(base + (at + linear->in_features) * element_bytes, 0,
+                   (size_t)(gap * element_bytes));
+        at = next;
+    }
+}
+
 #define ADD_PARTS(name, type)                                                                      \
     static void name(int64_t parts, int64_t count, const type *restrict from, type *restrict to)   \
     {                                                                                              \

@@ -13,6 +13,9 @@
  * float32 and rounded once, to nearest and ties to even, the bias included. The order of their
  * terms depends on the sizes and the tier alone, never on the block that an element belongs to or
  * on the number of threads.
+ *
+ * The rows of input and grad_input may be pixels of images, those that a convolution with a stride
+ * reads: see osw_linear_lines. They have one group, and float32 or float64.
  */
 #ifndef OSW_LINEAR_LINEAR_H
 #define OSW_LINEAR_LINEAR_H
@@ -29,6 +32,19 @@ typedef struct osw_linear_rows {
     int64_t group_step; /* output and grad_output: unused, o counts through all groups */
 } osw_linear_rows;
 
+/* How rows of input and grad_input are cut into lines and images: `rows` of a line, `count` lines
+ * of an image. Row n then lies at base + osw_linear_place(); rows 0: no images. */
+typedef struct osw_linear_lines {
+    int64_t rows;
+    int64_t count;
+} osw_linear_lines;
+
+/* Elements from one line to the next of an image, and from one image to the next. */
+typedef struct osw_linear_steps {
+    int64_t line;
+    int64_t image;
+} osw_linear_steps;
+
 /* Tensors that are read are not written, and do not overlap those that are. */
 typedef struct osw_linear {
     int64_t rows;
@@ -39,12 +55,15 @@ typedef struct osw_linear {
     osw_linear_rows output;      /* written by forward */
     osw_linear_rows grad_output; /* the other two */
     osw_linear_rows grad_input;  /* written */
-    const void *weight;          /* [first[groups]][in_features] */
-    const void *bias;            /* [first[groups]], or NULL: none */
-    void *grad_weight;           /* [row_parts] of the weight's size; NULL: not wanted */
-    void *grad_bias;             /* [row_parts] of the bias's size; NULL: not wanted */
-    int64_t row_parts;           /* into which grad_weight cuts the rows, see osw_linear_cut */
-    int64_t part_rows;           /* of each but the last of them */
+    osw_linear_lines lines;
+    osw_linear_steps input_steps;
+    osw_linear_steps grad_input_steps; /* dense images: what is between rows gets zeros, by run.c */
+    const void *weight;                /* [first[groups]][in_features] */
+    const void *bias;                  /* [first[groups]], or NULL: none */
+    void *grad_weight;                 /* [row_parts] of the weight's size; NULL: not wanted */
+    void *grad_bias;                   /* [row_parts] of the bias's size; NULL: not wanted */
+    int64_t row_parts; /* into which grad_weight cuts the rows, see osw_linear_cut */
+    int64_t part_rows; /* of each but the last of them */
 } osw_linear;
 
 /* A part of the work: groups [group_begin, group_end) and, of each, `begin` to `end` - 1 of the
@@ -59,6 +78,34 @@ typedef struct osw_linear_block {
 } osw_linear_block;
 
 typedef void osw_linear_fn(const osw_linear *linear, const osw_linear_block *block);
+
+/* Where row n of input or grad_input lies, in elements from its base. */
+static inline int64_t osw_linear_place(const osw_linear_lines *lines, const osw_linear_steps *steps,
+                                       int64_t row_step, int64_t n)
+{
+    if (!lines->rows)
+        return n * row_step;
+    const int64_t line = n / lines->rows, image = line / lines->count;
+    return image * steps->image + (line - image * lines->count) * steps->line +
+           (n - line * lines->rows) * row_step;
+}
+
+static inline int64_t osw_linear_input_at(const osw_linear *l, int64_t n)
+{
+    return osw_linear_place(&l->lines, &l->input_steps, l->input.row_step, n);
+}
+
+static inline int64_t osw_linear_grad_input_at(const osw_linear *l, int64_t n)
+{
+    return osw_linear_place(&l->lines, &l->grad_input_steps, l->grad_input.row_step, n);
+}
+
+/* How many of the rows [n, n + most) lie a row_step apart. */
+static inline int64_t osw_linear_in_line(const osw_linear_lines *lines, int64_t n, int64_t most)
+{
+    const int64_t rest = lines->rows ? lines->rows - n % lines->rows : most;
+    return rest < most ? rest : most;
+}
 
 /* The list of variants. X(operation, dtype) makes the numbers, the table and the list that tests
  * walk; every operation has the dtypes in the order of osw_dtype. */
@@ -107,6 +154,10 @@ static inline int64_t osw_linear_part_end(const osw_linear *linear, int64_t part
     const int64_t end = (part + 1) * linear->part_rows;
     return end < linear->rows ? end : linear->rows;
 }
+
+/* Write zeros behind each of the rows [begin, end) of grad_input, up to the next one. */
+void osw_linear_zero_gaps(const osw_linear *linear, int64_t element_bytes, int64_t begin,
+                          int64_t end);
 
 /* to[i] = sum of from[p][i] over p < parts, in this order. */
 void osw_linear_add_parts(bool is_double, int64_t parts, int64_t count, const void *from, void *to);

@@ -15,12 +15,16 @@
 #    include "linear/product_tiles.h"
 #endif
 
-/* Bring into L1 the rows that the next tile reads, all of them at once. */
-static void LOCAL(ask_rows)(const ELEMENT *a, int64_t rows, int64_t a_row, int64_t terms)
+/* Bring into L1 the rows that the tile at m reads, all of them at once. */
+static void LOCAL(ask_rows)(const osw_product *p, int64_t m, int64_t end, int64_t most, int64_t d,
+                     int64_t terms)
 {
-    for (int64_t m = 0; m < rows; m++)
-        for (int64_t d = 0; d < terms * (int64_t)sizeof(ELEMENT); d += 64)
-            prefetch_near((const char *)(a + m * a_row) + d);
+    if (m >= end)
+        return;
+    const ELEMENT *a = (const ELEMENT *)p->a + place_in(p, p->a_steps, p->a_row, m) + d;
+    for (int64_t rows = rows_of_tile(p, m, end, most); rows > 0; rows--, a += p->a_row)
+        for (int64_t i = 0; i < terms * (int64_t)sizeof(ELEMENT); i += 64)
+            prefetch_near((const char *)a + i);
 }
 
 /* Rows [m, end) of c, from column j on, terms [d, d + terms), by one panel. */
@@ -29,29 +33,48 @@ LOCAL(multiply_panel)(const osw_product *p, int64_t m, int64_t end, int64_t j, i
                            int64_t last, int64_t d, int64_t terms, const ELEMENT *panel,
                            int64_t panel_step)
 {
-    const bool adds = d > 0 || p->adds;
-    const ELEMENT *start = adds ? p->c : p->start, *a = p->a;
-    const int64_t start_row = adds ? p->c_row : 0, most = tile_rows[vectors];
-    const bool asks = p->asks && j == 0;
-    for (; m < end; m += most) {
+    const bool adds = d > 0 || p->adds, asks = p->asks && j == 0;
+    const ELEMENT *a = p->a;
+    const int64_t most = tile_rows[vectors];
+    for (int64_t rows; m < end; m += rows) {
+        rows = rows_of_tile(p, m, end, most);
         if (asks)
-            LOCAL(
-                ask_rows)(a + (m + most) * p->a_row + d, osw_min_int(end - m - most, most), p->a_row,
-                     terms);
+            LOCAL(ask_rows)(p, m + rows, end, most, d, terms);
+        ELEMENT *const c = (ELEMENT *)p->c + place_in(p, p->c_steps, p->c_row, m) + j;
         const osw_tile tile = {
             .terms = terms,
-            .a = a + m * p->a_row + d * p->a_term,
+            .a = a + place_in(p, p->a_steps, p->a_row, m) + d * p->a_term,
             .a_row = p->a_row,
             .a_term = p->a_term,
             .panel = panel,
             .panel_step = panel_step,
-            .start = start ? start + m * start_row + j : NULL,
-            .start_row = start_row,
-            .c = (ELEMENT *)p->c + m * p->c_row + j,
+            .start = adds       ? c
+                     : p->start ? (const ELEMENT *)p->start + j
+                                : NULL,
+            .start_row = adds ? p->c_row : 0,
+            .c = c,
             .c_row = p->c_row,
             .last = last,
         };
-        LOCAL(tiles)[vectors - 1][osw_min_int(end - m, most) - 1](&tile);
+        LOCAL(tiles)[vectors - 1][rows - 1](&tile);
+    }
+}
+
+/* LOCAL(pack) of the terms [d, d + terms) of b from column j on, one line of images after the other
+ * if b consists of them. */
+static void
+LOCAL(pack_terms)(const osw_product *p, int64_t j, int64_t d, int64_t terms, int64_t columns,
+                       int64_t width, ELEMENT *panel)
+{
+    const ELEMENT *const b = (const ELEMENT *)p->b + j;
+    if (!p->b_steps) {
+        LOCAL(pack)(b + d * p->b_term, p->b_term, terms, columns, width, panel);
+        return;
+    }
+    for (int64_t length; terms > 0; terms -= length, d += length, panel += length * width) {
+        length = osw_linear_in_line(p->lines, p->first + d, terms);
+        LOCAL(
+            pack)(b + place_in(p, p->b_steps, p->b_term, d), p->b_term, length, columns, width, panel);
     }
 }
 
@@ -69,13 +92,13 @@ static void LOCAL(multiply_columns)(const osw_product *p, int64_t j, int64_t col
         for (int64_t k = 0; k < columns;) {
             const int64_t rest = columns - k, vectors = panel_vectors(osw_ceil(rest, VLANES));
             const int64_t width = vectors * VLANES, count = osw_min_int(rest, width);
-            const bool packs = p->transposed || p->rows > FEW_ROWS || count < width;
+            const bool packs = p->transposed || p->b_steps || p->rows > FEW_ROWS || count < width;
             ELEMENT *const panel = panels + k * terms;
             const ELEMENT *const from = b + (p->transposed ? k * p->b_term : k);
             if (packs && m == 0 && p->transposed)
                 LOCAL(pack_transposed)(from, p->b_term, terms, count, width, panel);
             else if (packs && m == 0)
-                LOCAL(pack)(from, p->b_term, terms, count, width, panel);
+                LOCAL(pack_terms)(p, j + k, d, terms, count, width, panel);
             LOCAL(multiply_panel)(p, m, end, j + k, vectors, count - width + VLANES, d, terms,
                            packs ? panel : from, packs ? width : p->b_term);
             k += width;

@@ -38,6 +38,7 @@ size_t osw_linear_plan(osw_linear_job *job, uint64_t *calls)
         osw_linear_cut(l);
     if (l->output.base)
         add_kernel(job, OSW_LINEAR_forward_f32, osw_linear_row_grid(l, threads), l->rows, calls);
+    job->gaps_of = l->grad_input.base && l->lines.rows ? job->count : -1;
     if (l->grad_input.base)
         add_kernel(job, OSW_LINEAR_grad_input_f32, osw_linear_row_grid(l, threads), l->rows, calls);
     if (sums)
@@ -60,6 +61,9 @@ static void run_blocks(int64_t begin, int64_t end, void *context)
                 const osw_linear_block block =
                     osw_linear_block_at(&job->linear, &job->grids[k], b, job->totals[k]);
                 assert(osw_linear_block_holds(&job->linear, &block, job->totals[k]));
+                if (k == job->gaps_of)
+                    osw_linear_zero_gaps(&job->linear, osw_dtype_bytes(job->dtype), block.begin,
+                                         block.end);
                 job->kernels[k](&job->linear, &block);
             }
         }

@@ -18,6 +18,7 @@ typedef struct osw_linear_job {
     osw_linear_grid grids[2];
     int64_t totals[2];
     int count;
+    int gaps_of; /* the kernel that writes rows of grad_input with gaps between them, or -1 */
     int64_t blocks;
     int64_t cost; /* in multiplications */
 } osw_linear_job;

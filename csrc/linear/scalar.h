@@ -3,6 +3,7 @@
 #include "core/ints.h"
 #include "linear/linear.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifndef SUFFIX
@@ -56,10 +57,11 @@ static VALUE LOCAL(dot)(const ELEMENT *restrict x, const ELEMENT *restrict w, in
     return total;
 }
 
-/* y[i] = sum of factors[t * factor_step] * rows[t * row_step + i] over t < terms, i < count */
+/* y[i] = sum of factors[t * factor_step] * row t[i] over t < terms, i < count. Row t lies at
+ * rows + t * row_step, or is the row of input n + t if `images` is given. */
 static void LOCAL(combine)(int64_t terms, const ELEMENT *restrict factors, int64_t factor_step,
                     const ELEMENT *restrict rows, int64_t row_step, int64_t count,
-                    ELEMENT *restrict y)
+                    ELEMENT *restrict y, const osw_linear *images, int64_t n)
 {
     enum { STRIP = 256 };
     for (int64_t begin = 0; begin < count; begin += STRIP) {
@@ -67,7 +69,8 @@ static void LOCAL(combine)(int64_t terms, const ELEMENT *restrict factors, int64
         VALUE sums[STRIP] = {0};
         for (int64_t t = 0; t < terms; t++) {
             const VALUE factor = LOAD(factors[t * factor_step]);
-            const ELEMENT *row = rows + t * row_step + begin;
+            const int64_t at = images ? osw_linear_input_at(images, n + t) : t * row_step;
+            const ELEMENT *row = rows + at + begin;
             for (int64_t i = 0; i < length; i++)
                 sums[i] += factor * LOAD(row[i]);
         }
@@ -81,7 +84,7 @@ static void KERNEL(linear_forward)(const osw_linear *l, const osw_linear_block *
     const ELEMENT *weight = l->weight, *bias = l->bias, *input = l->input.base;
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
         for (int64_t n = block->begin; n < block->end; n++) {
-            const ELEMENT *x = input + n * l->input.row_step + g * l->input.group_step;
+            const ELEMENT *x = input + osw_linear_input_at(l, n) + g * l->input.group_step;
             ELEMENT *y = (ELEMENT *)l->output.base + n * l->output.row_step;
             for (int64_t o = l->first[g]; o < l->first[g + 1]; o++) {
                 const VALUE sum = LOCAL(dot)(x, weight + o * l->in_features, l->in_features);
@@ -98,9 +101,11 @@ static void KERNEL(linear_grad_input)(const osw_linear *l, const osw_linear_bloc
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
         const int64_t o = l->first[g];
         for (int64_t n = block->begin; n < block->end; n++)
-            LOCAL(combine)(l->first[g + 1] - o, grad_output + n * l->grad_output.row_step + o, 1,
+            LOCAL(
+                combine)(l->first[g + 1] - o, grad_output + n * l->grad_output.row_step + o, 1,
                     weight + o * l->in_features, l->in_features, l->in_features,
-                    grad_input + n * l->grad_input.row_step + g * l->grad_input.group_step);
+                    grad_input + osw_linear_grad_input_at(l, n) + g * l->grad_input.group_step,
+                    NULL, 0);
     }
 }
 
@@ -108,7 +113,7 @@ static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_blo
 {
     const int64_t part = block->row_part, first = part * l->part_rows;
     const int64_t rows = osw_linear_part_end(l, part) - first, dy_step = l->grad_output.row_step;
-    const ELEMENT *input = (const ELEMENT *)l->input.base + first * l->input.row_step;
+    const ELEMENT *input = l->input.base;
     const ELEMENT *grad_output = (const ELEMENT *)l->grad_output.base + first * dy_step;
     ELEMENT *grad_weight = l->grad_weight;
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
@@ -119,7 +124,7 @@ static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_blo
         for (int64_t o = l->first[g]; grad_weight && o < l->first[g + 1]; o++) {
             const int64_t row = part * l->first[l->groups] + o;
             LOCAL(combine)(rows, grad_output + o, dy_step, x, l->input.row_step, count,
-                    grad_weight + row * l->in_features + block->begin);
+                    grad_weight + row * l->in_features + block->begin, l, first);
         }
     }
 }

@@ -6,6 +6,7 @@
 #include "core/half.h"
 #include "core/simd.h"
 #include "core/simd_tiles.h"
+#include "linear/linear.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -37,13 +38,19 @@ enum {
 /* c = start + a b. Element (m, d) of a lies at a[m * a_row + d * a_term]; (d, j) of b at
  * b[d * b_term + j], or at b[d + j * b_term] if transposed; (m, j) of c at c[m * c_row + j]. start:
  * one value per column, or NULL for zero. adds: c holds what is added instead; not for 16-bit
- * elements. asks: for rows of a ahead of their use; only if a_term is 1. */
+ * elements. asks: for rows of a ahead of their use; only if a_term is 1.
+ *
+ * a_steps, b_steps or c_steps: the rows of a, the terms of b or the rows of c are rows `first` and
+ * on of images, and the pointer is that of the images; not for 16-bit elements. */
 typedef struct osw_product {
     int64_t rows, columns, terms;
     const void *a, *b, *start;
     void *c;
     int64_t a_row, a_term, b_term, c_row;
     bool transposed, adds, asks;
+    const osw_linear_lines *lines;
+    const osw_linear_steps *a_steps, *b_steps, *c_steps; /* NULL: no images */
+    int64_t first;
 } osw_product;
 
 /* One tile of c, rows x vectors, of whose last vector `last` lanes are there; `start` is a tile
@@ -80,6 +87,23 @@ static inline int64_t panel_vectors(int64_t left)
     if (left <= MOST_VECTORS)
         return left;
     return left % 3 == 1 || left == 8 ? 4 : 3;
+}
+
+/* Where row or term m of a factor with these steps lies. */
+static inline int64_t place_in(const osw_product *p, const osw_linear_steps *steps,
+                               int64_t row_step, int64_t m)
+{
+    return steps ? osw_linear_place(p->lines, steps, row_step, p->first + m) : m * row_step;
+}
+
+/* Rows of the next tile, which does not cross the end of a line: `most`, or two tiles of about the
+ * same height if no more than that is left of the line. */
+static inline int64_t rows_of_tile(const osw_product *p, int64_t m, int64_t end, int64_t most)
+{
+    if (!p->a_steps && !p->c_steps)
+        return end - m < most ? end - m : most;
+    const int64_t rest = osw_linear_in_line(p->lines, p->first + m, end - m);
+    return rest <= most ? rest : rest < 2 * most ? (rest + 1) / 2 : most;
 }
 
 #endif

@@ -39,18 +39,20 @@ static void do_units(const void *context, const void *table, int64_t begin, int6
 static osw_depthwise draw_window(const driver *d, int64_t channels)
 {
     osw_depthwise w = {.batch = 1 + driver_below(3), .channels = channels};
-    w.side = driver_below(2) ? 3 : 5;
+    w.side = 3 + 2 * driver_below(4);
     w.stride = 1 + driver_below(2);
-    w.top = driver_below(2) ? w.side / 2 : driver_below(w.side);
-    w.left = driver_below(2) ? w.side / 2 : driver_below(w.side);
+    w.dilation = w.stride == 1 && driver_below(3) == 0 ? 2 + driver_below(3) : 1;
+    const int64_t around = w.side / 2 * w.dilation, most = 2 * around + 1;
+    w.top = driver_below(2) ? around : driver_below(most);
+    w.left = driver_below(2) ? around : driver_below(most);
     w.height = d->timed ? 56 : 1 + driver_below(9);
     w.width = d->timed ? 56 : 1 + driver_below(23);
-    while (w.height + 2 * w.top < w.side)
+    while (w.height + 2 * w.top < most)
         w.height++;
-    while (w.width + 2 * w.left < w.side)
+    while (w.width + 2 * w.left < most)
         w.width++;
-    w.out_height = (w.height + 2 * w.top - w.side) / w.stride + 1;
-    w.out_width = (w.width + 2 * w.left - w.side) / w.stride + 1;
+    w.out_height = osw_depthwise_outputs(&w, w.height, w.top);
+    w.out_width = osw_depthwise_outputs(&w, w.width, w.left);
     return w;
 }
 
@@ -64,9 +66,10 @@ static void check_one(driver *d, const char *name, osw_depthwise_id id, driver_t
     const int64_t outputs = rows * w->out_width * channels;
     driver_case(d, name,
                 "batch %lld, channels %lld, %lld x %lld, window %lld, stride %lld, "
-                "padding %lld x %lld",
+                "dilation %lld, padding %lld x %lld",
                 (long long)w->batch, (long long)channels, (long long)w->height, (long long)w->width,
-                (long long)w->side, (long long)w->stride, (long long)w->top, (long long)w->left);
+                (long long)w->side, (long long)w->stride, (long long)w->dilation, (long long)w->top,
+                (long long)w->left);
     int64_t units = rows;
     if (id < OSW_DEPTHWISE_grad_input_f32) {
         w->taps = driver_input(d, type, taps * channels);

@@ -21,7 +21,8 @@ typedef struct term {
 
 static int64_t input_at(const osw_depthwise *d, const term *t)
 {
-    const int64_t y = t->i * d->stride + t->r - d->top, x = t->j * d->stride + t->s - d->left;
+    const int64_t y = t->i * d->stride + t->r * d->dilation - d->top;
+    const int64_t x = t->j * d->stride + t->s * d->dilation - d->left;
     const bool inside = y >= 0 && y < d->height && x >= 0 && x < d->width;
     return inside ? ((t->n * d->height + y) * d->width + x) * d->channels + t->c : -1;
 }
@@ -129,11 +130,12 @@ void driver_depthwise_run(driver *d, osw_depthwise (*draw)(const driver *d, int6
         w.job.dtype = i % 2 ? OSW_F64 : OSW_F32;
         w.job.d = draw(d, 1 + driver_below(40));
         const osw_depthwise *c = &w.job.d;
-        driver_case(d, w.backward ? "backward" : "forward",
-                    "%s, batch %lld, channels %lld, %lld x %lld, window %lld, stride %lld",
-                    i % 2 ? "f64" : "f32", (long long)c->batch, (long long)c->channels,
-                    (long long)c->height, (long long)c->width, (long long)c->side,
-                    (long long)c->stride);
+        driver_case(
+            d, w.backward ? "backward" : "forward",
+            "%s, batch %lld, channels %lld, %lld x %lld, window %lld, stride %lld, dilation %lld",
+            i % 2 ? "f64" : "f32", (long long)c->batch, (long long)c->channels,
+            (long long)c->height, (long long)c->width, (long long)c->side, (long long)c->stride,
+            (long long)c->dilation);
         make_tensors(d, &w);
         driver_run(d, run_whole, &w, 1);
     }

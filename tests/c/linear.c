@@ -36,7 +36,20 @@ typedef struct shape {
     driver_type type;
     int64_t rows, groups, features, outputs; /* outputs of a group at most */
     int64_t gap;                             /* elements behind every row */
+    osw_linear_lines lines;                  /* of input and grad_input; gaps behind lines, too */
 } shape;
+
+/* Rows, lines and images with gaps behind them. */
+static osw_linear_rows images_of(driver *d, const shape *s, osw_linear_steps *steps,
+                                 driver_error *error)
+{
+    const int64_t row = s->features + s->gap;
+    steps->line = s->lines.rows * row + s->gap * row;
+    steps->image = s->lines.count * steps->line + s->gap * 3;
+    const int64_t count = s->rows / (s->lines.rows * s->lines.count) * steps->image;
+    void *base = error ? driver_inout(d, s->type, count, *error) : driver_input(d, s->type, count);
+    return (osw_linear_rows){base, row, 0};
+}
 
 /* Groups of all sizes up to `outputs`, none among them. */
 static int64_t draw_groups(const shape *s, int64_t first[MOST_GROUPS + 1])
@@ -62,7 +75,8 @@ static void check_forward(driver *d, const shape *s, job *j, int64_t outputs)
 {
     driver_error error = DRIVER_SUM(s->features + 1);
     osw_linear *l = &j->linear;
-    l->input = rows_of(d, s, s->groups * s->features, NULL);
+    l->input = s->lines.rows ? images_of(d, s, &l->input_steps, NULL)
+                             : rows_of(d, s, s->groups * s->features, NULL);
     l->output = rows_of(d, s, outputs, &error);
     l->bias = driver_below(2) ? driver_input(d, s->type, outputs) : NULL;
     j->total = s->rows;
@@ -74,7 +88,8 @@ static void check_grad_input(driver *d, const shape *s, job *j, int64_t outputs)
     driver_error error = DRIVER_SUM(s->outputs);
     osw_linear *l = &j->linear;
     l->grad_output = rows_of(d, s, outputs, NULL);
-    l->grad_input = rows_of(d, s, s->groups * s->features, &error);
+    l->grad_input = s->lines.rows ? images_of(d, s, &l->grad_input_steps, &error)
+                                  : rows_of(d, s, s->groups * s->features, &error);
     j->total = s->rows;
     j->grid = osw_linear_row_grid(l, 1 + (int)driver_below(3));
 }
@@ -83,7 +98,8 @@ static void check_grad_weight(driver *d, const shape *s, job *j, int64_t outputs
 {
     const int64_t which = driver_below(4);
     osw_linear *l = &j->linear;
-    l->input = rows_of(d, s, s->groups * s->features, NULL);
+    l->input = s->lines.rows ? images_of(d, s, &l->input_steps, NULL)
+                             : rows_of(d, s, s->groups * s->features, NULL);
     l->grad_output = rows_of(d, s, outputs, NULL);
     if (s->type == DRIVER_F32 || s->type == DRIVER_F64)
         osw_linear_cut(l);
@@ -105,11 +121,13 @@ static void check_shape(driver *d, const shape *s)
                         .groups = s->groups,
                         .in_features = s->features,
                         .first = first,
+                        .lines = s->lines,
                         .row_parts = 1,
                         .part_rows = s->rows}};
-    driver_case(d, s->name, "rows %lld, groups %lld, features %lld, outputs %lld, gap %lld",
+    driver_case(d, s->name,
+                "rows %lld, groups %lld, features %lld, outputs %lld, gap %lld, line %lld",
                 (long long)s->rows, (long long)s->groups, (long long)s->features,
-                (long long)s->outputs, (long long)s->gap);
+                (long long)s->outputs, (long long)s->gap, (long long)s->lines.rows);
     j.linear.weight = driver_input(d, s->type, outputs * s->features);
     if (s->id < OSW_LINEAR_grad_input_f32)
         check_forward(d, s, &j, outputs);
@@ -121,6 +139,25 @@ static void check_shape(driver *d, const shape *s)
     driver_run(d, do_blocks, &j, osw_linear_blocks(&j.grid));
 }
 
+/* Images of one group, in float and double. */
+static void check_images(driver *d, shape s, const int64_t *lengths, int count)
+{
+    static const int64_t lines[] = {1, 2, 5, 7, 9, 14, 28};
+    for (int i = 0; i < 2 * count; i++) {
+        d->values = (driver_values)driver_below(3);
+        s.lines = (osw_linear_lines){lines[driver_below(7)], 1 + driver_below(4)};
+        s.rows = s.lines.rows * s.lines.count * (1 + driver_below(3));
+        s.groups = 1;
+        s.gap = driver_below(4);
+        s.features = lengths[i % count];
+        s.outputs = lengths[driver_below(count)];
+        check_shape(d, &s);
+    }
+    s.lines = (osw_linear_lines){9, 7}; /* parts of rows that begin in a line */
+    s.rows = 63 * 17, s.features = 3, s.outputs = 4;
+    check_shape(d, &s);
+}
+
 static void check_variant(driver *d, const char *name, osw_linear_id id, driver_type type)
 {
     static const int64_t some[] = {1, 2, 3, 5, 13, 26, 49};
@@ -128,7 +165,7 @@ static void check_variant(driver *d, const char *name, osw_linear_id id, driver_
     const int count = driver_lengths(d, type == DRIVER_F64 ? 8 : 4, lengths);
     shape s = {.name = name, .id = id, .type = type};
     if (d->timed) {
-        s = (shape){name, id, type, 128, 2, 256, 256, 0};
+        s = (shape){name, id, type, 128, 2, 256, 256, 0, {0, 0}};
         check_shape(d, &s);
         return;
     }
@@ -141,8 +178,10 @@ static void check_variant(driver *d, const char *name, osw_linear_id id, driver_
         s.outputs = i < count ? some[driver_below(7)] : lengths[i - count];
         check_shape(d, &s);
     }
-    s = (shape){name, id, type, 1061, 1, 3, 4, 0}; /* parts of rows */
+    s = (shape){name, id, type, 1061, 1, 3, 4, 0, {0, 0}}; /* parts of rows */
     check_shape(d, &s);
+    if (type == DRIVER_F32 || type == DRIVER_F64)
+        check_images(d, s, lengths, count);
 }
 
 static void check(driver *d)

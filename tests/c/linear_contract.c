@@ -5,8 +5,10 @@
 #define BREACHES(X)                                                                                \
     X(NOTHING)                                                                                     \
     X(ROWS)                                                                                        \
-    X(GROUPS) X(IN_FEATURES) X(FIRST) X(FALLING) X(DTYPE) X(WEIGHT) X(PART_ROWS) X(ROW_PARTS)      \
-        X(PARTS_OF_16_BITS)
+    X(GROUPS)                                                                                      \
+    X(IN_FEATURES) X(FIRST) X(FALLING) X(DTYPE) X(WEIGHT) X(PART_ROWS) X(ROW_PARTS)                \
+        X(PARTS_OF_16_BITS) X(LINES) X(LINE_COUNT) X(PART_OF_AN_IMAGE) X(LINES_OF_16_BITS)         \
+            X(LINES_OF_GROUPS) X(STEP_OF_A_LINE)
 enum { BREACHES(DRIVER_BREACH_ID) };
 enum { FEATURES = 3, OUTPUTS = 3, COUNT = 2 };
 
@@ -27,6 +29,14 @@ static void call(int breach)
                    .weight = breach == WEIGHT ? NULL : weight},
         .dtype = breach == DTYPE ? OSW_DTYPE_COUNT : OSW_F32,
     };
+    if (breach >= LINES) {
+        job.linear.lines.rows = breach == LINES ? -1 : breach == PART_OF_AN_IMAGE ? 3 : 1;
+        job.linear.lines.count = breach == LINE_COUNT ? 0 : 1;
+        job.linear.groups = breach == LINES_OF_GROUPS ? 2 : 1;
+        job.dtype = breach == LINES_OF_16_BITS ? OSW_F16 : OSW_F32;
+        if (breach == STEP_OF_A_LINE) /* rows of the gradient overlap */
+            job.linear.grad_input = (osw_linear_rows){y, FEATURES - 1, 0};
+    }
     osw_linear_plan(&job, calls);
     if (breach == PART_ROWS)
         job.linear.part_rows = COUNT - 1;

@@ -122,7 +122,7 @@ def conv_wins(channels: int, outputs: int, taps: Sequence[int], pixels: int | No
 def _is_left_to_pointwise(weight: Sequence[int], window: Window) -> bool:
     """True for what `pointwise_conv2d` computes as a whole on this tier; weight: its size."""
     outputs, channels, *taps = weight
-    one_map = taps == [1, 1] and window[:2] == ([1, 1], [0, 0])
+    one_map = taps == [1, 1] and window[1] == [0, 0]
     return one_map and pointwise_wins() and outputs * channels < FEW_WEIGHTS
 
 

@@ -25,7 +25,14 @@ from ._convolution_operator import ConvolutionOperator
 from ._function import DeclinedError, base_apply, concrete_size, plain_cpu, seen_by_tracer
 from ._stats import count_kernel, count_reference, reference_forced
 
-__all__ = ["depthwise_able", "depthwise_conv2d", "depthwise_fits", "depthwise_wins", "is_depthwise"]
+__all__ = [
+    "depthwise_able",
+    "depthwise_conv2d",
+    "depthwise_fits",
+    "depthwise_wins",
+    "is_depthwise",
+    "takes_window",
+]
 
 # Looked up once: what lies on the way to a name costs microseconds if it has left the caches.
 _compiling = torch.compiler.is_dynamo_compiling
@@ -41,13 +48,11 @@ class DepthwiseConv2d(Function):
     """For ordinary eager tensors; everything else is torch's."""
 
     @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
-    ) -> Tensor:
-        output = _core.plain_depthwise(input, weight, bias, stride, padding)
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *window: Pair) -> Tensor:
+        output = _core.plain_depthwise(input, weight, bias, *window)
         if output is NotImplemented:
             raise DeclinedError
-        ctx.stride, ctx.padding = stride, padding
+        ctx.window = window
         ctx.save_for_backward(input, weight)
         return output
 
@@ -56,36 +61,37 @@ class DepthwiseConv2d(Function):
         mask = ctx.needs_input_grad[:3]
         input, weight = ctx.saved_tensors
         if not _grad_enabled() and not reference_forced():
-            gradients = _kernel_backward(grad_output, input, weight, ctx.stride, ctx.padding, mask)
+            gradients = _kernel_backward(grad_output, input, weight, ctx.window, mask)
             if gradients is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
-                return (*gradients, None, None)
+                return (*gradients, None, None, None)
         count_reference(_NAME_BACKWARD)
-        window = (pair(ctx.stride), pair(ctx.padding))
-        gradients = library_backward(grad_output, input, weight, *window, weight.shape[0], mask)
-        return (*gradients, None, None)
+        stride, padding, dilation = map(pair, ctx.window)
+        window = (stride, padding, weight.shape[0], mask, dilation)
+        return (*library_backward(grad_output, input, weight, *window), None, None, None)
 
 
 _apply = base_apply(DepthwiseConv2d)
 _operator = ConvolutionOperator(
     _NAME,
-    ", SymInt[2] stride, SymInt[2] padding",
-    lambda weight, stride, padding: (stride, padding, weight.shape[0]),
+    ", SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation",
+    lambda weight, stride, padding, dilation: (stride, padding, weight.shape[0], dilation),
     _core.plain_depthwise,
     _core.plain_depthwise_backward,
 )
 _DTYPES = (torch.float32, torch.float64)
+_TAPS = ((3, 3), (5, 5), (7, 7), (9, 9))
 
 
 def _kernel_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, stride: Pair, padding: Pair, mask: Sequence[bool]
+    grad_output: Tensor, input: Tensor, weight: Tensor, window: Sequence[Pair], mask: Sequence[bool]
 ) -> Any:
     """The gradients of input, weight and bias that mask selects, or NotImplemented."""
     run = _core.plain_depthwise_backward
-    gradients = run(grad_output, input, weight, stride, padding, *mask)
+    gradients = run(grad_output, input, weight, *window, *mask)
     if gradients is NotImplemented and plain_cpu((grad_output,)):
         dense = grad_output.contiguous(memory_format=torch.channels_last)
-        gradients = run(dense, input, weight, stride, padding, *mask)
+        gradients = run(dense, input, weight, *window, *mask)
     return gradients
 
 
@@ -107,20 +113,28 @@ def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: A
         return False
     if input.dtype not in _DTYPES or weight.dtype is not input.dtype or input.layout is not torch.strided:
         return False
-    taps, groups = tuple(weight.shape[1:]), weight.shape[0]
-    options = stride in (1, 2, (1, 1), (2, 2)) and dilation in (1, (1, 1))
-    options = options and padding_numbers(padding, taps[1:], stride, dilation) is not None
-    fits = taps in ((1, 3, 3), (1, 5, 5)) and groups == input.shape[1] and groups >= _FEWEST_CHANNELS
+    taps, groups = tuple(weight.shape[2:]), weight.shape[0]
+    options = takes_window(taps, stride, dilation)
+    options = options and padding_numbers(padding, taps, stride, dilation) is not None
+    fits = weight.shape[1] == 1 and groups == input.shape[1] and groups >= _FEWEST_CHANNELS
     return options and fits and input.stride(1) == 1 and _wins_as_constant()
+
+
+def takes_window(taps: Sequence[int], stride: Any, dilation: Any) -> bool:
+    """True if the kernels have this window; taps: (kH, kW)."""
+    if tuple(taps) not in _TAPS:
+        return False
+    if stride in (2, (2, 2), [2, 2]):
+        return dilation in (1, (1, 1), [1, 1])
+    steps = (dilation,) if isinstance(dilation, int) else tuple(dilation)
+    return stride in (1, (1, 1), [1, 1]) and len(set(steps)) == 1 and len(steps) <= 2
 
 
 def is_depthwise(module: nn.Conv2d) -> bool:
     """True for a convolution that the kernels support, by its options alone, independent of its input."""
     return (
         module.groups == module.in_channels == module.out_channels
-        and module.kernel_size in ((3, 3), (5, 5))
-        and module.stride in ((1, 1), (2, 2))
-        and module.dilation == (1, 1)
+        and takes_window(module.kernel_size, module.stride, module.dilation)
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
     )
@@ -136,17 +150,25 @@ def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
         not _compiling()
         and not reference_forced()
         and is_depthwise(module)
-        and _core.depthwise_fits(input, module.weight, module.bias, module.stride, module.padding)
+        and _core.depthwise_fits(
+            input, module.weight, module.bias, module.stride, module.padding, module.dilation
+        )
     )
 
 
 def depthwise_fits(
-    input: Any, weight: Any, bias: Any, stride: tuple[int, int], padding: tuple[int, int], groups: int
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
 ) -> bool:
-    """`depthwise_able` for a call of torch.nn.functional.conv2d without dilation, of as many groups as channels."""
+    """`depthwise_able` for a call of torch.nn.functional.conv2d with as many groups as channels."""
     if _compiling() or reference_forced() or not isinstance(weight, Tensor) or weight.shape[0] != groups:
         return False
-    return _core.depthwise_fits(input, weight, bias, stride, padding)
+    return _core.depthwise_fits(input, weight, bias, stride, padding, dilation)
 
 
 def depthwise_conv2d(
@@ -160,13 +182,13 @@ def depthwise_conv2d(
     """Convolve every channel with its own taps, as torch.nn.functional.conv2d with groups=C.
 
     Args:
-        input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least,
-            if the tier in use is avx2 or avx512.
-        weight: (C, 1, kH, kW). The kernels take 3 x 3 and 5 x 5.
+        input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least, if
+            the tier in use is avx2 or avx512.
+        weight: (C, 1, kH, kW). The kernels support 3 x 3, 5 x 5, 7 x 7 and 9 x 9.
         bias: (C,), or None.
-        stride: the kernels take 1 and 2, the same in both directions.
+        stride: the kernels support 1 and 2, the same in both directions.
         padding: of zeros, any; or "same" or "valid", which run torch's convolution.
-        dilation: the kernels take 1.
+        dilation: the kernels support any, the same in both directions, with stride 1.
 
     Everything that the kernels do not support, channels of several outputs, other devices and calls under torch.func,
     torch.jit.trace or autocast run torch's own convolution. torch.compile, torch.export and make_fx record
@@ -179,15 +201,15 @@ def depthwise_conv2d(
 
     Source: torch.nn.functional.conv2d.
     """
-    if dilation in (1, (1, 1)) and not _compiling() and not reference_forced():
+    if not _compiling() and not reference_forced():
         try:
             if _grad_enabled() and (
                 input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
             ):
                 hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls
-                output = NotImplemented if hidden else _apply(input, weight, bias, stride, padding)
+                output = NotImplemented if hidden else _apply(input, weight, bias, stride, padding, dilation)
             else:
-                output = _core.plain_depthwise(input, weight, bias, stride, padding)
+                output = _core.plain_depthwise(input, weight, bias, stride, padding, dilation)
             if output is not NotImplemented:
                 count_kernel(_NAME)
                 return output
@@ -195,7 +217,7 @@ def depthwise_conv2d(
             pass
     if _is_recorded(input, weight, stride, padding, dilation):
         numbers = padding_numbers(padding, weight.shape[2:], stride, dilation)
-        return _operator(input, weight, bias, pair(stride), numbers)
+        return _operator(input, weight, bias, pair(stride), numbers, pair(dilation))
     if not _compiling():
         count_reference(_NAME)
     groups = 1

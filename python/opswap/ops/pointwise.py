@@ -3,7 +3,8 @@
 
 A tensor (N, C, H, W) in channels_last is a matrix of N * H * W rows of C channels. The kernels of the grouped linear
 map read it in place; the convolution library pads channels that are not a multiple of its vectors, such as the 58 and
-116 of ShuffleNetV2. Everything else is torch's own convolution.
+116 of ShuffleNetV2. With a stride the rows are every s-th pixel of a line, of every s-th line: the kernels read and
+write them in place. Everything else is torch's own convolution.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import constant_in_graphs
 
-from ._convolution import library_backward
+from ._convolution import Pair, library_backward, pair
 from ._convolution_operator import ConvolutionOperator
 from ._function import (
     DeclinedError,
@@ -63,13 +64,8 @@ def _wins_as_constant() -> bool:
 
 
 def is_pointwise(module: nn.Conv2d) -> bool:
-    """True for a convolution that is one map of all pixels: 1 x 1, stride 1, no padding, one group."""
-    return (
-        module.kernel_size == (1, 1)
-        and module.stride == (1, 1)
-        and module.padding in ((0, 0), "valid", "same")
-        and module.groups == 1
-    )
+    """True for a convolution that is one map of pixels: 1 x 1, no padding, one group."""
+    return module.kernel_size == (1, 1) and module.padding in ((0, 0), "valid", "same") and module.groups == 1
 
 
 def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
@@ -78,7 +74,7 @@ def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
 
 
 def pointwise_fits(input: Any, weight: Any) -> bool:
-    """`takes_pixels` for a call of torch.nn.functional.conv2d with stride 1, no padding and one group."""
+    """`takes_pixels` for a call of torch.nn.functional.conv2d without padding and with one group."""
     if _compiling() or not isinstance(input, Tensor) or not isinstance(weight, Tensor):
         return False
     return weight.dim() == 4 and weight.shape[2] == weight.shape[3] == 1 and _is_candidate(input)
@@ -94,57 +90,67 @@ class PointwiseConv2d(Function):
     """The kernels' path: ordinary tensors, nothing but autograd watching."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        output = _core.plain_pointwise(input, weight, bias)
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
+        output = _core.plain_pointwise(input, weight, bias, stride)
         if output is NotImplemented:
             raise DeclinedError
+        ctx.stride = stride
         ctx.save_for_backward(input, weight)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        mask = tuple(ctx.needs_input_grad)
+        stride, mask = ctx.stride, ctx.needs_input_grad[:3]
+        window = (pair(stride), (0, 0), 1, mask)
         if not plain_eager() or needs_graph((grad_output, input, weight)):
-            return library_backward(grad_output, input, weight, (1, 1), (0, 0), 1, mask)
-        gradients = _core.plain_pointwise_backward(grad_output, input, weight, *mask)
+            return *library_backward(grad_output, input, weight, *window), None
+        gradients = _core.plain_pointwise_backward(grad_output, input, weight, stride, *mask)
         if gradients is NotImplemented and plain_cpu((grad_output,)):
             dense = grad_output.contiguous(memory_format=torch.channels_last)
-            gradients = _core.plain_pointwise_backward(dense, input, weight, *mask)
+            gradients = _core.plain_pointwise_backward(dense, input, weight, stride, *mask)
         if gradients is NotImplemented:
             count_reference(f"{_NAME}_backward")
-            return library_backward(grad_output, input, weight, (1, 1), (0, 0), 1, mask)
+            return *library_backward(grad_output, input, weight, *window), None
         count_kernel(f"{_NAME}_backward")
-        return gradients
+        return *gradients, None
 
 
 _apply = base_apply(PointwiseConv2d)
 _operator = ConvolutionOperator(
     _NAME,
-    "",
-    lambda weight: ((1, 1), (0, 0), 1),
+    ", SymInt[2] stride",
+    lambda weight, stride: (stride, (0, 0), 1, (1, 1)),
     _core.plain_pointwise,
     _core.plain_pointwise_backward,
 )
 
 
-def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
     """The output, or NotImplemented if the kernels do not support these tensors."""
     records = _grad_enabled() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
     if not records:
-        return _core.plain_pointwise(input, weight, bias)
+        return _core.plain_pointwise(input, weight, bias, stride)
     if not plain_eager():  # Function.apply hides the tensors of a transform from the extension
         return NotImplemented
     try:
-        return _apply(input, weight, bias)
+        return _apply(input, weight, bias, stride)
     except DeclinedError:
         return NotImplemented
 
 
-def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Convolve with a kernel of 1 x 1: output[n, :, h, w] = weight @ input[n, :, h, w] + bias.
+def _is_recorded(input: Tensor, weight: Tensor, stride: Any) -> bool:
+    """True if the operator is recorded in a graph."""
+    if not seen_by_tracer() or not _is_candidate(input) or weight.dtype is not input.dtype:
+        return False
+    steps = pair(stride)
+    return len(steps) == 2 and min(steps) > 0 and _wins_as_constant()
+
+
+def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1) -> Tensor:
+    """Convolve with a kernel of 1 x 1: output[n, :, i, j] = weight @ input[n, :, i * sh, j * sw] + bias.
 
     Args:
         input: (N, C, H, W) or (C, H, W). The kernels support float32 and float64 in channels_last, slices of more
@@ -153,9 +159,10 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
             `opswap::pointwise_conv2d`.
         weight: (out, C, 1, 1).
         bias: (out,) or None.
+        stride: (sh, sw), or one number for both.
 
-    Returns: (N, out, H, W), in channels_last if the input is, as torch.nn.functional.conv2d. Sums are taken in the
-        dtype, in an order that depends on the sizes alone.
+    Returns: (N, out, H', W') with H' = (H - 1) // sh + 1, in channels_last if the input is, as
+        torch.nn.functional.conv2d. Sums are taken in the dtype, in an order that depends on the sizes alone.
 
     Raises: as torch.nn.functional.conv2d; RuntimeError for a weight whose kernel is not 1 x 1.
 
@@ -163,21 +170,21 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     """
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if has_torch_function(tensors):
-        return handle_torch_function(pointwise_conv2d, tensors, input, weight, bias)
+        return handle_torch_function(pointwise_conv2d, tensors, input, weight, bias, stride)
     if not all(isinstance(t, Tensor) for t in tensors):
-        return torch_functional.conv2d(input, weight, bias)  # and the error is torch's
+        return torch_functional.conv2d(input, weight, bias, stride)  # and the error is torch's
     size = concrete_size(weight)
     if size[2:] != (1, 1):
         raise RuntimeError(f"{_NAME}: weight must be (out, in, 1, 1), got {tuple(size)}")
     if tracing():
-        return torch_functional.conv2d(input, weight, bias)
+        return torch_functional.conv2d(input, weight, bias, stride)
     if not _compiling() and _is_candidate(input) and not reference_forced():
-        output = _by_kernel(input, weight, bias)
+        output = _by_kernel(input, weight, bias, stride)
         if output is not NotImplemented:
             count_kernel(_NAME)
             return output
-    if seen_by_tracer() and _is_candidate(input) and weight.dtype is input.dtype and _wins_as_constant():
-        return _operator(input, weight, bias)
+    if _is_recorded(input, weight, stride):
+        return _operator(input, weight, bias, pair(stride))
     if not torch.compiler.is_compiling():
         count_reference(_NAME)
-    return torch_functional.conv2d(input, weight, bias)
+    return torch_functional.conv2d(input, weight, bias, stride)

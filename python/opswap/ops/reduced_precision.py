@@ -108,9 +108,9 @@ class _Window:
         """In float32, by a kernel if there is one."""
         output = NotImplemented
         if self._is_pointwise(weight):
-            output = _core.plain_pointwise(input, weight, bias)
+            output = _core.plain_pointwise(input, weight, bias, self.stride)
         elif self._is_depthwise(weight):
-            output = _core.plain_depthwise(input, weight, bias, self.stride, self.padding)
+            output = _core.plain_depthwise(input, weight, bias, self.stride, self.padding, self.dilation)
         if output is NotImplemented:
             output = torch_functional.conv2d(
                 input, weight, bias, self.stride, self.padding, self.dilation, self.groups
@@ -125,20 +125,21 @@ class _Window:
         gradients = NotImplemented
         if plain_eager() and not needs_graph(tensors):
             if self._is_pointwise(weight):
-                gradients = _core.plain_pointwise_backward(*tensors, *mask)
+                gradients = _core.plain_pointwise_backward(*tensors, self.stride, *mask)
             elif self._is_depthwise(weight):
-                gradients = _core.plain_depthwise_backward(*tensors, self.stride, self.padding, *mask)
+                window = (self.stride, self.padding, self.dilation)
+                gradients = _core.plain_depthwise_backward(*tensors, *window, *mask)
         if gradients is NotImplemented:
             window = (self.stride, self.padding, self.groups)
             gradients = library_backward(*tensors, *window, mask, self.dilation)
         return gradients
 
     def _is_pointwise(self, weight: Tensor) -> bool:
-        window = (self.stride, list(self.padding), self.groups)
-        return window == ([1, 1], [0, 0], 1) and weight.shape[2:] == (1, 1) and weight.numel() < FEW_WEIGHTS
+        window = (list(self.padding), self.groups)
+        return window == ([0, 0], 1) and weight.shape[2:] == (1, 1) and weight.numel() < FEW_WEIGHTS
 
     def _is_depthwise(self, weight: Tensor) -> bool:
-        return self.groups == weight.shape[0] > 1 and weight.shape[1] == 1 and self.dilation == [1, 1]
+        return self.groups == weight.shape[0] > 1 and weight.shape[1] == 1
 
 
 class _Product:
@@ -183,8 +184,7 @@ class Reduced(Function):
             return *_rounded(gradients, (input.dtype, weight.dtype, ctx.bias_dtype)), None, None
 
 
-# Spellings of a stride of 1, and of no padding.
-_ONE, _NONE = (1, (1, 1), [1, 1]), (0, (0, 0), [0, 0])
+_NONE = (0, (0, 0), [0, 0])  # spellings of no padding
 
 _apply = base_apply(Reduced)
 _PRODUCT = _Product()
@@ -237,8 +237,8 @@ def conv2d(
             output = dense_conv2d(input, weight, bias, stride, padding, dilation)
             if output is not NotImplemented:
                 return output
-        if weight.shape[2:] == (1, 1) and groups == 1 and stride in _ONE and padding in _NONE:
-            return pointwise_conv2d(input, weight, bias)
+        if weight.shape[2:] == (1, 1) and groups == 1 and padding in _NONE:
+            return pointwise_conv2d(input, weight, bias, stride)
         if groups > 1 and groups == weight.shape[0] and input.dim() == 4 and groups == input.shape[1]:
             return depthwise_conv2d(input, weight, bias, stride, padding, dilation)
     if not _compiling():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""1 x 1 convolutions in channels_last at the shapes of ShuffleNetV2 and LPRNet, against torch's convolution."""
+"""1 x 1 convolutions in channels_last at the shapes of ShuffleNetV2, LPRNet and ResNet, against torch's convolution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opswap.bench.case import Case
 
 __all__ = ["cases"]
 
-# Channels, height, width, outputs.
+# Channels, height, width, outputs; the shortcuts of ResNet, MobileOne and RegNet have a stride of 2.
 _SHAPES = (
     (24, 56, 56, 58),
     (24, 28, 28, 24),
@@ -30,33 +30,46 @@ _SHAPES = (
     (64, 20, 90, 32),
     (256, 16, 16, 128),
 )
+_STRIDED = (
+    (64, 56, 56, 128),
+    (128, 28, 28, 256),
+    (48, 56, 56, 96),
+    (24, 112, 112, 56),
+    (152, 28, 28, 368),
+)
 _DIRECTIONS = ("inference", "forward", "backward", "step")
 
 
 def cases(batch: int) -> Iterator[Case]:
     """Every shape in every direction; convolutions of ShuffleNetV2 have no bias."""
-    for channels, height, width, outputs in _SHAPES:
+    shapes = [(s, 1) for s in _SHAPES] + [(s, 2) for s in _STRIDED]
+    for (channels, height, width, outputs), stride in shapes:
         shape = (batch, channels, height, width)
+        suffix = f" stride {stride}" if stride > 1 else ""
         for direction in _DIRECTIONS:
             yield Case(
                 "pointwise_conv2d",
-                f"{','.join(map(str, shape))} -> {outputs}",
+                f"{','.join(map(str, shape))} -> {outputs}{suffix}",
                 "float32",
                 direction,
-                partial(_build, shape, outputs, direction),
+                partial(_build, shape, outputs, stride, direction),
                 {"opswap": "NHWC"},
                 tolerance=1e-4,
             )
 
 
 def _build(
-    shape: tuple[int, ...], outputs: int, direction: str
+    shape: tuple[int, ...], outputs: int, stride: int, direction: str
 ) -> dict[str, Callable[[], Tensor | Sequence[Tensor]]]:
     x = torch.randn(shape).contiguous(memory_format=torch.channels_last).requires_grad_()
     weight = torch.randn(outputs, shape[1], 1, 1) / shape[1] ** 0.5
     weight = weight.contiguous(memory_format=torch.channels_last).requires_grad_()
-    grad = torch.randn(shape[0], outputs, *shape[2:]).contiguous(memory_format=torch.channels_last)
-    forms = {"torch": partial(T.conv2d, x, weight), "opswap": partial(F.pointwise_conv2d, x, weight)}
+    size = [(side - 1) // stride + 1 for side in shape[2:]]
+    grad = torch.randn(shape[0], outputs, *size).contiguous(memory_format=torch.channels_last)
+    forms = {
+        "torch": partial(T.conv2d, x, weight, stride=stride),
+        "opswap": partial(F.pointwise_conv2d, x, weight, stride=stride),
+    }
     return {name: _run(forward, (x, weight), grad, direction) for name, forward in forms.items()}
 
 

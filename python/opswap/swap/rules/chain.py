@@ -58,7 +58,7 @@ def is_link(module: nn.Module) -> bool:
         return False
     if side == 1:
         return module.groups == 1 and module.stride == (1, 1) and module.weight.numel() <= MOST_WEIGHTS
-    return is_depthwise(module)
+    return side in (3, 5) and is_depthwise(module)
 
 
 def is_foldable(module: nn.Module) -> bool:
@@ -73,7 +73,7 @@ def is_foldable(module: nn.Module) -> bool:
         inside = all(p < k for p, k in zip(module.padding, module.kernel_size, strict=True))
         return inside and module.weight.numel() <= MOST_FOLDED
     side = module.kernel_size[0]
-    return is_depthwise(module) and module.padding == (side // 2, side // 2)
+    return side in (3, 5) and is_depthwise(module) and module.padding == (side // 2, side // 2)
 
 
 def linked(*modules: nn.Module) -> bool:

@@ -7,21 +7,21 @@ from torch import nn
 
 from opswap import functional as F
 from opswap.ops.conv import conv_able, module_window, why_kept
-from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise
+from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, pointwise_wins, takes_pixels
 
 from ..rule import Replacement, Rule
 
-__all__ = ["RULES", "large"]
+__all__ = ["RULES", "WINDOWS", "large"]
 
 _POINTWISE = Replacement(
     "takes_pixels(m0, x0)",
-    "pointwise_conv2d(x0, m0.weight, m0.bias)",
+    "pointwise_conv2d(x0, m0.weight, m0.bias, m0.stride)",
     {"takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
 )
 _DEPTHWISE = Replacement(
     "depthwise_able(m0, x0)",
-    "depthwise_conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding)",
+    "depthwise_conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
     {"depthwise_able": depthwise_able, "depthwise_conv2d": F.depthwise_conv2d},
 )
 _DENSE = Replacement(
@@ -29,6 +29,9 @@ _DENSE = Replacement(
     "conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
     {"conv_able": conv_able, "conv2d": F.conv2d},
 )
+
+
+WINDOWS = "the kernels support 3x3, 5x5, 7x7 and 9x9"
 
 
 def large(size: int) -> str:
@@ -40,7 +43,7 @@ def _declines_pointwise(module: nn.Module) -> str | None:
     if module.kernel_size != (1, 1) or module.groups != 1 or not pointwise_wins():
         return None
     if not is_pointwise(module):
-        return f"the kernels support stride 1 without padding, not stride={module.stride}, padding={module.padding}"
+        return f"the kernels support no padding, not padding={module.padding}"
     size = module.weight.numel()
     return large(size) if size >= FEW_WEIGHTS else ""
 
@@ -50,13 +53,13 @@ def _declines_depthwise(module: nn.Module) -> str | None:
         return None
     if is_depthwise(module):
         return ""
-    if module.kernel_size not in ((3, 3), (5, 5)):
-        return f"a window of {module.kernel_size}: the kernels support 3x3 and 5x5"
+    if not takes_window(module.kernel_size, 1, 1):
+        return f"a window of {module.kernel_size}: {WINDOWS}"
     if module.out_channels != module.in_channels:
         return f"{module.in_channels} channels in, {module.out_channels} out: the kernels support as many out as in"
     options = ("stride", "dilation", "padding", "padding_mode")
     given = ", ".join(f"{name}={getattr(module, name)!r}" for name in options)
-    return f"the kernels support a stride of 1 or 2, no dilation and zero padding, not {given}"
+    return f"the kernels support stride 2, or stride 1 with any dilation, and zero padding, not {given}"
 
 
 def _declines_dense(module: nn.Module) -> str | None:

@@ -16,11 +16,11 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 from opswap.ops.conv import conv_fits, why_kept
-from opswap.ops.depthwise import depthwise_fits, depthwise_wins
+from opswap.ops.depthwise import depthwise_fits, depthwise_wins, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
-from .convolution import large
+from .convolution import WINDOWS, large
 
 __all__ = ["RULES"]
 
@@ -94,14 +94,14 @@ def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
         raise Refusal("not a convolution of 1 x 1", report=False)
     stride = _pair(given["stride"])
     padding = _padding(given["padding"], size, stride)
-    if (stride, padding) != ((1, 1), (0, 0)):
-        raise Refusal(f"the kernels support stride 1 without padding, not stride={stride}, padding={padding}")
+    if padding != (0, 0):
+        raise Refusal(f"the kernels take no padding, not padding={padding}")
     if size[0] * size[1] >= FEW_WEIGHTS:
         raise Refusal(large(size[0] * size[1]))
     input, weight, bias = tensors.values()
     names = {"pointwise_fits": pointwise_fits, "pointwise_conv2d": F.pointwise_conv2d}
     return Replacement(
-        f"pointwise_fits({input}, {weight})", f"pointwise_conv2d({input}, {weight}, {bias})", names
+        f"pointwise_fits({input}, {weight})", f"pointwise_conv2d({input}, {weight}, {bias}, {stride})", names
     )
 
 
@@ -111,11 +111,14 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
     if not 1 < groups == size[0] or size[1] != 1 or max(size[2:]) == 1 or not depthwise_wins():
         raise Refusal("not a depthwise convolution", report=False)
     stride, dilation = _pair(given["stride"]), _pair(given["dilation"])
-    if size[2:] not in ((3, 3), (5, 5)):
-        raise Refusal(f"a window of {size[2:]}: the kernels support 3x3 and 5x5")
-    if stride not in ((1, 1), (2, 2)) or dilation != (1, 1):
-        raise Refusal(f"the kernels support a stride of 1 or 2 and no dilation, not {stride=}, {dilation=}")
-    options = f"{', '.join(tensors.values())}, {stride}, {_padding(given['padding'], size, stride)}"
+    if not takes_window(size[2:], 1, 1):
+        raise Refusal(f"a window of {size[2:]}: {WINDOWS}")
+    if not takes_window(size[2:], stride, dilation):
+        raise Refusal(
+            f"the kernels take a stride of 2, or of 1 with any dilation, not {stride=}, {dilation=}"
+        )
+    padding = _padding(given["padding"], size, stride, dilation)
+    options = f"{', '.join(tensors.values())}, {stride}, {padding}, {dilation}"
     names = {"depthwise_fits": depthwise_fits, "depthwise_conv2d": F.depthwise_conv2d}
     return Replacement(f"depthwise_fits({options}, {groups})", f"depthwise_conv2d({options})", names)
 
