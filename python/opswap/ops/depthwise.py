@@ -182,8 +182,8 @@ def depthwise_conv2d(
     """Convolve every channel with its own taps, as torch.nn.functional.conv2d with groups=C.
 
     Args:
-        input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least, if
-            the tier in use is avx2 or avx512.
+        input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least,
+            if the tier in use is avx2 or avx512.
         weight: (C, 1, kH, kW). The kernels support 3 x 3, 5 x 5, 7 x 7 and 9 x 9.
         bias: (C,), or None.
         stride: the kernels support 1 and 2, the same in both directions.

@@ -95,7 +95,7 @@ def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
     stride = _pair(given["stride"])
     padding = _padding(given["padding"], size, stride)
     if padding != (0, 0):
-        raise Refusal(f"the kernels take no padding, not padding={padding}")
+        raise Refusal(f"the kernels support no padding, not padding={padding}")
     if size[0] * size[1] >= FEW_WEIGHTS:
         raise Refusal(large(size[0] * size[1]))
     input, weight, bias = tensors.values()
@@ -115,7 +115,7 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
         raise Refusal(f"a window of {size[2:]}: {WINDOWS}")
     if not takes_window(size[2:], stride, dilation):
         raise Refusal(
-            f"the kernels take a stride of 2, or of 1 with any dilation, not {stride=}, {dilation=}"
+            f"the kernels support stride 2, or stride 1 with any dilation, not {stride=}, {dilation=}"
         )
     padding = _padding(given["padding"], size, stride, dilation)
     options = f"{', '.join(tensors.values())}, {stride}, {padding}, {dilation}"
