@@ -249,7 +249,7 @@ static osw_pool_fn *LOCAL(lines_for)(const osw_pool *pool)
     return NULL;
 }
 
-/* Where the planes of any other window are narrow, what has to be done once per line weighs more
+/* If the planes of any other window are narrow, what has to be done once per line weighs more
  * than a scalar loop, above all for floats, whose sums need no rounding. */
 static bool LOCAL(is_narrow)(const osw_pool *pool)
 {
