@@ -28,7 +28,7 @@ def test_two_processes_train_as_one(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_batch_that_cannot_be_shared_out_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*_QUICK, "--batch-size", "7"]) == 1
-    assert "7 images cannot be shared out to 2 processes" in capsys.readouterr().err
+    assert "7 images cannot be divided among 2 processes" in capsys.readouterr().err
 
 
 def test_without_torchrun_it_says_how_to_start(

@@ -36,8 +36,8 @@ def test_layouts_and_gradients(layout: str) -> None:
 @pytest.mark.parametrize(
     ("size", "order", "error", "message"),
     [
-        ((2, 5), (0, 1, 2, 3, 3), ValueError, "no permutation"),
-        ((2, 5), (1, 2, 3, 4, 5), ValueError, "no permutation"),
+        ((2, 5), (0, 1, 2, 3, 3), ValueError, "not a permutation"),
+        ((2, 5), (1, 2, 3, 4, 5), ValueError, "not a permutation"),
         ((2, 4), ORDER, RuntimeError, r"5 channels expected, got a tensor of size \(2, 4\)"),
         ((5,), ORDER, RuntimeError, r"of size \(5,\)"),
     ],

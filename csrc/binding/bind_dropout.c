@@ -81,7 +81,7 @@ static int ask_state(osw_drawing *drawing)
                     (long long)drawing->mask.numel, (long long)drawing->count);
 }
 
-/* Draw from the state, and return whether the generator still has it: 1 if so, 0 if somebody
+/* Draw from the state, and return whether the generator still has it: 1 if so, 0 if other code
  * else drew meanwhile, -1 with an exception. The state behind the draw goes to `twister`. */
 static int draw_once(osw_drawing *drawing, bool keep_lock, osw_twister *twister)
 {

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-/* METH_FASTCALL under its generic type, as PyMethodDef wants it. */
+/* METH_FASTCALL under its generic type, as PyMethodDef needs it. */
 #define OSW_METHOD(function) ((PyCFunction)(void (*)(void))(function))
 
 /* Defines a function of the module, which sees `args` and `nargs`. */

@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 
-/* That a function of this name got as many arguments as it wants; false with a TypeError. */
+/* That a function of this name got as many arguments as it needs; false with a TypeError. */
 bool osw_expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted);
 
 /* An int within [low, high]. -1 with TypeError (no int) or RuntimeError (out of range), which name

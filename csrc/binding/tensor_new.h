@@ -8,7 +8,7 @@
 typedef enum osw_new_dtype { OSW_SAME_DTYPE, OSW_UINT8, OSW_INT32, OSW_FLOAT64 } osw_new_dtype;
 
 /* A dense tensor, not initialised, of the type of `like` and of its dtype or the given one;
- * channels_last wants 4 or 5 dimensions. What came back has the sizes, strides and dtype that were
+ * channels_last needs 4 or 5 dimensions. What came back has the sizes, strides and dtype that were
  * asked for, on the CPU, also if a subclass made it. Returns a new reference and describes the
  * tensor in `out`, or NULL with an exception. A subclass may run code of its own here: see
  * osw_tensors_unchanged. */

@@ -39,7 +39,7 @@ static bool is_watching(osw_torch_name watcher, PyObject *argument)
 }
 
 /* True if each of these modes is torch's own choice of the device of new tensors: of
- * torch.set_default_device or of `with torch.device(...)`. A subclass is somebody else's mode. */
+ * torch.set_default_device or of `with torch.device(...)`. A subclass is another mode. */
 static bool only_devices(long count)
 {
     PyObject *mode_at = osw_torch(OSW_TORCH_FUNCTION_MODE_AT);

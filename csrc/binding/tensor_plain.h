@@ -10,7 +10,7 @@
  * exception, for all else. */
 bool osw_tensor_plain(PyObject *object, osw_tensor *out);
 
-/* True if no mode, transform or trace watches over operators, and, if asked for, no autocast. */
+/* True if no mode, transform or trace watches over operators, and, if requested, no autocast. */
 bool osw_plain_eager(bool without_autocast);
 
 /* The result of a call that may leave its arguments to torch: NotImplemented in place of an error,

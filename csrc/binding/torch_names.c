@@ -51,7 +51,7 @@ PyObject *osw_torch(osw_torch_name name)
         return found[name];
     const osw_torch_place *place = &places[name];
     PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace); /* an import must not meet the caller's exception */
+    PyErr_Fetch(&kind, &value, &trace); /* an import must not run with the caller's exception set */
     PyObject *object = attribute_of(PyImport_ImportModule(place->module), place->type);
     object = attribute_of(object, place->attribute);
     PyErr_Restore(kind, value, trace); /* and drops the look-up's own */

@@ -32,7 +32,7 @@ typedef enum osw_torch_name {
     /* Private. Without one of these a default device is taken for a mode of the user's own. */
     OSW_TORCH_FUNCTION_MODE_AT,
     OSW_TORCH_DEVICE_CONTEXT,
-    /* Private. Without it the public question about the CPU's autocast is asked. */
+    /* Private. Without it the public query for the CPU's autocast is used. */
     OSW_TORCH_ANY_AUTOCAST,
     OSW_TORCH_AUTOCAST, /* public; without it and the one above, autocast is taken to be on */
     /* Private: the module with _is_profiler_enabled, and a range that costs little. Without one of

@@ -98,7 +98,7 @@ typedef struct {
     atomic_int met;
 } flush_job;
 
-/* By a clock that nobody sets. */
+/* By a clock that cannot be set. */
 static int64_t milliseconds(void)
 {
     struct timespec now;

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Bytes between what a kernel works on and what it asks for; 0: do not prefetch. Measured on
+/* Bytes between what a kernel works on and what it prefetches; 0: do not prefetch. Measured on
  * tensors beyond L2: 2 KiB ahead gains 5 to 20 % on Intel (1 to 4 KiB are alike) and loses 5 to 30
  * % on AMD Zen 4. */
 extern int64_t osw_prefetch_ahead;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The hidden tiers portable16, portable32 and portable64: plain C with vectors of VEC_BYTES (16, 32
- * or 64, by the compiler's command line), whatever the CPU has. Tests run the kernels of a width
+ * or 64, by the compiler's command line), for any CPU. Tests run the kernels of a width
  * on machines without it. On x86 they are compiled for AVX2, so that they are not slower still. */
 #ifndef OSW_CORE_SIMD_PORTABLE_H
 #define OSW_CORE_SIMD_PORTABLE_H

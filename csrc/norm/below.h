@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the kernels of a tier share whatever the dtype. */
+/* What the kernels of a tier share for all dtypes. */
 #ifndef OSW_NORM_BELOW_H
 #define OSW_NORM_BELOW_H
 
@@ -25,8 +25,8 @@ static osw_norm_fn *below[OSW_NORM_COUNT];
 
 #define IDENTITY ((osw_activation){.kind = OSW_IDENTITY})
 
-/* One body per kind of activation, so that no loop asks which it is; and one for all kinds that are
- * too long or too rare for bodies of their own, and are called. */
+/* One body per kind of activation, so that no loop tests which it is; and one for all kinds that
+ * are too long or too rare for bodies of their own, and are called. */
 #define CASE_OF(body, mode, constant)                                                              \
 case constant:                                                                                     \
     body(norm, part, mode,                                                                         \

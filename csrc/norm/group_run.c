@@ -21,7 +21,7 @@ enum {
     SHARED_BYTES = 8 * OSW_GRAIN_BYTES,
 };
 
-/* One image at work. */
+/* The state of one image. */
 typedef struct osw_image {
     const osw_group_job *job;
     osw_norm norm; /* of this image alone */

@@ -45,7 +45,7 @@ typedef struct LOCAL(strip) {
     ELEMENT *to;
     int64_t patterns;
     int64_t step;  /* from one pattern to the next */
-    int64_t ahead; /* from what is worked on to what is asked for */
+    int64_t ahead; /* from what is worked on to what is prefetched */
     int64_t width;
     int64_t channel; /* of its first value */
     int64_t channels;

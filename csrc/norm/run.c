@@ -266,7 +266,7 @@ bool osw_norm_streams(const osw_norm_job *job)
     return osw_stream_bytes && bytes >= osw_stream_bytes && !inplace;
 }
 
-/* Where planes are read twice, a few channels after the other if that gives every thread work. */
+/* Planes that are read twice: a few channels at a time, if that gives every thread work. */
 static void execute(osw_run *run)
 {
     osw_norm_job *job = run->job;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Arithmetic of windows: which taps meet the input, which outputs meet a position, which unit is
- * which row. */
+/* Arithmetic of windows: which taps overlap the input, which outputs overlap a position, which unit
+ * is which row. */
 #ifndef OSW_POOL_WINDOW_H
 #define OSW_POOL_WINDOW_H
 
@@ -27,8 +27,8 @@ static inline int64_t osw_ceil_div(int64_t a, int64_t b)
     return a > 0 ? (a - 1) / b + 1 : 0;
 }
 
-/* Taps [first, end) of one dimension meet the input; tap k at start + k * dilation. `first` is the
- * first tap that is not before the input, even if no tap meets it. */
+/* Taps [first, end) of one dimension overlap the input; tap k at start + k * dilation. `first` is
+ * the first tap that is not before the input, even if no tap overlaps it. */
 typedef struct osw_span {
     int64_t start;
     int64_t first;
@@ -45,7 +45,7 @@ static inline osw_span osw_taps(const osw_pool_dim *dim, int64_t o)
     };
 }
 
-/* The output whose tap k meets input position i, or -1. */
+/* The output whose tap k overlaps input position i, or -1. */
 static inline int64_t osw_output_of(const osw_pool_dim *dim, int64_t i, int64_t k)
 {
     const int64_t reach = i + dim->padding - k * dim->dilation;
@@ -59,8 +59,8 @@ typedef struct osw_range {
     int64_t end;
 } osw_range;
 
-/* Taps [first, end) of one dimension that can meet input positions [from, to) from some output; all
- * others meet none. A window may have 2^31 taps over an input of a few positions. */
+/* Taps [first, end) of one dimension that can overlap input positions [from, to) from some output;
+ * all others overlap none. A window may have 2^31 taps over an input of a few positions. */
 static inline osw_range osw_taps_meeting(const osw_pool_dim *dim, int64_t from, int64_t to)
 {
     const int64_t last = (dim->output - 1) * dim->stride;
@@ -70,13 +70,13 @@ static inline osw_range osw_taps_meeting(const osw_pool_dim *dim, int64_t from, 
     };
 }
 
-/* Taps [first, end) of one dimension by which some of the outputs [from, to) meets the input. */
+/* Taps [first, end) of one dimension by which some of the outputs [from, to) overlaps the input. */
 static inline osw_range osw_taps_of(const osw_pool_dim *dim, int64_t from, int64_t to)
 {
     return (osw_range){osw_taps(dim, to - 1).first, osw_taps(dim, from).end};
 }
 
-/* Outputs [first, end) whose tap k meets input positions [from, to). */
+/* Outputs [first, end) whose tap k overlaps input positions [from, to). */
 static inline osw_range osw_outputs(const osw_pool_dim *dim, int64_t k, int64_t from, int64_t to)
 {
     const int64_t shift = dim->padding - k * dim->dilation;
@@ -151,12 +151,12 @@ static inline osw_row osw_input_row(const osw_pool *pool, int64_t channels, int6
     return osw_row_of(unit, channels, pool->dims[DEPTH].input, pool->dims[HEIGHT].input);
 }
 
-/* The rows of the output that a row of the input meets, in their order, and with which taps: these
- * run backwards. */
+/* The rows of the output that a row of the input overlaps, in their order, and with which taps:
+ * these run backwards. */
 typedef struct osw_walk {
     const osw_pool_dim *dims;
     int64_t depth, height; /* of the input */
-    osw_range kds, khs;    /* taps that can meet the row */
+    osw_range kds, khs;    /* taps that can overlap the row */
     int64_t kd, kh;        /* the tap */
     int64_t od, oh;        /* the output */
 } osw_walk;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* amax_backward over pixels. Where the forward pass has noted the
+/* amax_backward over pixels. If the forward pass has noted the
  * position of a maximum that is alone, the input is not read again. */
 #include "core/simd.h"
 #include "pool/kernels/below.h"

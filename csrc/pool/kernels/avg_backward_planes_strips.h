@@ -66,7 +66,7 @@ static void LOCAL(add_columns)(const osw_met *met, const osw_remainder *remainde
     }
 }
 
-/* One row of the strip that meets the outputs of the margin's ranges. */
+/* One row of the strip that overlaps the outputs of the margin's ranges. */
 static void
 LOCAL(share_line)(osw_margin *margin, const osw_pool *pool, const osw_row *row, ELEMENT *to)
 {

@@ -15,7 +15,7 @@ typedef struct osw_taps_at {
     const void *at[MAX_TAPS];
 } osw_taps_at;
 
-/* Taps of output w of one dimension that meet the input, as input positions; dilation 1. */
+/* Taps of output w of one dimension that overlap the input, as input positions; dilation 1. */
 static inline osw_range inputs_of(const osw_pool_dim *dim, int64_t o)
 {
     const int64_t start = o * dim->stride - dim->padding;
@@ -44,7 +44,7 @@ static inline void set_taps_at(osw_taps_at *taps, const osw_pool *pool, const os
 }
 
 /* Rows of the output over their divisors, for a block of channels of one image; a row of the input
- * meets at most one row of each slot. */
+ * overlaps at most one row of each slot. */
 enum { RING_FLOATS = 16384 };
 
 typedef struct osw_ring {
@@ -55,7 +55,7 @@ typedef struct osw_ring {
     float share[RING_FLOATS];
 } osw_ring;
 
-/* Output rows that meet one row of the input, at most. */
+/* Output rows that overlap one row of the input, at most. */
 static inline int64_t rows_meeting(const osw_pool_dim *dim)
 {
     return osw_ceil_div(dim->kernel, dim->stride);
@@ -89,7 +89,7 @@ static inline void begin_ring(osw_ring *ring, const osw_pool *pool, int64_t imag
         ring->tag[i] = -1;
 }
 
-/* What a row of the input meets: the slots, in the order of the output. */
+/* What a row of the input overlaps: the slots, in the order of the output. */
 typedef struct osw_slots {
     int count;
     const float *at[MAX_TAPS];
@@ -100,7 +100,7 @@ static inline bool same_range(osw_range a, osw_range b)
     return a.first == b.first && a.end == b.end;
 }
 
-/* Whether the row before this one of the same image meets the same outputs. */
+/* Whether the row before this one of the same image overlaps the same outputs. */
 static inline bool as_row_before(const osw_pool *pool, const osw_row *row)
 {
     const osw_pool_dim *dims = pool->dims;
@@ -169,7 +169,8 @@ static inline int64_t tile_inputs(const osw_pool *pool)
     return osw_max(1, osw_min(rows_in, (rows_out - 1) * height->stride - height->kernel + 2));
 }
 
-/* The outputs that meet each column of the input, and whether they are those of the column before.
+/* The outputs that overlap each column of the input, and whether they are those of the column
+ * before.
  */
 typedef struct osw_columns {
     int32_t first[TILE];

@@ -9,8 +9,8 @@
 
 enum { MAX_LINE = 4096, BEYOND = 3 * LANES, MAX_MET = 4, MAX_ROWS = 5 };
 
-/* How the windows lie along one dimension: window o of a block meets position s of the block with
- * its tap `tap` + s - o * stride, if it has that tap. */
+/* How the windows lie along one dimension: window o of a block overlaps position s of the block
+ * with its tap `tap` + s - o * stride, if it has that tap. */
 typedef struct osw_side {
     int kernel;
     int stride;
@@ -22,13 +22,13 @@ typedef struct osw_side {
 #define SIDE_K3S2P1 {3, 2, 1}
 #define SIDE_K2S2   {2, 2, 0}
 
-/* Windows that meet a block of `positions`. */
+/* Windows that overlap a block of `positions`. */
 OSW_INLINE int windows_met(osw_side side, int positions)
 {
     return (side.tap + positions - 1) / side.stride + 1;
 }
 
-/* Of the first window that meets position 0 or, with a stride of 2, position 1. */
+/* Of the first window that overlaps position 0 or, with a stride of 2, position 1. */
 static inline osw_side side_of(const osw_pool_dim *dim)
 {
     const int64_t before = (dim->kernel - 1 - dim->padding) / dim->stride;

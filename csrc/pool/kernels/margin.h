@@ -55,7 +55,7 @@ typedef struct osw_margin {
     float sums[2 * MARGIN_ROOM];
 } osw_margin;
 
-/* Output rows that one input row can meet. */
+/* Output rows that one input row can overlap. */
 static inline int64_t rows_met(const osw_pool_dim *dim)
 {
     return osw_ceil_div((dim->kernel - 1) * dim->dilation + 1, dim->stride);
@@ -71,8 +71,8 @@ static inline int64_t margin_columns(const osw_pool *pool)
     return room / LANES * LANES;
 }
 
-/* Slots, a power of two, for the output rows that an input row meets, for those that the row after
- * it meets, which is done with it, and for those that are copied ahead. */
+/* Slots, a power of two, for the output rows that an input row overlaps, for those that the row
+ * after it overlaps, which is done with it, and for those that are copied ahead. */
 static inline int64_t slots_for(const osw_pool_dim *dim, int64_t more)
 {
     int64_t slots = 1;
@@ -91,7 +91,7 @@ static inline bool fits_margin(const osw_pool *pool)
            rows_met(&dims[WIDTH]) < MARGIN_ROOM / 2 && !pool->wide;
 }
 
-/* Taps that meet column `column` + s of the input, with the output column of each. */
+/* Taps that overlap column `column` + s of the input, with the output column of each. */
 static void set_remainder(osw_remainder *remainder, const osw_pool_dim *dim, int64_t column)
 {
     remainder->count = 0;
@@ -159,7 +159,8 @@ static inline void begin_margin(osw_margin *margin, const osw_pool *pool, int64_
         margin->tag[i] = -1;
 }
 
-/* From the outputs that input position i - 1 meets, or none, to those that i meets; dilation 1. */
+/* From the outputs that input position i - 1 overlaps, or none, to those that i overlaps;
+ * dilation 1. */
 static inline void advance(osw_range *range, const osw_pool_dim *dim, int64_t i)
 {
     const int64_t reach = i + dim->padding;
@@ -169,7 +170,8 @@ static inline void advance(osw_range *range, const osw_pool_dim *dim, int64_t i)
         range->end++;
 }
 
-/* To the outputs that `row` meets; dilation 1. Returns whether the row before it met the same. */
+/* To the outputs that `row` overlaps; dilation 1. Returns whether the row before it met the same.
+ */
 static inline bool meet_outputs(osw_margin *margin, const osw_pool *pool, const osw_row *row)
 {
     const osw_range depth = margin->depth, height = margin->height;

@@ -63,7 +63,7 @@ OSW_INLINE vf32 LOCAL(sum_sources)(const osw_sources *sources, int64_t c)
     return total;
 }
 
-/* All channels of one position of the input, whatever the window. */
+/* All channels of one position of the input, for any window. */
 static void LOCAL(collect_position)(const osw_pool *pool, const osw_sources *sources, ELEMENT *to)
 {
     const int64_t whole = pool->input_channels / pool->channel_step;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* max_backward over planes; windows of two or three rows and columns have code of their own.
  *
- * A block is two lines of the input, LANES times the stride wide: all windows that meet it are read
- * once, where they lie. Rows that are not there are read as zeros, what lies beyond the ends of a
- * row is masked. */
+ * A block is two lines of the input, LANES times the stride wide: all windows that overlap it are
+ * read once, where they lie. Rows that are not there are read as zeros, what lies beyond the ends
+ * of a row is masked. */
 #include "core/scratch.h"
 #include "core/simd.h"
 #include "pool/kernels/below.h"
@@ -22,7 +22,7 @@
 #    include "pool/kernels/max_backward_planes_strips.h"
 #endif
 
-/* Rows of the output that meet a block, one after the other. */
+/* Rows of the output that overlap a block, one after the other. */
 typedef struct LOCAL(met) {
     const ELEMENT *gradient;
     const uint8_t *offsets;
@@ -249,7 +249,7 @@ static osw_pool_fn *LOCAL(lines_for)(const osw_pool *pool)
     return NULL;
 }
 
-/* Where the planes of any other window are narrow, what has to be done once per line weighs more
+/* If the planes of any other window are narrow, what has to be done once per line weighs more
  * than a scalar loop, above all for floats, whose sums need no rounding. */
 static bool LOCAL(is_narrow)(const osw_pool *pool)
 {

@@ -67,8 +67,8 @@ LOCAL(meet)(osw_met *met, osw_margin *margin, const osw_pool *pool, const osw_ro
         }
 }
 
-/* Copy the rows that the next input rows meet: what has just been stored cannot be loaded at once
- * at another alignment. */
+/* Copy the rows that the next input rows overlap: what has just been stored cannot be loaded at
+ * once at another alignment. */
 OSW_INLINE void LOCAL(meet_ahead)(osw_margin *margin, const osw_pool *pool, const osw_row *row)
 {
     const int64_t end = osw_min(margin->height.end + AHEAD, pool->dims[HEIGHT].output);

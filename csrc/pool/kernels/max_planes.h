@@ -21,7 +21,7 @@
 #endif
 
 /* Rows of the input that two lines of the output read, with the first tap of each in the window of
- * the first line. Where the first row is not there, the second is read twice: it cannot win again,
+ * the first line. If the first row does not exist, the second is read twice: it cannot win again,
  * and a window starts with a tap that it has. */
 typedef struct LOCAL(read) {
     const ELEMENT *row[MAX_ROWS];

@@ -17,7 +17,7 @@ typedef struct osw_sources {
     } source[MAX_TAPS];
 } osw_sources;
 
-/* Outputs [first, end) whose windows meet input position i; dilation 1. */
+/* Outputs [first, end) whose windows overlap input position i; dilation 1. */
 static inline osw_range outputs_of(const osw_pool_dim *dim, int64_t i)
 {
     return (osw_range){osw_ceil_div(i + dim->padding - dim->kernel + 1, dim->stride),

@@ -65,7 +65,7 @@ class Case:
 def measure(case: Case, threads: int, allocation: str, seconds: float) -> Iterator[dict[str, Any]]:
     """Check the results, time everything in turn, and yield one row for each function of opswap.
 
-    Where there are several stock forms, the fastest of them is timed once more, in turn with that function alone: forms
+    If there are several stock forms, the fastest of them is timed once more, in turn with that function alone: forms
     that share code keep it in the caches for each other, which a training step would not do.
 
     Raises: RuntimeError if results differ, or if opswap ran as plain torch code.

@@ -39,7 +39,7 @@ def stock_and_swapped(model: nn.Module) -> Forms:
 class FormatTiming:
     """Forms of a model in two formats that work in turn on one batch, `rounds` times or fewer on a slow machine.
 
-    The first form in one only if `first_in_channels_last` is False, for a model that refuses channels_last. Where
+    The first form in one only if `first_in_channels_last` is False, for a model that refuses channels_last. If
     `training` is False, inference is timed. Only the times are of interest: in channels_last, convolutions of stock
     and swapped may round differently, since a stock shuffle returns a contiguous tensor.
     """

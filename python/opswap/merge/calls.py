@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from ..swap.graph.table import Does, names_of
 from .program import Method
 
 __all__ = [
@@ -24,71 +25,10 @@ __all__ = [
     "writes",
 ]
 
-ELEMENTWISE_CALLS = frozenset(
-    [
-        "abs",
-        "alpha_dropout",
-        "celu",
-        "clamp",
-        "clamp_max",
-        "clamp_min",
-        "clip",
-        "contiguous",
-        "clone",
-        "cos",
-        "detach",
-        "dropout",
-        "elu",
-        "erf",
-        "exp",
-        "expm1",
-        "float",
-        "gelu",
-        "half",
-        "hardshrink",
-        "hardsigmoid",
-        "hardswish",
-        "hardtanh",
-        "leaky_relu",
-        "log",
-        "log1p",
-        "logsigmoid",
-        "mish",
-        "neg",
-        "reciprocal",
-        "relu",
-        "relu6",
-        "rsqrt",
-        "selu",
-        "sigmoid",
-        "silu",
-        "sin",
-        "softplus",
-        "softshrink",
-        "softsign",
-        "sqrt",
-        "square",
-        "tanh",
-        "tanhshrink",
-        "threshold",
-    ]
-)
-BINARY = frozenset(
-    ["add", "div", "iadd", "imul", "isub", "itruediv", "maximum", "minimum", "mul", "pow", "sub", "truediv"]
-)
-CHANNELWISE_CALLS = frozenset(
-    {
-        "dropout2d",
-        "dropout3d",
-        "interpolate",
-        *(
-            f"{kind}_pool{n}d"
-            for kind in ("max", "avg", "lp", "adaptive_max", "adaptive_avg")
-            for n in (1, 2, 3)
-        ),
-    }
-)
-REDUCTIONS = frozenset(["amax", "amin", "mean", "std", "sum", "var"])
+ELEMENTWISE_CALLS = names_of(Does.ELEMENTWISE)
+BINARY = names_of(Does.BINARY)
+CHANNELWISE_CALLS = names_of(Does.PER_CHANNEL)
+REDUCTIONS = names_of(Does.REDUCE)
 _OUT_OF_PLACE = {
     "iadd": operator.add,
     "imul": operator.mul,

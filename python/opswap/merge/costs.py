@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """How much faster than a grouped convolution the other ways were measured: shipped figures, and this machine's own.
 
-Where a merged module is not measured on inputs of its own, its convolutions run as was recorded for the nearest sizes.
+If a merged module is not measured on its own inputs, its convolutions run as was recorded for the nearest sizes.
 """
 
 from __future__ import annotations

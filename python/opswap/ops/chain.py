@@ -83,7 +83,7 @@ class Stage(NamedTuple):
 
 
 class ConvChain(Function):
-    """Where nothing but autograd watches, or modes do that see a chain as one operator."""
+    """For calls that only autograd records, or modes that see a chain as one operator."""
 
     @staticmethod
     def forward(ctx: Any, options: Options, *tensors: Tensor | None) -> Tensor:

@@ -81,7 +81,7 @@ _LIBRARY_WORK, _LIBRARY_SIDE, _UNITS_SIDE = 32**3, 8, 64
 def library_wins(input: Tensor, weight: Tensor, backward: bool = False) -> bool:
     """True if torch's batched product is faster than the kernels.
 
-    It is faster if the kernels have no vectors and groups are not small, unless it would have to convert 16 bits. Where
+    It is faster if the kernels have no vectors and groups are not small, unless it would have to convert 16 bits. If
     the CPU multiplies 16 bits itself, as the kernels do not, it is ahead of vectors too in the forward of large groups.
     """
     has_units = input.dtype in HALVES and _matrix_units(input.dtype)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What code reads of the class of a tensor while a forward is traced.
 
-A stand-in presents itself as a plain tensor. Where every tensor answers alike, as for isinstance(x, (Tensor, list)),
-nothing else is needed. Where a subclass may answer otherwise, the captured path is bound to inputs that are plain
+A stand-in presents itself as a plain tensor. If every tensor answers alike, as for isinstance(x, (Tensor, list)),
+nothing else is needed. If a subclass may answer otherwise, the captured path is bound to inputs that are plain
 tensors. Checks that a stand-in cannot answer, such as those in C code, are refused.
 """
 

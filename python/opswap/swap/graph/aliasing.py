@@ -14,6 +14,7 @@ from torch.fx import Node
 from ..runtime.guards import hooked
 from .calls import graph_kinds, operation, reached, writes
 from .metadata import joined_shape
+from .table import Does, functions_of, names_of
 
 __all__ = ["escape_or_write", "reads_only", "returns_tensor", "seen_apart"]
 
@@ -33,11 +34,7 @@ _MODULES = {
     nn.Tanh,
 }
 _FUNCTIONS = {
-    *(
-        getattr(F, name)
-        for name in ("batch_norm", "conv1d", "conv2d", "conv3d", "gelu", "linear", "relu", "silu")
-    ),
-    *(getattr(torch, name) for name in ("add", "cat", "concat", "mul", "relu", "stack", "sub", "sum")),
+    *functions_of(Does.NEW_MEMORY, (torch, F)),
     joined_shape,
     operator.add,
     operator.mul,
@@ -45,21 +42,7 @@ _FUNCTIONS = {
     operator.sub,
     operator.truediv,
 }
-_METHODS = {
-    "abs",
-    "add",
-    "clone",
-    "max",
-    "mean",
-    "min",
-    "mul",
-    "pow",
-    "relu",
-    "sigmoid",
-    "square",
-    "sub",
-    "sum",
-}
+_METHODS = names_of(Does.NEW_MEMORY)
 
 
 def reads_only(module: nn.Module) -> bool:

@@ -15,6 +15,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.graph import inplace_methods
 
+from .table import Does, functions_of, names_of
+
 __all__ = [
     "JOIN",
     "REORDER",
@@ -27,34 +29,13 @@ __all__ = [
     "writes",
 ]
 
-# Reorder elements (or join them): a region must have at least one of these.
-REORDER = {
-    "channel_shuffle",
-    "moveaxis",
-    "movedim",
-    "native_channel_shuffle",
-    "permute",
-    "swapaxes",
-    "swapdims",
-    "transpose",
-}
-JOIN = {"cat", "concat", "concatenate", "stack"}
-_RESHAPE = {
-    "clone",
-    "contiguous",
-    "flatten",
-    "narrow",
-    "reshape",
-    "select",
-    "squeeze",
-    "unflatten",
-    "unsqueeze",
-    "view",
-}
-_TUPLE = {"chunk", "split", "tensor_split", "unbind"}
-_SIZE = {"dim", "ndimension", "numel", "size"}
-_METHODS = REORDER | _RESHAPE | _TUPLE | _SIZE
-_FUNCTIONS = {getattr(torch, n): n for n in sorted(_METHODS | JOIN) if hasattr(torch, n)}
+# A region must have at least one call that reorders elements, or joins them.
+REORDER = names_of(Does.REORDER)
+JOIN = names_of(Does.JOIN)
+_TUPLE = names_of(Does.PARTS)
+_SIZE = names_of(Does.SIZES)
+_METHODS = names_of(Does.REORDER | Does.RESHAPE | Does.PARTS | Does.SIZES)
+_FUNCTIONS = functions_of(Does.REORDER | Does.RESHAPE | Does.PARTS | Does.SIZES | Does.JOIN, (torch,))
 _ARITHMETIC = {operator.add, operator.floordiv, operator.mod, operator.mul, operator.neg, operator.sub}
 
 

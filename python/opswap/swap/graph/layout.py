@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from .aliasing import seen_apart
 from .calls import reached, subject
+from .table import Does, names_of
 
 __all__ = [
     "CONVOLUTION_CLASSES",
@@ -22,40 +23,16 @@ __all__ = [
     "needs_layout",
 ]
 
-_ASKS = {
-    "as_strided",
-    "data_ptr",
-    "is_contiguous",
-    "resize_",
-    "resize_as_",
-    "storage",
-    "storage_offset",
-    "stride",
-    "untyped_storage",
-    "view",
-    "view_as",
-}
+_STRIDES = names_of(Does.STRIDES)
 # What differs between a part of a tensor and a tensor of its own.
-_PLACE = _ASKS - {"view", "view_as"}
-# Views if the layout allows that, else copies.
-_VIEW_OR_COPY = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
+_PLACE = _STRIDES - {"view", "view_as"}
+_VIEW_OR_COPY = names_of(Does.VIEW_OR_COPY)
 CONVOLUTION_CLASSES = (nn.modules.conv._ConvNd,)
 _ONE_PIXEL = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _ONE_PIXEL += (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 _FLAT = (nn.Linear, nn.Flatten, nn.LayerNorm, nn.MultiheadAttention)
 _POOLS = (F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
-_CONTIGUOUS = {
-    "amax",
-    "contiguous",
-    "flatten",
-    "linear",
-    "matmul",
-    "max",
-    "mean",
-    "reshape",
-    "softmax",
-    "sum",
-}
+_SAME_STRIDES = names_of(Does.SAME_STRIDES)
 
 
 def asks_for_layout(nodes: Iterable[Node]) -> bool:
@@ -96,7 +73,7 @@ def needs_layout(node: Node) -> bool:
     if name in _VIEW_OR_COPY:
         base = subject(node)
         return isinstance(base, Node) and seen_apart(node, base)
-    return name in _ASKS and not _only_splits(node, name)
+    return name in _STRIDES and not _only_splits(node, name)
 
 
 def _only_splits(node: Node, name: str) -> bool:
@@ -126,4 +103,4 @@ def is_flat_call(node: Node) -> bool:
     if node.target in _POOLS:
         size = node.args[1] if len(node.args) > 1 else node.kwargs.get("output_size")
         return size == 1 or (isinstance(size, (tuple, list)) and set(size) == {1})
-    return getattr(node.target, "__name__", node.target) in _CONTIGUOUS
+    return getattr(node.target, "__name__", node.target) in _SAME_STRIDES

@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 
 from ..runtime.guards import is_plain_tensor
 from .calls import operation, reached, subject
+from .table import Does, names_of
 
 __all__ = [
     "ancestors",
@@ -27,17 +28,7 @@ __all__ = [
 ]
 
 ATTRIBUTES = {"device", "dtype", "is_cuda", "itemsize", "layout", "ndim", "shape"}
-_METHODS = {
-    "dim",
-    "element_size",
-    "is_complex",
-    "is_contiguous",
-    "is_floating_point",
-    "ndimension",
-    "nelement",
-    "numel",
-    "size",
-}
+_METHODS = names_of(Does.METADATA)
 _OF_TENSORS = {builtins.len, is_plain_tensor, torch.is_complex, torch.is_floating_point, torch.numel}
 _OF_FACTS = {
     builtins.getattr,
@@ -66,7 +57,7 @@ _OF_FACTS = {
     operator.xor,
 }
 # Views of an argument that a guard may compute again before the forward runs: they copy nothing.
-_VIEWS = {"chunk", "data", "getitem", "narrow", "select", "split", "tensor_split", "unbind"}
+_VIEWS = names_of(Does.VIEW)
 
 
 def is_metadata(node: Node, known: dict[Node, bool] | None = None) -> bool:

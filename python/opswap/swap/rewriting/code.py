@@ -30,7 +30,7 @@ from opswap.ops.linear import register_flops
 from ..capture.paths import Capture
 from ..rule import Region, Replacement
 from ..runtime.fallback import declined, given, missed
-from ..runtime.guards import Record, holds, in_mode, listed, size_guard_holds, unpackable
+from ..runtime.guards import Record, capture_is_valid, in_mode, listed, size_guard_holds, unpackable
 from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_of, take_back
 from ..runtime.lists import Listed, as_arguments
 from ..runtime.outside import join
@@ -100,7 +100,7 @@ class Recipe:
             "opswap_disabled": disabled_here,
             "opswap_fits": fits,
             "opswap_given": given,
-            "opswap_holds": holds,
+            "opswap_holds": capture_is_valid,
             "opswap_link_of": link_of,
             "opswap_listed": listed,
             "opswap_missed": missed,
@@ -276,7 +276,7 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
 
 
 def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
-    """The state that `holds` compares with later; recorded while every class is the original one."""
+    """The state that `capture_is_valid` compares with later; recorded while every class is the original one."""
     root, opened = captures[0].root, captures[0].opened
     reading = reduce(operator.or_, (c.reading for c in captures))
     passed = dict.fromkeys(m for c in captures for m in passed_by(c))

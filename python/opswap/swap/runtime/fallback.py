@@ -16,7 +16,7 @@ from torch import nn
 
 from opswap.ops._switch import disabled_here
 
-from .guards import missed as _count
+from .guards import count_fallback
 from .instance_forward import fits, generated_forward, link_of, recipe_of
 from .plan_of import plan_of
 from .reasons import call_reason, site_reason
@@ -45,7 +45,7 @@ def missed(module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Record that a call of the module runs the original forward."""
     if torch.compiler.is_compiling():
         return
-    _count(module)
+    count_fallback(module)
     heard = listener.get()
     if heard is not None:
         heard.module_missed(module, args, kwargs)

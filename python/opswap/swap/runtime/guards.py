@@ -25,13 +25,13 @@ from .state import INTERNAL, State, unchanged
 
 __all__ = [
     "Record",
+    "capture_is_valid",
+    "count_fallback",
     "find_class",
-    "holds",
     "hooked",
     "in_mode",
     "is_plain_tensor",
     "listed",
-    "missed",
     "require",
     "size_guard_holds",
     "unhooked",
@@ -79,7 +79,7 @@ def globally_hooked() -> bool:
     return any_global_hook() and not only_looking_hooks()
 
 
-def holds(module: nn.Module, *inputs: Any) -> bool:
+def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
     """True if the captured forward still means what the module's own forward means."""
     record = getattr(module, "_opswap_record", None)
     if record is None or not unchanged(module, record.root):
@@ -104,7 +104,7 @@ def holds(module: nn.Module, *inputs: Any) -> bool:
 
 
 def listed(value: Any, kind: type, number: int) -> bool:
-    """True for a list or tuple, `kind`, of so many values; `holds` checks whether they are tensors."""
+    """True for a list or tuple, `kind`, of so many values; `capture_is_valid` checks whether they are tensors."""
     return type(value) is kind and len(value) == number
 
 
@@ -246,7 +246,7 @@ def find_class(module: str, name: str) -> Any:
     return found
 
 
-def missed(module: nn.Module) -> None:
+def count_fallback(module: nn.Module) -> None:
     """Count a call that runs the original forward."""
     if not torch.compiler.is_compiling():
         count_original(type(module).__qualname__)

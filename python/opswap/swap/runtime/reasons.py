@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Why a rewritten forward, or one rewrite in it, runs the original code: the first condition that fails, in words.
 
-Everything here repeats, slowly and with values, what `guards.holds` and the generated code check. It runs only when the
-original code runs anyway.
+Everything here repeats, slowly and with values, what `guards.capture_is_valid` and the generated code check. It runs
+only when the original code runs anyway.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GLOBAL_HOOKS = "torch has global module hooks"
 def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
     """Why the captured forward no longer means what the module's own forward means; None if it still does.
 
-    Checks what `guards.holds` checks, in the same order. Args: inputs: what the forward is called with.
+    Checks what `guards.capture_is_valid` checks, in the same order. Args: inputs: what the forward is called with.
     """
     record = vars(module).get("_opswap_record")
     if record is None:
