@@ -22,7 +22,18 @@ CSRC = TESTS.parent / "csrc"
 sys.path.insert(0, str(CSRC))
 import recipe  # noqa: E402
 
-FAMILIES = ("dropout", "channels", "linear", "depthwise", "conv", "chain", "pool", "norm", "layer_norm", "batch")
+FAMILIES = (
+    "dropout",
+    "channels",
+    "linear",
+    "depthwise",
+    "conv",
+    "chain",
+    "pool",
+    "norm",
+    "layer_norm",
+    "batch",
+)
 # Families whose kernels a family calls.
 CALLED = {"chain": ("depthwise",)}
 CORE = ("isa", "prefetch", "scratch", "memory")

@@ -12,7 +12,15 @@ from torch import Tensor
 from .._layout import is_strided
 from ._activations import ACTIVATIONS, parse
 
-__all__ = ["are_vectors", "check", "check_activation", "check_kinds", "count_values", "is_covered", "moves_apart"]
+__all__ = [
+    "are_vectors",
+    "check",
+    "check_activation",
+    "check_kinds",
+    "count_values",
+    "is_covered",
+    "moves_apart",
+]
 
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _REDUCED = frozenset({torch.bfloat16, torch.float16})

@@ -60,7 +60,11 @@ def group_norm_fits(
     """True where the kernels compute this call of torch.nn.functional.group_norm."""
     if type(num_groups) is not int or num_groups < 1 or not isinstance(eps, float) or not eps > 0:
         return False
-    return _is_dense_image(input) and input.shape[1] % num_groups == 0 and are_vectors(input, input.shape[1], weight, bias)
+    return (
+        _is_dense_image(input)
+        and input.shape[1] % num_groups == 0
+        and are_vectors(input, input.shape[1], weight, bias)
+    )
 
 
 def instance_norm_fits(
