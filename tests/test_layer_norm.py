@@ -283,10 +283,10 @@ def test_the_extension_checks_what_it_gets() -> None:
     x = rows((4, 3, 6), torch.float32)
     y, statistics = _core.layer_norm(1e-5, x, None, None)
     assert statistics.shape == (4, 3, 2) and statistics.dtype is torch.float64
-    backward = ((True, True, True), y, x)
+    backward = (1e-5, (True, True, True), y, x)
     assert _core.layer_norm(1e-5, x.transpose(0, 1), None, None) is NotImplemented
     aside = torch.randn(3, 4, 6).transpose(0, 1)
-    assert _core.layer_norm_backward(*backward[:1], aside, x, statistics, None, None) is NotImplemented
+    assert _core.layer_norm_backward(*backward[:2], aside, x, statistics, None, None) is NotImplemented
     for call in (
         lambda: _core.layer_norm(1e-5, x[:0], None, None),
         lambda: _core.layer_norm(1e-5, x, torch.ones(5), None),
@@ -296,8 +296,8 @@ def test_the_extension_checks_what_it_gets() -> None:
         lambda: _core.layer_norm(1e-5, x.long(), None, None),
         lambda: _core.layer_norm_backward(*backward, statistics[:1], None, None),
         lambda: _core.layer_norm_backward(*backward, statistics.float(), None, None),
-        lambda: _core.layer_norm_backward(*backward[:1], y[:1], x, statistics, None, None),
-        lambda: _core.layer_norm_backward(*backward[:1], y.double(), x, statistics, None, None),
+        lambda: _core.layer_norm_backward(*backward[:2], y[:1], x, statistics, None, None),
+        lambda: _core.layer_norm_backward(*backward[:2], y.double(), x, statistics, None, None),
     ):
         with pytest.raises((RuntimeError, NotImplementedError)):
             call()
@@ -305,11 +305,11 @@ def test_the_extension_checks_what_it_gets() -> None:
         lambda: _core.layer_norm("small", x, None, None),
         lambda: _core.layer_norm(1e-5, None, None, None),
         lambda: _core.layer_norm(1e-5, x, None),
-        lambda: _core.layer_norm_backward([True, True, True], y, x, statistics, None, None),
+        lambda: _core.layer_norm_backward(1e-5, [True, True, True], y, x, statistics, None, None),
     ):
         with pytest.raises(TypeError):
             call()
-    assert _core.layer_norm_backward((False,) * 3, y, x, statistics, None, None) == (None,) * 3
+    assert _core.layer_norm_backward(1e-5, (False,) * 3, y, x, statistics, None, None) == (None,) * 3
     assert all(_core.layer_norm_variants()[f"{name}_f32"] for name in ("forward", "backward"))
 
 
