@@ -17,8 +17,10 @@
 #    define OSW_LAYER_NORM_ROWS_H
 
 enum {
-    FEW_CHANNELS = 256, /* more rows of so many hide how long a sum of lanes takes */
-    ROWS = 4,           /* whose lanes sum4_f32 adds up together */
+    FEW_CHANNELS = REGISTERS >= 32
+        ? 256
+        : 0,  /* more rows of so many hide how long a sum of lanes takes */
+    ROWS = 4, /* whose lanes sum4_f32 adds up together */
     MOST_ROWS = 2 * ROWS,
     ROWS_BACK = REGISTERS >= 32 ? 4 : 2, /* of a backward, which has more to hold */
 };
