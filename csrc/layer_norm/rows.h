@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -16,13 +17,13 @@
 #ifndef OSW_LAYER_NORM_ROWS_H
 #    define OSW_LAYER_NORM_ROWS_H
 
+/* ROWS: whose lanes sum4_f32 adds up together. Rows of up to FEW_CHANNELS go by MOST_ROWS, which
+ * hides how long a sum of lanes takes; a backward, which has more to hold, by ROWS_BACK. */
 enum {
-    FEW_CHANNELS = REGISTERS >= 32
-        ? 256
-        : 0,  /* more rows of so many hide how long a sum of lanes takes */
-    ROWS = 4, /* whose lanes sum4_f32 adds up together */
+    ROWS = 4,
     MOST_ROWS = 2 * ROWS,
-    ROWS_BACK = REGISTERS >= 32 ? 4 : 2, /* of a backward, which has more to hold */
+    FEW_CHANNELS = REGISTERS >= 32 ? 256 : 0,
+    ROWS_BACK = REGISTERS >= 32 ? 4 : 2,
 };
 
 /* What h of the rows takes: h = (x - center) * rstd + beyond. */
@@ -172,10 +173,12 @@ LOCAL(add_products)(const osw_layer_norm *n, const osw_rows *of, vf32 *given, vf
                              int64_t lanes, const bool whole, const int rows)
 {
     const float *weights = n->weight;
-    float *of_weight = (float *)n->sums + at, *of_bias = of_weight + n->channels;
+    float *of_weight = NULL, *of_bias = NULL;
     const vf32 weight = whole ? load_f32(weights + at) : load_first_f32(weights + at, lanes);
     vf32 first = {0}, second = {0};
     if (sums) {
+        of_weight = (float *)n->sums + at;
+        of_bias = of_weight + n->channels;
         first = whole ? load_f32(of_bias) : load_first_f32(of_bias, lanes);
         second = whole ? load_f32(of_weight) : load_first_f32(of_weight, lanes);
     }
@@ -253,11 +256,11 @@ LOCAL(backward_part)(const osw_layer_norm *n, int64_t begin, int64_t end, const 
 
 static void KERNEL(layer_norm_backward)(const osw_layer_norm *n, int64_t begin, int64_t end)
 {
-    const float *of_weight = n->sums, *of_bias = of_weight + n->channels;
     if (!n->of_weight) {
         LOCAL(backward_part)(n, begin, end, false);
         return;
     }
+    const float *of_weight = n->sums, *of_bias = of_weight + n->channels;
     for (int64_t next; begin < end; begin = next) {
         next = end - begin < OSW_LAYER_NORM_FLUSH ? end : begin + OSW_LAYER_NORM_FLUSH;
         memset(n->sums, 0, (size_t)(2 * n->channels) * sizeof *of_weight);
