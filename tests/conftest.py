@@ -41,6 +41,7 @@ HIDDEN_TIERS_OF = (
     "test_depthwise",
     "test_dropout",
     "test_group_norm",
+    "test_layer_norm",
     "test_linear",
     "test_norm",
     "test_norm_activations",

@@ -97,6 +97,30 @@ def _norm_cases(last: bool) -> list[Case]:
     return cases
 
 
+def _layer_norm_cases(last: bool) -> list[Case]:
+    """Rows in the contiguous format, images in both."""
+    vectors = ((6,), (6,))
+    images = Case(
+        "layer_norm2d",
+        lambda x, w, b: F.layer_norm2d(x, w, b, 1e-3),
+        lambda x, w, b: T.layer_norm(x.movedim(1, -1), (6,), w, b, 1e-3).movedim(-1, 1),
+        ((2, 6, 4, 5), *vectors),
+        last,
+    )
+    if last:
+        return [images]
+    return [
+        images,
+        Case(
+            "layer_norm",
+            lambda x, w, b: F.layer_norm(x, (6,), w, b, 1e-3),
+            lambda x, w, b: T.layer_norm(x, (6,), w, b, 1e-3),
+            ((2, 5, 6), *vectors),
+        ),
+        Case("layer_norm", lambda x: F.layer_norm(x, (7,)), lambda x: T.layer_norm(x, (7,)), ((4, 7),)),
+    ]
+
+
 def _group_norm_cases(last: bool) -> list[Case]:
     """torch's group_norm has no forward mode in channels_last."""
     image, vectors = (2, 6, 4, 5), ((6,), (6,))
@@ -333,6 +357,8 @@ _OPERATORS = {
     "batch_norm_relu": ("batch_norm_act",),
     "group_norm": ("group_norm",),
     "instance_norm": ("group_norm",),
+    "layer_norm": ("layer_norm",),
+    "layer_norm2d": ("layer_norm",),
     "max_pool2d": ("max_pool", "max_pool_with_offsets"),
     "max_pool3d": ("max_pool", "max_pool_with_offsets"),
     "avg_pool2d": ("avg_pool",),
@@ -356,6 +382,7 @@ _UNDESCRIBED: list[Case] = [
     *(case for last in (False, True) for case in _channel_cases(last)),
     *(case for last in (False, True) for case in _norm_cases(last)),
     *(case for last in (False, True) for case in _group_norm_cases(last)),
+    *(case for last in (False, True) for case in _layer_norm_cases(last)),
     *(case for last in (False, True) for case in _pool_cases(last)),
     *(case for last in (False, True) for case in _convolution_cases(last)),
     *_linear_cases(),

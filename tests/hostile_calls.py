@@ -222,6 +222,14 @@ class Generator:
                 self.momentum(),
                 self.eps(),
             ),
+            "layer_norm": lambda: (
+                self.tensor(),
+                self.choose([(4,), [5], (2, 3), self.number()]),
+                self.vector(),
+                self.vector(),
+                self.eps(),
+            ),
+            "layer_norm2d": lambda: (self.tensor(), self.vector(), self.vector(), self.eps()),
             "linear": lambda: (self.tensor(), self.choose([torch.randn(5, 4), self.tensor()]), self.vector()),
             "pointwise_conv2d": lambda: (
                 self.tensor(),

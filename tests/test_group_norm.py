@@ -13,12 +13,11 @@ from torch import Tensor
 
 import opswap
 from inputs import LAYOUTS, channels_last_of, same_bits
+from norm_steps import DISTANCES, assert_close, step, vectors
 from opswap import _core
 from opswap import functional as F
 from opswap.ops.norm import group_norm_fits, instance_norm_fits
 
-# Of how many distances of 1 to the next number an error may be, relative to the largest value: as in test_norm.py.
-DISTANCES = {torch.float32: 128, torch.float64: 4096, torch.bfloat16: 1, torch.float16: 1}
 # Channels around the widths of vectors and beyond, positions from a few to many, both numbers of dimensions.
 SIZES = (
     (2, 3, 1, 2),
@@ -48,17 +47,6 @@ def image(size: tuple[int, ...], dtype: torch.dtype, mean: float = 1.0, deviatio
     return x.contiguous(memory_format=channels_last_of(len(size)))
 
 
-def vectors(channels: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return (torch.rand(channels) + 0.5).to(dtype), torch.randn(channels).to(dtype)
-
-
-def step(function: Callable[..., Tensor], grad: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """The output and the gradients of the tensors that are there."""
-    leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
-    y = function(*leaves)
-    return [y.detach(), *torch.autograd.grad(y, [t for t in leaves if t is not None], grad.to(y.dtype))]
-
-
 def truth(groups: int, grad: Tensor, *tensors: Tensor | None) -> list[Tensor]:
     """In float64 by torch, contiguous; its backward needs a weight if there is a bias."""
     wide = [None if t is None else t.double().contiguous() for t in tensors]
@@ -68,12 +56,6 @@ def truth(groups: int, grad: Tensor, *tensors: Tensor | None) -> list[Tensor]:
         grad.double().contiguous(),
         *wide,
     )
-
-
-def assert_close(got: Tensor, want: Tensor, distances: float | None = None) -> None:
-    assert got.shape == want.shape
-    allowed = (distances or DISTANCES[got.dtype]) * torch.finfo(got.dtype).eps
-    assert (got.double() - want).abs().max().item() <= allowed * (want.abs().max().item() + 1)
 
 
 @pytest.fixture

@@ -74,19 +74,14 @@ static int run(const osw_call *call, osw_group_job *job, bool backward)
     return 0;
 }
 
-static int parse_optional(osw_call *call, int role, PyObject *object)
-{
-    return object == Py_None ? 0 : osw_call_tensor(call, role, object);
-}
-
 enum { F_GROUPS, F_EPS, F_INPUT, F_WEIGHT, F_BIAS, F_COUNT };
 
 static int parse_forward(osw_call *call, osw_group_job *job, PyObject *const *args)
 {
     if (read_options(call, job, args[F_GROUPS], args[F_EPS]) != 0 ||
         osw_call_tensor(call, INPUT, args[F_INPUT]) != 0 ||
-        parse_optional(call, WEIGHT, args[F_WEIGHT]) != 0 ||
-        parse_optional(call, BIAS, args[F_BIAS]) != 0)
+        osw_norm_optional(call, WEIGHT, args[F_WEIGHT]) != 0 ||
+        osw_norm_optional(call, BIAS, args[F_BIAS]) != 0)
         return -1;
     return osw_norm_check(call, &job->all) == 0 ? check_groups(call, job) : -1;
 }
@@ -115,8 +110,8 @@ static int parse_backward(osw_call *call, osw_group_job *job, PyObject *const *a
     if (read_options(call, job, args[B_GROUPS], args[B_EPS]) != 0 ||
         osw_call_tensor(call, GRAD_OUTPUT, args[B_GRAD]) != 0 ||
         osw_call_tensor(call, INPUT, args[B_INPUT]) != 0 ||
-        parse_optional(call, WEIGHT, args[B_WEIGHT]) != 0 ||
-        parse_optional(call, BIAS, args[B_BIAS]) != 0 || osw_norm_check(call, &job->all) != 0 ||
+        osw_norm_optional(call, WEIGHT, args[B_WEIGHT]) != 0 ||
+        osw_norm_optional(call, BIAS, args[B_BIAS]) != 0 || osw_norm_check(call, &job->all) != 0 ||
         check_groups(call, job) != 0)
         return -1;
     /* Behind the checks of a batch normalisation, whose statistics have another size. */
@@ -130,13 +125,8 @@ OSW_ENTRY(group_norm_backward)
     osw_call call = {.name = "group_norm_backward", .roles = osw_norm_roles};
     osw_group_job job = {.all = {.training = true}};
     PyObject *results = NULL;
-    if (!osw_expect(call.name, nargs, B_COUNT))
+    if (!osw_expect(call.name, nargs, B_COUNT) || !osw_norm_expect_needed(&call, args[B_NEEDED]))
         return NULL;
-    if (!PyTuple_Check(args[B_NEEDED]) || PyTuple_Size(args[B_NEEDED]) != 3) {
-        PyErr_Format(PyExc_TypeError, "%s: expected a tuple of 3 bools, got %R", call.name,
-                     args[B_NEEDED]);
-        return NULL;
-    }
     if (parse_backward(&call, &job, args) == 0 &&
         osw_norm_make_gradients(&call, args[B_NEEDED]) == 0 && run(&call, &job, true) == 0)
         results = osw_norm_gradients(&call);

@@ -18,12 +18,8 @@ static osw_dtype dtype_of(const osw_tensor *t)
 static int check_input(const osw_call *call, osw_layer_norm_job *job)
 {
     const osw_tensor *x = &call->tensors[INPUT];
-    job->dtype = dtype_of(x);
-    if (job->dtype == OSW_DTYPE_COUNT) {
-        PyErr_Format(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit",
-                     call->name, (int)x->dtype.code, (int)x->dtype.bits);
+    if (osw_norm_dtype(call, &job->dtype) != 0)
         return -1;
-    }
     if (x->ndim < 2)
         return osw_norm_fail(call, INPUT, "must have at least 2 dimensions (*, C)", x->ndim);
     if (x->numel == 0)
@@ -125,17 +121,12 @@ static int run(const osw_call *call, osw_layer_norm_job *job, bool backward)
     return 0;
 }
 
-static int parse_optional(osw_call *call, int role, PyObject *object)
-{
-    return object == Py_None ? 0 : osw_call_tensor(call, role, object);
-}
-
 /* Input, weight and bias. */
 static int parse_common(osw_call *call, osw_layer_norm_job *job, PyObject *input, PyObject *weight,
                         PyObject *bias)
 {
-    if (osw_call_tensor(call, INPUT, input) != 0 || parse_optional(call, WEIGHT, weight) != 0 ||
-        parse_optional(call, BIAS, bias) != 0 || check_input(call, job) != 0)
+    if (osw_call_tensor(call, INPUT, input) != 0 || osw_norm_optional(call, WEIGHT, weight) != 0 ||
+        osw_norm_optional(call, BIAS, bias) != 0 || check_input(call, job) != 0)
         return -1;
     return check_vectors(call, job);
 }
@@ -181,21 +172,17 @@ OSW_ENTRY(layer_norm)
     return osw_call_end(&call, results);
 }
 
-enum { B_NEEDED, B_GRAD, B_INPUT, B_STATISTICS, B_WEIGHT, B_BIAS, B_COUNT };
+enum { B_EPS, B_NEEDED, B_GRAD, B_INPUT, B_STATISTICS, B_WEIGHT, B_BIAS, B_COUNT };
 
 OSW_ENTRY(layer_norm_backward)
 {
     osw_call call = {.name = "layer_norm_backward", .roles = osw_norm_roles};
     osw_layer_norm_job job = {.rows = 0};
     PyObject *results = NULL;
-    if (!osw_expect(call.name, nargs, B_COUNT))
+    if (!osw_expect(call.name, nargs, B_COUNT) || !osw_norm_expect_needed(&call, args[B_NEEDED]))
         return NULL;
-    if (!PyTuple_Check(args[B_NEEDED]) || PyTuple_Size(args[B_NEEDED]) != 3) {
-        PyErr_Format(PyExc_TypeError, "%s: expected a tuple of 3 bools, got %R", call.name,
-                     args[B_NEEDED]);
-        return NULL;
-    }
-    if (osw_call_tensor(&call, GRAD_OUTPUT, args[B_GRAD]) == 0 &&
+    if (osw_float_arg(args[B_EPS], &job.norm.eps) == 0 &&
+        osw_call_tensor(&call, GRAD_OUTPUT, args[B_GRAD]) == 0 &&
         parse_common(&call, &job, args[B_INPUT], args[B_WEIGHT], args[B_BIAS]) == 0 &&
         check_gradient(&call) == 0 && osw_call_tensor(&call, STATISTICS, args[B_STATISTICS]) == 0 &&
         check_statistics(&call) == 0 && make_gradients(&call, args[B_NEEDED]) == 0 &&
@@ -211,10 +198,11 @@ PyMethodDef osw_layer_norm_methods[] = {
                    "layer_norm(eps, input, weight, bias) -> the output and the statistics (*, 2): "
                    "means and inverse deviations in float64. NotImplemented unless the input is "
                    "dense."),
-    OSW_ENTRY_LINE(layer_norm_backward,
-                   "layer_norm_backward(needed, grad_output, input, statistics, weight, bias) -> "
-                   "the gradients of input, weight and bias, None where not needed; NotImplemented "
-                   "as layer_norm."),
+    OSW_ENTRY_LINE(
+        layer_norm_backward,
+        "layer_norm_backward(eps, needed, grad_output, input, statistics, weight, bias) -> "
+        "the gradients of input, weight and bias, None where not needed; NotImplemented "
+        "as layer_norm."),
     OSW_ENTRY_COUNTS_LINE(layer_norm_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -19,16 +19,36 @@ static osw_dtype dtype_of(const osw_tensor *t)
     return osw_dtype_of_dlpack(t->dtype.code, t->dtype.bits, t->dtype.lanes);
 }
 
+int osw_norm_dtype(const osw_call *call, osw_dtype *dtype)
+{
+    const osw_tensor *x = &call->tensors[INPUT];
+    *dtype = dtype_of(x);
+    if (*dtype != OSW_DTYPE_COUNT)
+        return 0;
+    PyErr_Format(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit",
+                 call->name, (int)x->dtype.code, (int)x->dtype.bits);
+    return -1;
+}
+
+int osw_norm_optional(osw_call *call, int role, PyObject *object)
+{
+    return object == Py_None ? 0 : osw_call_tensor(call, role, object);
+}
+
+bool osw_norm_expect_needed(const osw_call *call, PyObject *needed)
+{
+    if (PyTuple_Check(needed) && PyTuple_Size(needed) == 3)
+        return true;
+    PyErr_Format(PyExc_TypeError, "%s: expected a tuple of 3 bools, got %R", call->name, needed);
+    return false;
+}
+
 /* Sizes and dtypes of the large tensors; those of the job. */
 static int check_large(const osw_call *call, osw_norm_job *job)
 {
     const osw_tensor *x = &call->tensors[INPUT];
-    job->dtype = dtype_of(x);
-    if (job->dtype == OSW_DTYPE_COUNT) {
-        PyErr_Format(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit",
-                     call->name, (int)x->dtype.code, (int)x->dtype.bits);
+    if (osw_norm_dtype(call, &job->dtype) != 0)
         return -1;
-    }
     if (x->ndim < 2)
         return osw_norm_fail(call, INPUT, "must have at least 2 dimensions (N, C, *)", x->ndim);
     for (osw_norm_role role = OUTPUT; role <= GRAD_INPUT; role++) {

@@ -31,6 +31,15 @@ extern uint64_t osw_norm_calls[OSW_NORM_COUNT];
 /* RuntimeError with the problem and the value that has it. Returns -1. */
 int osw_norm_fail(const osw_call *call, int role, const char *problem, long long got);
 
+/* The dtype of the input; NotImplementedError if no kernel has it. */
+int osw_norm_dtype(const osw_call *call, osw_dtype *dtype);
+
+/* Parse a tensor that may be None. */
+int osw_norm_optional(osw_call *call, int role, PyObject *object);
+
+/* That `needed` is a tuple of 3; its elements say which gradients are. */
+bool osw_norm_expect_needed(const osw_call *call, PyObject *needed);
+
 /* Sizes and dtypes of what is given against each other, and that nothing that is written overlaps
  * itself or, of running statistics, what is read. Sets the dtype of the job. */
 int osw_norm_check(const osw_call *call, osw_norm_job *job);

@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -16,14 +17,18 @@
 #ifndef OSW_LAYER_NORM_ROWS_H
 #    define OSW_LAYER_NORM_ROWS_H
 
+/* ROWS: whose lanes sum4_f32 adds up together. Rows of up to FEW_CHANNELS go by MOST_ROWS, which
+ * hides how long a sum of lanes takes; a backward, which has more to hold, by ROWS_BACK. */
 enum {
-    ROWS = 4,                               /* whose lanes sum4_f32 adds up together */
-    ROWS_BACK = REGISTERS >= 32 ? ROWS : 2, /* of a backward, which has more to hold */
+    ROWS = 4,
+    MOST_ROWS = 2 * ROWS,
+    FEW_CHANNELS = REGISTERS >= 32 ? 256 : 0,
+    ROWS_BACK = REGISTERS >= 32 ? 4 : 2,
 };
 
 /* What h of the rows takes: h = (x - center) * rstd + beyond. */
 typedef struct osw_rows {
-    float center[ROWS], rstd[ROWS], beyond[ROWS];
+    float center[MOST_ROWS], rstd[MOST_ROWS], beyond[MOST_ROWS];
 } osw_rows;
 
 OSW_INLINE vf32 normalised(vf32 x, const osw_rows *rows, int r)
@@ -43,6 +48,14 @@ OSW_INLINE void finish_row(const osw_layer_norm *n, int64_t row, osw_rows *rows,
     n->statistics[2 * (row + r) + 1] = rstd;
     rows->rstd[r] = (float)rstd;
     rows->beyond[r] = (float)(-shift * rstd);
+}
+
+/* out[r] = the sum of the lanes of v[r]. */
+OSW_INLINE void sum_rows(const vf32 v[MOST_ROWS], float out[MOST_ROWS], const int rows)
+{
+    sum4_f32(v, out);
+    if (rows > ROWS)
+        sum4_f32(v + ROWS, out + ROWS);
 }
 
 OSW_INLINE osw_rows read_rows(const osw_layer_norm *n, int64_t row, const int rows)
@@ -87,8 +100,11 @@ OSW_INLINE void LOCAL(add_values)(vf32 *sums, const ELEMENT *x, int64_t channels
                            int64_t lanes, const bool whole, const int rows)
 {
     OSW_UNROLL
-    for (int r = 0; r < rows; r++)
-        sums[r] += LOCAL(read)(x + r * channels + at, lanes, whole);
+    for (int r = 0; r < rows; r++) {
+        const ELEMENT *from = x + r * channels + at;
+        prefetch_near(from + rows * channels);
+        sums[r] += LOCAL(read)(from, lanes, whole);
+    }
 }
 
 OSW_INLINE void LOCAL(add_moments)(vf32 *first, vf32 *second, const float *center, const ELEMENT *x,
@@ -125,16 +141,16 @@ OSW_INLINE void LOCAL(forward_rows)(const osw_layer_norm *n, int64_t row, const 
     const int64_t channels = n->channels;
     const ELEMENT *x = (const ELEMENT *)n->x + row * channels;
     ELEMENT *y = (ELEMENT *)n->y + row * channels;
-    vf32 sums[ROWS] = {{0}}, first[ROWS] = {{0}}, second[ROWS] = {{0}};
-    float total[ROWS], squares[ROWS];
+    vf32 sums[MOST_ROWS] = {{0}}, first[MOST_ROWS] = {{0}}, second[MOST_ROWS] = {{0}};
+    float total[MOST_ROWS], squares[MOST_ROWS];
     osw_rows of = {.center = {0}};
     EACH_VECTOR(channels, LOCAL(add_values), sums, x, channels);
-    sum4_f32(sums, total);
+    sum_rows(sums, total, rows);
     for (int r = 0; r < rows; r++)
         of.center[r] = total[r] / (float)channels;
     EACH_VECTOR(channels, LOCAL(add_moments), first, second, of.center, x, channels);
-    sum4_f32(first, total);
-    sum4_f32(second, squares);
+    sum_rows(first, total, rows);
+    sum_rows(second, squares, rows);
     for (int r = 0; r < rows; r++)
         finish_row(n, row, &of, r, total[r], squares[r]);
     EACH_VECTOR(channels, LOCAL(write_values), n, &of, x, y);
@@ -142,6 +158,8 @@ OSW_INLINE void LOCAL(forward_rows)(const osw_layer_norm *n, int64_t row, const 
 
 static void KERNEL(layer_norm_forward)(const osw_layer_norm *n, int64_t begin, int64_t end)
 {
+    for (; n->channels <= FEW_CHANNELS && begin + MOST_ROWS <= end; begin += MOST_ROWS)
+        LOCAL(forward_rows)(n, begin, MOST_ROWS);
     for (; begin + ROWS <= end; begin += ROWS)
         LOCAL(forward_rows)(n, begin, ROWS);
     for (; begin < end; begin++)
@@ -155,16 +173,20 @@ LOCAL(add_products)(const osw_layer_norm *n, const osw_rows *of, vf32 *given, vf
                              int64_t lanes, const bool whole, const int rows)
 {
     const float *weights = n->weight;
-    float *of_weight = (float *)n->sums + at, *of_bias = of_weight + n->channels;
+    float *of_weight = NULL, *of_bias = NULL;
     const vf32 weight = whole ? load_f32(weights + at) : load_first_f32(weights + at, lanes);
     vf32 first = {0}, second = {0};
     if (sums) {
+        of_weight = (float *)n->sums + at;
+        of_bias = of_weight + n->channels;
         first = whole ? load_f32(of_bias) : load_first_f32(of_bias, lanes);
         second = whole ? load_f32(of_weight) : load_first_f32(of_weight, lanes);
     }
     OSW_UNROLL
     for (int r = 0; r < rows; r++) {
-        const int64_t i = r * n->channels + at;
+        const int64_t i = r * n->channels + at, next = i + rows * n->channels;
+        prefetch_near(x + next);
+        prefetch_near(dy + next);
         const vf32 h = normalised(LOCAL(read)(x + i, lanes, whole), of, r);
         const vf32 g = LOCAL(read)(dy + i, lanes, whole), d = g * weight;
         first += g;
@@ -181,7 +203,7 @@ LOCAL(add_products)(const osw_layer_norm *n, const osw_rows *of, vf32 *given, vf
     }
 }
 
-/* dx = d * rstd + (h * tilt + offset) */
+/* dx = d * rstd + ((x - center) * tilt + offset) */
 OSW_INLINE void
 LOCAL(write_gradient)(const osw_layer_norm *n, const osw_rows *of, const float *tilt,
                                const float *offset, const ELEMENT *x, const ELEMENT *dy,
@@ -193,9 +215,9 @@ LOCAL(write_gradient)(const osw_layer_norm *n, const osw_rows *of, const float *
     OSW_UNROLL
     for (int r = 0; r < rows; r++) {
         const int64_t i = r * n->channels + at;
-        const vf32 h = normalised(LOCAL(read)(x + i, lanes, whole), of, r);
+        const vf32 off = LOCAL(read)(x + i, lanes, whole) - set1_f32(of->center[r]);
         const vf32 d = LOCAL(read)(dy + i, lanes, whole) * weight;
-        const vf32 rest = fma_f32(h, set1_f32(tilt[r]), set1_f32(offset[r]));
+        const vf32 rest = fma_f32(off, set1_f32(tilt[r]), set1_f32(offset[r]));
         LOCAL(put)(dx + i, fma_f32(d, set1_f32(of->rstd[r]), rest), lanes, whole);
     }
 }
@@ -215,8 +237,9 @@ LOCAL(backward_rows)(const osw_layer_norm *n, int64_t row, const bool sums, cons
     sum4_f32(given, offset);
     sum4_f32(dot, tilt);
     for (int r = 0; r < rows; r++) {
-        offset[r] *= -of.rstd[r] / (float)channels;
-        tilt[r] *= -of.rstd[r] / (float)channels;
+        const float share = -of.rstd[r] / (float)channels, of_h = tilt[r] * share;
+        tilt[r] = of_h * of.rstd[r];
+        offset[r] = offset[r] * share + of_h * of.beyond[r];
     }
     ELEMENT *dx = (ELEMENT *)n->dx + row * channels;
     EACH_VECTOR(channels, LOCAL(write_gradient), n, &of, tilt, offset, x, dy, dx);
@@ -233,11 +256,11 @@ LOCAL(backward_part)(const osw_layer_norm *n, int64_t begin, int64_t end, const 
 
 static void KERNEL(layer_norm_backward)(const osw_layer_norm *n, int64_t begin, int64_t end)
 {
-    const float *of_weight = n->sums, *of_bias = of_weight + n->channels;
     if (!n->of_weight) {
         LOCAL(backward_part)(n, begin, end, false);
         return;
     }
+    const float *of_weight = n->sums, *of_bias = of_weight + n->channels;
     for (int64_t next; begin < end; begin = next) {
         next = end - begin < OSW_LAYER_NORM_FLUSH ? end : begin + OSW_LAYER_NORM_FLUSH;
         memset(n->sums, 0, (size_t)(2 * n->channels) * sizeof *of_weight);

@@ -121,6 +121,9 @@ void *driver_input(driver *d, driver_type type, int64_t count);
 void *driver_output(driver *d, driver_type type, int64_t count, driver_error error);
 void *driver_inout(driver *d, driver_type type, int64_t count, driver_error error);
 
+/* Doubles to read, from 0.25 to 7.25. */
+double *driver_positive(driver *d, int64_t count);
+
 /* Contents of an input that the caller has changed since. */
 void driver_keep(driver *d, void *input);
 

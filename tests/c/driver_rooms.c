@@ -171,6 +171,15 @@ void driver_keep(driver *d, void *input)
     }
 }
 
+double *driver_positive(driver *d, int64_t count)
+{
+    double *values = driver_input(d, DRIVER_F64, count);
+    for (int64_t i = 0; i < count; i++)
+        values[i] = 0.25 + (double)driver_below(8);
+    driver_keep(d, values);
+    return values;
+}
+
 void driver_give_back(driver *d)
 {
     for (int r = 0; r < d->room_count; r++) {

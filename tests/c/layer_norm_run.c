@@ -30,15 +30,6 @@ static void do_whole(const void *context, const void *table, int64_t begin, int6
     free(room);
 }
 
-static double *positive(driver *d, int64_t count)
-{
-    double *values = driver_input(d, DRIVER_F64, count);
-    for (int64_t i = 0; i < count; i++)
-        values[i] = 0.25 + (double)driver_below(8);
-    driver_keep(d, values);
-    return values;
-}
-
 static void check_one(driver *d, bool backward, osw_dtype dtype, int64_t channels)
 {
     const driver_type type = (driver_type)dtype;
@@ -53,13 +44,13 @@ static void check_one(driver *d, bool backward, osw_dtype dtype, int64_t channel
     driver_case(d, backward ? "whole backward" : "whole forward", "channels %lld, rows %lld",
                 (long long)channels, (long long)j->rows);
     n->x = driver_input(d, type, count);
-    j->weight = driver_below(3) ? positive(d, channels) : NULL;
-    j->bias = driver_below(3) ? positive(d, channels) : NULL;
+    j->weight = driver_below(3) ? driver_positive(d, channels) : NULL;
+    j->bias = driver_below(3) ? driver_positive(d, channels) : NULL;
     if (!backward) {
         n->y = driver_output(d, type, count, DRIVER_EXACT);
         n->statistics = driver_output(d, DRIVER_F64, 2 * j->rows, DRIVER_EXACT);
     } else {
-        n->statistics = positive(d, 2 * j->rows);
+        n->statistics = driver_positive(d, 2 * j->rows);
         n->dy = driver_input(d, type, count);
         n->dx = driver_output(d, type, count, DRIVER_EXACT);
         j->grad_weight = driver_output(d, DRIVER_F64, channels, DRIVER_EXACT);

@@ -32,15 +32,6 @@ static void do_whole(const void *context, const void *table, int64_t begin, int6
     free(scratch);
 }
 
-static double *positive(driver *d, int64_t count)
-{
-    double *values = driver_input(d, DRIVER_F64, count);
-    for (int64_t i = 0; i < count; i++)
-        values[i] = 0.25 + (double)driver_below(8);
-    driver_keep(d, values);
-    return values;
-}
-
 static void check_one(driver *d, osw_norm_form form, bool backward, bool training, int64_t channels)
 {
     int runs = 0;
@@ -57,11 +48,11 @@ static void check_one(driver *d, osw_norm_form form, bool backward, bool trainin
                 form == OSW_NORM_PLANES ? "planes" : "pixels", (long long)channels,
                 (long long)n->positions, training ? ", training" : "");
     n->x = (osw_norm_tensor){driver_input(d, DRIVER_F32, count), image};
-    j->weight = positive(d, channels);
-    j->bias = positive(d, channels);
+    j->weight = driver_positive(d, channels);
+    j->bias = driver_positive(d, channels);
     if (backward || !training) {
-        j->mean = positive(d, channels);
-        j->var = positive(d, channels);
+        j->mean = driver_positive(d, channels);
+        j->var = driver_positive(d, channels);
     } else {
         j->mean = driver_output(d, DRIVER_F64, channels, DRIVER_EXACT);
         j->var = driver_output(d, DRIVER_F64, channels, DRIVER_EXACT);
@@ -118,10 +109,10 @@ static void check_group(driver *d, bool backward, bool large)
     driver_case(d, backward ? "group backward" : "group forward", "images %lld, positions %lld",
                 (long long)n->images, (long long)n->positions);
     n->x = (osw_norm_tensor){driver_input(d, DRIVER_F32, count), image};
-    j->weight = positive(d, n->channels);
-    j->bias = positive(d, n->channels);
+    j->weight = driver_positive(d, n->channels);
+    j->bias = driver_positive(d, n->channels);
     if (backward) {
-        w.job.statistics = positive(d, statistics);
+        w.job.statistics = driver_positive(d, statistics);
         n->dy = (osw_norm_tensor){driver_input(d, DRIVER_F32, count), image};
         n->dx = (osw_norm_tensor){driver_output(d, DRIVER_F32, count, DRIVER_EXACT), image};
         j->grad_weight = driver_output(d, DRIVER_F64, n->channels, DRIVER_EXACT);

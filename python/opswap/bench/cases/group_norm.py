@@ -19,7 +19,7 @@ from torch import Tensor
 from opswap import functional as F
 from opswap.bench.case import Case
 
-__all__ = ["cases"]
+__all__ = ["DIRECTIONS", "cases"]
 
 Step = Callable[[], tuple[Tensor, ...]]
 
@@ -33,7 +33,6 @@ _GROUPS = (
     (8, 30, 28, 28, 5),
 )
 _INSTANCES = ((1, 32, 256, 256), (4, 128, 64, 64), (1, 64, 128, 128))
-_DIRECTIONS = ("forward", "backward", "step")
 # Relative to the largest value: torch's sums in channels_last are in float32.
 _TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
 
@@ -46,7 +45,7 @@ def cases(batch: int) -> Iterator[Case]:
         size = (max(1, images * batch // 32), *image)
         text = ",".join(map(str, size)) + (f" g {groups}" if name == "group_norm" else "")
         for dtype, tolerance in _TOLERANCE.items():
-            for direction in _DIRECTIONS:
+            for direction in DIRECTIONS:
                 build = partial(_build, name, size, groups, dtype, direction)
                 short = str(dtype).removeprefix("torch.")
                 yield Case(
@@ -82,7 +81,7 @@ def _build(
     weight, bias = (torch.rand(size[1]).add(0.5) for _ in range(2))
     leaves = [t.requires_grad_() for t in (x, weight, bias)]
     gradient = torch.randn(size).to(dtype)
-    run = {"forward": _forward, "backward": _backward, "step": _step}[direction]
+    run = DIRECTIONS[direction]
     forms = {key: partial(form, *leaves) for key, form in _forms(name, groups).items()}
     return {
         key: run(form, leaves, torch.empty_like(form().detach()).copy_(gradient))
@@ -101,3 +100,7 @@ def _backward(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor
 
 def _step(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor) -> Step:
     return lambda: torch.autograd.grad(form(), leaves, gradient)
+
+
+# How a form of a call is timed: run(form, leaves, gradient).
+DIRECTIONS = {"forward": _forward, "backward": _backward, "step": _step}

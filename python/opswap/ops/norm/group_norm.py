@@ -18,16 +18,16 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 
 from .._function import tracing
-from .._layout import dense_copy, empty, suggest_memory_format
-from .._operator import Operator, join_batch, one_example, split_batch
-from .._stats import count_kernel, count_reference, reference_forced
+from .._layout import empty, suggest_memory_format
+from .._stats import count_reference, reference_forced
 from ._arguments import are_vectors
 from ._group_reference import normalize_groups, normalize_groups_backward
-from ._operators import check_backward, second_gradients, wanted
+from ._operators import wanted
+from ._pair import Backward, Forward, make_pair
 
 __all__ = ["group_norm", "group_norm_fits", "instance_norm", "instance_norm_fits"]
 
-_NAME, _BACKWARD = "group_norm", "group_norm_backward"
+_NAME = "group_norm"
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -92,15 +92,6 @@ def _check(input: Tensor, groups: int) -> None:
         )
 
 
-def _kernel(input: Tensor, weight: _Vector, bias: _Vector, groups: int, eps: float) -> Any:
-    made = _core.group_norm(groups, eps, input, weight, bias)
-    if made is NotImplemented:
-        count_reference(_NAME)
-        return _reference(input, weight, bias, groups, eps)
-    count_kernel(_NAME)
-    return made
-
-
 def _reference(input: Tensor, weight: _Vector, bias: _Vector, groups: int, eps: float) -> Any:
     _check(input, groups)
     return normalize_groups(input, weight, bias, groups, eps)
@@ -110,38 +101,6 @@ def _fake(input: Tensor, weight: _Vector, bias: _Vector, groups: int, eps: float
     _check(input, groups)
     output = empty(input, input.shape, suggest_memory_format(input))
     return output, input.new_empty((input.shape[0], groups, 2), dtype=torch.float64)
-
-
-def _batch(run: Any, info: Any, dims: Sequence[Any], *arguments: Any) -> Any:
-    """Mapped inputs of the same parameters are a larger batch."""
-    if dims[1] is None and dims[2] is None:
-        made = run(join_batch(info, arguments[0], dims[0]), *arguments[1:])
-        return tuple([split_batch(info, t) for t in made]), (0, 0)
-    made = [run(*one_example(dims, arguments, i)) for i in range(info.batch_size)]
-    return tuple([torch.stack(parts) for parts in zip(*made, strict=True)]), (0, 0)
-
-
-def _backward_kernel(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    check_backward(_BACKWARD, grad_output, input)
-    *tensors, groups, eps, mask = arguments
-    options = (groups, eps, tuple(mask))
-    made = _core.group_norm_backward(*options, grad_output, input, *tensors)
-    if made is NotImplemented:
-        dense = dense_copy(grad_output, suggest_memory_format(input))
-        made = _core.group_norm_backward(*options, dense, input, *tensors)
-    if made is NotImplemented:
-        count_reference(_BACKWARD)
-        return _backward_reference(grad_output, input, *arguments)
-    count_kernel(_BACKWARD)
-    return [t for t in made if t is not None]
-
-
-def _backward_reference(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    check_backward(_BACKWARD, grad_output, input)
-    results = _batched_backward(grad_output, input, *arguments)
-    if arguments[-1][0]:
-        results[0] = dense_copy(results[0], suggest_memory_format(input))
-    return results
 
 
 def _batched_backward(
@@ -159,51 +118,13 @@ def _batched_backward(
     return wanted(grads, (input, weight, bias), mask)
 
 
-def _backward_fake(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    check_backward(_BACKWARD, grad_output, input)
-    _, weight, bias, *_, mask = arguments
-    made = (
-        empty(input, input.shape, suggest_memory_format(input)),
-        *(None if v is None else v.new_empty(tuple(v.shape)) for v in (weight, bias)),
-    )
-    return [t for t, needed in zip(made, mask, strict=True) if needed and t is not None]
-
-
-def _batch_backward(run: Any, info: Any, dims: Sequence[Any], *arguments: Any) -> Any:
-    made = [run(*one_example(dims, arguments, i)) for i in range(info.batch_size)]
-    stacked = [torch.stack(parts) for parts in zip(*made, strict=True)]
-    return stacked, [0] * len(stacked)
-
-
-def _gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tensor, *_: Any) -> Any:
-    results = iter(_backward_operator(grad_output, *saved, *facts, tuple(needed)))
-    return [next(results) if asked else None for asked in needed]
-
-
 # input: (N, C, *); statistics: (N, groups, 2) float64, the means and biased variances. The output and the gradient of
-# input are dense in the memory format of input; gradients if mask is False are neither computed nor returned.
-_operator = Operator(
-    f"{_NAME}(Tensor input, Tensor? weight, Tensor? bias, int groups, float eps) -> (Tensor, Tensor)",
-    _kernel,
-    _reference,
-    _fake,
-    differentiable=1,
-    batch=_batch,
-    keep=lambda constants, tensors, outputs: ((tensors[0], outputs[1], *tensors[1:]), constants),
-    gradient=_gradient,
-    in_forward_mode=_reference,
-)
-_backward_operator = Operator(
-    f"{_BACKWARD}(Tensor grad_output, Tensor input, Tensor statistics, Tensor? weight, Tensor? bias, int groups, "
-    "float eps, bool[3] mask) -> Tensor[]",
-    _backward_kernel,
-    _backward_reference,
-    _backward_fake,
-    batch=_batch_backward,
-    batched=_batched_backward,
-    keep=lambda constants, tensors, _: (tensors, constants),
-    gradient=lambda saved, facts, _, *grads: second_gradients(_batched_backward, saved, facts, grads),
-    in_forward_mode=_batched_backward,
+# input are dense in the memory format of input.
+_operator = make_pair(
+    _NAME,
+    "int groups, float eps",
+    Forward(_core.group_norm, _reference, _fake),
+    Backward(_core.group_norm_backward, _batched_backward),
 )
 
 

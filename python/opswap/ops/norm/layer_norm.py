@@ -19,14 +19,14 @@ from opswap import _core
 
 from .._function import tracing
 from .._layout import dense_copy
-from .._operator import Operator, join_batch, one_example, split_batch
-from .._stats import count_kernel, count_reference, reference_forced
+from .._stats import count_reference, reference_forced
 from ._arguments import are_vectors
-from ._operators import check_backward, second_gradients, wanted
+from ._operators import wanted
+from ._pair import Backward, Forward, make_pair
 
 __all__ = ["layer_norm", "layer_norm2d", "layer_norm2d_fits", "layer_norm_fits"]
 
-_NAME, _BACKWARD = "layer_norm", "layer_norm_backward"
+_NAME = "layer_norm"
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _MOST_DIMENSIONS = 8  # of csrc/binding
 _CONTIGUOUS = torch.contiguous_format
@@ -76,15 +76,6 @@ def _normalise(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     return (x - mean) * rstd, mean, rstd
 
 
-def _kernel(input: Tensor, weight: _Vector, bias: _Vector, eps: float) -> Any:
-    made = _core.layer_norm(eps, input, weight, bias)
-    if made is NotImplemented:
-        count_reference(_NAME)
-        return _reference(input, weight, bias, eps)
-    count_kernel(_NAME)
-    return made
-
-
 def _reference(input: Tensor, weight: _Vector, bias: _Vector, eps: float) -> Any:
     """In float64; differentiable."""
     _check(input)
@@ -104,35 +95,6 @@ def _check(input: Tensor) -> None:
 def _fake(input: Tensor, weight: _Vector, bias: _Vector, eps: float) -> Any:
     _check(input)
     return input.new_empty(input.shape), input.new_empty((*input.shape[:-1], 2), dtype=torch.float64)
-
-
-def _batch(run: Any, info: Any, dims: Sequence[Any], *arguments: Any) -> Any:
-    """Mapped inputs of the same parameters are more rows."""
-    if dims[1] is None and dims[2] is None:
-        made = run(join_batch(info, arguments[0], dims[0]), *arguments[1:])
-        return tuple([split_batch(info, t) for t in made]), (0, 0)
-    made = [run(*one_example(dims, arguments, i)) for i in range(info.batch_size)]
-    return tuple([torch.stack(parts) for parts in zip(*made, strict=True)]), (0, 0)
-
-
-def _backward_kernel(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    check_backward(_BACKWARD, grad_output, input)
-    *tensors, _, mask = arguments
-    needed = tuple(mask)
-    made = _core.layer_norm_backward(needed, grad_output, input, *tensors)
-    if made is NotImplemented:
-        dense = dense_copy(grad_output, _CONTIGUOUS)
-        made = _core.layer_norm_backward(needed, dense, input, *tensors)
-    if made is NotImplemented:
-        count_reference(_BACKWARD)
-        return _backward_reference(grad_output, input, *arguments)
-    count_kernel(_BACKWARD)
-    return [t for t in made if t is not None]
-
-
-def _backward_reference(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    check_backward(_BACKWARD, grad_output, input)
-    return [dense_copy(t, _CONTIGUOUS) for t in _batched_backward(grad_output, input, *arguments)]
 
 
 def _batched_backward(
@@ -155,48 +117,13 @@ def _batched_backward(
     return wanted((d * rstd, grad_weight, grad_bias), (input, weight, bias), mask)
 
 
-def _backward_fake(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-    check_backward(_BACKWARD, grad_output, input)
-    _, weight, bias, *_, mask = arguments
-    made = [None if t is None else t.new_empty(tuple(t.shape)) for t in (input, weight, bias)]
-    return [t for t, needed in zip(made, mask, strict=True) if needed and t is not None]
-
-
-def _batch_backward(run: Any, info: Any, dims: Sequence[Any], *arguments: Any) -> Any:
-    made = [run(*one_example(dims, arguments, i)) for i in range(info.batch_size)]
-    stacked = [torch.stack(parts) for parts in zip(*made, strict=True)]
-    return stacked, [0] * len(stacked)
-
-
-def _gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tensor, *_: Any) -> Any:
-    results = iter(_backward_operator(grad_output, *saved, *facts, tuple(needed)))
-    return [next(results) if asked else None for asked in needed]
-
-
 # input: (*, C), dense; statistics: (*, 2) float64, the means and inverse deviations of the rows. The output and the
-# gradient of input are dense; gradients where mask is False are neither computed nor returned.
-_operator = Operator(
-    f"{_NAME}(Tensor input, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
-    _kernel,
-    _reference,
-    _fake,
-    differentiable=1,
-    batch=_batch,
-    keep=lambda constants, tensors, outputs: ((tensors[0], outputs[1], *tensors[1:]), constants),
-    gradient=_gradient,
-    in_forward_mode=_reference,
-)
-_backward_operator = Operator(
-    f"{_BACKWARD}(Tensor grad_output, Tensor input, Tensor statistics, Tensor? weight, Tensor? bias, "
-    "float eps, bool[3] mask) -> Tensor[]",
-    _backward_kernel,
-    _backward_reference,
-    _backward_fake,
-    batch=_batch_backward,
-    batched=_batched_backward,
-    keep=lambda constants, tensors, _: (tensors, constants),
-    gradient=lambda saved, facts, _, *grads: second_gradients(_batched_backward, saved, facts, grads),
-    in_forward_mode=_batched_backward,
+# gradient of input are dense.
+_operator = make_pair(
+    _NAME,
+    "float eps",
+    Forward(_core.layer_norm, _reference, _fake),
+    Backward(_core.layer_norm_backward, _batched_backward),
 )
 
 

@@ -11,6 +11,7 @@ from . import (
     convolution_functional,
     dropout,
     group_norm,
+    layer_norm,
     linear,
     norm,
     norm_functional,
@@ -21,7 +22,7 @@ from . import (
 
 __all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
 
-_NORMS = norm.RULES + norm_functional.RULES + group_norm.RULES
+_NORMS = norm.RULES + norm_functional.RULES + group_norm.RULES + layer_norm.RULES
 _CONVOLUTIONS = reduced_precision.RULES + convolution.RULES + convolution_functional.RULES
 _ARITHMETIC = _NORMS + linear.RULES + _CONVOLUTIONS
 _KERNELS = chain.RULES + channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES

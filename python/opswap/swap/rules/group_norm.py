@@ -20,7 +20,7 @@ from opswap.ops.norm import group_norm_fits, instance_norm_fits
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
 from .conditions import trains
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "has_vectors"]
 
 _INSTANCE_NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
 _KEEPS = "its running statistics are torch's"
@@ -36,7 +36,7 @@ def _tier_has_vectors() -> bool:
     return isa.current() != "scalar"
 
 
-def _has_vectors(input: Any) -> bool:
+def has_vectors(input: Any) -> bool:
     """True if the kernels have vectors: in other dtypes than float64. Without them torch is faster."""
     return getattr(input, "dtype", None) is not torch.float64 and _tier_has_vectors()
 
@@ -46,7 +46,7 @@ def group_norm_wins(input: Any, *arguments: Any) -> bool:
 
     Without a gradient, 16 bits of large images are torch's, which is up to 10 % faster there.
     """
-    if not _has_vectors(input) or not group_norm_fits(input, *arguments) or input.numel() < _FEWEST:
+    if not has_vectors(input) or not group_norm_fits(input, *arguments) or input.numel() < _FEWEST:
         return False
     if input.dtype is torch.float32 or input.shape[2:].numel() < _MANY_POSITIONS:
         return True
@@ -55,9 +55,7 @@ def group_norm_wins(input: Any, *arguments: Any) -> bool:
 
 def instance_norm_wins(input: Any, *arguments: Any) -> bool:
     """`instance_norm_fits`, for what was measured faster than torch."""
-    return (
-        _has_vectors(input) and instance_norm_fits(input, *arguments) and input.numel() >= _FEWEST_INSTANCES
-    )
+    return has_vectors(input) and instance_norm_fits(input, *arguments) and input.numel() >= _FEWEST_INSTANCES
 
 
 def group_norm_able(module: nn.GroupNorm, input: Any) -> bool:

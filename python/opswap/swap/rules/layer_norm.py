@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""LayerNorm: torch's module, calls of its function, and the ConvNeXt paper's arithmetic over the channels of images.
+
+In channels_last the permuted view that timm, torchvision and ConvNeXt give to the function is dense, and the rule for
+calls is all that they need. The paper's arithmetic makes seven passes over the image and keeps what they write.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor, nn
+from torch.fx import Graph, Node
+
+from opswap import functional as F
+from opswap.ops.norm import layer_norm2d_fits, layer_norm_fits
+
+from ..graph.calls import hazard, reached
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from .conditions import trains
+from .group_norm import has_vectors
+from .linear.products import is_call
+
+__all__ = ["RULES"]
+
+# Elements of an input from which a call was measured faster than torch's, whose calls cost less: without a gradient,
+# and a step with one in float32 and in 16 bits.
+_FEWEST, _FEWEST_TRAINED, _FEWEST_TRAINED_HALF = 1 << 15, 1 << 17, 1 << 15
+_FEWEST_ARITHMETIC = 1 << 12
+_WHOLE = slice(None)
+
+
+def layer_norm_wins(input: Any, *arguments: Any) -> bool:
+    """`layer_norm_fits`, for what was measured faster than torch."""
+    if not has_vectors(input) or not layer_norm_fits(input, *arguments):
+        return False
+    if not any(isinstance(t, Tensor) and trains(t) for t in (input, *arguments)):
+        return input.numel() >= _FEWEST
+    return input.numel() >= (_FEWEST_TRAINED if input.dtype is torch.float32 else _FEWEST_TRAINED_HALF)
+
+
+def layer_norm_able(module: nn.LayerNorm, input: Any) -> bool:
+    """`layer_norm_wins` for the options of a module."""
+    return layer_norm_wins(input, module.normalized_shape, module.weight, module.bias, module.eps)
+
+
+def arithmetic_wins(input: Any, weight: Any, bias: Any, eps: Any) -> bool:
+    """True for an image in channels_last whose parameters have its dtype: the arithmetic would widen it otherwise."""
+    if not isinstance(input, Tensor) or not has_vectors(input):
+        return False
+    if input.dim() != 4 or input.numel() < _FEWEST_ARITHMETIC:
+        return False
+    parameters = all(isinstance(t, Tensor) and t.dtype is input.dtype for t in (weight, bias))
+    # Under autocast pow and sqrt compute in float32, whatever the image is.
+    kept = input.dtype is torch.float32 or not torch.is_autocast_enabled("cpu")
+    return parameters and kept and layer_norm2d_fits(input, weight, bias, eps)
+
+
+_MODULE = Replacement(
+    "layer_norm_able(m0, x0)",
+    "layer_norm(x0, m0.normalized_shape, m0.weight, m0.bias, m0.eps)",
+    {"layer_norm_able": layer_norm_able, "layer_norm": F.layer_norm},
+)
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+def _find_call(graph: Graph) -> Iterator[Region]:
+    for node in graph.nodes:
+        if is_call(node, (torch_functional.layer_norm,), ()):
+            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+
+
+def _text(value: Any, names: dict[Node, str]) -> str:
+    if isinstance(value, Node):
+        return names[value]
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(_text(v, names) for v in value)},)"
+    if value is None or type(value) in (bool, int, float):
+        return repr(value)
+    raise Refusal(f"it has an argument of type {type(value).__name__}")
+
+
+def _prove_call(region: Region, shapes: Shapes) -> Replacement:
+    names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
+    values = bound_arguments(region.mixing, torch_functional.layer_norm).values()
+    given = ", ".join(_text(v, names) for v in values)
+    return Replacement(
+        f"layer_norm_wins({given})",
+        f"layer_norm({given})",
+        {"layer_norm_wins": layer_norm_wins, "layer_norm": F.layer_norm},
+    )
+
+
+# --- the arithmetic --------------------------------------------------------------------------------------------------
+
+
+def _operands(node: Any, functions: tuple[Any, ...], methods: tuple[str, ...]) -> tuple[Any, ...]:
+    """The two operands of a call without options, else nothing."""
+    plain = is_call(node, functions, methods) and len(node.args) == 2 and not node.kwargs
+    return node.args if plain else ()
+
+
+def _mean_over_channels(node: Any) -> Any:
+    """What x.mean(1, keepdim=True) is the mean of, or None."""
+    if not is_call(node, (torch.mean,), ("mean",)):
+        return None
+    options = dict(zip(("input", "dim", "keepdim"), node.args, strict=False)) | node.kwargs
+    if set(options) != {"input", "dim", "keepdim"} or options["keepdim"] is not True:
+        return None
+    return options["input"] if options["dim"] in (1, (1,), [1]) else None
+
+
+def _squared(node: Any) -> Any:
+    if is_call(node, (torch.square,), ("square",)) and len(node.args) == 1 and not node.kwargs:
+        return node.args[0]
+    operands = _operands(node, (torch.pow, operator.pow), ("pow",))
+    return operands[0] if operands and type(operands[1]) in (int, float) and operands[1] == 2 else None
+
+
+def _root(node: Any) -> Any:
+    rooted = is_call(node, (torch.sqrt,), ("sqrt",)) and len(node.args) == 1 and not node.kwargs
+    return node.args[0] if rooted else None
+
+
+def _centered(node: Any) -> Any:
+    """x if this is x - x.mean(1, keepdim=True), else None."""
+    operands = _operands(node, (operator.sub, torch.sub), ("sub",))
+    return operands[0] if operands and _mean_over_channels(operands[1]) is operands[0] else None
+
+
+def _normalised(node: Any) -> tuple[Node, float] | None:
+    """(x, eps) if this is the centered x over the root of its variance and eps."""
+    quotient = _operands(node, (operator.truediv, torch.div), ("div",))
+    x = _centered(quotient[0]) if quotient else None
+    summed = _operands(_root(quotient[1]), (operator.add, torch.add), ("add",)) if quotient else ()
+    if not isinstance(x, Node) or not summed or type(summed[1]) is not float:
+        return None
+    of_variance = _squared(_mean_over_channels(summed[0]))
+    return (x, summed[1]) if _centered(of_variance) is x else None
+
+
+def _per_channel(node: Any) -> Any:
+    """The parameter of which this is parameter[:, None, None], or None."""
+    operands = _operands(node, (operator.getitem,), ())
+    return operands[0] if operands and operands[1] == (_WHOLE, None, None) else None
+
+
+def _with_parameter(operands: tuple[Any, ...]) -> Iterator[tuple[Any, Node]]:
+    """(the other operand, the parameter), in either order."""
+    for one, other in (operands, operands[::-1]) if operands else ():
+        parameter = _per_channel(other)
+        if parameter is not None and isinstance(one, Node):
+            yield one, parameter
+
+
+def _find_arithmetic(graph: Graph) -> Iterator[Region]:
+    for node in graph.nodes:
+        for scaled, bias in _with_parameter(_operands(node, (operator.add, torch.add), ("add",))):
+            products = _operands(scaled, (operator.mul, torch.mul), ("mul",))
+            for quotient, weight in _with_parameter(products):
+                found = _normalised(quotient)
+                if found is not None:
+                    yield _region(node, (found[0], weight, bias), quotient)
+
+
+def _region(last: Node, inputs: tuple[Node, ...], quotient: Node) -> Region:
+    """The call stands where the last node stood: the parameters are read by then."""
+    nodes = reached((last,), lambda n: [i for i in n.all_input_nodes if i not in inputs])
+    leaks = any(not set(n.users) <= nodes for n in nodes - {last})
+    ordered = tuple(n for n in last.graph.nodes if n in nodes)
+    problem = "an intermediate result is used elsewhere" if leaks else hazard(ordered[0], ordered)
+    return Region(inputs, None, ordered, (last,), last, quotient, problem)
+
+
+def _prove_arithmetic(region: Region, shapes: Shapes) -> Replacement:
+    found = _normalised(region.mixing)
+    if found is None:
+        raise Refusal("it is no normalisation", told=False)
+    given = f"x0, x1, x2, {found[1]!r}"
+    return Replacement(
+        f"arithmetic_wins({given})",
+        f"layer_norm2d({given})",
+        {"arithmetic_wins": arithmetic_wins, "layer_norm2d": F.layer_norm2d},
+    )
+
+
+class _Permuted(nn.Module):
+    """An image's channels, as ConvNeXt's block has them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return _Permuted(96), ((8, 96, 28, 28),)
+
+
+RULES = (
+    Rule("layer_norm", False, modules=(nn.LayerNorm,), whole=_MODULE, example=_example),
+    Rule("layer_norm", False, _find_call, _prove_call),
+    Rule("layer_norm", False, _find_arithmetic, _prove_arithmetic),
+)
