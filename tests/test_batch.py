@@ -372,3 +372,22 @@ def test_results_do_not_depend_on_the_default_device_and_dtype() -> None:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("last", [0, 1])
+def test_padding_of_channels_that_differ_late(
+    last: int, memory_format: torch.memory_format, seed: int
+) -> None:
+    """Only the last channel, or all but the first one, is padded with other bytes than 0."""
+    generator = np.random.default_rng(seed)
+    for channels in (2, 3, 4, 7):
+        images = [image((*size, channels), "uint8", generator) for size in SIZES]
+        value = [0.0] * (channels - 1) + [1.0] if last else [0.0] + [1.0] * (channels - 1)
+        for dtype in (torch.uint8, *FLOATS):
+            options = {"value": value, "dtype": dtype, "memory_format": memory_format}
+            got = shapes.batch_images(images, (33, 47), **options).images
+            want = torch.tensor(value, dtype=dtype).view(-1, 1, 1)
+            for place, (h, w) in zip(got, SIZES, strict=True):
+                assert torch.equal(place[:, h:], want.expand_as(place[:, h:]))
+                assert torch.equal(place[:, :h, w:], want.expand_as(place[:, :h, w:]))

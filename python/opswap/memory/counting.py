@@ -20,8 +20,12 @@ _PART = 1 << 17  # numbers counted at once, whose bits stay in a cache
 
 
 def can_count(tensor: Tensor) -> bool:
-    """True for a strided real tensor of floating point with data."""
-    return tensor.dtype in _MANTISSA and tensor.layout is torch.strided and not tensor.is_meta
+    """True for a strided real tensor of floating point with data.
+
+    The zeros that forward-mode differentiation uses for missing tangents have no memory.
+    """
+    strided = tensor.dtype in _MANTISSA and tensor.layout is torch.strided
+    return strided and not (tensor.is_meta or tensor.is_nested or tensor._is_zerotensor())
 
 
 def count_denormals(tensor: Tensor) -> int:
