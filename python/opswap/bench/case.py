@@ -40,8 +40,8 @@ class Case:
     profile: also say where the time of opswap's functions goes, by kinds of operators.
     kernels: opswap's own kernels must run; False where it only puts torch's operators together differently.
     costs: opswap's functions do what the stock form does and watch it: a row's ratio is opswap's time over stock's.
-    copy_in_turn: the copy that is the roof runs in turn with opswap's function alone, and makes its target anew, so that
-        both find the caches as the other one left them; else it runs by itself afterwards between two buffers.
+    copy_in_turn: the copy that is the roof runs in turn with opswap's function alone, and makes its target anew: each
+        finds the caches as the other one left them; else it runs by itself afterwards between two buffers.
     """
 
     case: str
