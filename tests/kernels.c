@@ -128,6 +128,10 @@ static void check_family(driver *d, const driver_family *family, osw_isa tier, i
     const int64_t failed = d->failures;
     void *table = copy_of_table(family, tier);
     driver_scalar_table = copy_of_table(family, OSW_ISA_SCALAR);
+    if (table && tier != OSW_ISA_SCALAR && memcmp(table, driver_scalar_table, family->bytes) == 0) {
+        printf("%s %s: the same kernels as scalar\n", family->name, osw_isa_name(tier));
+        d->failures++;
+    }
     d->family = family;
     d->tier = tier;
     d->vector_bytes = vector_bytes(tier);

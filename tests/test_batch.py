@@ -372,3 +372,41 @@ def test_results_do_not_depend_on_the_default_device_and_dtype() -> None:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("last", [0, 1])
+def test_padding_of_channels_that_differ_late(
+    last: int, memory_format: torch.memory_format, seed: int
+) -> None:
+    """Only the last channel, or all but the first one, is padded with other bytes than 0."""
+    generator = np.random.default_rng(seed)
+    for channels in (2, 3, 4, 7):
+        images = [image((*size, channels), "uint8", generator) for size in SIZES]
+        value = [0.0] * (channels - 1) + [1.0] if last else [0.0] + [1.0] * (channels - 1)
+        for dtype in (torch.uint8, *FLOATS):
+            options = {"value": value, "dtype": dtype, "memory_format": memory_format}
+            got = shapes.batch_images(images, (33, 47), **options).images
+            want = torch.tensor(value, dtype=dtype).view(-1, 1, 1)
+            for place, (h, w) in zip(got, SIZES, strict=True):
+                assert torch.equal(place[:, h:], want.expand_as(place[:, h:]))
+                assert torch.equal(place[:, :h, w:], want.expand_as(place[:, :h, w:]))
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("size", [(61, 200), (64, 65), (3, 5000), (9, 1000)])
+def test_narrow_padding_beside_many_rows(
+    size: tuple[int, int], memory_format: torch.memory_format, seed: int
+) -> None:
+    """Bytes of planes are padded a band of rows at a time, if a row lacks few."""
+    generator = np.random.default_rng(seed)
+    height, width = size
+    sizes = [(height - down, width - less) for down, less in ((0, 1), (2, 7), (0, 0), (1, 60), (2, 64))]
+    images = [image((*s, 3), "uint8", generator) for s in sizes]
+    forms = (images, [x[:, ::-1] for x in images], [x[..., ::-1] for x in images])
+    for given in forms:
+        got = shapes.batch_images(given, size, value=(7, 7, 9), memory_format=memory_format).images
+        for place, x, (h, w) in zip(got, given, sizes, strict=True):
+            want = torch.tensor([7, 7, 9], dtype=torch.uint8).view(3, 1, 1).repeat(1, height, width)
+            want[:, :h, :w] = torch.from_numpy(x.copy()).permute(2, 0, 1)
+            assert torch.equal(place, want)

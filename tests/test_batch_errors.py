@@ -102,6 +102,16 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"batch_images: value has \(2,\) entries for 3 channels",
     ),
+    "value of text": (
+        lambda: batch(value="x"),
+        TypeError,
+        "batch_images: value must be a number or numbers, got 'x'",
+    ),
+    "ragged value": (
+        lambda: batch(value=([1], [2, 3])),
+        TypeError,
+        "batch_images: value must be a number or numbers",
+    ),
     "value 256": (lambda: batch(value=256), ValueError, "value 256 is not a number of torch.uint8"),
     "value 0.5": (lambda: batch(value=0.5), ValueError, "value 0.5 is not a number"),
     "nan value of bytes": (lambda: batch(value=float("nan")), ValueError, "value nan is not"),

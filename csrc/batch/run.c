@@ -11,6 +11,8 @@
 enum {
     STAGE_BYTES = 16384, /* of pixels that are staged at once, unless one pixel is larger */
     BLOCK_BYTES = 1024,  /* of padding that is copied at once, unless one pixel is larger */
+    NARROW_BYTES = 256,  /* of padding beside a row, */
+    BAND_BYTES = 4096,   /* of the rows of a plane: all planes of a band stay in the first cache */
     FUSE_PIXELS = 16384, /* in all: for fewer it costs more to find out than it gains */
 };
 
@@ -126,6 +128,17 @@ static int direction_of(const osw_batch_work *work, const osw_batch_image *image
     return job->planes && image->channel_stride == -work->from_size ? 1 : -1;
 }
 
+/* So many rows of bytes at a time are first filled with padding as a whole, and then with pixels,
+ * where a row of a plane lacks few: 0.9 of the time of padding row by row (Zen 4, 224 pixels). 0:
+ * each row is padded by itself. */
+static int64_t rows_padded_first(const osw_batch_work *work, const osw_batch_image *image)
+{
+    const osw_batch_job *job = work->job;
+    const int64_t lacking = job->width - image->width;
+    const bool narrow = 0 < lacking && lacking <= NARROW_BYTES;
+    return job->planes && work->to_size == 1 && narrow ? BAND_BYTES / job->width : 0;
+}
+
 static void run_image(const osw_batch_work *work, int64_t n)
 {
     const osw_batch_job *job = work->job;
@@ -145,14 +158,20 @@ static void run_image(const osw_batch_work *work, int64_t n)
         (image.height == 1 || image.row_stride == row_bytes)) {
         run_kernel(work, factors, from, to, end, step);
     } else {
+        const int64_t band = rows_padded_first(work, &image);
         for (int64_t y = 0; y < image.height; y++) {
             const int64_t row = y * job->width;
+            if (band > 0 && y % band == 0) {
+                const int64_t below = y + band < image.height ? y + band : image.height;
+                pad_pixels(work, n, row, below * job->width);
+            }
             if (direction < 0)
                 stage_row(work, &image, y, place + row * pixel_bytes);
             else
                 run_kernel(work, factors, from + y * image.row_stride, to + row * pixel_bytes,
                            image.width, step);
-            pad_pixels(work, n, row + image.width, row + job->width);
+            if (band == 0)
+                pad_pixels(work, n, row + image.width, row + job->width);
         }
     }
     pad_pixels(work, n, end, plane);

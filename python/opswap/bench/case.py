@@ -41,6 +41,8 @@ class Case:
     profile: also say where the time of opswap's functions goes, by kinds of operators.
     kernels: opswap's own kernels must run; False if it only puts torch's operators together differently.
     costs: opswap's functions do what the stock form does and watch it: a row's ratio is opswap's time over stock's.
+    copy_in_turn: the copy that is the roof runs in turn with opswap's function alone, and makes its target anew: each
+        finds the caches as the other one left them; else it runs by itself afterwards between two buffers.
     """
 
     case: str
@@ -55,6 +57,7 @@ class Case:
     profile: bool = False
     kernels: bool = True
     costs: bool = False
+    copy_in_turn: bool = False
 
     @property
     def label(self) -> str:
@@ -83,7 +86,8 @@ def _measure(case: Case, threads: int, allocation: str, seconds: float) -> Itera
     opswap.reset_stats()
     only_pair = len(functions) == 2
     times = time_in_turn(functions, seconds, _ROUNDS if only_pair else _FIRST_ROUNDS)
-    copy_time = _time_copy(case.payload, seconds / len(functions)) if case.payload else None
+    by_itself = bool(case.payload) and not case.copy_in_turn
+    copy_times = _time_copy(case.payload, seconds / len(functions)) if by_itself else None
     stock = {name: Spread.of(samples) for name, samples in times.items() if name not in case.ours}
     best = min(stock, key=lambda name: stock[name].median)
     for name, layout in case.ours.items():
@@ -104,7 +108,11 @@ def _measure(case: Case, threads: int, allocation: str, seconds: float) -> Itera
         pair_of_times = (final[name], final[best]) if case.costs else (final[best], final[name])
         ratio = ratio_spread(*pair_of_times)
         row |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high, "costs": case.costs}
-        yield row | _roof(case, ours, copy_time) | _machine()
+        if case.payload and case.copy_in_turn:
+            roof = _roof(case, *_copy_in_turn(functions[name], case.payload, seconds / len(functions)))
+        else:
+            roof = _roof(case, ours, copy_times)
+        yield row | roof | _machine()
 
 
 def _usable(case: Case, functions: Mapping[str, Function]) -> tuple[dict[str, Function], dict[str, str]]:
@@ -175,6 +183,13 @@ def _time_copy(payload: int, seconds: float) -> Spread:
     """Of one copy between two buffers that are in memory, and in the caches if they fit."""
     source, target = torch.ones(payload, dtype=torch.uint8), torch.zeros(payload, dtype=torch.uint8)
     return Spread.of(time_in_turn({"copy": lambda: target.copy_(source)}, seconds, _FIRST_ROUNDS)["copy"])
+
+
+def _copy_in_turn(function: Function, payload: int, seconds: float) -> tuple[Spread, Spread]:
+    """Of the function and of a copy of so many bytes into new memory, timed in turn."""
+    source = torch.ones(payload, dtype=torch.uint8)
+    times = time_in_turn({"ours": function, "copy": source.clone}, seconds, _ROUNDS)
+    return Spread.of(times["ours"]), Spread.of(times["copy"])
 
 
 def _check_results(case: Case, functions: Mapping[str, Function]) -> None:

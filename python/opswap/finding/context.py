@@ -74,10 +74,11 @@ class Finder(Generic[ReportT]):
             raise TypeError(
                 f"{self.called}: allow must be several strings, such as ({allow!r},), got one string {allow!r}"
             )
-        self._model, self._allow = model, tuple(allow)
-        for pattern in self._allow:
+        self._model, patterns = model, tuple(allow)
+        for pattern in patterns:
             if not isinstance(pattern, str):
                 raise TypeError(f"{self.called}: allow must hold strings, got {pattern!r}")
+        self._is_allowed = _Allowed(patterns)
         # Called after every operator with whether it ran inside a backward.
         self._after_operator: Callable[[bool], None] | None = None
         self._stack: contextlib.ExitStack | None = None
@@ -104,16 +105,22 @@ class Finder(Generic[ReportT]):
         """Enter what watches; `stack` ends it."""
         raise NotImplementedError
 
-    def _is_allowed(self, op: str, origin: Origin) -> bool:
-        """True if the allow-list names the operator, the module or the line."""
-        if not self._allow:
+
+class _Allowed:
+    """Says if an allow-list names an operator, a module or a line. A report keeps it, and with it no model."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self._patterns = patterns
+
+    def __call__(self, op: str, origin: Origin) -> bool:
+        if not self._patterns:
             return False
         names = {op, op.rpartition(".")[2], origin.module}
         if origin.file:
             short = short_path(origin.file)
             for file in (origin.file, short, short.rpartition("/")[2]):
                 names |= {file, f"{file}:{origin.line}"}
-        return any(fnmatchcase(name, pattern) for pattern in self._allow for name in names if name)
+        return any(fnmatchcase(name, pattern) for pattern in self._patterns for name in names if name)
 
 
 class Hidden:

@@ -16,8 +16,14 @@ _FEWEST_BEFORE_PRUNING = 256
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Identity of the memory behind a tensor, for as long as the memory or a `StorageWeakRef` to it exists."""
-    return tensor.untyped_storage()._cdata
+    """Identity of the memory behind a tensor, for as long as the memory or a `StorageWeakRef` to it exists.
+
+    0 if it has none of its own, such as a sparse tensor.
+    """
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:
+        return 0
 
 
 class Storages(Generic[MarkT]):
@@ -41,9 +47,13 @@ class Storages(Generic[MarkT]):
             return None
 
     def set(self, tensor: Tensor, mark: MarkT) -> None:
+        """Nothing is known of a tensor without a storage."""
+        key = storage_key(tensor)
+        if not key:
+            return
         if len(self._marks) >= self._limit:
             self.prune()
-        self._marks[storage_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), mark)
+        self._marks[key] = (StorageWeakRef(tensor.untyped_storage()), mark)
 
     def drop(self, key: int) -> None:
         self._marks.pop(key, None)

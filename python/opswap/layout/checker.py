@@ -18,7 +18,8 @@ from torch.nn.parameter import Parameter
 from opswap._dispatch_mode import DispatchMode
 from opswap._torch import OpOverload, graph_task
 from opswap.finding import Finder, Locator, Origin, short_path
-from opswap.finding.operators import tensors_in
+from opswap.finding.operators import takes_itself_apart, tensors_in
+from opswap.finding.storages import storage_key
 
 from .call import Call, make_call
 from .formats import Format, format_of
@@ -77,20 +78,25 @@ class check(Finder[LayoutReport]):
 
     def _start(self, stack: contextlib.ExitStack) -> LayoutReport:
         locator = Locator(self._model)
-        observer = Observer(locator, self._is_allowed, self._on_loss)
+        observer = Observer(locator, self._is_allowed, _raise if self._raises else _pass_on)
         report = LayoutReport(observer, locator)
         stack.callback(report.hidden.close)
         stack.enter_context(_Mode(observer, locator, report, self._after_operator))
         return report
 
-    def _on_loss(self, tally: Tally, shape: tuple[int, ...]) -> None:
-        if self._raises:
-            origin = tally.origin
-            where = f"{short_path(origin.file)}:{origin.line}" if origin.file else "no Python line"
-            module = f", module {origin.module}" if origin.module else ""
-            raise LayoutError(
-                f"{tally.op} lost channels_last in the {origin.phase} at {where}{module}: {shape}; {tally.hint}"
-            )
+
+def _pass_on(tally: Tally, shape: tuple[int, ...]) -> None:
+    """A loss that is only counted."""
+
+
+def _raise(tally: Tally, shape: tuple[int, ...]) -> None:
+    """Raises: LayoutError, at the operator that lost the format."""
+    origin = tally.origin
+    where = f"{short_path(origin.file)}:{origin.line}" if origin.file else "no Python line"
+    module = f", module {origin.module}" if origin.module else ""
+    raise LayoutError(
+        f"{tally.op} lost channels_last in the {origin.phase} at {where}{module}: {shape}; {tally.hint}"
+    )
 
 
 class _Mode(DispatchMode):
@@ -127,8 +133,8 @@ class _Mode(DispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if types and not _ORDINARY.issuperset(types):
-            if any(hasattr(t, "__tensor_flatten__") for t in types):
-                return NotImplemented  # a wrapper calls operators on its parts, which come here
+            if takes_itself_apart(types):
+                return NotImplemented
             return func(*args, **(kwargs or {}))  # fake tensors, and others that hold nothing
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):
@@ -191,7 +197,7 @@ class _Mode(DispatchMode):
         if not self._observer.is_refusal(error):
             return
         for tensor in tensors_in(args):
-            known = self._observer.marks.get(tensor.untyped_storage()._cdata)
+            known = self._observer.marks.get(storage_key(tensor))
             if format_of(tensor) is Format.LAST or known is not None:
                 with self._lock:
                     origin = self._locator.locate(frame)

@@ -9,34 +9,48 @@ from torch.nn.parameter import is_lazy
 
 __all__ = ["can_count", "count_denormals", "denormal_parameters"]
 
-# For each dtype: the integer of its size, and the bits of its mantissa.
-_MANTISSA = {
-    torch.float64: (torch.int64, 52),
-    torch.float32: (torch.int32, 23),
-    torch.bfloat16: (torch.int16, 7),
-    torch.float16: (torch.int16, 10),
+
+def _bits_of(integer: torch.dtype, mantissa: int) -> tuple[torch.dtype, int, int]:
+    """The integer, the largest one, and one more than the largest to which `_count` moves a denormal number."""
+    info = torch.iinfo(integer)
+    return integer, info.max, info.min + (1 << mantissa) - 1
+
+
+# For each dtype, from the integer of its size and the bits of its mantissa.
+_BITS = {
+    torch.float64: _bits_of(torch.int64, 52),
+    torch.float32: _bits_of(torch.int32, 23),
+    torch.bfloat16: _bits_of(torch.int16, 7),
+    torch.float16: _bits_of(torch.int16, 10),
 }
 _PART = 1 << 17  # numbers counted at once, whose bits stay in a cache
 
 
 def can_count(tensor: Tensor) -> bool:
-    """True for a strided real floating-point tensor with data."""
-    return tensor.dtype in _MANTISSA and tensor.layout is torch.strided and not tensor.is_meta
+    """True for a strided real tensor of floating point with data.
+
+    The zeros that forward-mode differentiation uses for missing tangents have no memory.
+    """
+    strided = tensor.dtype in _BITS and tensor.layout is torch.strided
+    return strided and not (tensor.is_meta or tensor.is_nested or tensor._is_zerotensor())
 
 
 def count_denormals(tensor: Tensor) -> int:
     """The denormal numbers among those of a tensor, 0 if it is of another kind than `can_count` knows."""
-    if not can_count(tensor):
+    size = tensor.numel()
+    if not size or not can_count(tensor):
         return 0
-    integer, mantissa = _MANTISSA[tensor.dtype]
-    largest = torch.iinfo(integer).max
+    integer, largest, limit = _BITS[tensor.dtype]
+    bits = _flat(tensor.detach()).view(integer)
+    return sum(_count(part, largest, limit) for part in (bits.split(_PART) if size > _PART else (bits,)))
+
+
+def _count(bits: Tensor, largest: int, limit: int) -> int:
     # With the sign cut off, zero is 0 and the denormals are 1 and up. Adding the largest integer turns 0 into that,
     # and 1 and up into the least ones, by the wrap of the sum: one comparison finds them.
-    limit = torch.iinfo(integer).min + (1 << mantissa) - 1
-    count = 0
-    for part in _flat(tensor.detach()).view(integer).split(_PART):
-        count += int((part & largest).add_(largest).lt(limit).count_nonzero())
-    return count
+    moved = (bits & largest).add_(largest)
+    # Most tensors hold none, which the least one shows in half the time.
+    return int(moved.lt(limit).count_nonzero()) if moved.min().item() < limit else 0
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.parameter import Parameter, is_lazy
 from opswap._dispatch_mode import DispatchMode
 from opswap._torch import OpOverload, graph_task, no_dispatch
 from opswap.finding import Finder, Locator, Origin
-from opswap.finding.operators import SKIPPED, op_name, tensors_in
+from opswap.finding.operators import SKIPPED, op_name, takes_itself_apart, tensors_in
 from opswap.finding.script import factory_step
 from opswap.finding.storages import Storages, storage_key
 
@@ -302,7 +302,9 @@ class _Mode(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types and not _ORDINARY.issuperset(types):
-            return NotImplemented  # a wrapper calls operators on its parts, which come here
+            if takes_itself_apart(types):
+                return NotImplemented
+            return func(*args, **(kwargs or {}))  # fake tensors, and others that hold nothing
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if threading.get_ident() == self._thread:

@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from opswap._dispatch_mode import DispatchMode
 from opswap._torch import graph_task
 from opswap.finding import Finder, Locator
+from opswap.finding.operators import takes_itself_apart
 from opswap.finding.source import is_user_file
 
 from .report import InputShapes, ShapesReport
@@ -194,7 +195,9 @@ class _Mode(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types and not _ORDINARY.issuperset(types):
-            return NotImplemented  # a wrapper calls operators on its parts, which come here
+            if takes_itself_apart(types):
+                return NotImplemented
+            return func(*args, **(kwargs or {}))  # fake tensors, and others that hold nothing
         known = self._kinds.get(id(func))
         if known is None:
             schema = getattr(func, "_schema", None)

@@ -213,13 +213,18 @@ def fill_values(
 ) -> Tensor:
     """What padding is filled with: (C, 1, 1) or (1, 1, 1) of this dtype.
 
-    Raises: ValueError, under the name of the function that was called.
+    Raises: TypeError for what are no numbers, and ValueError, under the name of the function that was called.
     """
-    fill = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    try:
+        fill = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: value must be a number or numbers, got {value!r}") from None
     fill = fill.to(device)
     if fill.dim() > 1 or (fill.dim() == 1 and fill.shape[0] != channels):
         raise ValueError(f"{name}: value has {tuple(fill.shape)} entries for {channels} channels")
-    if not dtype.is_floating_point and not torch.equal(fill, fill.to(dtype).to(fill.dtype)):
+    if not (dtype.is_floating_point or dtype.is_complex) and not torch.equal(
+        fill, fill.to(dtype).to(fill.dtype)
+    ):
         raise ValueError(f"{name}: value {value!r} is not a number of {dtype}")
     if not torch.equal(fill.isinf(), fill.to(dtype).isinf()):
         raise ValueError(f"{name}: value {value!r} is too large for {dtype}")
