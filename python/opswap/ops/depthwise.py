@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Depthwise convolution of channels_last images, forward and both gradients in one pass each.
 
-The kernels use 256-bit vectors. On CPUs with wider ones torch's own library uses those, and on CPUs without vectors
+The kernels use the vectors of the tier, and torch's own library has windows of 7 x 7 and dilated ones on its slow ways. On CPUs without vectors
 there is nothing to gain: there, and for everything else that the kernels do not take, torch's convolution runs.
 
 Source: Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2017, section 2.
