@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Depthwise convolution of channels_last images, forward and both gradients in one pass each.
 
-The kernels use the vectors of the tier, and torch's own library has windows of 7 x 7 and dilated ones on its slow ways. On CPUs without vectors
-there is nothing to gain: there, and for everything else that the kernels do not take, torch's convolution runs.
+torch's own library is slow with windows of 7 x 7 and more, and with a dilation. On CPUs without vectors there is
+nothing to gain: there, and for everything else that the kernels do not take, torch's convolution runs.
 
 Source: Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2017, section 2.
 """
