@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Depthwise convolution of channels_last images, forward and both gradients in one pass each.
 
-The kernels use 256-bit vectors. On CPUs with wider ones torch's own library uses those, and on CPUs without vectors
-the kernels gain nothing: there, and for all other calls that the kernels do not support, torch's convolution runs.
+torch's own library is slow with windows of 7 x 7 and more, and with a dilation. On CPUs without vectors there is
+nothing to gain: there, and for everything else that the kernels do not support, torch's convolution runs.
 
 Source: Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2017, section 2.
 """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Depthwise convolutions at the shapes of ShuffleNetV2 x1.0, and one of 5 x 5, against torch's own in channels_last.
+"""Depthwise convolutions at the shapes of ShuffleNetV2 x1.0, ConvNeXt, EdgeNeXt and LR-ASPP, against torch's own in
+channels_last.
 
 A forward records its graph; a backward gives the gradients of input and weight, a "step" is both. A payload is half of
 what a kernel must move: input and output forward; both, their gradients and no output backward.
@@ -21,16 +22,24 @@ __all__ = ["cases"]
 
 Step = Callable[[], tuple[Tensor, ...]]
 
-# Channels, height and width, side, stride.
+# Channels, height and width, side, stride, dilation.
 _SHAPES = (
-    (24, 56, 3, 2),
-    (58, 56, 3, 2),
-    (58, 28, 3, 1),
-    (116, 28, 3, 2),
-    (116, 14, 3, 1),
-    (232, 14, 3, 2),
-    (232, 7, 3, 1),
-    (96, 28, 5, 1),
+    (24, 56, 3, 2, 1),
+    (58, 56, 3, 2, 1),
+    (58, 28, 3, 1, 1),
+    (116, 28, 3, 2, 1),
+    (116, 14, 3, 1, 1),
+    (232, 14, 3, 2, 1),
+    (232, 7, 3, 1, 1),
+    (96, 28, 5, 1, 1),
+    (96, 56, 7, 1, 1),
+    (192, 28, 7, 1, 1),
+    (384, 14, 7, 1, 1),
+    (768, 7, 7, 1, 1),
+    (96, 28, 7, 2, 1),
+    (160, 14, 9, 1, 1),
+    (672, 14, 5, 1, 2),
+    (96, 28, 3, 1, 2),
 )
 _DIRECTIONS = ("inference", "forward", "backward", "step")
 # Of the largest value: sums of up to some 25,000 terms.
@@ -39,14 +48,14 @@ _TOLERANCE = 1e-4
 
 def cases(batch: int) -> Iterator[Case]:
     """Every shape in float32 in all directions."""
-    for channels, size, side, stride in _SHAPES:
+    for channels, size, side, stride, dilation in _SHAPES:
         shape = (batch, channels, size, size)
-        text = f"{','.join(map(str, shape))} k{side} s{stride}"
+        text = f"{','.join(map(str, shape))} k{side} s{stride}" + f" d{dilation}" * (dilation > 1)
         inputs, outputs = torch.Size(shape).numel(), batch * channels * (-(-size // stride)) ** 2
         moved = {"inference": inputs + outputs, "backward": 2 * inputs + outputs}
         moved |= {"forward": moved["inference"], "step": sum(moved.values())}
         for direction in _DIRECTIONS:
-            build = partial(_build, shape, side, stride, direction)
+            build = partial(_build, shape, side, stride, dilation, direction)
             payload = moved[direction] * torch.float32.itemsize // 2
             yield Case(
                 "depthwise_conv2d",
@@ -60,13 +69,14 @@ def cases(batch: int) -> Iterator[Case]:
             )
 
 
-def _build(shape: tuple[int, ...], side: int, stride: int, direction: str) -> dict[str, Step]:
+def _build(shape: tuple[int, ...], side: int, stride: int, dilation: int, direction: str) -> dict[str, Step]:
     x = torch.randn(shape).contiguous(memory_format=torch.channels_last).requires_grad_()
     weight = torch.randn(shape[1], 1, side, side).contiguous(memory_format=torch.channels_last)
     leaves = (x, weight.requires_grad_())
+    window = (None, stride, side // 2 * dilation, dilation)
     forms = {
-        "torch": lambda: T.conv2d(*leaves, None, stride, side // 2, 1, shape[1]),
-        "opswap": lambda: F.depthwise_conv2d(*leaves, None, stride, side // 2),
+        "torch": lambda: T.conv2d(*leaves, *window, shape[1]),
+        "opswap": lambda: F.depthwise_conv2d(*leaves, *window),
     }
     gradient = torch.randn_like(forms["torch"]())
     run = {"forward": _forward, "inference": _inference, "backward": _backward, "step": _step}[direction]
