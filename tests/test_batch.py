@@ -406,7 +406,7 @@ def test_narrow_padding_beside_many_rows(
     forms = (images, [x[:, ::-1] for x in images], [x[..., ::-1] for x in images])
     for form in forms:
         got = shapes.batch_images(form, size, value=(7, 7, 9), memory_format=memory_format).images
-        for place, x, (h, w) in zip(got, given, sizes, strict=True):
+        for place, x, (h, w) in zip(got, form, sizes, strict=True):
             want = torch.tensor([7, 7, 9], dtype=torch.uint8).view(3, 1, 1).repeat(1, height, width)
             want[:, :h, :w] = torch.from_numpy(x.copy()).permute(2, 0, 1)
             assert torch.equal(place, want)

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Gradients of dense convolutions of tensors in channels_last: plain_conv_backward(grad_output,
- * input, weight, stride, padding, dilation, wants_bias) -> the gradients of weight and bias, None
- * for the latter if it is not wanted. stride, padding, dilation: an int or a pair of ints. The
- * gradient of the weight lies in memory as the weight. Returns NotImplemented for everything that
- * is not the kernels': other memory formats, sizes or dtypes, what would be an error, calls that
- * torch's dispatcher has to see. conv_variants(): the kernels and how often each was called. */
+/* Dense convolutions of tensors in channels_last: plain_conv(input, weight, bias, stride, padding,
+ * dilation) -> output, and plain_conv_backward(grad_output, input, weight, stride, padding,
+ * dilation, want_input, want_weight, want_bias) -> the three gradients, None for those that are not
+ * wanted; that of the bias comes with that of the weight only. stride, padding, dilation: an int or
+ * a pair of ints. The gradient of the weight lies in memory as the weight. Both return
+ * NotImplemented for everything that is not the kernels': other memory formats, sizes or dtypes,
+ * what would be an error, calls that torch's dispatcher has to see. conv_variants(): the kernels
+ * and how often each was called. */
 #include "binding/layer.h"
 #include "conv/run.h"
 
@@ -40,11 +42,10 @@ static bool read_window(PyObject *const *args, osw_window *window)
 }
 
 /* Rows (0) or columns (1) of the tensors. */
-static bool read_axis(const osw_tensor *grad, const osw_tensor *input, const osw_tensor *weight,
-                      const osw_window *window, int i, osw_conv_axis *axis)
+static bool read_axis(const osw_tensor *input, const osw_tensor *weight, const osw_window *window,
+                      int i, osw_conv_axis *axis)
 {
     *axis = (osw_conv_axis){.size = input->size[2 + i],
-                            .out_size = grad->size[2 + i],
                             .taps = weight->size[2 + i],
                             .stride = window->stride[i],
                             .padding = window->padding[i],
@@ -52,7 +53,8 @@ static bool read_axis(const osw_tensor *grad, const osw_tensor *input, const osw
     if (axis->taps > OSW_CONV_MOST_TAPS)
         return false;
     const int64_t room = axis->size + 2 * axis->padding - (axis->taps - 1) * axis->dilation - 1;
-    return room >= 0 && axis->out_size == room / axis->stride + 1;
+    axis->out_size = room >= 0 ? room / axis->stride + 1 : 0;
+    return room >= 0;
 }
 
 /* Sizes whose products fit: an expanded tensor may have any. */
@@ -83,42 +85,92 @@ static bool is_weight(const osw_tensor *t, bool *channels_last)
     return fits;
 }
 
-/* The sizes of a call, and where its tensors lie. */
+static osw_conv_weight weight_of(const osw_tensor *t, bool channels_last)
+{
+    const int64_t taps = t->size[2] * t->size[3], channels = t->size[1];
+    return (osw_conv_weight){.data = t->data,
+                             .output = taps * channels,
+                             .row = t->size[3] * (channels_last ? channels : 1),
+                             .column = channels_last ? channels : 1,
+                             .channel = channels_last ? 1 : taps};
+}
+
+/* What a dense image of so many pixels and channels, in channels_last, is. */
+static osw_conv_output new_image(const osw_tensor *t)
+{
+    const int64_t row = t->size[3] * t->size[1];
+    return (osw_conv_output){t->data, t->size[2] * row, row, t->size[1]};
+}
+
+/* The sizes of a call, and where input and weight lie. */
 static bool describe(osw_conv_job *job, const osw_call *call, const osw_window *window)
 {
-    const osw_tensor *grad = &call->tensors[GRAD_OUTPUT], *input = &call->tensors[INPUT];
-    const osw_tensor *weight = &call->tensors[WEIGHT];
+    const osw_tensor *input = &call->tensors[INPUT], *weight = &call->tensors[WEIGHT];
     osw_conv *conv = &job->conv;
-    if (!osw_same_dtype(grad, weight) || !osw_same_dtype(input, weight) ||
-        !read_image(grad, &conv->grad_output) || !read_image(input, &conv->input) ||
-        !is_weight(weight, &job->channels_last))
+    if (!osw_same_dtype(input, weight) || !read_image(input, &conv->input) ||
+        !is_weight(weight, &job->channels_last) || weight->size[1] != input->size[1])
         return false;
     conv->batch = input->size[0];
     conv->channels = input->size[1];
     conv->outputs = weight->size[0];
+    conv->weight = weight_of(weight, job->channels_last);
     job->element_bytes = weight->itemsize;
     return weight->dtype.code == DL_FLOAT && weight->dtype.lanes == 1 &&
-           (weight->dtype.bits == 32 || weight->dtype.bits == 64) && grad->size[0] == conv->batch &&
-           grad->size[1] == conv->outputs && weight->size[1] == conv->channels &&
-           read_axis(grad, input, weight, window, 0, &conv->rows) &&
-           read_axis(grad, input, weight, window, 1, &conv->columns) && is_countable(conv);
+           (weight->dtype.bits == 32 || weight->dtype.bits == 64) &&
+           read_axis(input, weight, window, 0, &conv->rows) &&
+           read_axis(input, weight, window, 1, &conv->columns) && is_countable(conv);
 }
 
-static int execute(osw_call *call, osw_conv_job *job, PyObject *wants_bias)
+static bool describe_grad(osw_conv_job *job, const osw_tensor *grad, const osw_tensor *weight)
 {
-    PyObject *const wanted[] = {NULL, Py_True, wants_bias};
-    if (osw_layer_gradients(call, wanted, false, job->channels_last, 1) != 0)
+    osw_conv *conv = &job->conv;
+    return osw_same_dtype(grad, weight) && read_image(grad, &conv->grad_output) &&
+           grad->size[0] == conv->batch && grad->size[1] == conv->outputs &&
+           grad->size[2] == conv->rows.out_size && grad->size[3] == conv->columns.out_size;
+}
+
+/* A kernel of the dtype, counted. */
+static osw_conv_fn *kernel_of(const osw_conv_job *job, osw_conv_id f32, osw_conv_id f64)
+{
+    const osw_conv_id id = job->element_bytes == sizeof(double) ? f64 : f32;
+    calls[id]++;
+    return osw_conv_table[id];
+}
+
+/* Outputs or, if `backward`, the gradient of the input. */
+static int run_product(const char *name, const osw_conv_job *job, const osw_tensor *bias,
+                       const osw_tensor *output, bool backward)
+{
+    osw_conv_product product = {
+        .conv = job->conv,
+        .pack = kernel_of(job, OSW_CONV_pack_f32, OSW_CONV_pack_f64),
+        .forward = kernel_of(job, OSW_CONV_forward_f32, OSW_CONV_forward_f64),
+        .element_bytes = job->element_bytes,
+    };
+    const osw_conv *conv = &job->conv;
+    product.conv.bias = bias ? bias->data : NULL;
+    product.conv.output = new_image(output);
+    void *room = osw_room(osw_conv_product_room(&product));
+    if (!room)
         return -1;
+    const int64_t products =
+        conv->batch * conv->rows.out_size * conv->columns.out_size * osw_conv_weights(conv);
+    const osw_running running = osw_run_begin(name, products > OSW_GRAIN_PRODUCTS);
+    (backward ? osw_conv_run_grad_input : osw_conv_run_forward)(&product, room);
+    osw_run_end(running);
+    PyMem_Free(room);
+    return 0;
+}
+
+static int run_grad_weight(const osw_call *call, osw_conv_job *job)
+{
     job->grad_weight = call->tensors[GRAD_WEIGHT].data;
     job->grad_bias = call->tensors[GRAD_BIAS].data;
-    const osw_conv_id id =
-        job->element_bytes == sizeof(double) ? OSW_CONV_grad_weight_f64 : OSW_CONV_grad_weight_f32;
+    job->kernel = kernel_of(job, OSW_CONV_grad_weight_f32, OSW_CONV_grad_weight_f64);
     const size_t bytes = osw_conv_plan(job);
     char *sums = bytes ? osw_room(bytes) : NULL;
     if (bytes && !sums)
         return -1;
-    calls[id]++;
-    job->kernel = osw_conv_table[id];
     const osw_running running = osw_run_begin(call->name, job->products > OSW_GRAIN_PRODUCTS);
     osw_conv_run(job, sums);
     osw_run_end(running);
@@ -126,25 +178,65 @@ static int execute(osw_call *call, osw_conv_job *job, PyObject *wants_bias)
     return 0;
 }
 
+static int execute_forward(osw_call *call, const osw_conv_job *job)
+{
+    const osw_conv *conv = &job->conv;
+    const int64_t size[] = {conv->batch, conv->outputs, conv->rows.out_size,
+                            conv->columns.out_size};
+    const osw_tensor *bias = call->objects[BIAS] ? &call->tensors[BIAS] : NULL;
+    if ((bias && !osw_layer_is_bias(bias, &call->tensors[WEIGHT])) ||
+        !osw_layer_gives_channels_last(&call->tensors[INPUT], &call->tensors[WEIGHT]) ||
+        osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, true) != 0)
+        return -1;
+    return run_product(call->name, job, bias, &call->tensors[OUTPUT], false);
+}
+
+OSW_ENTRY(plain_conv)
+{
+    osw_call call = {.name = "conv2d", .plain = true};
+    osw_conv_job job = {.kernel = NULL};
+    osw_window window;
+    const bool done = nargs == 6 && osw_plain_eager(true) && read_window(args + 3, &window) &&
+                      osw_call_tensors(&call, INPUT, args[2] == Py_None ? 2 : 3, args) == 0 &&
+                      describe(&job, &call, &window) && execute_forward(&call, &job) == 0;
+    return osw_or_declined(osw_call_end(&call, done ? osw_call_made(&call, OUTPUT) : NULL));
+}
+
+static int execute_backward(osw_call *call, osw_conv_job *job, PyObject *const *wanted)
+{
+    const bool of_weight = wanted[1] == Py_True;
+    if ((wanted[2] == Py_True && !of_weight) ||
+        osw_layer_gradients(call, wanted, true, job->channels_last, 1) != 0)
+        return -1;
+    if (wanted[0] == Py_True &&
+        run_product(call->name, job, NULL, &call->tensors[GRAD_INPUT], true) != 0)
+        return -1;
+    return of_weight ? run_grad_weight(call, job) : 0;
+}
+
 OSW_ENTRY(plain_conv_backward)
 {
     osw_call call = {.name = "conv2d_backward", .plain = true};
     osw_conv_job job = {.kernel = NULL};
     osw_window window;
-    const bool done = nargs == 7 && osw_plain_eager(true) && read_window(args + 3, &window) &&
+    const bool done = nargs == 9 && osw_plain_eager(true) && read_window(args + 3, &window) &&
                       osw_call_tensors(&call, GRAD_OUTPUT, 3, args) == 0 &&
-                      describe(&job, &call, &window) && execute(&call, &job, args[6]) == 0;
-    return osw_or_declined(
-        osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_WEIGHT, 2) : NULL));
+                      describe(&job, &call, &window) &&
+                      describe_grad(&job, &call.tensors[GRAD_OUTPUT], &call.tensors[WEIGHT]) &&
+                      execute_backward(&call, &job, args + 6) == 0;
+    return osw_or_declined(osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_INPUT, 3) : NULL));
 }
 
 OSW_ENTRY_COUNTS(conv_variants, calls, OSW_CONV_VARIANTS(OSW_VARIANT_2))
 
 PyMethodDef osw_conv_methods[] = {
+    OSW_ENTRY_LINE(plain_conv,
+                   "plain_conv(input, weight, bias, stride, padding, dilation) -> output, or "
+                   "NotImplemented"),
     OSW_ENTRY_LINE(
         plain_conv_backward,
-        "plain_conv_backward(grad_output, input, weight, stride, padding, dilation, wants_bias) -> "
-        "gradients of weight and bias, or NotImplemented"),
+        "plain_conv_backward(grad_output, input, weight, stride, padding, dilation, want_input, "
+        "want_weight, want_bias) -> gradients, or NotImplemented"),
     OSW_ENTRY_COUNTS_LINE(conv_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -56,14 +56,6 @@ static bool is_weight(const osw_tensor *t)
            (t->dtype.bits == 32 || t->dtype.bits == 64) && osw_is_dense(t, 0);
 }
 
-/* True if torch's output is in channels_last. The strides of a single pixel may belong to either
- * format, as those of an average over the image do; then the weight decides. */
-static bool gives_channels_last(const osw_tensor *input, const osw_tensor *weight)
-{
-    const bool pixel = input->ndim == 4 && input->size[2] == 1 && input->size[3] == 1;
-    return osw_suggests_channels_last(input) || (pixel && osw_suggests_channels_last(weight));
-}
-
 /* Two or three tensors from the role `from` on, input and weight among them, and the stride behind
  * them, described in the job; first: room for two numbers. */
 static bool prepare(osw_call *call, osw_linear_job *job, int64_t *first, int from, int count,
@@ -75,7 +67,7 @@ static bool prepare(osw_call *call, osw_linear_job *job, int64_t *first, int fro
     if (!osw_linear_leads(osw_isa_current()) || !osw_plain_eager(true) ||
         !osw_exact_sides(args[3], 2, true, 1, stride) ||
         osw_call_tensors(call, from, count, args) != 0 || !is_weight(weight) ||
-        !osw_same_dtype(input, weight) || !gives_channels_last(input, weight) ||
+        !osw_same_dtype(input, weight) || !osw_layer_gives_channels_last(input, weight) ||
         !windows(input, stride, linear) || input->size[1] != weight->size[1])
         return false;
     first[0] = 0;
@@ -88,12 +80,6 @@ static bool prepare(osw_call *call, osw_linear_job *job, int64_t *first, int fro
     return true;
 }
 
-static bool is_bias(const osw_tensor *t, const osw_tensor *weight)
-{
-    return osw_same_dtype(t, weight) && t->ndim == 1 && t->size[0] == weight->size[0] &&
-           (t->stride[0] == 1 || t->size[0] <= 1);
-}
-
 static int execute_forward(osw_call *call, osw_linear *linear)
 {
     const osw_tensor *t = call->tensors;
@@ -101,7 +87,7 @@ static int execute_forward(osw_call *call, osw_linear *linear)
     const int64_t size[] = {t[INPUT].size[0], t[WEIGHT].size[0],
                             strides ? linear->lines.count : t[INPUT].size[2],
                             strides ? linear->lines.rows : t[INPUT].size[3]};
-    if (call->objects[BIAS] && !is_bias(&t[BIAS], &t[WEIGHT]))
+    if (call->objects[BIAS] && !osw_layer_is_bias(&t[BIAS], &t[WEIGHT]))
         return -1;
     if (osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, true) != 0)
         return -1;

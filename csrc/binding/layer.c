@@ -18,3 +18,15 @@ int osw_layer_gradients(osw_call *call, PyObject *const *wanted, bool input_last
                ? osw_call_make(call, GRAD_BIAS, INPUT, OSW_SAME_DTYPE, bias_ndim, w->size, false)
                : 0;
 }
+
+bool osw_layer_gives_channels_last(const osw_tensor *input, const osw_tensor *weight)
+{
+    const bool pixel = input->ndim == 4 && input->size[2] == 1 && input->size[3] == 1;
+    return osw_suggests_channels_last(input) || (pixel && osw_suggests_channels_last(weight));
+}
+
+bool osw_layer_is_bias(const osw_tensor *bias, const osw_tensor *weight)
+{
+    return osw_same_dtype(bias, weight) && bias->ndim == 1 && bias->size[0] == weight->size[0] &&
+           (bias->stride[0] == 1 || bias->size[0] <= 1);
+}

@@ -27,6 +27,13 @@ extern const char *const osw_layer_roles[];
 int osw_layer_gradients(osw_call *call, PyObject *const *wanted, bool input_last, bool weight_last,
                         int bias_ndim);
 
+/* True if torch's convolution of both gives channels_last. The strides of a single pixel may belong
+ * to either format, as those of an average over the image do; then the weight decides. */
+bool osw_layer_gives_channels_last(const osw_tensor *input, const osw_tensor *weight);
+
+/* One dense number per output of the weight. */
+bool osw_layer_is_bias(const osw_tensor *bias, const osw_tensor *weight);
+
 /* Run a linear map, whose kernels are counted in linear_variants(). */
 int osw_layer_run_linear(const char *name, osw_linear_job *job);
 

@@ -31,18 +31,19 @@ static void copy_rows(const osw_chain_stage *s, int64_t begin, int64_t end, floa
 }
 
 /* The lines of output rows [begin, end), without their runs. */
-static osw_lines lines_of(const osw_chain_stage *s, int64_t begin, int64_t end, float *room)
+static lines_f32 lines_of(const osw_chain_stage *s, int64_t begin, int64_t end, float *room)
 {
     const osw_chain_window *w = &s->window;
     const int64_t row = osw_chain_padded_row(s), from = begin * w->stride_y - w->top;
-    osw_lines l = {.lines = end - begin,
+    lines_f32 l = {.lines = end - begin,
                    .pixels = s->out_width,
                    .a = room,
                    .a_line = w->stride_y * row,
                    .a_pixel = w->stride_x * s->channels,
                    .a_run = row,
                    .c = s->output + begin * s->out_width * s->outputs,
-                   .c_line = s->out_width * s->outputs};
+                   .c_line = s->out_width * s->outputs,
+                   .c_pixel = s->outputs};
     if (osw_chain_padded(s))
         copy_rows(s, from, from + (l.lines - 1) * w->stride_y + w->height, room);
     else
@@ -56,20 +57,20 @@ static osw_lines lines_of(const osw_chain_stage *s, int64_t begin, int64_t end, 
 
 static void TIERED(osw_chain_dense_folded)(const osw_chain_stage *s, const osw_chain_part *part)
 {
-    const int64_t terms = osw_chain_terms(s), run = osw_chain_run(s);
-    const osw_packed weight = {s->packed, terms, run, s->outputs, s->after->shift};
+    const osw_conv_terms terms = chain_terms(s);
+    const packed_f32 weight = {s->packed, s->outputs, s->after->shift};
     float *const room = osw_scratch_inner(OSW_SCRATCH_INNER);
     osw_pass pass = {0};
     for (int64_t row = part->begin; row < part->end; row += s->block) {
         const int64_t end = osw_min_int(row + s->block, part->end);
-        const osw_lines all = lines_of(s, row, end, room);
-        const float *panel = weight.panels;
-        for (int64_t d = 0, piece; d < terms; d += piece) {
-            osw_lines lines = all;
-            piece = piece_of(terms, run, d);
-            lines.runs = osw_max_int(piece / run, 1);
-            lines.a += d / run * all.a_run + d % run;
-            panel = multiply_piece(&weight, &lines, piece / lines.runs, d == 0, panel, &pass);
+        const lines_f32 all = lines_of(s, row, end, room);
+        for (int64_t i = 0; i < osw_conv_pieces(&terms); i++) {
+            const osw_conv_piece piece = osw_conv_piece_at(&terms, i);
+            lines_f32 lines = all;
+            lines.runs = piece.run_end - piece.run_begin;
+            lines.run = piece.end - piece.begin;
+            lines.a += piece.run_begin * all.a_run + piece.begin;
+            multiply_piece_f32(&weight, &lines, &piece, i == 0, &pass);
         }
         activate_block(all.c, (end - row) * all.c_line, &s->after->activation);
     }

@@ -21,25 +21,15 @@
 #define EACH   "linear/product_tiles.h"
 #include "core/each_float.h"
 
+#define EACH "conv/panels.h"
+#include "core/each_float.h"
+
 #define EACH "conv/outer.h"
 #include "core/each_float.h"
 
 enum {
     LARGE_BYTES = 3 << 19, /* of all images of a stage, from which on asking ahead pays */
-    STREAMS = 4,           /* images that a pass reads and writes */
 };
-
-/* The streams of a pass, and the tiles between which their next blocks are asked for. */
-typedef struct osw_pass {
-    osw_ahead ahead[STREAMS];
-} osw_pass;
-
-OSW_INLINE void ask_all(osw_pass *pass)
-{
-    OSW_UNROLL
-    for (int i = 0; i < STREAMS; i++)
-        ask_ahead(&pass->ahead[i]);
-}
 
 static bool is_large(const osw_chain_stage *s)
 {
@@ -48,102 +38,18 @@ static bool is_large(const osw_chain_stage *s)
     return pixels * (int64_t)sizeof(float) >= LARGE_BYTES;
 }
 
-/* Panels and pieces of the terms as pack_panels writes them, of runs of so many terms. start: of
- * every row, NULL for zero. */
-typedef struct osw_packed {
-    const float *panels;
-    int64_t terms, run, columns;
-    const float *start;
-} osw_packed;
-
-/* Terms of the piece that begins with term d: part of a run, or whole runs. */
-static int64_t piece_of(int64_t terms, int64_t run, int64_t d)
+/* c = start + a b for the pixels of a block; terms: of a pixel. */
+static void multiply_block(const packed_f32 *b, int64_t terms, int64_t pixels, const float *a,
+                           float *c, osw_pass *pass)
 {
-    if (run > DEPTH)
-        return osw_min_int(run - d % run, DEPTH);
-    return osw_min_int(terms - d, DEPTH / run * run);
-}
-
-/* b is [terms][columns], or [columns][terms] if transposed. */
-static void pack_panels(const float *b, bool transposed, int64_t terms, int64_t run,
-                        int64_t columns, float *to)
-{
-    for (int64_t d = 0; d < terms;) {
-        const int64_t piece = piece_of(terms, run, d);
-        for (int64_t j = 0; j < columns;) {
-            const int64_t vectors = panel_vectors(osw_ceil(columns - j, LANES));
-            const int64_t width = vectors * LANES, count = osw_min_int(columns - j, width);
-            if (transposed)
-                pack_transposed_f32(b + j * terms + d, terms, piece, count, width, to);
-            else
-                pack_f32(b + d * columns + j, columns, piece, count, width, to);
-            to += piece * width;
-            j += width;
-        }
-        d += piece;
-    }
-}
-
-/* Lines of pixels: of a, where a pixel is `runs` of terms, a_run apart, and of c. */
-typedef struct osw_lines {
-    int64_t lines, pixels;
-    const float *a;
-    int64_t a_line, a_pixel, a_run, runs;
-    float *c;
-    int64_t c_line;
-} osw_lines;
-
-/* c += a b for a piece of the terms, whose panels begin at `panel`; c = start + a b if it is the
- * first. Returns the panels behind. */
-static const float *multiply_piece(const osw_packed *b, const osw_lines *l, int64_t terms,
-                                   bool first, const float *panel, osw_pass *pass)
-{
-    for (int64_t j = 0; j < b->columns;) {
-        const int64_t vectors = panel_vectors(osw_ceil(b->columns - j, LANES));
-        const int64_t width = vectors * LANES, count = osw_min_int(b->columns - j, width);
-        const int64_t tiles = osw_ceil(l->pixels, tile_rows[vectors]);
-        for (int64_t n = 0; n < l->lines; n++) {
-            for (int64_t i = 0, m = 0; i < tiles; i++) {
-                const int64_t rows = osw_ceil(l->pixels - m, tiles - i);
-                float *c = l->c + n * l->c_line + m * b->columns + j;
-                const osw_tile tile = {
-                    .terms = terms,
-                    .runs = l->runs,
-                    .a = l->a + n * l->a_line + m * l->a_pixel,
-                    .a_row = l->a_pixel,
-                    .a_term = 1,
-                    .a_run = l->a_run,
-                    .panel = panel,
-                    .panel_step = width,
-                    .start = !first     ? c
-                             : b->start ? b->start + j
-                                        : NULL,
-                    .start_row = first ? 0 : b->columns,
-                    .c = c,
-                    .c_row = b->columns,
-                    .last = count - width + LANES,
-                };
-                ask_all(pass);
-                tiles_f32[vectors - 1][rows - 1](&tile);
-                m += rows;
-            }
-        }
-        panel += osw_max_int(l->runs, 1) * terms * width;
-        j += width;
-    }
-    return panel;
-}
-
-/* c = start + a b for the pixels of a block. */
-static void multiply_block(const osw_packed *b, int64_t pixels, const float *a, float *c,
-                           osw_pass *pass)
-{
-    osw_lines lines = {.lines = 1, .pixels = pixels, .a = a, .a_pixel = b->terms, .c = c};
-    const float *panel = b->panels;
-    for (int64_t d = 0, piece; d < b->terms; d += piece) {
-        piece = piece_of(b->terms, b->terms, d);
-        lines.a = a + d;
-        panel = multiply_piece(b, &lines, piece, d == 0, panel, pass);
+    const osw_conv_terms all = {1, 1, terms};
+    lines_f32 lines = {
+        .lines = 1, .pixels = pixels, .a_pixel = terms, .runs = 1, .c = c, .c_pixel = b->columns};
+    for (int64_t i = 0; i < osw_conv_pieces(&all); i++) {
+        const osw_conv_piece piece = osw_conv_piece_at(&all, i);
+        lines.a = a + piece.first;
+        lines.run = piece.count;
+        multiply_piece_f32(b, &lines, &piece, i == 0, pass);
     }
 }
 
@@ -183,13 +89,23 @@ static void add_products(int64_t pixels, const float *a, int64_t a_count, const 
     }
 }
 
+/* The terms of an output: the rows of its window. */
+static osw_conv_terms chain_terms(const osw_chain_stage *s)
+{
+    const int64_t run = osw_chain_run(s);
+    return (osw_conv_terms){1, osw_chain_terms(s) / run, run};
+}
+
 static void TIERED(osw_chain_pack)(const osw_chain_stage *s, const osw_chain_part *part)
 {
     (void)part;
-    if (s->packs_backward)
-        pack_panels(s->weight, false, s->outputs, s->outputs, s->channels, s->packed);
-    else
-        pack_panels(s->weight, true, osw_chain_terms(s), osw_chain_run(s), s->outputs, s->packed);
+    const int64_t terms = s->packs_backward ? s->outputs : osw_chain_terms(s);
+    const int64_t columns = s->packs_backward ? s->channels : s->outputs;
+    const osw_conv_weight weight = {.data = s->weight,
+                                    .output = s->packs_backward ? 1 : terms,
+                                    .channel = s->packs_backward ? columns : 1};
+    const osw_conv_terms all = s->packs_backward ? (osw_conv_terms){1, 1, terms} : chain_terms(s);
+    pack_panels_f32(&weight, &all, 0, osw_conv_pieces(&all), 1, terms, columns, s->packed);
 }
 
 /* Where the pixels of block p begin, as the input of a product: in `room` if they are normalised.
@@ -212,7 +128,7 @@ static int64_t pixels_behind(const osw_chain_stage *s, const osw_chain_part *par
 static void
 TIERED(osw_chain_pointwise_forward)(const osw_chain_stage *s, const osw_chain_part *part)
 {
-    const osw_packed weight = {s->packed, s->channels, s->channels, s->outputs, NULL};
+    const packed_f32 weight = {s->packed, s->outputs, NULL};
     float *const room = osw_scratch_outer(OSW_CHAIN_ROOM);
     const int64_t in = s->channels * (int64_t)sizeof(float);
     const int64_t out = s->outputs * (int64_t)sizeof(float);
@@ -224,7 +140,7 @@ TIERED(osw_chain_pointwise_forward)(const osw_chain_stage *s, const osw_chain_pa
         float *z = s->output + p * s->outputs;
         osw_pass pass = {{ahead_of(s->input + next * s->channels, behind * in, calls),
                           ahead_of(s->output + next * s->outputs, behind * out, calls)}};
-        multiply_block(&weight, pixels, input_block(s, p, pixels, room), z, &pass);
+        multiply_block(&weight, s->channels, pixels, input_block(s, p, pixels, room), z, &pass);
         if (p == part->begin)
             find_center(s->outputs, pixels, z, part);
         moments_block(s->outputs, pixels, z, part);
@@ -233,12 +149,12 @@ TIERED(osw_chain_pointwise_forward)(const osw_chain_stage *s, const osw_chain_pa
 
 static void TIERED(osw_chain_pointwise_folded)(const osw_chain_stage *s, const osw_chain_part *part)
 {
-    const osw_packed weight = {s->packed, s->channels, s->channels, s->outputs, s->after->shift};
+    const packed_f32 weight = {s->packed, s->outputs, s->after->shift};
     osw_pass pass = {0};
     for (int64_t p = part->begin; p < part->end; p += s->block) {
         const int64_t pixels = osw_min_int(part->end - p, s->block);
         float *output = s->output + p * s->outputs;
-        multiply_block(&weight, pixels, s->input + p * s->channels, output, &pass);
+        multiply_block(&weight, s->channels, pixels, s->input + p * s->channels, output, &pass);
         activate_block(output, pixels * s->outputs, &s->after->activation);
     }
 }
@@ -268,7 +184,7 @@ static void
 TIERED(osw_chain_pointwise_backward)(const osw_chain_stage *s, const osw_chain_part *part)
 {
     const int64_t channels = s->channels, outputs = s->outputs;
-    const osw_packed weight = {s->packed, outputs, outputs, channels, NULL};
+    const packed_f32 weight = {s->packed, channels, NULL};
     float *const dz = osw_scratch_outer(OSW_CHAIN_ROOM);
     float *const room = dz + osw_round_up(s->block * outputs, LANES);
     const bool sums = s->grad_input && s->before;
@@ -283,7 +199,7 @@ TIERED(osw_chain_pointwise_backward)(const osw_chain_stage *s, const osw_chain_p
         const float *x = input_block(s, p, pixels, room);
         float *dx = s->grad_input ? s->grad_input + p * channels : NULL;
         if (dx)
-            multiply_block(&weight, pixels, dz, dx, &pass);
+            multiply_block(&weight, outputs, pixels, dz, dx, &pass);
         if (s->crossed)
             add_products(pixels, x, channels, dz, outputs, part->weights, &pass);
         else

@@ -16,10 +16,13 @@ enum {
     WIDEST = 64,              /* bytes of a vector */
     MOST_CROSSED = 64,        /* input channels of sums that are crossed */
     MOST_PARTS = 16,
-    PART_PIXELS = 256,     /* at least, for which a part pays */
-    PARTIAL = 1 << 18,     /* elements that all parts of a weight may hold */
-    SLICE_BYTES = 1 << 19, /* of the weight that stay in L2 */
-    OUTPUTS = 12,          /* multiples of which outputs are cut into: whole tiles */
+    PART_PIXELS = 256,              /* at least, for which a part pays */
+    PARTIAL = 1 << 18,              /* elements that all parts of a weight may hold */
+    SLICE_BYTES = 1 << 19,          /* of the weight that stay in L2 */
+    OUTPUTS = 12,                   /* multiples of which outputs are cut into: whole tiles */
+    FORWARD_BYTES = 128 << 10,      /* of a block of a forward: pixels read and written */
+    FORWARD_PIXELS = 96,            /* at least, for which the packed weight is read again, */
+    MOST_FORWARD_BYTES = 512 << 10, /* but no more bytes */
 };
 
 osw_conv_fn *osw_conv_table[OSW_CONV_COUNT];
@@ -73,14 +76,11 @@ static int64_t block_bytes(const osw_conv *conv, int64_t pixel, int64_t element_
     return osw_max_int(large ? FAR_BYTES : NEAR_BYTES, least);
 }
 
-static void cut(osw_conv *conv, int64_t element_bytes)
+/* Blocks of about so many bytes; at least a row, or FEWEST_COLUMNS of one. */
+static void cut(osw_conv *conv, int64_t pixel, int64_t wanted)
 {
     const osw_conv_axis *rows = &conv->rows, *columns = &conv->columns;
-    const int64_t pixels =
-        osw_min_int(rows->stride, rows->taps) * osw_min_int(columns->stride, columns->taps);
-    const int64_t pixel = (conv->channels * pixels + conv->outputs) * element_bytes;
     const int64_t row = pixel * columns->out_size;
-    const int64_t wanted = block_bytes(conv, pixel, element_bytes);
     conv->column_blocks = 1;
     conv->row_blocks = rows->out_size;
     if (row > 2 * wanted)
@@ -94,15 +94,117 @@ static void cut(osw_conv *conv, int64_t element_bytes)
     conv->column_blocks = osw_ceil(columns->out_size, conv->block_columns);
 }
 
+/* Bytes of an output pixel and of the pixels of the input that no other one reads. */
+static int64_t pixel_bytes(const osw_conv *conv, int64_t element_bytes)
+{
+    const osw_conv_axis *rows = &conv->rows, *columns = &conv->columns;
+    const int64_t pixels =
+        osw_min_int(rows->stride, rows->taps) * osw_min_int(columns->stride, columns->taps);
+    return (conv->channels * pixels + conv->outputs) * element_bytes;
+}
+
 void osw_conv_prepare(osw_conv *conv, int64_t element_bytes)
 {
     join_images(conv);
     conv->crossed = crosses(conv, WIDEST / element_bytes);
-    cut(conv, element_bytes);
+    const int64_t pixel = pixel_bytes(conv, element_bytes);
+    cut(conv, pixel, block_bytes(conv, pixel, element_bytes));
     const int64_t pixels = conv->batch * conv->rows.out_size * conv->columns.out_size;
     int64_t parts = osw_min_int(MOST_PARTS, PARTIAL / osw_conv_weights(conv));
     parts = osw_min_int(parts, pixels / PART_PIXELS);
     conv->parts = osw_max_int(1, osw_min_int(parts, osw_conv_blocks(conv)));
+}
+
+/* The channels of a row of taps are one run if they are neighbours. */
+static osw_conv_terms terms_of(const osw_conv *conv)
+{
+    const int64_t rows = conv->rows.taps, columns = conv->columns.taps;
+    const bool joins = conv->columns.dilation == 1 && conv->input.pixel_step == conv->channels;
+    if (columns == 1 || joins)
+        return (osw_conv_terms){1, rows, columns * conv->channels};
+    return (osw_conv_terms){rows, columns, conv->channels};
+}
+
+void osw_conv_prepare_forward(osw_conv *conv, int64_t element_bytes)
+{
+    const int64_t pixel = pixel_bytes(conv, element_bytes);
+    const int64_t least = osw_min_int(FORWARD_PIXELS * pixel, MOST_FORWARD_BYTES);
+    conv->terms = terms_of(conv);
+    cut(conv, pixel, osw_max_int(FORWARD_BYTES, least));
+}
+
+int64_t osw_conv_packed(const osw_conv *conv)
+{
+    return conv->rows.taps * conv->columns.taps * conv->channels *
+           osw_round_up(conv->outputs, WIDEST / (int64_t)sizeof(float));
+}
+
+static int64_t common_factor(int64_t a, int64_t b)
+{
+    while (b) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Places phase, phase + stride, ... of the input, to which every step-th tap contributes, `last` as
+ * the last one: place m of them lies under tap t of output place (phase + padding - t * dilation) /
+ * stride + m. Returns the last tap, -1 if there is none. */
+static int64_t phase_axis(const osw_conv_axis *axis, int64_t phase, osw_conv_axis *to,
+                          int64_t *tap_step)
+{
+    const int64_t stride = axis->stride, common = common_factor(axis->dilation, stride);
+    *tap_step = stride / common;
+    *to = (osw_conv_axis){.size = axis->out_size,
+                          .out_size = osw_ceil(osw_max_int(axis->size - phase, 0), stride),
+                          .stride = 1,
+                          .dilation = axis->dilation / common};
+    int64_t last = axis->taps - 1;
+    const int64_t place = phase + axis->padding;
+    while (last >= 0 && (place - last * axis->dilation) % stride != 0)
+        last--;
+    if (last < 0)
+        return -1;
+    to->taps = last / *tap_step + 1;
+    to->padding = (last * axis->dilation - place) / stride;
+    return last;
+}
+
+bool osw_conv_phase(const osw_conv *conv, const osw_conv_output *grad_input, int64_t element_bytes,
+                    int64_t row, int64_t column, osw_conv *phase)
+{
+    int64_t row_step, column_step;
+    *phase = (osw_conv){.batch = conv->batch,
+                        .channels = conv->outputs,
+                        .outputs = conv->channels,
+                        .input = conv->grad_output,
+                        .packed = conv->packed,
+                        .output = *grad_input};
+    const int64_t last_row = phase_axis(&conv->rows, row, &phase->rows, &row_step);
+    const int64_t last_column = phase_axis(&conv->columns, column, &phase->columns, &column_step);
+    if (phase->rows.out_size == 0 || phase->columns.out_size == 0)
+        return false;
+    osw_conv_output *to = &phase->output;
+    to->data = (char *)to->data + (row * to->row_step + column * to->pixel_step) * element_bytes;
+    to->row_step *= conv->rows.stride;
+    to->pixel_step *= conv->columns.stride;
+    const osw_conv_weight *w = &conv->weight;
+    if (last_row < 0 || last_column < 0) { /* one tap, outside of the image */
+        phase->rows.taps = phase->columns.taps = 1;
+        phase->rows.padding = phase->rows.out_size;
+        phase->weight = *w;
+    } else {
+        const int64_t first = last_row * w->row + last_column * w->column;
+        phase->weight = (osw_conv_weight){.data = (const char *)w->data + first * element_bytes,
+                                          .row = -row_step * w->row,
+                                          .column = -column_step * w->column};
+    }
+    phase->weight.output = w->channel;
+    phase->weight.channel = w->output;
+    osw_conv_prepare_forward(phase, element_bytes);
+    return true;
 }
 
 osw_conv_block osw_conv_block_at(const osw_conv *conv, int64_t i)

@@ -3,13 +3,24 @@
 #include "conv/ahead.h"
 #include "conv/below.h"
 #include "conv/conv.h"
+#include "conv/reach.h"
 #include "core/simd.h"
+#include "linear/tiles.h"
 
 #define FLOATS OSW_EACH_F32 + OSW_EACH_F64
 #define EACH   "conv/outer.h"
 #include "core/each_float.h"
 
 #define EACH "conv/grad_weight.h"
+#include "core/each_float.h"
+
+#define EACH "linear/product_tiles.h"
+#include "core/each_float.h"
+
+#define EACH "conv/panels.h"
+#include "core/each_float.h"
+
+#define EACH "conv/forward.h"
 #include "core/each_float.h"
 
 #define FILL(operation, dtype)                                                                     \

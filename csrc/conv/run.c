@@ -2,6 +2,7 @@
 #include "conv/run.h"
 
 #include "conv/holds.h"
+#include "core/ints.h"
 #include "core/parallel.h"
 
 #include <assert.h>
@@ -52,4 +53,67 @@ void osw_conv_run(osw_conv_job *job, char *sums)
     else if (sums)
         osw_conv_finish_f32(conv, (float *)(void *)sums, taps_last(job), job->grad_weight,
                             job->grad_bias);
+}
+
+enum { ALIGNED = 64 };
+
+size_t osw_conv_product_room(const osw_conv_product *product)
+{
+    osw_conv turned = product->conv; /* of the gradient */
+    turned.channels = product->conv.outputs;
+    turned.outputs = product->conv.channels;
+    const int64_t count = osw_max_int(osw_conv_packed(&product->conv), osw_conv_packed(&turned));
+    return ALIGNED + (size_t)(count * product->element_bytes);
+}
+
+static void pack_pieces(int64_t begin, int64_t end, void *context)
+{
+    const osw_conv_product *p = context;
+    const osw_conv_part part = {.block_begin = begin, .block_end = end};
+    assert(osw_conv_range_holds(&part, osw_conv_pieces(&p->conv.terms)));
+    p->pack(&p->conv, &part);
+}
+
+static void run_blocks(int64_t begin, int64_t end, void *context)
+{
+    const osw_conv_product *p = context;
+    const osw_conv_part part = {.block_begin = begin, .block_end = end};
+    assert(osw_conv_range_holds(&part, osw_conv_blocks(&p->conv)));
+    p->forward(&p->conv, &part);
+}
+
+/* All blocks, after osw_conv_prepare_forward. */
+static void run_product(osw_conv_product *p)
+{
+    const osw_conv *conv = &p->conv;
+    const int64_t weights = osw_conv_weights(conv), pieces = osw_conv_pieces(&conv->terms);
+    const int64_t products = conv->block_rows * conv->block_columns * weights;
+    assert(osw_conv_forward_holds(conv));
+    osw_parallel_for(pieces, osw_grain(weights / pieces * p->element_bytes), pack_pieces, p);
+    osw_parallel_for(osw_conv_blocks(conv), OSW_GRAIN_PRODUCTS / (products + 1) + 1, run_blocks, p);
+}
+
+static void *aligned(void *room)
+{
+    return (char *)room + (ALIGNED - (uintptr_t)room % ALIGNED) % ALIGNED;
+}
+
+void osw_conv_run_forward(osw_conv_product *product, void *room)
+{
+    product->conv.packed = aligned(room);
+    osw_conv_prepare_forward(&product->conv, product->element_bytes);
+    run_product(product);
+}
+
+void osw_conv_run_grad_input(osw_conv_product *product, void *room)
+{
+    osw_conv *conv = &product->conv;
+    conv->packed = aligned(room);
+    for (int64_t row = 0; row < conv->rows.stride; row++)
+        for (int64_t column = 0; column < conv->columns.stride; column++) {
+            osw_conv_product phase = *product;
+            if (osw_conv_phase(conv, &conv->output, product->element_bytes, row, column,
+                               &phase.conv))
+                run_product(&phase);
+        }
 }

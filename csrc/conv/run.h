@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The gradients of a whole convolution: cut into parts for the threads, and their sums added. */
+/* A whole convolution, or its gradients: cut into parts for the threads, and their sums added. */
 #ifndef OSW_CONV_RUN_H
 #define OSW_CONV_RUN_H
 
@@ -28,5 +28,21 @@ size_t osw_conv_plan(osw_conv_job *job);
 
 /* Write the gradients. */
 void osw_conv_run(osw_conv_job *job, char *sums);
+
+/* Outputs, or the gradient of the input; `conv` has its sizes and tensors, but `packed`. */
+typedef struct osw_conv_product {
+    osw_conv conv;
+    osw_conv_fn *pack, *forward;
+    int64_t element_bytes;
+} osw_conv_product;
+
+/* Bytes that either needs for the packed weight. */
+size_t osw_conv_product_room(const osw_conv_product *product);
+
+/* Write conv.output by conv.input. */
+void osw_conv_run_forward(osw_conv_product *product, void *room);
+
+/* Write conv.output, the gradient of the input, by conv.grad_output. */
+void osw_conv_run_grad_input(osw_conv_product *product, void *room);
 
 #endif

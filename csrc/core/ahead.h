@@ -30,4 +30,18 @@ OSW_INLINE void ask_ahead(osw_ahead *ahead)
         prefetch_far(ahead->at);
 }
 
+enum { STREAMS = 4 }; /* images that a pass reads and writes */
+
+/* The streams of a pass, and the tiles between which their next blocks are asked for. */
+typedef struct osw_pass {
+    osw_ahead ahead[STREAMS];
+} osw_pass;
+
+OSW_INLINE void ask_all(osw_pass *pass)
+{
+    OSW_UNROLL
+    for (int i = 0; i < STREAMS; i++)
+        ask_ahead(&pass->ahead[i]);
+}
+
 #endif
