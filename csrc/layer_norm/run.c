@@ -9,7 +9,7 @@
 #include <string.h>
 
 enum {
-    CHUNK_VALUES = 65536, /* a chunk is large against the cost of its partial sums */
+    CHUNK_VALUES = 32768, /* a chunk is large against the cost of its partial sums */
     MAX_CHUNKS = 64,
     UNIT_ROWS = 16, /* of a forward: a multiple of the rows that kernels have side by side */
 };

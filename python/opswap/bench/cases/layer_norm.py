@@ -34,8 +34,8 @@ _SIZES = (
     (8, 768, 7, 7),
 )
 _EPS = 1e-6
-# Relative to the largest value.
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+# Relative to the largest value: torch's gradients of weight and bias are sums in bfloat16.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-1}
 
 
 def cases(batch: int) -> Iterator[Case]:

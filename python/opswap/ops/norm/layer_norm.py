@@ -30,6 +30,9 @@ _NAME = "layer_norm"
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _MOST_DIMENSIONS = 8  # of csrc/binding
 _CONTIGUOUS = torch.contiguous_format
+# Permutations of images to rows of channels, and back, by the number of dimensions.
+_ROWS = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+_IMAGES = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 _compiling = torch.compiler.is_dynamo_compiling
 
 _Vector = Tensor | None
@@ -61,9 +64,9 @@ def layer_norm_fits(
 
 def layer_norm2d_fits(input: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> bool:
     """True where the kernels compute this call of `layer_norm2d`."""
-    if not isinstance(input, Tensor) or input.dim() not in (4, 5):
+    if not isinstance(input, Tensor) or input.dim() not in _ROWS:
         return False
-    return layer_norm_fits(input.movedim(1, -1), (input.shape[1],), weight, bias, eps)
+    return layer_norm_fits(input.permute(_ROWS[input.dim()]), (input.shape[1],), weight, bias, eps)
 
 
 # --- the operators ---------------------------------------------------------------------------------------------------
@@ -183,7 +186,8 @@ def layer_norm2d(input: Tensor, weight: _Vector = None, bias: _Vector = None, ep
     """
     if has_torch_function((input, weight, bias)):
         return handle_torch_function(layer_norm2d, (input, weight, bias), input, weight, bias, eps)
-    if input.dim() not in (4, 5):
+    ndim = input.dim()
+    if ndim not in _ROWS:
         raise RuntimeError(f"layer_norm2d: input of size {tuple(input.shape)} must have 4 or 5 dimensions")
-    rows = input.movedim(1, -1)
-    return layer_norm(rows.contiguous(), (input.shape[1],), weight, bias, eps).movedim(-1, 1)
+    rows = input.permute(_ROWS[ndim]).contiguous()
+    return layer_norm(rows, (input.shape[1],), weight, bias, eps).permute(_IMAGES[ndim])

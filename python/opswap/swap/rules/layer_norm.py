@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from opswap import functional as F
+from opswap._torch import constant_in_graphs
 from opswap.ops.norm import layer_norm2d_fits, layer_norm_fits
 
 from ..graph.calls import hazard, reached
@@ -27,20 +28,26 @@ from .linear.products import is_call
 
 __all__ = ["RULES"]
 
-# Elements of an input from which a call was measured faster than torch's, whose calls cost less: without a gradient,
-# and a step with one in float32 and in 16 bits.
-_FEWEST, _FEWEST_TRAINED, _FEWEST_TRAINED_HALF = 1 << 15, 1 << 17, 1 << 15
+# Elements of an input from which a call was measured faster than torch's, whose calls cost less: without a gradient or
+# in 16 bits; and a step in float32, on one thread and on several.
+_FEWEST, _FEWEST_TRAINED, _FEWEST_SHARED = 1 << 15, 1 << 17, 1 << 20
 _FEWEST_ARITHMETIC = 1 << 12
 _WHOLE = slice(None)
+
+
+@constant_in_graphs
+def _has_one_thread() -> bool:
+    return torch.get_num_threads() == 1
 
 
 def layer_norm_wins(input: Any, *arguments: Any) -> bool:
     """`layer_norm_fits`, for what was measured faster than torch."""
     if not has_vectors(input) or not layer_norm_fits(input, *arguments):
         return False
-    if not any(isinstance(t, Tensor) and trains(t) for t in (input, *arguments)):
+    tensors = (input, *arguments)
+    if input.dtype is not torch.float32 or not any(isinstance(t, Tensor) and trains(t) for t in tensors):
         return input.numel() >= _FEWEST
-    return input.numel() >= (_FEWEST_TRAINED if input.dtype is torch.float32 else _FEWEST_TRAINED_HALF)
+    return input.numel() >= (_FEWEST_TRAINED if _has_one_thread() else _FEWEST_SHARED)
 
 
 def layer_norm_able(module: nn.LayerNorm, input: Any) -> bool:
