@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import opswap
-from chain_cases import Part, copy_of, image, make, step
+from chain_cases import Part, copy_of, image, make, step, stock
 from inputs import same_bits
 from modes import Names
 from opswap.ops import chain as family
@@ -177,3 +177,24 @@ def test_a_swapped_network_counts_its_batches_under_a_mode() -> None:
         opswap.unswap(net)
     assert all(map(torch.equal, *nets)) and nets[0][5] == 3
     assert mode.names.count(FORWARD) == 3
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu", "hardswish"])
+def test_a_bias_that_is_trained_alone_may_change_before_the_backward(
+    activation: str | None, watched: bool
+) -> None:
+    """As in torch, whose batch norm does not keep it."""
+    x, stages = make((2, 17, 7, 6), (Part(33, activation=activation), Part(16, activation=activation)))
+    for stage in stages:
+        assert stage.norm_weight is not None
+        stage.norm_weight.requires_grad_(False)
+    want = torch.autograd.grad(stock(x, stages).square().sum(), [s.norm_bias for s in stages])
+    with Names() if watched else contextlib.nullcontext():
+        out = conv_chain(x, stages)
+    with torch.no_grad():
+        for stage in stages:
+            assert stage.norm_bias is not None
+            stage.norm_bias.add_(1.0)
+    got = torch.autograd.grad(out.square().sum(), [s.norm_bias for s in stages])
+    torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)

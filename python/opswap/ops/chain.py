@@ -163,6 +163,18 @@ def chain_wins() -> bool:
     return _core.chain_leads()
 
 
+def _trains_bias_alone(tensors: Sequence[Tensor | None]) -> bool:
+    """True if a normalisation trains its bias and not its weight.
+
+    The backward of a chain reads every bias, so that autograd lets nobody change it before. Torch's batch norm keeps
+    its weight alone: such a bias may change there, and the parts of the chain allow that too.
+    """
+    for weight, bias in zip(tensors[2::PER_STAGE], tensors[3::PER_STAGE], strict=True):
+        if bias is not None and bias.requires_grad and not (weight is not None and weight.requires_grad):
+            return True
+    return False
+
+
 def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     """The kernels for an ordinary call, running statistics moved; NotImplemented where nothing was done.
 
@@ -170,7 +182,7 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     """
     if not plain_eager():
         return NotImplemented if _compiling() else _try_watched(options, tensors)
-    if not chain_wins():
+    if not chain_wins() or _trains_bias_alone(tensors):
         return NotImplemented
     try:
         if needs_graph(t for t in tensors if t is not None):
@@ -225,7 +237,7 @@ def folded_arguments(
 
 def _try_watched(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     """The same under dispatch modes. The operator counts itself."""
-    if not chain_wins() or not forward_watched(tensors):
+    if not chain_wins() or not forward_watched(tensors) or _trains_bias_alone(tensors):
         return NotImplemented
     if any(t is not None and t.is_inference() for t in tensors):
         return NotImplemented

@@ -8,13 +8,12 @@ see, are refused when code mentions them.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import logging
 import operator
-import sys
 import threading
 from abc import ABCMeta
-from collections import namedtuple
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from types import (
@@ -36,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from ..runtime import purity
+from ..runtime.global_state import state_behind
 from ..runtime.outside import Outside, read
 from ..runtime.snapshot import (
     MISSING,
@@ -55,6 +55,7 @@ from ..runtime.snapshot import (
 from ..runtime.state import INTERNAL, Reading
 from ..runtime.virtual import look_up, virtual
 from .element_writes import MUTATORS
+from .kinds import is_constant, is_pure_class
 from .written import Ledger, Written, unpatched
 
 __all__ = ["Reach"]
@@ -67,8 +68,6 @@ _BUILTINS = (
     WrapperDescriptorType,
 )
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
-# Its class is in another module with each version of Python.
-_FIELD = type(namedtuple("_Example", "a").a)
 _WRAPPERS = (property, staticmethod, classmethod, cached_property, partialmethod)
 _HEAP_TYPE = 1 << 9  # set by every class statement
 _MANY = 20000  # objects that a forward may reach
@@ -170,8 +169,12 @@ class Reach:
     def reach(self, value: Any, what: str) -> None:
         """Follow a value that the forward can get, `what` in words; refuses a state that cannot be watched."""
         value = unpatched(value)
-        known = id(value) in self._seen or is_plain(value) or value is MISSING
-        if known or isinstance(value, (Tensor, CodeType)):
+        if id(value) in self._seen:
+            return
+        state = state_behind(value)
+        if state is not None:
+            self.ask(state)
+        if is_plain(value) or value is MISSING or isinstance(value, (Tensor, CodeType)):
             return
         if len(self._seen) > _MANY:
             raise self.refuse(f"{what} leads to more than {_MANY} objects")
@@ -206,7 +209,7 @@ class Reach:
         if not parts and not is_transparent(value):
             if isinstance(value, (operator.attrgetter, operator.methodcaller)):
                 self.look_for(n for a in value.__reduce__()[1] if isinstance(a, str) for n in a.split("."))
-            elif not _is_constant(value):
+            elif not is_constant(value):
                 name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
                 raise self.refuse(f"{what} is a {name}, whose state a capture cannot watch")
             return
@@ -241,7 +244,7 @@ class Reach:
         ):  # without an argument it uses the default dtype, and a trace does not see calls of a class
             self.ask(torch.get_default_dtype)
         users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
-        if not users and not _is_pure_class(cls):
+        if not users and not is_pure_class(cls):
             raise self.refuse(f"{what} is {cls.__module__}.{cls.__qualname__}, whose results may change")
         for base in users:
             for name, value in tuple(vars(base).items()):
@@ -343,6 +346,7 @@ class Reach:
                 self._abstract[value] = None
             if isinstance(value, (ModuleType, *_BUILTINS)):
                 self.reach(value, what)
+                self._keep(module, name, value, what)
             elif value is MISSING:
                 if name in self.texts:
                     self.watch(module, name, what)
@@ -350,10 +354,21 @@ class Reach:
                 self._hold(self._look_in_class, value)
             elif is_added(value):
                 self.watch(module, name, what)
+            else:
+                self._keep(module, name, value, what)
         if self.dynamic:
             for name, value in tuple(vars(module).items()):
                 if is_added(value) and not name.startswith("_") and type(value).__module__ != "torch":
                     self.watch(module, name, f"{module.__name__}.{name}")
+
+    def _keep(self, module: ModuleType, name: str, value: Any, what: str) -> None:
+        """Watch that a module of torch keeps its function, and follow an object that holds options."""
+        if purity.module_kind(module) != purity.TORCH:
+            return
+        if isinstance(value, (FunctionType, BuiltinFunctionType)):
+            self._watched.setdefault((id(module), name), (module, name, unpatched(value)))
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            self.watch(module, name, what)
 
     def _look_in_object(self, value: Any, names: Iterable[str]) -> None:
         cls = type(value)
@@ -472,23 +487,3 @@ def _has_own(cls: type, name: str) -> bool:
 def _is_fixed(cls: type) -> bool:
     """True for a class whose attributes cannot be changed."""
     return not cls.__flags__ & _HEAP_TYPE
-
-
-def _is_pure_class(cls: type) -> bool:
-    if owner_of_class(cls) == purity.STATEFUL:
-        return issubclass(cls, (BaseException, enum.Enum))
-    return any(f for f in map(_is_python, cls.__mro__) if f) or purity.is_pure_class(cls)
-
-
-def _is_python(cls: type) -> bool:
-    """True for a class that a class statement of torch or a pure library made."""
-    module = sys.modules.get(cls.__module__)
-    return cls is not object and str(getattr(module, "__file__", "")).endswith(".py")
-
-
-def _is_constant(value: Any) -> bool:
-    """True for an object made in C that never changes, as a compiled pattern."""
-    cls = type(value)
-    if cls is _FIELD or cls.__module__ in ("_collections", "operator", "re", "types", "typing"):
-        return True
-    return cls.__module__ == "numpy" and cls.__name__ == "ufunc"

@@ -33,7 +33,9 @@ from ..runtime.fallback import declined, given, missed
 from ..runtime.guards import Record, capture_is_valid, in_mode, listed, size_guard_holds, unpackable
 from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_of, take_back
 from ..runtime.lists import Listed, as_arguments
-from ..runtime.outside import join
+from ..runtime.outside import Outside, join
+from ..runtime.purity import USER
+from ..runtime.snapshot import owner_of_class, static_attribute
 from ..runtime.state import observe, observe_read
 from .forward_text import ENABLED, defaulted, entry_text, fits_text, forward_text
 
@@ -105,6 +107,7 @@ class Recipe:
             "opswap_listed": listed,
             "opswap_missed": missed,
             "opswap_recipe": self,
+            "opswap_stock": self.original.forward,
         }
         for name, imported in self.modules.items():
             scope[name] = __import__(imported, fromlist=[""])
@@ -283,8 +286,16 @@ def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     states = [tuple((m, observe(m, reading)) for m in modules) for modules in (opened, passed)]
     found = [(m, observe_read(m, reading)) for m in reading.modules if m not in passed]
     read = tuple((m, state) for m, state in found if reading.classes or state.matters)
-    outside = join(c.outside for c in captures)
+    outside = join((*(c.outside for c in captures), Outside(tuple(_forwards_below(root)))))
     return Record(observe(root, reading), *states, tuple(sites), read, outside)
+
+
+def _forwards_below(root: nn.Module) -> Iterator[tuple[type, str, Any]]:
+    """The forwards of torch's layers in a module, for which replacements stand."""
+    for cls in dict.fromkeys(type(m) for m in root.modules() if m is not root):
+        forward = static_attribute(cls, "forward")
+        if isinstance(forward, FunctionType) and owner_of_class(cls) != USER:
+            yield cls, "forward", forward
 
 
 def passed_by(capture: Capture) -> Iterator[nn.Module]:
@@ -303,7 +314,8 @@ def passed_by(capture: Capture) -> Iterator[nn.Module]:
 
 def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
     """The recipe of a class of one input whose whole forward is replaced."""
-    condition = f"{fits_text('m0')} and {ENABLED} and ({replacement.condition})"
+    stock = "type(m0).forward is opswap_stock"
+    condition = f"{fits_text('m0')} and {stock} and {ENABLED} and ({replacement.condition})"
     code = "\n".join(
         [
             f"# | {replacement.label}",

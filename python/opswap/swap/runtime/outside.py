@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from .purity import LAYERS, TORCH, owner
 from .snapshot import MISSING, is_as
 from .virtual import LookUp, Virtual, look_up, virtual
 
@@ -179,6 +180,8 @@ def _describe(then: Any) -> tuple[str, Any]:
     if isinstance(then, ModuleType):
         return "object", f"module {then.__name__}"
     if isinstance(then, FunctionType):
+        if owner(then.__code__.co_filename, then.__module__ or "") in (LAYERS, TORCH):  # of any version
+            return "object", f"function {then.__module__}.{then.__qualname__}"
         return "object", f"function {then.__qualname__} {_digest(then.__code__)}"
     if isinstance(then, CodeType):
         return "object", f"code {_digest(then)}"

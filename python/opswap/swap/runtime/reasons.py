@@ -96,7 +96,8 @@ def outside_change(outside: Outside) -> str:
     for function, answer in outside.queries:
         now = function()
         if now is not answer:
-            return f"torch.{function.__name__}() is {shown(now)}, was {shown(answer)}"
+            library = function.__module__.partition(".")[0] if function.__module__ else "torch"
+            return f"{library}.{function.__name__}() is {shown(now)}, was {shown(answer)}"
     return ""
 
 
