@@ -404,9 +404,9 @@ def test_narrow_padding_beside_many_rows(
     sizes = [(height - down, width - less) for down, less in ((0, 1), (2, 7), (0, 0), (1, 60), (2, 64))]
     images = [image((*s, 3), "uint8", generator) for s in sizes]
     forms = (images, [x[:, ::-1] for x in images], [x[..., ::-1] for x in images])
-    for given in forms:
-        got = shapes.batch_images(given, size, value=(7, 7, 9), memory_format=memory_format).images
-        for place, x, (h, w) in zip(got, given, sizes, strict=True):
+    for form in forms:
+        got = shapes.batch_images(form, size, value=(7, 7, 9), memory_format=memory_format).images
+        for place, x, (h, w) in zip(got, form, sizes, strict=True):
             want = torch.tensor([7, 7, 9], dtype=torch.uint8).view(3, 1, 1).repeat(1, height, width)
             want[:, :h, :w] = torch.from_numpy(x.copy()).permute(2, 0, 1)
             assert torch.equal(place, want)
