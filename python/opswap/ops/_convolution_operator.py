@@ -29,7 +29,7 @@ class ConvolutionOperator:
 
     Args:
         options: of the schema, each with a comma in front.
-        window: `window(weight, *options)` -> stride, padding, groups.
+        window: `window(weight, *options)` -> stride, padding, groups and, unless it is 1, dilation.
         kernel: `kernel(input, weight, bias, *options)` -> the output, or NotImplemented.
         kernel_backward: `kernel_backward(grad_output, input, weight, *options, *mask)` -> three gradients, None where
             mask is False, or NotImplemented.
@@ -42,7 +42,7 @@ class ConvolutionOperator:
         self,
         name: str,
         options: str,
-        window: Callable[..., tuple[Sequence[int], Sequence[int], int]],
+        window: Callable[..., tuple[Any, ...]],
         kernel: Callable[..., Any],
         kernel_backward: Callable[..., Any],
     ) -> None:
@@ -72,8 +72,8 @@ class ConvolutionOperator:
     # --- forward -----------------------------------------------------------------------------------------------------
 
     def _plain(self, input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
-        stride, padding, groups = self._window(weight, *options)
-        return torch_functional.conv2d(input, weight, bias, stride, padding, 1, groups)
+        stride, padding, groups, *dilation = self._window(weight, *options)
+        return torch_functional.conv2d(input, weight, bias, stride, padding, *(dilation or [1]), groups)
 
     def _reference(self, input: Tensor, *arguments: Any) -> Tensor:
         return exactly_dense(self._plain(input, *arguments), suggest_memory_format(input))
@@ -114,7 +114,8 @@ class ConvolutionOperator:
 
     def _reference_backward(self, grad: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
         *options, mask = arguments
-        made = library_backward(grad, input, weight, *self._window(weight, *options), mask)
+        stride, padding, groups, *dilation = self._window(weight, *options)
+        made = library_backward(grad, input, weight, stride, padding, groups, mask, *dilation)
         return self._dense(made, input, weight)
 
     def _fake_backward(self, grad: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
