@@ -70,6 +70,9 @@ def assert_output_close(x: Tensor, w: Tensor, *window: Any) -> None:
     """Outputs against float64, with and without bias."""
     for bias in (None, torch.randn(w.shape[0], dtype=x.dtype)):
         found = _core.plain_conv(x, w, bias, *window)
+        if found is NotImplemented:  # torch's is in another format
+            assert x.shape[1] == 1 or x.shape[2:] == (1, 1)
+            continue
         expected = [
             T.conv2d(*(None if t is None else change(t.double()) for t in (x, w, bias)), *window)
             for change in CHANGES

@@ -95,22 +95,39 @@ typedef struct forward_job {
     int is_double;
 } forward_job;
 
-/* Blocks [begin, end), by the packed weight of the table's own tier. */
+/* Blocks [begin, end), by a weight that the table's own tier packs. */
+static void run_blocks(osw_conv *conv, osw_conv_fn *const *kernels, int is_double, int64_t begin,
+                       int64_t end)
+{
+    const osw_conv_part all = {.block_end = osw_conv_pieces(&conv->terms)};
+    const osw_conv_part part = {.block_begin = begin, .block_end = end};
+    conv->packed = aligned_alloc(64, (size_t)osw_round_up(osw_conv_packed(conv) * 8, 64));
+    assert(osw_conv_forward_holds(conv) && osw_conv_range_holds(&part, osw_conv_blocks(conv)));
+    kernels[is_double ? OSW_CONV_pack_f64 : OSW_CONV_pack_f32](conv, &all);
+    kernels[is_double ? OSW_CONV_forward_f64 : OSW_CONV_forward_f32](conv, &part);
+    free(conv->packed);
+}
+
 static void do_blocks(const void *context, const void *table, int64_t begin, int64_t end)
 {
     const forward_job *j = context;
     osw_conv conv = j->conv;
-    osw_conv_fn *const *kernels = table;
-    const osw_conv_part all = {.block_end = osw_conv_pieces(&conv.terms)};
-    const osw_conv_part part = {.block_begin = begin, .block_end = end};
-    conv.packed = aligned_alloc(64, (size_t)osw_round_up(osw_conv_packed(&conv) * 8, 64));
-    assert(osw_conv_forward_holds(&conv) && osw_conv_range_holds(&part, osw_conv_blocks(&conv)));
-    kernels[j->is_double ? OSW_CONV_pack_f64 : OSW_CONV_pack_f32](&conv, &all);
-    kernels[j->is_double ? OSW_CONV_forward_f64 : OSW_CONV_forward_f32](&conv, &part);
-    free(conv.packed);
+    run_blocks(&conv, table, j->is_double, begin, end);
 }
 
-/* An output, or a phase of the gradient of an input. */
+/* The whole gradient of an input. */
+static void do_phases(const void *context, const void *table, int64_t begin, int64_t end)
+{
+    const forward_job *j = context;
+    for (int64_t i = 0; begin < end && i < j->conv.rows.stride * j->conv.columns.stride; i++) {
+        const int64_t row = i / j->conv.columns.stride, column = i % j->conv.columns.stride;
+        osw_conv phase;
+        if (osw_conv_phase(&j->conv, &j->conv.output, j->is_double ? 8 : 4, row, column, &phase))
+            run_blocks(&phase, table, j->is_double, 0, osw_conv_blocks(&phase));
+    }
+}
+
+/* An output, or the gradient of an input. */
 static void check_forward(driver *d, const char *name, driver_type type, int64_t channels,
                           int64_t outputs)
 {
@@ -148,16 +165,10 @@ static void check_forward(driver *d, const char *name, driver_type type, int64_t
     *y = (osw_conv_output){
         driver_output(d, type, c.batch * rows * columns * pixel, DRIVER_SUM(terms + 1)),
         rows * columns * pixel, columns * pixel, pixel};
-    c.packed = y->data; /* some address, until kernels run */
-    if (!turned) {
+    if (!turned)
         osw_conv_prepare_forward(&c, driver_bytes(type));
-        j.conv = c;
-        driver_run(d, do_blocks, &j, osw_conv_blocks(&c));
-        return;
-    }
-    const int64_t row = driver_below(c.rows.stride), column = driver_below(c.columns.stride);
-    if (osw_conv_phase(&c, y, driver_bytes(type), row, column, &j.conv))
-        driver_run(d, do_blocks, &j, osw_conv_blocks(&j.conv));
+    j.conv = c;
+    driver_run(d, turned ? do_phases : do_blocks, &j, turned ? 1 : osw_conv_blocks(&c));
 }
 
 static void check_variant(driver *d, const char *name, osw_conv_id id, driver_type type)
