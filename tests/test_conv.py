@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Weight gradients of dense convolutions: torch's values, layouts and errors; the same bits at any thread count."""
+"""Dense convolutions and their gradients: torch's values, layouts and errors; the same bits at any thread count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opswap import _core
 from opswap import functional as F
 from opswap.ops import conv as family
 from opswap.ops._stats import force_reference
-from opswap.ops.conv import conv_able, conv_wins, why_kept
+from opswap.ops.conv import Directions, conv_able, conv_wins, why_kept
 
 LAST = torch.channels_last
 FLOATS = (torch.float32, torch.float64)
@@ -48,30 +48,60 @@ def image(*size: int, dtype: torch.dtype = torch.float32, slices: bool = False) 
     ]
 
 
-def torchs(grad: Tensor, x: Tensor, w: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
-    """torch's gradients of weight and bias."""
+def torchs(grad: Tensor, x: Tensor, w: Tensor, *window: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """torch's gradients of input, weight and bias."""
     options = ([v, v] if isinstance(v, int) else list(v) for v in window)
     return torch.ops.aten.convolution_backward(
-        grad, x, w, [w.shape[0]], *options, False, [0, 0], 1, [False, True, True]
-    )[1:]
+        grad, x, w, [w.shape[0]], *options, False, [0, 0], 1, [True, True, True]
+    )
+
+
+def kernels(grad: Tensor, x: Tensor, w: Tensor, *window: Any) -> tuple[Tensor, Tensor, Tensor]:
+    made = _core.plain_conv_backward(grad, x, w, *window, True, True, True)
+    assert made is not NotImplemented
+    return made
+
+
+# The values of a sum of products, of their magnitudes and of their number.
+CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (lambda t: t, torch.abs, torch.ones_like)
+
+
+def assert_output_close(x: Tensor, w: Tensor, *window: Any) -> None:
+    """Outputs against float64, with and without bias."""
+    for bias in (None, torch.randn(w.shape[0], dtype=x.dtype)):
+        found = _core.plain_conv(x, w, bias, *window)
+        if found is NotImplemented:  # torch's is in another format
+            assert x.shape[1] == 1 or x.shape[2:] == (1, 1)
+            continue
+        expected = [
+            T.conv2d(*(None if t is None else change(t.double()) for t in (x, w, bias)), *window)
+            for change in CHANGES
+        ]
+        assert found is not NotImplemented and found.dtype == x.dtype
+        assert found.is_contiguous(memory_format=LAST)
+        assert_within_roundings(found, *expected, "output")
 
 
 def assert_close(x: Tensor, w: Tensor, *window: Any, slices: bool = False) -> None:
-    """Gradients against float64: as near as sums of that many products are."""
+    """Outputs and gradients against float64: as near as sums of that many products are."""
+    assert_output_close(x, w, *window)
     shape = T.conv2d(x, w, None, *window).shape
     grad = image(*shape, dtype=x.dtype, slices=slices)
     truth, magnitudes, terms = (
-        torchs(*(change(t.double()) for t in (grad, x, w)), *window)
-        for change in (lambda t: t, torch.abs, torch.ones_like)
+        torchs(*(change(t.double()) for t in (grad, x, w)), *window) for change in CHANGES
     )
-    ours = _core.plain_conv_backward(grad, x, w, *window, True)
-    assert ours is not NotImplemented
-    assert torch.empty_like(w).stride() == ours[0].stride()
-    for name, found, *expected in zip(("weight", "bias"), ours, truth, magnitudes, terms, strict=True):
+    made = kernels(grad, x, w, *window)
+    assert torch.empty_like(w).stride() == made[1].stride()
+    assert made[0].is_contiguous(memory_format=LAST)
+    names = ("input", "weight", "bias")
+    for name, found, *expected in zip(names, made, truth, magnitudes, terms, strict=True):
         assert found.dtype == x.dtype
         assert_within_roundings(found, *expected, name)
-    alone, none = _core.plain_conv_backward(grad, x, w, *window, False)
-    assert none is None and same_bits(alone, ours[0])
+    for wanted in ((True, False, False), (False, True, False), (True, True, False), (False, True, True)):
+        some = _core.plain_conv_backward(grad, x, w, *window, *wanted)
+        for want, part, whole in zip(wanted, some, made, strict=True):
+            assert same_bits(part, whole) if want else part is None
+    assert _core.plain_conv_backward(grad, x, w, *window, False, False, True) is NotImplemented
 
 
 def geometries(count: int, seed: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]]:
@@ -136,7 +166,7 @@ def test_bits_do_not_depend_on_threads(
         results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(_core.plain_conv_backward(grad, x, w, *window, True))
+            results.append((_core.plain_conv(x, w, None, *window), *kernels(grad, x, w, *window)))
     finally:
         torch.set_num_threads(before)
     for one, two, three in zip(*results, strict=True):
@@ -151,9 +181,9 @@ def test_non_finite_values_stay_where_they_belong(tier: str, value: float, chann
     for at in range(2):
         x, w = image(1, c, 6, 7), torch.randn(o, c, 3, 3).contiguous(memory_format=LAST)
         grad = image(1, o, 6, 7)
-        finite = _core.plain_conv_backward(grad, x, w, 1, 1, 1, True)
+        finite = kernels(grad, x, w, 1, 1, 1)[1:]
         (x, grad)[at][0, 2, 0, 0] = value
-        found = _core.plain_conv_backward(grad, x, w, 1, 1, 1, True)
+        found = kernels(grad, x, w, 1, 1, 1)[1:]
         reached = torch.zeros(o, c, 3, 3, dtype=torch.bool)
         reached.movedim(1 - at, 0)[2, :, 1:, 1:] = True  # of the first pixel the taps to the right and below
         if at == 0:
@@ -206,16 +236,64 @@ def test_every_variant_was_run() -> None:
 )
 def test_the_extension_checks_for_itself(change: Callable[..., tuple[Any, ...]]) -> None:
     g, x, w = image(2, 12, 6, 7), image(2, 9, 6, 7), torch.randn(12, 9, 3, 3)
-    assert _core.plain_conv_backward(*change(g, x, w), True) is NotImplemented
-    assert _core.plain_conv_backward(g, x, w, 1, 1, 1) is NotImplemented
-    assert _core.plain_conv_backward(g, x, w, 1, 1, 1, True) is not NotImplemented
+    assert _core.plain_conv_backward(*change(g, x, w), True, True, True) is NotImplemented
+    assert _core.plain_conv_backward(g, x, w, 1, 1, 1, True) is NotImplemented
+    kernels(g, x, w, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, w, b: (x, w.half(), b, 1, 1, 1),
+        lambda x, w, b: (x.double(), w, b, 1, 1, 1),
+        lambda x, w, b: (x, w, b.double(), 1, 1, 1),
+        lambda x, w, b: (x, w, b[:5], 1, 1, 1),
+        lambda x, w, b: (x, w, b[:, None], 1, 1, 1),
+        lambda x, w, b: (x, w, torch.randn(24)[::2], 1, 1, 1),
+        lambda x, w, b: (x.contiguous(), w, b, 1, 1, 1),
+        lambda x, w, b: (x[0], w, b, 1, 1, 1),
+        lambda x, w, b: (x[:0], w, b, 1, 1, 1),
+        lambda x, w, b: (x[:, 1:], w, b, 1, 1, 1),
+        lambda x, w, b: (x[:, :, :1], w, b, 1, 0, 1),
+        lambda x, w, b: (x, w[:0], b, 1, 1, 1),
+        lambda x, w, b: (x, w, b, 0, 1, 1),
+        lambda x, w, b: (x, w, b, 1, -1, 1),
+        lambda x, w, b: (x, w, b, 1, 1, 0),
+        lambda x, w, b: (x, w, b, 1, "same", 1),
+        lambda x, w, b: (x, w, [1.0], 1, 1, 1),
+        lambda x, w, b: (None, w, b, 1, 1, 1),
+        lambda x, w, b: (x, w, b, 1, 1),
+    ],
+)
+def test_the_forward_checks_for_itself(change: Callable[..., tuple[Any, ...]]) -> None:
+    x, w, b = image(2, 9, 6, 7), torch.randn(12, 9, 3, 3), torch.randn(12)
+    assert _core.plain_conv(*change(x, w, b)) is NotImplemented
+    assert _core.plain_conv(x, w, b, 1, 1, 1) is not NotImplemented
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("channels", [(3, 40), (18, 11)])
+def test_padding_has_no_terms(tier: str, value: float, channels: tuple[int, int]) -> None:
+    """An infinite weight reaches the pixels of its tap alone: what lies outside of the image is no zero."""
+    c, o = channels
+    x, w = image(1, c, 5, 6), torch.randn(o, c, 3, 3)
+    w[1, 2, 0, 2] = value
+    reached = torch.zeros(1, o, 5, 6, dtype=torch.bool)
+    reached[0, 1, 1:, :-1] = True
+    assert torch.equal(~_core.plain_conv(x, w, None, 1, 1, 1).isfinite(), reached)
+    of_input = kernels(image(1, o, 5, 6), x, w, 1, 1, 1)[0]
+    reached = torch.zeros(1, c, 5, 6, dtype=torch.bool)
+    reached[0, 2, :-1, 1:] = True
+    assert torch.equal(~of_input.isfinite(), reached)
 
 
 def test_too_many_taps() -> None:
     for taps, taken in (((13, 13), True), ((14, 1), False), ((1, 14), False)):
         x, w = image(1, 16, 14, 14), torch.randn(16, 16, *taps)
         grad = image(*T.conv2d(x, w).shape)
-        assert (_core.plain_conv_backward(grad, x, w, 1, 0, 1, False) is not NotImplemented) == taken
+        wanted = (True, True, False)
+        assert (_core.plain_conv_backward(grad, x, w, 1, 0, 1, *wanted) is not NotImplemented) == taken
+        assert (_core.plain_conv(x, w, None, 1, 0, 1) is not NotImplemented) == taken
 
 
 # The public function.
@@ -440,7 +518,52 @@ def test_reference_and_disabled() -> None:
     assert opswap.stats()["reference"]["conv2d_backward"] == 1
 
 
+@pytest.fixture
+def every_direction(served: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels in all directions, whatever was measured."""
+    del served
+    monkeypatch.setattr(family, "_directions_of", lambda *_: Directions(True, True, True))
+
+
+@pytest.mark.usefixtures("every_direction")
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("arguments", WINDOWS, ids=str)
+def test_every_direction_by_kernels(dtype: torch.dtype, arguments: tuple[Any, ...]) -> None:
+    before = _core.conv_variants()
+    x, w, b = leaves_of(dtype=dtype)
+    for bias in (b, None):
+        assert_as_torch(x, w, bias, *arguments, kernel=True)
+    name = "forward_f32" if dtype is torch.float32 else "forward_f64"
+    assert _core.conv_variants()[name] - before[name] == 4
+
+
+@pytest.mark.usefixtures("every_direction")
+@pytest.mark.parametrize("wins", [(bool(i & 1), bool(i & 2), bool(i & 4)) for i in range(8)])
+@pytest.mark.parametrize("frozen", [0, 1, 2, 4, 5, 6])
+def test_directions_are_decided_one_by_one(
+    wins: tuple[bool, ...], frozen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(family, "_directions_of", lambda *_: Directions(*wins))
+    tensors = leaves_of()
+    for i, t in enumerate(tensors):
+        t.requires_grad_(not frozen >> i & 1)
+    leaves = [t for t in tensors if t.requires_grad]
+    results = [torch.autograd.grad(f(*tensors, 1, 1).sin().sum(), leaves) for f in (F.conv2d, T.conv2d)]
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 class TestCosts:
+    def test_forward_and_data_gradient(self) -> None:
+        if "avx512" not in opswap.isa.available():
+            pytest.skip("this machine has no avx512")
+        with opswap.isa.limit("avx512"):
+            assert family._directions_of("avx512", 64, 64, 3, 1) == (True, True, True)
+            assert family._directions_of("avx512", 3, 64, 3, 3) == (True, False, True)
+            assert family._directions_of("avx512", 32, 32, 3, 1) == (False, False, True)
+            assert family._directions_of("avx512", 256, 256, 3, 3) == (False, False, True)
+        assert family._directions_of("avx2", 64, 64, 3, 1) == (False, False, True)
+
     @pytest.mark.parametrize("tier", ["scalar", "portable64"])
     def test_not_measured(self, tier: str) -> None:
         if tier not in (*opswap.isa.available(), *opswap.isa.hidden()):

@@ -133,9 +133,12 @@ for n in INTS:
         attempt(f"depthwise {n}", lambda: _core.depthwise_backward(
             image, image, torch.randn(8, 1, 3, 3), *window, True, True, True))
     for window in ((n, 1, 1), (1, n, 1), (1, 1, n), (n, n, n), ((1, n), (n, 1), 1), ((n,), [n, n], (1, n))):
-        attempt(f"conv {n}", lambda: _core.plain_conv_backward(image, image, torch.randn(8, 8, 3, 3), *window, True))
+        attempt(f"conv {n}", lambda: _core.plain_conv_backward(
+            image, image, torch.randn(8, 8, 3, 3), *window, True, True, True))
+        attempt(f"output {n}", lambda: _core.plain_conv(image, torch.randn(8, 8, 3, 3), None, *window))
         wide = torch.randn(1, 8, 1, 1).to(memory_format=torch.channels_last).expand(1 << 20, 8, 1 << 18, 1 << 18)
-        attempt(f"wide {n}", lambda: _core.plain_conv_backward(wide, wide, torch.randn(8, 8, 1, 1), *window, True))
+        attempt(f"wide {n}", lambda: _core.plain_conv_backward(
+            wide, wide, torch.randn(8, 8, 1, 1), *window, False, True, True))
     attempt(f"count {n}", lambda: _core.draw_mask(torch.Generator(), 0.5, n, torch.empty(1, dtype=torch.uint8)))
     attempt(f"keep {n}", lambda: _core.draw_mask(torch.Generator(), n, 8, torch.empty(1, dtype=torch.uint8)))
     attempt(f"result {n}", lambda: _core.batch_norm(

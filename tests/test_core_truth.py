@@ -81,7 +81,6 @@ calls = {
         b, 1e-5, None, (True,) * 3, x, x, statistics, None, None, False),
     "norm backward plain": lambda b: _core.batch_norm_backward(
         True, 1e-5, None, (True,) * 3, x, x, statistics, None, None, b),
-    "plain conv bias": lambda b: _core.plain_conv_backward(last, last, w, [1, 1], [0, 0], [1, 1], b),
 }
 for i in range(3):
     mask = lambda b: [b if i == j else True for j in range(3)]
@@ -89,6 +88,8 @@ for i in range(3):
         True, 1e-5, None, tuple(mask(b)), x, x, statistics, None, None, False)
     calls[f"linear {i}"] = lambda b, mask=mask: _core.grouped_linear_backward(
         torch.ones(2, 3, 4), torch.ones(2, 3, 5), torch.ones(3, 4, 5), None, *mask(b))
+    calls[f"plain conv {i}"] = lambda b, mask=mask: _core.plain_conv_backward(
+        last, last, w, [1, 1], [0, 0], [1, 1], *mask(b))
     calls[f"pointwise {i}"] = lambda b, mask=mask: _core.plain_pointwise_backward(last, last, w, 1, *mask(b))
     calls[f"depthwise {i}"] = lambda b, mask=mask: _core.depthwise_backward(
         last, last, taps, (1, 1), (1, 1), 1, *mask(b))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import opswap
 from functional_cases import FUNCTIONS, RANDOM, Case, as_tuple
 from opswap.ops.depthwise import depthwise_wins
 from opswap.ops.dropout import draws_alike
@@ -41,7 +42,8 @@ def operators_of(case: Case) -> tuple[str, ...]:
     """Those that stand in a graph on this machine."""
     left = {"pointwise_conv2d": pointwise_wins, "depthwise_conv2d": depthwise_wins, "dropout": draws_alike}
     kept = case.name in left and not left[case.name]()
-    in_pixels = ("pointwise_conv2d", "depthwise_conv2d", "group_norm", "instance_norm")
+    kept = kept or (case.name == "conv2d" and opswap.isa.current() != "avx512")
+    in_pixels = ("conv2d", "pointwise_conv2d", "depthwise_conv2d", "group_norm", "instance_norm")
     kept = kept or (case.name in in_pixels and not case.channels_last)
     shuffled = case.name == "channel_shuffle" and not case.channels_last
     return () if kept or shuffled else case.operators

@@ -8,6 +8,7 @@
 
 #include <assert.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 typedef struct job {
     osw_conv conv;
@@ -89,6 +90,87 @@ static void check_one(driver *d, const char *name, osw_conv_id id, driver_type t
     driver_run(d, do_parts, &j, c->parts * j.output_parts);
 }
 
+typedef struct forward_job {
+    osw_conv conv;
+    int is_double;
+} forward_job;
+
+/* Blocks [begin, end), by a weight that the table's own tier packs. */
+static void run_blocks(osw_conv *conv, osw_conv_fn *const *kernels, int is_double, int64_t begin,
+                       int64_t end)
+{
+    const osw_conv_part all = {.block_end = osw_conv_pieces(&conv->terms)};
+    const osw_conv_part part = {.block_begin = begin, .block_end = end};
+    conv->packed = aligned_alloc(64, (size_t)osw_round_up(osw_conv_packed(conv) * 8, 64));
+    assert(osw_conv_forward_holds(conv) && osw_conv_range_holds(&part, osw_conv_blocks(conv)));
+    kernels[is_double ? OSW_CONV_pack_f64 : OSW_CONV_pack_f32](conv, &all);
+    kernels[is_double ? OSW_CONV_forward_f64 : OSW_CONV_forward_f32](conv, &part);
+    free(conv->packed);
+}
+
+static void do_blocks(const void *context, const void *table, int64_t begin, int64_t end)
+{
+    const forward_job *j = context;
+    osw_conv conv = j->conv;
+    run_blocks(&conv, table, j->is_double, begin, end);
+}
+
+/* The whole gradient of an input. */
+static void do_phases(const void *context, const void *table, int64_t begin, int64_t end)
+{
+    const forward_job *j = context;
+    for (int64_t i = 0; begin < end && i < j->conv.rows.stride * j->conv.columns.stride; i++) {
+        const int64_t row = i / j->conv.columns.stride, column = i % j->conv.columns.stride;
+        osw_conv phase;
+        if (osw_conv_phase(&j->conv, &j->conv.output, j->is_double ? 8 : 4, row, column, &phase))
+            run_blocks(&phase, table, j->is_double, 0, osw_conv_blocks(&phase));
+    }
+}
+
+/* An output, or the gradient of an input. */
+static void check_forward(driver *d, const char *name, driver_type type, int64_t channels,
+                          int64_t outputs)
+{
+    forward_job j = {.is_double = type == DRIVER_F64};
+    osw_conv c = {.batch = d->timed ? 8 : 1 + driver_below(4)};
+    c.channels = channels;
+    c.outputs = outputs;
+    c.rows = draw_axis(d);
+    c.columns = draw_axis(d);
+    const bool turned = !d->timed && driver_below(2);
+    const bool last = driver_below(2);
+    driver_case(d, name,
+                "%s batch %lld, %lld > %lld channels, %lld x %lld, window %lld x %lld, "
+                "stride %lld x %lld, padding %lld x %lld, dilation %lld x %lld",
+                turned ? "gradient" : "output", (long long)c.batch, (long long)channels,
+                (long long)outputs, (long long)c.rows.size, (long long)c.columns.size,
+                (long long)c.rows.taps, (long long)c.columns.taps, (long long)c.rows.stride,
+                (long long)c.columns.stride, (long long)c.rows.padding,
+                (long long)c.columns.padding, (long long)c.rows.dilation,
+                (long long)c.columns.dilation);
+    const int64_t taps = c.rows.taps * c.columns.taps;
+    const double terms = (double)(taps * osw_max_int(channels, outputs));
+    const int64_t rows = turned ? c.rows.size : c.rows.out_size;
+    const int64_t columns = turned ? c.columns.size : c.columns.out_size;
+    const int64_t pixel = turned ? channels : outputs;
+    osw_conv_output *y = &c.output;
+    c.input = draw_image(d, type, c.batch, c.rows.size, c.columns.size, channels);
+    c.grad_output = draw_image(d, type, c.batch, c.rows.out_size, c.columns.out_size, outputs);
+    c.weight = (osw_conv_weight){.data = driver_input(d, type, outputs * taps * channels),
+                                 .output = taps * channels,
+                                 .row = c.columns.taps * (last ? channels : 1),
+                                 .column = last ? channels : 1,
+                                 .channel = last ? 1 : taps};
+    c.bias = driver_below(2) ? driver_input(d, type, outputs) : NULL;
+    *y = (osw_conv_output){
+        driver_output(d, type, c.batch * rows * columns * pixel, DRIVER_SUM(terms + 1)),
+        rows * columns * pixel, columns * pixel, pixel};
+    if (!turned)
+        osw_conv_prepare_forward(&c, driver_bytes(type));
+    j.conv = c;
+    driver_run(d, turned ? do_phases : do_blocks, &j, turned ? 1 : osw_conv_blocks(&c));
+}
+
 static void check_variant(driver *d, const char *name, osw_conv_id id, driver_type type)
 {
     int64_t lengths[DRIVER_MOST_LENGTHS];
@@ -97,7 +179,11 @@ static void check_variant(driver *d, const char *name, osw_conv_id id, driver_ty
         const int64_t length = d->timed ? 64 : lengths[i / 4];
         const int64_t other = d->timed ? 64 : 1 + driver_below(driver_below(2) ? 9 : 70);
         d->values = (driver_values)driver_below(3);
-        check_one(d, name, id, type, i % 2 ? length : other, i % 2 ? other : length);
+        const int64_t from = i % 2 ? length : other, to = i % 2 ? other : length;
+        if (id == OSW_CONV_grad_weight_f32 || id == OSW_CONV_grad_weight_f64)
+            check_one(d, name, id, type, from, to);
+        else
+            check_forward(d, name, type, from, to);
     }
 }
 

@@ -25,7 +25,7 @@ from opswap._torch import half_instructions
 from ._convolution import Pair, library_backward, padding_numbers, pair
 from ._function import base_apply, needs_graph, plain_eager, tracing
 from ._stats import count_kernel, count_reference, reference_forced
-from .conv import dense_conv2d
+from .conv import dense_conv2d, recorded_conv2d
 from .depthwise import depthwise_conv2d
 from .pointwise import FEW_WEIGHTS, pointwise_conv2d
 
@@ -208,9 +208,9 @@ def conv2d(
     Args:
         input: (N, C, H, W) or (C, H, W). On CPUs without instructions for them, bfloat16 and float16, under autocast
             too, are converted and computed in float32: the sums are rounded once to 16 bits. Float32 and float64 in
-            channels_last are left to `pointwise_conv2d` and `depthwise_conv2d`; of other dense convolutions a kernel
-            computes the gradients of weight and bias if it was measured faster (tiers avx2 and avx512), in an order
-            that depends on sizes and strides alone. Everything else is torch's.
+            channels_last are left to `pointwise_conv2d` and `depthwise_conv2d`; of other dense convolutions kernels
+            compute the output and each gradient if they were measured faster (tiers avx2 and avx512), in an order that
+            depends on sizes and strides alone. Everything else is torch's.
         weight: (out, C / groups, kH, kW).
         bias: (out,), or None.
         stride, padding, dilation, groups: as torch.nn.functional.conv2d.
@@ -226,7 +226,13 @@ def conv2d(
     options = (stride, padding, dilation, groups)
     if has_torch_function(tensors):
         return handle_torch_function(conv2d, tensors, input, weight, bias, *options)
-    if not all(isinstance(t, Tensor) for t in tensors) or tracing() or _exporting():
+    if not all(isinstance(t, Tensor) for t in tensors) or tracing():
+        return torch_functional.conv2d(input, weight, bias, *options)
+    if groups == 1:
+        recorded = recorded_conv2d(input, weight, bias, stride, padding, dilation)
+        if recorded is not NotImplemented:
+            return recorded
+    if _exporting():
         return torch_functional.conv2d(input, weight, bias, *options)
     strided = _is_strided_depthwise(input, weight, stride, groups)
     dtype = None if reference_forced() else output_dtype(tensors, strided)

@@ -2,7 +2,8 @@
 """Dense convolutions at the shapes of LPRNet and of ShuffleNetV2's stem, against torch's own in channels_last.
 
 A backward gives the gradients of input, weight and bias, without that of an image; a "step" is forward and backward.
-Only the gradients of weight and bias are opswap's; 1x1 with small weights run as `pointwise_conv2d`, all of it.
+These are `conv2d`, which leaves a direction to torch if that is faster on the tier in use; 1x1 with small weights run
+as `pointwise_conv2d`. "forward kernel" and "data kernel" are the kernels themselves, whoever computes that direction.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import torch
 import torch.nn.functional as T
 from torch import Tensor
 
+from opswap import _core
 from opswap import functional as F
 from opswap.bench.case import Case
+from opswap.ops._convolution import library_backward
 
 __all__ = ["cases"]
 
@@ -50,6 +53,11 @@ def cases(batch: int) -> Iterator[Case]:
         for direction in ("backward", "step"):
             build = partial(_build, shape, (outputs, channels, *taps), stride, padding, direction)
             yield Case("conv2d", text, "float32", direction, build, {"opswap": "NHWC"}, tolerance=_TOLERANCE)
+        for direction in ("forward kernel", "data kernel"):
+            if taps == (1, 1) or (direction == "data kernel" and channels == _IMAGE_CHANNELS):
+                continue
+            build = partial(_build_kernel, shape, (outputs, channels, *taps), stride, padding, direction)
+            yield Case("conv2d", text, "float32", direction, build, {"opswap": "NHWC"}, tolerance=_TOLERANCE)
 
 
 def _build(
@@ -72,6 +80,30 @@ def _build(
     gradient = torch.randn_like(forms["torch"]())
     run = _backward if direction == "backward" else _step
     return {name: run(form, leaves, gradient) for name, form in forms.items()}
+
+
+def _build_kernel(
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: int,
+    padding: tuple[int, int],
+    direction: str,
+) -> dict[str, Step]:
+    x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+    w = (torch.randn(weight) / torch.Size(weight[1:]).numel() ** 0.5).contiguous(
+        memory_format=torch.channels_last
+    )
+    if direction == "forward kernel":
+        return {
+            "torch": lambda: (T.conv2d(x, w, None, stride, padding),),
+            "opswap": lambda: (_core.plain_conv(x, w, None, stride, padding, 1),),
+        }
+    gradient = torch.randn_like(T.conv2d(x, w, None, stride, padding))
+    window, mask = ([stride] * 2, list(padding), [1, 1]), (True, False, False)
+    return {
+        "torch": lambda: library_backward(gradient, x, w, *window[:2], 1, mask)[:1],
+        "opswap": lambda: _core.plain_conv_backward(gradient, x, w, *window, *mask)[:1],
+    }
 
 
 def _backward(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor) -> Step:
