@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import opswap
 from nearness import Quantities, assert_as_near, assert_model_as_near
+from opswap.ops.depthwise import depthwise_wins
 from opswap.ops.pointwise import pointwise_wins
 from opswap.swap.rules import convolution
 from step import outputs_and_gradients
@@ -148,3 +149,16 @@ class TestRule:
             return losses(stock, x.double()), losses(stock, x), losses(model, x)
 
         assert_as_near(draw)
+
+
+@pytest.mark.skipif(not depthwise_wins(), reason="torch is as fast on this tier")
+@pytest.mark.parametrize(("side", "stride", "inference"), [(7, 2, 0), (9, 2, 0), (7, 1, 1), (5, 2, 1)])
+def test_a_large_window_with_a_stride_is_torchs_in_inference(side: int, stride: int, inference: int) -> None:
+    """torch's forward is faster there, and its gradients are not."""
+    model = opswap.swap(nn.Conv2d(16, 16, side, stride, side // 2, groups=16).to(memory_format=LAST))
+    x = torch.randn(2, 16, 28, 28).contiguous(memory_format=LAST)
+    for graph in (True, False):
+        opswap.reset_stats()
+        with torch.set_grad_enabled(graph):
+            model(x)
+        assert opswap.stats()["kernel"].get("depthwise_conv2d", 0) == (1 if graph else inference)
