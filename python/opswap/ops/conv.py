@@ -272,17 +272,14 @@ def dense_conv2d(
     return _apply(input, weight, bias, window)
 
 
-def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None, *window: Sequence[int]) -> Any:
-    return (
-        _forward(input, weight, bias, tuple(map(list, window)))
-        if plain_cpu((input, weight))
-        else NotImplemented
-    )
+def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Any:
+    window: Any = tuple(map(list, options))
+    return _forward(input, weight, bias, window) if plain_cpu((input, weight)) else NotImplemented
 
 
 def _backward_by_kernel(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
-    window, mask = tuple(map(list, arguments[:3])), arguments[3:]
-    return _kernel_backward(grad_output, input, weight, window, mask)
+    window: Any = tuple(map(list, arguments[:3]))
+    return _kernel_backward(grad_output, input, weight, window, arguments[3:])
 
 
 _operator = ConvolutionOperator(
@@ -295,8 +292,13 @@ _operator = ConvolutionOperator(
 
 
 @constant_in_graphs
-def _tier_as_constant() -> str:
-    return _core.isa_current()
+def _is_avx2() -> bool:
+    return _core.isa_current() == "avx2"
+
+
+@constant_in_graphs
+def _is_avx512() -> bool:
+    return _core.isa_current() == "avx512"
 
 
 def recorded_conv2d(
@@ -314,7 +316,7 @@ def recorded_conv2d(
         return NotImplemented
     window = _window(weight, stride, padding, dilation)
     outputs, channels, *taps = weight.shape
-    tier = _tier_as_constant()
+    tier = "avx512" if _is_avx512() else "avx2" if _is_avx2() else ""
     if window is None or (taps == [1, 1] and outputs * channels < FEW_WEIGHTS):
         return NotImplemented
     wins = _directions_of.__wrapped__(tier, channels, outputs, *taps)
