@@ -188,7 +188,7 @@ def _region(last: Node, inputs: tuple[Node, ...], quotient: Node) -> Region:
 def _prove_arithmetic(region: Region, shapes: Shapes) -> Replacement:
     found = _normalised(region.mixing)
     if found is None:
-        raise Refusal("it is no normalisation", told=False)
+        raise Refusal("not a normalisation", report=False)
     given = f"x0, x1, x2, {found[1]!r}"
     return Replacement(
         f"arithmetic_wins({given})",
