@@ -60,6 +60,14 @@ def cases(batch: int) -> Iterator[Case]:
             yield Case("conv2d", text, "float32", direction, build, {"opswap": "NHWC"}, tolerance=_TOLERANCE)
 
 
+def _tensors(shape: tuple[int, ...], weight: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    last = torch.channels_last
+    scale = torch.Size(weight[1:]).numel() ** 0.5
+    return torch.randn(shape).contiguous(memory_format=last), (torch.randn(weight) / scale).contiguous(
+        memory_format=last
+    )
+
+
 def _build(
     shape: tuple[int, ...],
     weight: tuple[int, ...],
@@ -67,10 +75,7 @@ def _build(
     padding: tuple[int, int],
     direction: str,
 ) -> dict[str, Step]:
-    x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
-    w = (torch.randn(weight) / torch.Size(weight[1:]).numel() ** 0.5).contiguous(
-        memory_format=torch.channels_last
-    )
+    x, w = _tensors(shape, weight)
     bias = torch.randn(weight[0])
     leaves = [t.requires_grad_() for t in ([w, bias] if shape[1] == _IMAGE_CHANNELS else [x, w, bias])]
     forms = {
@@ -89,10 +94,7 @@ def _build_kernel(
     padding: tuple[int, int],
     direction: str,
 ) -> dict[str, Step]:
-    x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
-    w = (torch.randn(weight) / torch.Size(weight[1:]).numel() ** 0.5).contiguous(
-        memory_format=torch.channels_last
-    )
+    x, w = _tensors(shape, weight)
     if direction == "forward kernel":
         return {
             "torch": lambda: (T.conv2d(x, w, None, stride, padding),),
