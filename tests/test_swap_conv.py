@@ -64,7 +64,7 @@ TAKEN = [
 KEPT: list[tuple[nn.Module, str]] = [
     (nn.Conv2d(32, 32, (15, 1)), r"a window of \(15, 1\): .* up to 13 taps"),
     (nn.Conv2d(32, 24, 3, padding=1, padding_mode="circular"), "zeros"),
-    (nn.Conv2d(32, 24, 4, padding="same"), "same on both sides"),
+    (nn.Conv2d(32, 24, 4, padding="same"), "differs between both sides"),
 ]
 AS_FAST = {"avx2": nn.Conv2d(512, 256, 1, 2), "avx512": nn.Conv2d(16, 24, 3)}
 OTHERS = [

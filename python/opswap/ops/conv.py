@@ -144,9 +144,9 @@ def _wins_avx512(channels: int, outputs: int, taps: int) -> bool:
 
 
 def _is_wide(channels: int, outputs: int, taps: int, written: int) -> bool:
-    """Of `written` channels of output or input: 1.0 to 1.6 times as fast on Zen 5, 1.0 to 1.1 times on Zen 4.
+    """Of `written` channels of output or input: 1.0 to 1.1 times as fast as torch on Zen 4 (a prototype on Zen 5: 1.6).
 
-    With fewer channels 1.03 to 1.5 times on Zen 5, but 0.96 to 1.03 times on Zen 4.
+    With fewer channels 0.96 to 1.03 times on Zen 4.
     """
     return written >= _WIDE_CHANNELS and taps > 1 and channels * outputs * taps <= _MOST_WEIGHTS
 
