@@ -201,6 +201,7 @@ def plain_chain_backward(
     options: Any, tensors: Any, grad_output: Any, statistics: Any, zs: Any, needed: Any, /
 ) -> Any: ...
 def plain_chain_folded(options: Any, tensors: Any, folded: Any, /) -> Any: ...
+def plain_conv(input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, /) -> Any: ...
 def plain_conv_backward(
     grad_output: Any,
     input: Any,
@@ -208,7 +209,9 @@ def plain_conv_backward(
     stride: Any,
     padding: Any,
     dilation: Any,
-    wants_bias: bool,
+    want_input: bool,
+    want_weight: bool,
+    want_bias: bool,
     /,
 ) -> Any: ...
 def plain_depthwise(
