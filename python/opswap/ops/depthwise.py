@@ -120,13 +120,13 @@ def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: A
     return options and fits and input.stride(1) == 1 and _wins_as_constant()
 
 
-def takes_window(taps: Sequence[int], stride: Any, dilation: Any) -> bool:
-    """True if the kernels have this window; taps: (kH, kW)."""
-    if tuple(taps) not in _TAPS:
+def takes_window(taps: Any, stride: Any, dilation: Any) -> bool:
+    """True if the kernels have this window. Args: taps: (kH, kW); a module may hold anything that a user assigned."""
+    if not isinstance(taps, (tuple, list)) or tuple(taps) not in _TAPS:
         return False
     if stride in (2, (2, 2), [2, 2]):
         return dilation in (1, (1, 1), [1, 1])
-    steps = (dilation,) if isinstance(dilation, int) else tuple(dilation)
+    steps = tuple(dilation) if isinstance(dilation, (tuple, list)) else (dilation,)
     return stride in (1, (1, 1), [1, 1]) and len(set(steps)) == 1 and len(steps) <= 2
 
 
