@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import opswap
 from opswap import _core
-from opswap.nn.frozen import FROZEN
+from opswap.nn.frozen import FROZEN, Frozen, Parts
 
 LAST = torch.channels_last
 pytestmark = [
@@ -218,6 +218,23 @@ def test_an_attribute_that_is_not_a_plain_value() -> None:
         compare(model, stock, x, 1)
     model[1].eps = stock[1].eps = 0.75
     compare(model, stock, x, 1)
+
+
+def test_parts_belong_to_the_seals_before_them() -> None:
+    """Another thread that settles while parts are gathered does not get them."""
+    _, model, _ = settled_net()
+    frozen = Frozen()
+    modules = tuple(model)[:3]
+    frozen.settle(modules)
+
+    def gather() -> Parts:
+        model[1].eps = 0.5
+        frozen.settle(modules)
+        return (), (), ()
+
+    assert frozen.parts(("relu",), gather) == ((), (), ())
+    assert frozen.is_settled(modules)
+    assert frozen.parts(("relu",), lambda: None) is None
 
 
 def test_a_settled_model_is_freed_at_once() -> None:

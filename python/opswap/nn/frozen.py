@@ -50,7 +50,7 @@ class Frozen:
     def __init__(self) -> None:
         self._kept: tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor] | None = None
         self._seals: tuple[tuple[Any, ...], ...] | None = None
-        self._parts: tuple[tuple[str | None, ...], Parts] | None = None
+        self._parts: tuple[tuple[Any, ...], tuple[str | None, ...], Parts] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
         return Frozen()
@@ -70,7 +70,6 @@ class Frozen:
     def settle(self, modules: Sequence[nn.Module]) -> None:
         """Remember what these modules are, of which a chain was just found to consist."""
         seals = tuple(map(_seal, modules))
-        self._parts = None
         self._seals = None if None in seals else seals  # type: ignore[assignment]
 
     def is_settled(self, modules: tuple[nn.Module, ...]) -> bool:
@@ -83,12 +82,13 @@ class Frozen:
 
         Args: activations: behind the convolutions; two sites may differ in them alone.
         """
-        known = self._parts
-        if known is not None and known[0] == activations:
-            return known[1]
+        # Another thread may settle meanwhile: what was gathered belongs to the seals that were there before.
+        seals, known = self._seals, self._parts
+        if known is not None and known[0] is seals and known[1] == activations:
+            return known[2]
         found = gather()
-        if self._seals is not None and found is not None:
-            self._parts = activations, found
+        if seals is not None and found is not None:
+            self._parts = seals, activations, found
         return found
 
     def lies_in(self, storages: set[int]) -> bool:
