@@ -71,7 +71,7 @@ def test_what_swap_reports_is_what_torch_no_longer_runs(
     opswap.swap(model)
     after = count_sites(lambda: model(x))
     gone = {kind for kind in before if not after[kind]}
-    assert gone >= {"batch norm", "activation behind it", "pool"}
+    assert gone >= {"batch norm", "activation after it", "pool"}
     assert before["channel shuffle"] == (3 if size == 64 else 0) and not after["channel shuffle"]
 
 

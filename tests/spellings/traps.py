@@ -190,9 +190,9 @@ def _trap(body: Callable[[Tensor], Tensor], reason: str) -> tuple[Spelling, str]
 
 
 TRAPS = (
-    _trap(mixes_batch, "no channel shuffle"),
-    _trap(mixes_plane, "no channel shuffle"),
-    _trap(turns_planes, "no channel shuffle"),
+    _trap(mixes_batch, "not a channel shuffle"),
+    _trap(mixes_plane, "not a channel shuffle"),
+    _trap(turns_planes, "not a channel shuffle"),
     _trap(looks_inside, "an intermediate result is used elsewhere"),
     _trap(detached, ""),
     _trap(writes_between, "may write"),
