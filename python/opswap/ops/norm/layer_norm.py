@@ -186,6 +186,8 @@ def layer_norm2d(input: Tensor, weight: _Vector = None, bias: _Vector = None, ep
     """
     if has_torch_function((input, weight, bias)):
         return handle_torch_function(layer_norm2d, (input, weight, bias), input, weight, bias, eps)
+    if not isinstance(input, Tensor):
+        raise TypeError(f"layer_norm2d: input must be a tensor, got {type(input).__name__}")
     ndim = input.dim()
     if ndim not in _ROWS:
         raise RuntimeError(f"layer_norm2d: input of size {tuple(input.shape)} must have 4 or 5 dimensions")
