@@ -143,3 +143,17 @@ def test_compiled_and_exported() -> None:
     model = opswap.swap(copy.deepcopy(stock), example_inputs=(x,))
     torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), stock(x))
     torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), stock(x))
+
+
+def test_a_trace_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.fx replaces functions of torch by its own while it traces, for the whole process: they do the same."""
+    stock, x = Functions().eval(), torch.randn(2, 12, 6, 6)
+    model = opswap.swap(copy.deepcopy(stock), example_inputs=(x,))
+    traced = torch.fx._symbolic_trace._create_wrapped_func
+    monkeypatch.setattr(torch, "cat", traced(traced(torch.cat)))
+    opswap.reset_stats()
+    assert_same(model, stock, x)
+    assert not opswap.stats()["original"]
+    monkeypatch.setattr(torch, "cat", traced(threefold))
+    assert_same(model, stock, x)
+    assert opswap.stats()["original"]

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from ..runtime import purity
 from ..runtime.global_state import state_behind
 from ..runtime.outside import Outside, read
+from ..runtime.patched import unpatched
 from ..runtime.snapshot import (
     MISSING,
     Wanted,
@@ -56,7 +57,7 @@ from ..runtime.state import INTERNAL, Reading
 from ..runtime.virtual import look_up, virtual
 from .element_writes import MUTATORS
 from .kinds import is_constant, is_pure_class
-from .written import Ledger, Written, unpatched
+from .written import Ledger, Written
 
 __all__ = ["Reach"]
 
@@ -150,7 +151,7 @@ class Reach:
         """Watch an attribute of a Python module, class, function or cell, and follow its value."""
         if (id(holder), name) not in self._watched:
             self.ledger.field(holder, name)
-            value = unpatched(read(holder, name))
+            value = read(holder, name)
             self._watched[id(holder), name] = holder, name, value
             self.reach(value, what)
 

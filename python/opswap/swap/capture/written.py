@@ -11,27 +11,13 @@ from typing import Any
 
 from torch import nn
 
-from opswap._torch import SYMBOLIC_TRACE
-
 from ..runtime.outside import Scope
+from ..runtime.patched import unpatched
 from ..runtime.snapshot import MISSING, is_read_by_user, slots_of
 
-__all__ = ["Ledger", "Written", "unpatched"]
+__all__ = ["Ledger", "Written"]
 
 _CONTAINERS = (list, dict, set, deque)
-
-
-def unpatched(value: Any) -> Any:
-    """The function that torch.fx, or a capture, has replaced during a trace."""
-    while isinstance(value, FunctionType) and value.__globals__.get("__name__", "") in _PATCHING:
-        inner = getattr(value, "__wrapped__", value)
-        if inner is value:
-            break
-        value = inner
-    return value
-
-
-_PATCHING = (SYMBOLIC_TRACE, f"{__package__}.tracer", f"{__package__}.patches")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 
 guards             the conditions that a new forward evaluates
 state, outside     what is watched in a module, and outside of the model
+patched            what a trace in another thread has replaced meanwhile
 snapshot           copies of Python values, and whether a value still equals its copy
 purity             code whose answers are constants, and code whose results may change
 instance_forward   a new forward on one layer of torch, whose class stays

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+
+from .patched import unpatched
 from .purity import LAYERS, TORCH, owner
 from .snapshot import MISSING, is_as
 from .virtual import LookUp, Virtual, look_up, virtual
@@ -91,9 +94,9 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def read(holder: Any, name: str) -> Any:
-    """An attribute of a holder; MISSING if it has none."""
+    """An attribute of a holder, without what a trace has put in its place; MISSING if it has none."""
     try:
-        return getattr(holder, name, MISSING)
+        return unpatched(getattr(holder, name, MISSING))
     except ValueError:  # an empty cell
         return MISSING
 
@@ -104,7 +107,7 @@ def stands(outside: Outside) -> bool:
         return False
     for holder, name, then in outside.watches:
         now = getattr(holder, name, MISSING)
-        if now is not then and not is_as(now, then):
+        if now is not then and not is_as(now, then) and not _is_patch_of(now, then):
             return False
     for holder, names in outside.shadows:
         for name in names:
@@ -114,6 +117,14 @@ def stands(outside: Outside) -> bool:
         if function() is not answer:
             return False
     return True
+
+
+def _is_patch_of(now: Any, then: Any) -> bool:
+    """True if another thread traces, and its trace has replaced `then` by `now` meanwhile."""
+    if torch.compiler.is_compiling():
+        return False
+    original = unpatched(now)
+    return original is not now and (original is then or is_as(original, then))
 
 
 # --- pickling --------------------------------------------------------------------------------------------------------
