@@ -306,6 +306,8 @@ class TestCosts:
         with opswap.isa.limit("avx512"):
             assert family._directions_of("avx512", 64, 64, 3, 1) == (True, True, True)
             assert family._directions_of("avx512", 3, 64, 3, 3) == (True, False, True)
+            assert family._directions_of("avx512", 3, 24, 3, 3) == (True, False, True)
+            assert family._directions_of("avx512", 16, 24, 3, 3).forward is False
             assert family._directions_of("avx512", 32, 32, 3, 1) == (False, False, True)
             assert family._directions_of("avx512", 256, 256, 3, 3) == (False, False, True)
         assert family._directions_of("avx2", 64, 64, 3, 1) == (False, False, True)
