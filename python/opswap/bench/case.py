@@ -42,9 +42,9 @@ class Case:
     kernels: opswap's own kernels must run; False if it only puts torch's operators together differently.
     costs: opswap's functions do what the stock form does and watch it: a row's ratio is opswap's time over stock's.
     written: bytes that an operator writes, if they are more than it reads. The copy that is the roof then reads and
-        writes the same: it copies `payload` bytes, and fills the rest of its target. It runs in turn with opswap's function
-        alone, and makes its target anew: each finds the caches as the other one left them. Else, with 0, the copy runs
-        by itself afterwards between two buffers of `payload` bytes.
+        writes the same: it copies `payload` bytes, and fills the rest of its target. It runs in turn with opswap's
+        function alone, and makes its target anew: each finds the caches as the other one left them. Else, with 0, the
+        copy runs by itself afterwards between two buffers of `payload` bytes.
     """
 
     case: str
