@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,30 @@ def test_a_worker_writes_to_shared_memory() -> None:
     for index, (shared, made) in enumerate(DataLoader(Batches(), batch_size=None, num_workers=1)):
         assert shared and made.shape == (1, 3, 5, 5) and (made[:, :, :3, :4] == index).all()
     assert not Batches()[0][0], "in the main process nothing is shared"
+
+
+def is_advised(address: int) -> bool:
+    """True if the system was asked for huge pages at this address of the process."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= address < int(found[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    return False
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without huge pages"
+)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_large_batches_ask_for_huge_pages(memory_format: torch.memory_format) -> None:
+    images = [np.full((1300, 1300, 3), 7, np.uint8)] * 8  # 40 MB: mapped by itself, not cut from freed memory
+    made = shapes.batch_images(images, 1300, memory_format=memory_format).images
+    assert is_advised(made.data_ptr() + made.nbytes // 2) and (made == 7).all()
+    for bad in (None, np.zeros((4, 4))[:, ::2]):
+        with pytest.raises(TypeError, match="C order"):
+            _np.huge_pages(bad)
 
 
 def test_collate_can_be_pickled_and_takes_tensors() -> None:

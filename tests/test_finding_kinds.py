@@ -101,7 +101,7 @@ def test_runs_as_without(kind: Callable[[], torch.Tensor], finder: str) -> None:
     assert str(report) and report.to_json()
 
 
-@pytest.mark.parametrize("finder", ["layout", "shapes"])
+@pytest.mark.parametrize("finder", FINDERS)
 def test_a_report_keeps_no_model(finder: str) -> None:
     """Nor one that was given to the finder, with an allow-list that the report still applies."""
     model = nn.Conv2d(3, 4, 3)
@@ -113,3 +113,16 @@ def test_a_report_keeps_no_model(finder: str) -> None:
     gc.collect()
     assert known() is None
     assert str(report) and not [s for s in report.findings if s.op == "aten.index"]
+
+
+def test_a_report_of_a_timed_step_keeps_neither_model_nor_inputs() -> None:
+    model, x = nn.Conv2d(3, 4, 3), torch.ones(1, 3, 8, 8)
+    known = weakref.ref(model), weakref.ref(x)
+    report = opswap.memory.denormals(model, inputs=(x,), backward=True)
+    weights = opswap.memory.denormals(model)
+    del model, x
+    gc.collect()
+    assert [ref() for ref in known] == [None, None]
+    assert report.step is not None and str(report) and str(weights)
+    with weights:  # modules are named by their class now
+        assert nn.Conv2d(3, 4, 3)(torch.ones(1, 3, 8, 8)).shape == (1, 4, 6, 6)

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
-import textwrap
 import threading
 import tracemalloc
 from pathlib import Path
@@ -460,51 +458,3 @@ def test_report_as_json_html_and_picture(tmp_path: Path) -> None:
     assert "<table>" in report._repr_html_()
     report.plot(tmp_path / "shapes.png")
     assert (tmp_path / "shapes.png").read_bytes().startswith(b"\x89PNG")
-
-
-SCRIPT = """
-import sys, torch
-from torch import nn
-net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-optimizer = torch.optim.SGD(net.parameters(), 0.1)
-for i in range(int(sys.argv[1])):
-    y = net(torch.randn(2, 3, 8 + i, 8))
-    y[y > 0].sum().backward()
-    optimizer.step()
-print("end of the script")
-"""
-
-
-def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
-    run = [sys.executable, "-m", "opswap", "shapes", *arguments]
-    return subprocess.run(run, cwd=folder, capture_output=True, text=True)
-
-
-def test_command_runs_a_script(tmp_path: Path) -> None:
-    run = command(tmp_path, "--steps", "2", "--json", "out.json", "--strict", "--", "train.py", "9")
-    assert run.returncode == 1 and "end of the script" not in run.stdout, run.stderr
-    assert "train.py:8" in run.stdout and "torch.where(y > 0, y, 0).sum().backward()" in run.stdout
-    found = {
-        s["status"]: s["count"]
-        for s in json.loads((tmp_path / "out.json").read_text())["sites"]
-        if s["phase"] == "forward"
-    }
-    assert found == {"size": 2, "input": 2}
-    assert command(tmp_path, "--", "train.py", "1").returncode == 0
-
-
-def test_command_runs_a_factory(tmp_path: Path) -> None:
-    run = command(tmp_path, "opswap.models:shufflenet_v2_x0_5", "--input", "1x3x64x64", "--backward")
-    assert run.returncode == 0 and "no shape depends on data" in run.stdout
-    assert command(tmp_path, "--backward", "--", "train.py").returncode == 2
-    assert "python3 -m opswap shapes" in command(tmp_path, "--help").stdout
-
-
-_README = Path(shapes.__file__).with_name("README.md")
-
-
-def test_readme_blocks_run() -> None:
-    names: dict[str, Any] = {}
-    for block in [part.split("```")[0] for part in _README.read_text().split("```python\n")[1:]]:
-        exec(compile(block, "README.md", "exec"), names)

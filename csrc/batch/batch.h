@@ -11,26 +11,35 @@
  *     move        y = x, any bits (x8, x16, x32: elements of so many bits); planes only
  *
  * y is rounded to nearest, ties to even, if the dtype of the batch is not float. Of bytes, a
- * kernel may compute fma(x, slope[c], shift[c]) instead, and round ties away from zero, if the
- * factors are `fused`: the results have the same bits (osw_batch_fusable).
+ * kernel may compute it in another form, and round ties away from zero, if the factors allow it:
+ * the results have the same bits (osw_batch_form_of).
+ *
+ *     corrected   d = x * scale - mean[c], q = d * inverse[c], y = fma(fma(-q, std[c], d),
+ *                 inverse[c], q): a quotient without a division (Markstein 1990)
+ *     fused       y = fma(x, slope[c], shift[c])
  */
 #ifndef OSW_BATCH_BATCH_H
 #define OSW_BATCH_BATCH_H
 
 #include "core/isa.h"
 
-#include <stdbool.h>
 #include <stdint.h>
 
 /* Factors of a call. The arrays hold the values of the channels again and again, channels +
  * OSW_BATCH_REPEAT in all, so that two vectors of them can begin at every channel. */
 enum { OSW_BATCH_REPEAT = 31 };
 
+typedef enum osw_batch_form {
+    OSW_BATCH_DIVIDED,
+    OSW_BATCH_CORRECTED,
+    OSW_BATCH_FUSED,
+} osw_batch_form;
+
 typedef struct osw_batch_factors {
     int64_t channels;
     float scale;
-    bool fused;
-    const float *mean, *std;
+    osw_batch_form form;
+    const float *mean, *std, *inverse;
     const float *slope, *shift;
 } osw_batch_factors;
 

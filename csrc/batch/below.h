@@ -14,19 +14,31 @@ static osw_batch_fn *below[OSW_BATCH_COUNT];
 
 /* Factors of LANES elements. */
 typedef struct osw_lanes {
-    vf32 scale, first, second; /* mean and std, or slope and shift if fused */
+    vf32 scale, mean, std; /* unless the form is fused */
+    vf32 inverse;          /* if it is corrected */
+    vf32 slope, shift;     /* if it is fused */
 } osw_lanes;
+
+OSW_INLINE vf32 factor(const float *values, const bool same)
+{
+    return same ? set1_f32(*values) : load_f32(values);
+}
 
 /* From channel `c` on, the same for all lanes or one channel after another. */
 OSW_INLINE osw_lanes lanes_of(const osw_batch_factors *f, int64_t c, const bool same,
-                              const bool fused)
+                              const osw_batch_form form)
 {
-    const float *const first = (fused ? f->slope : f->mean) + c;
-    const float *const second = (fused ? f->shift : f->std) + c;
-    osw_lanes lanes;
+    osw_lanes lanes = {0};
+    if (form == OSW_BATCH_FUSED) {
+        lanes.slope = factor(f->slope + c, same);
+        lanes.shift = factor(f->shift + c, same);
+        return lanes;
+    }
     lanes.scale = set1_f32(f->scale);
-    lanes.first = same ? set1_f32(*first) : load_f32(first);
-    lanes.second = same ? set1_f32(*second) : load_f32(second);
+    lanes.mean = factor(f->mean + c, same);
+    lanes.std = factor(f->std + c, same);
+    if (form == OSW_BATCH_CORRECTED)
+        lanes.inverse = factor(f->inverse + c, same);
     return lanes;
 }
 

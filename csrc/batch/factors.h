@@ -10,11 +10,11 @@
 /* Bytes of room for the arrays of the factors of so many channels. */
 size_t osw_batch_factors_room(int64_t channels);
 
-/* The job's factors, not fused; of the channels in reverse order if `reversed`. */
+/* The job's factors, to be divided by std; of the channels in reverse order if `reversed`. */
 osw_batch_factors osw_batch_factors_of(const osw_batch_job *job, bool reversed, float *room);
 
-/* Whether the fused form gives the bits of the other one, in the dtype of the batch, for each byte
+/* The fastest form that gives the bits of the division, in the dtype of the batch, for each byte
  * and channel. */
-bool osw_batch_fusable(const osw_batch_factors *factors, osw_batch_dtype to);
+osw_batch_form osw_batch_form_of(const osw_batch_factors *factors, osw_batch_dtype to);
 
 #endif

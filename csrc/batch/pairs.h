@@ -88,7 +88,7 @@ static void
 TIERED(osw_normalize_planes_u8_pairs)(const osw_batch_factors *f, const void *x, void *y,
                                           int64_t pixels, int64_t step)
 {
-    if (f->fused && f->channels == 3 && pixels >= VEC_BYTES)
+    if (f->form == OSW_BATCH_FUSED && f->channels == 3 && pixels >= VEC_BYTES)
         pairs_to_planes(f, x, y, pixels, step);
     else
         single_planes(f, x, y, pixels, step);
@@ -99,9 +99,9 @@ TIERED(osw_normalize_pixels_u8_pairs)(const osw_batch_factors *f, const void *x,
                                           int64_t pixels, int64_t step)
 {
     const int64_t count = pixels * f->channels;
-    if (f->fused && f->channels == 3 && count >= PAIRED)
+    if (f->form == OSW_BATCH_FUSED && f->channels == 3 && count >= PAIRED)
         pairs_in_order(f, x, y, count, 3);
-    else if (f->fused && f->channels == 1 && count >= PAIRED)
+    else if (f->form == OSW_BATCH_FUSED && f->channels == 1 && count >= PAIRED)
         pairs_in_order(f, x, y, count, 1);
     else
         single_pixels(f, x, y, pixels, step);

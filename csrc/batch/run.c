@@ -13,7 +13,7 @@ enum {
     BLOCK_BYTES = 1024,  /* of padding that is copied at once, unless one pixel is larger */
     NARROW_BYTES = 256,  /* of padding beside a row, */
     BAND_BYTES = 4096,   /* of the rows of a plane: all planes of a band stay in the first cache */
-    FUSE_PIXELS = 16384, /* in all: for fewer it costs more to find out than it gains */
+    FORM_PIXELS = 16384, /* in all: for fewer it costs more to find a form than it gains */
 };
 
 /* What the parts of a job share. */
@@ -195,7 +195,7 @@ static bool many_pixels(const osw_batch_job *job)
     int64_t pixels = 0;
     for (int64_t n = 0; n < job->count; n++)
         pixels += job->images[n].height * job->images[n].width;
-    return pixels >= FUSE_PIXELS;
+    return pixels >= FORM_PIXELS;
 }
 
 static int64_t at_least_one(int64_t count)
@@ -225,7 +225,7 @@ int osw_batch_run(const osw_batch_job *job, osw_batch_fn *const kernels[OSW_BATC
     work.reversed = osw_batch_factors_of(job, true, (float *)(void *)(room + stage + factors));
     work.blocks = room + stage + 2 * factors;
     if (!job->move && job->from == OSW_BATCH_U8 && many_pixels(job))
-        work.factors.fused = work.reversed.fused = osw_batch_fusable(&work.factors, job->to);
+        work.factors.form = work.reversed.form = osw_batch_form_of(&work.factors, job->to);
     make_blocks(&work);
     for (int64_t n = 0; n < job->count; n++)
         run_image(&work, n);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* examine(arrays), fill(arrays, batch, dtype, channels_last, padding, scale, mean, std) */
+/* examine(arrays), fill(arrays, batch, dtype, channels_last, padding, scale, mean, std),
+ * huge_pages(batch) */
 #include "binding_np/arrays.h"
 #include "batch/run.h"
+#include "binding_np/pages.h"
 
 #include <numpy/arrayobject.h>
 
@@ -283,8 +285,21 @@ static PyObject *fill(PyObject *module, PyObject *args)
     return done == 0 ? Py_NewRef(Py_None) : NULL;
 }
 
+static PyObject *huge_pages(PyObject *module, PyObject *batch)
+{
+    (void)module;
+    if (!PyArray_Check(batch) || !PyArray_IS_C_CONTIGUOUS((PyArrayObject *)batch)) {
+        PyErr_SetString(PyExc_TypeError, "batch_images: expected an array in C order");
+        return NULL;
+    }
+    osw_huge_pages(PyArray_DATA((PyArrayObject *)batch),
+                   (size_t)PyArray_NBYTES((PyArrayObject *)batch));
+    Py_RETURN_NONE;
+}
+
 PyMethodDef osw_array_methods[] = {
     {"examine", examine, METH_O, "The dtype, the number of channels and the sizes of images."},
     {"fill", fill, METH_VARARGS, "Write images and their padding into a batch."},
+    {"huge_pages", huge_pages, METH_O, "Ask the system for pages of 2 MiB for an array."},
     {NULL, NULL, 0, NULL},
 };

@@ -8,7 +8,7 @@
 /* Load NumPy; -1 with an ImportError. */
 int osw_numpy_start(void);
 
-/* examine(arrays) and fill(...), ended by an empty entry. */
+/* examine(arrays), fill(...) and huge_pages(array), ended by an empty entry. */
 extern PyMethodDef osw_array_methods[];
 
 #endif

@@ -62,7 +62,7 @@ static osw_batch_factors make_factors(driver *d, const variant *v, int64_t chann
     osw_batch_factors f = osw_batch_factors_of(&job, driver_below(2), room);
     driver_keep(d, room);
     if (v->from == DRIVER_U8 && v->to != DRIVER_U8)
-        f.fused = driver_below(3) && osw_batch_fusable(&f, v->dtype);
+        f.form = driver_below(3) ? osw_batch_form_of(&f, v->dtype) : OSW_BATCH_DIVIDED;
     return f;
 }
 

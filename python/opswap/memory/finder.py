@@ -84,15 +84,18 @@ def denormals(
         raise TypeError("denormals: inputs need a model")
     watch = Watch(model, allow)
     if inputs is not None and model is not None:
-        watch.step_inputs = tuple(inputs)
-        watch.step = factory_step(model, watch.step_inputs, backward=backward)
+        step = factory_step(model, tuple(inputs), backward=backward)
+        watch.time_at_the_end(step, tuple(inputs))
         with watch:
-            watch.step()
+            step()
     return watch.report
 
 
 class Watch(Finder[Denormals]):
-    """What `denormals` does; `step` is timed when the context ends without an error."""
+    """What `denormals` does. It lives as long as the report, which is a context too, and keeps no model alive.
+
+    Args: step: timed when the context ends without an error, and then forgotten.
+    """
 
     called = "denormals"
 
@@ -100,15 +103,24 @@ class Watch(Finder[Denormals]):
         self, model: nn.Module | None, allow: Iterable[str], step: Callable[[], None] | None = None
     ) -> None:
         super().__init__(model, allow)
-        self.step, self.step_inputs = step, ()
+        self._model = None
+        self._known_model = None if model is None else weakref.ref(model)
+        self._step: tuple[Callable[[], None], tuple[Any, ...]] | None = None if step is None else (step, ())
         self.report = Denormals(self)
         self._weights = _Weights(self.report, self._is_allowed)
         self._operators: dict[tuple[str, Origin], Tally] = {}
         if model is not None:
             self._weights.add_all(model)
 
+    def time_at_the_end(self, step: Callable[[], None], inputs: tuple[Any, ...]) -> None:
+        """Time this step, which reads these inputs, when the context ends."""
+        self._step = step, inputs
+
+    def _living_model(self) -> nn.Module | None:
+        return None if self._known_model is None else self._known_model()
+
     def _start(self, stack: contextlib.ExitStack) -> Denormals:
-        locator = Locator(self._model)
+        locator = Locator(self._living_model())
         self._weights.locator = locator
         stack.callback(self.report.hidden.close)
         stack.callback(self._weights.refresh)
@@ -120,9 +132,11 @@ class Watch(Finder[Denormals]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, traceback)
-        if kind is None and self.step is not None and self._model is not None:
+        timed, self._step = self._step, None
+        model = self._living_model()
+        if kind is None and timed is not None and model is not None:
             try:
-                self.report.step = time_step(self.step, self._model, self.step_inputs)
+                self.report.step = time_step(timed[0], model, timed[1])
             except Exception as failure:
                 self.report.remark(f"a step could not be timed: it raised {type(failure).__name__}")
 

@@ -27,6 +27,8 @@ _KEPT = {
     "float32": torch.float32,
 }
 _NAMES = {dtype: name for name, dtype in _KEPT.items()} | {torch.bfloat16: "bfloat16"}
+# At which NumPy asks for huge pages too; page by page, 39 MB cost 15 ms, in huge pages 3 ms (Zen 5).
+_HUGE_BYTES = 4 << 20
 _SCALES = {"uint8": 1 / 255, "uint16": 1 / 65535}
 
 
@@ -93,6 +95,8 @@ def batch_images(
         sizes = tuple(x.shape[:2] for x in images)
     last = memory_format == torch.channels_last
     rows = _bits(batch.permute(0, 2, 3, 1) if last else batch)
+    if out is None and rows.nbytes >= _HUGE_BYTES and not batch.is_shared():
+        _np.huge_pages(rows)
     _np.fill(images, rows, _NAMES[dtype], last, padding, *factors)
     if out is not None and not batch.is_inference():
         torch.autograd.graph.increment_version(batch)
