@@ -41,10 +41,8 @@ class Case:
     profile: also say where the time of opswap's functions goes, by kinds of operators.
     kernels: opswap's own kernels must run; False if it only puts torch's operators together differently.
     costs: opswap's functions do what the stock form does and watch it: a row's ratio is opswap's time over stock's.
-    written: bytes that an operator writes, if they are more than it reads. The copy that is the roof then reads and
-        writes the same: it copies `payload` bytes, and fills the rest of its target. It runs in turn with opswap's
-        function alone, and makes its target anew: each finds the caches as the other one left them. Else, with 0, the
-        copy runs by itself afterwards between two buffers of `payload` bytes.
+    copy_in_turn: the copy that is the roof runs in turn with opswap's function alone, and makes its target anew: each
+        finds the caches as the other one left them; else it runs by itself afterwards between two buffers.
     """
 
     case: str
@@ -59,7 +57,7 @@ class Case:
     profile: bool = False
     kernels: bool = True
     costs: bool = False
-    written: int = 0
+    copy_in_turn: bool = False
 
     @property
     def label(self) -> str:
@@ -88,7 +86,7 @@ def _measure(case: Case, threads: int, allocation: str, seconds: float) -> Itera
     opswap.reset_stats()
     only_pair = len(functions) == 2
     times = time_in_turn(functions, seconds, _ROUNDS if only_pair else _FIRST_ROUNDS)
-    by_itself = bool(case.payload) and not case.written
+    by_itself = bool(case.payload) and not case.copy_in_turn
     copy_times = _time_copy(case.payload, seconds / len(functions)) if by_itself else None
     stock = {name: Spread.of(samples) for name, samples in times.items() if name not in case.ours}
     best = min(stock, key=lambda name: stock[name].median)
@@ -110,8 +108,8 @@ def _measure(case: Case, threads: int, allocation: str, seconds: float) -> Itera
         pair_of_times = (final[name], final[best]) if case.costs else (final[best], final[name])
         ratio = ratio_spread(*pair_of_times)
         row |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high, "costs": case.costs}
-        if case.written:
-            roof = _roof(case, *_copy_in_turn(functions[name], case, seconds / len(functions)))
+        if case.payload and case.copy_in_turn:
+            roof = _roof(case, *_copy_in_turn(functions[name], case.payload, seconds / len(functions)))
         else:
             roof = _roof(case, ours, copy_times)
         yield row | roof | _machine()
@@ -150,7 +148,7 @@ def _roof(case: Case, ours: Spread, copy_time: Spread | None) -> dict[str, float
     """
     if copy_time is None:
         return {"gbps": None, "copy_gbps": None, "roof_share": None}
-    moved = (case.payload + (case.written or case.payload)) / 1e6
+    moved = 2 * case.payload / 1e6
     return {
         "gbps": moved / ours.median,
         "copy_gbps": moved / copy_time.median,
@@ -187,17 +185,10 @@ def _time_copy(payload: int, seconds: float) -> Spread:
     return Spread.of(time_in_turn({"copy": lambda: target.copy_(source)}, seconds, _FIRST_ROUNDS)["copy"])
 
 
-def _copy_in_turn(function: Function, case: Case, seconds: float) -> tuple[Spread, Spread]:
-    """Of the function and of a pass into new memory that reads and writes as many bytes, timed in turn."""
-    source = torch.ones(case.payload, dtype=torch.uint8)
-
-    def copy() -> Tensor:
-        target = torch.empty(case.written, dtype=torch.uint8)
-        target[: case.payload].copy_(source)
-        target[case.payload :].zero_()
-        return target
-
-    times = time_in_turn({"ours": function, "copy": copy}, seconds, _ROUNDS)
+def _copy_in_turn(function: Function, payload: int, seconds: float) -> tuple[Spread, Spread]:
+    """Of the function and of a copy of so many bytes into new memory, timed in turn."""
+    source = torch.ones(payload, dtype=torch.uint8)
+    times = time_in_turn({"ours": function, "copy": source.clone}, seconds, _ROUNDS)
     return Spread.of(times["ours"]), Spread.of(times["copy"])
 
 
