@@ -32,7 +32,6 @@ extern PyMethodDef osw_shuffle_methods[];
 extern PyMethodDef osw_norm_methods[];
 extern PyMethodDef osw_group_norm_methods[];
 extern PyMethodDef osw_layer_norm_methods[];
-extern PyMethodDef osw_pool_methods[];
 extern PyMethodDef osw_max_pool_methods[];
 extern PyMethodDef osw_avg_pool_methods[];
 extern PyMethodDef osw_adaptive_pool_methods[];
