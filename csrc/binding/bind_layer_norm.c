@@ -23,6 +23,9 @@ static int check(osw_call *call)
         return osw_norm_fail(call, INPUT, "has no elements", 0);
     job->norm.channels = x->size[x->ndim - 1];
     job->rows = x->numel / job->norm.channels;
+    for (osw_norm_role role = WEIGHT; role <= BIAS; role++)
+        if (call->objects[role] && call->tensors[role].ndim != 1)
+            return osw_norm_fail(call, role, "must have one dimension", call->tensors[role].ndim);
     return osw_norm_check_vectors(call, job->norm.channels, false);
 }
 

@@ -41,6 +41,7 @@ extern PyMethodDef osw_pointwise_methods[];
 extern PyMethodDef osw_depthwise_methods[];
 extern PyMethodDef osw_conv_methods[];
 extern PyMethodDef osw_chain_methods[];
+extern PyMethodDef osw_chain_folded_methods[];
 
 /* Register every family's table with the tier that the environment allows. -1 with an exception set
  * on a bad OPSWAP_ISA. */
