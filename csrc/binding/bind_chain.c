@@ -20,12 +20,13 @@
 static bool lies_apart(const osw_call *call, Py_ssize_t i)
 {
     const Py_ssize_t count = ((osw_chain_call *)call->job)->count;
+    const osw_tensor *written = &call->tensors[TENSORS + i];
     for (Py_ssize_t k = 0; k < count; k++) {
         const bool running = k > 0 && (k - 1) % PER_STAGE >= RUNNING_MEAN;
         const bool same = running && k % PER_STAGE == i % PER_STAGE &&
-                          osw_chain_data(call, k) == call->tensors[i].data;
-        if (k != i && call->objects[k] && !same &&
-            osw_ranges_meet(&call->tensors[k], &call->tensors[i]))
+                          osw_chain_data(call, TENSORS + k) == written->data;
+        if (k != i && call->objects[TENSORS + k] && !same &&
+            osw_ranges_meet(&call->tensors[TENSORS + k], written))
             return false;
     }
     return true;
@@ -46,10 +47,11 @@ static int make_results(osw_call *call)
     osw_chain_stage *last = &c->chain.stages[c->chain.count - 1];
     const int64_t size[1] = {2 * c->outputs};
     for (Py_ssize_t i = 1; i < c->count; i++)
-        if ((i - 1) % PER_STAGE >= RUNNING_MEAN && call->objects[i] && !lies_apart(call, i))
+        if ((i - 1) % PER_STAGE >= RUNNING_MEAN && call->objects[TENSORS + i] &&
+            !lies_apart(call, i))
             return -1;
     last->normal = osw_chain_make_image(call, OUTPUT, last, false);
-    if (!last->normal || osw_call_make(call, STATISTICS, 0, OSW_FLOAT64, 1, size, false) != 0)
+    if (!last->normal || osw_call_make(call, STATISTICS, TENSORS, OSW_FLOAT64, 1, size, false) != 0)
         return -1;
     osw_chain_place_statistics(c, osw_chain_data(call, STATISTICS));
     for (int i = 0; i < c->chain.count; i++) {
@@ -152,18 +154,20 @@ static int make_gradients(osw_call *call)
 {
     osw_chain_call *c = call->job;
     osw_chain *chain = &c->chain;
+    const Py_ssize_t gradients = TENSORS + c->count;
     for (Py_ssize_t i = 0; i < c->count; i++) {
-        const osw_tensor *t = &call->tensors[i];
+        const osw_tensor *t = &call->tensors[TENSORS + i];
         const bool learns = i == 0 || (i - 1) % PER_STAGE <= SHIFT;
-        if (learns && call->objects[i] && PyTuple_GetItem(call->args[B_NEEDED], i) == Py_True &&
-            osw_call_make(call, GRADIENTS + i, i, OSW_SAME_DTYPE, t->ndim, t->size,
+        if (learns && call->objects[TENSORS + i] &&
+            PyTuple_GetItem(call->args[B_NEEDED], i) == Py_True &&
+            osw_call_make(call, gradients + i, TENSORS + i, OSW_SAME_DTYPE, t->ndim, t->size,
                           t->ndim == 4 && osw_suggests_channels_last(t)) != 0)
             return -1;
     }
-    chain->stages[0].grad_input = osw_chain_data(call, GRADIENTS);
+    chain->stages[0].grad_input = osw_chain_data(call, gradients);
     for (int i = 0; i < chain->count; i++) {
         osw_chain_stage *s = &chain->stages[i];
-        const Py_ssize_t first = GRADIENTS + osw_chain_place(call, i, 0);
+        const Py_ssize_t first = c->count + osw_chain_place(call, i, 0);
         chain->grad_weights[i] = osw_chain_data(call, first + WEIGHT);
         chain->links[i].grad_weight = osw_chain_data(call, first + SCALE);
         chain->links[i].grad_bias = osw_chain_data(call, first + SHIFT);
@@ -179,7 +183,8 @@ static int make_gradients(osw_call *call)
 
 static PyObject *give_gradients(const osw_call *call)
 {
-    return osw_call_tuple(call, GRADIENTS, ((osw_chain_call *)call->job)->count);
+    const Py_ssize_t count = ((osw_chain_call *)call->job)->count;
+    return osw_call_tuple(call, TENSORS + count, count);
 }
 
 OSW_ENTRY(plain_chain_backward)

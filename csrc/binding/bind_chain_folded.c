@@ -66,7 +66,7 @@ static int fold(osw_call *call)
     const int64_t floats = osw_chain_folded_floats(&c->chain);
     const int64_t size[1] = {floats + vector_floats(c)};
     const size_t bytes = (size_t)(2 * c->outputs) * sizeof(double);
-    if (osw_call_make(call, FOLDED, 0, OSW_SAME_DTYPE, 1, size, false) != 0)
+    if (osw_call_make(call, FOLDED, TENSORS, OSW_SAME_DTYPE, 1, size, false) != 0)
         return -1;
     double *room =
         osw_call_room(call, bytes + (size_t)osw_chain_fold_room(&c->chain) * sizeof(float));

@@ -57,7 +57,7 @@ static int read_numbers(osw_call *call)
 {
     osw_shuffling *s = call->job;
     PyObject *sections = call->args[A_SECTIONS], *wanted = call->args[A_WANTED];
-    const size_t segments = (size_t)call->count * sizeof *s->segments;
+    const size_t segments = (size_t)(s->inputs + s->outputs) * sizeof *s->segments;
     s->segments = osw_call_room(call, segments + (size_t)s->outputs);
     if (!s->segments)
         return -1;
@@ -125,7 +125,7 @@ static int make_outputs(osw_call *call)
     const osw_tensor *t = call->tensors;
     int64_t size[OSW_MAX_DIMS];
     memcpy(size, t->size, sizeof size);
-    for (Py_ssize_t i = s->inputs; i < call->count; i++) {
+    for (Py_ssize_t i = s->inputs; i < s->inputs + s->outputs; i++) {
         size[1] = s->segments[i].channels;
         if (s->wanted[i - s->inputs] &&
             osw_call_make(call, i, 0, OSW_SAME_DTYPE, t->ndim, size, s->channels_last) != 0)
@@ -195,7 +195,7 @@ static int run(osw_call *call)
         return 0;
     for (osw_form form = FORM_PIXELS; form < FORM_COUNT; form++) {
         bool fits = true;
-        for (Py_ssize_t i = 0; fits && i < call->count; i++)
+        for (Py_ssize_t i = 0; fits && i < s->inputs + s->outputs; i++)
             fits = fill_segment(call, i, form, &s->segments[i]);
         if (fits)
             return execute(call, form);
@@ -211,7 +211,7 @@ static PyObject *give(const osw_call *call)
     for (Py_ssize_t i = 0; i < s->outputs; i++)
         count += s->wanted[i];
     PyObject *outputs = PyTuple_New(count);
-    for (Py_ssize_t i = s->inputs, k = 0; outputs && i < call->count; i++)
+    for (Py_ssize_t i = s->inputs, k = 0; outputs && i < s->inputs + s->outputs; i++)
         if (call->made[i])
             PyTuple_SetItem(outputs, k++, osw_call_made(call, i));
     return outputs;

@@ -52,7 +52,7 @@ int osw_call_make(osw_call *call, Py_ssize_t role, Py_ssize_t like, osw_new_dtyp
 {
     PyObject *made = osw_tensor_new(call->objects[like], dtype, call->name, ndim, size,
                                     channels_last, &call->tensors[role]);
-    call->objects[role] = call->made[role] = made;
+    call->objects[role] = call->made[role] = call->newest = made;
     return made ? 0 : -1;
 }
 
@@ -81,11 +81,13 @@ void *osw_call_room(osw_call *call, size_t bytes)
     return call->rooms[i] ? call->rooms[i] : PyErr_NoMemory();
 }
 
-/* Code of the caller's, which could have resized a tensor, runs for no plain one. */
+/* Code of the caller's, which could have resized a tensor, runs for no plain one, and not behind
+ * the last one that was made. */
 static int check_unchanged(const osw_call *call)
 {
     for (Py_ssize_t i = 0; !call->plain && i < call->count; i++)
-        if (call->objects[i] && osw_check_unchanged(call->name, &call->tensors[i]) != 0)
+        if (call->objects[i] && call->objects[i] != call->newest &&
+            osw_check_unchanged(call->name, &call->tensors[i]) != 0)
             return -1;
     return 0;
 }
@@ -157,6 +159,8 @@ PyObject *osw_enter(const osw_entry *entry, bool plain, void *job, PyObject *con
 PyObject *osw_enter_wide(const osw_entry *entry, bool plain, void *job, Py_ssize_t count,
                          PyObject *const *args, Py_ssize_t nargs)
 {
+    if (count <= OSW_MAX_ROLES)
+        return osw_enter(entry, plain, job, args, nargs);
     const size_t pointers = 2 * (size_t)count * sizeof(PyObject *);
     char *room = PyMem_Malloc(pointers + (size_t)count * sizeof(osw_tensor));
     if (!room)

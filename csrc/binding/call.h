@@ -38,6 +38,7 @@ typedef struct osw_call {
     int count;             /* of roles */
     PyObject **objects;    /* borrowed; NULL: not given */
     PyObject **made;       /* new references, which osw_call_end drops */
+    PyObject *newest;      /* what was made last */
     osw_tensor *tensors;   /* all zero if not given */
     void *rooms[OSW_MAX_ROOMS];
 } osw_call;
@@ -63,7 +64,8 @@ typedef struct osw_entry {
 PyObject *osw_enter(const osw_entry *entry, bool plain, void *job, PyObject *const *args,
                     Py_ssize_t nargs);
 
-/* The same, with `count` roles; what is not given has no object, and an undefined tensor. */
+/* The same, with at least `count` roles; what is not given has no object, and an undefined tensor.
+ */
 PyObject *osw_enter_wide(const osw_entry *entry, bool plain, void *job, Py_ssize_t count,
                          PyObject *const *args, Py_ssize_t nargs);
 

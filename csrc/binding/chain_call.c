@@ -9,7 +9,7 @@ uint64_t osw_chain_calls[OSW_CHAIN_COUNT];
 
 Py_ssize_t osw_chain_place(const osw_call *call, int stage, int role)
 {
-    return 1 + stage * ((osw_chain_call *)call->job)->per_stage + role;
+    return TENSORS + 1 + stage * ((osw_chain_call *)call->job)->per_stage + role;
 }
 
 static const osw_tensor *tensor_at(const osw_call *call, int stage, int role)
@@ -88,10 +88,11 @@ static bool read_tensors(osw_call *call)
         PyObject *object = PyTuple_GetItem(tensors, i);
         const bool optional = i > 0 && (i - 1) % c->per_stage != WEIGHT;
         if (!(optional && object == Py_None) &&
-            (osw_call_tensor(call, i, object) != 0 || osw_dtype_of(&call->tensors[i]) != OSW_F32))
+            (osw_call_tensor(call, TENSORS + i, object) != 0 ||
+             osw_dtype_of(&call->tensors[TENSORS + i]) != OSW_F32))
             return false;
     }
-    return osw_chain_is_image(&call->tensors[0]);
+    return osw_chain_is_image(&call->tensors[TENSORS]);
 }
 
 /* What stage i is by its weight and, in evaluation, its window and groups: without these a weight
@@ -124,7 +125,7 @@ static bool read_stage(const osw_call *call, int i, int64_t *height, int64_t *wi
     const osw_tensor *w = tensor_at(call, i, WEIGHT);
     osw_chain_stage *s = &c->chain.stages[i];
     const osw_chain_window *window = &s->window;
-    s->batch = call->tensors[0].size[0];
+    s->batch = call->tensors[TENSORS].size[0];
     s->height = *height;
     s->width = *width;
     s->channels = *channels;
@@ -171,7 +172,7 @@ int osw_chain_describe(osw_call *call)
     osw_chain_call *c = call->job;
     if (!read_tensors(call))
         return -1;
-    const osw_tensor *x = &call->tensors[0];
+    const osw_tensor *x = &call->tensors[TENSORS];
     int64_t height = x->size[2], width = x->size[3], channels = x->size[1];
     for (int i = 0; i < c->chain.count; i++)
         if (!read_stage(call, i, &height, &width, &channels) || !read_link(call, i))
@@ -186,7 +187,7 @@ float *osw_chain_make_image(osw_call *call, Py_ssize_t role, const osw_chain_sta
     const int64_t size[4] = {s->batch, of_input ? s->channels : s->outputs,
                              of_input ? s->height : s->out_height,
                              of_input ? s->width : s->out_width};
-    if (osw_call_make(call, role, 0, OSW_SAME_DTYPE, 4, size, true) != 0)
+    if (osw_call_make(call, role, TENSORS, OSW_SAME_DTYPE, 4, size, true) != 0)
         return NULL;
     return osw_chain_data(call, role);
 }
@@ -204,5 +205,6 @@ PyObject *osw_chain_enter(const osw_entry *entry, bool folded, PyObject *const *
                           Py_ssize_t nargs)
 {
     osw_chain_call job = {.folded = folded};
-    return osw_enter_wide(entry, true, &job, ROLE_COUNT, args, nargs);
+    const Py_ssize_t tensors = nargs > 1 && PyTuple_Check(args[1]) ? PyTuple_Size(args[1]) : 0;
+    return osw_enter_wide(entry, true, &job, TENSORS + 2 * tensors, args, nargs);
 }

@@ -18,19 +18,17 @@ typedef enum osw_chain_role {
     PER_FOLDED_STAGE
 } osw_chain_role;
 
-/* Roles: the tensors of the call in their order; then what a forward returns, which its backward
- * reads but for the output, whose place the gradient of it has; then the gradients of the tensors,
- * and those of the inputs of all stages but the first. */
+/* Roles: what a forward returns, which its backward reads but for the output, whose place the
+ * gradient of it has; the gradients of the inputs of all stages but the first; then the tensors of
+ * the call in their order, and behind them their gradients. */
 enum {
-    MOST_TENSORS = 1 + PER_FOLDED_STAGE * OSW_CHAIN_MOST_STAGES,
-    OUTPUT = MOST_TENSORS,
+    OUTPUT,
     GRAD_OUTPUT = OUTPUT,
     STATISTICS,
     FOLDED = STATISTICS,
     ZS,
-    GRADIENTS = ZS + OSW_CHAIN_MOST_STAGES,
-    BETWEEN = GRADIENTS + MOST_TENSORS,
-    ROLE_COUNT = BETWEEN + OSW_CHAIN_MOST_STAGES - 1
+    BETWEEN = ZS + OSW_CHAIN_MOST_STAGES,
+    TENSORS = BETWEEN + OSW_CHAIN_MOST_STAGES - 1
 };
 
 extern uint64_t osw_chain_calls[OSW_CHAIN_COUNT];
