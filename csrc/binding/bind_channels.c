@@ -4,21 +4,21 @@
 #include "binding/call.h"
 #include "channels/plan.h"
 
-static const char NAME[] = "shuffle_channels";
+#include <string.h>
 
 static uint64_t calls[OSW_CHANNELS_COUNT];
 
 /* How the channels of every tensor can be walked. */
 typedef enum osw_form { FORM_PIXELS, FORM_PLANES, FORM_COUNT } osw_form;
 
+/* The roles are the inputs, of which the first has the batch, plane and dtype of all; then the
+ * outputs. */
 typedef struct osw_shuffling {
-    osw_tensor *inputs; /* the first has the batch, plane and dtype of all */
-    Py_ssize_t input_count;
-    osw_tensor *outputs; /* data NULL for one that is not wanted */
-    Py_ssize_t output_count;
-    osw_segment *segments; /* of inputs, then of outputs */
-    int64_t groups;
-    int64_t channels;
+    Py_ssize_t inputs, outputs;
+    osw_segment *segments; /* of all; of outputs the channels are known from the start */
+    bool *wanted;          /* outputs */
+    int64_t groups, channels;
+    bool channels_last;
 } osw_shuffling;
 
 static int64_t plane_size(const osw_tensor *t)
@@ -34,67 +34,114 @@ static bool is_width(int64_t bytes)
     return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16;
 }
 
-static int parse_input(osw_shuffling *s, Py_ssize_t index, PyObject *object)
+/* A flag, of any object that has a truth. */
+static int read_flag(PyObject *object, bool *flag)
 {
-    osw_tensor *t = &s->inputs[index];
-    const osw_tensor *model = s->inputs;
-    if (osw_tensor_arg(object, NAME, t) != 0)
+    const int truth = PyObject_IsTrue(object);
+    *flag = truth > 0;
+    return truth < 0 ? -1 : 0;
+}
+
+/* The channels of an output, not negative. */
+static int read_section(const osw_call *call, Py_ssize_t i, PyObject *item, int64_t *channels)
+{
+    if (PyLong_Check(item))
+        return osw_int_arg(call->name, "channels of a section", item, 0, INT64_MAX, channels);
+    PyErr_Format(PyExc_TypeError, "%s: section %zd must be an int, got %R", call->name, i, item);
+    return -1;
+}
+
+enum { A_INPUTS, A_GROUPS, A_SECTIONS, A_WANTED, A_LAST, A_COUNT };
+
+static int read_numbers(osw_call *call)
+{
+    osw_shuffling *s = call->job;
+    PyObject *sections = call->args[A_SECTIONS], *wanted = call->args[A_WANTED];
+    const size_t segments = (size_t)(s->inputs + s->outputs) * sizeof *s->segments;
+    s->segments = osw_call_room(call, segments + (size_t)s->outputs);
+    if (!s->segments)
+        return -1;
+    s->wanted = (bool *)((char *)s->segments + segments);
+    if (osw_int_arg(call->name, "groups", call->args[A_GROUPS], INT64_MIN, INT64_MAX, &s->groups) !=
+            0 ||
+        read_flag(call->args[A_LAST], &s->channels_last) != 0)
+        return -1;
+    for (Py_ssize_t i = 0; i < s->outputs; i++) {
+        s->wanted[i] = true;
+        if (read_section(call, i, PyTuple_GetItem(sections, i),
+                         &s->segments[s->inputs + i].channels) != 0 ||
+            (wanted != Py_None && read_flag(PyTuple_GetItem(wanted, i), &s->wanted[i]) != 0))
+            return -1;
+    }
+    return 0;
+}
+
+static int read_input(osw_call *call, Py_ssize_t i, PyObject *object)
+{
+    osw_shuffling *s = call->job;
+    const osw_tensor *t = &call->tensors[i], *model = call->tensors;
+    if (osw_call_tensor(call, i, object) != 0)
         return -1;
     if (t->ndim < 2)
-        return osw_fail(NAME, "expected at least 2 dimensions, got %d", t->ndim);
+        return osw_fail(call->name, "expected at least 2 dimensions, got %d", t->ndim);
     if (!osw_same_sizes(t, model, 1) || !osw_same_dtype(t, model))
-        return osw_fail(NAME,
-                        "input %zd of size %s, %d bit, does not fit input 0 of size %s, %d bit",
-                        index, osw_print_sizes(t->ndim, t->size).text, (int)t->dtype.bits,
+        return osw_fail(call->name,
+                        "input %zd of size %s, %d bit, does not fit input 0 of size %s, %d bit", i,
+                        osw_print_sizes(t->ndim, t->size).text, (int)t->dtype.bits,
                         osw_print_sizes(model->ndim, model->size).text, (int)model->dtype.bits);
     if (!is_width(t->itemsize)) {
-        PyErr_Format(PyExc_TypeError, "%s: elements of %d bits are not supported", NAME,
+        PyErr_Format(PyExc_TypeError, "%s: elements of %d bits are not supported", call->name,
                      (int)t->dtype.bits);
         return -1;
     }
+    s->segments[i].channels = t->size[1];
     if (__builtin_add_overflow(s->channels, t->size[1], &s->channels))
-        return osw_fail(NAME, "inputs have more than 2^63 channels");
+        return osw_fail(call->name, "inputs have more than 2^63 channels");
     return 0;
 }
 
-/* The numbers of a call: the channels of every output, none negative, into its size. */
-static int parse_sections(osw_shuffling *s, PyObject *sections)
+static int read_inputs(osw_call *call)
 {
-    for (Py_ssize_t i = 0; i < s->output_count; i++) {
-        PyObject *item = PyTuple_GetItem(sections, i);
-        if (!PyLong_Check(item)) {
-            PyErr_Format(PyExc_TypeError, "%s: section %zd must be an int, got %R", NAME, i, item);
+    osw_shuffling *s = call->job;
+    for (Py_ssize_t i = 0; i < s->inputs; i++)
+        if (read_input(call, i, PyTuple_GetItem(call->args[A_INPUTS], i)) != 0)
             return -1;
-        }
-        if (osw_int_arg(NAME, "channels of a section", item, 0, INT64_MAX,
-                        &s->outputs[i].size[1]) != 0)
-            return -1;
-    }
-    return 0;
-}
-
-static int check_channels(const osw_shuffling *s)
-{
     int64_t channels = 0;
     bool fits = true;
-    for (Py_ssize_t i = 0; fits && i < s->output_count; i++)
-        fits = !__builtin_add_overflow(channels, s->outputs[i].size[1], &channels);
+    for (Py_ssize_t i = 0; fits && i < s->outputs; i++)
+        fits = !__builtin_add_overflow(channels, s->segments[s->inputs + i].channels, &channels);
     if (!fits || channels != s->channels)
-        return osw_fail(NAME, "inputs have %lld channels, outputs %s%lld", (long long)s->channels,
-                        fits ? "" : "2^64 more than ", (long long)channels);
+        return osw_fail(call->name, "inputs have %lld channels, outputs %s%lld",
+                        (long long)s->channels, fits ? "" : "2^64 more than ", (long long)channels);
     if (s->groups <= 0 || s->channels % s->groups)
-        return osw_fail(NAME, "%lld channels cannot be split into %lld groups",
+        return osw_fail(call->name, "%lld channels cannot be split into %lld groups",
                         (long long)s->channels, (long long)s->groups);
     return 0;
 }
 
-/* Describe `t` in the given form; false if its memory does not allow it. A tensor without memory,
- * as an output that is not wanted, constrains nothing. */
-static bool fill_segment(const osw_tensor *t, osw_form form, osw_segment *segment)
+static int make_outputs(osw_call *call)
+{
+    const osw_shuffling *s = call->job;
+    const osw_tensor *t = call->tensors;
+    int64_t size[OSW_MAX_DIMS];
+    memcpy(size, t->size, sizeof size);
+    for (Py_ssize_t i = s->inputs; i < s->inputs + s->outputs; i++) {
+        size[1] = s->segments[i].channels;
+        if (s->wanted[i - s->inputs] &&
+            osw_call_make(call, i, 0, OSW_SAME_DTYPE, t->ndim, size, s->channels_last) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Describe the tensor at `role` in the given form; false if its memory does not allow it. Without
+ * memory, as an output that is not wanted, it constrains nothing. */
+static bool fill_segment(const osw_call *call, Py_ssize_t role, osw_form form, osw_segment *segment)
 {
     int64_t count, step;
-    *segment = (osw_segment){.channels = t->size[1]};
-    if (!t->data)
+    const osw_tensor *t = &call->tensors[role];
+    *segment = (osw_segment){.channels = segment->channels};
+    if (!call->objects[role] || !t->data)
         return true;
     if (!osw_flatten(t, 2, &count, &step))
         return false;
@@ -110,27 +157,19 @@ static bool fill_segment(const osw_tensor *t, osw_form form, osw_segment *segmen
     return true;
 }
 
-/* Inputs and outputs lie one after another. */
-static bool fill_segments(const osw_shuffling *s, osw_form form)
+static int execute(osw_call *call, osw_form form)
 {
-    for (Py_ssize_t i = 0; i < s->input_count + s->output_count; i++)
-        if (!fill_segment(&s->inputs[i], form, &s->segments[i]))
-            return false;
-    return true;
-}
-
-static int execute(const osw_shuffling *s, osw_form form)
-{
-    const osw_tensor *t = s->inputs;
+    const osw_shuffling *s = call->job;
+    const osw_tensor *t = call->tensors;
     const osw_shuffle shuffle = {
-        .inputs = {s->segments, s->input_count},
-        .outputs = {s->segments + s->input_count, s->output_count},
+        .inputs = {s->segments, s->inputs},
+        .outputs = {s->segments + s->inputs, s->outputs},
         .groups = s->groups,
         .channels = s->channels,
         .element_bytes = t->itemsize,
     };
     const int64_t plane = plane_size(t);
-    void *scratch = osw_room(osw_plan_bytes(&shuffle));
+    void *scratch = osw_call_room(call, osw_plan_bytes(&shuffle));
     if (!scratch)
         return -1;
     osw_plan plan;
@@ -144,106 +183,68 @@ static int execute(const osw_shuffling *s, osw_form form)
     const osw_running running = osw_run_begin("channel_shuffle", bytes > OSW_GRAIN_BYTES);
     osw_plan_execute(&plan);
     osw_run_end(running);
-    PyMem_Free(scratch);
     return 0;
 }
 
-/* Pixels first: if both forms fit, whole pixels are the longer pieces. -1 without an exception if
- * an input fits neither form of the outputs. */
-static int run(const osw_shuffling *s)
+/* Pixels first: if both forms fit, whole pixels are the longer pieces. Declined if an input fits
+ * neither form of the outputs. */
+static int run(osw_call *call)
 {
-    const osw_tensor *t = s->inputs;
-    if (s->channels == 0 || t->size[0] == 0 || plane_size(t) == 0)
+    const osw_shuffling *s = call->job;
+    if (s->channels == 0 || call->tensors->size[0] == 0 || plane_size(call->tensors) == 0)
         return 0;
-    if (osw_tensors_unchanged(NAME, s->inputs, s->input_count) != 0)
-        return -1;
-    for (osw_form form = FORM_PIXELS; form < FORM_COUNT; form++)
-        if (fill_segments(s, form))
-            return execute(s, form);
+    for (osw_form form = FORM_PIXELS; form < FORM_COUNT; form++) {
+        bool fits = true;
+        for (Py_ssize_t i = 0; fits && i < s->inputs + s->outputs; i++)
+            fits = fill_segment(call, i, form, &s->segments[i]);
+        if (fits)
+            return execute(call, form);
+    }
     return -1;
 }
 
-/* A tuple of new tensors, one for every section that is wanted (None: all). */
-static PyObject *make_outputs(osw_shuffling *s, PyObject *like, PyObject *wanted,
-                              bool channels_last)
+/* A tuple of the outputs that were made. */
+static PyObject *give(const osw_call *call)
 {
-    PyObject *made = PyList_New(0);
-    for (Py_ssize_t i = 0; made && i < s->output_count; i++) {
-        osw_tensor *t = &s->outputs[i];
-        const int64_t channels = t->size[1];
-        const int makes = wanted == Py_None ? 1 : PyObject_IsTrue(PyTuple_GetItem(wanted, i));
-        *t = *s->inputs;
-        t->data = NULL;
-        t->size[1] = channels;
-        if (makes < 0)
-            Py_CLEAR(made);
-        if (makes <= 0)
-            continue;
-        PyObject *tensor =
-            osw_tensor_new(like, OSW_SAME_DTYPE, NAME, t->ndim, t->size, channels_last, t);
-        if (!tensor || PyList_Append(made, tensor) != 0)
-            Py_CLEAR(made);
-        Py_XDECREF(tensor);
-    }
-    PyObject *outputs = made ? PyList_AsTuple(made) : NULL;
-    Py_XDECREF(made);
+    const osw_shuffling *s = call->job;
+    Py_ssize_t count = 0;
+    for (Py_ssize_t i = 0; i < s->outputs; i++)
+        count += s->wanted[i];
+    PyObject *outputs = PyTuple_New(count);
+    for (Py_ssize_t i = s->inputs, k = 0; outputs && i < s->inputs + s->outputs; i++)
+        if (call->made[i])
+            PyTuple_SetItem(outputs, k++, osw_call_made(call, i));
     return outputs;
-}
-
-/* Numbers first, then the inputs; every output without memory. */
-static int parse(osw_shuffling *s, PyObject *inputs, PyObject *groups, PyObject *sections)
-{
-    if (osw_int_arg(NAME, "groups", groups, INT64_MIN, INT64_MAX, &s->groups) != 0 ||
-        parse_sections(s, sections) != 0)
-        return -1;
-    for (Py_ssize_t i = 0; i < s->input_count; i++)
-        if (parse_input(s, i, PyTuple_GetItem(inputs, i)) != 0)
-            return -1;
-    return check_channels(s);
-}
-
-static PyObject *shuffle(osw_shuffling *s, PyObject *const *args)
-{
-    const int channels_last = PyObject_IsTrue(args[4]);
-    if (channels_last < 0 || parse(s, args[0], args[1], args[2]) != 0)
-        return NULL;
-    PyObject *outputs = make_outputs(s, PyTuple_GetItem(args[0], 0), args[3], channels_last);
-    if (!outputs || run(s) == 0)
-        return outputs;
-    Py_DECREF(outputs);
-    if (PyErr_Occurred())
-        return NULL;
-    Py_RETURN_NONE;
 }
 
 OSW_ENTRY(new_shuffled)
 {
-    if (nargs != 5 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[2]) ||
-        PyTuple_Size(args[0]) == 0 ||
-        (args[3] != Py_None &&
-         (!PyTuple_Check(args[3]) || PyTuple_Size(args[3]) != PyTuple_Size(args[2])))) {
+    static const osw_entry entry = {.name = "shuffle_channels",
+                                    .arguments = A_COUNT,
+                                    .numbers = read_numbers,
+                                    OSW_STEPS(read_inputs, make_outputs, run),
+                                    .give = give};
+    if (nargs != A_COUNT || !PyTuple_Check(args[A_INPUTS]) || !PyTuple_Check(args[A_SECTIONS]) ||
+        PyTuple_Size(args[A_INPUTS]) == 0 ||
+        (args[A_WANTED] != Py_None &&
+         (!PyTuple_Check(args[A_WANTED]) ||
+          PyTuple_Size(args[A_WANTED]) != PyTuple_Size(args[A_SECTIONS])))) {
         PyErr_SetString(PyExc_TypeError,
                         "new_shuffled: expected (inputs, groups, sections, wanted, channels_last)");
         return NULL;
     }
-    osw_shuffling s = {.input_count = PyTuple_Size(args[0]), .output_count = PyTuple_Size(args[2])};
-    const size_t tensors = (size_t)(s.input_count + s.output_count);
-    s.inputs = PyMem_Calloc(tensors, sizeof(osw_tensor) + sizeof(osw_segment));
-    if (!s.inputs)
-        return PyErr_NoMemory();
-    s.outputs = s.inputs + s.input_count;
-    s.segments = (osw_segment *)(s.inputs + tensors);
-    PyObject *result = shuffle(&s, args);
-    PyMem_Free(s.inputs);
-    return result;
+    osw_shuffling s = {.inputs = PyTuple_Size(args[A_INPUTS]),
+                       .outputs = PyTuple_Size(args[A_SECTIONS])};
+    return osw_enter_wide(&entry, false, &s, s.inputs + s.outputs, args, nargs);
 }
 
 #define VARIANT_NAME(index, name) [index] = name,
 OSW_ENTRY_COUNTS(channels_variants, calls, OSW_CHANNELS_VARIANTS(VARIANT_NAME))
 
 PyMethodDef osw_channels_methods[] = {
-    OSW_ENTRY_LINE(new_shuffled, "new_shuffled(inputs, groups, sections, wanted, channels_last) -> "
-                                 "tuple of new tensors, or None if an input must be dense first"),
+    OSW_ENTRY_LINE(new_shuffled,
+                   "new_shuffled(inputs, groups, sections, wanted, channels_last) -> "
+                   "tuple of new tensors, or NotImplemented if an input must be dense first"),
     OSW_ENTRY_COUNTS_LINE(channels_variants),
     {NULL, NULL, 0, NULL},
 };

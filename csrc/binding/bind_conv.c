@@ -10,8 +10,6 @@
 #include "binding/layer.h"
 #include "conv/run.h"
 
-enum { DL_FLOAT = 2 };
-
 static const int64_t MOST_PRODUCTS = INT64_C(1) << 56;
 
 static uint64_t calls[OSW_CONV_COUNT];
@@ -29,21 +27,25 @@ static bool read_image(const osw_tensor *t, osw_conv_image *image)
     return true;
 }
 
-/* stride, padding and dilation, of rows and of columns. */
-typedef struct osw_window {
+/* The pairs are of rows and of columns. */
+typedef struct osw_conv_call {
+    osw_conv_job job;
     int64_t stride[2], padding[2], dilation[2];
-} osw_window;
+} osw_conv_call;
 
-static bool read_window(PyObject *const *args, osw_window *window)
+static int read_window(osw_call *call)
 {
-    return osw_exact_sides(args[0], 2, true, 1, window->stride) &&
-           osw_exact_sides(args[1], 2, true, 0, window->padding) &&
-           osw_exact_sides(args[2], 2, true, 1, window->dilation);
+    osw_conv_call *window = call->job;
+    return osw_plain_eager(true) && osw_exact_sides(call->args[3], 2, true, 1, window->stride) &&
+                   osw_exact_sides(call->args[4], 2, true, 0, window->padding) &&
+                   osw_exact_sides(call->args[5], 2, true, 1, window->dilation)
+               ? 0
+               : -1;
 }
 
 /* Rows (0) or columns (1) of the tensors. */
-static bool read_axis(const osw_tensor *input, const osw_tensor *weight, const osw_window *window,
-                      int i, osw_conv_axis *axis)
+static bool read_axis(const osw_tensor *input, const osw_tensor *weight,
+                      const osw_conv_call *window, int i, osw_conv_axis *axis)
 {
     *axis = (osw_conv_axis){.size = input->size[2 + i],
                             .taps = weight->size[2 + i],
@@ -73,16 +75,7 @@ static bool is_countable(const osw_conv *conv)
 static bool is_weight(const osw_tensor *t, bool *channels_last)
 {
     *channels_last = osw_suggests_channels_last(t);
-    if (t->ndim != 4 || t->numel == 0)
-        return false;
-    if (!*channels_last)
-        return osw_is_dense(t, 0);
-    const int64_t stride[] = {t->size[1] * t->size[2] * t->size[3], 1, t->size[1] * t->size[3],
-                              t->size[1]};
-    bool fits = true;
-    for (int i = 0; i < 4; i++)
-        fits = fits && (t->size[i] == 1 || t->stride[i] == stride[i]);
-    return fits;
+    return t->ndim == 4 && t->numel > 0 && (*channels_last ? osw_is_pixels(t) : osw_is_dense(t, 0));
 }
 
 static osw_conv_weight weight_of(const osw_tensor *t, bool channels_last)
@@ -103,30 +96,26 @@ static osw_conv_output new_image(const osw_tensor *t)
 }
 
 /* The sizes of a call, and where input and weight lie. */
-static bool describe(osw_conv_job *job, const osw_call *call, const osw_window *window)
+static int describe(osw_call *call)
 {
+    osw_conv_call *window = call->job;
+    osw_conv_job *job = &window->job;
     const osw_tensor *input = &call->tensors[INPUT], *weight = &call->tensors[WEIGHT];
+    const osw_dtype dtype = osw_dtype_of(weight);
     osw_conv *conv = &job->conv;
-    if (!osw_same_dtype(input, weight) || !read_image(input, &conv->input) ||
-        !is_weight(weight, &job->channels_last) || weight->size[1] != input->size[1])
-        return false;
+    if ((dtype != OSW_F32 && dtype != OSW_F64) || !osw_same_dtype(input, weight) ||
+        !read_image(input, &conv->input) || !is_weight(weight, &job->channels_last) ||
+        weight->size[1] != input->size[1])
+        return -1;
     conv->batch = input->size[0];
     conv->channels = input->size[1];
     conv->outputs = weight->size[0];
     conv->weight = weight_of(weight, job->channels_last);
     job->element_bytes = weight->itemsize;
-    return weight->dtype.code == DL_FLOAT && weight->dtype.lanes == 1 &&
-           (weight->dtype.bits == 32 || weight->dtype.bits == 64) &&
-           read_axis(input, weight, window, 0, &conv->rows) &&
-           read_axis(input, weight, window, 1, &conv->columns) && is_countable(conv);
-}
-
-static bool describe_grad(osw_conv_job *job, const osw_tensor *grad, const osw_tensor *weight)
-{
-    osw_conv *conv = &job->conv;
-    return osw_same_dtype(grad, weight) && read_image(grad, &conv->grad_output) &&
-           grad->size[0] == conv->batch && grad->size[1] == conv->outputs &&
-           grad->size[2] == conv->rows.out_size && grad->size[3] == conv->columns.out_size;
+    return read_axis(input, weight, window, 0, &conv->rows) &&
+                   read_axis(input, weight, window, 1, &conv->columns) && is_countable(conv)
+               ? 0
+               : -1;
 }
 
 /* A kernel of the dtype, counted. */
@@ -138,8 +127,8 @@ static osw_conv_fn *kernel_of(const osw_conv_job *job, osw_conv_id f32, osw_conv
 }
 
 /* Outputs or, if `backward`, the gradient of the input. */
-static int run_product(const char *name, const osw_conv_job *job, const osw_tensor *bias,
-                       const osw_tensor *output, bool backward)
+static int run_product(osw_call *call, const osw_conv_job *job, const osw_tensor *output,
+                       bool backward)
 {
     osw_conv_product product = {
         .conv = job->conv,
@@ -148,84 +137,80 @@ static int run_product(const char *name, const osw_conv_job *job, const osw_tens
         .element_bytes = job->element_bytes,
     };
     const osw_conv *conv = &job->conv;
-    product.conv.bias = bias ? bias->data : NULL;
+    product.conv.bias = call->tensors[BIAS].data;
     product.conv.output = new_image(output);
-    void *room = osw_room(osw_conv_product_room(&product));
+    void *room = osw_call_room(call, osw_conv_product_room(&product));
     if (!room)
         return -1;
     const int64_t products =
         conv->batch * conv->rows.out_size * conv->columns.out_size * osw_conv_weights(conv);
-    const osw_running running = osw_run_begin(name, products > OSW_GRAIN_PRODUCTS);
+    const osw_running running = osw_run_begin(call->name, products > OSW_GRAIN_PRODUCTS);
     (backward ? osw_conv_run_grad_input : osw_conv_run_forward)(&product, room);
     osw_run_end(running);
-    PyMem_Free(room);
     return 0;
 }
 
-static int run_grad_weight(const osw_call *call, osw_conv_job *job)
+static int run_grad_weight(osw_call *call, osw_conv_job *job)
 {
     job->grad_weight = call->tensors[GRAD_WEIGHT].data;
     job->grad_bias = call->tensors[GRAD_BIAS].data;
     job->kernel = kernel_of(job, OSW_CONV_grad_weight_f32, OSW_CONV_grad_weight_f64);
     const size_t bytes = osw_conv_plan(job);
-    char *sums = bytes ? osw_room(bytes) : NULL;
+    char *sums = bytes ? osw_call_room(call, bytes) : NULL;
     if (bytes && !sums)
         return -1;
     const osw_running running = osw_run_begin(call->name, job->products > OSW_GRAIN_PRODUCTS);
     osw_conv_run(job, sums);
     osw_run_end(running);
-    PyMem_Free(sums);
     return 0;
 }
 
-static int execute_forward(osw_call *call, const osw_conv_job *job)
+static int make_output(osw_call *call)
 {
-    const osw_conv *conv = &job->conv;
+    const osw_conv *conv = &((osw_conv_call *)call->job)->job.conv;
+    const osw_tensor *t = call->tensors;
     const int64_t size[] = {conv->batch, conv->outputs, conv->rows.out_size,
                             conv->columns.out_size};
-    const osw_tensor *bias = call->objects[BIAS] ? &call->tensors[BIAS] : NULL;
-    if ((bias && !osw_layer_is_bias(bias, &call->tensors[WEIGHT])) ||
-        !osw_layer_gives_channels_last(&call->tensors[INPUT], &call->tensors[WEIGHT]) ||
-        osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, true) != 0)
+    if ((call->objects[BIAS] && !osw_layer_is_bias(&t[BIAS], &t[WEIGHT])) ||
+        !osw_layer_gives_channels_last(&t[INPUT], &t[WEIGHT]))
         return -1;
-    return run_product(call->name, job, bias, &call->tensors[OUTPUT], false);
+    return osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, true);
 }
 
-OSW_ENTRY(plain_conv)
+static int run_forward(osw_call *call)
 {
-    osw_call call = {.name = "conv2d", .plain = true};
-    osw_conv_job job = {.kernel = NULL};
-    osw_window window;
-    const bool done = nargs == 6 && osw_plain_eager(true) && read_window(args + 3, &window) &&
-                      osw_call_tensors(&call, INPUT, args[2] == Py_None ? 2 : 3, args) == 0 &&
-                      describe(&job, &call, &window) && execute_forward(&call, &job) == 0;
-    return osw_or_declined(osw_call_end(&call, done ? osw_call_made(&call, OUTPUT) : NULL));
+    const osw_conv_job *job = &((osw_conv_call *)call->job)->job;
+    return run_product(call, job, &call->tensors[OUTPUT], false);
 }
 
-static int execute_backward(osw_call *call, osw_conv_job *job, PyObject *const *wanted)
+OSW_ENTRY_OF(plain_conv, true, (osw_conv_call){0}, .name = "conv2d", OSW_LAYER_FORWARD,
+             .arguments = 6, .numbers = read_window, OSW_STEPS(describe, make_output, run_forward))
+
+static int make_gradients(osw_call *call)
 {
-    const bool of_weight = wanted[1] == Py_True;
-    if ((wanted[2] == Py_True && !of_weight) ||
-        osw_layer_gradients(call, wanted, true, job->channels_last, 1) != 0)
+    osw_conv_job *job = &((osw_conv_call *)call->job)->job;
+    const osw_tensor *t = call->tensors, *grad = &t[GRAD_OUTPUT];
+    osw_conv *conv = &job->conv;
+    const int64_t size[] = {conv->batch, conv->outputs, conv->rows.out_size,
+                            conv->columns.out_size};
+    const bool of_weight = call->args[7] == Py_True, of_bias = call->args[8] == Py_True;
+    if (!osw_same_dtype(grad, &t[WEIGHT]) || !read_image(grad, &conv->grad_output) ||
+        !osw_has_size(grad, 4, size) || (of_bias && !of_weight))
         return -1;
-    if (wanted[0] == Py_True &&
-        run_product(call->name, job, NULL, &call->tensors[GRAD_INPUT], true) != 0)
-        return -1;
-    return of_weight ? run_grad_weight(call, job) : 0;
+    return osw_layer_gradients(call, call->args + 6, true, job->channels_last, 1);
 }
 
-OSW_ENTRY(plain_conv_backward)
+static int run_backward(osw_call *call)
 {
-    osw_call call = {.name = "conv2d_backward", .plain = true};
-    osw_conv_job job = {.kernel = NULL};
-    osw_window window;
-    const bool done = nargs == 9 && osw_plain_eager(true) && read_window(args + 3, &window) &&
-                      osw_call_tensors(&call, GRAD_OUTPUT, 3, args) == 0 &&
-                      describe(&job, &call, &window) &&
-                      describe_grad(&job, &call.tensors[GRAD_OUTPUT], &call.tensors[WEIGHT]) &&
-                      execute_backward(&call, &job, args + 6) == 0;
-    return osw_or_declined(osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_INPUT, 3) : NULL));
+    osw_conv_job *job = &((osw_conv_call *)call->job)->job;
+    if (call->made[GRAD_INPUT] && run_product(call, job, &call->tensors[GRAD_INPUT], true) != 0)
+        return -1;
+    return call->made[GRAD_WEIGHT] ? run_grad_weight(call, job) : 0;
 }
+
+OSW_ENTRY_OF(plain_conv_backward, true, (osw_conv_call){0}, .name = "conv2d_backward",
+             OSW_LAYER_BACKWARD, .arguments = 9, .numbers = read_window,
+             OSW_STEPS(describe, make_gradients, run_backward))
 
 OSW_ENTRY_COUNTS(conv_variants, calls, OSW_CONV_VARIANTS(OSW_VARIANT_2))
 

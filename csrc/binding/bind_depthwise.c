@@ -26,9 +26,13 @@ static int read_pair(const osw_call *call, const char *what, PyObject *object, i
                     (long long)least, object);
 }
 
-static int read_window(const osw_call *call, osw_depthwise *d, PyObject *const *window)
+static int read_window(osw_call *call)
 {
+    osw_depthwise *d = &((osw_depthwise_job *)call->job)->d;
+    PyObject *const *window = call->args + 3;
     int64_t stride[2], padding[2], dilation[2];
+    if (call->plain && (!osw_depthwise_leads(osw_isa_current()) || !osw_plain_eager(true)))
+        return -1;
     if (read_pair(call, "stride", window[0], 1, stride) != 0 ||
         read_pair(call, "padding", window[1], 0, padding) != 0 ||
         read_pair(call, "dilation", window[2], 1, dilation) != 0)
@@ -49,25 +53,10 @@ static int read_window(const osw_call *call, osw_depthwise *d, PyObject *const *
 static int check_dtypes(const osw_call *call, osw_depthwise_job *job)
 {
     const osw_tensor *input = &call->tensors[INPUT];
-    job->dtype = osw_dtype_of_dlpack(input->dtype.code, input->dtype.bits, input->dtype.lanes);
+    job->dtype = osw_dtype_of(input);
     if (job->dtype != OSW_F32 && job->dtype != OSW_F64)
         return osw_call_fail(call, INPUT, "must be float32 or float64", input->dtype.bits, 32);
-    for (int i = 0; i < ROLE_COUNT; i++)
-        if (call->objects[i] && !osw_same_dtype(&call->tensors[i], input))
-            return osw_call_fail(call, i, "has another dtype than input",
-                                 call->tensors[i].dtype.bits, input->dtype.bits);
-    return 0;
-}
-
-/* Dense with the channels innermost, of these sizes. */
-static bool is_image(const osw_tensor *t, int64_t n, int64_t height, int64_t width, int64_t c)
-{
-    const int64_t size[] = {n, c, height, width};
-    const int64_t stride[] = {height * width * c, 1, width * c, c};
-    bool fits = t->ndim == 4;
-    for (int i = 0; fits && i < 4; i++)
-        fits = t->size[i] == size[i] && (size[i] == 1 || t->stride[i] == stride[i]);
-    return fits;
+    return osw_layer_check_dtypes(call, INPUT);
 }
 
 /* Sizes from input and weight. */
@@ -77,7 +66,7 @@ static int check_sizes(const osw_call *call, osw_depthwise *d)
     if (x->ndim != 4 || x->numel == 0)
         return osw_call_fail(call, INPUT, "must be (N, C, H, W) with elements", x->ndim, 4);
     d->batch = x->size[0], d->channels = x->size[1], d->height = x->size[2], d->width = x->size[3];
-    if (!is_image(x, d->batch, d->height, d->width, d->channels))
+    if (!osw_is_pixels(x))
         return osw_call_fail(call, INPUT, "must be channels_last", x->stride[1], 1);
     if (w->ndim != 4 || w->size[0] != d->channels || w->size[1] != 1 || !osw_is_dense(w, 0))
         return osw_call_fail(call, WEIGHT, "must be (C, 1, k, k) and contiguous", w->size[0],
@@ -107,8 +96,8 @@ static int check_others(const osw_call *call, const osw_depthwise *d)
     if (call->objects[BIAS] &&
         (bias->ndim != 1 || bias->size[0] != d->channels || !osw_is_dense(bias, 0)))
         return osw_call_fail(call, BIAS, "must be (C,) and contiguous", bias->numel, d->channels);
-    if (call->objects[GRAD_OUTPUT] &&
-        !is_image(dy, d->batch, d->out_height, d->out_width, d->channels))
+    const int64_t size[] = {d->batch, d->channels, d->out_height, d->out_width};
+    if (call->objects[GRAD_OUTPUT] && !(osw_has_size(dy, 4, size) && osw_is_pixels(dy)))
         return osw_call_fail(call, GRAD_OUTPUT, "must be like the output, in elements", dy->numel,
                              d->batch * d->channels * d->out_height * d->out_width);
     if (call->plain && d->channels < FEWEST_CHANNELS)
@@ -120,105 +109,80 @@ static int check_others(const osw_call *call, const osw_depthwise *d)
     return 0;
 }
 
-/* Everything that the call reads: three tensors from the role `first` on, and the window. */
-static int prepare(osw_call *call, osw_depthwise_job *job, int first, PyObject *const *args)
+/* Everything that the call reads. */
+static int check(osw_call *call)
 {
-    const int count = first == INPUT && args[2] == Py_None ? 2 : 3;
-    if (call->plain && (!osw_depthwise_leads(osw_isa_current()) || !osw_plain_eager(true)))
-        return -1;
-    if (read_window(call, &job->d, args + 3) != 0 ||
-        osw_call_tensors(call, first, count, args) != 0 || check_dtypes(call, job) != 0 ||
-        check_sizes(call, &job->d) != 0 || check_others(call, &job->d) != 0)
-        return -1;
-    job->weight = call->tensors[WEIGHT].data;
-    job->d.input = call->tensors[INPUT].data;
-    job->d.bias = call->tensors[BIAS].data;
-    job->d.grad_output = call->tensors[GRAD_OUTPUT].data;
-    return 0;
-}
-
-static int run(const osw_call *call, osw_depthwise_job *job, bool backward)
-{
-    if (osw_call_unchanged(call) != 0)
-        return -1;
-    char *room = osw_room(osw_depthwise_plan(job, backward, calls));
-    if (!room)
-        return -1;
-    const osw_running running = osw_run_begin(
-        backward ? "depthwise_conv2d_backward" : "depthwise_conv2d", job->bytes > OSW_GRAIN_BYTES);
-    (backward ? osw_depthwise_backward : osw_depthwise_forward)(job, room);
-    osw_run_end(running);
-    PyMem_Free(room);
-    return 0;
-}
-
-static int execute_forward(osw_call *call, osw_depthwise_job *job)
-{
-    osw_depthwise *d = &job->d;
-    const int64_t size[] = {d->batch, d->channels, d->out_height, d->out_width};
-    if (osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, true) != 0)
-        return -1;
-    d->output = call->tensors[OUTPUT].data;
-    return run(call, job, false);
-}
-
-static int execute_backward(osw_call *call, osw_depthwise_job *job, PyObject *const *wanted)
-{
+    osw_depthwise_job *job = call->job;
     const osw_tensor *t = call->tensors;
-    if (osw_layer_gradients(call, wanted, true, t[WEIGHT].stride[1] == 1, 1) != 0)
+    if (check_dtypes(call, job) != 0 || check_sizes(call, &job->d) != 0 ||
+        check_others(call, &job->d) != 0)
         return -1;
+    job->weight = t[WEIGHT].data;
+    job->d.input = t[INPUT].data;
+    job->d.bias = t[BIAS].data;
+    job->d.grad_output = t[GRAD_OUTPUT].data;
+    return 0;
+}
+
+static int make_output(osw_call *call)
+{
+    const osw_depthwise *d = &((osw_depthwise_job *)call->job)->d;
+    const int64_t size[] = {d->batch, d->channels, d->out_height, d->out_width};
+    return osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, true);
+}
+
+static int make_gradients(osw_call *call)
+{
+    return osw_layer_gradients(call, call->args + 6, true, call->tensors[WEIGHT].stride[1] == 1, 1);
+}
+
+static int run(osw_call *call)
+{
+    const char *name = call->backward ? "depthwise_conv2d_backward" : "depthwise_conv2d";
+    osw_depthwise_job *job = call->job;
+    const osw_tensor *t = call->tensors;
+    job->d.output = t[OUTPUT].data;
     job->d.grad_input = t[GRAD_INPUT].data;
     job->grad_weight = t[GRAD_WEIGHT].data;
     job->grad_bias = t[GRAD_BIAS].data;
-    return run(call, job, true);
+    char *room = osw_call_room(call, osw_depthwise_plan(job, call->backward, calls));
+    if (!room)
+        return -1;
+    const osw_running running = osw_run_begin(name, job->bytes > OSW_GRAIN_BYTES);
+    (call->backward ? osw_depthwise_backward : osw_depthwise_forward)(job, room);
+    osw_run_end(running);
+    return 0;
 }
 
-static PyObject *forward(bool plain, PyObject *const *args, Py_ssize_t nargs)
+OSW_ENTRIES_OF(depthwise, (osw_depthwise_job){0}, .name = "depthwise", OSW_LAYER_FORWARD,
+               .arguments = 6, .numbers = read_window, OSW_STEPS(check, make_output, run))
+
+OSW_ENTRIES_OF(depthwise_backward, (osw_depthwise_job){0}, .name = "depthwise_backward",
+               OSW_LAYER_BACKWARD, .arguments = 9, .numbers = read_window,
+               OSW_STEPS(check, make_gradients, run))
+
+static PyObject *give_true(const osw_call *Py_UNUSED(call))
 {
-    osw_call call = {.name = "depthwise", .roles = osw_layer_roles, .plain = plain};
-    osw_depthwise_job job = {.weight = NULL};
-    const bool done = osw_expect(call.name, nargs, 6) && prepare(&call, &job, INPUT, args) == 0 &&
-                      execute_forward(&call, &job) == 0;
-    return osw_call_end(&call, done ? osw_call_made(&call, OUTPUT) : NULL);
+    return Py_NewRef(Py_True);
 }
 
-static PyObject *backward(bool plain, PyObject *const *args, Py_ssize_t nargs)
-{
-    osw_call call = {.name = "depthwise_backward", .roles = osw_layer_roles, .plain = plain};
-    osw_depthwise_job job = {.weight = NULL};
-    const bool done = osw_expect(call.name, nargs, 9) &&
-                      prepare(&call, &job, GRAD_OUTPUT, args) == 0 &&
-                      execute_backward(&call, &job, args + 6) == 0;
-    return osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_INPUT, 3) : NULL);
-}
-
-OSW_ENTRY(depthwise)
-{
-    return forward(false, args, nargs);
-}
-
-OSW_ENTRY(plain_depthwise)
-{
-    return osw_or_declined(forward(true, args, nargs));
-}
-
-OSW_ENTRY(depthwise_backward)
-{
-    return backward(false, args, nargs);
-}
-
-OSW_ENTRY(plain_depthwise_backward)
-{
-    return osw_or_declined(backward(true, args, nargs));
-}
+static const osw_entry fits_entry = {
+    .name = "depthwise",
+    OSW_LAYER_FORWARD,
+    .arguments = 6,
+    .numbers = read_window,
+    .steps = {check},
+    .give = give_true,
+};
 
 OSW_ENTRY(depthwise_fits)
 {
-    osw_call call = {.name = "depthwise", .roles = osw_layer_roles, .plain = true};
     osw_depthwise_job job = {.weight = NULL};
-    const bool fits = nargs == 6 && prepare(&call, &job, INPUT, args) == 0;
-    PyErr_Clear();
-    return PyBool_FromLong(fits);
+    PyObject *answer = osw_enter(&fits_entry, true, &job, args, nargs);
+    if (answer != Py_NotImplemented)
+        return answer;
+    Py_DECREF(answer);
+    Py_RETURN_FALSE;
 }
 
 OSW_ENTRY_NO_ARGS(depthwise_leads)

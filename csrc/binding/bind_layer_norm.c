@@ -5,191 +5,110 @@
 #include "binding/norm_call.h"
 #include "layer_norm/run.h"
 
-enum { VECTORS = 4 }; /* weight, bias, grad_weight, grad_bias */
-
 static uint64_t calls[OSW_LAYER_NORM_COUNT];
 
-static osw_dtype dtype_of(const osw_tensor *t)
+static int read_eps(osw_call *call)
 {
-    return osw_dtype_of_dlpack(t->dtype.code, t->dtype.bits, t->dtype.lanes);
+    osw_layer_norm_job *job = call->job;
+    return osw_float_arg(call->args[0], &job->norm.eps);
 }
 
-/* Sizes and dtype of the input, which are the job's. */
-static int check_input(const osw_call *call, osw_layer_norm_job *job)
+static int check(osw_call *call)
 {
+    osw_layer_norm_job *job = call->job;
     const osw_tensor *x = &call->tensors[INPUT];
-    if (osw_norm_dtype(call, &job->dtype) != 0)
+    if (osw_norm_check_large(call, &job->dtype) != 0)
         return -1;
-    if (x->ndim < 2)
-        return osw_norm_fail(call, INPUT, "must have at least 2 dimensions (*, C)", x->ndim);
     if (x->numel == 0)
         return osw_norm_fail(call, INPUT, "has no elements", 0);
     job->norm.channels = x->size[x->ndim - 1];
     job->rows = x->numel / job->norm.channels;
-    return 0;
+    for (osw_norm_role role = WEIGHT; role <= BIAS; role++)
+        if (call->objects[role] && call->tensors[role].ndim != 1)
+            return osw_norm_fail(call, role, "must have one dimension", call->tensors[role].ndim);
+    return osw_norm_check_vectors(call, job->norm.channels, false);
 }
 
-/* Vectors hold one value a channel, all in the dtype of the input, or all in float32 where that is
- * a 16-bit type. */
-static int check_vectors(const osw_call *call, const osw_layer_norm_job *job)
+/* (*, 2), for the input (*, C). */
+static void size_of_statistics(const osw_call *call, int64_t *size)
 {
-    const osw_tensor *x = &call->tensors[INPUT], *first = NULL;
-    for (osw_norm_role role = WEIGHT; role <= BIAS; role++) {
-        const osw_tensor *t = &call->tensors[role];
-        if (!call->objects[role])
-            continue;
-        if (t->numel != job->norm.channels || t->ndim != 1)
-            return osw_norm_fail(call, role, "must hold one value a channel", t->numel);
-        const bool mixed = x->dtype.bits == 16 && dtype_of(t) == OSW_F32;
-        if ((!osw_same_dtype(t, x) && !mixed) || (first && !osw_same_dtype(t, first)))
-            return osw_norm_fail(call, role, "has a dtype that does not fit, of bits",
-                                 t->dtype.bits);
-        first = t;
-    }
-    return 0;
-}
-
-static int check_gradient(const osw_call *call)
-{
-    const osw_tensor *x = &call->tensors[INPUT], *dy = &call->tensors[GRAD_OUTPUT];
-    if (!osw_same_sizes(dy, x, -1))
-        return osw_norm_fail(call, GRAD_OUTPUT, "must have the size of the input", dy->numel);
-    return osw_same_dtype(dy, x)
-               ? 0
-               : osw_norm_fail(call, GRAD_OUTPUT, "must have the dtype of the input, not of bits",
-                               dy->dtype.bits);
-}
-
-static int check_statistics(const osw_call *call)
-{
-    const osw_tensor *x = &call->tensors[INPUT], *s = &call->tensors[STATISTICS];
-    const bool fits = s->ndim == x->ndim && dtype_of(s) == OSW_F64 && osw_is_dense(s, 0) &&
-                      s->size[s->ndim - 1] == 2 && osw_same_sizes(s, x, s->ndim - 1);
-    return fits
-               ? 0
-               : osw_norm_fail(call, STATISTICS, "must be a dense float64 tensor (*, 2)", s->numel);
+    const osw_tensor *x = &call->tensors[INPUT];
+    for (int i = 0; i < x->ndim; i++)
+        size[i] = i == x->ndim - 1 ? 2 : x->size[i];
 }
 
 static bool all_dense(const osw_call *call)
 {
-    for (osw_norm_role role = INPUT; role <= GRAD_INPUT; role++)
-        if (call->objects[role] && !osw_is_dense(&call->tensors[role], 0))
-            return false;
-    return true;
+    bool dense = true;
+    for (int i = 0; i < OSW_NORM_LARGE; i++)
+        dense = dense && (!call->objects[osw_norm_large[i]] ||
+                          osw_is_dense(&call->tensors[osw_norm_large[i]], 0));
+    return dense;
 }
 
-static void place(const osw_call *call, osw_layer_norm_job *job, double *memory)
+static int run(osw_call *call)
 {
-    const int64_t channels = job->norm.channels;
-    job->norm.x = call->tensors[INPUT].data;
-    job->norm.y = call->tensors[OUTPUT].data;
-    job->norm.dy = call->tensors[GRAD_OUTPUT].data;
-    job->norm.dx = call->tensors[GRAD_INPUT].data;
-    job->norm.statistics = (double *)call->tensors[STATISTICS].data;
-    job->weight = osw_norm_read(call, WEIGHT, memory);
-    job->bias = osw_norm_read(call, BIAS, memory + channels);
-    if (call->objects[GRAD_WEIGHT] || call->objects[GRAD_BIAS]) {
-        job->grad_weight = memory + 2 * channels;
-        job->grad_bias = memory + 3 * channels;
-    }
-}
-
-static int run(const osw_call *call, osw_layer_norm_job *job, bool backward)
-{
-    const osw_tensor *x = &call->tensors[INPUT];
-    if (osw_call_unchanged(call) != 0 || !all_dense(call))
+    osw_layer_norm_job *job = call->job;
+    const osw_tensor *t = call->tensors;
+    if (!all_dense(call))
         return -1;
-    const size_t vectors = (size_t)(VECTORS * job->norm.channels) * sizeof(double);
-    /* Whether there are gradients of vectors is known; where they lie, behind this. */
-    double unplaced;
-    if (call->objects[GRAD_WEIGHT] || call->objects[GRAD_BIAS])
-        job->grad_weight = job->grad_bias = &unplaced;
-    job->norm.dx = call->tensors[GRAD_INPUT].data;
-    const size_t scratch = osw_layer_norm_plan(job, backward, calls);
-    char *memory = osw_room(vectors + scratch);
+    job->norm.x = t[INPUT].data;
+    job->norm.y = t[OUTPUT].data;
+    job->norm.dy = t[GRAD_OUTPUT].data;
+    job->norm.dx = t[GRAD_INPUT].data;
+    job->norm.statistics = (double *)t[STATISTICS].data;
+    const int64_t channels = job->norm.channels;
+    double *memory = osw_call_room(call, (size_t)(OSW_NORM_VECTORS * channels) * sizeof *memory);
     if (!memory)
         return -1;
-    place(call, job, (double *)(void *)memory);
-    const osw_running running = osw_run_begin(call->name, x->numel * x->itemsize > OSW_GRAIN_BYTES);
-    (backward ? osw_layer_norm_backward : osw_layer_norm_forward)(job, memory + vectors);
-    osw_run_end(running);
-    if (backward) {
-        osw_norm_write(call, GRAD_WEIGHT, job->grad_weight);
-        osw_norm_write(call, GRAD_BIAS, job->grad_bias);
-    }
-    PyMem_Free(memory);
-    return 0;
-}
-
-/* Input, weight and bias. */
-static int parse_common(osw_call *call, osw_layer_norm_job *job, PyObject *input, PyObject *weight,
-                        PyObject *bias)
-{
-    if (osw_call_tensor(call, INPUT, input) != 0 || osw_norm_optional(call, WEIGHT, weight) != 0 ||
-        osw_norm_optional(call, BIAS, bias) != 0 || check_input(call, job) != 0)
+    const osw_norm_vectors vectors = osw_norm_read_vectors(call, channels, memory);
+    job->weight = vectors.weight;
+    job->bias = vectors.bias;
+    job->grad_weight = vectors.grad_weight;
+    job->grad_bias = vectors.grad_bias;
+    char *scratch = osw_call_room(call, osw_layer_norm_plan(job, call->backward, calls));
+    if (!scratch)
         return -1;
-    return check_vectors(call, job);
+    const osw_running running = osw_run_begin(call->name, osw_norm_is_large(call));
+    (call->backward ? osw_layer_norm_backward : osw_layer_norm_forward)(job, scratch);
+    osw_run_end(running);
+    osw_norm_write_gradients(call, job->grad_weight, job->grad_bias);
+    return 0;
 }
 
 static int make_outputs(osw_call *call)
 {
-    const osw_tensor *x = &call->tensors[INPUT];
     int64_t size[OSW_MAX_DIMS];
-    for (int i = 0; i < x->ndim; i++)
-        size[i] = i == x->ndim - 1 ? 2 : x->size[i];
-    return osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, x->ndim, x->size, false) == 0
-               ? osw_call_make(call, STATISTICS, INPUT, OSW_FLOAT64, x->ndim, size, false)
+    size_of_statistics(call, size);
+    return osw_norm_make_like(call, INPUT, OUTPUT, false) == 0
+               ? osw_call_make(call, STATISTICS, INPUT, OSW_FLOAT64, call->tensors[INPUT].ndim,
+                               size, false)
                : -1;
 }
 
-/* The gradients of input, weight and bias that are needed: a tuple of bools. */
-static int make_gradients(osw_call *call, PyObject *needed)
+OSW_ENTRY_OF(layer_norm, false, (osw_layer_norm_job){0}, .name = "layer_norm",
+             .roles = osw_norm_roles, .arguments = 4, .numbers = read_eps,
+             OSW_READS(1, 1, INPUT, WEIGHT, BIAS), OSW_STEPS(check, make_outputs, run),
+             .result = OUTPUT, .results = 2)
+
+static int read_backward(osw_call *call)
 {
-    static const osw_norm_role made[] = {GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS};
-    static const osw_norm_role of[] = {INPUT, WEIGHT, BIAS};
-    for (int i = 0; i < 3; i++) {
-        const osw_tensor *t = &call->tensors[of[i]];
-        if (PyTuple_GetItem(needed, i) == Py_True && call->objects[of[i]] &&
-            osw_call_make(call, made[i], of[i], OSW_SAME_DTYPE, t->ndim, t->size, false) != 0)
-            return -1;
-    }
-    return 0;
+    return osw_norm_expect_needed(call, call->args[1]) == 0 ? read_eps(call) : -1;
 }
 
-enum { F_EPS, F_INPUT, F_WEIGHT, F_BIAS, F_COUNT };
-
-OSW_ENTRY(layer_norm)
+static int make_gradients(osw_call *call)
 {
-    osw_call call = {.name = "layer_norm", .roles = osw_norm_roles};
-    osw_layer_norm_job job = {.rows = 0};
-    PyObject *results = NULL;
-    if (!osw_expect(call.name, nargs, F_COUNT))
-        return NULL;
-    if (osw_float_arg(args[F_EPS], &job.norm.eps) == 0 &&
-        parse_common(&call, &job, args[F_INPUT], args[F_WEIGHT], args[F_BIAS]) == 0 &&
-        make_outputs(&call) == 0 && run(&call, &job, false) == 0)
-        results = PyTuple_Pack(2, call.made[OUTPUT], call.made[STATISTICS]);
-    return osw_call_end(&call, results);
+    int64_t size[OSW_MAX_DIMS];
+    size_of_statistics(call, size);
+    return osw_norm_check_statistics(call, call->tensors[INPUT].ndim, size, "(*, 2)") == 0
+               ? osw_norm_make_gradients(call, call->args[1], false)
+               : -1;
 }
 
-enum { B_EPS, B_NEEDED, B_GRAD, B_INPUT, B_STATISTICS, B_WEIGHT, B_BIAS, B_COUNT };
-
-OSW_ENTRY(layer_norm_backward)
-{
-    osw_call call = {.name = "layer_norm_backward", .roles = osw_norm_roles};
-    osw_layer_norm_job job = {.rows = 0};
-    PyObject *results = NULL;
-    if (!osw_expect(call.name, nargs, B_COUNT) || !osw_norm_expect_needed(&call, args[B_NEEDED]))
-        return NULL;
-    if (osw_float_arg(args[B_EPS], &job.norm.eps) == 0 &&
-        osw_call_tensor(&call, GRAD_OUTPUT, args[B_GRAD]) == 0 &&
-        parse_common(&call, &job, args[B_INPUT], args[B_WEIGHT], args[B_BIAS]) == 0 &&
-        check_gradient(&call) == 0 && osw_call_tensor(&call, STATISTICS, args[B_STATISTICS]) == 0 &&
-        check_statistics(&call) == 0 && make_gradients(&call, args[B_NEEDED]) == 0 &&
-        run(&call, &job, true) == 0)
-        results = osw_norm_gradients(&call);
-    return osw_call_end(&call, results);
-}
+OSW_ENTRY_OF(layer_norm_backward, false, (osw_layer_norm_job){0}, .name = "layer_norm_backward",
+             .roles = osw_norm_roles, .arguments = 7, .backward = true, .numbers = read_backward,
+             OSW_READS(2, 3, GRAD_OUTPUT, INPUT, STATISTICS, WEIGHT, BIAS),
+             OSW_STEPS(check, make_gradients, run), .result = GRAD_INPUT, .results = 3)
 
 OSW_ENTRY_COUNTS(layer_norm_variants, calls, OSW_LAYER_NORM_VARIANTS(OSW_VARIANT_2))
 

@@ -12,28 +12,31 @@
 
 static uint64_t calls[OSW_LINEAR_COUNT];
 
-int osw_layer_run_linear(const char *name, osw_linear_job *job)
+int osw_layer_run_linear(osw_call *call, osw_linear_job *job)
 {
     const size_t bytes = osw_linear_plan(job, calls);
-    char *parts = bytes ? osw_room(bytes) : NULL;
+    char *parts = bytes ? osw_call_room(call, bytes) : NULL;
     if (bytes && !parts)
         return -1;
-    const osw_running running = osw_run_begin(name, job->cost > OSW_GRAIN_PRODUCTS);
+    const osw_running running = osw_run_begin(call->name, job->cost > OSW_GRAIN_PRODUCTS);
     osw_linear_run(job, parts);
     osw_run_end(running);
-    PyMem_Free(parts);
     return 0;
 }
 
-/* What the arguments of the call say about the groups. */
-typedef struct osw_sections {
-    Py_ssize_t count; /* -1: not listed, all have as many outputs */
-    int64_t *first;   /* owned: outputs of every group, behind a place for the first prefix sum */
-} osw_sections;
+typedef struct osw_grouped_call {
+    osw_linear_job job;
+    Py_ssize_t sections; /* how many are listed; -1: all groups have as many outputs */
+    int64_t *first;      /* outputs of every group, behind a place for the first prefix sum */
+} osw_grouped_call;
 
-static int read_sections(const osw_call *call, PyObject *object, osw_sections *sections)
+static int read_sections(osw_call *call)
 {
-    *sections = (osw_sections){.count = -1};
+    osw_grouped_call *grouped = call->job;
+    PyObject *object = call->args[3];
+    grouped->sections = -1;
+    if (call->plain && (!osw_linear_leads(osw_isa_current()) || !osw_plain_eager(true)))
+        return -1;
     if (object == Py_None)
         return 0;
     if (!PyTuple_Check(object)) {
@@ -41,28 +44,34 @@ static int read_sections(const osw_call *call, PyObject *object, osw_sections *s
                      call->name, object);
         return -1;
     }
-    sections->count = PyTuple_Size(object);
-    sections->first = osw_room((size_t)(sections->count + 1) * sizeof *sections->first);
-    if (!sections->first)
+    grouped->sections = PyTuple_Size(object);
+    int64_t *first = osw_call_room(call, (size_t)(grouped->sections + 1) * sizeof *first);
+    if (!first)
         return -1;
-    sections->first[0] = 0;
-    for (Py_ssize_t g = 0; g < sections->count; g++)
+    first[0] = 0;
+    for (Py_ssize_t g = 0; g < grouped->sections; g++)
         if (osw_int_arg(call->name, "sections", PyTuple_GetItem(object, g), 0, INT64_MAX,
-                        &sections->first[g + 1]) != 0)
+                        &first[g + 1]) != 0)
             return -1;
+    grouped->first = first;
     return 0;
 }
 
-/* first[g + 1] = first[g] + outputs of group g, by the sections, or in equal shares of `total`. */
-static int fill_first(const osw_call *call, osw_sections *sections, int64_t groups, int64_t total)
+/* first[g + 1] = first[g] + outputs of group g, in equal shares of `total`. */
+static int fill_equal(osw_call *call, osw_grouped_call *grouped, int64_t total)
 {
-    if (sections->count < 0) {
-        sections->first = osw_room((size_t)(groups + 1) * sizeof *sections->first);
-        for (int64_t g = 0; sections->first && g <= groups; g++)
-            sections->first[g] = g * (total / groups);
-        return sections->first ? 0 : -1;
-    }
-    int64_t *first = sections->first;
+    const int64_t groups = grouped->job.linear.groups;
+    grouped->first = osw_call_room(call, (size_t)(groups + 1) * sizeof *grouped->first);
+    for (int64_t g = 0; grouped->first && g <= groups; g++)
+        grouped->first[g] = g * (total / groups);
+    return grouped->first ? 0 : -1;
+}
+
+/* The same, by the sections. */
+static int fill_listed(osw_call *call, osw_grouped_call *grouped, int64_t total)
+{
+    const int64_t groups = grouped->job.linear.groups;
+    int64_t *first = grouped->first;
     for (int64_t g = 0; g < groups; g++) {
         if (first[g + 1] > total - first[g])
             return osw_call_fail(call, WEIGHT, "has too few rows for the sections, from group",
@@ -76,16 +85,12 @@ static int fill_first(const osw_call *call, osw_sections *sections, int64_t grou
 
 static int check_dtypes(const osw_call *call, osw_linear_job *job)
 {
-    const osw_dl_dtype *dtype = &call->tensors[WEIGHT].dtype;
-    job->dtype = osw_dtype_of_dlpack(dtype->code, dtype->bits, dtype->lanes);
-    if (job->dtype == OSW_DTYPE_COUNT)
-        return osw_call_fail(call, WEIGHT, "must be float32, float64, bfloat16 or float16, bits",
-                             dtype->bits, 32);
-    for (int i = 0; i < ROLE_COUNT; i++)
-        if (call->objects[i] && !osw_same_dtype(&call->tensors[i], &call->tensors[WEIGHT]))
-            return osw_call_fail(call, i, "has another dtype than weight",
-                                 call->tensors[i].dtype.bits, dtype->bits);
-    return 0;
+    const int bits = call->tensors[WEIGHT].dtype.bits;
+    job->dtype = osw_dtype_of(&call->tensors[WEIGHT]);
+    return job->dtype == OSW_DTYPE_COUNT
+               ? osw_call_fail(call, WEIGHT, "must be float32, float64, bfloat16 or float16, bits",
+                               bits, 32)
+               : osw_layer_check_dtypes(call, WEIGHT);
 }
 
 /* t is (N, *rows), or rows if N is negative; `rows` are the weight's sizes without the last. */
@@ -126,46 +131,37 @@ static bool is_readable(const osw_call *call)
            (!call->objects[GRAD_OUTPUT] || osw_is_dense(&t[GRAD_OUTPUT], 1));
 }
 
-/* Sizes from input and weight, then everything against them. */
-static int check(const osw_call *call, osw_linear_job *job, osw_sections *sections)
+/* Sizes from input and weight, then everything against them; declined if a tensor cannot be read in
+ * place. */
+static int check(osw_call *call)
 {
+    osw_grouped_call *grouped = call->job;
     const osw_tensor *x = &call->tensors[INPUT], *w = &call->tensors[WEIGHT];
-    osw_linear *l = &job->linear;
+    osw_linear *l = &grouped->job.linear;
+    const bool listed = grouped->sections >= 0;
     if (x->ndim != 3 || x->numel == 0 || w->numel == 0)
         return osw_fail(call->name, "expected an input (N, groups, in_features) and a weight with "
                                     "elements");
     l->rows = x->size[0], l->groups = x->size[1], l->in_features = x->size[2];
-    if (sections->count >= 0 && sections->count != l->groups) {
+    if (listed && grouped->sections != l->groups) {
         PyErr_Format(PyExc_TypeError,
                      "%s: sections must be None or a tuple of %lld ints, got %zd of them",
-                     call->name, (long long)l->groups, sections->count);
+                     call->name, (long long)l->groups, grouped->sections);
         return -1;
     }
-    if (check_dtypes(call, job) != 0 || check_sizes(call, l, sections->count >= 0) != 0 ||
-        fill_first(call, sections, l->groups, w->numel / l->in_features) != 0)
+    if (check_dtypes(call, &grouped->job) != 0 || check_sizes(call, l, listed) != 0 ||
+        (listed ? fill_listed : fill_equal)(call, grouped, w->numel / l->in_features) != 0)
         return -1;
-    l->first = sections->first;
+    l->first = grouped->first;
     return is_readable(call) ? 0 : -1;
 }
 
-/* The sections, then `count` tensors from the role `first` on. */
-static int prepare(osw_call *call, osw_linear_job *job, osw_sections *sections, int first,
-                   int count, PyObject *const *args)
-{
-    if (call->plain && (!osw_linear_leads(osw_isa_current()) || !osw_plain_eager(true)))
-        return -1;
-    return read_sections(call, args[3], sections) != 0 ||
-                   osw_call_tensors(call, first, count, args) != 0 ||
-                   check(call, job, sections) != 0
-               ? -1
-               : 0;
-}
-
 /* Where all tensors lie. */
-static int run(const osw_call *call, osw_linear_job *job)
+static int run(osw_call *call)
 {
+    osw_grouped_call *grouped = call->job;
     const osw_tensor *t = call->tensors;
-    osw_linear *l = &job->linear;
+    osw_linear *l = &grouped->job.linear;
     l->input = (osw_linear_rows){t[INPUT].data, t[INPUT].stride[0], t[INPUT].stride[1]};
     l->weight = t[WEIGHT].data;
     l->bias = t[BIAS].data;
@@ -175,7 +171,7 @@ static int run(const osw_call *call, osw_linear_job *job)
         (osw_linear_rows){t[GRAD_INPUT].data, l->groups * l->in_features, l->in_features};
     l->grad_weight = t[GRAD_WEIGHT].data;
     l->grad_bias = t[GRAD_BIAS].data;
-    return osw_call_unchanged(call) == 0 ? osw_layer_run_linear(call->name, job) : -1;
+    return osw_layer_run_linear(call, &grouped->job);
 }
 
 /* (N, *sizes of the weight without the last) */
@@ -188,52 +184,17 @@ static int make_output(osw_call *call)
     return osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, w->ndim, size, false);
 }
 
-static PyObject *forward(bool plain, PyObject *const *args, Py_ssize_t nargs)
+static int make_gradients(osw_call *call)
 {
-    osw_call call = {.name = "grouped_linear", .roles = osw_layer_roles, .plain = plain};
-    osw_linear_job job = {.count = 0};
-    osw_sections sections = {.first = NULL};
-    const bool done =
-        osw_expect(call.name, nargs, 4) &&
-        prepare(&call, &job, &sections, INPUT, args[2] == Py_None ? 2 : 3, args) == 0 &&
-        make_output(&call) == 0 && run(&call, &job) == 0;
-    PyMem_Free(sections.first);
-    return osw_call_end(&call, done ? osw_call_made(&call, OUTPUT) : NULL);
+    return osw_layer_gradients(call, call->args + 4, false, false, call->tensors[WEIGHT].ndim - 1);
 }
 
-static PyObject *backward(bool plain, PyObject *const *args, Py_ssize_t nargs)
-{
-    osw_call call = {.name = "grouped_linear_backward", .roles = osw_layer_roles, .plain = plain};
-    osw_linear_job job = {.count = 0};
-    osw_sections sections = {.first = NULL};
-    const bool done =
-        osw_expect(call.name, nargs, 7) &&
-        prepare(&call, &job, &sections, GRAD_OUTPUT, 3, args) == 0 &&
-        osw_layer_gradients(&call, args + 4, false, false, call.tensors[WEIGHT].ndim - 1) == 0 &&
-        run(&call, &job) == 0;
-    PyMem_Free(sections.first);
-    return osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_INPUT, 3) : NULL);
-}
+OSW_ENTRIES_OF(grouped_linear, (osw_grouped_call){0}, .name = "grouped_linear", OSW_LAYER_FORWARD,
+               .arguments = 4, .numbers = read_sections, OSW_STEPS(check, make_output, run))
 
-OSW_ENTRY(grouped_linear)
-{
-    return forward(false, args, nargs);
-}
-
-OSW_ENTRY(plain_grouped_linear)
-{
-    return osw_or_declined(forward(true, args, nargs));
-}
-
-OSW_ENTRY(grouped_linear_backward)
-{
-    return backward(false, args, nargs);
-}
-
-OSW_ENTRY(plain_grouped_linear_backward)
-{
-    return osw_or_declined(backward(true, args, nargs));
-}
+OSW_ENTRIES_OF(grouped_linear_backward, (osw_grouped_call){0}, .name = "grouped_linear_backward",
+               OSW_LAYER_BACKWARD, .arguments = 7, .numbers = read_sections,
+               OSW_STEPS(check, make_gradients, run))
 
 OSW_ENTRY_NO_ARGS(linear_leads)
 {

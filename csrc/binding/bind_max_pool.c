@@ -1,100 +1,158 @@
 /* SPDX-License-Identifier: MIT */
 /* max_pool and max_pool_backward: a whole call each, the tensors that it makes included. The plain
- * ones are those of the public functions, for ordinary calls. */
+ * ones are those of the public functions, for ordinary calls. max_pool_indices: indices from
+ * offsets. pool_variants(): the kernels of all pools and how often each was called. */
 #include "binding/pool_window.h"
-#include "binding/torch_names.h"
+#include "pool/window.h"
 
-/* The input and the window are in the call. */
-static int execute(osw_pool_call *call, bool ceil_mode, bool with_offsets)
+enum { A_WINDOW = 1, A_CEIL_MODE = A_WINDOW + W_COUNT, A_STEP, A_WITH_OFFSETS, A_COUNT };
+
+static int read_forward(osw_call *call)
 {
-    int64_t size[OSW_MAX_DIMS];
-    return osw_pool_output_size(call, ceil_mode, size) != 0 ||
-                   osw_pool_make(call, size, with_offsets) != 0 || osw_pool_execute(call) != 0
-               ? -1
-               : 0;
+    osw_pool_call *pool_call = call->job;
+    pool_call->ceil_mode = call->args[A_CEIL_MODE] == Py_True;
+    pool_call->trains = call->args[A_WITH_OFFSETS] == Py_True;
+    return osw_pool_read_window(call, call->args + A_WINDOW, true, call->args[A_STEP]);
 }
 
-enum { INPUT_AT, WINDOW_AT, CEIL_MODE = WINDOW_AT + W_COUNT, STEP, WITH_OFFSETS, ARGUMENTS };
+OSW_POOL_ENTRY(max_pool, false, OP_max, .name = "max_pool", .arguments = A_COUNT,
+               .numbers = read_forward, OSW_POOL_FORWARD(0),
+               OSW_STEPS(osw_pool_make, osw_pool_execute), .results = 2)
 
-OSW_ENTRY(max_pool)
+enum { P_VOLUMES, P_INPUT, P_WINDOW, P_CEIL_MODE = P_WINDOW + W_COUNT, P_TRAINS, P_COUNT };
+
+static int read_plain(osw_call *call)
 {
-    osw_pool_call call = osw_pool_begin("max_pool", OP_max, false);
-    const bool done =
-        osw_expect(call.base.name, nargs, ARGUMENTS) &&
-        osw_pool_window_args(&call, args + WINDOW_AT, true, args[STEP]) == 0 &&
-        osw_call_tensor(&call.base, INPUT, args[INPUT_AT]) == 0 &&
-        execute(&call, args[CEIL_MODE] == Py_True, args[WITH_OFFSETS] == Py_True) == 0;
-    return osw_call_end(&call.base, done ? osw_call_tuple(&call.base, OUTPUT, 2) : NULL);
+    osw_pool_call *pool_call = call->job;
+    PyObject *const *args = call->args;
+    pool_call->ceil_mode = args[P_CEIL_MODE] == Py_True;
+    pool_call->trains = args[P_TRAINS] == Py_True;
+    return PyBool_Check(args[P_CEIL_MODE])
+               ? osw_pool_read_plain_window(call, args[P_VOLUMES] == Py_True, args + P_WINDOW, true)
+               : -1;
 }
 
-/* (output, offsets, described) */
-static PyObject *describe(const osw_call *call, const osw_window *w, PyObject *ceil_mode)
+/* If it trains (output, offsets, described). */
+static PyObject *give(const osw_call *call)
 {
-    const osw_tensor *t = &call->tensors[INPUT];
-    return Py_BuildValue(
-        "(OO((NNNNO)LNO))", call->made[OUTPUT], call->made[OFFSETS],
-        osw_tuple_of(w->spatial, w->sides[W_KERNEL]), osw_tuple_of(w->spatial, w->sides[W_STRIDE]),
-        osw_tuple_of(w->spatial, w->sides[W_PADDING]),
-        osw_tuple_of(w->spatial, w->sides[W_DILATION]), ceil_mode, (long long)w->channel_step,
-        osw_tuple_of(t->ndim, t->size), osw_memory_format(t->ndim, osw_suggests_channels_last(t)));
+    const osw_pool_call *pool_call = call->job;
+    if (!pool_call->trains)
+        return osw_call_made(call, OUTPUT);
+    return Py_BuildValue("(OO((NNNNO)LNO))", call->made[OUTPUT], call->made[OFFSETS],
+                         osw_pool_sides(call, W_KERNEL), osw_pool_sides(call, W_STRIDE),
+                         osw_pool_sides(call, W_PADDING), osw_pool_sides(call, W_DILATION),
+                         call->args[P_CEIL_MODE], (long long)pool_call->pool.channel_step,
+                         osw_pool_input_size(call), osw_pool_format(call));
 }
 
-enum { P_VOLUMES, P_INPUT, P_WINDOW, P_CEIL_MODE = P_WINDOW + W_COUNT, P_TRAINS, P_ARGUMENTS };
+OSW_POOL_ENTRY(plain_max_pool, true, OP_max, .name = "max_pool", .arguments = P_COUNT,
+               .numbers = read_plain, OSW_READS(P_INPUT, 1, INPUT),
+               OSW_STEPS(osw_pool_check_plain, osw_pool_make, osw_pool_execute), .give = give)
 
-OSW_ENTRY(plain_max_pool)
+/* Window, channel step and the size of the input. */
+static int read_gradient(osw_call *call, PyObject *const *window, PyObject *channel_step,
+                         PyObject *input_size, bool channels_last)
 {
-    osw_pool_call call = osw_pool_begin("plain_max_pool", OP_max, true);
-    if (!osw_expect(call.base.name, nargs, P_ARGUMENTS))
-        return NULL;
-    PyObject *ceil_mode = args[P_CEIL_MODE], *result = NULL;
-    const bool trains = args[P_TRAINS] == Py_True;
-    osw_window window;
-    if (osw_window_read(&window, &call, args[P_VOLUMES] == Py_True, args[P_INPUT], args + P_WINDOW,
-                        true) &&
-        PyBool_Check(ceil_mode) && execute(&call, ceil_mode == Py_True, trains) == 0)
-        result =
-            trains ? describe(&call.base, &window, ceil_mode) : osw_call_made(&call.base, OUTPUT);
-    return osw_or_declined(osw_call_end(&call.base, result));
+    osw_pool_call *pool_call = call->job;
+    pool_call->channels_last = channels_last;
+    return osw_pool_read_window(call, window, true, channel_step) == 0
+               ? osw_pool_read_size(call, input_size, pool_call->spatial + 2)
+               : -1;
 }
 
-enum { GRAD_AT, OFFSETS_AT, SIZE_AT, GEOMETRY_AT, STEP_AT = GEOMETRY_AT + 4, LAST_AT, B_ARGUMENTS };
+enum { B_SIZE = 2, B_WINDOW, B_STEP = B_WINDOW + W_COUNT, B_LAST, B_COUNT };
 
-/* The numbers before the tensors: window, channel step and the size of the input. */
-static PyObject *run_backward(osw_pool_call *call, PyObject *const *window, PyObject *channel_step,
-                              PyObject *input_size, bool channels_last, PyObject *gradient,
-                              PyObject *offsets)
+static int read_backward(osw_call *call)
 {
-    int64_t size[OSW_MAX_DIMS];
-    if (osw_pool_window_args(call, window, true, channel_step) != 0 ||
-        osw_pool_tensor_size(call, input_size, call->spatial + 2, size) != 0 ||
-        osw_call_tensor(&call->base, GRAD_OUTPUT, gradient) != 0 ||
-        osw_call_tensor(&call->base, OFFSETS, offsets) != 0)
-        return osw_call_end(&call->base, NULL);
-    return osw_pool_gradient(call, call->spatial + 2, size, channels_last);
+    PyObject *const *args = call->args;
+    return read_gradient(call, args + B_WINDOW, args[B_STEP], args[B_SIZE],
+                         args[B_LAST] == Py_True);
 }
 
-OSW_ENTRY(max_pool_backward)
+OSW_POOL_ENTRY(max_pool_backward, false, OP_max_backward, .name = "max_pool_backward",
+               .arguments = B_COUNT, .numbers = read_backward,
+               OSW_POOL_BACKWARD(0, 2, GRAD_OUTPUT, OFFSETS))
+
+enum { D_WINDOW, D_STEP, D_SIZE, D_FORMAT, D_OFFSETS, D_GRADIENT, D_COUNT };
+
+static int read_described(osw_call *call)
 {
-    osw_pool_call call = osw_pool_begin("max_pool_backward", OP_max_backward, false);
-    if (!osw_expect(call.base.name, nargs, B_ARGUMENTS))
-        return NULL;
-    return run_backward(&call, args + GEOMETRY_AT, args[STEP_AT], args[SIZE_AT],
-                        args[LAST_AT] == Py_True, args[GRAD_AT], args[OFFSETS_AT]);
+    PyObject *window[W_COUNT + 1], *const *args = call->args;
+    return osw_pool_described(call, args[D_WINDOW], W_COUNT + 1, window) == 0
+               ? read_gradient(call, window, args[D_STEP], args[D_SIZE],
+                               osw_pool_is_last(args[D_FORMAT]))
+               : -1;
 }
 
-enum { D_WINDOW, D_STEP, D_SIZE, D_FORMAT, D_OFFSETS, D_GRADIENT, D_ARGUMENTS };
+OSW_POOL_ENTRY(plain_max_pool_backward, true, OP_max_backward, .name = "max_pool_backward",
+               .arguments = D_COUNT, .numbers = read_described,
+               OSW_POOL_BACKWARD(D_OFFSETS, 2, OFFSETS, GRAD_OUTPUT))
 
-OSW_ENTRY(plain_max_pool_backward)
+enum { I_SIZE = 2, I_WINDOW, I_COUNT = I_WINDOW + W_COUNT };
+
+static int read_indices(osw_call *call)
 {
-    osw_pool_call call = osw_pool_begin("plain_max_pool_backward", OP_max_backward, true);
-    PyObject *window[W_COUNT + 1];
-    if (!osw_expect(call.base.name, nargs, D_ARGUMENTS) ||
-        osw_pool_described(&call, args[D_WINDOW], W_COUNT + 1, window) != 0)
-        return NULL;
-    return osw_or_declined(run_backward(&call, window, args[D_STEP], args[D_SIZE],
-                                        args[D_FORMAT] != osw_torch(OSW_TORCH_CONTIGUOUS),
-                                        args[D_GRADIENT], args[D_OFFSETS]));
+    osw_pool_call *pool_call = call->job;
+    if (osw_pool_read_window(call, call->args + I_WINDOW, true, NULL) != 0)
+        return -1;
+    return osw_ints_arg(call->name, "input size", call->args[I_SIZE], pool_call->spatial, 0,
+                        INT32_MAX, pool_call->size);
 }
+
+/* The input itself is not needed: a tensor of its size without memory represents it. */
+static int check_indices(osw_call *call)
+{
+    const osw_pool_call *pool_call = call->job;
+    const osw_tensor *indices = &call->tensors[OUTPUT];
+    osw_tensor *input = &call->tensors[INPUT];
+    *input = *indices;
+    input->object = NULL;
+    for (int i = 0; i < pool_call->spatial && input->ndim == pool_call->spatial + 2; i++)
+        input->size[2 + i] = pool_call->size[i];
+    if (osw_pool_check(call) != 0)
+        return -1;
+    if (indices->dtype.code != 0 || indices->dtype.bits != 64)
+        return osw_pool_fail(call, "indices must be int64", indices->dtype.bits);
+    return osw_no_overlap(indices) ? 0 : osw_fail(call->name, "output overlaps itself");
+}
+
+static int write_indices(osw_call *call)
+{
+    const osw_pool_call *pool_call = call->job;
+    const osw_tensor *indices = &call->tensors[OUTPUT];
+    const osw_pool *pool = &pool_call->pool;
+    if (indices->numel == 0)
+        return 0;
+    const osw_form form = osw_pool_choose_form(call);
+    if (form == FORM_COUNT)
+        return -1;
+    const int64_t taps =
+        pool->dims[DEPTH].kernel * pool->dims[HEIGHT].kernel * pool->dims[WIDTH].kernel;
+    int64_t *distance = NULL;
+    if (taps <= OSW_POOL_TABLE_TAPS) {
+        distance = osw_call_room(call, (size_t)taps * sizeof *distance);
+        if (!distance)
+            return -1;
+        osw_pool_distances(pool, distance, taps);
+    }
+    osw_pool_indices work = {pool, pool->output, distance, form == FORM_pixels};
+    const int64_t bytes = indices->numel * indices->itemsize;
+    const osw_running running = osw_run_begin(call->name, bytes > OSW_GRAIN_BYTES);
+    osw_pool_run_indices(&work, osw_pool_units_of(pool_call, form), bytes);
+    osw_run_end(running);
+    return 0;
+}
+
+static PyObject *give_none(const osw_call *Py_UNUSED(call))
+{
+    return Py_NewRef(Py_None);
+}
+
+OSW_POOL_ENTRY(max_pool_indices, false, OP_max, .name = "max_pool_indices", .arguments = I_COUNT,
+               .numbers = read_indices, OSW_READS(0, 2, OFFSETS, OUTPUT),
+               OSW_STEPS(check_indices, write_indices), .give = give_none)
+
+OSW_ENTRY_COUNTS(pool_variants, osw_pool_calls, OSW_POOL_VARIANTS(OSW_VARIANT_3))
 
 PyMethodDef osw_max_pool_methods[] = {
     OSW_ENTRY_LINE(max_pool,
@@ -116,5 +174,9 @@ PyMethodDef osw_max_pool_methods[] = {
         "first"),
     OSW_ENTRY_LINE(plain_max_pool_backward, "plain_max_pool_backward(*described, offsets, "
                                             "grad_output) -> grad_input, or NotImplemented"),
+    OSW_ENTRY_LINE(
+        max_pool_indices,
+        "max_pool_indices(offsets, indices, input_size, kernel, stride, padding, dilation)"),
+    OSW_ENTRY_COUNTS_LINE(pool_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -4,77 +4,77 @@
 #include "binding/activation_arg.h"
 #include "binding/norm_call.h"
 
-enum { VECTORS = 6 }; /* mean, var, weight, bias, grad_weight, grad_bias */
+#include <string.h>
+
+/* What a forward returns. */
+typedef enum osw_result {
+    FRESH,  /* a new output */
+    OVER,   /* the input, overwritten */
+    TRACED, /* (new output, new statistics) */
+    RESULT_COUNT
+} osw_result;
+
+typedef struct osw_norm_call {
+    osw_norm_job job;
+    osw_result result; /* of a forward */
+} osw_norm_call;
 
 /* Give the job its vectors, from `memory` or from the statistics. */
-static void place_vectors(const osw_call *call, osw_norm_job *job, bool backward, double *memory)
+static void place_vectors(const osw_call *call, osw_norm_job *job, double *memory)
 {
     const int64_t channels = job->norm.channels;
     const bool given = call->objects[STATISTICS];
     job->mean = given ? (double *)call->tensors[STATISTICS].data : memory;
     job->var = given ? job->mean + channels : memory + channels;
-    if (!backward && !job->training) {
+    if (!call->backward && !job->training) {
         osw_norm_read(call, RUNNING_MEAN, job->mean);
         osw_norm_read(call, RUNNING_VAR, job->var);
     }
-    job->weight = osw_norm_read(call, WEIGHT, memory + 2 * channels);
-    job->bias = osw_norm_read(call, BIAS, memory + 3 * channels);
-    if (call->objects[GRAD_WEIGHT] || call->objects[GRAD_BIAS]) {
-        job->grad_weight = memory + 4 * channels;
-        job->grad_bias = memory + 5 * channels;
-    }
+    osw_norm_place(call, job, memory + 2 * channels);
 }
 
-/* What is written channel by channel; `memory` is free but for mean and var. */
-static void write_vectors(const osw_call *call, const osw_norm_job *job, bool backward,
-                          double *memory)
+/* `memory` is free but for mean and var. */
+static void move_statistics(const osw_call *call, const osw_norm_job *job, double *memory)
 {
-    if (backward) {
-        osw_norm_write(call, GRAD_WEIGHT, job->grad_weight);
-        osw_norm_write(call, GRAD_BIAS, job->grad_bias);
-    } else if (job->training && job->moves && call->objects[RUNNING_MEAN]) {
-        double *mean = osw_norm_read(call, RUNNING_MEAN, memory + 2 * job->norm.channels);
-        double *var = osw_norm_read(call, RUNNING_VAR, memory + 3 * job->norm.channels);
-        osw_norm_move(job, mean, var);
-        osw_norm_write(call, RUNNING_MEAN, mean);
-        osw_norm_write(call, RUNNING_VAR, var);
-    }
+    double *mean = osw_norm_read(call, RUNNING_MEAN, memory + 2 * job->norm.channels);
+    double *var = osw_norm_read(call, RUNNING_VAR, memory + 3 * job->norm.channels);
+    osw_norm_move(job, mean, var);
+    osw_norm_write(call, RUNNING_MEAN, mean);
+    osw_norm_write(call, RUNNING_VAR, var);
 }
 
 /* The sums over no values. */
-static int write_zeros(const osw_call *call)
+static int write_zeros(osw_call *call)
 {
-    double *zeros = PyMem_Calloc((size_t)call->tensors[INPUT].size[1] + 1, sizeof *zeros);
-    if (!zeros) {
-        PyErr_NoMemory();
+    const size_t bytes = (size_t)call->tensors[INPUT].size[1] * sizeof(double);
+    double *zeros = osw_call_room(call, bytes);
+    if (!zeros)
         return -1;
-    }
-    osw_norm_write(call, GRAD_WEIGHT, zeros);
-    osw_norm_write(call, GRAD_BIAS, zeros);
-    PyMem_Free(zeros);
+    memset(zeros, 0, bytes);
+    osw_norm_write_gradients(call, zeros, zeros);
     return 0;
 }
 
-static int run(const osw_call *call, osw_norm_job *job, bool backward)
+static int run(osw_call *call)
 {
-    const osw_tensor *x = &call->tensors[INPUT];
-    if (osw_call_unchanged(call) != 0)
-        return -1;
-    if (x->numel == 0)
+    osw_norm_job *job = &((osw_norm_call *)call->job)->job;
+    if (call->tensors[INPUT].numel == 0)
         return write_zeros(call);
     if (!osw_norm_choose_form(call, job))
         return -1;
-    const int64_t scratch = osw_norm_prepare(job), vectors = VECTORS * job->norm.channels;
-    double *memory = osw_room((size_t)(scratch + vectors) * sizeof *memory);
+    const int64_t scratch = osw_norm_prepare(job);
+    const int64_t vectors = (2 + OSW_NORM_VECTORS) * job->norm.channels;
+    double *memory = osw_call_room(call, (size_t)(scratch + vectors) * sizeof *memory);
     if (!memory)
         return -1;
-    place_vectors(call, job, backward, memory);
-    osw_norm_choose(job, backward, osw_norm_calls);
-    const osw_running running = osw_run_begin(call->name, x->numel * x->itemsize > OSW_GRAIN_BYTES);
-    (backward ? osw_norm_backward : osw_norm_forward)(job, memory + vectors);
+    place_vectors(call, job, memory);
+    osw_norm_choose(job, call->backward, osw_norm_calls);
+    const osw_running running = osw_run_begin(call->name, osw_norm_is_large(call));
+    (call->backward ? osw_norm_backward : osw_norm_forward)(job, memory + vectors);
     osw_run_end(running);
-    write_vectors(call, job, backward, memory);
-    PyMem_Free(memory);
+    osw_norm_write_gradients(call, job->grad_weight, job->grad_bias);
+    if (!call->backward && job->training && job->moves && call->objects[RUNNING_MEAN])
+        move_statistics(call, job, memory);
     return 0;
 }
 
@@ -92,16 +92,6 @@ static int read_options(const osw_call *call, osw_norm_job *job, PyObject *train
     return osw_float_arg(eps, &job->eps);
 }
 
-/* Tensors by their roles; those from `optional` on may be None. */
-static int parse_tensors(osw_call *call, PyObject *const *args, const osw_norm_role *roles,
-                         int count, int optional)
-{
-    for (int i = 0; i < count; i++)
-        if ((i < optional || args[i] != Py_None) && osw_call_tensor(call, roles[i], args[i]) != 0)
-            return -1;
-    return 0;
-}
-
 static bool requires_grad(PyObject *tensor)
 {
     PyObject *answer = tensor == Py_None ? NULL : PyObject_GetAttrString(tensor, "requires_grad");
@@ -111,38 +101,70 @@ static bool requires_grad(PyObject *tensor)
     return yes;
 }
 
-/* What a forward returns. */
-typedef enum osw_result {
-    FRESH,  /* a new output */
-    OVER,   /* the input, overwritten */
-    TRACED, /* (new output, new statistics) */
-    RESULT_COUNT
-} osw_result;
+enum { F_TRAINING, F_MOMENTUM, F_EPS, F_ACTIVATION, F_INPUT, F_MEAN, F_VAR, F_WEIGHT, F_BIAS };
+enum { F_RESULT = F_BIAS + 1, F_GRAPH, F_COUNT };
 
-enum { F_TRAINING, F_MOMENTUM, F_EPS, F_ACTIVATION, F_TENSORS };
-enum { F_INPUT = F_TENSORS, F_MEAN, F_VAR, F_WEIGHT, F_BIAS, F_RESULT, F_GRAPH, F_COUNT };
-
-/* Options, tensors and their checks. */
-static int parse_forward(osw_call *call, osw_norm_job *job, PyObject *const *args,
-                         osw_result result)
+static int read_forward(osw_call *call)
 {
-    static const osw_norm_role roles[] = {INPUT, RUNNING_MEAN, RUNNING_VAR, WEIGHT, BIAS};
-    if (read_options(call, job, args[F_TRAINING], args[F_EPS], args[F_ACTIVATION]) != 0)
+    osw_norm_call *norm = call->job;
+    PyObject *const *args = call->args;
+    const long result = PyLong_AsLong(args[F_RESULT]);
+    if (result < 0 || result >= RESULT_COUNT) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "%s: unknown result %ld", call->name, result);
         return -1;
-    job->moves = result != TRACED || args[F_MOMENTUM] != Py_None;
-    if (job->moves && osw_float_arg(args[F_MOMENTUM], &job->momentum) != 0)
+    }
+    if (read_options(call, &norm->job, args[F_TRAINING], args[F_EPS], args[F_ACTIVATION]) != 0)
         return -1;
-    call->plain = result != TRACED;
-    if (parse_tensors(call, args + F_TENSORS, roles, 5, 1) != 0 || osw_norm_check(call, job) != 0 ||
-        osw_norm_check_statistics(call, job) != 0)
+    norm->result = (osw_result)result;
+    call->plain = norm->result != TRACED;
+    norm->job.moves = call->plain || args[F_MOMENTUM] != Py_None;
+    return norm->job.moves ? osw_float_arg(args[F_MOMENTUM], &norm->job.momentum) : 0;
+}
+
+/* That the statistics to normalise with are there: of the batch in training, else running ones. */
+static int check_statistics(const osw_call *call, const osw_norm_job *job)
+{
+    const osw_tensor *x = &call->tensors[INPUT];
+    const int64_t channels = x->size[1] ? x->size[1] : 1;
+    if (!job->training) {
+        for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
+            if (!call->objects[role])
+                return osw_norm_fail(call, role, "must be defined in evaluation mode", 0);
+        return 0;
+    }
+    if (x->numel / channels == 1)
+        return osw_norm_fail(call, INPUT, "must have more than 1 value per channel when training",
+                             1);
+    if (!call->objects[RUNNING_MEAN] != !call->objects[RUNNING_VAR])
+        return osw_norm_fail(call, RUNNING_MEAN, "and running_var must both be given or neither",
+                             call->objects[RUNNING_MEAN] != NULL);
+    if (!(job->eps > 0)) {
+        PyErr_Format(PyExc_ValueError, "%s: eps must be positive during training", call->name);
         return -1;
-    if (requires_grad(args[F_MEAN]) || requires_grad(args[F_VAR]))
-        return osw_norm_fail(call, RUNNING_MEAN, "and running_var must not require gradients", 1);
+    }
     return 0;
 }
 
-static int make_results(osw_call *call, osw_result result)
+/* Ends the call with False if a graph is wanted and a tensor requires a gradient. */
+static int check_forward(osw_call *call)
 {
+    osw_norm_call *norm = call->job;
+    PyObject *const *args = call->args;
+    if (osw_norm_check(call, &norm->job) != 0 || check_statistics(call, &norm->job) != 0)
+        return -1;
+    if (requires_grad(args[F_MEAN]) || requires_grad(args[F_VAR]))
+        return osw_norm_fail(call, RUNNING_MEAN, "and running_var must not require gradients", 1);
+    if (args[F_GRAPH] != Py_True || !(requires_grad(args[F_INPUT]) ||
+                                      requires_grad(args[F_WEIGHT]) || requires_grad(args[F_BIAS])))
+        return 0;
+    call->result = Py_NewRef(Py_False);
+    return -1;
+}
+
+static int make_results(osw_call *call)
+{
+    const osw_result result = ((osw_norm_call *)call->job)->result;
     const osw_tensor *x = &call->tensors[INPUT];
     const int64_t size[2] = {2, x->size[1]};
     /* As in torch, what fits both formats, by one pixel or channel, gives a contiguous output. */
@@ -152,66 +174,54 @@ static int make_results(osw_call *call, osw_result result)
         call->tensors[OUTPUT] = *x;
         return osw_no_overlap(x) && !(last && contiguous) ? 0 : -1;
     }
-    if (osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, x->ndim, x->size, last && !contiguous) !=
-        0)
+    if (osw_norm_make_like(call, INPUT, OUTPUT, last && !contiguous) != 0)
         return -1;
     return result == FRESH ? 0
                            : osw_call_make(call, STATISTICS, INPUT, OSW_FLOAT64, 2, size, false);
 }
 
-static PyObject *results_of(const osw_call *call, osw_result result)
+static PyObject *give(const osw_call *call)
 {
-    return result == TRACED ? PyTuple_Pack(2, call->made[OUTPUT], call->made[STATISTICS])
-                            : Py_NewRef(call->objects[OUTPUT]);
+    return ((osw_norm_call *)call->job)->result == TRACED ? osw_call_tuple(call, OUTPUT, 2)
+                                                          : Py_NewRef(call->objects[OUTPUT]);
 }
 
-OSW_ENTRY(batch_norm)
+OSW_ENTRY_OF(batch_norm, false, (osw_norm_call){0}, .name = "batch_norm", .roles = osw_norm_roles,
+             .arguments = F_COUNT, .numbers = read_forward,
+             OSW_READS(F_INPUT, 1, INPUT, RUNNING_MEAN, RUNNING_VAR, WEIGHT, BIAS),
+             OSW_STEPS(check_forward, make_results, run), .give = give)
+
+enum { B_TRAINING, B_EPS, B_ACTIVATION, B_NEEDED, B_TENSORS, B_PLAIN = B_TENSORS + 5, B_COUNT };
+
+static int read_backward(osw_call *call)
 {
-    osw_call call = {.name = "batch_norm", .roles = osw_norm_roles};
-    osw_norm_job job = {.training = false};
-    PyObject *results = NULL;
-    if (!osw_expect(call.name, nargs, F_COUNT))
-        return NULL;
-    const long result = PyLong_AsLong(args[F_RESULT]);
-    if (result < 0 || result >= RESULT_COUNT) {
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "%s: unknown result %ld", call.name, result);
-        return NULL;
-    }
-    if (parse_forward(&call, &job, args, (osw_result)result) == 0) {
-        if (args[F_GRAPH] == Py_True &&
-            (requires_grad(args[F_INPUT]) || requires_grad(args[F_WEIGHT]) ||
-             requires_grad(args[F_BIAS])))
-            Py_RETURN_FALSE;
-        if (make_results(&call, (osw_result)result) == 0 && run(&call, &job, false) == 0)
-            results = results_of(&call, (osw_result)result);
-    }
-    return osw_call_end(&call, results);
+    osw_norm_call *norm = call->job;
+    PyObject *const *args = call->args;
+    call->plain = args[B_PLAIN] == Py_True;
+    return osw_norm_expect_needed(call, args[B_NEEDED]) == 0
+               ? read_options(call, &norm->job, args[B_TRAINING], args[B_EPS], args[B_ACTIVATION])
+               : -1;
 }
 
-enum { B_TRAINING, B_EPS, B_ACTIVATION, B_NEEDED, B_TENSORS };
-enum { B_GRAD = B_TENSORS, B_INPUT, B_STATISTICS, B_WEIGHT, B_BIAS, B_PLAIN, B_COUNT };
-
-OSW_ENTRY(batch_norm_backward)
+static int check_backward(osw_call *call)
 {
-    static const osw_norm_role roles[] = {GRAD_OUTPUT, INPUT, STATISTICS, WEIGHT, BIAS};
-    osw_call call = {.name = "batch_norm_backward", .roles = osw_norm_roles};
-    osw_norm_job job = {.training = false};
-    if (!osw_expect(call.name, nargs, B_COUNT))
-        return NULL;
-    if (!PyTuple_Check(args[B_NEEDED]) || PyTuple_Size(args[B_NEEDED]) != 3) {
-        PyErr_Format(PyExc_TypeError, "%s: expected a tuple of 3 bools, got %R", call.name,
-                     args[B_NEEDED]);
-        return NULL;
-    }
-    call.plain = args[B_PLAIN] == Py_True;
-    const bool done =
-        read_options(&call, &job, args[B_TRAINING], args[B_EPS], args[B_ACTIVATION]) == 0 &&
-        parse_tensors(&call, args + B_TENSORS, roles, 5, 3) == 0 &&
-        osw_norm_check(&call, &job) == 0 && osw_norm_make_gradients(&call, args[B_NEEDED]) == 0 &&
-        run(&call, &job, true) == 0;
-    return osw_call_end(&call, done ? osw_norm_gradients(&call) : NULL);
+    const int64_t size[] = {2, call->tensors[INPUT].size[1]};
+    if (osw_norm_check(call, &((osw_norm_call *)call->job)->job) != 0)
+        return -1;
+    return size[1] > 0 ? osw_norm_check_statistics(call, 2, size, "(2, C)") : 0;
 }
+
+static int make_gradients(osw_call *call)
+{
+    return osw_norm_make_gradients(call, call->args[B_NEEDED],
+                                   osw_suggests_channels_last(&call->tensors[INPUT]));
+}
+
+OSW_ENTRY_OF(batch_norm_backward, false, (osw_norm_call){0}, .name = "batch_norm_backward",
+             .roles = osw_norm_roles, .arguments = B_COUNT, .backward = true,
+             .numbers = read_backward,
+             OSW_READS(B_TENSORS, 3, GRAD_OUTPUT, INPUT, STATISTICS, WEIGHT, BIAS),
+             OSW_STEPS(check_backward, make_gradients, run), .result = GRAD_INPUT, .results = 3)
 
 OSW_ENTRY_COUNTS(norm_variants, osw_norm_calls, OSW_NORM_VARIANTS(OSW_VARIANT_3))
 

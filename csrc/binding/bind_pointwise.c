@@ -10,7 +10,11 @@
 #include "binding/layer.h"
 #include "core/isa.h"
 
-enum { DL_FLOAT = 2 };
+typedef struct osw_pointwise_call {
+    osw_linear_job job;
+    int64_t stride[2];
+    int64_t first[2]; /* of the outputs, and of those behind them */
+} osw_pointwise_call;
 
 /* The pixels of a tensor (N, C, H, W) as rows of a matrix; false if they are not. */
 static bool pixels(const osw_tensor *t, osw_linear_rows *rows, int64_t *count)
@@ -52,36 +56,40 @@ static bool windows(const osw_tensor *t, const int64_t stride[2], osw_linear *l)
 static bool is_weight(const osw_tensor *t)
 {
     return t->ndim == 4 && t->numel > 0 && t->size[2] == 1 && t->size[3] == 1 &&
-           t->dtype.code == DL_FLOAT && t->dtype.lanes == 1 &&
-           (t->dtype.bits == 32 || t->dtype.bits == 64) && osw_is_dense(t, 0);
+           (osw_dtype_of(t) == OSW_F32 || osw_dtype_of(t) == OSW_F64) && osw_is_dense(t, 0);
 }
 
-/* Two or three tensors from the role `from` on, input and weight among them, and the stride behind
- * them, described in the job; first: room for two numbers. */
-static bool prepare(osw_call *call, osw_linear_job *job, int64_t *first, int from, int count,
-                    PyObject *const *args)
+static int read_stride(osw_call *call)
 {
-    int64_t stride[2];
+    osw_pointwise_call *pointwise = call->job;
+    return osw_linear_leads(osw_isa_current()) && osw_plain_eager(true) &&
+                   osw_exact_sides(call->args[3], 2, true, 1, pointwise->stride)
+               ? 0
+               : -1;
+}
+
+/* Input and weight, described in the job. */
+static int describe(osw_call *call)
+{
+    osw_pointwise_call *pointwise = call->job;
     const osw_tensor *input = &call->tensors[INPUT], *weight = &call->tensors[WEIGHT];
-    osw_linear *linear = &job->linear;
-    if (!osw_linear_leads(osw_isa_current()) || !osw_plain_eager(true) ||
-        !osw_exact_sides(args[3], 2, true, 1, stride) ||
-        osw_call_tensors(call, from, count, args) != 0 || !is_weight(weight) ||
-        !osw_same_dtype(input, weight) || !osw_layer_gives_channels_last(input, weight) ||
-        !windows(input, stride, linear) || input->size[1] != weight->size[1])
-        return false;
-    first[0] = 0;
-    first[1] = weight->size[0];
-    job->dtype = weight->dtype.bits == 64 ? OSW_F64 : OSW_F32;
-    linear->first = first;
+    osw_linear *linear = &pointwise->job.linear;
+    if (!is_weight(weight) || !osw_same_dtype(input, weight) ||
+        !osw_layer_gives_channels_last(input, weight) ||
+        !windows(input, pointwise->stride, linear) || input->size[1] != weight->size[1])
+        return -1;
+    pointwise->first[1] = weight->size[0];
+    pointwise->job.dtype = osw_dtype_of(weight);
+    linear->first = pointwise->first;
     linear->groups = 1;
     linear->in_features = weight->size[1];
     linear->weight = weight->data;
-    return true;
+    return 0;
 }
 
-static int execute_forward(osw_call *call, osw_linear *linear)
+static int make_output(osw_call *call)
 {
+    osw_linear *linear = &((osw_pointwise_call *)call->job)->job.linear;
     const osw_tensor *t = call->tensors;
     const bool strides = linear->lines.rows != 0;
     const int64_t size[] = {t[INPUT].size[0], t[WEIGHT].size[0],
@@ -96,26 +104,17 @@ static int execute_forward(osw_call *call, osw_linear *linear)
     return 0;
 }
 
-OSW_ENTRY(plain_pointwise)
+static int make_gradients(osw_call *call)
 {
-    osw_call call = {.name = "pointwise_conv2d", .plain = true};
-    osw_linear_job job = {.count = 0};
-    int64_t first[2];
-    const bool done =
-        nargs == 4 && prepare(&call, &job, first, INPUT, args[2] == Py_None ? 2 : 3, args) &&
-        execute_forward(&call, &job.linear) == 0 && osw_layer_run_linear(call.name, &job) == 0;
-    return osw_or_declined(osw_call_end(&call, done ? osw_call_made(&call, OUTPUT) : NULL));
-}
-
-static int execute_backward(osw_call *call, osw_linear *linear, PyObject *const *wanted)
-{
+    osw_linear *linear = &((osw_pointwise_call *)call->job)->job.linear;
     const osw_tensor *t = call->tensors, *grad = &t[GRAD_OUTPUT], *input = &t[INPUT];
     int64_t rows;
     if (!osw_same_dtype(grad, input) || !pixels(grad, &linear->grad_output, &rows) ||
         rows != linear->rows || grad->size[0] != input->size[0] ||
         grad->size[2] != (linear->lines.rows ? linear->lines.count : input->size[2]) ||
         grad->size[1] != linear->first[1] ||
-        osw_layer_gradients(call, wanted, true, osw_suggests_channels_last(&t[WEIGHT]), 1) != 0)
+        osw_layer_gradients(call, call->args + 4, true, osw_suggests_channels_last(&t[WEIGHT]),
+                            1) != 0)
         return -1;
     linear->grad_input.base = t[GRAD_INPUT].data;
     if (!linear->lines.rows)
@@ -125,16 +124,18 @@ static int execute_backward(osw_call *call, osw_linear *linear, PyObject *const 
     return 0;
 }
 
-OSW_ENTRY(plain_pointwise_backward)
+static int run(osw_call *call)
 {
-    osw_call call = {.name = "pointwise_conv2d", .plain = true};
-    osw_linear_job job = {.count = 0};
-    int64_t first[2];
-    const bool done = nargs == 7 && prepare(&call, &job, first, GRAD_OUTPUT, 3, args) &&
-                      execute_backward(&call, &job.linear, args + 4) == 0 &&
-                      osw_layer_run_linear("pointwise_conv2d_backward", &job) == 0;
-    return osw_or_declined(osw_call_end(&call, done ? osw_call_tuple(&call, GRAD_INPUT, 3) : NULL));
+    return osw_layer_run_linear(call, &((osw_pointwise_call *)call->job)->job);
 }
+
+OSW_ENTRY_OF(plain_pointwise, true, (osw_pointwise_call){0}, .name = "pointwise_conv2d",
+             OSW_LAYER_FORWARD, .arguments = 4, .numbers = read_stride,
+             OSW_STEPS(describe, make_output, run))
+
+OSW_ENTRY_OF(plain_pointwise_backward, true, (osw_pointwise_call){0},
+             .name = "pointwise_conv2d_backward", OSW_LAYER_BACKWARD, .arguments = 7,
+             .numbers = read_stride, OSW_STEPS(describe, make_gradients, run))
 
 PyMethodDef osw_pointwise_methods[] = {
     OSW_ENTRY_LINE(plain_pointwise,

@@ -32,7 +32,6 @@ extern PyMethodDef osw_shuffle_methods[];
 extern PyMethodDef osw_norm_methods[];
 extern PyMethodDef osw_group_norm_methods[];
 extern PyMethodDef osw_layer_norm_methods[];
-extern PyMethodDef osw_pool_methods[];
 extern PyMethodDef osw_max_pool_methods[];
 extern PyMethodDef osw_avg_pool_methods[];
 extern PyMethodDef osw_adaptive_pool_methods[];
@@ -42,6 +41,7 @@ extern PyMethodDef osw_pointwise_methods[];
 extern PyMethodDef osw_depthwise_methods[];
 extern PyMethodDef osw_conv_methods[];
 extern PyMethodDef osw_chain_methods[];
+extern PyMethodDef osw_chain_folded_methods[];
 
 /* Register every family's table with the tier that the environment allows. -1 with an exception set
  * on a bad OPSWAP_ISA. */

@@ -3,7 +3,9 @@
 
 #include "binding/profile.h"
 
+#include <assert.h>
 #include <stdarg.h>
+#include <string.h>
 
 PyObject *osw_counts(size_t count, const char *const *names, const uint64_t *calls)
 {
@@ -36,7 +38,7 @@ int osw_call_fail(const osw_call *call, int role, const char *problem, long long
                     wanted);
 }
 
-int osw_call_tensor(osw_call *call, int role, PyObject *object)
+int osw_call_tensor(osw_call *call, Py_ssize_t role, PyObject *object)
 {
     osw_tensor *t = &call->tensors[role];
     call->objects[role] = object;
@@ -45,56 +47,136 @@ int osw_call_tensor(osw_call *call, int role, PyObject *object)
     return osw_tensor_arg(object, call->name, t);
 }
 
-int osw_call_tensors(osw_call *call, int first, int count, PyObject *const *args)
-{
-    for (int i = 0; i < count; i++)
-        if (osw_call_tensor(call, first + i, args[i]) != 0)
-            return -1;
-    return 0;
-}
-
-int osw_call_make(osw_call *call, int role, int like, osw_new_dtype dtype, int ndim,
+int osw_call_make(osw_call *call, Py_ssize_t role, Py_ssize_t like, osw_new_dtype dtype, int ndim,
                   const int64_t *size, bool channels_last)
 {
     PyObject *made = osw_tensor_new(call->objects[like], dtype, call->name, ndim, size,
                                     channels_last, &call->tensors[role]);
-    call->objects[role] = call->made[role] = made;
+    call->objects[role] = call->made[role] = call->newest = made;
     return made ? 0 : -1;
 }
 
-int osw_call_unchanged(const osw_call *call)
-{
-    return osw_tensors_unchanged(call->name, call->tensors, OSW_MAX_ROLES);
-}
-
-PyObject *osw_call_made(const osw_call *call, int role)
+PyObject *osw_call_made(const osw_call *call, Py_ssize_t role)
 {
     return Py_NewRef(call->made[role]);
 }
 
-PyObject *osw_call_tuple(const osw_call *call, int first, int count)
+PyObject *osw_call_tuple(const osw_call *call, Py_ssize_t first, Py_ssize_t count)
 {
     PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple && i < count; i++) {
+    for (Py_ssize_t i = 0; tuple && i < count; i++) {
         PyObject *made = call->made[first + i];
         PyTuple_SetItem(tuple, i, Py_NewRef(made ? made : Py_None));
     }
     return tuple;
 }
 
-PyObject *osw_call_end(osw_call *call, PyObject *result)
+void *osw_call_room(osw_call *call, size_t bytes)
 {
-    for (int i = 0; i < OSW_MAX_ROLES; i++)
-        Py_XDECREF(call->made[i]);
-    if (result || PyErr_Occurred())
-        return result;
-    Py_RETURN_NOTIMPLEMENTED;
+    int i = 0;
+    while (call->rooms[i])
+        i++;
+    assert(i < OSW_MAX_ROOMS);
+    call->rooms[i] = PyMem_Malloc(bytes);
+    return call->rooms[i] ? call->rooms[i] : PyErr_NoMemory();
 }
 
-void *osw_room(size_t bytes)
+/* Code of the caller's, which could have resized a tensor, runs for no plain one, and not behind
+ * the last one that was made. */
+static int check_unchanged(const osw_call *call)
 {
-    void *room = PyMem_Malloc(bytes);
-    return room ? room : PyErr_NoMemory();
+    for (Py_ssize_t i = 0; !call->plain && i < call->count; i++)
+        if (call->objects[i] && call->objects[i] != call->newest &&
+            osw_check_unchanged(call->name, &call->tensors[i]) != 0)
+            return -1;
+    return 0;
+}
+
+static int execute(osw_call *call, const osw_entry *entry)
+{
+    if (entry->numbers && entry->numbers(call) != 0)
+        return -1;
+    for (int i = 0; i < entry->tensors; i++) {
+        PyObject *object = call->args[entry->first + i];
+        if ((i < entry->needed || object != Py_None) &&
+            osw_call_tensor(call, entry->read[i], object) != 0)
+            return -1;
+    }
+    for (int i = 0; i < OSW_MAX_STEPS && entry->steps[i]; i++) {
+        const bool is_last = i + 1 == OSW_MAX_STEPS || !entry->steps[i + 1];
+        if ((is_last && check_unchanged(call) != 0) || entry->steps[i](call) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *result_of(const osw_call *call, const osw_entry *entry)
+{
+    if (entry->give)
+        return entry->give(call);
+    return entry->results > 1 ? osw_call_tuple(call, entry->result, entry->results)
+                              : osw_call_made(call, entry->result);
+}
+
+/* Drop what was made. Returns `result`, but NotImplemented if the call is declined. */
+static PyObject *end(osw_call *call, PyObject *result)
+{
+    for (Py_ssize_t i = 0; i < call->count; i++)
+        Py_XDECREF(call->made[i]);
+    for (int i = 0; i < OSW_MAX_ROOMS; i++)
+        PyMem_Free(call->rooms[i]);
+    if (result || !PyErr_Occurred())
+        return result ? result : Py_NewRef(Py_NotImplemented);
+    return call->declines ? osw_or_declined(NULL) : NULL;
+}
+
+static PyObject *run_call(const osw_entry *entry, osw_call *call, PyObject *const *args,
+                          Py_ssize_t nargs)
+{
+    call->name = entry->name;
+    call->roles = entry->roles;
+    call->backward = entry->backward;
+    call->args = args;
+    const bool done = osw_expect(call->name, nargs, entry->arguments) && execute(call, entry) == 0;
+    return end(call, done ? result_of(call, entry) : call->result);
+}
+
+PyObject *osw_enter(const osw_entry *entry, bool plain, void *job, PyObject *const *args,
+                    Py_ssize_t nargs)
+{
+    PyObject *objects[OSW_MAX_ROLES] = {NULL}, *made[OSW_MAX_ROLES] = {NULL};
+    osw_tensor tensors[OSW_MAX_ROLES] = {{.data = NULL}};
+    osw_call call = {.plain = plain,
+                     .declines = plain,
+                     .job = job,
+                     .count = OSW_MAX_ROLES,
+                     .objects = objects,
+                     .made = made,
+                     .tensors = tensors};
+    return run_call(entry, &call, args, nargs);
+}
+
+PyObject *osw_enter_wide(const osw_entry *entry, bool plain, void *job, Py_ssize_t count,
+                         PyObject *const *args, Py_ssize_t nargs)
+{
+    if (count <= OSW_MAX_ROLES)
+        return osw_enter(entry, plain, job, args, nargs);
+    const size_t pointers = 2 * (size_t)count * sizeof(PyObject *);
+    char *room = PyMem_Malloc(pointers + (size_t)count * sizeof(osw_tensor));
+    if (!room)
+        return PyErr_NoMemory();
+    memset(room, 0, pointers);
+    PyObject **objects = (PyObject **)(void *)room;
+    osw_call call = {.plain = plain,
+                     .declines = plain,
+                     .job = job,
+                     .count = count,
+                     .objects = objects,
+                     .made = objects + count,
+                     .tensors = (osw_tensor *)(void *)(room + pointers)};
+    PyObject *result = run_call(entry, &call, args, nargs);
+    PyMem_Free(room);
+    return result;
 }
 
 osw_running osw_run_begin(const char *name, bool much)

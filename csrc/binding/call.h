@@ -24,16 +24,70 @@
 
 PyObject *osw_counts(size_t count, const char *const *names, const uint64_t *calls);
 
-enum { OSW_MAX_ROLES = 11 };
+enum { OSW_MAX_ROLES = 11, OSW_MAX_READ = 5, OSW_MAX_ROOMS = 2, OSW_MAX_STEPS = 4 };
 
 typedef struct osw_call {
-    const char *name;                  /* begins every message */
-    const char *const *roles;          /* what messages call the tensors */
-    bool plain;                        /* decline tensors that osw_tensor_plain does not read */
-    PyObject *objects[OSW_MAX_ROLES];  /* borrowed; NULL: not given */
-    PyObject *made[OSW_MAX_ROLES];     /* new references, which osw_call_end drops */
-    osw_tensor tensors[OSW_MAX_ROLES]; /* all zero if not given */
+    const char *name;         /* begins every message */
+    const char *const *roles; /* what messages call the tensors */
+    bool plain;               /* decline tensors that osw_tensor_plain does not read */
+    bool declines;            /* decline in place of every error but that of missing memory */
+    bool backward;
+    PyObject *const *args; /* of the function */
+    void *job;             /* what the steps of the call share */
+    PyObject *result;      /* of a call that a step ends early, by failing behind this */
+    int count;             /* of roles */
+    PyObject **objects;    /* borrowed; NULL: not given */
+    PyObject **made;       /* new references, which osw_call_end drops */
+    PyObject *newest;      /* what was made last */
+    osw_tensor *tensors;   /* all zero if not given */
+    void *rooms[OSW_MAX_ROOMS];
 } osw_call;
+
+/* Something that a call does. */
+typedef int osw_step(osw_call *call);
+
+/* A function of the module: what it reads, does and returns, in this order. */
+typedef struct osw_entry {
+    const char *name;
+    const char *const *roles;
+    int arguments;
+    bool backward;              /* for call->backward */
+    osw_step *numbers;          /* reads all that is not a tensor; NULL: nothing */
+    int first, tensors, needed; /* tensors from this argument on; those behind the needed ones */
+    int read[OSW_MAX_READ];     /* may be None. Their roles */
+    osw_step *steps[OSW_MAX_STEPS]; /* the last one writes: no tensor was resized before it */
+    int result, results; /* roles that are returned: one, or several in a tuple, None if not made */
+    PyObject *(*give)(const osw_call *call); /* the result, if it is another */
+} osw_entry;
+
+/* A call of an entry. job: for call->job. */
+PyObject *osw_enter(const osw_entry *entry, bool plain, void *job, PyObject *const *args,
+                    Py_ssize_t nargs);
+
+/* The same, with at least `count` roles; what is not given has no object, and an undefined tensor.
+ */
+PyObject *osw_enter_wide(const osw_entry *entry, bool plain, void *job, Py_ssize_t count,
+                         PyObject *const *args, Py_ssize_t nargs);
+
+/* Defines a function by what its entry says. job: as it begins. plain: it reads plain tensors, and
+ * declines in place of errors. */
+#define OSW_ENTRY_OF(function, plain, job, ...)                                                    \
+    OSW_ENTRY(function)                                                                            \
+    {                                                                                              \
+        static const osw_entry entry = {__VA_ARGS__};                                              \
+        return osw_enter(&entry, plain, &job, args, nargs);                                        \
+    }
+
+/* The same function, and plain_`function`. */
+#define OSW_ENTRIES_OF(function, job, ...)                                                         \
+    OSW_ENTRY_OF(function, false, job, __VA_ARGS__)                                                \
+    OSW_ENTRY_OF(plain_##function, true, job, __VA_ARGS__)
+
+/* Members of an entry. The tensors from an argument on, by their roles: so many are needed. */
+#define OSW_READS(from, count, ...)                                                                \
+    .first = (from), .needed = (count), .tensors = sizeof((int[]){__VA_ARGS__}) / sizeof(int),     \
+    .read = {__VA_ARGS__}
+#define OSW_STEPS(...) .steps = {__VA_ARGS__}
 
 /* RuntimeError "<name>: <format>". */
 int osw_fail(const char *name, const char *format, ...);
@@ -42,28 +96,21 @@ int osw_fail(const char *name, const char *format, ...);
 int osw_call_fail(const osw_call *call, int role, const char *problem, long long got,
                   long long wanted);
 
-/* Tensors, to be parsed after every number: the arguments of `count` roles from `first` on. */
-int osw_call_tensor(osw_call *call, int role, PyObject *object);
-int osw_call_tensors(osw_call *call, int first, int count, PyObject *const *args);
+/* Parse a tensor, after every number. */
+int osw_call_tensor(osw_call *call, Py_ssize_t role, PyObject *object);
 
 /* A new dense tensor of the kind of the one at `like`, which was parsed; see osw_tensor_new. */
-int osw_call_make(osw_call *call, int role, int like, osw_new_dtype dtype, int ndim,
+int osw_call_make(osw_call *call, Py_ssize_t role, Py_ssize_t like, osw_new_dtype dtype, int ndim,
                   const int64_t *size, bool channels_last);
 
-/* That no tensor was resized since it was parsed. */
-int osw_call_unchanged(const osw_call *call);
-
 /* What was made at `role`: a new reference. */
-PyObject *osw_call_made(const osw_call *call, int role);
+PyObject *osw_call_made(const osw_call *call, Py_ssize_t role);
 
 /* A new tuple of what was made at `count` roles from `first` on, None for what was not. */
-PyObject *osw_call_tuple(const osw_call *call, int first, int count);
+PyObject *osw_call_tuple(const osw_call *call, Py_ssize_t first, Py_ssize_t count);
 
-/* Drop what was made. Returns `result`, but NotImplemented for NULL without an exception. */
-PyObject *osw_call_end(osw_call *call, PyObject *result);
-
-/* Memory until PyMem_Free, at least one byte; NULL with MemoryError. */
-void *osw_room(size_t bytes);
+/* Memory until the call ends, at least one byte; NULL with MemoryError. */
+void *osw_call_room(osw_call *call, size_t bytes);
 
 /* Kernels at work: shown in torch.profiler as "opswap.<name>", without the lock of Python if they
  * have `much` to do. */

@@ -4,6 +4,17 @@
 const char *const osw_layer_roles[] = {"grad_output", "input",      "weight",      "bias",
                                        "output",      "grad_input", "grad_weight", "grad_bias"};
 
+int osw_layer_check_dtypes(const osw_call *call, int model)
+{
+    const osw_tensor *wanted = &call->tensors[model];
+    for (int i = 0; i < ROLE_COUNT; i++)
+        if (call->objects[i] && !osw_same_dtype(&call->tensors[i], wanted))
+            return osw_fail(call->name, "%s has another dtype than %s, got %d, expected %d",
+                            call->roles[i], call->roles[model], (int)call->tensors[i].dtype.bits,
+                            (int)wanted->dtype.bits);
+    return 0;
+}
+
 int osw_layer_gradients(osw_call *call, PyObject *const *wanted, bool input_last, bool weight_last,
                         int bias_ndim)
 {

@@ -21,6 +21,17 @@ typedef enum osw_layer_role {
 
 extern const char *const osw_layer_roles[];
 
+/* What an entry says of a direction: its tensors, before all other arguments, and its results. */
+#define OSW_LAYER_FORWARD                                                                          \
+    .roles = osw_layer_roles, .tensors = 3, .needed = 2, .read = {INPUT, WEIGHT, BIAS},            \
+    .result = OUTPUT, .results = 1
+#define OSW_LAYER_BACKWARD                                                                         \
+    .roles = osw_layer_roles, .tensors = 3, .needed = 3, .read = {GRAD_OUTPUT, INPUT, WEIGHT},     \
+    .result = GRAD_INPUT, .results = 3, .backward = true
+
+/* That all tensors have the dtype of the one at `model`. */
+int osw_layer_check_dtypes(const osw_call *call, int model);
+
 /* Make those of the three gradients whose `wanted` is True: that of the input and that of the
  * weight with their sizes, in channels_last if required, and that of the bias with the first
  * `bias_ndim` sizes of the weight. */
@@ -35,6 +46,6 @@ bool osw_layer_gives_channels_last(const osw_tensor *input, const osw_tensor *we
 bool osw_layer_is_bias(const osw_tensor *bias, const osw_tensor *weight);
 
 /* Run a linear map, whose kernels are counted in linear_variants(). */
-int osw_layer_run_linear(const char *name, osw_linear_job *job);
+int osw_layer_run_linear(osw_call *call, osw_linear_job *job);
 
 #endif

@@ -4,8 +4,10 @@
 #include "core/half.h"
 
 const char *const osw_norm_roles[ROLE_COUNT] = {
-    "input",       "output", "grad_output", "grad_input",  "statistics", "running_mean",
-    "running_var", "weight", "bias",        "grad_weight", "grad_bias"};
+    "input",     "grad_output",  "output",      "statistics", "grad_input", "grad_weight",
+    "grad_bias", "running_mean", "running_var", "weight",     "bias"};
+
+const osw_norm_role osw_norm_large[OSW_NORM_LARGE] = {INPUT, OUTPUT, GRAD_OUTPUT, GRAD_INPUT};
 
 uint64_t osw_norm_calls[OSW_NORM_COUNT];
 
@@ -14,44 +16,24 @@ int osw_norm_fail(const osw_call *call, int role, const char *problem, long long
     return osw_fail(call->name, "%s %s, got %lld", call->roles[role], problem, got);
 }
 
-static osw_dtype dtype_of(const osw_tensor *t)
+int osw_norm_expect_needed(const osw_call *call, PyObject *needed)
 {
-    return osw_dtype_of_dlpack(t->dtype.code, t->dtype.bits, t->dtype.lanes);
-}
-
-int osw_norm_dtype(const osw_call *call, osw_dtype *dtype)
-{
-    const osw_tensor *x = &call->tensors[INPUT];
-    *dtype = dtype_of(x);
-    if (*dtype != OSW_DTYPE_COUNT)
+    if (PyTuple_Check(needed) && PyTuple_Size(needed) == 3)
         return 0;
-    PyErr_Format(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit",
-                 call->name, (int)x->dtype.code, (int)x->dtype.bits);
+    PyErr_Format(PyExc_TypeError, "%s: expected a tuple of 3 bools, got %R", call->name, needed);
     return -1;
 }
 
-int osw_norm_optional(osw_call *call, int role, PyObject *object)
-{
-    return object == Py_None ? 0 : osw_call_tensor(call, role, object);
-}
-
-bool osw_norm_expect_needed(const osw_call *call, PyObject *needed)
-{
-    if (PyTuple_Check(needed) && PyTuple_Size(needed) == 3)
-        return true;
-    PyErr_Format(PyExc_TypeError, "%s: expected a tuple of 3 bools, got %R", call->name, needed);
-    return false;
-}
-
-/* Sizes and dtypes of the large tensors; those of the job. */
-static int check_large(const osw_call *call, osw_norm_job *job)
+int osw_norm_check_large(const osw_call *call, osw_dtype *dtype)
 {
     const osw_tensor *x = &call->tensors[INPUT];
-    if (osw_norm_dtype(call, &job->dtype) != 0)
-        return -1;
+    *dtype = osw_dtype_of(x);
+    if (*dtype == OSW_DTYPE_COUNT)
+        return osw_fail_dtype(call->name, x);
     if (x->ndim < 2)
-        return osw_norm_fail(call, INPUT, "must have at least 2 dimensions (N, C, *)", x->ndim);
-    for (osw_norm_role role = OUTPUT; role <= GRAD_INPUT; role++) {
+        return osw_norm_fail(call, INPUT, "must have at least 2 dimensions", x->ndim);
+    for (int i = 1; i < OSW_NORM_LARGE; i++) {
+        const osw_norm_role role = osw_norm_large[i];
         const osw_tensor *t = &call->tensors[role];
         if (!call->objects[role])
             continue;
@@ -66,39 +48,44 @@ static int check_large(const osw_call *call, osw_norm_job *job)
     return 0;
 }
 
-/* Vectors hold one value per channel, all in the dtype of the input, or all in float32 if that is
- * a 16-bit type. */
-static int check_vectors(const osw_call *call, const osw_norm_job *job)
+int osw_norm_check_vectors(const osw_call *call, int64_t channels, bool moves)
 {
     const osw_tensor *x = &call->tensors[INPUT], *first = NULL;
-    for (osw_norm_role role = RUNNING_MEAN; role < ROLE_COUNT; role++) {
+    for (osw_norm_role role = GRAD_WEIGHT; role < ROLE_COUNT; role++) {
         const osw_tensor *t = &call->tensors[role];
         const bool running = role == RUNNING_MEAN || role == RUNNING_VAR;
         int64_t count, step;
         if (!call->objects[role])
             continue;
-        if (t->numel != x->size[1] || (running && t->ndim != 1) ||
-            !osw_flatten(t, 0, &count, &step))
+        if (t->numel != channels || (running && t->ndim != 1) || !osw_flatten(t, 0, &count, &step))
             return osw_norm_fail(call, role, "must hold one value per channel", t->numel);
-        const bool mixed = x->dtype.bits == 16 && dtype_of(t) == OSW_F32;
+        const bool mixed = x->dtype.bits == 16 && osw_dtype_of(t) == OSW_F32;
         if ((!osw_same_dtype(t, x) && !mixed) || (first && !osw_same_dtype(t, first)))
             return osw_norm_fail(call, role, "has a dtype that does not fit, of bits",
                                  t->dtype.bits);
-        const bool written = running ? job->training && job->moves : role >= GRAD_WEIGHT;
-        if (written && !osw_no_overlap(t))
+        if ((running ? moves : role <= GRAD_BIAS) && !osw_no_overlap(t))
             return osw_norm_fail(call, role, "overlaps itself", t->numel);
         first = t;
     }
     return 0;
 }
 
+int osw_norm_check_statistics(const osw_call *call, int ndim, const int64_t *size,
+                              const char *shape)
+{
+    const osw_tensor *s = &call->tensors[STATISTICS];
+    if (!call->objects[STATISTICS] ||
+        (osw_dtype_of(s) == OSW_F64 && osw_is_dense(s, 0) && osw_has_size(s, ndim, size)))
+        return 0;
+    return osw_fail(call->name, "statistics must be a dense float64 tensor %s, got %lld elements",
+                    shape, (long long)s->numel);
+}
+
 /* Running statistics that move lie apart from all that the call reads: torch reads the parameters
  * after it has moved the statistics, channel by channel. */
-static int check_apart(const osw_call *call, const osw_norm_job *job)
+static int check_apart(const osw_call *call)
 {
     static const osw_norm_role read[] = {INPUT, RUNNING_VAR, WEIGHT, BIAS};
-    if (!job->training || !job->moves)
-        return 0;
     for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
         for (size_t i = 0; i < sizeof read / sizeof *read; i++)
             if (call->objects[role] && call->objects[read[i]] && role != read[i] &&
@@ -110,37 +97,11 @@ static int check_apart(const osw_call *call, const osw_norm_job *job)
 
 int osw_norm_check(const osw_call *call, osw_norm_job *job)
 {
-    if (check_large(call, job) != 0 || check_vectors(call, job) != 0 || check_apart(call, job) != 0)
+    const bool moves = job->training && job->moves;
+    if (osw_norm_check_large(call, &job->dtype) != 0 ||
+        osw_norm_check_vectors(call, call->tensors[INPUT].size[1], moves) != 0)
         return -1;
-    const osw_tensor *x = &call->tensors[INPUT], *s = &call->tensors[STATISTICS];
-    if (call->objects[STATISTICS] && x->size[1] > 0 &&
-        (dtype_of(s) != OSW_F64 || s->ndim != 2 || s->size[0] != 2 || s->size[1] != x->size[1] ||
-         s->stride[1] != 1 || s->stride[0] != s->size[1]))
-        return osw_norm_fail(call, STATISTICS, "must be a dense float64 tensor (2, C)", s->numel);
-    return 0;
-}
-
-int osw_norm_check_statistics(const osw_call *call, const osw_norm_job *job)
-{
-    const osw_tensor *x = &call->tensors[INPUT];
-    const int64_t channels = x->size[1] ? x->size[1] : 1;
-    if (!job->training) {
-        for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
-            if (!call->objects[role])
-                return osw_norm_fail(call, role, "must be defined in evaluation mode", 0);
-        return 0;
-    }
-    if (x->numel / channels == 1)
-        return osw_norm_fail(call, INPUT, "must have more than 1 value per channel when training",
-                             1);
-    if (!call->objects[RUNNING_MEAN] != !call->objects[RUNNING_VAR])
-        return osw_norm_fail(call, RUNNING_MEAN, "and running_var must both be given or neither",
-                             call->objects[RUNNING_MEAN] != NULL);
-    if (!(job->eps > 0)) {
-        PyErr_Format(PyExc_ValueError, "%s: eps must be positive during training", call->name);
-        return -1;
-    }
-    return 0;
+    return moves ? check_apart(call) : 0;
 }
 
 /* Describe `t` in the given form; false if its memory does not allow it. */
@@ -165,9 +126,11 @@ static bool describe_all(const osw_call *call, osw_norm_job *job, osw_norm_form 
 {
     osw_norm *n = &job->norm;
     osw_norm_tensor *const places[] = {&n->x, &n->y, &n->dy, &n->dx};
-    for (osw_norm_role role = INPUT; role <= GRAD_INPUT; role++)
-        if (call->objects[role] && !describe(&call->tensors[role], form, places[role]))
+    for (int i = 0; i < OSW_NORM_LARGE; i++) {
+        const osw_norm_role role = osw_norm_large[i];
+        if (call->objects[role] && !describe(&call->tensors[role], form, places[i]))
             return false;
+    }
     job->form = form;
     return true;
 }
@@ -219,7 +182,7 @@ double *osw_norm_read(const osw_call *call, int role, double *to)
     if (!call->objects[role])
         return NULL;
     const int64_t step = step_of(t), count = t->numel;
-    const osw_dtype dtype = dtype_of(t);
+    const osw_dtype dtype = osw_dtype_of(t);
     for (int64_t c = 0; c < count; c++)
         to[c] = value_at(t->data, dtype, c * step);
     return to;
@@ -231,33 +194,56 @@ void osw_norm_write(const osw_call *call, int role, const double *from)
     if (!call->objects[role])
         return;
     const int64_t step = step_of(t), count = t->numel;
-    const osw_dtype dtype = dtype_of(t);
+    const osw_dtype dtype = osw_dtype_of(t);
     for (int64_t c = 0; c < count; c++)
         put_value(t->data, dtype, c * step, from[c]);
 }
 
-int osw_norm_make_like(osw_call *call, int role, int made)
+osw_norm_vectors osw_norm_read_vectors(const osw_call *call, int64_t channels, double *memory)
+{
+    const bool backward = call->objects[GRAD_WEIGHT] || call->objects[GRAD_BIAS];
+    return (osw_norm_vectors){
+        .weight = osw_norm_read(call, WEIGHT, memory),
+        .bias = osw_norm_read(call, BIAS, memory + channels),
+        .grad_weight = backward ? memory + 2 * channels : NULL,
+        .grad_bias = backward ? memory + 3 * channels : NULL,
+    };
+}
+
+void osw_norm_place(const osw_call *call, osw_norm_job *job, double *memory)
+{
+    const osw_norm_vectors v = osw_norm_read_vectors(call, job->norm.channels, memory);
+    job->weight = v.weight;
+    job->bias = v.bias;
+    job->grad_weight = v.grad_weight;
+    job->grad_bias = v.grad_bias;
+}
+
+void osw_norm_write_gradients(const osw_call *call, const double *weight, const double *bias)
+{
+    osw_norm_write(call, GRAD_WEIGHT, weight);
+    osw_norm_write(call, GRAD_BIAS, bias);
+}
+
+int osw_norm_make_like(osw_call *call, int role, int made, bool channels_last)
 {
     const osw_tensor *t = &call->tensors[role];
-    const bool channels_last = role == INPUT && osw_suggests_channels_last(t);
     return osw_call_make(call, made, role, OSW_SAME_DTYPE, t->ndim, t->size, channels_last);
 }
 
-int osw_norm_make_gradients(osw_call *call, PyObject *needed)
+int osw_norm_make_gradients(osw_call *call, PyObject *needed, bool channels_last)
 {
     static const osw_norm_role made[] = {GRAD_INPUT, GRAD_WEIGHT, GRAD_BIAS};
     static const osw_norm_role of[] = {INPUT, WEIGHT, BIAS};
     for (int i = 0; i < 3; i++)
         if (PyTuple_GetItem(needed, i) == Py_True && call->objects[of[i]] &&
-            osw_norm_make_like(call, of[i], made[i]) != 0)
+            osw_norm_make_like(call, of[i], made[i], of[i] == INPUT && channels_last) != 0)
             return -1;
     return 0;
 }
 
-PyObject *osw_norm_gradients(const osw_call *call)
+bool osw_norm_is_large(const osw_call *call)
 {
-    PyObject *const made[] = {call->made[GRAD_INPUT], call->made[GRAD_WEIGHT],
-                              call->made[GRAD_BIAS]};
-    return PyTuple_Pack(3, made[0] ? made[0] : Py_None, made[1] ? made[1] : Py_None,
-                        made[2] ? made[2] : Py_None);
+    const osw_tensor *x = &call->tensors[INPUT];
+    return x->numel * x->itemsize > OSW_GRAIN_BYTES;
 }

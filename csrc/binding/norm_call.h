@@ -7,23 +7,27 @@
 #include "binding/call.h"
 #include "norm/run.h"
 
-/* Activations first, then statistics, then vectors. */
+/* Results of a forward and of a backward are neighbours; vectors come last. */
 typedef enum osw_norm_role {
     INPUT,
-    OUTPUT,
     GRAD_OUTPUT,
-    GRAD_INPUT,
+    OUTPUT,
     STATISTICS,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    GRAD_BIAS,
     RUNNING_MEAN,
     RUNNING_VAR,
     WEIGHT,
     BIAS,
-    GRAD_WEIGHT,
-    GRAD_BIAS,
-    ROLE_COUNT
+    ROLE_COUNT,
 } osw_norm_role;
 
 extern const char *const osw_norm_roles[];
+
+/* Those of the size of the input. */
+enum { OSW_NORM_LARGE = 4 };
+extern const osw_norm_role osw_norm_large[OSW_NORM_LARGE];
 
 /* Calls of the kernels, by osw_norm_id: see osw_norm_choose. */
 extern uint64_t osw_norm_calls[OSW_NORM_COUNT];
@@ -31,21 +35,24 @@ extern uint64_t osw_norm_calls[OSW_NORM_COUNT];
 /* RuntimeError with the problem and the value that has it. Returns -1. */
 int osw_norm_fail(const osw_call *call, int role, const char *problem, long long got);
 
-/* The dtype of the input; NotImplementedError if no kernel has it. */
-int osw_norm_dtype(const osw_call *call, osw_dtype *dtype);
-
-/* Parse a tensor that may be None. */
-int osw_norm_optional(osw_call *call, int role, PyObject *object);
-
 /* That `needed` is a tuple of 3; its elements say which gradients are. */
-bool osw_norm_expect_needed(const osw_call *call, PyObject *needed);
+int osw_norm_expect_needed(const osw_call *call, PyObject *needed);
 
-/* Sizes and dtypes of what is given against each other, and that nothing that is written overlaps
- * itself or, of running statistics, what is read. Sets the dtype of the job. */
+/* Sizes and dtypes of the large tensors against each other, and that nothing that is written
+ * overlaps itself; the dtype of all. NotImplementedError if no kernel has it. */
+int osw_norm_check_large(const osw_call *call, osw_dtype *dtype);
+
+/* Vectors hold one value for each of so many channels, all in the dtype of the input, or all in
+ * float32 if that is a 16-bit type. moves: the running statistics are written. */
+int osw_norm_check_vectors(const osw_call *call, int64_t channels, bool moves);
+
+/* That the statistics, if given, are dense float64 of this size, which `shape` shows. */
+int osw_norm_check_statistics(const osw_call *call, int ndim, const int64_t *size,
+                              const char *shape);
+
+/* All of these, of (N, C, *), and that running statistics that are written lie apart from what is
+ * read. Sets the dtype of the job. */
 int osw_norm_check(const osw_call *call, osw_norm_job *job);
-
-/* That the statistics to normalise with are there: of the batch in training, else running ones. */
-int osw_norm_check_statistics(const osw_call *call, const osw_norm_job *job);
 
 /* Put the large tensors into the job, in a form of csrc/norm; false if their memory fits none. */
 bool osw_norm_choose_form(const osw_call *call, osw_norm_job *job);
@@ -56,13 +63,30 @@ double *osw_norm_read(const osw_call *call, int role, double *to);
 /* Nothing happens if it is not given. */
 void osw_norm_write(const osw_call *call, int role, const double *from);
 
+/* Vectors of a call in double: the parameters, NULL if not given, and room for their gradients,
+ * NULL unless one was made. */
+enum { OSW_NORM_VECTORS = 4 };
+typedef struct osw_norm_vectors {
+    const double *weight, *bias;
+    double *grad_weight, *grad_bias;
+} osw_norm_vectors;
+
+/* The parameters, read into `memory`, which has room for OSW_NORM_VECTORS of so many channels. */
+osw_norm_vectors osw_norm_read_vectors(const osw_call *call, int64_t channels, double *memory);
+
+/* The same, into the job. */
+void osw_norm_place(const osw_call *call, osw_norm_job *job, double *memory);
+
+/* Write the gradients that were made. */
+void osw_norm_write_gradients(const osw_call *call, const double *weight, const double *bias);
+
 /* A new dense tensor like the one at `role`. */
-int osw_norm_make_like(osw_call *call, int role, int made);
+int osw_norm_make_like(osw_call *call, int role, int made, bool channels_last);
 
 /* The gradients of input, weight and bias that are needed: a tuple of bools. */
-int osw_norm_make_gradients(osw_call *call, PyObject *needed);
+int osw_norm_make_gradients(osw_call *call, PyObject *needed, bool channels_last);
 
-/* A tuple of them, None if one was not made. */
-PyObject *osw_norm_gradients(const osw_call *call);
+/* Whether the kernels have enough to do to let go of the lock of Python. */
+bool osw_norm_is_large(const osw_call *call);
 
 #endif

@@ -6,33 +6,34 @@
 
 #include "binding/pool_call.h"
 
-/* The arguments of a window, in this order. */
-enum { W_KERNEL, W_STRIDE, W_PADDING, W_DILATION, W_COUNT };
-
-/* A tuple of call->spatial ints, each within [low, 2^31), into one field of the dims, given by its
- * place in the first one; dimensions that the tensor does not have keep their values. */
-int osw_pool_sizes(const osw_pool_call *call, PyObject *tuple, const char *what, int64_t low,
-                   int64_t *first_field);
-
-/* The window, the last argument only if it is dilated, and the channel step, a positive int; NULL:
- * none. */
-int osw_pool_window_args(osw_pool_call *call, PyObject *const *window, bool dilated,
+/* The window, the last argument only if it is dilated, of tuples of 1 to 3 ints; and the channel
+ * step, a positive int; NULL: none. */
+int osw_pool_read_window(osw_call *call, PyObject *const *window, bool dilated,
                          PyObject *channel_step);
 
-/* The sizes that a window gives the input of the call, all at least 1 but the batch. */
-int osw_pool_output_size(osw_pool_call *call, bool ceil_mode, int64_t *size);
+/* The window of an ordinary call of a public function: plain ints, tuples and lists. */
+int osw_pool_read_plain_window(osw_call *call, bool volumes, PyObject *const *window, bool dilated);
 
-/* A tuple of `ndim` sizes of a tensor that can be. */
-int osw_pool_tensor_size(const osw_pool_call *call, PyObject *tuple, int ndim, int64_t *size);
+/* Behind either, once the input is parsed. Whether a plain call is an ordinary one: a tensor with
+ * elements, of the dimensions of the window and a dtype that has kernels. A depth of one slice is
+ * dropped for a batch of images: its stride is the channel step. */
+osw_step osw_pool_check_plain;
+
+/* Sizes of the input: a tuple of `ndim` sizes of a tensor that can be. */
+int osw_pool_read_size(osw_call *call, PyObject *tuple, int ndim);
 
 /* The items, borrowed, of a tuple of `length` that a forward described; TypeError for all else. */
-int osw_pool_described(const osw_pool_call *call, PyObject *tuple, int length, PyObject **items);
+int osw_pool_described(const osw_call *call, PyObject *tuple, int length, PyObject **items);
 
-/* Make the output, of the given size, and offsets or positions for it. */
-int osw_pool_make(osw_pool_call *call, const int64_t *size, bool with_offsets);
+/* Whether a format that a forward described is channels last. */
+bool osw_pool_is_last(PyObject *format);
 
-/* Make the gradient of the input, and run: the end of a backward call. */
-PyObject *osw_pool_gradient(osw_pool_call *call, int ndim, const int64_t *size, bool channels_last);
+/* Make the output, of the size that the window gives or, without one, of the one that was read; and
+ * offsets or positions for it, if it trains. */
+osw_step osw_pool_make;
+
+/* Make the gradient of the input, of the size that was read. */
+osw_step osw_pool_make_gradient;
 
 /* Whether autocast computes this in float32 instead: volumes of 16-bit floats. */
 bool osw_autocast_converts(const osw_tensor *t, bool volumes);
@@ -40,17 +41,10 @@ bool osw_autocast_converts(const osw_tensor *t, bool volumes);
 /* osw_exact_sides of an int, a tuple or a list of no derived type. */
 bool osw_plain_sides(PyObject *object, int count, int64_t low, int64_t *sides);
 
-/* A window as the arguments of a public function give it. */
-typedef struct osw_window {
-    int spatial;
-    int64_t channel_step;
-    int64_t sides[W_COUNT][OSW_POOL_DIMS];
-} osw_window;
-
-/* An ordinary call, read into `call`, a plain one: a tensor with elements of a dtype that has
- * kernels, and plain ints. False, without an exception, for any other. arguments: kernel, stride,
- * padding and, if `dilated`, dilation. */
-bool osw_window_read(osw_window *window, osw_pool_call *call, bool volumes, PyObject *input,
-                     PyObject *const *arguments, bool dilated);
+/* What a forward keeps for its backward: new tuples of one kind of sides, and of the size of the
+ * input; and, borrowed, the format of the input. */
+PyObject *osw_pool_sides(const osw_call *call, int kind);
+PyObject *osw_pool_input_size(const osw_call *call);
+PyObject *osw_pool_format(const osw_call *call);
 
 #endif

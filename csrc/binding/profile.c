@@ -5,7 +5,6 @@
 
 #include <stdbool.h>
 #include <stdio.h>
-#include <string.h>
 
 /* torch keeps this in a variable of Python, which costs less to read than a call of torch. */
 static bool is_profiling(void)
@@ -21,11 +20,8 @@ static bool is_profiling(void)
 
 static PyObject *begin(const char *name)
 {
-    static const char prefix[] = "plain_";
     char text[64];
     const int collects = PyGC_Disable(); /* a collection could run finalizers of users */
-    if (strncmp(name, prefix, sizeof prefix - 1) == 0)
-        name += sizeof prefix - 1;
     snprintf(text, sizeof text, "opswap.%s", name);
     PyObject *type = osw_torch(OSW_TORCH_RECORD_FUNCTION);
     PyObject *range = type ? PyObject_CallFunction(type, "s", text) : NULL;

@@ -89,23 +89,27 @@ int osw_tensor_arg(PyObject *object, const char *name, osw_tensor *out)
     return 0;
 }
 
-/* The same elements: other sizes or strides of the same memory do no harm. */
-static bool is_unchanged(const osw_tensor *t, const char *name)
+int osw_check_unchanged(const char *name, const osw_tensor *t)
 {
     osw_tensor now;
-    return osw_tensor_arg(t->object, name, &now) == 0 && now.data == t->data &&
-           now.numel == t->numel && osw_same_dtype(&now, t);
+    if (!t->object || (osw_tensor_arg(t->object, name, &now) == 0 && now.data == t->data &&
+                       now.numel == t->numel && osw_same_dtype(&now, t)))
+        return 0;
+    PyErr_Clear();
+    PyErr_Format(PyExc_RuntimeError, "%s: a tensor was resized while the call ran", name);
+    return -1;
 }
 
-int osw_tensors_unchanged(const char *name, const osw_tensor *tensors, Py_ssize_t count)
+osw_dtype osw_dtype_of(const osw_tensor *t)
 {
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (tensors[i].object && !is_unchanged(&tensors[i], name)) {
-            PyErr_Clear();
-            PyErr_Format(PyExc_RuntimeError, "%s: a tensor was resized while the call ran", name);
-            return -1;
-        }
-    return 0;
+    return osw_dtype_of_dlpack(t->dtype.code, t->dtype.bits, t->dtype.lanes);
+}
+
+int osw_fail_dtype(const char *name, const osw_tensor *t)
+{
+    PyErr_Format(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit", name,
+                 (int)t->dtype.code, (int)t->dtype.bits);
+    return -1;
 }
 
 bool osw_same_dtype(const osw_tensor *a, const osw_tensor *b)
@@ -119,6 +123,14 @@ bool osw_same_sizes(const osw_tensor *a, const osw_tensor *b, int but)
     bool same = a->ndim == b->ndim;
     for (int i = 0; same && i < a->ndim; i++)
         same = i == but || a->size[i] == b->size[i];
+    return same;
+}
+
+bool osw_has_size(const osw_tensor *t, int ndim, const int64_t *size)
+{
+    bool same = t->ndim == ndim;
+    for (int i = 0; same && i < ndim; i++)
+        same = t->size[i] == size[i];
     return same;
 }
 
@@ -153,6 +165,20 @@ bool osw_is_dense(const osw_tensor *t, int first)
 {
     int64_t count, step;
     return osw_flatten(t, first, &count, &step) && (count <= 1 || step == 1);
+}
+
+bool osw_is_pixels(const osw_tensor *t)
+{
+    static const int order[] = {1, 3, 2, 0}; /* innermost first */
+    int64_t step = 1;
+    if (t->ndim != 4 || t->numel == 0)
+        return false;
+    for (int i = 0; i < 4; i++) {
+        if (t->size[order[i]] > 1 && t->stride[order[i]] != step)
+            return false;
+        step *= t->size[order[i]];
+    }
+    return true;
 }
 
 bool osw_no_overlap(const osw_tensor *t)

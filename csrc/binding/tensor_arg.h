@@ -6,6 +6,7 @@
 #include "binding/binding.h"
 #include "binding/dlpack.h"
 #include "binding/number_arg.h"
+#include "core/dtype.h"
 
 #include <stdbool.h>
 
@@ -28,12 +29,20 @@ typedef struct osw_tensor {
  * message. */
 int osw_tensor_arg(PyObject *object, const char *name, osw_tensor *out);
 
-/* That the tensors are still where they were described: code of a subclass that ran since, to make
- * an output or to say whether it requires a gradient, may have resized one. -1 with RuntimeError.
- * Tensors that were not given have no object. */
-int osw_tensors_unchanged(const char *name, const osw_tensor *tensors, Py_ssize_t count);
+/* That the tensor is still where it was described, with as many elements: code of a subclass that
+ * ran since, to make an output or to say whether it requires a gradient, may have resized it. Other
+ * sizes or strides of the same memory do no harm. -1 with RuntimeError. */
+int osw_check_unchanged(const char *name, const osw_tensor *t);
+
+/* OSW_DTYPE_COUNT if it is no float that kernels compute with. */
+osw_dtype osw_dtype_of(const osw_tensor *t);
+
+/* NotImplementedError that there is no kernel for the dtype. Returns -1. */
+int osw_fail_dtype(const char *name, const osw_tensor *t);
 
 bool osw_same_dtype(const osw_tensor *a, const osw_tensor *b);
+
+bool osw_has_size(const osw_tensor *t, int ndim, const int64_t *size);
 
 /* The same sizes, but for dimension `but`; -1: all. */
 bool osw_same_sizes(const osw_tensor *a, const osw_tensor *b, int but);
@@ -52,6 +61,9 @@ bool osw_flatten(const osw_tensor *t, int first, int64_t *count, int64_t *step);
 
 /* The elements of dimensions [first, ndim) are neighbours, in this order. */
 bool osw_is_dense(const osw_tensor *t, int first);
+
+/* (N, C, H, W) with elements: pixels of channels, one behind the other. */
+bool osw_is_pixels(const osw_tensor *t);
 
 /* No two elements share memory. May say false of an exotic tensor if that is not so, never the
  * reverse. */

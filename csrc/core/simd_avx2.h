@@ -30,6 +30,18 @@ OSW_TARGET_CONTRACT
 
 #    define OSW_KEEP(v) __asm__("" : "+x"(v))
 
+/* For simd_x86.inc. */
+typedef __m256 wide_ps;
+typedef __m256d wide_pd;
+typedef __m256i wide_i;
+typedef __m128i half_i;
+#    define WIDE(op)          _mm256_##op
+#    define load_half(p)      _mm_loadu_si128((const half_i *)(p))
+#    define store_half(p, v)  _mm_storeu_si128((half_i *)(p), v)
+#    define stream_half(p, v) _mm_stream_si128((half_i *)(p), v)
+#    define stream_wide(p, v) _mm256_stream_si256(p, v)
+#    include "core/simd_x86.inc"
+
 #    define select_f32 select_f32
 OSW_INLINE vf32 select_f32(vi32 mask, vf32 a, vf32 b)
 {
@@ -73,52 +85,10 @@ OSW_INLINE vi32 not_ge_f32(vf32 a, vf32 b)
     return (vi32)_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_NGE_UQ);
 }
 
-#    define max_f32 max_f32
-OSW_INLINE vf32 max_f32(vf32 a, vf32 b)
-{
-    return (vf32)_mm256_max_ps((__m256)a, (__m256)b);
-}
-
-#    define min_f32 min_f32
-OSW_INLINE vf32 min_f32(vf32 a, vf32 b)
-{
-    return (vf32)_mm256_min_ps((__m256)a, (__m256)b);
-}
-
-#    define max_i16 max_i16
-OSW_INLINE vi16 max_i16(vi16 a, vi16 b)
-{
-    return (vi16)_mm256_max_epi16((__m256i)a, (__m256i)b);
-}
-
-#    define min_i16 min_i16
-OSW_INLINE vi16 min_i16(vi16 a, vi16 b)
-{
-    return (vi16)_mm256_min_epi16((__m256i)a, (__m256i)b);
-}
-
-#    define abs_i16 abs_i16
-OSW_INLINE vi16 abs_i16(vi16 v)
-{
-    return (vi16)_mm256_abs_epi16((__m256i)v);
-}
-
 #    define signed_like_i16 signed_like_i16
 OSW_INLINE vi16 signed_like_i16(vi16 v, vi16 sign)
 {
     return (vi16)_mm256_sign_epi16((__m256i)v, (__m256i)sign);
-}
-
-#    define fma_f32 fma_f32
-OSW_INLINE vf32 fma_f32(vf32 a, vf32 b, vf32 c)
-{
-    return (vf32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-}
-
-#    define fma_f64 fma_f64
-OSW_INLINE vf64 fma_f64(vf64 a, vf64 b, vf64 c)
-{
-    return (vf64)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
 }
 
 #    define bits_i32 bits_i32
@@ -154,18 +124,6 @@ OSW_INLINE vi32 load_u8_i32(const uint8_t *p)
     return (vi32)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
 }
 
-#    define load_u8_pairs load_u8_pairs
-OSW_INLINE vi32 load_u8_pairs(const uint8_t *p)
-{
-    return (vi32)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
-}
-
-#    define load_u16_i32 load_u16_i32
-OSW_INLINE vi32 load_u16_i32(const uint16_t *p)
-{
-    return (vi32)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-}
-
 OSW_INLINE __m128i narrow_u16(vi32 v)
 {
     return _mm_packus_epi32(_mm256_castsi256_si128((__m256i)v),
@@ -183,40 +141,6 @@ OSW_INLINE void store_u8_i32(uint8_t *p, vi32 v)
 OSW_INLINE void store_u16_i32(uint16_t *p, vi32 v)
 {
     _mm_storeu_si128((__m128i *)p, narrow_u16(v));
-}
-
-#    define load_f16 load_f16
-OSW_INLINE vf32 load_f16(const uint16_t *p)
-{
-    return (vf32)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-}
-
-OSW_INLINE __m128i narrow_f16(vf32 v)
-{
-    return _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
-}
-
-#    define store_f16 store_f16
-OSW_INLINE void store_f16(uint16_t *p, vf32 v)
-{
-    _mm_storeu_si128((__m128i *)p, narrow_f16(v));
-}
-
-#    define widen_one_f16 widen_one_f16
-OSW_INLINE float widen_one_f16(uint16_t x)
-{
-    return _cvtsh_ss(x);
-}
-
-OSW_INLINE uint16_t narrow_one_f16(float v)
-{
-    return _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);
-}
-
-#    define round_f16 round_f16
-OSW_INLINE vf32 round_f16(vf32 v)
-{
-    return (vf32)_mm256_cvtph_ps(narrow_f16(v));
 }
 
 /* Each half of the vector holds 16 bytes that begin with, or end with, those of four times three.
@@ -286,34 +210,10 @@ OSW_INLINE void unzip3_f32(const float *p, vf32 v[3])
     v[2] = (vf32)_mm256_shuffle_ps(yz, c, _MM_SHUFFLE(3, 0, 3, 1));
 }
 
-#    define stream_rounded_f32 stream_rounded_f32
-OSW_INLINE void stream_rounded_f32(float *p, vf32 v)
-{
-    _mm256_stream_ps(p, (__m256)v);
-}
-
 #    define stream_u16_i32 stream_u16_i32
 OSW_INLINE void stream_u16_i32(uint16_t *p, vi32 v)
 {
     _mm_stream_si128((__m128i *)p, narrow_u16(v));
-}
-
-#    define stream_rounded_f16 stream_rounded_f16
-OSW_INLINE void stream_rounded_f16(uint16_t *p, vf32 v)
-{
-    _mm_stream_si128((__m128i *)p, narrow_f16(v));
-}
-
-#    define stream_i32 stream_i32
-OSW_INLINE void stream_i32(void *p, vi32 v)
-{
-    _mm256_stream_si256(p, (__m256i)v);
-}
-
-#    define stream_fence stream_fence
-OSW_INLINE void stream_fence(void)
-{
-    _mm_sfence();
 }
 
 OSW_INLINE __m256i first_mask_i32(int64_t n)

@@ -31,6 +31,18 @@ OSW_TARGET_CONTRACT
 
 #    define OSW_KEEP(v) __asm__("" : "+v"(v))
 
+/* For simd_x86.inc. */
+typedef __m512 wide_ps;
+typedef __m512d wide_pd;
+typedef __m512i wide_i;
+typedef __m256i half_i;
+#    define WIDE(op)          _mm512_##op
+#    define load_half(p)      _mm256_loadu_si256((const half_i *)(p))
+#    define store_half(p, v)  _mm256_storeu_si256((half_i *)(p), v)
+#    define stream_half(p, v) _mm256_stream_si256((half_i *)(p), v)
+#    define stream_wide(p, v) _mm512_stream_si512(p, v)
+#    include "core/simd_x86.inc"
+
 #    ifdef __clang__
 #        define select_f32 select_f32
 OSW_INLINE vf32 select_f32(vi32 mask, vf32 a, vf32 b)
@@ -58,48 +70,6 @@ OSW_INLINE vi16 select_i16(vi16 mask, vi16 a, vi16 b)
                                          (__m512i)a);
 }
 #    endif
-
-#    define max_f32 max_f32
-OSW_INLINE vf32 max_f32(vf32 a, vf32 b)
-{
-    return (vf32)_mm512_max_ps((__m512)a, (__m512)b);
-}
-
-#    define min_f32 min_f32
-OSW_INLINE vf32 min_f32(vf32 a, vf32 b)
-{
-    return (vf32)_mm512_min_ps((__m512)a, (__m512)b);
-}
-
-#    define max_i16 max_i16
-OSW_INLINE vi16 max_i16(vi16 a, vi16 b)
-{
-    return (vi16)_mm512_max_epi16((__m512i)a, (__m512i)b);
-}
-
-#    define min_i16 min_i16
-OSW_INLINE vi16 min_i16(vi16 a, vi16 b)
-{
-    return (vi16)_mm512_min_epi16((__m512i)a, (__m512i)b);
-}
-
-#    define abs_i16 abs_i16
-OSW_INLINE vi16 abs_i16(vi16 v)
-{
-    return (vi16)_mm512_abs_epi16((__m512i)v);
-}
-
-#    define fma_f32 fma_f32
-OSW_INLINE vf32 fma_f32(vf32 a, vf32 b, vf32 c)
-{
-    return (vf32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-}
-
-#    define fma_f64 fma_f64
-OSW_INLINE vf64 fma_f64(vf64 a, vf64 b, vf64 c)
-{
-    return (vf64)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
-}
 
 #    define bits_i32 bits_i32
 OSW_INLINE uint32_t bits_i32(vi32 mask)
@@ -131,62 +101,16 @@ OSW_INLINE vi32 load_u8_i32(const uint8_t *p)
     return (vi32)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
 }
 
-#    define load_u8_pairs load_u8_pairs
-OSW_INLINE vi32 load_u8_pairs(const uint8_t *p)
-{
-    return (vi32)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p));
-}
-
 #    define store_u8_i32 store_u8_i32
 OSW_INLINE void store_u8_i32(uint8_t *p, vi32 v)
 {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v));
 }
 
-#    define load_u16_i32 load_u16_i32
-OSW_INLINE vi32 load_u16_i32(const uint16_t *p)
-{
-    return (vi32)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-}
-
 #    define store_u16_i32 store_u16_i32
 OSW_INLINE void store_u16_i32(uint16_t *p, vi32 v)
 {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)v));
-}
-
-#    define load_f16 load_f16
-OSW_INLINE vf32 load_f16(const uint16_t *p)
-{
-    return (vf32)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-}
-
-OSW_INLINE __m256i narrow_f16(vf32 v)
-{
-    return _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
-}
-
-#    define store_f16 store_f16
-OSW_INLINE void store_f16(uint16_t *p, vf32 v)
-{
-    _mm256_storeu_si256((__m256i *)p, narrow_f16(v));
-}
-
-#    define widen_one_f16 widen_one_f16
-OSW_INLINE float widen_one_f16(uint16_t x)
-{
-    return _cvtsh_ss(x);
-}
-
-OSW_INLINE uint16_t narrow_one_f16(float v)
-{
-    return _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);
-}
-
-#    define round_f16 round_f16
-OSW_INLINE vf32 round_f16(vf32 v)
-{
-    return (vf32)_mm512_cvtph_ps(narrow_f16(v));
 }
 
 /* 16 bytes in each quarter, those of the next one 48 further on. */
@@ -246,34 +170,10 @@ OSW_INLINE void unzip3_f32(const float *p, vf32 v[3])
     }
 }
 
-#    define stream_rounded_f32 stream_rounded_f32
-OSW_INLINE void stream_rounded_f32(float *p, vf32 v)
-{
-    _mm512_stream_ps(p, (__m512)v);
-}
-
 #    define stream_u16_i32 stream_u16_i32
 OSW_INLINE void stream_u16_i32(uint16_t *p, vi32 v)
 {
     _mm256_stream_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)v));
-}
-
-#    define stream_rounded_f16 stream_rounded_f16
-OSW_INLINE void stream_rounded_f16(uint16_t *p, vf32 v)
-{
-    _mm256_stream_si256((__m256i *)p, narrow_f16(v));
-}
-
-#    define stream_i32 stream_i32
-OSW_INLINE void stream_i32(void *p, vi32 v)
-{
-    _mm512_stream_si512(p, (__m512i)v);
-}
-
-#    define stream_fence stream_fence
-OSW_INLINE void stream_fence(void)
-{
-    _mm_sfence();
 }
 
 /* Bits [0, n), n <= 16. */

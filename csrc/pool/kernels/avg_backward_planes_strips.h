@@ -66,11 +66,16 @@ static void LOCAL(add_columns)(const osw_met *met, const osw_remainder *remainde
     }
 }
 
-/* One row of the strip that overlaps the outputs of the margin's ranges. */
+/* One row of the strip; the same as the row above if the same outputs read both. */
 static void
-LOCAL(share_line)(osw_margin *margin, const osw_pool *pool, const osw_row *row, ELEMENT *to)
+LOCAL(share_line)(osw_margin *margin, const osw_pool *pool, const osw_row *row, ELEMENT *to,
+                       int64_t above)
 {
     osw_met met = {.count = 0};
+    if (meet_outputs(margin, pool, row) && above > 0) {
+        memcpy(to, to - pool->dims[WIDTH].input, (size_t)margin->columns * sizeof(ELEMENT));
+        return;
+    }
     for (int64_t d = margin->depth.first; d < margin->depth.end; d++)
         for (int64_t h = margin->height.first; h < margin->height.end; h++)
             met.row[met.count++] = LOCAL(share_row)(margin, pool, row, d, h);
@@ -80,45 +85,11 @@ LOCAL(share_line)(osw_margin *margin, const osw_pool *pool, const osw_row *row, 
     LOCAL(merge)(margin, to);
 }
 
-/* `count` rows of one plane, from `row` on. */
-static void LOCAL(share_rows)(osw_margin *margin, const osw_pool *pool, osw_row row, int64_t count)
-{
-    const int64_t width = pool->dims[WIDTH].input, height = pool->dims[HEIGHT].input;
-    const int64_t first = row.depth * height + row.height;
-    ELEMENT *plane = (ELEMENT *)pool->grad_input.base +
-                     osw_place(&pool->grad_input, row.image, row.channel, first * width);
-    if (row.channel % pool->channel_step != 0) {
-        memset(plane, 0, (size_t)(count * width) * sizeof(ELEMENT));
-        return;
-    }
-    row.channel /= pool->channel_step;
-    for (int64_t column = 0; column < width; column += margin->columns) {
-        begin_margin(margin, pool, column);
-        for (int64_t i = 0; i < count; i++) {
-            ELEMENT *to = plane + i * width + column;
-            row.depth = (first + i) / height;
-            row.height = (first + i) % height;
-            if (meet_outputs(margin, pool, &row) && i > 0)
-                memcpy(to, to - width, (size_t)margin->columns * sizeof(ELEMENT));
-            else
-                LOCAL(share_line)(margin, pool, &row, to);
-        }
-    }
-}
-
 /* avg_backward of planes with steps between channels, deep windows or long rows. */
 static void LOCAL(share_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_margin(pool)) {
+    if (fits_margin(pool))
+        LOCAL(gradient_strips)(pool, begin, end, LOCAL(share_line));
+    else
         below[ID_OF(avg_backward_planes)](pool, begin, end);
-        return;
-    }
-    osw_margin margin;
-    margin.column = -1;
-    const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
-    for (int64_t unit = begin; unit < end;) {
-        const int64_t count = osw_min(end - unit, rows - unit % rows);
-        LOCAL(share_rows)(&margin, pool, osw_input_row(pool, pool->input_channels, unit), count);
-        unit += count;
-    }
 }

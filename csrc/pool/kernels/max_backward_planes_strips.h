@@ -118,11 +118,57 @@ OSW_INLINE void LOCAL(merge)(const osw_margin *margin, ELEMENT *to)
     }
 }
 
-/* One row of the input, in the columns of the strip; `row` holds the channel of the output. */
+/* Writes columns of one row of the input, from `to` on. `row` holds the channel of the output; in
+ * the plane of the row, `above` rows are written. */
+typedef void
+    LOCAL(osw_line)(osw_margin *margin, const osw_pool *pool, const osw_row *row, ELEMENT *to,
+                      int64_t above);
+
+/* `count` rows of one plane, from `row` on, strip by strip. */
+OSW_INLINE void
+LOCAL(gradient_rows)(osw_margin *margin, const osw_pool *pool, osw_row row, int64_t count,
+                     LOCAL(osw_line) *line)
+{
+    const int64_t width = pool->dims[WIDTH].input, height = pool->dims[HEIGHT].input;
+    const int64_t first = row.depth * height + row.height;
+    ELEMENT *plane = (ELEMENT *)pool->grad_input.base +
+                     osw_place(&pool->grad_input, row.image, row.channel, first * width);
+    if (row.channel % pool->channel_step != 0) {
+        memset(plane, 0, (size_t)(count * width) * sizeof(ELEMENT));
+        return;
+    }
+    row.channel /= pool->channel_step;
+    for (int64_t column = 0; column < width; column += margin->columns) {
+        begin_margin(margin, pool, column);
+        for (int64_t i = 0; i < count; i++) {
+            row.depth = (first + i) / height;
+            row.height = (first + i) % height;
+            line(margin, pool, &row, plane + i * width + column, i);
+        }
+    }
+}
+
+/* Units of a backward over planes, whose windows fit a margin. */
+OSW_INLINE void LOCAL(gradient_strips)(const osw_pool *pool, int64_t begin, int64_t end,
+                                       LOCAL(osw_line) *line)
+{
+    osw_margin margin;
+    margin.column = -1;
+    const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
+    for (int64_t unit = begin; unit < end;) {
+        const int64_t count = osw_min(end - unit, rows - unit % rows);
+        const osw_row row = osw_input_row(pool, pool->input_channels, unit);
+        LOCAL(gradient_rows)(&margin, pool, row, count, line);
+        unit += count;
+    }
+}
+
 static void
-LOCAL(gradient_line)(osw_margin *margin, const osw_pool *pool, const osw_row *row, ELEMENT *to)
+LOCAL(gradient_line)(osw_margin *margin, const osw_pool *pool, const osw_row *row, ELEMENT *to,
+                          int64_t above)
 {
     osw_met met;
+    (void)above;
     if (is_dilated(pool)) {
         LOCAL(meet_dilated)(&met, margin, pool, row);
     } else {
@@ -135,37 +181,7 @@ LOCAL(gradient_line)(osw_margin *margin, const osw_pool *pool, const osw_row *ro
     LOCAL(merge)(margin, to);
 }
 
-/* `count` rows of one plane, from `row` on. */
-static void
-LOCAL(gradient_rows)(osw_margin *margin, const osw_pool *pool, osw_row row, int64_t count)
-{
-    const int64_t width = pool->dims[WIDTH].input, height = pool->dims[HEIGHT].input;
-    const int64_t first = row.depth * height + row.height;
-    ELEMENT *to = (ELEMENT *)pool->grad_input.base +
-                  osw_place(&pool->grad_input, row.image, row.channel, first * width);
-    if (row.channel % pool->channel_step != 0) {
-        memset(to, 0, (size_t)(count * width) * sizeof(ELEMENT));
-        return;
-    }
-    row.channel /= pool->channel_step;
-    for (int64_t column = 0; column < width; column += margin->columns) {
-        begin_margin(margin, pool, column);
-        for (int64_t i = 0; i < count; i++) {
-            row.depth = (first + i) / height;
-            row.height = (first + i) % height;
-            LOCAL(gradient_line)(margin, pool, &row, to + i * width + column);
-        }
-    }
-}
-
 static void LOCAL(gradient_units)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    osw_margin margin;
-    margin.column = -1;
-    const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
-    for (int64_t unit = begin; unit < end;) {
-        const int64_t count = osw_min(end - unit, rows - unit % rows);
-        LOCAL(gradient_rows)(&margin, pool, osw_input_row(pool, pool->input_channels, unit), count);
-        unit += count;
-    }
+    LOCAL(gradient_strips)(pool, begin, end, LOCAL(gradient_line));
 }

@@ -112,7 +112,7 @@ def _run(constants: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
     groups, sections, memory_format, output_mask = constants
     channels_last = memory_format is not torch.contiguous_format
     outputs = _core.new_shuffled(tensors, groups, sections, output_mask, channels_last)
-    if outputs is None:
+    if outputs is NotImplemented:
         dense = tuple(t.contiguous(memory_format=memory_format) for t in tensors)
         outputs = _core.new_shuffled(dense, groups, sections, output_mask, channels_last)
     count_kernel(_NAME)

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT */
+/* plain_chain_folded(options, tensors, folded) -> (output, folded): a chain as in bind_chain.c, in
+ * evaluation, with its normalisations folded into the weights.
+ *
+ * options: per stage (stride_y, stride_x, padding_y, padding_x, groups, eps, activation). tensors:
+ * as there, and behind those of a stage the bias of the convolution; those of the normalisation may
+ * be None together. folded: an opaque tensor of the weights with their normalisations, which a call
+ * makes if it gets None or one of another tier. */
+#include "binding/chain_call.h"
+#include "core/isa.h"
+
+#include <string.h>
+
+/* Floats behind the folded weights: copies of all tensors of a stage but its weight, and for each
+ * whether it was given. */
+static int64_t vector_floats(const osw_chain_call *c)
+{
+    return (PER_FOLDED_STAGE - SCALE) * (c->chain.count + c->outputs);
+}
+
+/* Write these copies, or compare with them: whether they are the same bits. */
+static bool vectors_are(const osw_call *call, float *copies, bool write)
+{
+    const osw_chain *chain = &((osw_chain_call *)call->job)->chain;
+    bool same = true;
+    for (int i = 0; same && i < chain->count; i++) {
+        const int64_t count = chain->stages[i].outputs;
+        for (int role = SCALE; same && role < PER_FOLDED_STAGE; role++, copies += 1 + count) {
+            const float *values = osw_chain_values(call, i, role);
+            const size_t bytes = values ? (size_t)count * sizeof(float) : 0;
+            if (write) {
+                copies[0] = values != NULL;
+                if (values)
+                    memcpy(copies + 1, values, bytes);
+            } else {
+                same = (copies[0] != 0) == (values != NULL) &&
+                       (!values || memcmp(copies + 1, values, bytes) == 0);
+            }
+        }
+    }
+    return same;
+}
+
+/* The running statistics in double, into `room`. */
+static void read_statistics(const osw_call *call, double *room)
+{
+    osw_chain *chain = &((osw_chain_call *)call->job)->chain;
+    osw_chain_place_statistics(call->job, room);
+    for (int i = 0; i < chain->count; i++) {
+        osw_chain_link *link = &chain->links[i];
+        const float *mean = osw_chain_values(call, i, RUNNING_MEAN);
+        const float *var = osw_chain_values(call, i, RUNNING_VAR);
+        for (int64_t c = 0; mean && c < chain->stages[i].outputs; c++) {
+            link->mean[c] = (double)mean[c];
+            link->var[c] = (double)var[c];
+        }
+        if (!mean)
+            link->mean = link->var = NULL;
+    }
+}
+
+/* The weights with their normalisations, in a new tensor. */
+static int fold(osw_call *call)
+{
+    osw_chain_call *c = call->job;
+    const int64_t floats = osw_chain_folded_floats(&c->chain);
+    const int64_t size[1] = {floats + vector_floats(c)};
+    const size_t bytes = (size_t)(2 * c->outputs) * sizeof(double);
+    if (osw_call_make(call, FOLDED, TENSORS, OSW_SAME_DTYPE, 1, size, false) != 0)
+        return -1;
+    double *room =
+        osw_call_room(call, bytes + (size_t)osw_chain_fold_room(&c->chain) * sizeof(float));
+    if (!room)
+        return -1;
+    c->weights = osw_chain_data(call, FOLDED);
+    read_statistics(call, room);
+    vectors_are(call, c->weights + floats, true);
+    osw_chain_fold(&c->chain, (int)osw_isa_current(), c->weights, (float *)(room + 2 * c->outputs));
+    return 0;
+}
+
+/* The weights that an earlier call of the same chain has folded, with the same vectors; else NULL.
+ */
+static float *folded_before(osw_call *call, PyObject *given)
+{
+    const osw_chain_call *c = call->job;
+    const int64_t floats = osw_chain_folded_floats(&c->chain);
+    const int64_t size[] = {floats + vector_floats(c)};
+    const osw_tensor *t = &call->tensors[FOLDED];
+    if (given == Py_None || osw_call_tensor(call, FOLDED, given) != 0 ||
+        osw_dtype_of(t) != OSW_F32 || !osw_has_size(t, 1, size) || t->stride[0] != 1)
+        return NULL;
+    float *folded = (float *)(void *)t->data;
+    const bool same = osw_chain_is_folded(folded, (int)osw_isa_current()) &&
+                      vectors_are(call, folded + floats, false);
+    return same ? folded : NULL;
+}
+
+enum { F_OPTIONS, F_TENSORS, F_FOLDED, F_COUNT };
+
+/* The folded weights, those of an earlier call if they still hold, and the output. */
+static int make_folded(osw_call *call)
+{
+    osw_chain_call *c = call->job;
+    PyObject *given = call->args[F_FOLDED];
+    osw_chain_stage *last = &c->chain.stages[c->chain.count - 1];
+    if (!osw_chain_folds(&c->chain))
+        return -1;
+    c->weights = folded_before(call, given);
+    if (!osw_chain_repays(&c->chain, given != Py_None))
+        return -1;
+    osw_chain_choose_folded(&c->chain, !c->weights, osw_chain_calls);
+    if (c->weights)
+        call->made[FOLDED] = Py_NewRef(given);
+    else if (fold(call) != 0)
+        return -1;
+    last->normal = osw_chain_make_image(call, OUTPUT, last, false);
+    return last->normal ? 0 : -1;
+}
+
+static int run_folded(osw_call *call)
+{
+    osw_chain_call *c = call->job;
+    const osw_running running = osw_run_begin(call->name, true);
+    osw_chain_folded_forward(&c->chain, c->weights);
+    osw_run_end(running);
+    return 0;
+}
+
+OSW_ENTRY(plain_chain_folded)
+{
+    static const osw_entry entry = {.name = "conv_chain",
+                                    .arguments = F_COUNT,
+                                    .numbers = osw_chain_read_options,
+                                    OSW_STEPS(osw_chain_describe, make_folded, run_folded),
+                                    .result = OUTPUT,
+                                    .results = 2};
+    return osw_chain_enter(&entry, true, args, nargs);
+}
+
+PyMethodDef osw_chain_folded_methods[] = {
+    OSW_ENTRY_LINE(plain_chain_folded,
+                   "plain_chain_folded(options, tensors, folded) -> (output, folded), or "
+                   "NotImplemented"),
+    {NULL, NULL, 0, NULL},
+};
