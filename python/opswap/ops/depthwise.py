@@ -149,7 +149,9 @@ def _is_slice(input: Any) -> bool:
     """True for a slice of the channels of images in channels_last, of which torch's convolution makes a copy too."""
     if not isinstance(input, Tensor) or input.dim() != 4 or input.layout is not torch.strided:
         return False
-    return input.shape[1] > 1 == input.stride(1) and not input.is_contiguous(memory_format=torch.channels_last)
+    return input.shape[1] > 1 == input.stride(1) and not input.is_contiguous(
+        memory_format=torch.channels_last
+    )
 
 
 def _supports(input: Any, weight: Any, bias: Any, *window: Any) -> bool:
