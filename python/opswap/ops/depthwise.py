@@ -149,9 +149,11 @@ def _is_slice(input: Any) -> bool:
     """True for a slice of the channels of images in channels_last, of which torch's convolution makes a copy too."""
     if not isinstance(input, Tensor) or input.dim() != 4 or input.layout is not torch.strided:
         return False
-    return input.shape[1] > 1 == input.stride(1) and not input.is_contiguous(
-        memory_format=torch.channels_last
-    )
+    _, channels, height, width = input.shape
+    steps = input.stride()
+    if steps[1] != 1 or channels < 2 or steps == (height * width * channels, 1, width * channels, channels):
+        return False
+    return steps[3] >= channels and steps[2] >= width * steps[3] and steps[0] >= height * steps[2]
 
 
 def _supports(input: Any, weight: Any, bias: Any, *window: Any) -> bool:
