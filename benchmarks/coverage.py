@@ -77,10 +77,12 @@ def measure(library: str, family: str, name: str, verify: bool) -> Row:
     try:
         row.sites = dict(count_sites(lambda: stock(*arguments)))
         start = time.perf_counter()
-        swapped = opswap.swap(stock, memory_format=memory_format, example_inputs=arguments, inplace=False)
+        swapped = _swapped(stock, arguments, memory_format)
         row.swap_seconds = time.perf_counter() - start
         row.left = dict(count_sites(lambda: swapped(*arguments)))
-        row.kept = dict(Counter(s.reason for s in opswap.report(swapped).kept).most_common())
+        kept = Counter(s.reason for s in opswap.report(swapped).kept)
+        stopped = (s for s in opswap.explain(swapped, *arguments).outcomes if s.calls and not s.ran)
+        row.kept = dict((kept + Counter(f"{s.rule}: {s.reason}" for s in stopped)).most_common())
         if verify:
             row.check = _check(stock, arguments)
     except Exception as error:  # shown in the table: none should
@@ -106,6 +108,19 @@ def _arguments(model: nn.Module, library: str, name: str) -> tuple[tuple[Any, ..
             else:
                 return arguments, size, _LAST if memory_format is _LAST else None
     raise error
+
+
+def _swapped(stock: nn.Module, arguments: tuple[Any, ...], memory_format: Any) -> nn.Module:
+    """A swapped copy. If the stock network does not run in channels_last, the swapped one may, as `optimize` finds."""
+    if memory_format is None:
+        swapped = opswap.swap(stock, memory_format=_LAST, example_inputs=arguments, inplace=False)
+        try:
+            swapped(*arguments)
+        except Exception:  # code that was not replaced views another size
+            pass
+        else:
+            return swapped
+    return opswap.swap(stock, memory_format=memory_format, example_inputs=arguments, inplace=False)
 
 
 def _check(stock: nn.Module, arguments: tuple[Any, ...]) -> str:

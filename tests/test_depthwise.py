@@ -254,7 +254,8 @@ def test_any_layout(layout: str) -> None:
     dense = layout in ("channels_last", "offset")
     x = LAYOUTS[layout](x.detach()).detach().requires_grad_()
     x_is_last = x.is_contiguous(memory_format=LAST) and not x.is_contiguous()
-    assert_as_torch(x, w, b, 1, 1, kernel=x_is_last and opswap.isa.current() in SERVED)
+    copied = x.stride(1) == 1 and x.stride(3) >= 12 and x.stride(0) > 0  # a slice of more channels or pixels
+    assert_as_torch(x, w, b, 1, 1, kernel=(x_is_last or copied) and opswap.isa.current() in SERVED)
     assert x_is_last or not dense or layout == "offset"
 
 
@@ -280,8 +281,8 @@ def test_gradients_of_other_layouts() -> None:
         ((2, 12, 9, 9), {"dilation": (1, 2)}),
         ((2, 12, 9, 9), {"stride": 3}),
         ((2, 12, 9, 9), {"stride": (1, 2)}),
-        ((2, 12, 9, 9), {"padding": "same"}),
-        ((2, 12, 9, 9), {"padding": "valid"}),
+        ((2, 12, 9, 9), {"padding": "same", "stride": 2}),
+        ((2, 12, 9, 9), {"padding": "other"}),
     ],
 )
 def test_torch_serves_the_rest(size: tuple[int, ...], options: dict[str, Any]) -> None:
@@ -293,7 +294,40 @@ def test_torch_serves_the_rest(size: tuple[int, ...], options: dict[str, Any]) -
         torch.randn(channels, 1, 3, 3).requires_grad_(),
         torch.randn(channels).requires_grad_(),
     )
+    if isinstance(options.get("padding"), str):  # both are errors of torch's
+        with pytest.raises((RuntimeError, ValueError), match="padding"):
+            F.depthwise_conv2d(*leaves, **options)
+        return
     assert_as_torch(*leaves, kernel=False, **options)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize(("side", "dilation"), [(3, 1), (5, 2), (9, 1)])
+@pytest.mark.usefixtures("served")
+def test_padding_in_words(padding: str, side: int, dilation: int) -> None:
+    x, w, b = make(2, 12, 11, 10, side)
+    assert_as_torch(x, w, b, padding=padding, dilation=dilation, kernel=True)
+
+
+@pytest.mark.usefixtures("served")
+def test_slices_of_more_channels() -> None:
+    """As of split: the gradient reaches the slice alone, and nothing is written to the channels beside it."""
+    whole = make(2, 36, 8, 7)[0].detach()
+    results = []
+    for function in (F.depthwise_conv2d, stock):
+        leaf, parts = whole.clone(memory_format=torch.preserve_format).requires_grad_(), []
+        w = torch.linspace(-1, 1, 108).view(12, 1, 3, 3).requires_grad_()
+        opswap.reset_stats()
+        for part in leaf.split(12, 1)[1:]:
+            parts.append(function(part, w, None, 1, 1))
+        torch.cat(parts, 1).square().sum().backward()
+        results.append((*parts, leaf.grad, w.grad))
+        if function is F.depthwise_conv2d:
+            assert opswap.stats()["kernel"] == {"depthwise_conv2d": 2, "depthwise_conv2d_backward": 2}
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert [t.stride() for t in results[0][:3]] == [t.stride() for t in results[1][:3]]
+    assert not results[0][2][:, :12].any()
 
 
 @pytest.mark.parametrize(
@@ -428,7 +462,13 @@ def test_able() -> None:
         return nn.Conv2d(12, 12, *arguments, groups=12, **options)
 
     goods = (layer(3), layer(5, 2, 2, bias=False), layer(3, padding=(0, 2)).to(memory_format=LAST))
-    goods += (layer(7, padding=3), layer(9, 2, 4), layer(3, dilation=2), layer(5, padding=4, dilation=2))
+    goods += (
+        layer(3, padding="same"),
+        layer(7, padding=3),
+        layer(9, 2, 4),
+        layer(3, dilation=2),
+        layer(5, padding=4, dilation=2),
+    )
     for good in goods:
         assert depthwise_wins() and is_depthwise(good) and depthwise_able(good, x)
         opswap.reset_stats()
@@ -445,7 +485,7 @@ def test_able() -> None:
         layer(3, 2, dilation=2),
         layer(3, dilation=(1, 2)),
         layer(3, 3),
-        layer(3, padding="same"),
+        layer(4, padding="same"),
         layer(3, padding=1, padding_mode="reflect"),
         nn.Conv2d(12, 12, 3),
         nn.Conv2d(12, 24, 3, groups=12),

@@ -7,6 +7,7 @@ import copy
 import pickle
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -120,12 +121,26 @@ def test_exact_swaps_leave_it() -> None:
 
 def test_1x1_that_the_other_kernels_leave() -> None:
     large, small = nn.Conv2d(512, 512, 1), nn.Conv2d(64, 64, 1)
-    with opswap.isa.limit("avx2"):
-        found = {s.path: s.rule for s in opswap.scan(nn.Sequential(large, small)).swapped}
-    assert found == {"1": "pointwise_conv"}
-    if opswap.isa.current() == "avx512":
-        found = {s.path: s.rule for s in opswap.scan(nn.Sequential(large, small)).swapped}
+    for tier in ("avx2", opswap.isa.current()):
+        with opswap.isa.limit(tier):
+            found = {s.path: s.rule for s in opswap.scan(nn.Sequential(large, small)).swapped}
         assert found == {"0": "conv2d", "1": "pointwise_conv"}
+
+
+@pytest.mark.parametrize("grads", [True, False])
+@pytest.mark.parametrize("options", [{"stride": 2}, {"padding": "same"}, {"padding": "valid", "stride": 2}])
+def test_1x1_of_a_large_weight_and_few_pixels(grads: bool, options: dict[str, Any]) -> None:
+    """By the kernels of 1 x 1, which torch's library is slower than there; of more pixels and of one per image not."""
+    stock = nn.Sequential(nn.Conv2d(512, 260, 1, **options)).to(memory_format=LAST)
+    model = opswap.swap(copy.deepcopy(stock), memory_format=LAST)
+    for size, few in (((2, 5, 4), True), ((1, 2, 3), False), ((32, 1, 1), False), ((9, 33, 33), False)):
+        x = torch.randn(size[0], 512, *size[1:])
+        opswap.reset_stats()
+        with torch.set_grad_enabled(grads):
+            ours, theirs = model(x), stock(x)
+        assert ("pointwise_conv2d" in counts()[0]) == few
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert_model_as_near(model, stock, lambda: (torch.randn(2, 512, 4, 5),))
 
 
 @pytest.mark.parametrize("make", [Own, Standardised])

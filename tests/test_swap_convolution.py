@@ -38,6 +38,7 @@ DEPTHWISE = [
     nn.Conv2d(9, 9, 7, padding=3, groups=9),
     nn.Conv2d(9, 9, 9, 2, 4, groups=9),
     nn.Conv2d(9, 9, 3, dilation=2, groups=9),
+    nn.Conv2d(9, 9, 3, padding="same", groups=9),
 ]
 TAKEN = [*((m, "pointwise") for m in POINTWISE), *((m, "depthwise") for m in DEPTHWISE)]
 LEFT = [
@@ -47,7 +48,6 @@ LEFT = [
     nn.Conv2d(9, 9, (3, 5), groups=9),
     nn.Conv2d(9, 9, 11, padding=5, groups=9),
     nn.Conv2d(9, 9, 3, 2, dilation=2, groups=9),
-    nn.Conv2d(9, 9, 3, padding="same", groups=9),
     nn.Conv2d(9, 9, 3, padding=1, padding_mode="reflect", groups=9),
     nn.Conv2d(6, 8, 1, padding=1),
     nn.Conv2d(6, 8, 1, groups=2),

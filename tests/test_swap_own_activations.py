@@ -107,3 +107,49 @@ def test_a_hook_before_the_swap_fires() -> None:
     model = opswap.swap(copy.deepcopy(stock))
     x = torch.randn(3, 6, 9, 9)
     torch.testing.assert_close(model(x), stock(x))
+
+
+class ConvNorm(nn.Sequential):
+    """timm's: a block that ends with a BatchNorm, with an Identity behind it or not."""
+
+    def __init__(self, *after: nn.Module) -> None:
+        super().__init__(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), *after)
+
+
+class Calls(nn.Module):
+    """A forward that calls an activation of a block's result, as LeViT's and RepViT's."""
+
+    def __init__(self, block: nn.Module, act: Callable[[Tensor], Tensor], used_twice: bool = False) -> None:
+        super().__init__()
+        self.block, self.act, self.used_twice = block, act, used_twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block(x)
+        return self.act(x) + x if self.used_twice else self.act(x)
+
+
+ENDS: dict[str, Callable[[], nn.Module]] = {
+    "in a Sequential": lambda: nn.Sequential(ConvNorm(), nn.GELU()),
+    "an Identity behind it": lambda: nn.Sequential(ConvNorm(nn.Identity()), nn.SiLU()),
+    "in a forward": lambda: Calls(ConvNorm(), nn.Hardswish()),
+    "a function": lambda: Calls(ConvNorm(), F.relu),
+    "in place": lambda: Calls(ConvNorm(), nn.ReLU(inplace=True)),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_behind_a_block(kind: str) -> None:
+    stock = ENDS[kind]().train()
+    model = opswap.swap(copy.deepcopy(stock))
+    assert "batch_norm_act" in {s.rule for s in opswap.report(model).swapped}
+    assert_model_as_near(model, stock, lambda: (torch.randn(3, 6, 5, 4),))
+    x, seen = torch.randn(3, 6, 5, 4), []
+    for module in (next(m for m in model.modules() if isinstance(m, ConvNorm)),):
+        module.register_forward_hook(lambda m, args, output: seen.append(output))
+    model(x)
+    assert len(seen) == 1  # the block is called again
+
+
+def test_behind_a_block_used_elsewhere() -> None:
+    model = opswap.swap(Calls(ConvNorm(), nn.ReLU(), used_twice=True).train())
+    assert "batch_norm_act" not in {s.rule for s in opswap.report(model).swapped}

@@ -12,7 +12,8 @@ enum {
     THIN_ROWS = 3,         /* its rows at least, */
     MANY = 16,             /* and how many of them there must be */
     ROWS = 24,             /* blocks of rows of one group are multiples of it */
-    FEATURES = 64,         /* the same of features: the widest panel of floats */
+    FEATURES = 64,         /* the same of features: the widest panel of floats, */
+    FEW_FEATURES = 16,     /* or a vector of it, so that threads share few features evenly */
     MOST_PARTS = 8,        /* of a group: in more of them it is packed too often */
     PART_ROWS = 528,       /* of a row part at least */
     MOST_ROW_PARTS = 32,
@@ -113,7 +114,9 @@ osw_linear_grid osw_linear_row_grid(const osw_linear *linear, int threads)
 
 osw_linear_grid osw_linear_feature_grid(const osw_linear *linear, int threads)
 {
-    return by_group(linear, linear->in_features, FEATURES, linear->row_parts, threads);
+    const bool few = linear->in_features < 2 * MOST_PARTS * FEATURES;
+    return by_group(linear, linear->in_features, few ? FEW_FEATURES : FEATURES, linear->row_parts,
+                    threads);
 }
 
 osw_linear_block osw_linear_block_at(const osw_linear *linear, const osw_linear_grid *grid,

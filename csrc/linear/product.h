@@ -78,32 +78,45 @@ LOCAL(pack_terms)(const osw_product *p, int64_t j, int64_t d, int64_t terms, int
     }
 }
 
-/* Columns [j, j + columns) of c, terms [d, d + terms). b is packed, then all rows pass; for few
- * rows whole vectors of it are read where they lie. */
-static void LOCAL(multiply_columns)(const osw_product *p, int64_t j, int64_t columns, int64_t d,
-                             int64_t terms, ELEMENT *panels)
+/* Rows [begin, end) and columns [j, j + columns) of c, terms [d, d + terms). b is packed, then the
+ * rows pass; for few rows whole vectors of it are read where they lie. */
+static void
+LOCAL(multiply_columns)(const osw_product *p, int64_t begin, int64_t end, int64_t j,
+                             int64_t columns, int64_t d, int64_t terms, ELEMENT *panels)
 {
     const int64_t row_bytes = osw_max_int(terms, 1) * TILE_ROWS * (int64_t)sizeof(ELEMENT);
     const int64_t block = osw_max_int(ROW_BLOCK_BYTES / row_bytes, 1) * TILE_ROWS;
     const ELEMENT *const b =
         (const ELEMENT *)p->b + (p->transposed ? j * p->b_term + d : d * p->b_term + j);
-    for (int64_t m = 0; m < p->rows; m += block) {
-        const int64_t end = osw_min_int(m + block, p->rows);
+    for (int64_t m = begin; m < end; m += block) {
+        const int64_t next = osw_min_int(m + block, end);
         for (int64_t k = 0; k < columns;) {
             const int64_t rest = columns - k, vectors = panel_vectors(osw_ceil(rest, VLANES));
             const int64_t width = vectors * VLANES, count = osw_min_int(rest, width);
             const bool packs = p->transposed || p->b_steps || p->rows > FEW_ROWS || count < width;
             ELEMENT *const panel = panels + k * terms;
             const ELEMENT *const from = b + (p->transposed ? k * p->b_term : k);
-            if (packs && m == 0 && p->transposed)
+            if (packs && m == begin && p->transposed)
                 LOCAL(pack_transposed)(from, p->b_term, terms, count, width, panel);
-            else if (packs && m == 0)
+            else if (packs && m == begin)
                 LOCAL(pack_terms)(p, j + k, d, terms, count, width, panel);
-            LOCAL(multiply_panel)(p, m, end, j + k, vectors, count - width + VLANES, d, terms,
+            LOCAL(multiply_panel)(p, m, next, j + k, vectors, count - width + VLANES, d, terms,
                            packs ? panel : from, packs ? width : p->b_term);
             k += width;
         }
     }
+}
+
+/* Rows that pass all of b before the next ones do: what is added to c stays in L2 meanwhile. All of
+ * them if they pass once, or if the terms of a are far apart, which costs more than c does. */
+static int64_t LOCAL(rows_of_pass)(const osw_product *p, int64_t passes, int64_t columns)
+{
+    if (p->a_term != 1 || (passes == 1 && p->columns <= columns))
+        return osw_max_int(p->rows, 1);
+    const int64_t row_bytes = osw_min_int(p->columns, columns) * (int64_t)sizeof(ELEMENT);
+    const int64_t most = osw_max_int(SUM_BYTES / row_bytes / TILE_ROWS, 1) * TILE_ROWS;
+    const int64_t even = osw_ceil(p->rows, osw_max_int(osw_ceil(p->rows, most), 1));
+    return osw_round_up(osw_max_int(even, 1), TILE_ROWS);
 }
 
 static void LOCAL(multiply)(const osw_product *p)
@@ -115,12 +128,17 @@ static void LOCAL(multiply)(const osw_product *p)
         passes > 1 ? osw_round_up(osw_ceil(p->terms, passes), VLANES) : osw_max_int(p->terms, 1);
     const int64_t widest = MOST_VECTORS * VLANES;
     const int64_t full = PANEL_BYTES / (int64_t)sizeof(ELEMENT) / depth / widest * widest;
-    for (int64_t j = 0; j < p->columns; j += full) {
-        const int64_t columns = osw_min_int(p->columns - j, full);
-        int64_t d = 0;
-        do { /* once without terms too: c becomes `start` */
-            LOCAL(multiply_columns)(p, j, columns, d, osw_min_int(p->terms - d, depth), panels);
-            d += depth;
-        } while (d < p->terms);
+    const int64_t rows = LOCAL(rows_of_pass)(p, passes, full);
+    for (int64_t m = 0; m < p->rows; m += rows) {
+        const int64_t end = osw_min_int(m + rows, p->rows);
+        for (int64_t j = 0; j < p->columns; j += full) {
+            const int64_t columns = osw_min_int(p->columns - j, full);
+            int64_t d = 0;
+            do { /* once without terms too: c becomes `start` */
+                LOCAL(multiply_columns)(p, m, end, j, columns, d, osw_min_int(p->terms - d, depth),
+                                panels);
+                d += depth;
+            } while (d < p->terms);
+        }
     }
 }

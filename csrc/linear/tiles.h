@@ -19,8 +19,10 @@ enum {
     FAR_DEPTH = 128,            /* the same if the terms of a lie in rows of their own */
     PANEL_BYTES = 256 << 10,    /* of b, packed at once */
     ROW_BLOCK_BYTES = 64 << 10, /* of a, for which panels are fetched again */
+    SUM_BYTES = 768 << 10,      /* of c, which several panels of b add to */
     TILE_ROWS = 24,             /* a multiple of the most rows of all tiles */
     FEW_ROWS = 32,              /* too few to pack b, unless it is transposed */
+    MANY_ROWS = 64,             /* from which on dot products are slower, whatever their length */
     FEW_DOTS = 4,               /* outputs up to which dot products cost less than a vector */
     LEAST_ASKED = 128,          /* bytes of a row for which CPUs do not fetch early enough by */
     MOST_ASKED = 1 << 10,       /* themselves, in inputs of at least */

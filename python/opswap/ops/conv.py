@@ -24,11 +24,12 @@ from ._convolution import Pair, library_backward, padding_numbers, pair
 from ._convolution_operator import ConvolutionOperator
 from ._function import base_apply, needs_graph, plain_cpu, plain_eager, seen_by_tracer
 from ._stats import count_kernel, count_reference
-from .pointwise import FEW_WEIGHTS, pointwise_wins
+from .pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_pays, pointwise_wins
 
 __all__ = [
     "conv_able",
     "conv_fits",
+    "conv_pays",
     "conv_wins",
     "dense_conv2d",
     "module_window",
@@ -189,11 +190,21 @@ def conv_wins(channels: int, outputs: int, taps: Sequence[int], pixels: int | No
     return enough and any(_directions_of(_core.isa_current(), channels, outputs, *taps))
 
 
-def _is_left_to_pointwise(weight: Sequence[int], window: Window) -> bool:
-    """True for what `pointwise_conv2d` computes as a whole on this tier; weight: its size."""
-    outputs, channels, *taps = weight
-    one_map = taps == [1, 1] and window[1] == [0, 0]
-    return one_map and pointwise_wins() and outputs * channels < FEW_WEIGHTS
+def _is_one_map(weight: Sequence[int], window: Window) -> bool:
+    """True for what `pointwise_conv2d` supports on this tier; weight: its size."""
+    return list(weight[2:]) == [1, 1] and window[1] == [0, 0] and pointwise_wins()
+
+
+def _output(input: Sequence[int], stride: Sequence[int]) -> tuple[int, int, int]:
+    """(N, H, W) of the output of a 1 x 1 convolution without padding."""
+    batch, _, height, width = input
+    return batch, (height - 1) // max(stride[0], 1) + 1, (width - 1) // max(stride[1], 1) + 1
+
+
+def _is_left_to_pointwise(weight: Sequence[int], window: Window, input: Sequence[int]) -> bool:
+    """True for what `pointwise_conv2d` computes as a whole on this tier. Args: weight, input: their sizes."""
+    pays = pointwise_pays(weight[0] * weight[1], _output(input, window[0]))
+    return pays and _is_one_map(weight, window)
 
 
 def why_kept(weight: Sequence[int], window: Window) -> str | None:
@@ -203,8 +214,10 @@ def why_kept(weight: Sequence[int], window: Window) -> str | None:
     """
     outputs, channels, *taps = weight
     tier = _core.isa_current()
-    if tier not in _WINS or _is_left_to_pointwise(weight, window):
+    if tier not in _WINS:
         return None
+    if _is_one_map(weight, window):  # a large weight's few pixels
+        return None if outputs * channels < FEW_WEIGHTS else ""
     if max(outputs, channels) < _FEWEST_CHANNELS[tier]:
         return None
     if max(taps) > _MOST_TAPS:
@@ -246,7 +259,9 @@ def conv_fits(
     batch, channels, height, width = input.shape
     outputs, _, *taps = weight.shape
     window = _window(weight, stride, padding, dilation)
-    if window is None or channels != weight.shape[1] or _is_left_to_pointwise(weight.shape, window):
+    if window is None or channels != weight.shape[1]:
+        return None
+    if _is_left_to_pointwise(weight.shape, window, input.shape):
         return None
     steps = max(window[0][0] * window[0][1], 1)
     return window if conv_wins(channels, outputs, taps, batch * height * width // steps) else None
@@ -259,11 +274,22 @@ def module_window(module: nn.Conv2d) -> Window | None:
     return _window(module.weight, module.stride, module.padding, module.dilation)
 
 
+def conv_pays(input: Any, weight: Any, stride: Pair, padding: Pair | str, dilation: Pair) -> bool:
+    """True if `conv2d` is faster than torch's function for this call with one group: by `conv_fits`, or because it is
+    a 1 x 1 convolution with a large weight and few pixels, with or without a gradient."""
+    if conv_fits(input, weight, stride, padding, dilation) is not None:
+        return True
+    if not pointwise_fits(input, weight) or weight.numel() < FEW_WEIGHTS:
+        return False
+    window = _window(weight, stride, padding, dilation)
+    return window is not None and _is_left_to_pointwise(weight.shape, window, input.shape)
+
+
 def conv_able(module: nn.Conv2d, input: Any) -> bool:
-    """`conv_fits` for the weight and the options of a module."""
+    """`conv_pays` for the weight and the options of a module."""
     if module.groups != 1 or module.padding_mode != "zeros":
         return False
-    return conv_fits(input, module.weight, module.stride, module.padding, module.dilation) is not None
+    return conv_pays(input, module.weight, module.stride, module.padding, module.dilation)
 
 
 def dense_conv2d(

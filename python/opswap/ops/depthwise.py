@@ -136,8 +136,34 @@ def is_depthwise(module: nn.Conv2d) -> bool:
         module.groups == module.in_channels == module.out_channels
         and takes_window(module.kernel_size, module.stride, module.dilation)
         and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
+        and _zeros(module.padding, module.kernel_size, module.stride, module.dilation) is not None
     )
+
+
+def _zeros(padding: Any, taps: Sequence[int], stride: Pair, dilation: Pair) -> Any:
+    """The padding as the kernels read it; None for a text that means an error, or another number at either side."""
+    return padding_numbers(padding, taps, stride, dilation) if isinstance(padding, str) else padding
+
+
+def _is_slice(input: Any) -> bool:
+    """True for a slice of the channels of images in channels_last, of which torch's convolution makes a copy too."""
+    if not isinstance(input, Tensor) or input.dim() != 4 or input.layout is not torch.strided:
+        return False
+    _, channels, height, width = input.shape
+    steps = input.stride()
+    if steps[1] != 1 or channels < 2 or steps == (height * width * channels, 1, width * channels, channels):
+        return False
+    return steps[3] >= channels and steps[2] >= width * steps[3] and steps[0] >= height * steps[2]
+
+
+def _supports(input: Any, weight: Any, bias: Any, *window: Any) -> bool:
+    """True if the kernels support these arguments, or a dense copy of a slice of channels."""
+    if _core.depthwise_fits(input, weight, bias, *window):
+        return True
+    if not _is_slice(input) or not plain_cpu((input,)):
+        return False
+    like = torch.empty_like(input, memory_format=torch.channels_last, requires_grad=False)
+    return _core.depthwise_fits(like, weight, bias, *window)
 
 
 def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
@@ -150,8 +176,13 @@ def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
         not _compiling()
         and not reference_forced()
         and is_depthwise(module)
-        and _core.depthwise_fits(
-            input, module.weight, module.bias, module.stride, module.padding, module.dilation
+        and _supports(
+            input,
+            module.weight,
+            module.bias,
+            module.stride,
+            _zeros(module.padding, module.kernel_size, module.stride, module.dilation),
+            module.dilation,
         )
         and not _is_slower(input, module.weight, module.stride)
     )
@@ -177,7 +208,7 @@ def depthwise_fits(
     """`depthwise_able` for a call of torch.nn.functional.conv2d with as many groups as channels."""
     if _compiling() or reference_forced() or not isinstance(weight, Tensor) or weight.shape[0] != groups:
         return False
-    fits = _core.depthwise_fits(input, weight, bias, stride, padding, dilation)
+    fits = _supports(input, weight, bias, stride, padding, dilation)
     return fits and not _is_slower(input, weight, stride)
 
 
@@ -193,11 +224,11 @@ def depthwise_conv2d(
 
     Args:
         input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least,
-            if the tier in use is avx2 or avx512.
+            if the tier in use is avx2 or avx512. A slice of more channels is copied first, as torch's convolution does.
         weight: (C, 1, kH, kW). The kernels support 3 x 3, 5 x 5, 7 x 7 and 9 x 9.
         bias: (C,), or None.
         stride: the kernels support 1 and 2, the same in both directions.
-        padding: of zeros, any; or "same" or "valid", which run torch's convolution.
+        padding: of zeros, any; or "same" or "valid".
         dilation: the kernels support any, the same in both directions, with stride 1.
 
     Everything that the kernels do not support, channels of several outputs, other devices and calls under torch.func,
@@ -213,6 +244,10 @@ def depthwise_conv2d(
     """
     if not _compiling() and not reference_forced():
         try:
+            if isinstance(padding, str):
+                padding = _zeros(padding, weight.shape[2:], stride, dilation) or padding
+            if _is_slice(input) and plain_cpu((input,)):
+                input = input.contiguous(memory_format=torch.channels_last)
             if _grad_enabled() and (
                 input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
             ):

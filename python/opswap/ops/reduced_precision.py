@@ -190,6 +190,13 @@ _apply = base_apply(Reduced)
 _PRODUCT = _Product()
 
 
+def _is_none(padding: Any, stride: Pair) -> bool:
+    """True for a padding of zero of a 1 x 1 window, in numbers or words."""
+    if isinstance(padding, str):
+        return padding_numbers(padding, (1, 1), stride, 1) == [0, 0]
+    return padding in _NONE
+
+
 def _is_strided_depthwise(input: Tensor, weight: Tensor, stride: Any, groups: int) -> bool:
     return groups > 1 and stride not in (1, (1, 1)) and input.dim() == 4 and groups == weight.shape[0]
 
@@ -243,7 +250,7 @@ def conv2d(
             output = dense_conv2d(input, weight, bias, stride, padding, dilation)
             if output is not NotImplemented:
                 return output
-        if weight.shape[2:] == (1, 1) and groups == 1 and padding in _NONE:
+        if weight.shape[2:] == (1, 1) and groups == 1 and _is_none(padding, stride):
             return pointwise_conv2d(input, weight, bias, stride)
         if groups > 1 and groups == weight.shape[0] and input.dim() == 4 and groups == input.shape[1]:
             return depthwise_conv2d(input, weight, bias, stride, padding, dilation)

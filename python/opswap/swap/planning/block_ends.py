@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import fx, nn
 
 from ..graph.calls import graph_kinds
+from ..rules.activation import SLOWER, activation, activation_of
 
-__all__ = ["cuts_its_input", "joins_its_output", "last_module"]
+__all__ = ["continues", "cuts_its_input", "is_continuation", "joins_its_output", "last_module"]
 
 
 def cuts_its_input(graph: fx.Graph) -> bool:
@@ -27,11 +30,31 @@ def joins_its_output(graph: fx.Graph) -> bool:
     return isinstance(result, fx.Node) and graph_kinds(graph)[result] == "tensor"
 
 
+def continues(module: nn.Module | None, called: Collection[type]) -> bool:
+    """True if a rule may join this module with the one that the block before it ends with.
+
+    Args: called: classes of torch whose calls the rules look for.
+    """
+    acts = module is not None and activation_of(module) not in (None, *SLOWER)
+    return type(module) in called or (bool(called) and acts)
+
+
+def is_continuation(node: fx.Node, called: Collection[type]) -> bool:
+    """`continues` for a call of a module, or of an activation."""
+    if node.op == "call_module" and type(node.meta["module"]) in called:
+        return True
+    return bool(called) and activation(node) not in (None, *SLOWER)
+
+
 def last_module(graph: fx.Graph) -> nn.Module | None:
-    """The module whose result the forward returns, None if it returns something else."""
+    """The module whose result the forward returns, but for Identities, None if it returns something else."""
     result = _result(graph)
-    called = isinstance(result, fx.Node) and result.op == "call_module"
-    return result.meta["module"] if called else None
+    while isinstance(result, fx.Node) and result.op == "call_module":
+        module = result.meta["module"]
+        if type(module) is not nn.Identity or not result.args:
+            return module
+        result = result.args[0]
+    return None
 
 
 def _result(graph: fx.Graph) -> object:

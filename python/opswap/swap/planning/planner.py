@@ -25,7 +25,7 @@ from ..rules.conditions import on_cpu
 from ..runtime.guards import hooked
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
-from .block_ends import cuts_its_input, joins_its_output, last_module
+from .block_ends import continues, cuts_its_input, is_continuation, joins_its_output, last_module
 from .contiguity import Contiguity, contiguity_of, restricted
 from .gains import gain
 from .seen_inside import SEEN_INSIDE, seen_inside
@@ -273,14 +273,15 @@ class _Planner:
 
     def _chained(self, found: _Module) -> Iterator[nn.Module]:
         """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
-        with a module of torch and the next call is another one."""
+        with a module of torch and the next call is another one or an activation."""
         for path in found.paths:
             for node in path.capture.graph.nodes:
-                before = node.args[0] if node.op == "call_module" and node.args else None
+                before = node.args[0] if node.args else None
                 if not isinstance(before, fx.Node) or before.op != "call_module":
                     continue
-                if type(node.meta["module"]) in self.called:
+                if is_continuation(node, self.called):
                     yield from self._down_to_end(before.meta["module"])
+                if node.op != "call_module" or type(node.meta["module"]) in self.called:
                     continue
                 pair = [self.known.get(n.meta["module"]) for n in (before, node)]
                 if None in pair or any(hooked(m.root) for m in pair):
@@ -332,7 +333,7 @@ class _Planner:
             elif shuffles:
                 yield child
                 yield from known.opened if known is not None else ()
-            elif _is_sequential(module) and type(after) in self.called:
+            elif _is_sequential(module) and continues(after, self.called):
                 yield from self._down_to_end(child)
 
     def _is_activation(self, known: _Module) -> bool:

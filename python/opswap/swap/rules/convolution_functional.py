@@ -15,7 +15,7 @@ import torch.nn.functional as torch_functional
 from torch.fx import Graph, Node
 
 from opswap import functional as F
-from opswap.ops.conv import conv_fits, why_kept
+from opswap.ops.conv import conv_pays, why_kept
 from opswap.ops.depthwise import depthwise_fits, depthwise_wins, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
 
@@ -135,9 +135,9 @@ def _prove_dense(region: Region, shapes: Shapes) -> Replacement:
         raise Refusal(reason or "no kernel supports it", report=reason is not None)
     input, weight, bias = tensors.values()
     options = f"{stride}, {padding}, {dilation}"
-    names = {"conv_fits": conv_fits, "conv2d": F.conv2d}
+    names = {"conv_pays": conv_pays, "conv2d": F.conv2d}
     return Replacement(
-        f"conv_fits({input}, {weight}, {options})", f"conv2d({input}, {weight}, {bias}, {options})", names
+        f"conv_pays({input}, {weight}, {options})", f"conv2d({input}, {weight}, {bias}, {options})", names
     )
 
 
