@@ -387,3 +387,25 @@ def test_every_spelling_of_conv2d(kernels: None, stride: object, padding: object
     opswap.reset_stats()
     F.conv2d(x, weight, bias, stride, padding)
     assert counts() == ({"pointwise_conv2d": 1}, {})
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_go_by_blocks(dtype: torch.dtype) -> None:
+    """Several passes over the terms and blocks of rows: a row has the bits that it has in a smaller product."""
+    x = torch.randn(2, 530, 30, 41, dtype=dtype).contiguous(memory_format=LAST)
+    weight, bias = torch.randn(300, 530, 1, 1, dtype=dtype), torch.randn(300, dtype=dtype)
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    output = F.pointwise_conv2d(*leaves)
+    gradient = torch.randn(2, 300, 30, 41, dtype=dtype).contiguous(memory_format=LAST)
+    output.backward(gradient)
+    few = [
+        t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in (x[1:], weight, bias)
+    ]
+    part = F.pointwise_conv2d(*few)
+    part.backward(gradient[1:])
+    assert torch.equal(output[1:], part) and torch.equal(x.grad[1:], few[0].grad)
+    wide = [t.detach().double() for t in leaves]
+    torch.testing.assert_close(output.double(), T.conv2d(*wide), rtol=1e-4, atol=1e-4)
+    expected = torch.einsum("nohw,oi->nihw", gradient.double(), wide[1][:, :, 0, 0])
+    torch.testing.assert_close(x.grad.double(), expected, rtol=1e-4, atol=1e-4)

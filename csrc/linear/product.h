@@ -80,8 +80,7 @@ LOCAL(pack_terms)(const osw_product *p, int64_t j, int64_t d, int64_t terms, int
 
 /* Rows [begin, end) and columns [j, j + columns) of c, terms [d, d + terms). b is packed, then the
  * rows pass; for few rows whole vectors of it are read where they lie. */
-static void
-LOCAL(multiply_columns)(const osw_product *p, int64_t begin, int64_t end, int64_t j,
+static void LOCAL(multiply_columns)(const osw_product *p, int64_t begin, int64_t end, int64_t j,
                              int64_t columns, int64_t d, int64_t terms, ELEMENT *panels)
 {
     const int64_t row_bytes = osw_max_int(terms, 1) * TILE_ROWS * (int64_t)sizeof(ELEMENT);
@@ -136,7 +135,7 @@ static void LOCAL(multiply)(const osw_product *p)
             int64_t d = 0;
             do { /* once without terms too: c becomes `start` */
                 LOCAL(multiply_columns)(p, m, end, j, columns, d, osw_min_int(p->terms - d, depth),
-                                panels);
+                                 panels);
                 d += depth;
             } while (d < p->terms);
         }
