@@ -191,7 +191,7 @@ def _checked(input: Any, weight: Any, bias: Any, out_features: Any) -> Tensor:
     if stacked and input.dim() == 3:
         return _linear(input, weight, bias, sections)
     lead = input.shape[: -2 if stacked else -1]
-    output = _linear(input.reshape(-1, groups, in_features), weight, bias, sections)
+    output = _linear(input.reshape(math.prod(lead), groups, in_features), weight, bias, sections)
     if stacked:
         return output.reshape(*lead, *output.shape[1:])
     return output.reshape(*lead, math.prod(weight_size[:-1]))

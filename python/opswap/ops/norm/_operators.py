@@ -219,13 +219,27 @@ def gradients(
     return [next(results) if wanted else None for wanted in needed]
 
 
+def _keep(constants: tuple[Any, ...], tensors: Sequence[Tensor | None], outputs: Any) -> Any:
+    """What a gradient reads: of a bias without an activation its dtype alone, so that it may change meanwhile.
+
+    Every way to record saves as many tensors: a checkpoint may run the forward again in another way.
+    """
+    input, mean, _, weight, bias = tensors
+    saved = (input, outputs[1], weight, None if constants[-1] is None else bias)
+    return saved, (mean is None, *constants, None if bias is None else bias.dtype)
+
+
 def _gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tensor) -> Any:
+    *facts, dtype = facts
+    if saved[3] is None and dtype is not None:
+        input = saved[0]
+        saved = (*saved[:3], input.new_empty(input.shape[1], dtype=dtype))
     of_input, of_weight, of_bias = gradients(saved, facts, (needed[0], *needed[3:]), grad_output)
     return of_input, None, None, of_weight, of_bias
 
 
 def _tangent(saved: Sequence[Tensor | None], facts: tuple[Any, ...], *tangents: Tensor | None) -> Tensor:
-    return normalize_jvp(*saved, *facts, (tangents[0], *tangents[3:]))
+    return normalize_jvp(*saved, *facts[:-1], (tangents[0], *tangents[3:]))
 
 
 def second_gradients(
@@ -268,10 +282,7 @@ operator = Operator(
     differentiable=1,
     join=(1, 0, 0, 0, 0),
     split=1,
-    keep=lambda constants, tensors, outputs: (
-        (tensors[0], outputs[1], *tensors[3:]),
-        (tensors[1] is None, *constants),
-    ),
+    keep=_keep,
     gradient=_gradient,
     tangent=_tangent,
 )

@@ -29,7 +29,7 @@ from opswap.ops.linear import register_flops
 
 from ..capture.paths import Capture
 from ..rule import Region, Replacement
-from ..runtime.fallback import declined, given, missed
+from ..runtime.fallback import arguments, declined, missed
 from ..runtime.guards import Record, capture_is_valid, in_mode, listed, size_guard_holds, unpackable
 from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_of, take_back
 from ..runtime.lists import Listed, as_arguments
@@ -37,7 +37,17 @@ from ..runtime.outside import Outside, join
 from ..runtime.purity import USER
 from ..runtime.snapshot import owner_of_class, static_attribute
 from ..runtime.state import observe, observe_read
-from .forward_text import ENABLED, defaulted, entry_text, fits_text, forward_text
+from .forward_text import (
+    ENABLED,
+    PARAMETERS,
+    arguments_text,
+    bind_text,
+    defaulted,
+    entry_text,
+    fits_text,
+    forward_text,
+    original_text,
+)
 
 __all__ = [
     "Recipe",
@@ -97,11 +107,11 @@ class Recipe:
             **self._stock_names(),
             **self.names,
             "opswap_active": active,
+            "opswap_arguments": arguments,
             "opswap_called": called,
             "opswap_declined": declined,
             "opswap_disabled": disabled_here,
             "opswap_fits": fits,
-            "opswap_given": given,
             "opswap_holds": capture_is_valid,
             "opswap_link_of": link_of,
             "opswap_listed": listed,
@@ -316,16 +326,20 @@ def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
     """The recipe of a class of one input whose whole forward is replaced."""
     stock = "type(m0).forward is opswap_stock"
     condition = f"{fits_text('m0')} and {stock} and {ENABLED} and ({replacement.condition})"
-    code = "\n".join(
-        [
-            f"# | {replacement.label}",
-            "def forward(opswap_link, input):",
-            *entry_text("m0"),
-            "    x0 = input",
-            f"    if {condition}:",
-            f"        return {replacement.result}",
-            "    opswap_declined('forward', {'m0': m0, 'x0': x0})",
-            "    return type(m0).forward(m0, x0)\n",
-        ]
-    )
+    lines = [
+        f"# | {replacement.label}",
+        *bind_text(original.forward),
+        "",
+        f"def forward({PARAMETERS}):",
+        *entry_text("m0"),
+        *arguments_text(original.forward),
+        "    if opswap_bound is not None:",
+        "        x0, = opswap_bound",
+        f"        if {condition}:",
+        f"            return {replacement.result}",
+        "        opswap_declined('forward', {'m0': m0, 'x0': x0})",
+        "        return type(m0).forward(m0, *opswap_args, **opswap_kwargs)",
+        *original_text("m0"),
+    ]
+    code = "\n".join(lines) + "\n"
     return Recipe(original, code, {}, dict(replacement.names))

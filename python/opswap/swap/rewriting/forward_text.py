@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The text of a generated forward: the original's parameters, its conditions, and the call of the original."""
+"""The text of a generated forward: its arguments, its conditions, and the call of the original."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ from typing import Any
 
 from ..runtime.lists import Listed, as_arguments
 
-__all__ = ["ENABLED", "defaulted", "entry_text", "fits_text", "forward_text"]
+__all__ = [
+    "ENABLED",
+    "PARAMETERS",
+    "arguments_text",
+    "bind_text",
+    "defaulted",
+    "entry_text",
+    "fits_text",
+    "forward_text",
+    "original_text",
+]
 
+PARAMETERS = "opswap_link, *opswap_args, **opswap_kwargs"
 ENABLED = "not (opswap_active and opswap_disabled())"
 
 
@@ -22,12 +33,50 @@ def defaulted(forward: Any) -> list[inspect.Parameter]:
 def forward_text(
     forward: Any, captured: Sequence[str], lists: dict[str, Listed], paths: Sequence[str]
 ) -> str:
-    """A forward with the original's parameters, which calls the original if no captured path holds.
+    """A forward of any arguments, which calls the original with the same if no captured path holds.
 
     paths: the condition of each path, "" for one that always holds.
     """
-    first, *rest = inspect.signature(forward).parameters.values()
-    declared, passed, conditions = [first.name], [first.name], []
+    me, *_ = inspect.signature(forward).parameters
+    conditions = [f"opswap_listed({n}, {known.kind.__name__}, {known.number})" for n, known in lists.items()]
+    inputs = ", ".join((me, *as_arguments(captured, lists)))
+    condition = " and ".join([fits_text(me), ENABLED, *conditions, f"opswap_holds({inputs})"])
+    lines = [
+        *bind_text(forward),
+        "",
+        f"def forward({PARAMETERS}):",
+        *entry_text(me),
+        *arguments_text(forward),
+    ]
+    lines += ["    if opswap_bound is not None:"]
+    names = required(forward)
+    if names:
+        lines.append(f"        {', '.join(names)}, = opswap_bound")
+    lines.append(f"        if {condition}:")
+    for i, path in enumerate(paths):
+        indent = " " * 12
+        if path:
+            lines.append(f"{indent}if {path}:")
+            indent += "    "
+        lines.append(f"{indent}return opswap_fused_{i}({inputs})")
+        if not path:
+            break
+    return "\n".join([*lines, *original_text(me)]) + "\n"
+
+
+def required(forward: Any) -> list[str]:
+    """The parameters after the first that a call must have, those that a captured path knows.
+
+    None of them is keyword-only: a capture refuses such a forward.
+    """
+    _, *rest = inspect.signature(forward).parameters.values()
+    return [p.name for p in rest if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def bind_text(forward: Any) -> list[str]:
+    """A function that returns the required arguments of a call, None if there are others that are not defaults."""
+    _, *rest = inspect.signature(forward).parameters.values()
+    declared, conditions = [], []
     starred = False
     for i, p in enumerate(rest):
         if p.kind is p.KEYWORD_ONLY and not starred:
@@ -36,45 +85,35 @@ def forward_text(
         prefix = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
         default = "" if p.default is p.empty else f"=opswap_default_{p.name}"
         declared.append(prefix + p.name + default)
-        passed.append(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else prefix + p.name)
         if prefix:
             conditions.append(f"not {p.name}")
         elif default:
             conditions.append(f"{p.name} is opswap_default_{p.name}")
         if p.kind is p.POSITIONAL_ONLY and (i + 1 == len(rest) or rest[i + 1].kind is not p.kind):
             declared.append("/")
-    conditions += [f"opswap_listed({n}, {known.kind.__name__}, {known.number})" for n, known in lists.items()]
-    inputs = ", ".join((first.name, *as_arguments(captured, lists)))
-    condition = " and ".join([fits_text(first.name), ENABLED, *conditions, f"opswap_holds({inputs})"])
-    declared[0] = "opswap_link"
-    lines = [f"def forward({', '.join(declared)}):", *entry_text(first.name), f"    if {condition}:"]
-    for i, path in enumerate(paths):
-        indent = "        "
-        if path:
-            lines.append(f"{indent}if {path}:")
-            indent += "    "
-        lines.append(f"{indent}return opswap_fused_{i}({inputs})")
-        if not path:
-            break
-    call = ", ".join(passed)
-    lines += [
-        f"    opswap_missed({call})",
-        f"    return type({first.name}).forward({_given_text(first.name, rest, call)})",
+    result = f"({''.join(f'{name}, ' for name in required(forward))})"
+    otherwise = f" if {' and '.join(conditions)} else None" if conditions else ""
+    return [f"def opswap_bind({', '.join(declared)}):", f"    return {result}{otherwise}", ""]
+
+
+def arguments_text(forward: Any) -> list[str]:
+    """The lines that set `opswap_bound` to the required arguments or None, most often without a call.
+
+    The class may have another forward by now, of other parameters: it gets the arguments as they were given.
+    """
+    return [
+        "    opswap_bound = opswap_args",
+        f"    if opswap_kwargs or len(opswap_args) != {len(required(forward))}:",
+        "        opswap_bound = opswap_arguments(opswap_bind, opswap_args, opswap_kwargs)",
     ]
-    return "\n".join(lines) + "\n"
 
 
-def _given_text(me: str, parameters: list[inspect.Parameter], call: str) -> str:
-    """The arguments of a call of the original forward, which may have other defaults by now: without the old ones."""
-    left_out = [p for p in parameters if p.default is not p.empty and p.kind is not p.POSITIONAL_ONLY]
-    if not left_out or any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return call
-    passed = [me, *(p.name for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD)]
-    passed += [p.name for p in parameters if p.default is not p.empty and p.kind is p.POSITIONAL_ONLY]
-    passed += [f"{p.name}={p.name}" for p in parameters if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
-    pairs = ", ".join(f"{p.name}=({p.name}, opswap_default_{p.name})" for p in left_out)
-    passed += [f"**opswap_given({pairs})", *(f"**{p.name}" for p in parameters if p.kind is p.VAR_KEYWORD)]
-    return ", ".join(passed)
+def original_text(module: str) -> list[str]:
+    """The lines that call the forward of the class with the arguments of the call."""
+    return [
+        f"    opswap_missed({module}, *opswap_args, **opswap_kwargs)",
+        f"    return type({module}).forward({module}, *opswap_args, **opswap_kwargs)",
+    ]
 
 
 def entry_text(module: str) -> list[str]:

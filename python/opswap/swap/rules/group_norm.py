@@ -41,11 +41,23 @@ def has_vectors(input: Any) -> bool:
     return getattr(input, "dtype", None) is not torch.float64 and _tier_has_vectors()
 
 
+def _crashes(input: Any, groups: Any, weight: Any = None, bias: Any = None, *_: Any) -> bool:
+    """True if torch's backward may end the process: in channels_last it writes a gradient of input that is not there.
+
+    Seen with torch 2.13 where the input has no gradient and weight or bias has one, as behind frozen layers.
+    """
+    if not isinstance(input, torch.Tensor) or input.requires_grad or not torch.is_grad_enabled():
+        return False
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
+
+
 def group_norm_wins(input: Any, *arguments: Any) -> bool:
     """`group_norm_fits`, for what was measured faster than torch.
 
     Without a gradient, 16 bits of large images are torch's, which is up to 10 % faster there.
     """
+    if _crashes(input, *arguments):
+        return group_norm_fits(input, *arguments)
     if not has_vectors(input) or not group_norm_fits(input, *arguments) or input.numel() < _FEWEST:
         return False
     if input.dtype is torch.float32 or input.shape[2:].numel() < _MANY_POSITIONS:

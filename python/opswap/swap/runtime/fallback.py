@@ -21,7 +21,7 @@ from .instance_forward import fits, generated_forward, link_of, recipe_of
 from .plan_of import plan_of
 from .reasons import call_reason, site_reason
 
-__all__ = ["Listener", "declined", "given", "listener", "missed", "why_declined", "why_missed"]
+__all__ = ["Listener", "arguments", "declined", "listener", "missed", "why_declined", "why_missed"]
 
 _DISABLED = "opswap.disabled() is in force"
 _UNKNOWN = "a condition failed, and the values in it could not be read: {}"
@@ -53,9 +53,12 @@ def missed(module: nn.Module, *args: Any, **kwargs: Any) -> None:
         _log.info("%s: the original forward runs: %s", _name(module), why_missed(module, args, kwargs))
 
 
-def given(**arguments: tuple[Any, Any]) -> dict[str, Any]:
-    """The arguments that are not their defaults. Args: arguments: (argument, default) by name."""
-    return {name: value for name, (value, default) in arguments.items() if value is not default}
+def arguments(bind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What `bind` returns for the arguments of a call, None if it does not have such parameters."""
+    try:
+        return bind(*args, **kwargs)
+    except TypeError:
+        return None
 
 
 def declined(name: str, values: dict[str, Any]) -> None:

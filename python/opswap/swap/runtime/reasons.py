@@ -225,6 +225,9 @@ def _changed_contents(now: Any, then: Contents, name: str) -> str:
 
 def call_reason(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why a call of a module with a generated forward runs the module's own."""
+    cls = recipe_of(module).original
+    if cls.forward is not generated_forward(module).__wrapped__:
+        return f"{cls.__name__}.forward was replaced"
     given = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
     _, *parameters = given.signature.parameters.values()
     required = {}
@@ -264,8 +267,9 @@ def _no_path(module: nn.Module, inputs: dict[str, Any]) -> str:
 
 
 def _path_tests(forward: ast.FunctionDef) -> Iterator[ast.expr]:
-    outer = next(n for n in forward.body if isinstance(n, ast.If))
-    return (n.test for n in outer.body if isinstance(n, ast.If))
+    bound = [n for n in forward.body if isinstance(n, ast.If)][-1]
+    valid = next(n for n in bound.body if isinstance(n, ast.If))
+    return (n.test for n in valid.body if isinstance(n, ast.If))
 
 
 def _mode(module: nn.Module, term: ast.expr) -> str:
@@ -297,8 +301,8 @@ def site_reason(code: str, name: str, scope: dict[str, Any]) -> str:
     Args: scope: the globals of the code and the values of the function's arguments.
     """
     functions = _functions(code)
-    test = next(n for n in ast.walk(functions[name][0]) if isinstance(n, ast.If)).test
-    for term in _terms(test):
+    tests = [n.test for n in ast.walk(functions[name][0]) if isinstance(n, ast.If)]
+    for term in _terms(tests[-1 if name == "forward" else 0]):
         value = _value(term, scope)
         if isinstance(value, Exception) or not value:
             return _told(term, scope, _arguments(functions, name))
