@@ -180,7 +180,7 @@ def _folded(
     weight = weight.contiguous(memory_format=torch.channels_last)
     norm = torch.rand(outputs) + 0.5, torch.randn(outputs)
     running = torch.randn(outputs), torch.rand(outputs) + 0.5
-    options = ((stride, stride, *padding, 1e-5, "relu"),)
+    options = ((stride, stride, *padding, 1, 1e-5, "relu"),)
     tensors = (x, weight, *norm, *running, None)
     with torch.no_grad():
         folded = try_folded(options, tensors, True)[1] if frozen else None

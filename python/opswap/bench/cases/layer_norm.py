@@ -34,8 +34,9 @@ _SIZES = (
     (8, 768, 7, 7),
 )
 _EPS = 1e-6
-# Relative to the largest value: torch's gradients of weight and bias are sums in bfloat16.
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-1}
+# Relative to the largest value: torch sums gradients of weight and bias in bfloat16, and is off by 0.28 for 25,088
+# pixels, where opswap is off by 0.003.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-1}
 
 
 def cases(batch: int) -> Iterator[Case]:

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""Every kind of case of the benchmarks runs, and its results agree with torch's."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from math import prod
+
+import pytest
+
+import opswap
+from opswap.bench.case import Case, _check_results, _usable
+from opswap.bench.cases import FAMILIES
+
+# Those of whole networks, of scripts and of other packages take minutes.
+_OPERATORS = [name for name in FAMILIES if name not in ("models", "half", "finders", "compiled", "peers", "merge")]
+
+
+def size_of(case: Case) -> int:
+    """Of the input, the first number of the text with commas."""
+    numbers = re.match(r"[\d,x]+", case.shape)
+    return prod(map(int, re.findall(r"\d+", numbers[0]))) if numbers else 1 << 62
+
+
+def smallest(family: str) -> list[Case]:
+    """One case per name, direction and dtype."""
+    kinds: dict[tuple[str, str, str], Case] = {}
+    for case in sorted(FAMILIES[family](1), key=size_of):
+        kinds.setdefault((case.case, case.direction, case.dtype), case)
+    return list(kinds.values())
+
+
+@pytest.mark.skipif(
+    opswap.isa.current() not in ("avx2", "avx512"), reason="some cases call kernels that this tier does not have"
+)
+@pytest.mark.parametrize("family", _OPERATORS)
+def test_cases(family: str) -> None:
+    cases = smallest(family)
+    assert cases
+    for case in cases:
+        functions, refused = _usable(case, case.build())
+        assert not set(refused) & set(case.ours), case.label
+        _check_results(dataclasses.replace(case, kernels=False), functions)
