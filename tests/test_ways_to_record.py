@@ -84,6 +84,18 @@ def test_a_bias_may_change_before_the_backward(kind: type[Tensor]) -> None:
     assert torch.equal(bias.grad, torch.full((16,), 32.0))
 
 
+@pytest.mark.parametrize("kind", [Tensor, Subclass])
+@pytest.mark.parametrize("name", ["group_norm", "layer_norm2d"])
+def test_a_bias_of_other_norms_may_change_before_the_backward(name: str, kind: type[Tensor]) -> None:
+    weight, bias, _ = parameters()
+    x = torch.randn(2, 16, 24, 24).contiguous(memory_format=torch.channels_last).as_subclass(kind)
+    out = F.group_norm(x, 4, weight, bias) if name == "group_norm" else F.layer_norm2d(x, weight, bias)
+    with torch.no_grad():
+        bias.add_(1)
+    out.sum().backward()
+    assert torch.equal(bias.grad, torch.full((16,), 1152.0))
+
+
 # Not those for which torch's function runs under vmap: its convolutions lose the size of the example.
 EMPTY: dict[str, Callable[[Tensor], Tensor]] = {
     "max_pool2d": lambda t: F.max_pool2d(t, 2),

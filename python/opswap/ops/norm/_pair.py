@@ -118,8 +118,16 @@ def make_pair(name: str, constants: str, forward: Forward, backward: Backward) -
         count_kernel(name)
         return made
 
+    def keep(options: tuple[Any, ...], tensors: Sequence[Tensor | None], outputs: Any) -> Any:
+        """Of a bias its size and dtype alone: it may change before the backward."""
+        input, weight, bias = tensors
+        like = None if bias is None else (tuple(bias.shape), bias.dtype)
+        return (input, outputs[1], weight), (like, *options)
+
     def gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tensor, *_: Any) -> Any:
-        results = iter(of_gradient(grad_output, *saved, *facts, tuple(needed)))
+        like, *options = facts
+        bias = None if like is None else saved[0].new_empty(like[0], dtype=like[1])
+        results = iter(of_gradient(grad_output, *saved, bias, *options, tuple(needed)))
         return [next(results) if asked else None for asked in needed]
 
     return Operator(
@@ -129,7 +137,7 @@ def make_pair(name: str, constants: str, forward: Forward, backward: Backward) -
         forward.fake,
         differentiable=1,
         batch=_batch,
-        keep=lambda constants, tensors, outputs: ((tensors[0], outputs[1], *tensors[1:]), constants),
+        keep=keep,
         gradient=gradient,
         in_forward_mode=forward.reference,
     )
