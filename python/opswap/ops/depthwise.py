@@ -147,7 +147,7 @@ def _zeros(padding: Any, taps: Sequence[int], stride: Pair, dilation: Pair) -> A
 
 def _is_slice(input: Any) -> bool:
     """True for a slice of the channels of images in channels_last, of which torch's convolution makes a copy too."""
-    if not isinstance(input, Tensor) or input.dim() != 4 or input.layout is not torch.strided:
+    if not isinstance(input, Tensor) or not plain_cpu((input,)) or input.dim() != 4:
         return False
     _, channels, height, width = input.shape
     steps = input.stride()
@@ -160,7 +160,7 @@ def _supports(input: Any, weight: Any, bias: Any, *window: Any) -> bool:
     """True if the kernels support these arguments, or a dense copy of a slice of channels."""
     if _core.depthwise_fits(input, weight, bias, *window):
         return True
-    if not _is_slice(input) or not plain_cpu((input,)):
+    if not _is_slice(input):
         return False
     like = torch.empty_like(input, memory_format=torch.channels_last, requires_grad=False)
     return _core.depthwise_fits(like, weight, bias, *window)
@@ -244,9 +244,9 @@ def depthwise_conv2d(
     """
     if not _compiling() and not reference_forced():
         try:
-            if isinstance(padding, str):
+            if isinstance(padding, str) and plain_cpu((weight,)) and weight.dim() == 4:
                 padding = _zeros(padding, weight.shape[2:], stride, dilation) or padding
-            if _is_slice(input) and plain_cpu((input,)):
+            if _is_slice(input):
                 input = input.contiguous(memory_format=torch.channels_last)
             if _grad_enabled() and (
                 input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
