@@ -8,7 +8,6 @@
  *     --rounds N    over all cases, each with other numbers; 1
  *     --tier NAME   these tiers alone; may stand several times
  *     --threads N   among which calls are divided; 1 cuts them into parts as well
- *     --stack KIB   of the thread on which each part of a call runs
  *     --quick       fewer sizes
  *     --heap        tensors from malloc, without guards: for tools that watch the heap
  *     --time        measure instead of comparing
@@ -79,8 +78,6 @@ static bool read_value(driver *d, options *o, const char *name, const char *valu
         o->rounds = atoi(value);
     else if (strcmp(name, "--threads") == 0)
         driver_threads = atoi(value);
-    else if (strcmp(name, "--stack") == 0)
-        driver_stack = atoi(value);
     else if (strcmp(name, "--tier") == 0)
         return choose_tier(o, value);
     else

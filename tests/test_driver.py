@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The C driver of tests/kernels.c: every kernel of every tier against the scalar one, in six forms.
+"""The C driver of tests/kernels.c: every kernel of every tier against the scalar one, in five forms.
 
-It runs as it is; on a stack of 64 KiB; watched by valgrind; on threads that ThreadSanitizer watches; on an emulated CPU
-without AVX; and, with the kernels for NEON, on an emulated Arm CPU. A kernel with an error planted in it fails.
+It runs as it is; watched by valgrind; on threads that ThreadSanitizer watches; on an emulated CPU without AVX; and,
+with the kernels for NEON, on an emulated Arm CPU. A kernel with an error planted in it fails.
 
 `pytest -m driver` runs what takes longest to compile: the hidden tiers, and ThreadSanitizer's form of the pools.
 """
@@ -63,12 +63,6 @@ def kernels(tmp_path_factory: pytest.TempPathFactory, tiers: tuple[str, ...]) ->
 
 def test_every_tier_of_this_machine(kernels: Path, tiers: tuple[str, ...], seed: int) -> None:
     output = run(kernels, "--seed", str(seed))
-    assert_ran(output, ("scalar", *tiers))
-
-
-def test_a_small_stack(kernels: Path, tiers: tuple[str, ...], seed: int) -> None:
-    """All that runs per part of a call, what is called by its address too, on 64 KiB."""
-    output = run(kernels, "--stack", "64", "--quick", "--seed", str(seed))
     assert_ran(output, ("scalar", *tiers))
 
 

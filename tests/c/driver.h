@@ -148,8 +148,6 @@ void driver_set(driver_type type, void *data, int64_t i, double value);
 
 /* Of threads.c: how many threads osw_parallel_for uses; 1 runs parts one after another. */
 extern int driver_threads;
-/* Of threads.c: KiB of the stack on which each part runs; 0 for the caller's, or a thread's own. */
-extern int driver_stack;
 
 #define DRIVER_EXACT  ((driver_error){.kind = DRIVER_SAME_BITS})
 #define DRIVER_EQUAL  ((driver_error){.kind = DRIVER_SAME_VALUES})
