@@ -67,7 +67,7 @@ KEPT: list[tuple[nn.Module, str]] = [
     (nn.Conv2d(32, 24, 3, padding=1, padding_mode="circular"), "zeros"),
     (nn.Conv2d(32, 24, 4, padding="same"), "differs between both sides"),
 ]
-AS_FAST = {"avx2": nn.Conv2d(512, 256, 1, 2), "avx512": nn.Conv2d(16, 24, 3)}
+AS_FAST = {"avx2": nn.Conv2d(512, 256, 1, padding=1), "avx512": nn.Conv2d(16, 24, 3)}
 OTHERS = [
     nn.Conv2d(3, 7, 3),
     nn.Conv2d(32, 24, 3, groups=2),
