@@ -14,7 +14,9 @@ from opswap.bench.case import Case, _check_results, _usable
 from opswap.bench.cases import FAMILIES
 
 # Those of whole networks, of scripts and of other packages take minutes.
-_OPERATORS = [name for name in FAMILIES if name not in ("models", "half", "finders", "compiled", "peers", "merge")]
+_OPERATORS = [
+    name for name in FAMILIES if name not in ("models", "half", "finders", "compiled", "peers", "merge")
+]
 
 
 def size_of(case: Case) -> int:
@@ -32,7 +34,8 @@ def smallest(family: str) -> list[Case]:
 
 
 @pytest.mark.skipif(
-    opswap.isa.current() not in ("avx2", "avx512"), reason="some cases call kernels that this tier does not have"
+    opswap.isa.current() not in ("avx2", "avx512"),
+    reason="some cases call kernels that this tier does not have",
 )
 @pytest.mark.parametrize("family", _OPERATORS)
 def test_cases(family: str) -> None:
