@@ -301,8 +301,9 @@ class Operator:
         tensors: Any,
     ) -> Any:
         """The outputs for a mapped call, and their mapped dimensions; run: the operator, for joined tensors."""
-        if info.batch_size == 0:
-            return self._batched_none(run, info, dims, constants, tensors)
+        if info.batch_size == 0:  # what one example of zeros gives, without that example
+            one = [_one_of_zeros(t, d) for t, d in zip(tensors, dims, strict=True)]
+            return _without_it(*self._batched(run, info._replace(batch_size=1), dims, constants, one))
         if self._batch is not None:
             return self._batch(run, info, dims, *self._arguments(constants, tensors))
         places = self._join or (0,) * len(tensors)
@@ -315,21 +316,15 @@ class Operator:
         parts = tuple([split_batch(info, t, p) for t, p in zip(outputs, left, strict=True)])
         return (parts[0], left[0]) if isinstance(made, Tensor) else (parts, tuple(left))
 
-    def _batched_none(
-        self,
-        run: Callable[..., Any],
-        info: Any,
-        dims: Sequence[Any],
-        constants: tuple[Any, ...],
-        tensors: Any,
-    ) -> Any:
-        """`_batched` for a mapped dimension of size zero: what one example of zeros gives, without that example."""
-        one = [
-            t if d is None else t.new_zeros([*t.shape[:d], 1, *t.shape[d + 1 :]])
-            for t, d in zip(tensors, dims, strict=True)
-        ]
-        made, places = self._batched(run, info._replace(batch_size=1), dims, constants, one)
-        if isinstance(made, Tensor):
-            return made.narrow(places, 0, 0), places
-        parts = zip(made, places, strict=True)
-        return tuple([t if p is None else t.narrow(p, 0, 0) for t, p in parts]), places
+
+def _one_of_zeros(t: Tensor, dim: int | None) -> Tensor:
+    """One example in place of none along a mapped dimension; t itself if none is mapped."""
+    return t if dim is None else t.new_zeros([*t.shape[:dim], 1, *t.shape[dim + 1 :]])
+
+
+def _without_it(made: Any, places: Any) -> Any:
+    """The outputs of a mapped call of one example, and their mapped dimensions, without the example."""
+    if isinstance(made, Tensor):
+        return made.narrow(places, 0, 0), places
+    parts = zip(made, places, strict=True)
+    return tuple([t if p is None else t.narrow(p, 0, 0) for t, p in parts]), places

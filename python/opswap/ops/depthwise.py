@@ -212,6 +212,19 @@ def depthwise_fits(
     return fits and not _is_slower(input, weight, stride)
 
 
+def _try_kernel(input: Any, weight: Any, bias: Any, *window: Any) -> Any:
+    """The output by the kernel, recorded for autograd if need be; NotImplemented if it does not support the call."""
+    try:
+        if _grad_enabled() and (
+            input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls
+            return NotImplemented if hidden else _apply(input, weight, bias, *window)
+        return _core.plain_depthwise(input, weight, bias, *window)
+    except (DeclinedError, AttributeError):
+        return NotImplemented
+
+
 def depthwise_conv2d(
     input: Tensor,
     weight: Tensor,
@@ -243,23 +256,15 @@ def depthwise_conv2d(
     Source: torch.nn.functional.conv2d.
     """
     if not _compiling() and not reference_forced():
-        try:
-            if isinstance(padding, str) and plain_cpu((weight,)) and weight.dim() == 4:
-                padding = _zeros(padding, weight.shape[2:], stride, dilation) or padding
-            if _is_slice(input):
-                input = input.contiguous(memory_format=torch.channels_last)
-            if _grad_enabled() and (
-                input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-            ):
-                hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls
-                output = NotImplemented if hidden else _apply(input, weight, bias, stride, padding, dilation)
-            else:
-                output = _core.plain_depthwise(input, weight, bias, stride, padding, dilation)
-            if output is not NotImplemented:
-                count_kernel(_NAME)
-                return output
-        except (DeclinedError, AttributeError):
-            pass
+        if isinstance(padding, str) and plain_cpu((weight,)) and weight.dim() == 4:
+            padding = padding_numbers(padding, weight.shape[2:], stride, dilation) or padding
+        output = _try_kernel(input, weight, bias, stride, padding, dilation)
+        if output is NotImplemented and _is_slice(input):
+            dense = input.contiguous(memory_format=torch.channels_last)
+            output = _try_kernel(dense, weight, bias, stride, padding, dilation)
+        if output is not NotImplemented:
+            count_kernel(_NAME)
+            return output
     if _is_recorded(input, weight, stride, padding, dilation):
         numbers = padding_numbers(padding, weight.shape[2:], stride, dilation)
         return _operator(input, weight, bias, pair(stride), numbers, pair(dilation))

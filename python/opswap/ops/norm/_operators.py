@@ -21,12 +21,14 @@ __all__ = [
     "FRESH",
     "OVER",
     "check_backward",
+    "description",
     "fake",
     "given",
     "gradients",
     "operator",
     "run",
     "second_gradients",
+    "stand_in",
     "try_backward",
     "try_kernel",
     "wanted",
@@ -219,21 +221,30 @@ def gradients(
     return [next(results) if wanted else None for wanted in needed]
 
 
+def description(bias: Tensor | None) -> tuple[Any, ...] | None:
+    """What a gradient reads of a bias whose values it does not need, so that they may change meanwhile."""
+    return None if bias is None else (tuple(bias.shape), bias.dtype)
+
+
+def stand_in(described: tuple[Any, ...] | None, input: Tensor) -> Tensor | None:
+    """A bias of this description, without values."""
+    return None if described is None else input.new_empty(described[0], dtype=described[1])
+
+
 def _keep(constants: tuple[Any, ...], tensors: Sequence[Tensor | None], outputs: Any) -> Any:
-    """What a gradient reads: of a bias without an activation its dtype alone, so that it may change meanwhile.
+    """What a gradient reads: of a bias without an activation its description.
 
     Every way to record saves as many tensors: a checkpoint may run the forward again in another way.
     """
     input, mean, _, weight, bias = tensors
     saved = (input, outputs[1], weight, None if constants[-1] is None else bias)
-    return saved, (mean is None, *constants, None if bias is None else bias.dtype)
+    return saved, (mean is None, *constants, description(bias))
 
 
 def _gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tensor) -> Any:
-    *facts, dtype = facts
-    if saved[3] is None and dtype is not None:
-        input = saved[0]
-        saved = (*saved[:3], input.new_empty(input.shape[1], dtype=dtype))
+    *facts, described = facts
+    if saved[3] is None:
+        saved = (*saved[:3], stand_in(described, saved[0]))
     of_input, of_weight, of_bias = gradients(saved, facts, (needed[0], *needed[3:]), grad_output)
     return of_input, None, None, of_weight, of_bias
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._layout import dense_copy, empty, suggest_memory_format
 from .._operator import Operator, join_batch, one_example, split_batch
 from .._stats import count_kernel, count_reference
-from ._operators import check_backward, second_gradients
+from ._operators import check_backward, description, second_gradients, stand_in
 
 __all__ = ["Backward", "Forward", "make_pair"]
 
@@ -119,14 +119,12 @@ def make_pair(name: str, constants: str, forward: Forward, backward: Backward) -
         return made
 
     def keep(options: tuple[Any, ...], tensors: Sequence[Tensor | None], outputs: Any) -> Any:
-        """Of a bias its size and dtype alone: it may change before the backward."""
         input, weight, bias = tensors
-        like = None if bias is None else (tuple(bias.shape), bias.dtype)
-        return (input, outputs[1], weight), (like, *options)
+        return (input, outputs[1], weight), (description(bias), *options)
 
     def gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tensor, *_: Any) -> Any:
-        like, *options = facts
-        bias = None if like is None else saved[0].new_empty(like[0], dtype=like[1])
+        described, *options = facts
+        bias = stand_in(described, saved[0])
         results = iter(of_gradient(grad_output, *saved, bias, *options, tuple(needed)))
         return [next(results) if asked else None for asked in needed]
 
