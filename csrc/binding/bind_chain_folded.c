@@ -129,7 +129,8 @@ static int run_folded(osw_call *call)
 
 OSW_ENTRY(plain_chain_folded)
 {
-    static const osw_entry entry = {.name = "conv_chain",
+    static const osw_entry entry = {.called = "plain_chain_folded",
+                                    .name = "conv_chain",
                                     .arguments = F_COUNT,
                                     .numbers = osw_chain_read_options,
                                     OSW_STEPS(osw_chain_describe, make_folded, run_folded),

@@ -219,7 +219,8 @@ static PyObject *give(const osw_call *call)
 
 OSW_ENTRY(new_shuffled)
 {
-    static const osw_entry entry = {.name = "shuffle_channels",
+    static const osw_entry entry = {.called = "new_shuffled",
+                                    .name = "shuffle_channels",
                                     .arguments = A_COUNT,
                                     .numbers = read_numbers,
                                     OSW_STEPS(read_inputs, make_outputs, run),

@@ -24,6 +24,7 @@
 
 /* Method tables of the bind files, each ended by an empty entry. */
 extern PyMethodDef osw_isa_methods[];
+extern PyMethodDef osw_call_methods[];
 extern PyMethodDef osw_tensor_methods[];
 extern PyMethodDef osw_memory_methods[];
 extern PyMethodDef osw_modules_methods[];

@@ -130,6 +130,56 @@ static PyObject *end(osw_call *call, PyObject *result)
     return call->declines ? osw_or_declined(NULL) : NULL;
 }
 
+/* Of the calls of this thread; NULL: they are not recorded. */
+static _Thread_local PyObject *tape;
+
+bool osw_recording(void)
+{
+    return tape != NULL;
+}
+
+/* Put (function, arguments, result) on the tape in place of what is behind `start`, the calls that
+ * made the outputs. Returns the result, or NULL with an exception. */
+static PyObject *record(const char *function, PyObject *const *args, Py_ssize_t nargs,
+                        PyObject *result, Py_ssize_t start)
+{
+    PyObject *given = PyTuple_New(nargs);
+    for (Py_ssize_t i = 0; given && i < nargs; i++)
+        PyTuple_SetItem(given, i, Py_NewRef(args[i]));
+    PyObject *entry = given ? Py_BuildValue("[(sNO)]", function, given, result) : NULL;
+    const bool kept = entry && PyList_SetSlice(tape, start, PyList_Size(tape), entry) == 0;
+    Py_XDECREF(entry);
+    if (!kept)
+        Py_CLEAR(result);
+    return result;
+}
+
+OSW_ENTRY(record_calls)
+{
+    if (nargs != 1 || !(args[0] == Py_None || PyList_Check(args[0]))) {
+        PyErr_SetString(PyExc_TypeError, "record_calls: expected a list or None");
+        return NULL;
+    }
+    PyObject *former = tape;
+    tape = args[0] == Py_None ? NULL : Py_NewRef(args[0]);
+    Py_XDECREF(former);
+    Py_RETURN_NONE;
+}
+
+OSW_ENTRY_NO_ARGS(recording)
+{
+    return PyBool_FromLong(osw_recording());
+}
+
+PyMethodDef osw_call_methods[] = {
+    OSW_ENTRY_LINE(record_calls,
+                   "record_calls(list, /)\n--\n\n"
+                   "Add (function, arguments, result) of every call of this thread that makes "
+                   "tensors to the list, until it is called with None."),
+    OSW_ENTRY_NO_ARGS_LINE(recording, "Whether this thread records calls."),
+    {NULL, NULL, 0, NULL},
+};
+
 static PyObject *run_call(const osw_entry *entry, osw_call *call, PyObject *const *args,
                           Py_ssize_t nargs)
 {
@@ -137,8 +187,11 @@ static PyObject *run_call(const osw_entry *entry, osw_call *call, PyObject *cons
     call->roles = entry->roles;
     call->backward = entry->backward;
     call->args = args;
+    const Py_ssize_t start = tape ? PyList_Size(tape) : 0;
     const bool done = osw_expect(call->name, nargs, entry->arguments) && execute(call, entry) == 0;
-    return end(call, done ? result_of(call, entry) : call->result);
+    PyObject *result = end(call, done ? result_of(call, entry) : call->result);
+    return tape && result && entry->called ? record(entry->called, args, nargs, result, start)
+                                           : result;
 }
 
 PyObject *osw_enter(const osw_entry *entry, bool plain, void *job, PyObject *const *args,

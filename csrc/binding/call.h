@@ -48,6 +48,7 @@ typedef int osw_step(osw_call *call);
 
 /* A function of the module: what it reads, does and returns, in this order. */
 typedef struct osw_entry {
+    const char *called; /* its name in the module, for record_calls; NULL: it is not recorded */
     const char *name;
     const char *const *roles;
     int arguments;
@@ -74,7 +75,7 @@ PyObject *osw_enter_wide(const osw_entry *entry, bool plain, void *job, Py_ssize
 #define OSW_ENTRY_OF(function, plain, job, ...)                                                    \
     OSW_ENTRY(function)                                                                            \
     {                                                                                              \
-        static const osw_entry entry = {__VA_ARGS__};                                              \
+        static const osw_entry entry = {.called = #function, __VA_ARGS__};                         \
         return osw_enter(&entry, plain, &job, args, nargs);                                        \
     }
 
@@ -88,6 +89,9 @@ PyObject *osw_enter_wide(const osw_entry *entry, bool plain, void *job, Py_ssize
     .first = (from), .needed = (count), .tensors = sizeof((int[]){__VA_ARGS__}) / sizeof(int),     \
     .read = {__VA_ARGS__}
 #define OSW_STEPS(...) .steps = {__VA_ARGS__}
+
+/* Whether this thread records calls of entries; see record_calls. */
+bool osw_recording(void);
 
 /* RuntimeError "<name>: <format>". */
 int osw_fail(const char *name, const char *format, ...);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/tensor_plain.h"
 
+#include "binding/call.h"
 #include "binding/tensor_public.h"
 #include "binding/torch_names.h"
 
@@ -62,6 +63,8 @@ static bool in_function_mode(void)
     PyObject *answer = length ? PyObject_CallFunctionObjArgs(length, NULL) : NULL;
     const long count = answer ? PyLong_AsLong(answer) : -1;
     Py_XDECREF(answer);
+    if (osw_recording() && count == 1) /* the one that records */
+        return false;
     return count != 0 && !only_devices(count);
 }
 
@@ -114,6 +117,11 @@ OSW_ENTRY_NO_ARGS(plain_eager)
     return PyBool_FromLong(osw_plain_eager(false));
 }
 
+OSW_ENTRY_NO_ARGS(plain_eager_without_autocast)
+{
+    return PyBool_FromLong(osw_plain_eager(true));
+}
+
 bool osw_suggests_channels_last(const osw_tensor *t)
 {
     if (t->ndim < 4 || t->ndim > 5 || t->stride[1] == 0)
@@ -163,5 +171,7 @@ PyMethodDef osw_tensor_methods[] = {
      "Whether kernels may read every tensor of this tuple or list without torch's dispatcher."},
     OSW_ENTRY_NO_ARGS_LINE(plain_eager,
                            "Whether nothing but autograd and autocast watches over operators."),
+    OSW_ENTRY_NO_ARGS_LINE(plain_eager_without_autocast,
+                           "Whether nothing but autograd watches over operators."),
     {NULL, NULL, 0, NULL},
 };

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,35 +13,36 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from opswap import _core
 
-__all__ = ["FROZEN", "Frozen", "freeze", "unfreeze"]
+from .seal import FROZEN, Seal, seal
 
-FROZEN = "_opswap_frozen"  # an attribute of a module
+__all__ = ["FROZEN", "Frozen", "Replay", "freeze", "unfreeze", "written"]
 
 Folded = Callable[[Tensor | bool | None], Any]
 # What the kernels read of a chain: options, the tensors behind the input, the weights of its convolutions.
 Parts = tuple[tuple[Any, ...], tuple[Tensor | None, ...], tuple[Tensor, ...]]
 
-_FORWARDS = ("forward", "_opswap_forward")  # of the instance: a forward of the user is not the one of opswap
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_HELD = ("_parameters", "_buffers")
-_PLAIN_VALUES = (bool, int, float, str, tuple, type(None))
+
+def written(weights: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """What shows that a weight was written to, or that it was given other memory."""
+    return [(t.data_ptr(), t._version, t.shape, t.stride()) for t in weights]
 
 
-def _seal(module: nn.Module) -> tuple[Any, ...] | None:
-    """The options and tensors of a module, for `_core.unaltered`; None if an attribute is not a plain value.
+class Replay:
+    """What a frozen module with a generated forward runs for inputs of one kind, kept by `swap.runtime.replay`.
 
-    Neither a module nor a bound method is held: a cycle would keep the model alive.
+    plans: by kind. seen: how often inputs of a kind came while there was no plan for them. due: after how many.
     """
-    entries = vars(module)
-    options = [(k, v) for k, v in entries.items() if not k.startswith("_") and k != "forward"]
-    if not all(type(v) in _PLAIN_VALUES for _, v in options):
-        return None
-    held = tuple(x for name in _HELD for x in (name, _flat(entries[name].items())))
-    return type(module), _FORWARDS, _HOOKS, _flat(options), held
 
+    def __init__(self) -> None:
+        self.plans: dict[Any, Any] = {}
+        self.seen: dict[Any, int] = {}
+        self.due = 2
 
-def _flat(pairs: Iterable[tuple[str, Any]]) -> tuple[Any, ...]:
-    return tuple(x for pair in pairs for x in pair)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replay:
+        return Replay()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Replay, ()
 
 
 class Frozen:
@@ -49,8 +50,8 @@ class Frozen:
 
     def __init__(self) -> None:
         self._kept: tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor] | None = None
-        self._seals: tuple[tuple[Any, ...], ...] | None = None
-        self._parts: tuple[tuple[Any, ...], tuple[str | None, ...], Parts] | None = None
+        self._seals: tuple[Seal, ...] | None = None
+        self._parts: tuple[tuple[Seal, ...], tuple[str | None, ...], Parts] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
         return Frozen()
@@ -69,7 +70,7 @@ class Frozen:
 
     def settle(self, modules: Sequence[nn.Module]) -> None:
         """Remember what these modules are, of which a chain was just found to consist."""
-        seals = tuple(map(_seal, modules))
+        seals = tuple(map(seal, modules))
         self._seals = None if None in seals else seals  # type: ignore[assignment]
 
     def is_settled(self, modules: tuple[nn.Module, ...]) -> bool:
@@ -91,6 +92,22 @@ class Frozen:
             self._parts = seals, activations, found
         return found
 
+    @property
+    def folded(self) -> Tensor | None:
+        """The folded weights."""
+        return None if self._kept is None else self._kept[2]
+
+    @property
+    def facts(self) -> tuple[tuple[Any, ...], tuple[Tensor, ...]] | None:
+        """The state that `held` compares, and the weights of the chain; None before it has settled."""
+        kept, known = self._kept, self._parts
+        return None if kept is None or known is None else (kept[0], known[2][2])
+
+    def held(self, state: tuple[Any, ...]) -> Tensor | None:
+        """The folded weights, if they are still those of this state."""
+        kept = self._kept
+        return kept[2] if kept is not None and kept[0] is state else None
+
     def lies_in(self, storages: set[int]) -> bool:
         """True if one of the weights that were folded lies in these storages, given by their addresses."""
         kept = self._kept
@@ -106,7 +123,7 @@ class Frozen:
         if any(t.is_inference() for t in weights):  # torch counts no writes to them
             made = folded(None)
             return made if made is NotImplemented else made[0]
-        state = (options, *[(t.data_ptr(), t._version, t.shape, t.stride()) for t in weights])
+        state = (options, *written(weights))
         kept = self._kept
         made = folded(kept[2] if kept is not None and kept[0] == state else True)
         if made is NotImplemented:
@@ -159,8 +176,11 @@ def freeze(model: nn.Module) -> nn.Module:
     Returns: model itself.
     Raises: TypeError if model is not a module.
     """
-    for module in _convolutions(model, "freeze"):
-        module.__dict__[FROZEN] = Frozen()
+    for module in _modules(model, "freeze"):
+        if isinstance(module, nn.Conv2d):
+            module.__dict__[FROZEN] = Frozen()
+        elif module._modules:
+            module.__dict__[FROZEN] = Replay()
     return model
 
 
@@ -170,12 +190,12 @@ def unfreeze(model: nn.Module) -> nn.Module:
     Returns: model itself.
     Raises: TypeError if model is not a module.
     """
-    for module in _convolutions(model, "unfreeze"):
+    for module in _modules(model, "unfreeze"):
         module.__dict__.pop(FROZEN, None)
     return model
 
 
-def _convolutions(model: nn.Module, name: str) -> list[nn.Conv2d]:
+def _modules(model: nn.Module, name: str) -> list[nn.Module]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name}: expected a torch.nn.Module, got {type(model).__name__}")
-    return [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    return list(model.modules())

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ._switch import active, disabled_here
 
 __all__ = [
+    "count_again",
     "count_kernel",
     "count_original",
     "count_reference",
+    "counted_by",
     "force_reference",
     "reference_forced",
     "reset_stats",
@@ -25,12 +28,43 @@ _original: Counter[str] = Counter()
 _forced = 0
 
 
+# For `counted_by`: the thread, and what it has counted.
+_counting: list[tuple[int, Counter[tuple[bool, str]]]] = []
+
+
 def count_kernel(name: str) -> None:
     _kernel[name] += 1
+    if _counting:
+        _tell(_kernel, name)
 
 
 def count_reference(name: str) -> None:
     _reference[name] += 1
+    if _counting:
+        _tell(_reference, name)
+
+
+def _tell(counter: Counter[str], name: str) -> None:
+    for thread, counted in _counting:
+        if thread == threading.get_ident():
+            counted[counter is _kernel, name] += 1
+
+
+@contextlib.contextmanager
+def counted_by() -> Iterator[Counter[tuple[bool, str]]]:
+    """What this thread counts within the context: (whether it is a kernel, operator) -> calls."""
+    entry = threading.get_ident(), Counter[tuple[bool, str]]()
+    _counting.append(entry)
+    try:
+        yield entry[1]
+    finally:
+        _counting.remove(entry)
+
+
+def count_again(counts: Iterable[tuple[bool, str, int]]) -> None:
+    """Count what was counted before: whether it is a kernel, operator, calls."""
+    for is_kernel, name, calls in counts:
+        (_kernel if is_kernel else _reference)[name] += calls
 
 
 def count_original(name: str) -> None:

@@ -35,6 +35,7 @@ from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_
 from ..runtime.lists import Listed, as_arguments
 from ..runtime.outside import Outside, join
 from ..runtime.purity import USER
+from ..runtime.replay import replay
 from ..runtime.snapshot import owner_of_class, static_attribute
 from ..runtime.state import observe, observe_read
 from .forward_text import (
@@ -117,6 +118,7 @@ class Recipe:
             "opswap_listed": listed,
             "opswap_missed": missed,
             "opswap_recipe": self,
+            "opswap_replay": replay,
             "opswap_stock": self.original.forward,
         }
         for name, imported in self.modules.items():

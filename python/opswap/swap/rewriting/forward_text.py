@@ -46,6 +46,7 @@ def forward_text(
         "",
         f"def forward({PARAMETERS}):",
         *entry_text(me),
+        *replay_text(me),
         *arguments_text(forward),
     ]
     lines += ["    if opswap_bound is not None:"]
@@ -123,6 +124,15 @@ def entry_text(module: str) -> list[str]:
         f"        {module}, opswap_link = opswap_called(opswap_link)",
         "    except AttributeError:",
         f"        {module}, opswap_link = opswap_link, opswap_link_of(opswap_link, opswap_recipe)",
+    ]
+
+
+def replay_text(module: str) -> list[str]:
+    """The lines that return what a frozen module computes while nothing has changed."""
+    return [
+        f"    opswap_made = opswap_replay({module}, opswap_args, opswap_kwargs)",
+        "    if opswap_made is not None:",
+        "        return opswap_made[0]",
     ]
 
 

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""What a module holds, in the form that `_core.unaltered` compares with it later."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["FROZEN", "Seal", "seal", "seal_forward"]
+
+FROZEN = "_opswap_frozen"  # an attribute of a module
+_FORWARD = "_opswap_forward"  # the same object as "forward", unless the user put a forward of his own there
+
+# class; for each entry of the module's dictionary a letter, its name, what it is compared with.
+Seal = tuple[type, bytes, tuple[str, ...], tuple[Any, ...]]
+
+_EMPTY = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TENSORS = ("_parameters", "_buffers")
+# Not read by a call without hooks; or as old as the forward that was put beside it.
+_ANY = frozenset(vars(nn.Module())) - {*_EMPTY, *_TENSORS, "_modules", "training"} | {
+    FROZEN,
+    "_opswap_plan",
+    "_opswap_record",
+    "_slow_forward",
+    "opswap_code",
+}
+_PADDING = "_reversed_padding_repeated_twice"  # a list; zeros are padded without it
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, torch.memory_format)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+def seal(module: nn.Module) -> Seal | None:
+    """What decides about a call of the module.
+
+    Neither a module nor a method of one is held: a cycle would keep the model alive.
+    Returns: None if an attribute is neither torch's own nor a plain value, or if the forward is the user's.
+    """
+    return _seal(module, hooks=True, below=False)
+
+
+def seal_forward(module: nn.Module) -> Seal | None:
+    """What decides about a run of the module's forward: the module without its hooks, and all modules below it.
+
+    Returns: as `seal`.
+    """
+    return _seal(module, hooks=False, below=True)
+
+
+def _seal(module: nn.Module, hooks: bool, below: bool) -> Seal | None:
+    entries = vars(module)
+    kinds, values = [], []
+    for name, value in entries.items():
+        held: Any = None
+        if name in _ANY or (name == _PADDING and entries.get("padding_mode") == "zeros"):
+            kind = "a"
+        elif name in _EMPTY:
+            kind = "e" if hooks else "a"
+        elif name in _TENSORS:
+            kind, held = "t", _flat(value)
+        elif name == "_modules":
+            kind, held = ("m", _of_children(value)) if below else ("a", None)
+            if below and held is None:
+                return None
+        elif _is_plain(value) or (name in ("forward", _FORWARD) and value is entries.get(_FORWARD)):
+            kind, held = "v", value
+        else:
+            return None
+        kinds.append(kind)
+        values.append(held)
+    if entries.get("forward") is not entries.get(_FORWARD):
+        return None
+    return type(module), *_shared("".join(kinds).encode(), tuple(entries)), tuple(values)
+
+
+@lru_cache(maxsize=256)
+def _shared(kinds: bytes, names: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
+    """The same objects for all modules of a kind: they are in the caches then."""
+    return kinds, names
+
+
+def _flat(entries: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(x for pair in entries.items() for x in pair)
+
+
+def _of_children(children: dict[str, nn.Module | None]) -> tuple[Any, ...] | None:
+    seals = {name: None if m is None else _seal(m, True, True) for name, m in children.items()}
+    lost = any(seals[name] is None and m is not None for name, m in children.items())
+    return None if lost else _flat(seals)

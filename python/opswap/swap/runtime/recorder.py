@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: MIT
+"""Record which functions a call runs on its tensors, and write them down as a function of their own.
+
+The extension records its own calls, and a TorchFunctionMode those of torch. Only calls are recorded whose results
+depend on nothing but their arguments and sizes; anything else raises `NotRecordedError`, and nothing is lost but time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from opswap import _core
+from opswap.nn.frozen import Frozen
+from opswap.ops._stats import counted_by
+
+from .fallback import listener
+
+__all__ = ["NotRecordedError", "Recording", "record", "tensors_in"]
+
+# What code reads of a tensor that is the same for all tensors of its kind.
+_READ = frozenset(
+    [
+        *(
+            "shape",
+            "dtype",
+            "device",
+            "layout",
+            "ndim",
+            "size",
+            "dim",
+            "ndimension",
+            "stride",
+            "numel",
+            "nelement",
+        ),
+        *("is_cpu", "is_cuda", "is_quantized", "is_sparse", "is_meta", "is_mkldnn", "is_nested", "is_leaf"),
+        *(
+            "is_contiguous",
+            "is_inference",
+            "is_floating_point",
+            "is_complex",
+            "is_conj",
+            "is_neg",
+            "is_pinned",
+        ),
+        *("_version", "data_ptr", "element_size", "get_device", "requires_grad", "storage_offset", "__len__"),
+    ]
+)
+_UNDEFINED = frozenset(
+    ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+)
+_CONSTANTS = (bool, int, float, complex, str, type(None), slice, torch.dtype, torch.device, torch.layout)
+_MEMORY_FORMAT = torch.memory_format
+
+
+class NotRecordedError(Exception):
+    """Why a call cannot be written down."""
+
+
+@dataclass
+class Recording:
+    """What was recorded: `run`, of the arguments of the call and then of the folded weights of `frozen`, returns its
+    result, or NotImplemented if a kernel declines; it counts as `counts` say."""
+
+    result: Any
+    run: Callable[..., Any]
+    frozen: tuple[Frozen, ...]
+    counts: tuple[tuple[bool, str, int], ...]
+    code: str
+
+
+@dataclass
+class _Call:
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    may_decline: bool = False
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(tuple(value.values()))
+
+
+def _name(function: Any) -> str:
+    """`shape` for the getter of Tensor.shape."""
+    name = getattr(function, "__name__", "")
+    return getattr(function.__self__, "__name__", "") if name == "__get__" else name
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, tape: list[Any]) -> None:
+        super().__init__()
+        self.tape = tape
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        start = len(self.tape)
+        result = func(*args, **kwargs)
+        if result is NotImplemented or next(tensors_in(result), None) is None:
+            if _name(func) not in _READ:
+                raise NotRecordedError(f"{_name(func)} returns no tensor")
+            del self.tape[start:]
+            return result
+        made = {id(t) for call in self.tape[start:] for t in tensors_in(call[-1])}
+        if not all(id(t) in made for t in tensors_in(result)):
+            del self.tape[start:]
+            self.tape.append((func, args, kwargs, result))
+        return result
+
+
+class _OnlyDeclined:
+    """A module that runs its own forward runs code that nobody has followed."""
+
+    def module_missed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise NotRecordedError(f"the original forward of {type(module).__name__} runs")
+
+    def site_declined(self, name: str, values: dict[str, Any]) -> None:
+        """Conditions depend on sizes and modules alone."""
+
+
+def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module) -> Recording:
+    """Run `call(*inputs)` without a graph, and write down what it does.
+
+    Args: module: its parameters and buffers stay what they are.
+    Raises: NotRecordedError, also if the call writes to a tensor or draws random numbers.
+    """
+    tape: list[Any] = []
+    state = torch.random.get_rng_state()
+    # Tensors of the inference mode count no writes.
+    with torch.inference_mode(False), torch.no_grad():
+        held = [*module.parameters(), *module.buffers()]
+        token = listener.set(_OnlyDeclined())
+        _core.record_calls(tape)
+        try:
+            with counted_by() as counted, _Recorder(tape):
+                result = call(*inputs)
+        finally:
+            _core.record_calls(None)
+            listener.reset(token)
+        calls = [
+            _Call(getattr(_core, c[0]), c[1], {}, c[2], True) if len(c) == 3 else _Call(*c) for c in tape
+        ]
+        _check(calls, [*inputs, *held], state)
+    text = _Text(inputs, held, _folded(module))
+    code = text.write(calls, result)
+    counts = tuple((is_kernel, name, calls) for (is_kernel, name), calls in counted.items())
+    return Recording(result, text.compile(code), tuple(text.frozen), counts, code)
+
+
+def _check(calls: Sequence[_Call], given: Sequence[Tensor], state: Tensor) -> None:
+    if not torch.equal(torch.random.get_rng_state(), state):
+        raise NotRecordedError("it draws random numbers")
+    for call in calls:
+        name = _name(call.function)
+        writes = name.endswith("_") and not name.endswith("__")
+        if writes or name in _UNDEFINED or name == "__setitem__" or call.kwargs.get("out") is not None:
+            raise NotRecordedError(f"{name} writes to a tensor, or leaves one as it finds it")
+    made = [t for call in calls for t in tensors_in(call.result)]
+    fresh = {id(t) for t in made} - {id(t) for t in given}
+    # A view shares the count of writes with its base. Nobody writes to tensors of the inference mode here.
+    counting = (t for t in made if id(t) in fresh and not t.is_inference() and not t._is_view())
+    if any(t._version for t in counting):
+        raise NotRecordedError("it writes to a tensor")
+
+
+def _folded(module: nn.Module) -> dict[int, Frozen]:
+    """The folded weights in a module that are up to date."""
+    found = [f for m in module.modules() for f in vars(m).values() if isinstance(f, Frozen)]
+    return {id(f.folded): f for f in found if f.folded is not None}
+
+
+@dataclass
+class _Text:
+    """The text of a function: which name each tensor has, and which names stand for constants."""
+
+    inputs: Sequence[Tensor]
+    held: Sequence[Tensor]
+    folded: dict[int, Frozen]
+    frozen: list[Frozen] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    scope: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, calls: Sequence[_Call], result: Any) -> str:
+        """The text; `calls` hold every tensor meanwhile, so that no two have the same id."""
+        arguments = [f"x{i}" for i in range(len(self.inputs))]
+        self.names.update({id(t): name for t, name in zip(self.inputs, arguments, strict=True)})
+        known = {id(t): t for t in self.held}
+        lines: list[tuple[str, str, bool]] = []
+        for call in calls:
+            if all(id(t) in self.names for t in tensors_in(call.result)):
+                continue  # it returns what it was given
+            given = [self._value(a, known) for a in call.args]
+            given += [f"{key}={self._value(value, known)}" for key, value in call.kwargs.items()]
+            own = f"v{len(lines)}"
+            lines.append((own, f"{self._constant(call.function)}({', '.join(given)})", call.may_decline))
+            self._name_result(call.result, own)
+        returned = self._value(result, known)
+        arguments += [f"w{i}" for i in range(len(self.frozen))]
+        return "\n".join([f"def replay({', '.join(arguments)}):", *_body(lines, returned)]) + "\n"
+
+    def compile(self, code: str) -> Callable[..., Any]:
+        """The function of a text."""
+        exec(compile(code, "<opswap replay>", "exec"), self.scope)
+        return self.scope.pop("replay")  # type: ignore[no-any-return]
+
+    def _name_result(self, result: Any, name: str) -> None:
+        if isinstance(result, Tensor):
+            self.names.setdefault(id(result), name)
+        elif isinstance(result, (tuple, list)):
+            for i, item in enumerate(result):
+                self._name_result(item, f"{name}[{i}]")
+        elif result is not None:
+            raise NotRecordedError(f"a call returns a {type(result).__name__}")
+
+    def _value(self, value: Any, known: dict[int, Tensor]) -> str:
+        if isinstance(value, Tensor):
+            return self._tensor(value, known)
+        if type(value) is tuple and next(tensors_in(value), None) is not None:
+            return f"({''.join(f'{self._value(v, known)}, ' for v in value)})"
+        if type(value) is list:
+            return f"[{', '.join(self._value(v, known) for v in value)}]"
+        if _is_constant(value):
+            return self._constant(value)
+        raise NotRecordedError(f"a {type(value).__name__} is an argument")
+
+    def _tensor(self, tensor: Tensor, known: dict[int, Tensor]) -> str:
+        key = id(tensor)
+        if key in self.names:
+            return self.names[key]
+        if key in known:
+            self.names[key] = self._constant(tensor)
+        elif key in self.folded:
+            self.names[key] = f"w{len(self.frozen)}"
+            self.frozen.append(self.folded[key])
+        else:
+            raise NotRecordedError("a tensor comes from elsewhere")
+        return self.names[key]
+
+    def _constant(self, value: Any) -> str:
+        if value is None or type(value) in (bool, int):
+            return repr(value)
+        name = f"c{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+
+def _is_constant(value: Any) -> bool:
+    if type(value) in (tuple, torch.Size):
+        return all(map(_is_constant, value))
+    return type(value) in (*_CONSTANTS, _MEMORY_FORMAT)
+
+
+def _body(lines: Sequence[tuple[str, str, bool]], returned: str) -> Iterator[str]:
+    """One statement per call; what nobody reads any more is dropped, so that its memory is used again."""
+    texts = [text for _, text, _ in lines]
+    for i, (name, text, may_decline) in enumerate(lines):
+        yield f"    {name} = {text}"
+        if may_decline:
+            yield f"    if {name} is NotImplemented:"
+            yield f"        return {name}"
+        for former, *_ in lines[:i]:
+            if _reads(text, former) and not any(_reads(t, former) for t in (*texts[i + 1 :], returned)):
+                yield f"    {former} = None"
+    yield f"    return {returned}"
+
+
+def _reads(text: str, name: str) -> bool:
+    return any(f"{name}{end}" in text for end in ",)[]") or text == name

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""A frozen module in evaluation: while nothing has changed, the kernels of a former call run, and no other code.
+
+The third call for inputs of one kind (dtype, sizes, strides) is recorded; see `recorder`. From then on one comparison
+of everything that the call read stands for all conditions of the generated forwards below: the modules with their
+options, tensors and hooks, by identity (`nn.seal`); forwards and constants of classes; what code reads outside of the
+model; the weights that were folded, by the count of writes to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opswap import _core
+from opswap._torch import any_global_hook
+from opswap.nn.frozen import FROZEN, Frozen, Replay, written
+from opswap.nn.seal import Seal, seal_forward
+from opswap.ops._stats import count_again
+from opswap.ops._switch import active
+
+from .fallback import listener
+from .instance_forward import is_rewritten
+from .outside import Outside, join, stands
+from .purity import LAYERS, TORCH, owner
+from .recorder import NotRecordedError, Recording, record
+from .snapshot import MISSING, is_as
+from .state import State
+
+__all__ = ["replay"]
+
+_MOST = 8  # kinds of inputs that have a plan
+_compiling = torch.compiler.is_dynamo_compiling
+_grad_enabled = torch.is_grad_enabled
+
+
+@dataclass
+class _Plan:
+    """A recording, and what has to be as it was.
+
+    classes: with their forwards. constants: (class, name, value). weights, writes: see `written`.
+    frozen: with the states of which their weights were folded.
+    """
+
+    recording: Recording
+    seal: tuple[Seal]
+    classes: tuple[tuple[type, Any], ...]
+    constants: tuple[tuple[type, str, Any], ...]
+    outside: Outside
+    weights: tuple[Tensor, ...]
+    writes: list[tuple[Any, ...]]
+    frozen: tuple[tuple[Frozen, tuple[Any, ...]], ...]
+
+    def folded(self, module: nn.Module) -> list[Tensor | None] | None:
+        """The folded weights, if everything is as it was."""
+        if not _core.unaltered((module,), self.seal) or written(self.weights) != self.writes:
+            return None
+        for cls, forward in self.classes:
+            if cls.forward is not forward:
+                return None
+        for cls, name, value in self.constants:
+            now = getattr(cls, name, MISSING)
+            if now is not value and not is_as(now, value):
+                return None
+        return [f.held(state) for f, state in self.frozen] if stands(self.outside) else None
+
+
+def replay(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+    """The result of a call of a module with a generated forward, in a tuple; None if that forward has to run."""
+    if _compiling():
+        return None
+    kept = module.__dict__.get(FROZEN)
+    if type(kept) is not Replay or kwargs or _grad_enabled() or not _is_ordinary():
+        return None
+    kind = _kind(args)
+    if kind is None:
+        return None
+    plan = kept.plans.get(kind)
+    if plan is not None:
+        folded = plan.folded(module)
+        made = NotImplemented
+        if folded is not None and not any([w is None for w in folded]):  # noqa: C419, a list is faster
+            made = plan.recording.run(*args, *folded)
+        if made is not NotImplemented:
+            count_again(plan.recording.counts)
+            return (made,)
+        _forget(kept)
+        return None
+    return _record_if_due(kept, module, args, kind)
+
+
+def _is_ordinary() -> bool:
+    """True if nobody watches the call, and no context says that other code shall run."""
+    return not (
+        active
+        or any_global_hook()
+        or listener.get() is not None
+        or _core.recording()
+        or not _core.plain_eager_without_autocast()
+    )
+
+
+def _kind(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What the recorded calls may depend on; None if an argument is not a plain tensor on the CPU."""
+    for x in args:
+        if type(x) is not Tensor or not x.is_cpu or x.layout is not torch.strided:
+            return None
+    return tuple([(x.dtype, x.shape, x.stride()) for x in args])
+
+
+def _forget(kept: Replay) -> None:
+    """Something has changed. If that goes on, recording again and again would cost more than it brings."""
+    kept.plans.clear()
+    kept.seen.clear()
+    kept.due = min(2 * kept.due, 1 << 20)
+
+
+def _record_if_due(kept: Replay, module: nn.Module, args: tuple[Any, ...], kind: Any) -> tuple[Any] | None:
+    seen = kept.seen.get(kind, 0)
+    if len(kept.seen) >= 2 * _MOST:
+        kept.seen.clear()
+    kept.seen[kind] = seen + 1
+    if seen < kept.due or len({id(x) for x in args}) < len(args):
+        return None
+    try:
+        plan = _plan(module, args)
+        folded = plan.folded(module)
+        made = None if folded is None else plan.recording.run(*args, *folded)
+        if made is None or not _is_equal(made, plan.recording.result):
+            raise NotRecordedError("what was recorded gives another result")
+    except NotRecordedError:
+        _forget(kept)
+        return None
+    plan.recording.result = None
+    while len(kept.plans) >= _MOST:
+        kept.plans.pop(next(iter(kept.plans)), None)
+    kept.plans[kind] = plan
+    return (made,)
+
+
+def _plan(module: nn.Module, args: tuple[Any, ...]) -> _Plan:
+    held = seal_forward(module)
+    modules = list(module.modules())
+    if held is None or any(m.training for m in modules):
+        raise NotRecordedError("it has attributes that cannot be compared, or is in training")
+    states = _states(modules)
+    _check_known(module, modules, states)
+    recording = record(module.forward, args, module)
+    facts = [f.facts for f in recording.frozen]
+    if any(f is None for f in facts):
+        raise NotRecordedError("a chain has not settled")
+    weights = tuple(w for f in facts if f is not None for w in f[1])
+    return _Plan(
+        recording,
+        (held,),
+        tuple({type(m): type(m).forward for m in modules}.items()),
+        tuple(_constants(states)),
+        join(vars(m)["_opswap_record"].outside for m in modules if "_opswap_record" in vars(m)),
+        weights,
+        written(weights),
+        tuple((f, fact[0]) for f, fact in zip(recording.frozen, facts, strict=True) if fact is not None),
+    )
+
+
+def _states(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, State]]:
+    """What the generated forwards of these modules watch."""
+    found = []
+    for module in modules:
+        record = vars(module).get("_opswap_record")
+        if record is not None:
+            found += [(module, record.root), *record.opened, *record.passed, *record.read]
+    return found
+
+
+def _check_known(
+    root: nn.Module, modules: Sequence[nn.Module], states: Sequence[tuple[nn.Module, State]]
+) -> None:
+    """Every module has a generated forward, is read by one, or is a layer of torch."""
+    below = {id(m) for m in modules}
+    watched = {id(m) for m, _ in states}
+    if not watched <= below:
+        raise NotRecordedError("a forward reads a module from elsewhere")
+    for module in modules:
+        forward = type(module).forward
+        code = getattr(forward, "__code__", None)
+        own = code is not None and owner(code.co_filename, forward.__module__ or "") in (LAYERS, TORCH)
+        if not (own or is_rewritten(module) or id(module) in watched):
+            raise NotRecordedError(f"the forward of {type(module).__name__} has not been followed")
+
+
+def _constants(states: Sequence[tuple[nn.Module, State]]) -> list[tuple[type, str, Any]]:
+    """What is read of classes; what is read of modules is sealed."""
+    found: dict[tuple[type, str], tuple[type, str, Any]] = {}
+    for module, state in states:
+        own = (vars(module), module._parameters, module._buffers, module._modules)
+        for name, value in zip(state.names, state.values, strict=True):
+            if not any(name in entries for entries in own):
+                found[type(module), name] = (type(module), name, value)
+    return list(found.values())
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        alike = (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        return alike and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    if isinstance(a, (tuple, list)) and type(a) is type(b) and len(a) == len(b):
+        return all(map(_is_equal, a, b))
+    return False
