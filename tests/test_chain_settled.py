@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 import opswap
 from opswap import _core
 from opswap.nn.frozen import FROZEN, Frozen, Parts
+from opswap.nn.seal import seal
 
 LAST = torch.channels_last
 pytestmark = [
@@ -249,25 +250,27 @@ def test_a_settled_model_is_freed_at_once() -> None:
         gc.enable()
 
 
-SEAL = (nn.ReLU, ("forward", "_opswap_forward"), ("_forward_hooks",), ("inplace", False), ("_buffers", ()))
+SEAL = seal(nn.ReLU())
 
 
 @pytest.mark.parametrize(
-    "seal",
+    "wrong",
     [
-        (), (1, 2, 3, 4, 5), SEAL[:4], (*SEAL, 1), (nn.ReLU, (), (), (), ()), (nn.ReLU, ("a",), (), (), ()),
-        (nn.ReLU, ("a", "b"), ([],), (), ()), (nn.ReLU, ("a", "b"), (), ([], 1), ()), None, 7,
-        (nn.ReLU, ("a", "b"), (), (), ("_buffers", 3)),
+        (), (1, 2, 3, 4), SEAL[:3], (*SEAL, 1), (nn.ReLU, b"", (), ()), (nn.ReLU, b"v", ("training",), ()),
+        (nn.ReLU, "v", ("training",), (False,)), (nn.ReLU, b"v", ["training"], (False,)), None, 7,
+        (nn.ReLU, b"t" * len(SEAL[1]), *SEAL[2:]), (nn.ReLU, b"m" * len(SEAL[1]), *SEAL[2:]),
+        (nn.ReLU, b"?" * len(SEAL[1]), *SEAL[2:]), (*SEAL[:3], SEAL[3][1:]), (*SEAL[:2], SEAL[2][1:], SEAL[3]),
     ],
 )  # fmt: skip
-def test_what_are_no_seals(seal: object) -> None:
+def test_what_are_no_seals(wrong: object) -> None:
     """Nobody but opswap makes them; a wrong one raises, or is unlike any module."""
     with contextlib.suppress(TypeError, SystemError):
-        assert _core.unaltered((nn.ReLU(),), (seal,)) is False
+        assert _core.unaltered((nn.ReLU(),), (wrong,)) is False
 
 
 def test_seals_of_other_modules() -> None:
     assert _core.unaltered((nn.ReLU(),), (SEAL,))
+    assert seal(nn.ReLU())[1] is SEAL[1]
     assert not _core.unaltered((nn.ReLU(inplace=True),), (SEAL,))
     assert not _core.unaltered((nn.ReLU6(),), (SEAL,))
     assert not _core.unaltered((nn.ReLU(), nn.ReLU()), (SEAL,))

@@ -20,8 +20,9 @@ BELOW: dict[str, set[str]] = {
     "graph": {"runtime"},
     "capture": {"graph", "runtime"},
     "rules": {"rule", "graph", "runtime"},
-    "rewriting": {"rule", "capture", "graph", "runtime"},
-    "planning": {"report", "rule", "rules", "rewriting", "capture", "graph", "runtime"},
+    "replay": {"graph", "runtime"},
+    "rewriting": {"rule", "replay", "capture", "graph", "runtime"},
+    "planning": {"report", "rule", "rules", "rewriting", "replay", "capture", "graph", "runtime"},
 }
 ABOVE = {
     "__init__",

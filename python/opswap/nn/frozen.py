@@ -15,7 +15,7 @@ from opswap import _core
 
 from .seal import FROZEN, Seal, seal
 
-__all__ = ["FROZEN", "Frozen", "Replay", "freeze", "unfreeze", "written"]
+__all__ = ["FEWEST_SEEN", "FROZEN", "Frozen", "Replay", "freeze", "unfreeze", "written"]
 
 Folded = Callable[[Tensor | bool | None], Any]
 # What the kernels read of a chain: options, the tensors behind the input, the weights of its convolutions.
@@ -27,16 +27,23 @@ def written(weights: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     return [(t.data_ptr(), t._version, t.shape, t.stride()) for t in weights]
 
 
+FEWEST_SEEN = 2
+
+
 class Replay:
     """What a frozen module with a generated forward runs for inputs of one kind, kept by `swap.runtime.replay`.
 
-    plans: by kind. seen: how often inputs of a kind came while there was no plan for them. due: after how many.
+    plans: by kind. seen: how often inputs of a kind came while there was no plan for them. due: after how many
+    there shall be one. ran: how often plans ran since something changed.
+    refused: why the last attempt to make one failed.
     """
 
     def __init__(self) -> None:
         self.plans: dict[Any, Any] = {}
         self.seen: dict[Any, int] = {}
-        self.due = 2
+        self.due = FEWEST_SEEN
+        self.ran = 0
+        self.refused = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Replay:
         return Replay()

@@ -62,9 +62,12 @@ def counted_by() -> Iterator[Counter[tuple[bool, str]]]:
 
 
 def count_again(counts: Iterable[tuple[bool, str, int]]) -> None:
-    """Count what was counted before: whether it is a kernel, operator, calls."""
+    """Count what was counted before: whether it is a kernel, operator, calls, negative to take them back."""
     for is_kernel, name, calls in counts:
-        (_kernel if is_kernel else _reference)[name] += calls
+        counter = _kernel if is_kernel else _reference
+        counter[name] += calls
+        if not counter[name]:
+            del counter[name]
 
 
 def count_original(name: str) -> None:

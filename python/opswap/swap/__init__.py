@@ -13,6 +13,7 @@ Folders; a folder imports only from those below it (compile is on the level of a
     compile/     the backend of torch.compile
     planning/    from a model to a plan: which modules to rewrite, with which rules, and the report
     rewriting/   from a plan to the model: the text of new forwards, and the classes that carry them
+    replay/      what a frozen model runs while nothing has changed: the kernels of a former call
     rules/       what to look for and what replaces it, one file or folder per family
     capture/     from a forward to graphs: its paths, their conditions, and all that it reads
     graph/       what is known of the nodes of a graph

@@ -28,6 +28,7 @@ from opswap.ops._switch import active, disabled_here
 from opswap.ops.linear import register_flops
 
 from ..capture.paths import Capture
+from ..replay import replay
 from ..rule import Region, Replacement
 from ..runtime.fallback import arguments, declined, missed
 from ..runtime.guards import Record, capture_is_valid, in_mode, listed, size_guard_holds, unpackable
@@ -35,7 +36,6 @@ from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_
 from ..runtime.lists import Listed, as_arguments
 from ..runtime.outside import Outside, join
 from ..runtime.purity import USER
-from ..runtime.replay import replay
 from ..runtime.snapshot import owner_of_class, static_attribute
 from ..runtime.state import observe, observe_read
 from .forward_text import (

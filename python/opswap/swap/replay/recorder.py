@@ -7,6 +7,7 @@ depend on nothing but their arguments and sizes; anything else raises `NotRecord
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from opswap import _core
 from opswap.nn.frozen import Frozen
-from opswap.ops._stats import counted_by
 
-from .fallback import listener
+from ..graph.table import Does, names_of
+from ..runtime.fallback import listener
 
 __all__ = ["NotRecordedError", "Recording", "record", "tensors_in"]
 
@@ -52,9 +53,63 @@ _READ = frozenset(
         *("_version", "data_ptr", "element_size", "get_device", "requires_grad", "storage_offset", "__len__"),
     ]
 )
-_UNDEFINED = frozenset(
-    ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
-)
+# What returns tensors that depend on the arguments alone, and writes to none of them.
+_PURE = names_of(~(Does.SIZES | Does.METADATA | Does.STRIDES | Does.SAME_STRIDES)) - {
+    "alpha_dropout",
+    "data",
+} | {
+    *(
+        "__add__",
+        "__radd__",
+        "__sub__",
+        "__rsub__",
+        "__mul__",
+        "__rmul__",
+        "__truediv__",
+        "__rtruediv__",
+        "__pow__",
+    ),
+    *(
+        "__neg__",
+        "__getitem__",
+        "__matmul__",
+        "matmul",
+        "bmm",
+        "linear",
+        "softmax",
+        "log_softmax",
+        "layer_norm",
+    ),
+    *(
+        "group_norm",
+        "instance_norm",
+        "normalize",
+        "pad",
+        "expand",
+        "repeat",
+        "t",
+        "flip",
+        "roll",
+        "view",
+        "view_as",
+    ),
+    *(
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "unfold",
+        "argmax",
+        "to",
+        "type_as",
+        "upsample",
+        "avg_pool1d",
+        "argmin",
+    ),
+}
+# By these the extension makes its outputs; what they hold otherwise is undefined.
+_UNDEFINED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
+# Arguments with which such a function does write to a tensor, or draws random numbers.
+_WRITING = frozenset(("inplace", "training", "train", "use_input_stats", "out"))
+_FLAGGED = frozenset(("batch_norm", "instance_norm", "dropout", "dropout2d", "dropout3d"))
 _CONSTANTS = (bool, int, float, complex, str, type(None), slice, torch.dtype, torch.device, torch.layout)
 _MEMORY_FORMAT = torch.memory_format
 
@@ -71,8 +126,8 @@ class Recording:
     result: Any
     run: Callable[..., Any]
     frozen: tuple[Frozen, ...]
-    counts: tuple[tuple[bool, str, int], ...]
     code: str
+    counts: tuple[tuple[bool, str, int], ...] = ()
 
 
 @dataclass
@@ -101,24 +156,47 @@ def _name(function: Any) -> str:
     return getattr(function.__self__, "__name__", "") if name == "__get__" else name
 
 
+def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise NotRecordedError before a function runs that may do more than to return tensors."""
+    name = _name(function)
+    if name in _READ or name in _UNDEFINED:
+        return
+    module = getattr(function, "__module__", None) or ""
+    if name not in _PURE and not module.startswith("opswap.ops."):
+        raise NotRecordedError(f"{name} may depend on more than its arguments, or write to them")
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # a function in C
+        if name in _FLAGGED:
+            raise NotRecordedError(f"{name} may write to its arguments") from None
+        given = kwargs
+    if any(key in _WRITING and value is not None and value is not False for key, value in given.items()):
+        raise NotRecordedError(f"{name} writes to a tensor, or draws random numbers")
+
+
 class _Recorder(TorchFunctionMode):
+    """versions: how often a tensor had been written to when it was returned, by its id."""
+
     def __init__(self, tape: list[Any]) -> None:
         super().__init__()
         self.tape = tape
+        self.versions: dict[int, int] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        _require_pure(func, args, kwargs)
         start = len(self.tape)
         result = func(*args, **kwargs)
-        if result is NotImplemented or next(tensors_in(result), None) is None:
-            if _name(func) not in _READ:
-                raise NotRecordedError(f"{_name(func)} returns no tensor")
+        if _name(func) in _READ:
             del self.tape[start:]
             return result
         made = {id(t) for call in self.tape[start:] for t in tensors_in(call[-1])}
         if not all(id(t) in made for t in tensors_in(result)):
             del self.tape[start:]
             self.tape.append((func, args, kwargs, result))
+        for t in tensors_in(result):
+            if not t.is_inference():
+                self.versions[id(t)] = t._version
         return result
 
 
@@ -140,41 +218,37 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module
     """
     tape: list[Any] = []
     state = torch.random.get_rng_state()
+    recorder = _Recorder(tape)
     # Tensors of the inference mode count no writes.
     with torch.inference_mode(False), torch.no_grad():
         held = [*module.parameters(), *module.buffers()]
+        before = _versions([*inputs, *held])
         token = listener.set(_OnlyDeclined())
         _core.record_calls(tape)
         try:
-            with counted_by() as counted, _Recorder(tape):
+            with recorder:
                 result = call(*inputs)
+        except NotRecordedError:
+            raise
+        except Exception as error:  # it is raised again by the call that is not recorded
+            raise NotRecordedError(str(error)) from error
         finally:
             _core.record_calls(None)
             listener.reset(token)
-        calls = [
-            _Call(getattr(_core, c[0]), c[1], {}, c[2], True) if len(c) == 3 else _Call(*c) for c in tape
-        ]
-        _check(calls, [*inputs, *held], state)
+    calls = [_Call(getattr(_core, c[0]), c[1], {}, c[2], True) if len(c) == 3 else _Call(*c) for c in tape]
+    made = {id(t): 0 for call in calls for t in tensors_in(call.result)}
+    after = _versions([*inputs, *held, *(t for call in calls for t in tensors_in(call.result))])
+    expected = {**made, **recorder.versions, **before}
+    written = any(expected[key] != version for key, version in after.items())
+    if written or not torch.equal(torch.random.get_rng_state(), state):
+        raise NotRecordedError("it writes to a tensor, or draws random numbers")
     text = _Text(inputs, held, _folded(module))
     code = text.write(calls, result)
-    counts = tuple((is_kernel, name, calls) for (is_kernel, name), calls in counted.items())
-    return Recording(result, text.compile(code), tuple(text.frozen), counts, code)
+    return Recording(result, text.compile(code), tuple(text.frozen), code)
 
 
-def _check(calls: Sequence[_Call], given: Sequence[Tensor], state: Tensor) -> None:
-    if not torch.equal(torch.random.get_rng_state(), state):
-        raise NotRecordedError("it draws random numbers")
-    for call in calls:
-        name = _name(call.function)
-        writes = name.endswith("_") and not name.endswith("__")
-        if writes or name in _UNDEFINED or name == "__setitem__" or call.kwargs.get("out") is not None:
-            raise NotRecordedError(f"{name} writes to a tensor, or leaves one as it finds it")
-    made = [t for call in calls for t in tensors_in(call.result)]
-    fresh = {id(t) for t in made} - {id(t) for t in given}
-    # A view shares the count of writes with its base. Nobody writes to tensors of the inference mode here.
-    counting = (t for t in made if id(t) in fresh and not t.is_inference() and not t._is_view())
-    if any(t._version for t in counting):
-        raise NotRecordedError("it writes to a tensor")
+def _versions(tensors: Sequence[Tensor]) -> dict[int, int]:
+    return {id(t): t._version for t in tensors if not t.is_inference()}
 
 
 def _folded(module: nn.Module) -> dict[int, Frozen]:
@@ -201,6 +275,8 @@ class _Text:
         known = {id(t): t for t in self.held}
         lines: list[tuple[str, str, bool]] = []
         for call in calls:
+            if _name(call.function) in _UNDEFINED:
+                raise NotRecordedError("it makes a tensor and leaves it as it finds it")
             if all(id(t) in self.names for t in tensors_in(call.result)):
                 continue  # it returns what it was given
             given = [self._value(a, known) for a in call.args]
@@ -208,6 +284,8 @@ class _Text:
             own = f"v{len(lines)}"
             lines.append((own, f"{self._constant(call.function)}({', '.join(given)})", call.may_decline))
             self._name_result(call.result, own)
+        if next(tensors_in(result), None) is None:
+            raise NotRecordedError("it returns no tensor")
         returned = self._value(result, known)
         arguments += [f"w{i}" for i in range(len(self.frozen))]
         return "\n".join([f"def replay({', '.join(arguments)}):", *_body(lines, returned)]) + "\n"
@@ -215,7 +293,7 @@ class _Text:
     def compile(self, code: str) -> Callable[..., Any]:
         """The function of a text."""
         exec(compile(code, "<opswap replay>", "exec"), self.scope)
-        return self.scope.pop("replay")  # type: ignore[no-any-return]
+        return self.scope.pop("replay")
 
     def _name_result(self, result: Any, name: str) -> None:
         if isinstance(result, Tensor):

@@ -18,22 +18,23 @@ from torch import Tensor, nn
 
 from opswap import _core
 from opswap._torch import any_global_hook
-from opswap.nn.frozen import FROZEN, Frozen, Replay, written
+from opswap.nn.frozen import FEWEST_SEEN, FROZEN, Frozen, Replay, written
 from opswap.nn.seal import Seal, seal_forward
-from opswap.ops._stats import count_again
+from opswap.ops._stats import count_again, counted_by
 from opswap.ops._switch import active
 
-from .fallback import listener
-from .instance_forward import is_rewritten
-from .outside import Outside, join, stands
-from .purity import LAYERS, TORCH, owner
+from ..runtime.fallback import listener
+from ..runtime.instance_forward import is_rewritten
+from ..runtime.outside import Outside, join, stands
+from ..runtime.purity import LAYERS, TORCH, owner
+from ..runtime.snapshot import MISSING, is_as
+from ..runtime.state import State
 from .recorder import NotRecordedError, Recording, record
-from .snapshot import MISSING, is_as
-from .state import State
 
 __all__ = ["replay"]
 
 _MOST = 8  # kinds of inputs that have a plan
+_WORTH = 64  # runs that repay a recording
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
@@ -86,6 +87,7 @@ def replay(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if folded is not None and not any([w is None for w in folded]):  # noqa: C419, a list is faster
             made = plan.recording.run(*args, *folded)
         if made is not NotImplemented:
+            kept.ran += 1
             count_again(plan.recording.counts)
             return (made,)
         _forget(kept)
@@ -116,7 +118,8 @@ def _forget(kept: Replay) -> None:
     """Something has changed. If that goes on, recording again and again would cost more than it brings."""
     kept.plans.clear()
     kept.seen.clear()
-    kept.due = min(2 * kept.due, 1 << 20)
+    kept.due = FEWEST_SEEN if kept.ran >= _WORTH else min(2 * kept.due, 1 << 20)
+    kept.ran = 0
 
 
 def _record_if_due(kept: Replay, module: nn.Module, args: tuple[Any, ...], kind: Any) -> tuple[Any] | None:
@@ -127,12 +130,16 @@ def _record_if_due(kept: Replay, module: nn.Module, args: tuple[Any, ...], kind:
     if seen < kept.due or len({id(x) for x in args}) < len(args):
         return None
     try:
-        plan = _plan(module, args)
+        with counted_by() as counted:
+            plan = _plan(module, args)
+        plan.recording.counts = tuple((*what, calls) for what, calls in counted.items())
         folded = plan.folded(module)
         made = None if folded is None else plan.recording.run(*args, *folded)
         if made is None or not _is_equal(made, plan.recording.result):
             raise NotRecordedError("what was recorded gives another result")
-    except NotRecordedError:
+    except NotRecordedError as error:
+        count_again((*what, -calls) for what, calls in counted.items())
+        kept.refused = str(error)
         _forget(kept)
         return None
     plan.recording.result = None
