@@ -646,6 +646,84 @@ def test_forwards_that_are_not_rewritten_run() -> None:
     assert not kept(model[0]).plans
 
 
+class Counting(nn.Sequential):
+    """Its forward is torch's, but a call does more."""
+
+    calls = 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return super().__call__(*args)
+
+
+class Drifting(nn.Hardtanh):
+    """Its forward is torch's, but a bound is made of what the class has seen."""
+
+    reads = 0
+
+    @property
+    def max_val(self) -> float:
+        Drifting.reads += 1
+        return 0.1 * Drifting.reads
+
+    @max_val.setter
+    def max_val(self, value: float) -> None:
+        pass
+
+
+class Asking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale if self.scale.requires_grad else x
+
+
+class OfOther(nn.Module):
+    """A block whose branch ends with another module."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.block = made()
+        self.block.branch.append(other)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x)
+
+
+@pytest.mark.parametrize("other", [Counting, Drifting, Asking, Followed])
+def test_modules_that_do_more_than_they_say(other: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(1)
+    stock = OfOther(nn.Identity() if other is Followed else other()).to(memory_format=LAST).eval()
+    model = opswap.freeze(opswap.swap(copy.deepcopy(stock)))
+    Drifting.reads = 0
+    for i in range(6):
+        x = inputs()
+        results = []
+        for m in (stock, model):
+            Drifting.reads = i
+            with torch.no_grad():
+                results.append(m(x))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    if other is Counting:
+        assert model.block.branch[-1].calls == 6
+    if other is Asking:
+        for m in (stock, model):
+            m.block.branch[-1].scale.requires_grad_(False).fill_(2)
+        compare(stock, model)
+
+
+def test_a_module_below_itself() -> None:
+    stock, _ = replaying()
+    stock.tail.parent = nn.Sequential()
+    stock.tail.parent.append(stock)
+    with torch.no_grad():
+        model = opswap.freeze(opswap.swap(copy.deepcopy(stock)))
+        for _ in range(5):
+            compare(stock, model)
+
+
 def test_errors_of_record_calls() -> None:
     for wrong in ((), (1,), ((),), ([], [])):
         with pytest.raises(TypeError):

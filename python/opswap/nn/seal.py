@@ -49,7 +49,10 @@ def seal_forward(module: nn.Module) -> Seal | None:
 
     Returns: as `seal`.
     """
-    return _seal(module, hooks=False, below=True)
+    try:
+        return _seal(module, hooks=False, below=True)
+    except RecursionError:  # a module below itself
+        return None
 
 
 def _seal(module: nn.Module, hooks: bool, below: bool) -> Seal | None:

@@ -40,7 +40,7 @@ _READ = frozenset(
             "numel",
             "nelement",
         ),
-        *("is_cpu", "is_cuda", "is_quantized", "is_sparse", "is_meta", "is_mkldnn", "is_nested", "is_leaf"),
+        *("is_cpu", "is_cuda", "is_quantized", "is_sparse", "is_meta", "is_mkldnn", "is_nested"),
         *(
             "is_contiguous",
             "is_inference",
@@ -50,7 +50,7 @@ _READ = frozenset(
             "is_neg",
             "is_pinned",
         ),
-        *("_version", "data_ptr", "element_size", "get_device", "requires_grad", "storage_offset", "__len__"),
+        *("_version", "data_ptr", "element_size", "get_device", "storage_offset", "__len__"),
     ]
 )
 # What returns tensors that depend on the arguments alone, and writes to none of them.

@@ -192,11 +192,18 @@ def _check_known(
     if not watched <= below:
         raise NotRecordedError("a forward reads a module from elsewhere")
     for module in modules:
-        forward = type(module).forward
-        code = getattr(forward, "__code__", None)
-        own = code is not None and owner(code.co_filename, forward.__module__ or "") in (LAYERS, TORCH)
-        if not (own or is_rewritten(module) or id(module) in watched):
-            raise NotRecordedError(f"the forward of {type(module).__name__} has not been followed")
+        cls = type(module)
+        known = _is_of_torch(cls) or is_rewritten(module) or id(module) in watched
+        if not known or cls.__call__ is not nn.Module.__call__ or cls._call_impl is not nn.Module._call_impl:
+            raise NotRecordedError(f"what a call of {cls.__name__} does has not been followed")
+
+
+def _is_of_torch(cls: type[nn.Module]) -> bool:
+    """True for a layer of torch or opswap with its own forward."""
+    code = getattr(cls.forward, "__code__", None)
+    if code is None or cls.__module__.partition(".")[0] not in ("torch", "opswap"):
+        return False
+    return owner(code.co_filename, cls.forward.__module__ or "") in (LAYERS, TORCH)
 
 
 def _constants(states: Sequence[tuple[nn.Module, State]]) -> list[tuple[type, str, Any]]:
