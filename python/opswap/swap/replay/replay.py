@@ -43,13 +43,12 @@ _grad_enabled = torch.is_grad_enabled
 class _Plan:
     """A recording, and what has to be as it was.
 
-    classes: with their forwards. constants: (class, name, value). weights, writes: see `written`.
+    constants: (class, name, value). outside: with the forwards of all classes. weights, writes: see `written`.
     frozen: with the states of which their weights were folded.
     """
 
     recording: Recording
     seal: tuple[Seal]
-    classes: tuple[tuple[type, Any], ...]
     constants: tuple[tuple[type, str, Any], ...]
     outside: Outside
     weights: tuple[Tensor, ...]
@@ -60,9 +59,6 @@ class _Plan:
         """The folded weights, if everything is as it was."""
         if not _core.unaltered((module,), self.seal) or written(self.weights) != self.writes:
             return None
-        for cls, forward in self.classes:
-            if cls.forward is not forward:
-                return None
         for cls, name, value in self.constants:
             now = getattr(cls, name, MISSING)
             if now is not value and not is_as(now, value):
@@ -164,7 +160,6 @@ def _plan(module: nn.Module, args: tuple[Any, ...]) -> _Plan:
     return _Plan(
         recording,
         (held,),
-        tuple({type(m): type(m).forward for m in modules}.items()),
         tuple(_constants(states)),
         join(vars(m)["_opswap_record"].outside for m in modules if "_opswap_record" in vars(m)),
         weights,
