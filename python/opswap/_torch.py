@@ -55,6 +55,7 @@ __all__ = [
     "mode_stack",
     "nn_functions",
     "no_dispatch",
+    "on_its_own",
     "only_looking_hooks",
     "sequence_number",
     "size_under_trace",
@@ -206,12 +207,39 @@ def size_under_trace(tensor: Tensor) -> tuple[int, ...]:
     """
     if not (_tracing_state and _set_tracing_state):
         return tuple([int(size) for size in tensor.shape])
+    with _no_trace():
+        return tuple(tensor.shape)
+
+
+_no_interpreters = _find("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
+_no_modes = _find("torch.utils._python_dispatch", "_disable_current_modes")
+# False within torch.func.grad, which allows no hooks on saved tensors.
+_hooks_allowed = _find("torch._C._autograd", "_saved_tensors_hooks_is_enabled") or (lambda: False)
+
+
+@contextlib.contextmanager
+def _no_trace() -> Iterator[None]:
     state = _tracing_state()
     _set_tracing_state(None)
     try:
-        return tuple(tensor.shape)
+        yield
     finally:
         _set_tracing_state(state)
+
+
+@contextlib.contextmanager
+def on_its_own() -> Iterator[None]:
+    """Hide code with tensors of its own from torch.func, dispatch modes, checkpoints and traces, as far as torch can."""
+    with contextlib.ExitStack() as stack:
+        if _hooks_allowed():
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x))
+        if _no_interpreters is not None and functorch_active():
+            stack.enter_context(_no_interpreters())
+        if _no_modes is not None and dispatch_modes():
+            stack.enter_context(_no_modes())
+        if _tracing_state and _set_tracing_state:
+            stack.enter_context(_no_trace())
+        yield
 
 
 def _has_parts(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .forms import Form
 from .layers.layer import Layer
-from .layers.replaced import stand_in
+from .layers.replaced import check_function, stand_in
 
 __all__ = [
     "KeepsDtype",
@@ -68,7 +68,7 @@ class Step:
     """One call.
 
     function: what is called, None for the module at `layer`, a path of names, or for its attribute of this name.
-    merged: that module is a Layer.
+    merged: that module is a Layer. kind: the class that it had when the program was built, if it is to be called.
     With loop, it is called once per branch; with separate, every branch has its own module below `layer`.
     value: the number of what it makes. frees: values that nothing after this step reads; drops: those of them that are
     made in the same run of loops, which every branch may forget by itself. node: name of the step in the graph of a
@@ -84,6 +84,7 @@ class Step:
     loop: bool = False
     separate: bool = False
     merged: bool = False
+    kind: type[nn.Module] | None = None
     value: int = 0
     frees: tuple[int, ...] = ()
     drops: tuple[int, ...] = ()
@@ -135,6 +136,8 @@ class Program:
             module = module._modules[name]
         if step.merged and not isinstance(module, Layer):
             return stand_in(module, ".".join(step.layer), self.branches)
+        if not step.merged and step.kind is not None and type(module) is not step.kind:
+            check_function(module, step.kind, ".".join(step.layer))
         return module
 
     def _loop(self, root: nn.Module, run: Sequence[Step], values: list[Any]) -> None:
