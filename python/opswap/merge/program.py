@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,11 +18,13 @@ from .layers.replaced import check_function, stand_in
 __all__ = [
     "KeepsDtype",
     "Method",
+    "Named",
     "Program",
     "Ref",
     "Slot",
     "Step",
     "call_branch",
+    "picklable",
     "plain_arguments",
     "run_batched",
     "schedule",
@@ -51,6 +54,34 @@ class Method:
 
     def __call__(self, subject: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(subject, self.name)(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A function of torch that is pickled by the name of this module's attribute, as its own name leads nowhere."""
+
+    function: Callable[..., Any]
+    module: str
+    name: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find_named, (self.module, self.name)
+
+
+def _find_named(module: str, name: str) -> Named:
+    return Named(getattr(importlib.import_module(module), name), module, name)
+
+
+def picklable(function: Any) -> Any:
+    """The function, or what calls it, so that a program can be pickled: F.max_pool2d is a function within another."""
+    if "<locals>" in getattr(function, "__qualname__", ""):
+        for name, value in vars(torch.nn.functional).items():
+            if value is function:
+                return Named(function, torch.nn.functional.__name__, name)
+    return function
 
 
 @dataclass(frozen=True)
