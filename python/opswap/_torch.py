@@ -177,20 +177,23 @@ _functorch = _find("torch._C", "_functorch")
 _is_tracking = getattr(_functorch, "is_gradtrackingtensor", None)
 _unwrap = getattr(_functorch, "get_unwrapped", None)
 _is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", None)
+_is_functional = _find("torch", "_is_functional_tensor") or (lambda tensor: False)
 _DisableFuncTorch = _find("torch._C", "_DisableFuncTorch")
 
 
 def without_transforms(
     tensor: Tensor, *others: Tensor
 ) -> tuple[Tensor, contextlib.AbstractContextManager[Any]]:
-    """`tensor` without the levels of torch.func.grad, and the context in which to write it to `others`.
+    """`tensor` without the levels of torch.func.grad and functionalize, and the context in which to write to `others`.
 
-    A tensor from outside torch.func.grad may be written outside only. In a torch that lacks a name for this, the
-    tensor and no context: torch raises its own error for such a write.
+    Tensors from outside may be written outside only. In a torch without a name for this, its own error is raised.
     """
     if not (_is_tracking and _unwrap and _is_wrapped and _DisableFuncTorch):
         return tensor, contextlib.nullcontext()
-    while _is_tracking(tensor):
+    inside = any(map(_is_functional, others))
+    while _is_tracking(tensor) or (_is_functional(tensor) and not inside):
+        if _is_functional(tensor):
+            torch._sync(tensor)
         tensor = _unwrap(tensor)
     wrapped = any(map(_is_wrapped, (tensor, *others)))
     return tensor, contextlib.nullcontext() if wrapped else _DisableFuncTorch()
@@ -207,24 +210,18 @@ def size_under_trace(tensor: Tensor) -> tuple[int, ...]:
     """
     if not (_tracing_state and _set_tracing_state):
         return tuple([int(size) for size in tensor.shape])
-    with _no_trace():
+    state = _tracing_state()
+    _set_tracing_state(None)
+    try:
         return tuple(tensor.shape)
+    finally:
+        _set_tracing_state(state)
 
 
 _no_interpreters = _find("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
 _no_modes = _find("torch.utils._python_dispatch", "_disable_current_modes")
 # False within torch.func.grad, which allows no hooks on saved tensors.
 _hooks_allowed = _find("torch._C._autograd", "_saved_tensors_hooks_is_enabled") or (lambda: False)
-
-
-@contextlib.contextmanager
-def _no_trace() -> Iterator[None]:
-    state = _tracing_state()
-    _set_tracing_state(None)
-    try:
-        yield
-    finally:
-        _set_tracing_state(state)
 
 
 @contextlib.contextmanager
@@ -238,7 +235,8 @@ def on_its_own() -> Iterator[None]:
         if _no_modes is not None and dispatch_modes():
             stack.enter_context(_no_modes())
         if _tracing_state and _set_tracing_state:
-            stack.enter_context(_no_trace())
+            stack.callback(_set_tracing_state, _tracing_state())
+            _set_tracing_state(None)
         yield
 
 
