@@ -204,8 +204,9 @@ def test_momentum_none(seed: int) -> None:
         check_step(merged, modules, [torch.randn(4, 3, 5, 5)], True)
 
 
-def test_pickle_and_deepcopy(seed: int, tmp_path: object) -> None:
-    merged, x = merge.branches(make("head", 3)).eval(), example("head")
+@pytest.mark.parametrize("name", ["head", "functional"])
+def test_pickle_and_deepcopy(name: str, seed: int, tmp_path: object) -> None:
+    merged, x = merge.branches(make(name, 3)).eval(), example(name)
     torch.save(merged, f"{tmp_path}/merged.pt")
     loaded = torch.load(f"{tmp_path}/merged.pt", weights_only=False)
     for twin in (copy.deepcopy(merged), loaded):

@@ -233,6 +233,32 @@ def test_choices_in_several_threads(record: Record, monkeypatch: pytest.MonkeyPa
     assert all(len(layer.choices) <= 2 for layer in convolutions(merged).values())
 
 
+class Late:
+    """Another call, in the middle of a copy or a pickle."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> str:
+        self.call()
+        return "late"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.call()
+        return str, ("late",)
+
+
+@pytest.mark.parametrize("make_twin", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_while_another_thread_calls_the_module(make_twin: Callable[[Any], Any], record: Record) -> None:
+    record([[*POINTWISE, 0.5, 2.0]])
+    merged = merge.branches(make("bottleneck", 3)).eval()
+    choices = next(layer.choices for layer in convolutions(merged).values() if layer.choices)
+    kept = next(iter(choices.values()))
+    choices[Late(lambda: choices.add(object(), kept))] = kept
+    twin = make_twin(merged)
+    assert any("late" in layer.choices for layer in convolutions(twin).values())
+
+
 def test_nothing_of_a_merged_module_outlives_it(record: Record) -> None:
     record([[*POINTWISE, 0.5, 2.0]])
     merged = merge.branches(make("bottleneck", 3), example_input=example("bottleneck"))

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 import opswap
 from modes import Names
@@ -116,6 +117,30 @@ def test_running_statistics_move_under_func_grad() -> None:
     torch.func.grad(loss_of(F.batch_norm_act, "relu", True))(x, weight, bias, *ours)
     loss_of(reference, "relu", True)(x, weight, bias, *theirs)
     assert_all_close(ours, theirs)
+
+
+def test_running_statistics_move_under_functionalize() -> None:
+    norms = [nn.BatchNorm2d(8).double() for _ in range(2)]
+    x = torch.randn(4, 8, 5, 5, dtype=torch.float64)
+    expected = torch.func.functionalize(lambda x: norms[0](x).relu())(x)
+
+    def ours(x: Tensor) -> Tensor:
+        n = norms[1]
+        return F.batch_norm_act(
+            x, n.running_mean, n.running_var, n.weight, n.bias, training=True, activation="relu"
+        )
+
+    torch.testing.assert_close(torch.func.functionalize(ours)(x), expected)
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(norms[1], name), getattr(norms[0], name))
+
+
+def test_a_batch_without_data_leaves_real_running_statistics_alone() -> None:
+    mean, var = torch.randn(8), torch.rand(8)
+    before = mean.clone(), var.clone()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        F.batch_norm_act(mode.from_tensor(torch.randn(4, 8, 5, 5)), mean, var, training=True)
+    assert torch.equal(mean, before[0]) and torch.equal(var, before[1])
 
 
 def test_vmap_over_running_statistics_of_an_ensemble() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import pickle
 import random
 import threading
 from collections.abc import Callable
@@ -395,6 +396,46 @@ def test_factories_of_torch_are_replaced_only_for_code_that_names_them(during: A
     during(lambda: seen.append((torch.ones is stock[0], torch.zeros is stock[1])))
     swap_shuffled()
     assert seen == [(True, False)] and (torch.ones, torch.zeros) == stock
+
+
+class Halves(nn.Module):
+    """It asks for the size of a convolution's output, which is looked up once per size of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return by_size(y) if y.size(2) > 2 else y
+
+
+class Late:
+    """What another thread's call adds while a dictionary is copied."""
+
+    def __init__(self, known: dict[Any, bool]) -> None:
+        self.known = known
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> str:
+        self.known[object()] = True
+        return "late"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.known[object()] = True
+        return str, ("late",)
+
+
+@pytest.mark.parametrize("make_twin", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_while_another_thread_calls_the_model(make_twin: Callable[[Any], Any]) -> None:
+    model = opswap.swap(Halves())
+    model(torch.randn(2, 8, 6, 6))
+    known = model._opswap_record.known
+    assert known
+    known[Late(known)] = True
+    twin = make_twin(model)
+    assert "late" in twin._opswap_record.known
+    x = torch.randn(2, 8, 6, 6)
+    assert torch.equal(twin(x), model(x))
 
 
 def test_limits_that_overlap() -> None:

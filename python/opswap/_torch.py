@@ -55,6 +55,7 @@ __all__ = [
     "mode_stack",
     "nn_functions",
     "no_dispatch",
+    "on_its_own",
     "only_looking_hooks",
     "sequence_number",
     "size_under_trace",
@@ -176,20 +177,23 @@ _functorch = _find("torch._C", "_functorch")
 _is_tracking = getattr(_functorch, "is_gradtrackingtensor", None)
 _unwrap = getattr(_functorch, "get_unwrapped", None)
 _is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", None)
+_is_functional = _find("torch", "_is_functional_tensor") or (lambda tensor: False)
 _DisableFuncTorch = _find("torch._C", "_DisableFuncTorch")
 
 
 def without_transforms(
     tensor: Tensor, *others: Tensor
 ) -> tuple[Tensor, contextlib.AbstractContextManager[Any]]:
-    """`tensor` without the levels of torch.func.grad, and the context in which to write it to `others`.
+    """`tensor` without the levels of torch.func.grad and functionalize, and the context in which to write to `others`.
 
-    A tensor from outside torch.func.grad may be written outside only. In a torch that lacks a name for this, the
-    tensor and no context: torch raises its own error for such a write.
+    Tensors from outside may be written outside only. In a torch without a name for this, its own error is raised.
     """
     if not (_is_tracking and _unwrap and _is_wrapped and _DisableFuncTorch):
         return tensor, contextlib.nullcontext()
-    while _is_tracking(tensor):
+    inside = any(map(_is_functional, others))
+    while _is_tracking(tensor) or (_is_functional(tensor) and not inside):
+        if _is_functional(tensor):
+            torch._sync(tensor)
         tensor = _unwrap(tensor)
     wrapped = any(map(_is_wrapped, (tensor, *others)))
     return tensor, contextlib.nullcontext() if wrapped else _DisableFuncTorch()
@@ -212,6 +216,28 @@ def size_under_trace(tensor: Tensor) -> tuple[int, ...]:
         return tuple(tensor.shape)
     finally:
         _set_tracing_state(state)
+
+
+_no_interpreters = _find("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
+_no_modes = _find("torch.utils._python_dispatch", "_disable_current_modes")
+# False within torch.func.grad, which allows no hooks on saved tensors.
+_hooks_allowed = _find("torch._C._autograd", "_saved_tensors_hooks_is_enabled") or (lambda: False)
+
+
+@contextlib.contextmanager
+def on_its_own() -> Iterator[None]:
+    """Hide code with tensors of its own from torch.func, dispatch modes, checkpoints and traces, as far as torch can."""
+    with contextlib.ExitStack() as stack:
+        if _hooks_allowed():
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x))
+        if _no_interpreters is not None and functorch_active():
+            stack.enter_context(_no_interpreters())
+        if _no_modes is not None and dispatch_modes():
+            stack.enter_context(_no_modes())
+        if _tracing_state and _set_tracing_state:
+            stack.callback(_set_tracing_state, _tracing_state())
+            _set_tracing_state(None)
+        yield
 
 
 def _has_parts(tensor: Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opswap._torch import tree_map
+from opswap._torch import on_its_own, tree_map
 
 from ..ops.linear import register_flops
 from .build import build
@@ -217,12 +217,13 @@ class MergedBranches(nn.Module):
                 f"{_NAME}: merged for inputs of {[x.dim() for x in state.example]} dimensions, got {list(dimensions)}; "
                 "call the module once without torch.compile, or merge with such an example_input"
             )
-        modules = self._branches()
-        with torch.inference_mode(False), torch.enable_grad():
+        with on_its_own(), torch.inference_mode(False), torch.enable_grad():
+            modules = self._branches()
             example = [_of_branch(x, s) for x, s in zip(inputs, state.shared, strict=True)]
             program = self._proven(_trace(modules, example), modules, example, Plan())
         programs = {mode: [(0, program)] for mode in state.programs}
-        return state.others.setdefault(dimensions, programs)
+        state.others = {dimensions: programs, **state.others}  # a new one: another thread may be copying the old one
+        return state.others[dimensions]
 
     def _look_again(self) -> None:
         """Something that the branches read has changed: raise unless their forwards are the same graph as before."""

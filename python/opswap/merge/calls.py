@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from ..swap.graph.table import Does, names_of
-from .program import Method
+from .program import Method, picklable
 
 __all__ = [
     "BINARY",
@@ -45,7 +45,7 @@ def call_name(node: fx.Node) -> str:
 
 def callee(node: fx.Node) -> Callable[..., Any]:
     """What the node calls, to be called with its arguments."""
-    return Method(node.target) if node.op == "call_method" else node.target
+    return Method(node.target) if node.op == "call_method" else picklable(node.target)
 
 
 def writes(node: fx.Node) -> bool:

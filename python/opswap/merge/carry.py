@@ -84,16 +84,23 @@ def _child(own: Sequence[nn.Module]) -> nn.Module:
     first = own[0]
     if type(first) in LAYERS:
         return LAYERS[type(first)](own)
-    plain = not first._modules and not any(True for _ in owned_tensors(first))
     if type(first) in POOLS:
         pool: Any = first
         return POOLS[type(first)](pool.output_size, pool.return_indices).train(pool.training)
-    if type(first).__module__.startswith("torch.nn.") and plain:
+    if _kind_of_child(first) is not nn.Module:
         return copy.deepcopy(first)
     folder = nn.Module()
     folder.training = first.training
     _stack_tensors(folder, own)
     return folder
+
+
+def _kind_of_child(own: nn.Module) -> type[nn.Module]:
+    """The class that a module without a merged layer has in the tree; nn.Module for a folder."""
+    if type(own) in POOLS:
+        return POOLS[type(own)]
+    plain = not own._modules and not any(True for _ in owned_tensors(own))
+    return type(own) if type(own).__module__.startswith("torch.nn.") and plain else nn.Module
 
 
 def _stack_tensors(folder: nn.Module, own: Sequence[nn.Module]) -> None:
@@ -160,9 +167,49 @@ def fill_merged(root: nn.Module, modules: Sequence[nn.Module]) -> None:
             whole.grad = None if any(g is None for g in gradients) else link.join(gradients)
 
 
+def _copy_replaced(root: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Put what replaced a module without tensors in the tree, or was added to a Sequential, into every branch."""
+    outer: list[str] = []
+    for path, first in list(modules[0].named_modules()):
+        if f"{path}.".startswith(tuple(outer)):
+            continue
+        merged = root.get_submodule(path)
+        if type(first) in LAYERS or isinstance(merged, Separate):
+            outer.append(f"{path}.")
+            continue
+        kind = _kind_of_child(first)
+        same = type(merged).forward is nn.Module.forward if kind is nn.Module else type(merged) is kind
+        if path and not same:
+            outer.append(f"{path}.")
+            _put(modules, path, merged)
+        elif isinstance(first, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+            prefix = f"{path}." if path else ""
+            for name, child in merged._modules.items():
+                if name not in first._modules and child is not None:
+                    _put(modules, prefix + name, child)
+            for name in [n for n in first._modules if n not in merged._modules]:
+                outer.append(f"{prefix}{name}.")
+                for m in modules:
+                    del m.get_submodule(path)._modules[name]
+
+
+def _put(modules: Sequence[nn.Module], path: str, new: nn.Module) -> None:
+    """Copies of a module at a path of every branch. Raises: ValueError if it has tensors, which are not any branch's."""
+    name = next((name for m in new.modules() for name, t in owned_tensors(m) if t is not None), "")
+    if name:
+        raise ValueError(f"branches: {path} is a {type(new).__name__} by now, whose {name} belongs to no branch")
+    parent, _, child = path.rpartition(".")
+    for m in modules:
+        m.get_submodule(parent).add_module(child, copy.deepcopy(new))
+
+
 @torch.no_grad()
 def fill_branches(root: nn.Module, modules: Sequence[nn.Module]) -> None:
-    """Give the modules tensors of their own with the values of the merged tree's, training flags and gradients."""
+    """Give the modules tensors of their own with the values of the merged tree's, training flags and gradients.
+
+    Modules without tensors that were replaced in the merged tree are replaced in the branches too.
+    """
+    _copy_replaced(root, modules)
     for link in links(root, modules):
         whole = link.whole
         values = link.cut(whole)

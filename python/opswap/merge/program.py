@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,16 +13,18 @@ from torch import Tensor, nn
 
 from .forms import Form
 from .layers.layer import Layer
-from .layers.replaced import stand_in
+from .layers.replaced import check_function, stand_in
 
 __all__ = [
     "KeepsDtype",
     "Method",
+    "Named",
     "Program",
     "Ref",
     "Slot",
     "Step",
     "call_branch",
+    "picklable",
     "plain_arguments",
     "run_batched",
     "schedule",
@@ -54,6 +57,34 @@ class Method:
 
 
 @dataclass(frozen=True)
+class Named:
+    """A function of torch that is pickled by the name of this module's attribute, as its own name leads nowhere."""
+
+    function: Callable[..., Any]
+    module: str
+    name: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find_named, (self.module, self.name)
+
+
+def _find_named(module: str, name: str) -> Named:
+    return Named(getattr(importlib.import_module(module), name), module, name)
+
+
+def picklable(function: Any) -> Any:
+    """The function, or what calls it, so that a program can be pickled: F.max_pool2d is a function within another."""
+    if "<locals>" in getattr(function, "__qualname__", ""):
+        for name, value in vars(torch.nn.functional).items():
+            if value is function:
+                return Named(function, torch.nn.functional.__name__, name)
+    return function
+
+
+@dataclass(frozen=True)
 class KeepsDtype:
     """Call a function whose result has the dtype of its first argument, as a call that writes to it has."""
 
@@ -68,7 +99,7 @@ class Step:
     """One call.
 
     function: what is called, None for the module at `layer`, a path of names, or for its attribute of this name.
-    merged: that module is a Layer.
+    merged: that module is a Layer. kind: the class that it had when the program was built, if it is to be called.
     With loop, it is called once per branch; with separate, every branch has its own module below `layer`.
     value: the number of what it makes. frees: values that nothing after this step reads; drops: those of them that are
     made in the same run of loops, which every branch may forget by itself. node: name of the step in the graph of a
@@ -84,6 +115,7 @@ class Step:
     loop: bool = False
     separate: bool = False
     merged: bool = False
+    kind: type[nn.Module] | None = None
     value: int = 0
     frees: tuple[int, ...] = ()
     drops: tuple[int, ...] = ()
@@ -135,6 +167,8 @@ class Program:
             module = module._modules[name]
         if step.merged and not isinstance(module, Layer):
             return stand_in(module, ".".join(step.layer), self.branches)
+        if not step.merged and step.kind is not None and type(module) is not step.kind:
+            check_function(module, step.kind, ".".join(step.layer))
         return module
 
     def _loop(self, root: nn.Module, run: Sequence[Step], values: list[Any]) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Recent"]
 
@@ -19,6 +19,11 @@ class Recent(dict[K, V], Generic[K, V]):
     """A dict of the `limit` keys that were looked up or added last, the latest at the end."""
 
     limit = 64
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """For copies and pickles, while other threads may look up keys."""
+        with _LOCK:
+            return type(self), (), None, None, iter(list(self.items()))
 
     def look_up(self, key: K) -> V | None:
         """The value of a key, which becomes the latest; None if the key is missing."""

@@ -27,6 +27,8 @@ from .layers import Separate
 
 __all__ = ["Watch", "failure", "holds", "watch"]
 
+# What a folder has in place of a forward.
+_NO_FORWARD = nn.Module.forward
 _BY_IDENTITY = (BuiltinFunctionType, FunctionType, ModuleType, nn.Module, Tensor, type)
 
 
@@ -167,7 +169,7 @@ def holds(watched: Watch, root: nn.Module) -> bool:
         module = root
         for name in path:
             module = module._modules[name]
-        if hooked(module):
+        if hooked(module) or type(module).forward is not _NO_FORWARD:
             return False
     return stands(watched.outside)
 
@@ -204,6 +206,9 @@ def changed_place(watched: Watch, root: nn.Module) -> str:
         if place.listed is not None and tuple(names_of_tensors(module)) != place.listed:
             return f"the parameters and buffers of {prefix.rstrip('.') or 'the module'} changed"
     for path in watched.folders:
-        if hooked(root.get_submodule(".".join(path))):
+        module = root.get_submodule(".".join(path))
+        if type(module).forward is not _NO_FORWARD:
+            return f"{'.'.join(path)} is now a {type(module).__name__}, which a merged module does not call"
+        if hooked(module):
             return f"{'.'.join(path)} has hooks, or a forward of its own, which a merged module does not call"
     return ""

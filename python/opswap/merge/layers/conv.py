@@ -70,6 +70,8 @@ class BranchConv(_Convolution):
     choices: what was taken so, by those sizes, the latest ones alone.
     """
 
+    options = (*_Convolution.options, "padding_mode")
+
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules, "padding_mode")
         self.border = tuple(modules[0]._reversed_padding_repeated_twice)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What users put in the place of a merged BatchNorm: a SyncBatchNorm, or a frozen one of detectron2 or torchvision."""
+"""What users put in the place of merged BatchNorms (a SyncBatchNorm, or a frozen one of detectron2 or torchvision) and
+of layers without tensors (another activation).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["Replaced", "stand_in"]
+from . import CHANNELWISE, ELEMENTWISE, RANDOM
+
+__all__ = ["Replaced", "check_function", "stand_in"]
+
+_ADVICE = "convert the modules of split_back() and merge these"
 
 
 def stand_in(module: nn.Module, path: str, branches: int) -> Replaced:
@@ -23,8 +29,23 @@ def stand_in(module: nn.Module, path: str, branches: int) -> Replaced:
         return Replaced(module, branches)
     raise TypeError(
         f"branches: a {kind} took the place of the merged layer {path!r}, where it would not keep {branches} branches "
-        "apart; convert the modules of split_back() and merge these"
+        f"apart; {_ADVICE}"
     )
+
+
+def check_function(module: Any, kind: type[nn.Module], path: str) -> None:
+    """Accept a module that replaced one of this kind if it also works on every element, or channel, by itself.
+
+    Raises: TypeError for any other, as the tensor that it is called with may hold all branches.
+    """
+    new = type(module)
+    alike = new in ELEMENTWISE and (kind in ELEMENTWISE or kind in CHANNELWISE)
+    alike = alike or (new in CHANNELWISE and kind in CHANNELWISE and new.__name__[-2:] == kind.__name__[-2:])
+    if not alike or (new in RANDOM and kind not in RANDOM):
+        raise TypeError(
+            f"branches: a {new.__name__} took the place of the {kind.__name__} {path!r}, which the merged module runs "
+            f"for all branches at once; {_ADVICE}"
+        )
 
 
 class Replaced:

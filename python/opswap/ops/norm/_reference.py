@@ -147,5 +147,6 @@ def update_running(
     """Move the running statistics towards those of a batch of `count` values per channel, in place."""
     mean, var = statistics.unbind(0)
     unbiased = var * (count / (count - 1))
-    running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
-    running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
+    # One write of each: a fake tensor of the batch would leave a first of two writes to a real one behind.
+    for running, of_batch in ((running_mean, mean), (running_var, unbiased)):
+        running.copy_((running * (1 - momentum)).add_(of_batch.to(running.dtype), alpha=momentum))

@@ -58,6 +58,10 @@ class Record:
     known: dict[Any, bool] = field(default_factory=dict, compare=False)
     told: dict[str, object] = field(default_factory=dict, compare=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: calls in other threads may add to the dictionaries meanwhile."""
+        return {**self.__dict__, "known": dict(self.known), "told": dict(self.told)}
+
 
 def hooked(module: nn.Module) -> bool:
     """True if calling the module does more than its forward."""
