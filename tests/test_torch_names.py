@@ -142,6 +142,18 @@ with torch.device("cpu"):
     same((F.max_pool2d(x, 2),), (N.max_pool2d(x, 2),))
 with BaseTorchFunctionMode():
     same((F.max_pool2d(x, 2),), (N.max_pool2d(x, 2),))
+from torch.utils._python_dispatch import TorchDispatchMode
+seen = []
+class Sees(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+with Sees():
+    same((F.max_pool2d(x, 2),), (N.max_pool2d(x, 2),))
+    assert any("pool" in name for name in seen)
+    seen.clear()
+    same((F.grouped_linear(rows, weight),), (torch.einsum("ngi,goi->ngo", rows, weight).reshape(8, 3, 6),), exact=False)
+    assert seen
 with torch.autograd.profiler.profile() as profile:
     same((F.max_pool2d(x, 2),), (N.max_pool2d(x, 2),))
 
