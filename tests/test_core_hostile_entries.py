@@ -141,9 +141,11 @@ for spoil in ("resize", "set"):
                 tensors.clear()
                 at = iter(range(len(places)))
                 def n(value):
-                    return kind(value, spoil) if next(at) == place and (kind is Number or value == int(value)) else value
+                    chosen = next(at) == place and (kind is Number or value == int(value))
+                    return kind(value, spoil) if chosen else value
                 attempt(f"{spoil} {kind.__name__} {name} {place}", lambda: call(n))
-"""
+""",
+        MALLOC_MMAP_THRESHOLD_="65536",  # what is freed is unmapped at once, and read no more
     )
 
 
