@@ -190,6 +190,16 @@ class TestTraceOfModels:
         traced(x).square().mean().backward()
         assert all(p.grad is not None for p in model.parameters())
 
+    @pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "lprnet"])
+    def test_models_in_channels_last(self, name: str) -> None:
+        """LPRNet's pools too, which torch refuses to run in that format."""
+        stock, model, x = make_pair(name)
+        opswap.swap(model, memory_format=torch.channels_last)
+        with torch.no_grad():
+            traced = torch.jit.trace(model, (x,))
+        for given in (x, x.contiguous(memory_format=torch.channels_last)):
+            torch.testing.assert_close(traced(given), stock(x), rtol=1e-3, atol=1e-4)
+
     def test_scopes_name_the_modules(self) -> None:
         stock, model, x = make_pair("multi_branch")
         graphs = [torch.jit.trace(m, (x,)) for m in (model, stock)]

@@ -180,32 +180,21 @@ LOCAL(sum_strip)(const osw_norm_part *part, const LOCAL(strip) *strip, const osw
     }
 }
 
-/* The rows that fill no pattern are left to the tier below. */
-OSW_INLINE void
-LOCAL(rest_of_pixels)(const osw_norm *norm, const osw_norm_part *rest, osw_norm_id id)
-{
-    if (rest->begin < rest->end)
-        below[id](norm, rest);
-}
-
-OSW_INLINE void
-LOCAL(sum_pixels)(const osw_norm *norm, const osw_norm_part *part, const osw_mode mode,
+/* The rows that fill no pattern are left in `part`. */
+OSW_INLINE void LOCAL(sum_pixels)(const osw_norm *norm, osw_norm_part *part, const osw_mode mode,
                            const osw_activation activation)
 {
     const int64_t least = LOCAL(least_rows)(norm->channels);
-    osw_norm_part rest = *part;
     int64_t rows = LOCAL(pattern_rows)(norm->channels, part->end - part->begin);
-    for (; rest.end - rest.begin >= least; rows = least) {
+    for (; part->end - part->begin >= least; rows = least) {
         const int64_t pattern = rows * norm->channels;
         LOCAL(strip) strip;
         for (int64_t column = 0; column < pattern; column += STRIP) {
-            LOCAL(start_strip)(&strip, norm, &rest, column, rows, mode);
+            LOCAL(start_strip)(&strip, norm, part, column, rows, mode);
             LOCAL(sum_strip)(part, &strip, mode, activation);
         }
-        rest.begin = rest.end - (rest.end - rest.begin) % rows;
+        part->begin = part->end - (part->end - part->begin) % rows;
     }
-    const osw_norm_id id = mode == MOMENTS ? ID_OF(moments_pixels) : ID_OF(reduce_pixels);
-    LOCAL(rest_of_pixels)(norm, &rest, id);
 }
 
 /* Write `count` patterns of a strip, the first of which is number p. */
@@ -246,55 +235,86 @@ LOCAL(write_strip)(const LOCAL(strip) *strip, const bool stream, const osw_mode 
         LOCAL(write_patterns)(strip, p, 1, stream, mode, activation);
 }
 
-OSW_INLINE void
-LOCAL(write_pixels)(const osw_norm *norm, const osw_norm_part *part, const osw_mode mode,
+/* The rows that fill no pattern are left in `part`. */
+OSW_INLINE void LOCAL(write_pixels)(const osw_norm *norm, osw_norm_part *part, const osw_mode mode,
                              const osw_activation activation)
 {
     const int64_t least = LOCAL(least_rows)(norm->channels);
-    osw_norm_part rest = *part;
     int64_t rows = LOCAL(pattern_rows)(norm->channels, part->end - part->begin);
-    for (; rest.end - rest.begin >= least; rows = least) {
+    for (; part->end - part->begin >= least; rows = least) {
         const int64_t pattern = rows * norm->channels;
         LOCAL(strip) strip;
         for (int64_t column = 0; column < pattern; column += STRIP) {
-            LOCAL(start_strip)(&strip, norm, &rest, column, rows, mode);
+            LOCAL(start_strip)(&strip, norm, part, column, rows, mode);
             if (!is_lean(activation) && norm->stream && (uintptr_t)strip.to % VEC_BYTES == 0)
                 LOCAL(write_strip)(&strip, true, mode, activation);
             else
                 LOCAL(write_strip)(&strip, false, mode, activation);
         }
-        rest.begin = rest.end - (rest.end - rest.begin) % rows;
+        part->begin = part->end - (part->end - part->begin) % rows;
     }
     if (norm->stream)
         stream_fence();
-    const osw_norm_id id = mode == APPLY ? ID_OF(apply_pixels) : ID_OF(gradient_pixels);
-    LOCAL(rest_of_pixels)(norm, &rest, id);
 }
 
-static void KERNEL(moments_pixels)(const osw_norm *norm, const osw_norm_part *part)
+/* On their own: strips are gone from the stack when the tier below runs, and those of both
+ * gradients do not lie in one frame. */
+OSW_OUTLINE void LOCAL(moments_of_patterns)(const osw_norm *norm, osw_norm_part *part)
 {
     LOCAL(sum_pixels)(norm, part, MOMENTS, IDENTITY);
 }
 
-static void KERNEL(reduce_pixels)(const osw_norm *norm, const osw_norm_part *part)
-{
-    EACH_ACTIVATION(LOCAL(sum_pixels), REDUCE)
-}
+OSW_OUTLINE void LOCAL(reduce_patterns)(const osw_norm *norm,
+                                 osw_norm_part *part){EACH_ACTIVATION(
+    LOCAL(sum_pixels), REDUCE)}
 
-static void KERNEL(apply_pixels)(const osw_norm *norm,
-                         const osw_norm_part *part){EACH_ACTIVATION(
+OSW_OUTLINE void LOCAL(apply_patterns)(const osw_norm *norm,
+                                osw_norm_part *part){EACH_ACTIVATION(
     LOCAL(write_pixels), APPLY)}
 
-/* On its own, so that the variables of both gradients do not lie in one frame. */
-OSW_OUTLINE void LOCAL(scale_pixels)(const osw_norm *norm, const osw_norm_part *part)
+OSW_OUTLINE void LOCAL(scale_patterns)(const osw_norm *norm,
+                                osw_norm_part *part){EACH_ACTIVATION(
+    LOCAL(write_pixels), SCALED_GRADIENT)}
+
+OSW_OUTLINE void LOCAL(gradient_patterns)(const osw_norm *norm,
+                                   osw_norm_part *part){EACH_ACTIVATION(
+    LOCAL(write_pixels), GRADIENT)}
+
+/* The rows that fill no pattern are left to the tier below. */
+OSW_INLINE void LOCAL(
+    rest_of_pixels)(const osw_norm *norm, const osw_norm_part *rest, osw_norm_id id)
 {
-    EACH_ACTIVATION(LOCAL(write_pixels), SCALED_GRADIENT)
+    if (rest->begin < rest->end)
+        below[id](norm, rest);
+}
+
+static void KERNEL(moments_pixels)(const osw_norm *norm, const osw_norm_part *part)
+{
+    osw_norm_part rest = *part;
+    LOCAL(moments_of_patterns)(norm, &rest);
+    LOCAL(rest_of_pixels)(norm, &rest, ID_OF(moments_pixels));
+}
+
+static void KERNEL(reduce_pixels)(const osw_norm *norm, const osw_norm_part *part)
+{
+    osw_norm_part rest = *part;
+    LOCAL(reduce_patterns)(norm, &rest);
+    LOCAL(rest_of_pixels)(norm, &rest, ID_OF(reduce_pixels));
+}
+
+static void KERNEL(apply_pixels)(const osw_norm *norm, const osw_norm_part *part)
+{
+    osw_norm_part rest = *part;
+    LOCAL(apply_patterns)(norm, &rest);
+    LOCAL(rest_of_pixels)(norm, &rest, ID_OF(apply_pixels));
 }
 
 static void KERNEL(gradient_pixels)(const osw_norm *norm, const osw_norm_part *part)
 {
+    osw_norm_part rest = *part;
     if (norm->tilt)
-        EACH_ACTIVATION(LOCAL(write_pixels), GRADIENT)
+        LOCAL(gradient_patterns)(norm, &rest);
     else
-        LOCAL(scale_pixels)(norm, part);
+        LOCAL(scale_patterns)(norm, &rest);
+    LOCAL(rest_of_pixels)(norm, &rest, ID_OF(gradient_pixels));
 }

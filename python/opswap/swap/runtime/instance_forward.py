@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = [
     "Link",
@@ -101,13 +101,26 @@ class _Traced:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.forward = type(module).forward.__get__(module)
+        forward = type(module).forward.__get__(module)
+        self.forward = _of_dense(forward) if type(module) in _REFUSING else forward
 
     def __hash__(self) -> int:
         return hash(self.module)
 
     def __eq__(self, other: object) -> bool:
         return other is self.module
+
+
+# torch refuses a batch of images in channels_last here; opswap's kernels do not.
+_REFUSING = (nn.MaxPool3d,)
+
+
+def _of_dense(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(input: Any) -> Any:
+        is_batch = isinstance(input, Tensor) and input.dim() == 4
+        return forward(input.contiguous() if is_batch and not input.is_contiguous() else input)
+
+    return call
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
