@@ -97,6 +97,12 @@ static int check_sizes(const osw_call *call, osw_depthwise *d)
     return 0;
 }
 
+/* Whether images and outputs are of one pixel, which lie alike in both memory formats. */
+static bool is_one_pixel(const osw_depthwise *d)
+{
+    return d->height * d->width * d->out_height * d->out_width == 1;
+}
+
 static int check_others(const osw_call *call, const osw_depthwise *d)
 {
     const osw_tensor *bias = &call->tensors[BIAS], *dy = &call->tensors[GRAD_OUTPUT];
@@ -110,7 +116,7 @@ static int check_others(const osw_call *call, const osw_depthwise *d)
     if (call->plain && d->channels < FEWEST_CHANNELS)
         return osw_call_fail(call, INPUT, "has fewer channels than pay", d->channels,
                              FEWEST_CHANNELS);
-    if (call->plain && !osw_suggests_channels_last(&call->tensors[INPUT]))
+    if (call->plain && !osw_suggests_channels_last(&call->tensors[INPUT]) && !is_one_pixel(d))
         return osw_call_fail(call, INPUT, "has an output that torch makes contiguous", d->channels,
                              1);
     return 0;
@@ -135,7 +141,10 @@ static int make_output(osw_call *call)
 {
     const osw_depthwise *d = &((osw_depthwise_job *)call->job)->d;
     const int64_t size[] = {d->batch, d->channels, d->out_height, d->out_width};
-    return osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, true);
+    const osw_tensor *t = call->tensors;
+    const bool last = !is_one_pixel(d) || osw_suggests_channels_last(&t[INPUT]) ||
+                      osw_suggests_channels_last(&t[WEIGHT]);
+    return osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, last);
 }
 
 static int make_gradients(osw_call *call)

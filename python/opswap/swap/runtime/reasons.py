@@ -21,7 +21,7 @@ from .instance_forward import generated_forward, overridden, recipe_of, set_by_u
 from .lists import names_in
 from .outside import Outside, read
 from .plan_of import plan_of
-from .shown import shown
+from .shown import contiguous_images, shown
 from .snapshot import MISSING, Answers, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, names_of_tensors
 
@@ -393,6 +393,12 @@ def _pays(input: Any, planes: int, pixels: int, ndims: tuple[int, ...] | None = 
     return f"torch is faster on fewer than {needed} elements: the input has {input.numel()}" if few else ""
 
 
+def _fills(input: Tensor, in_training: bool = True) -> str:
+    return (
+        f"torch is faster on float64 and fewer than 8 channels in channels_last: the input is {shown(input)}"
+    )
+
+
 def _poolable(input: Any, ndims: Any = None) -> str:
     return f"no kernel for {shown(input)}"
 
@@ -403,8 +409,12 @@ _TOLD: dict[str, Callable[..., str]] = {
     "supported_norm": lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}",
     "on_cpu": lambda input: f"no kernel for {input.device.type}",
     "large_enough": _pays,
+    "fills_vectors": _fills,
     "plain": _poolable,
     "poolable": _poolable,
+    "takes_pixels": lambda module, input: contiguous_images(input),
+    "depthwise_able": lambda module, input: contiguous_images(input),
+    "conv_able": lambda module, input: contiguous_images(input),
     "unhooked": lambda *modules: GLOBAL_HOOKS,
     "not_slower": _wins,
 }
