@@ -403,12 +403,14 @@ class TestLPRNet:
     ("stock", "planes", "pixels"),
     [
         (nn.AvgPool2d(2), 1 << 14, 1 << 18),
+        (nn.AvgPool2d(2, 1), 1 << 14, 3 << 14),
+        (nn.AvgPool2d((4, 6), (2, 3)), 1 << 14, 3 << 14),
         (nn.AvgPool3d((1, 2, 2)), 1 << 14, 1 << 14),
         (nn.AdaptiveMaxPool2d(1), 1 << 15, 1 << 20),
         (nn.AdaptiveMaxPool2d(3), 1 << 15, 1 << 20),
         (Only(lambda x: x.amax((2, 3))), 1 << 18, 1 << 18),
     ],
-    ids=["avg2d", "avg3d", "global", "adaptive", "amax"],
+    ids=["avg2d", "overlapping", "oblong", "avg3d", "global", "adaptive", "amax"],
 )
 def test_small_inputs_stay_torchs(stock: nn.Module, planes: int, pixels: int) -> None:
     """Unless the rules for any size are asked for."""
@@ -422,6 +424,25 @@ def test_small_inputs_stay_torchs(stock: nn.Module, planes: int, pixels: int) ->
         opswap.reset_stats()
         swap(copy.deepcopy(stock))(torch.randn(IMAGE))
         assert kernels() == 1
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.AvgPool2d(2), lambda: nn.AvgPool2d(3, 1, 1), lambda: nn.MaxPool2d(2)]
+)
+@pytest.mark.parametrize(("channels", "dtype"), [(7, torch.float32), (64, torch.float64)])
+def test_pixels_that_fill_no_vector_stay_torchs(
+    make: Callable[[], nn.Module], channels: int, dtype: torch.dtype
+) -> None:
+    """In channels_last, where torch is faster in a step; not if they are planes, or of more channels."""
+    model = opswap.swap(make(), strict=True)
+    x = torch.randn(2, channels, 160, 160, dtype=dtype)
+    for images, calls in ((x.contiguous(memory_format=torch.channels_last), 0), (x, 1)):
+        opswap.reset_stats()
+        model(images.clone().requires_grad_())
+        assert kernels() == calls
+    opswap.reset_stats()
+    model(torch.randn(2, 8, 160, 160).contiguous(memory_format=torch.channels_last).requires_grad_())
+    assert kernels() == 1
 
 
 def test_amax_that_trains_is_taken_at_any_size() -> None:

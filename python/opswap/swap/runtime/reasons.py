@@ -365,6 +365,8 @@ def _covers(
             return f"an input has {t.dim()} dimensions: proven for {_listed(ndims)}"
         if t.dtype != first.dtype or t.device != first.device:
             return f"inputs differ: {shown(first)} and {shown(t)}"
+    if len(tensors) == 1 and 1 < groups == total:
+        return f"a shuffle of {total} groups of one channel moves nothing"
     if total % groups or (channels is not None and total not in channels):
         proven = f"multiples of {groups}" if channels is None else _listed(channels)
         return f"the inputs have {total} channels: proven for {proven}"
