@@ -9,7 +9,6 @@ contiguous planes of more than 256 pixels (bf16; 2048 for fp16) to wrong pixels.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -27,9 +26,29 @@ from .conditions import poolable, trains
 __all__ = ["OPTIONAL", "RULES", "fills_vectors", "large_enough"]
 
 
-def large_enough(input: Any, planes: int, pixels: int, ndims: tuple[int, ...] | None = None) -> bool:
-    """`poolable`, and of as many elements as a call costs: of `planes` if contiguous, in channels_last of `pixels`."""
-    return poolable(input, ndims) and input.numel() >= (planes if input.is_contiguous() else pixels)
+def large_enough(
+    input: Any,
+    planes: int,
+    pixels: int,
+    ndims: tuple[int, ...] | None = None,
+    window: tuple[tuple[int, int], ...] | None = None,
+) -> bool:
+    """`poolable`, and of as many elements as a call costs: of `planes` if contiguous, in channels_last of `pixels`.
+
+    Args: window: kernel_size, stride and padding of a pool. If its windows overlap, elements count as often as they are
+        read.
+    """
+    if not poolable(input, ndims):
+        return False
+    contiguous, elements = input.is_contiguous(), input.numel()
+    if elements >= (planes if contiguous else pixels):
+        return True
+    if window is None or contiguous or input.dim() != 4:
+        return False
+    reads = input.shape[0] * input.shape[1]
+    for size, kernel, stride, padding in zip(input.shape[2:], *window, strict=True):
+        reads *= kernel * ((size + 2 * padding - kernel) // max(stride, 1) + 1)
+    return reads > elements and reads >= _OVERLAPPING
 
 
 def fills_vectors(input: Tensor, in_training: bool = True) -> bool:
@@ -48,8 +67,8 @@ _PLANE = ({2, 3}, {-2, -1})
 # Elements of an input from which a step with our pool was measured faster than with torch's, whose call costs less:
 # in contiguous memory, and in channels_last.
 _AVERAGE = (1 << 14, 1 << 18)
-# The same in channels_last for windows that overlap, in elements read: 1.04 to 2.4 times as fast with AVX2 and AVX-512
-# (Zen 5, 3 x 3 and 5 x 5), 0.8 to 1.2 times with fewer; and from so many channels on, as vectors are not filled.
+# The same in channels_last for windows that overlap, in elements that they read: 1.1 to 2.4 times as fast with AVX2 and
+# AVX-512 (Zen 5, 3 x 3 and 5 x 5), 0.8 to 1.2 times with fewer.
 _OVERLAPPING = 3 << 16
 _ADAPTIVE = (1 << 15, 1 << 20)
 _INFERRED_AMAX = 1 << 18
@@ -91,15 +110,12 @@ def _find_pool(targets: Collection[Any], graph: Graph) -> Iterator[Region]:
     return _calls(graph, "call_function", targets)
 
 
-def _fewest_of_overlapping(arguments: Mapping[str, Any]) -> int:
-    """Elements of an input in channels_last from which an average pool is faster, by how often each is read."""
-    sides = arguments["kernel_size"], arguments.get("stride") or arguments["kernel_size"]
-    window, step = (math.prod(s) if _ints(s) and len(s) == 2 else s * s if _ints((s,)) else 0 for s in sides)
-    return _OVERLAPPING * step // window if 0 < step < window else _AVERAGE[1]
-
-
-def _ints(values: Any) -> bool:
-    return isinstance(values, (tuple, list)) and all(type(v) is int for v in values)
+def _window(arguments: Mapping[str, Any]) -> str:
+    """kernel_size, stride and padding of an average pool as text, each a pair of ints; "" if one is none."""
+    kernel, padding = arguments["kernel_size"], arguments.get("padding", 0)
+    pairs = [(v, v) if type(v) is int else v for v in (kernel, arguments.get("stride") or kernel, padding)]
+    known = all(isinstance(p, (tuple, list)) and [type(v) for v in p] == [int, int] for p in pairs)
+    return str(tuple(map(tuple, pairs))) if known else ""
 
 
 def _prove_pool(
@@ -116,8 +132,7 @@ def _prove_pool(
     """
     node = region.mixing
     arguments = _arguments(node, ours)
-    if sizes is _AVERAGE:
-        sizes = sizes[0], min(sizes[1], _fewest_of_overlapping(arguments))
+    window = _window(arguments) if sizes is _AVERAGE else ""
     if targets[node.target]:
         arguments["return_indices"] = True
     names = _names(region)
@@ -129,7 +144,8 @@ def _prove_pool(
     tests = (poolable, large_enough, fills_vectors, trains)
     condition = f"poolable({input})"
     if sizes is not None:
-        condition = f"large_enough({input}, {sizes[0]}, {sizes[1]}) and fills_vectors({input})"
+        limits = f"{sizes[0]}, {sizes[1]}" + f", window={window}" * bool(window)
+        condition = f"large_enough({input}, {limits}) and fills_vectors({input})"
     elif not optional:
         condition += f" and fills_vectors({input}, trains({input}))"
     return Replacement(condition, result, {f.__name__: f for f in (ours, *tests)})

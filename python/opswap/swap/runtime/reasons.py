@@ -387,7 +387,7 @@ def _wins(input: Tensor, losing: tuple[str, ...]) -> str:
     )
 
 
-def _pays(input: Any, planes: int, pixels: int, ndims: tuple[int, ...] | None = None) -> str:
+def _pays(input: Any, planes: int, pixels: int, ndims: Any = None, window: Any = None) -> str:
     if not isinstance(input, Tensor) or (ndims is not None and input.dim() not in ndims):
         return ""
     needed = planes if input.is_contiguous() else pixels
