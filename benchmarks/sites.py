@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Which of the operators that opswap replaces a network runs: seen by torch's profiler, without asking opswap."""
+"""Which of the operators that opswap replaces a network runs: seen by torch's profiler and in autograd's graph, without
+asking opswap."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 KINDS = (
     "batch norm",
@@ -19,22 +21,13 @@ KINDS = (
     "depthwise convolution",
 )
 
+# Nodes of autograd's graph, without the number behind their names.
 _ACTIVATIONS = {
-    *(
-        "relu",
-        "relu6",
-        "hardtanh",
-        "hardswish",
-        "silu",
-        "leaky_relu",
-        "elu",
-        "hardsigmoid",
-        "gelu",
-        "mish",
-        "sigmoid",
-    ),
-    *("softplus", "clamp", "clamp_min", "clamp_max"),
+    *("Relu", "Hardtanh", "Hardswish", "Silu", "LeakyRelu", "Elu", "Hardsigmoid", "Gelu", "Mish", "Sigmoid"),
+    *("Softplus", "Clamp", "ClampMin", "ClampMax"),
 }
+# torch's, opswap's, and a chain of opswap's, which may end with one.
+_NORMS = ("BatchNorm", "Chain")
 # Adaptive averages are left out: of a whole image, as networks use them, they are one pass in torch too.
 _POOLS = {
     *(
@@ -54,36 +47,47 @@ _SHUFFLES = {"channel_shuffle", "native_channel_shuffle"}
 def count_sites(step: Callable[[], Any]) -> Counter[str]:
     """How often a call runs each of `KINDS` in torch's own code; what opswap runs in their place is not counted.
 
-    Args: step: a forward in training mode. A dropout of probability 0 is not counted. An activation is "behind" a batch
-        norm, torch's or opswap's, if no other operator was called between them.
+    Args: step: a forward in training mode, which returns what a loss is computed from. A dropout of probability 0 does
+        not count. An activation counts if it reads the result of a batch norm, torch's or opswap's, as autograd's graph
+        shows.
     """
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
     ) as profile:
-        step()
+        result = step()
+    found = Counter({"activation after it": sum(map(_follows_norm, _graph_of(result)))})
     # The profiler also lists what an operator calls.
-    calls = [event for event in profile.events() if event.cpu_parent is None]
-    return _count(sorted(calls, key=lambda event: event.time_range.start))
+    calls = (event for event in profile.events() if event.cpu_parent is None)
+    kinds = (_kind(call.name, call.input_shapes, call.concrete_inputs) for call in calls)
+    found.update(kind for kind in kinds if kind)
+    return +found
 
 
-def _count(calls: Iterable[Any]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    before = ""
-    for call in calls:
-        space, _, name = call.name.partition("::")
-        name = name.rstrip("_") if space == "aten" else call.name
-        kind = _kind(name, call.input_shapes, call.concrete_inputs, before)
-        if kind:
-            found[kind] += 1
-        before = "batch norm" if "BatchNorm" in name else kind
+def _graph_of(result: Any) -> set[Any]:
+    """The nodes of autograd's graph behind the tensors of a result."""
+    stack = [t.grad_fn for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+    found: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += [before for before, _ in node.next_functions if before is not None]
     return found
 
 
-def _kind(name: str, shapes: list[Any], values: list[Any], before: str) -> str:
+def _follows_norm(node: Any) -> bool:
+    name, _, number = node.name().partition("Backward")
+    if name not in _ACTIVATIONS or not number.isdigit() or len(node._input_metadata[0].shape) != 4:
+        return False
+    before = node.next_functions[0][0]
+    return before is not None and any(norm in before.name() for norm in _NORMS)
+
+
+def _kind(name: str, shapes: list[Any], values: list[Any]) -> str:
+    space, _, name = name.partition("::")
+    name = name.rstrip("_") if space == "aten" else ""
     if name == "batch_norm" and len(shapes[0]) == 4:
         return "batch norm"
-    if name in _ACTIVATIONS:
-        return "activation after it" if before == "batch norm" else ""
     if name in _POOLS:
         return "pool"
     if name in _DROPOUTS:

@@ -39,6 +39,7 @@ HIDDEN_TIERS_OF = (
     "test_channels",
     "test_conv",
     "test_depthwise",
+    "test_depthwise_kernels",
     "test_dropout",
     "test_group_norm",
     "test_layer_norm",

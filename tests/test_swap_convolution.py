@@ -45,7 +45,7 @@ LEFT = [
     nn.Conv2d(6, 8, 3),
     nn.Conv2d(9, 9, 3, groups=3),
     nn.Conv2d(9, 18, 3, groups=9),
-    nn.Conv2d(9, 9, (3, 5), groups=9),
+    nn.Conv2d(9, 9, (3, 4), groups=9),
     nn.Conv2d(9, 9, 11, padding=5, groups=9),
     nn.Conv2d(9, 9, 3, 2, dilation=2, groups=9),
     nn.Conv2d(9, 9, 3, padding=1, padding_mode="reflect", groups=9),

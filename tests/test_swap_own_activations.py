@@ -128,12 +128,26 @@ class Calls(nn.Module):
         return self.act(x) + x if self.used_twice else self.act(x)
 
 
+class ActsFirst(nn.Module):
+    """A block that begins with the activation of what the block before it returns, as Xception's."""
+
+    def __init__(self, act: nn.Module, used_twice: bool = False) -> None:
+        super().__init__()
+        self.act, self.conv, self.used_twice = act, nn.Conv2d(6, 6, 1), used_twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(self.act(x))
+        return y + x if self.used_twice else y
+
+
 ENDS: dict[str, Callable[[], nn.Module]] = {
     "in a Sequential": lambda: nn.Sequential(ConvNorm(), nn.GELU()),
     "an Identity behind it": lambda: nn.Sequential(ConvNorm(nn.Identity()), nn.SiLU()),
     "in a forward": lambda: Calls(ConvNorm(), nn.Hardswish()),
     "a function": lambda: Calls(ConvNorm(), F.relu),
     "in place": lambda: Calls(ConvNorm(), nn.ReLU(inplace=True)),
+    "first in the next block": lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.ReLU())),
+    "first in the next block, in place": lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.ReLU(inplace=True))),
 }
 
 
@@ -150,6 +164,15 @@ def test_behind_a_block(kind: str) -> None:
     assert len(seen) == 1  # the block is called again
 
 
-def test_behind_a_block_used_elsewhere() -> None:
-    model = opswap.swap(Calls(ConvNorm(), nn.ReLU(), used_twice=True).train())
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Calls(ConvNorm(), nn.ReLU(), used_twice=True),
+        lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.ReLU(), used_twice=True)),
+        lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.Sigmoid())),
+    ],
+    ids=["in a forward", "in the next block", "slower"],
+)
+def test_behind_a_block_used_elsewhere(make: Callable[[], nn.Module]) -> None:
+    model = opswap.swap(make().train())
     assert "batch_norm_act" not in {s.rule for s in opswap.report(model).swapped}

@@ -424,6 +424,47 @@ def test_small_inputs_stay_torchs(stock: nn.Module, planes: int, pixels: int) ->
         assert kernels() == 1
 
 
+@pytest.mark.parametrize(
+    ("pool", "channels"),
+    [
+        (nn.AvgPool2d(3, 1, 1), 86),  # 2304 reads of 256 elements
+        (nn.AvgPool2d(2, 1), 219),  # 900
+        (nn.AvgPool2d((4, 6), (2, 3)), 293),  # 28 x 24
+        (nn.AvgPool2d(8, 4), 342),  # 576
+        (nn.AvgPool2d(16, 1), 1024),  # 256: they do not overlap
+        (nn.AvgPool2d(2), 1024),
+    ],
+    ids=str,
+)
+def test_overlapping_windows_count_what_they_read(pool: nn.Module, channels: int) -> None:
+    """In channels_last, of 16 x 16 pixels."""
+    model = opswap.swap(copy.deepcopy(pool), strict=True)
+    for c, calls in ((channels, 1), (channels - 1, 0)):
+        x = torch.randn(1, c, 16, 16).contiguous(memory_format=torch.channels_last)
+        opswap.reset_stats()
+        torch.testing.assert_close(model(x), pool(x))
+        assert kernels() == calls
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.AvgPool2d(2), lambda: nn.AvgPool2d(3, 1, 1), lambda: nn.MaxPool2d(2)]
+)
+@pytest.mark.parametrize(("channels", "dtype"), [(7, torch.float32), (64, torch.float64)])
+def test_pixels_that_fill_no_vector_stay_torchs(
+    make: Callable[[], nn.Module], channels: int, dtype: torch.dtype
+) -> None:
+    """In channels_last, where torch is faster in a step; not if they are planes, or of more channels."""
+    model = opswap.swap(make(), strict=True)
+    x = torch.randn(2, channels, 160, 160, dtype=dtype)
+    for images, calls in ((x.contiguous(memory_format=torch.channels_last), 0), (x, 1)):
+        opswap.reset_stats()
+        model(images.clone().requires_grad_())
+        assert kernels() == calls
+    opswap.reset_stats()
+    model(torch.randn(2, 8, 160, 160).contiguous(memory_format=torch.channels_last).requires_grad_())
+    assert kernels() == 1
+
+
 def test_amax_that_trains_is_taken_at_any_size() -> None:
     model = opswap.swap(Only(lambda x: x.amax((2, 3))))
     opswap.reset_stats()

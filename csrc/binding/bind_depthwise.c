@@ -59,6 +59,12 @@ static int check_dtypes(const osw_call *call, osw_depthwise_job *job)
     return osw_layer_check_dtypes(call, INPUT);
 }
 
+/* Whether so many rows or columns, with padding at both ends, are fewer than a window needs. */
+static bool misses(int64_t length, int64_t taps, int64_t padding, const osw_depthwise *d)
+{
+    return length + 2 * padding < (taps - 1) * d->dilation + 1;
+}
+
 /* Sizes from input and weight. */
 static int check_sizes(const osw_call *call, osw_depthwise *d)
 {
@@ -69,25 +75,32 @@ static int check_sizes(const osw_call *call, osw_depthwise *d)
     if (!osw_is_pixels(x))
         return osw_call_fail(call, INPUT, "must be channels_last", x->stride[1], 1);
     if (w->ndim != 4 || w->size[0] != d->channels || w->size[1] != 1 || !osw_is_dense(w, 0))
-        return osw_call_fail(call, WEIGHT, "must be (C, 1, k, k) and contiguous", w->size[0],
+        return osw_call_fail(call, WEIGHT, "must be (C, 1, kH, kW) and contiguous", w->size[0],
                              d->channels);
-    d->side = w->size[2];
-    if (w->size[3] != d->side || d->side < 3 || d->side > OSW_DEPTHWISE_MOST_SIDE ||
-        d->side % 2 == 0)
-        return osw_call_fail(call, WEIGHT, "must have 3 x 3, 5 x 5, 7 x 7 or 9 x 9 taps",
-                             w->size[3], d->side);
-    const int64_t window = (d->side - 1) * d->dilation + 1;
-    if (d->height + 2 * d->top < window || d->width + 2 * d->left < window)
+    d->tall = w->size[2], d->wide = w->size[3];
+    for (int i = 2; i < 4; i++)
+        if (!osw_depthwise_has_side(w->size[i]))
+            return osw_call_fail(call, WEIGHT, "must have sides of 1, 3, 5, 7 or 9 taps",
+                                 w->size[i], OSW_DEPTHWISE_MOST_SIDE);
+    if (d->tall * d->wide == 1)
+        return osw_call_fail(call, WEIGHT, "must have several taps", 1, 3);
+    if (misses(d->height, d->tall, d->top, d) || misses(d->width, d->wide, d->left, d))
         return osw_call_fail(call, INPUT, "with its padding is smaller than the window", d->height,
-                             window);
-    d->out_height = osw_depthwise_outputs(d, d->height, d->top);
-    d->out_width = osw_depthwise_outputs(d, d->width, d->left);
+                             (d->tall - 1) * d->dilation + 1);
+    d->out_height = osw_depthwise_outputs(d, d->tall, d->height, d->top);
+    d->out_width = osw_depthwise_outputs(d, d->wide, d->width, d->left);
     int64_t numel = x->itemsize; /* of output and grad_output, products of which follow */
     if (__builtin_mul_overflow(numel, d->batch * d->channels, &numel) ||
         __builtin_mul_overflow(numel, d->out_height, &numel) ||
         __builtin_mul_overflow(numel, d->out_width, &numel))
         return osw_call_fail(call, OUTPUT, "has too many elements, rows", d->out_height, INT32_MAX);
     return 0;
+}
+
+/* Whether images and outputs are of one pixel, which lie alike in both memory formats. */
+static bool is_one_pixel(const osw_depthwise *d)
+{
+    return d->height * d->width * d->out_height * d->out_width == 1;
 }
 
 static int check_others(const osw_call *call, const osw_depthwise *d)
@@ -103,7 +116,7 @@ static int check_others(const osw_call *call, const osw_depthwise *d)
     if (call->plain && d->channels < FEWEST_CHANNELS)
         return osw_call_fail(call, INPUT, "has fewer channels than pay", d->channels,
                              FEWEST_CHANNELS);
-    if (call->plain && !osw_suggests_channels_last(&call->tensors[INPUT]))
+    if (call->plain && !osw_suggests_channels_last(&call->tensors[INPUT]) && !is_one_pixel(d))
         return osw_call_fail(call, INPUT, "has an output that torch makes contiguous", d->channels,
                              1);
     return 0;
@@ -128,7 +141,10 @@ static int make_output(osw_call *call)
 {
     const osw_depthwise *d = &((osw_depthwise_job *)call->job)->d;
     const int64_t size[] = {d->batch, d->channels, d->out_height, d->out_width};
-    return osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, true);
+    const osw_tensor *t = call->tensors;
+    const bool last = !is_one_pixel(d) || osw_suggests_channels_last(&t[INPUT]) ||
+                      osw_suggests_channels_last(&t[WEIGHT]);
+    return osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, last);
 }
 
 static int make_gradients(osw_call *call)

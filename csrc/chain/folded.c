@@ -112,7 +112,7 @@ static void fold_stage(const osw_chain *chain, osw_chain_stage *s, const osw_cha
         link->norm.shift[o] = (float)(bias + (before - mean) * scale);
     }
     if (s->depthwise) {
-        const osw_depthwise d = {.channels = s->channels, .side = s->side};
+        const osw_depthwise d = {.channels = s->channels, .tall = s->side, .wide = s->side};
         osw_depthwise_pack_f32(&d, room, s->packed);
     } else {
         osw_chain_stage packed = *s;

@@ -207,7 +207,7 @@ static void pack(const osw_chain *chain, osw_chain_stage *s, bool backward,
                  const osw_chain_memory *memory)
 {
     if (s->depthwise) {
-        const osw_depthwise d = {.channels = s->channels, .side = s->side};
+        const osw_depthwise d = {.channels = s->channels, .tall = s->side, .wide = s->side};
         osw_depthwise_pack_f32(&d, s->weight, memory->packed);
         s->weight = memory->packed;
     } else {

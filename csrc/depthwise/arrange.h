@@ -12,7 +12,7 @@
 
 void LOCAL(osw_depthwise_pack)(const osw_depthwise *d, const ELEMENT *weight, ELEMENT *taps)
 {
-    const int64_t count = d->side * d->side;
+    const int64_t count = d->tall * d->wide;
     for (int64_t c = 0; c < d->channels; c++)
         for (int64_t t = 0; t < count; t++)
             taps[t * d->channels + c] = weight[c * count + t];
@@ -21,7 +21,7 @@ void LOCAL(osw_depthwise_pack)(const osw_depthwise *d, const ELEMENT *weight, EL
 void LOCAL(osw_depthwise_finish)(const osw_depthwise *d, int64_t count, const ELEMENT *sums,
                           double *totals, ELEMENT *grad_weight, ELEMENT *grad_bias)
 {
-    const int64_t taps = d->side * d->side, length = (taps + 1) * d->channels;
+    const int64_t taps = d->tall * d->wide, length = (taps + 1) * d->channels;
     memset(totals, 0, (size_t)length * sizeof *totals);
     for (int64_t i = 0; i < count; i++)
         for (int64_t k = 0; k < length; k++)

@@ -9,12 +9,12 @@
 #    include "core/each_float.h"
 #endif
 
-/* sums[side * side][c] += sum of grad_output[row][j][c] over j, or nothing */
+/* sums[tall * wide][c] += sum of grad_output[row][j][c] over j, or nothing */
 static void LOCAL(add_pixels)(const osw_depthwise *d, int64_t row, ELEMENT *sums)
 {
     const int64_t channels = d->channels;
     const ELEMENT *restrict dy = (const ELEMENT *)d->grad_output + row * d->out_width * channels;
-    ELEMENT *restrict to = sums + d->side * d->side * channels;
+    ELEMENT *restrict to = sums + d->tall * d->wide * channels;
     for (int64_t j = 0; d->sums_output && j < d->out_width; j++)
         for (int64_t c = 0; c < channels; c++)
             to[c] += dy[j * channels + c];

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /* Depthwise convolution of images whose channels come last: what every kernel of the family does.
  *
- * Every channel c has a window of its own, side x side taps w, `dilation` apart; u = r * dilation
+ * Every channel c has a window of its own, tall x wide taps w, `dilation` apart; u = r * dilation
  * and v = s * dilation are where tap (r, s) is in it:
  *
  *     forward      output[n][i][j][c] = bias[c] + sum of w[r][s][c] *
  *                      input[n][i * stride + u - top][j * stride + v - left][c] over r, s
  *     grad_input   grad_input[n][y][x][c] = sum of w[r][s][c] * grad_output[n][i][j][c]
  *                      over r, s, i, j with y = i * stride + u - top, x = j * stride + v - left
- *     grad_weight  sums[r * side + s][c] = sum of grad_output[n][i][j][c] *
+ *     grad_weight  sums[r * wide + s][c] = sum of grad_output[n][i][j][c] *
  *                      input[n][i * stride + u - top][j * stride + v - left][c] over n, i, j
- *                  sums[side * side][c] = sum of grad_output[n][i][j][c] over n, i, j
+ *                  sums[tall * wide][c] = sum of grad_output[n][i][j][c] over n, i, j
  *
  * A place outside of the image has no term: padding is not a zero, which an infinite tap would turn
  * into NaN. Sums are taken in the dtype; the order of their terms depends on the sizes and the tier
@@ -33,24 +33,31 @@ typedef struct osw_depthwise {
     int64_t width;
     int64_t out_height; /* of output and grad_output */
     int64_t out_width;
-    int64_t side;            /* 3, 5, 7 or 9 */
+    int64_t tall;            /* taps below each other: 1, 3, 5, 7 or 9 */
+    int64_t wide;            /* taps beside each other: the same */
     int64_t stride;          /* 1 or 2 */
     int64_t dilation;        /* 1 if the stride is 2 */
     int64_t top;             /* rows of padding above an image */
     int64_t left;            /* columns of padding to its left */
-    const void *taps;        /* [side][side][channels]; forward, grad_input */
+    const void *taps;        /* [tall][wide][channels]; forward, grad_input */
     const void *bias;        /* [channels], or NULL: none; forward */
     const void *input;       /* [batch][height][width][channels]; forward, grad_weight */
     void *output;            /* [batch][out_height][out_width][channels], written by forward */
     const void *grad_output; /* as output; grad_input, grad_weight */
     void *grad_input;        /* as input, written by grad_input */
-    bool sums_output;        /* grad_weight: also write sums[side * side], else it is 0 */
+    bool sums_output;        /* grad_weight: also write sums[tall * wide], else it is 0 */
 } osw_depthwise;
 
 /* Rows [begin, end) of all images, one image below the other: of the output (forward, grad_weight)
- * or of the input (grad_input). sums: [side * side + 1][channels], written by grad_weight; NULL for
+ * or of the input (grad_input). sums: [tall * wide + 1][channels], written by grad_weight; NULL for
  * the others. */
 typedef void osw_depthwise_fn(const osw_depthwise *d, int64_t begin, int64_t end, void *sums);
+
+/* Whether a window may have as many taps below or beside each other. */
+static inline bool osw_depthwise_has_side(int64_t taps)
+{
+    return taps >= 1 && taps % 2 == 1 && taps <= OSW_DEPTHWISE_MOST_SIDE;
+}
 
 /* The list of variants. X(operation, dtype) makes the numbers, the table and the list that tests
  * walk. */
@@ -80,10 +87,11 @@ bool osw_depthwise_leads(osw_isa isa);
 
 OSW_DECLARE_FILLS(osw_depthwise_fill, osw_depthwise_fn **table);
 
-/* Rows or columns of the output of a window over `length` of them and padding at both ends. */
-static inline int64_t osw_depthwise_outputs(const osw_depthwise *d, int64_t length, int64_t padding)
+/* Rows or columns of the output of `taps` over `length` of them and padding at both ends. */
+static inline int64_t osw_depthwise_outputs(const osw_depthwise *d, int64_t taps, int64_t length,
+                                            int64_t padding)
 {
-    return (length + 2 * padding - (d->side - 1) * d->dilation - 1) / d->stride + 1;
+    return (length + 2 * padding - (taps - 1) * d->dilation - 1) / d->stride + 1;
 }
 
 /* How the images are cut into chunks, each with sums of its own: by the sizes alone, so that no
@@ -104,8 +112,8 @@ int64_t osw_depthwise_first_row(const osw_depthwise *d, const osw_depthwise_chun
 void osw_depthwise_pack_f32(const osw_depthwise *d, const float *weight, float *taps);
 void osw_depthwise_pack_f64(const osw_depthwise *d, const double *weight, double *taps);
 
-/* The sums of `count` chunks, added in their order in double: grad_weight[c][t] for t below side *
- * side, grad_bias[c] for the last; either may be NULL. totals: room for the sums of one chunk. */
+/* The sums of `count` chunks, added in their order in double: grad_weight[c][t] for t below tall *
+ * wide, grad_bias[c] for the last; either may be NULL. totals: room for the sums of one chunk. */
 void osw_depthwise_finish_f32(const osw_depthwise *d, int64_t count, const float *sums,
                               double *totals, float *grad_weight, float *grad_bias);
 void osw_depthwise_finish_f64(const osw_depthwise *d, int64_t count, const double *sums,

@@ -43,7 +43,7 @@ typedef void LOCAL(strip_fn)(const LOCAL(strip) *s, int margin);
         if (margin == LOCAL(ANY))                                                                  \
             LOCAL(spread)(side, LOCAL(MOST_PIXELS), s);                                            \
         else if (margin)                                                                           \
-            LOCAL(spread)(side, (side) / 2, s);                                                    \
+            LOCAL(spread)(side, (side) > 1 ? (side) / 2 : 1, s);                                   \
         else                                                                                       \
             LOCAL(spread)(side, 0, s);                                                             \
     }
@@ -52,26 +52,29 @@ typedef void LOCAL(strip_fn)(const LOCAL(strip) *s, int margin);
     WINDOW(side, 2)                                                                                \
     FLIPPED(side, 7)                                                                               \
     FLIPPED(side, 4) FLIPPED(side, 2) FLIPPED(side, 1) SPREAD(side)
+SIDE(1)
 SIDE(3)
 SIDE(5)
 SIDE(7)
 SIDE(9)
 
-/* By side, (side - 3) / 2, then by stride and length. */
-enum { LOCAL(SIDES) = 4 };
+/* By side / 2, then by stride and length. */
+enum { LOCAL(SIDES) = 5 };
 typedef LOCAL(strip_fn) *const LOCAL(strips)[LOCAL(SIDES)][2][LOCAL(LENGTHS)];
 
 #define NAMES(kind, side, stride)                                                                  \
     {NAME(kind, side, stride, 7), NAME(kind, side, stride, 4), NAME(kind, side, stride, 2),        \
      NAME(kind, side, stride, 1)}
 #define STRIDES(kind, side) {NAMES(kind, side, 1), NAMES(kind, side, 2)}
-#define SIDES(kind)         {STRIDES(kind, 3), STRIDES(kind, 5), STRIDES(kind, 7), STRIDES(kind, 9)}
+#define SIDES(kind)                                                                                \
+    {STRIDES(kind, 1), STRIDES(kind, 3), STRIDES(kind, 5), STRIDES(kind, 7), STRIDES(kind, 9)}
 
 static LOCAL(strips) LOCAL(gathers) = SIDES(gather);
 static LOCAL(strips) LOCAL(correlates) = SIDES(correlate);
-static LOCAL(strip_fn) *const LOCAL(flippeds)[LOCAL(SIDES)][LOCAL(LENGTHS)] = {NAMES(flipped, 3, 1), NAMES(flipped, 5, 1),
-                                                   NAMES(flipped, 7, 1), NAMES(flipped, 9, 1)};
-static LOCAL(strip_fn) *const LOCAL(spreads)[LOCAL(SIDES)] = {LOCAL(spread_3), LOCAL(spread_5), LOCAL(spread_7),
+static LOCAL(strip_fn) *const LOCAL(flippeds)[LOCAL(SIDES)][LOCAL(LENGTHS)] = {NAMES(flipped, 1, 1), NAMES(flipped, 3, 1),
+                                                   NAMES(flipped, 5, 1), NAMES(flipped, 7, 1),
+                                                   NAMES(flipped, 9, 1)};
+static LOCAL(strip_fn) *const LOCAL(spreads)[LOCAL(SIDES)] = {LOCAL(spread_1), LOCAL(spread_3), LOCAL(spread_5), LOCAL(spread_7),
                                                 LOCAL(spread_9)};
 
 #undef NAME

@@ -8,11 +8,11 @@
 static inline bool osw_depthwise_holds(const osw_depthwise *d)
 {
     return d->batch >= 1 && d->channels >= 1 && d->height >= 1 && d->width >= 1 &&
-           d->out_height >= 1 && d->out_width >= 1 && d->side >= 3 && d->side % 2 == 1 &&
-           d->side <= OSW_DEPTHWISE_MOST_SIDE && d->dilation >= 1 &&
+           d->out_height >= 1 && d->out_width >= 1 && osw_depthwise_has_side(d->tall) &&
+           osw_depthwise_has_side(d->wide) && d->dilation >= 1 &&
            (d->stride == 1 || (d->stride == 2 && d->dilation == 1)) && d->top >= 0 &&
-           d->left >= 0 && d->out_height == osw_depthwise_outputs(d, d->height, d->top) &&
-           d->out_width == osw_depthwise_outputs(d, d->width, d->left);
+           d->left >= 0 && d->out_height == osw_depthwise_outputs(d, d->tall, d->height, d->top) &&
+           d->out_width == osw_depthwise_outputs(d, d->wide, d->width, d->left);
 }
 
 /* Rows [begin, end) of all images, which are `height` high. */

@@ -31,7 +31,7 @@ static bool LOCAL(leaves)(const osw_depthwise *d)
         return true;
 #ifdef OSW_LEAVES_SPLIT_LINES
     const bool splits = d->channels % VLANES != 0;
-    return splits && d->side == 3 && (d->stride == 1 || LOCAL( size_of)(d) < HUGE_BYTES);
+    return splits && d->tall * d->wide <= FEW_TAPS && (d->stride == 1 || LOCAL( size_of)(d) < HUGE_BYTES);
 #else
     return false;
 #endif
@@ -98,23 +98,50 @@ static void LOCAL(walk)(LOCAL(strip) *s,
     }
 }
 
-/* Walk a row whose pixel 0 has a window that begins at column `first`, which may be outside. With a
- * dilation d, pixels and columns d apart are a row and lines of their own. */
+/* Walk a row whose pixel 0 has a window that begins at column `first`, which may be outside. Pixels
+ * and columns `apart` from each other are a row and lines of their own. */
 static void LOCAL(walk_row)(const LOCAL(strip) *row,
-                            LOCAL(strip_fn) *const *strips, const osw_depthwise *d,
+                            LOCAL(strip_fn) *const *strips, int64_t side, int64_t apart,
                      int64_t stride, int64_t first, int64_t lines)
 {
-    for (int64_t phase = 0; phase < osw_min_int(d->dilation, row->row_length); phase++) {
+    const int64_t next = row->step / apart;
+    for (int64_t phase = 0; phase < osw_min_int(apart, row->row_length); phase++) {
         const int64_t begin = phase * stride + first;
-        const int64_t rest = (begin % d->dilation + d->dilation) % d->dilation;
+        const int64_t rest = (begin % apart + apart) % apart;
         LOCAL(strip) s = *row;
         s.asks = row->asks && phase == 0; /* for those of all phases */
-        s.row += phase * d->channels;
-        s.row_length = osw_ceil(row->row_length - phase, d->dilation);
-        s.columns = osw_ceil(osw_max_int(row->columns - rest, 0), d->dilation);
+        s.row += phase * next;
+        s.row_length = osw_ceil(row->row_length - phase, apart);
+        s.columns = osw_ceil(osw_max_int(row->columns - rest, 0), apart);
         for (int l = 0; l < s.lines; l++)
-            s.line[l].pixels += rest * d->channels;
-        LOCAL(walk)(&s, strips, d->side, stride, (begin - rest) / d->dilation, lines);
+            s.line[l].pixels += rest * next;
+        LOCAL(walk)(&s, strips, side, stride, (begin - rest) / apart, lines);
+    }
+}
+
+/* Walk rows [begin, end) of images down their columns, as many rows at a time as a strip is long:
+ * the columns of `from` are the lines, those of `to`, from row `begin` on, the rows. Row i of an
+ * image has a window that begins at row i + first. */
+static void LOCAL(walk_columns)(
+    LOCAL(strip) *s, LOCAL(strip_fn) *const *strips, const osw_depthwise *d,
+                         const ELEMENT *from, int64_t from_height, ELEMENT *to, int64_t to_height,
+                         int64_t first, int64_t begin, int64_t end)
+{
+    const int64_t most = LOCAL(lengths)[0] * d->dilation, channels = d->channels;
+    s->step = d->dilation * d->width * channels;
+    s->columns = from_height;
+    s->asks = false;
+    s->lines = 1;
+    int64_t stop;
+    for (int64_t row = begin; row < end; row = stop) {
+        const int64_t n = row / to_height, i = row % to_height;
+        stop = osw_min_int(osw_min_int(end, row + most), (n + 1) * to_height);
+        s->row_length = stop - row;
+        for (int64_t x = 0; x < d->width; x++) {
+            s->line[0] = (LOCAL(line)){from + (n * from_height * d->width + x) * channels, 0};
+            s->row = to + (row * d->width + x) * channels;
+            LOCAL(walk_row)(s, strips, d->tall, d->dilation, 1, i + first, 0);
+        }
     }
 }
 
@@ -123,13 +150,13 @@ static void LOCAL(find_input)(LOCAL(strip) *s, const osw_depthwise *d, int64_t r
 {
     const int64_t n = row / d->out_height, top = row % d->out_height * d->stride - d->top;
     s->lines = 0;
-    for (int64_t r = 0; r < d->side; r++) {
+    for (int64_t r = 0; r < d->tall; r++) {
         const int64_t y = top + r * d->dilation;
         if (y >= 0 && y < d->height)
             s->line[s->lines++] =
                 (LOCAL(
                     line)){(const ELEMENT *)d->input + (n * d->height + y) * d->width * d->channels,
-                       r * d->side * d->channels};
+                       r * d->wide * d->channels};
     }
 }
 
@@ -138,13 +165,13 @@ static void LOCAL(find_output)(LOCAL(strip) *s, const osw_depthwise *d, int64_t 
 {
     const int64_t n = row / d->height, y = row % d->height + d->top;
     s->lines = 0;
-    for (int64_t r = d->side - 1; r >= 0; r--) {
+    for (int64_t r = d->tall - 1; r >= 0; r--) {
         const int64_t below = y - r * d->dilation, i = below / d->stride;
         if (below >= 0 && below % d->stride == 0 && i < d->out_height)
             s->line[s->lines++] = (LOCAL(
                 line)){(const ELEMENT *)d->grad_output +
                                              (n * d->out_height + i) * d->out_width * d->channels,
-                                         r * d->side * d->channels};
+                                         r * d->wide * d->channels};
     }
 }
 
@@ -155,9 +182,9 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
         below[ID_OF(forward)](d, begin, end, sums);
         return;
     }
-    LOCAL(strip_fn) *const *strips = LOCAL(gathers)[(d->side - 3) / 2][d->stride - 1];
+    LOCAL(strip_fn) *const *strips = LOCAL(gathers)[strip_taps(d) / 2][d->stride - 1];
     struct LOCAL(strip) s = {.channels = d->channels,
-                      .step = d->dilation * d->channels,
+                      .step = columns_apart(d) * d->channels,
                       .asks = LOCAL(is_large)(d),
                       .line_step = d->width * d->channels,
                       .row_step = d->out_width * d->channels,
@@ -165,10 +192,16 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
                       .row_length = d->out_width,
                       .taps = d->taps,
                       .start = d->bias};
+    if (goes_down(d)) {
+        LOCAL(
+            walk_columns)(&s, strips, d, d->input, d->height, d->output, d->out_height, -d->top, begin,
+                     end);
+        return;
+    }
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_input)(&s, d, row);
         s.row = (ELEMENT *)d->output + row * d->out_width * d->channels;
-        LOCAL(walk_row)(&s, strips, d, d->stride, -d->left, d->stride);
+        LOCAL(walk_row)(&s, strips, d->wide, columns_apart(d), d->stride, -d->left, d->stride);
     }
 }
 
@@ -179,21 +212,27 @@ KERNEL(depthwise_grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end
         below[ID_OF(grad_weight)](d, begin, end, sums);
         return;
     }
-    memset(sums, 0, (size_t)((d->side * d->side + 1) * d->channels) * sizeof(ELEMENT));
-    LOCAL(strip_fn) *const *strips = LOCAL(correlates)[(d->side - 3) / 2][d->stride - 1];
+    memset(sums, 0, (size_t)((d->tall * d->wide + 1) * d->channels) * sizeof(ELEMENT));
+    LOCAL(strip_fn) *const *strips = LOCAL(correlates)[strip_taps(d) / 2][d->stride - 1];
     struct LOCAL(strip) s = {.channels = d->channels,
-                      .step = d->dilation * d->channels,
+                      .step = columns_apart(d) * d->channels,
                       .asks = LOCAL(is_large)(d),
                       .line_step = d->width * d->channels,
                       .row_step = d->out_width * d->channels,
                       .columns = d->width,
                       .row_length = d->out_width,
                       .sums = sums};
+    if (goes_down(d))
+        LOCAL(
+            walk_columns)(&s, strips, d, d->input, d->height, (ELEMENT *)d->grad_output, d->out_height,
+                     -d->top, begin, end);
     for (int64_t row = begin; row < end; row++) {
+        LOCAL(add_pixels)(d, row, sums);
+        if (goes_down(d))
+            continue;
         LOCAL(find_input)(&s, d, row);
         s.row = (ELEMENT *)d->grad_output + row * d->out_width * d->channels;
-        LOCAL(walk_row)(&s, strips, d, d->stride, -d->left, d->stride);
-        LOCAL(add_pixels)(d, row, sums);
+        LOCAL(walk_row)(&s, strips, d->wide, columns_apart(d), d->stride, -d->left, d->stride);
     }
 }
 
@@ -220,22 +259,29 @@ KERNEL(depthwise_grad_input)(const osw_depthwise *d, int64_t begin, int64_t end,
         below[ID_OF(grad_input)](d, begin, end, sums);
         return;
     }
-    LOCAL(strip_fn) *const *flippeds = LOCAL(flippeds)[(d->side - 3) / 2];
-    LOCAL(strip_fn) *const spread = LOCAL(spreads)[(d->side - 3) / 2];
+    LOCAL(strip_fn) *const *flippeds = LOCAL(flippeds)[strip_taps(d) / 2];
+    LOCAL(strip_fn) *const spread = LOCAL(spreads)[d->wide / 2];
     struct LOCAL(strip) s = {.channels = d->channels,
-                      .step = d->dilation * d->channels,
+                      .step = columns_apart(d) * d->channels,
                       .asks = LOCAL(is_large)(d),
                       .line_step = d->out_width * d->channels,
                       .row_step = d->width * d->channels,
                       .columns = d->out_width,
                       .row_length = d->width,
                       .taps = d->taps};
+    if (goes_down(d)) {
+        LOCAL(
+            walk_columns)(&s, flippeds, d, d->grad_output, d->out_height, d->grad_input, d->height,
+                     d->top - (d->tall - 1) * d->dilation, begin, end);
+        return;
+    }
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_output)(&s, d, row);
         s.row = (ELEMENT *)d->grad_input + row * d->width * d->channels;
         if (d->stride == 1)
-            LOCAL(walk_row)(&s, flippeds, d, 1, d->left - (d->side - 1) * d->dilation, 0);
+            LOCAL(walk_row)(&s, flippeds, d->wide, columns_apart(d), 1,
+                     d->left - (d->wide - 1) * d->dilation, 0);
         else
-            LOCAL(walk_pairs)(&s, spread, d->side, d->left);
+            LOCAL(walk_pairs)(&s, spread, d->wide, d->left);
     }
 }

@@ -17,7 +17,7 @@ static osw_depthwise_fn *kernel_of(const osw_depthwise_job *job, osw_depthwise_i
 /* Elements of the weight, and of the sums for weight and bias. */
 static int64_t taps_of(const osw_depthwise *d)
 {
-    return d->side * d->side * d->channels;
+    return d->tall * d->wide * d->channels;
 }
 
 static int64_t sums_of(const osw_depthwise *d)

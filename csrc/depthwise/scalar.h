@@ -45,8 +45,8 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
                 memcpy(y, d->bias, bytes);
             else
                 memset(y, 0, bytes);
-            for (int64_t t = 0; t < d->side * d->side; t++) {
-                const ELEMENT *x = LOCAL(under)(d, row, j, t / d->side, t % d->side);
+            for (int64_t t = 0; t < d->tall * d->wide; t++) {
+                const ELEMENT *x = LOCAL(under)(d, row, j, t / d->wide, t % d->wide);
                 if (x)
                     LOCAL(
                         add_products)(d->channels, x, (const ELEMENT *)d->taps + t * d->channels, y);
@@ -59,13 +59,13 @@ static void
 KERNEL(depthwise_grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
     ELEMENT *to = sums;
-    memset(to, 0, (size_t)((d->side * d->side + 1) * d->channels) * sizeof *to);
+    memset(to, 0, (size_t)((d->tall * d->wide + 1) * d->channels) * sizeof *to);
     for (int64_t row = begin; row < end; row++) {
         for (int64_t j = 0; j < d->out_width; j++) {
             const ELEMENT *dy =
                 (const ELEMENT *)d->grad_output + (row * d->out_width + j) * d->channels;
-            for (int64_t t = 0; t < d->side * d->side; t++) {
-                const ELEMENT *x = LOCAL(under)(d, row, j, t / d->side, t % d->side);
+            for (int64_t t = 0; t < d->tall * d->wide; t++) {
+                const ELEMENT *x = LOCAL(under)(d, row, j, t / d->wide, t % d->wide);
                 if (x)
                     LOCAL(add_products)(d->channels, x, dy, to + t * d->channels);
             }
@@ -90,8 +90,8 @@ KERNEL(depthwise_grad_input)(const osw_depthwise *d, int64_t begin, int64_t end,
         for (int64_t x = 0; x < d->width; x++) {
             ELEMENT *dx = (ELEMENT *)d->grad_input + (row * d->width + x) * d->channels;
             memset(dx, 0, (size_t)d->channels * sizeof *dx);
-            for (int64_t t = 0; t < d->side * d->side; t++) {
-                const int64_t r = t / d->side * d->dilation, s = t % d->side * d->dilation;
+            for (int64_t t = 0; t < d->tall * d->wide; t++) {
+                const int64_t r = t / d->wide * d->dilation, s = t % d->wide * d->dilation;
                 const int64_t i = LOCAL(reached)(y - r, d->stride, d->out_height);
                 const int64_t j = LOCAL(reached)(x + d->left - s, d->stride, d->out_width);
                 if (i < 0 || j < 0)

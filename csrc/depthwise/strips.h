@@ -17,7 +17,7 @@
 /* A row of an image, and where its taps are. */
 typedef struct LOCAL(line) {
     const ELEMENT *pixels; /* [columns][channels], columns `step` apart */
-    int64_t taps;          /* offset in [side][side][channels] */
+    int64_t taps;          /* offset in [tall][side][channels] */
 } LOCAL(line);
 
 typedef struct LOCAL(strip) {
@@ -30,9 +30,9 @@ typedef struct LOCAL(strip) {
     int64_t row_length;   /* of the row that the strip is a part of */
     int64_t place;        /* of the strip's first pixel in that row; spread: may be outside */
     ELEMENT *row;         /* [row_length][channels], `step` apart: written, by correlate read */
-    const ELEMENT *taps;  /* [side][side][channels]; gather, spread */
+    const ELEMENT *taps;  /* [tall][side][channels]; gather, spread */
     const ELEMENT *start; /* [channels], or NULL: zero; gather */
-    ELEMENT *sums;        /* [side][side][channels], written by correlate */
+    ELEMENT *sums;        /* [tall][side][channels], written by correlate */
     bool asks;            /* for the rows ahead */
     int lines;
     LOCAL(line) line[OSW_DEPTHWISE_MOST_SIDE];

@@ -39,20 +39,21 @@ static void do_units(const void *context, const void *table, int64_t begin, int6
 static osw_depthwise draw_window(const driver *d, int64_t channels)
 {
     osw_depthwise w = {.batch = 1 + driver_below(3), .channels = channels};
-    w.side = 3 + 2 * driver_below(4);
+    w.tall = 1 + 2 * driver_below(5);
+    w.wide = w.tall == 1 || driver_below(2) ? 3 + 2 * driver_below(4) : 1;
     w.stride = 1 + driver_below(2);
     w.dilation = w.stride == 1 && driver_below(3) == 0 ? 2 + driver_below(3) : 1;
-    const int64_t around = w.side / 2 * w.dilation, most = 2 * around + 1;
-    w.top = driver_below(2) ? around : driver_below(most);
-    w.left = driver_below(2) ? around : driver_below(most);
+    const int64_t above = w.tall / 2 * w.dilation, before = w.wide / 2 * w.dilation;
+    w.top = driver_below(2) ? above : driver_below(2 * above + 2);
+    w.left = driver_below(2) ? before : driver_below(2 * before + 2);
     w.height = d->timed ? 56 : 1 + driver_below(9);
     w.width = d->timed ? 56 : 1 + driver_below(23);
-    while (w.height + 2 * w.top < most)
+    while (w.height + 2 * w.top < 2 * above + 1)
         w.height++;
-    while (w.width + 2 * w.left < most)
+    while (w.width + 2 * w.left < 2 * before + 1)
         w.width++;
-    w.out_height = osw_depthwise_outputs(&w, w.height, w.top);
-    w.out_width = osw_depthwise_outputs(&w, w.width, w.left);
+    w.out_height = osw_depthwise_outputs(&w, w.tall, w.height, w.top);
+    w.out_width = osw_depthwise_outputs(&w, w.wide, w.width, w.left);
     return w;
 }
 
@@ -61,15 +62,15 @@ static void check_one(driver *d, const char *name, osw_depthwise_id id, driver_t
 {
     job j = {.id = id, .depthwise = draw_window(d, channels)};
     osw_depthwise *w = &j.depthwise;
-    const int64_t taps = w->side * w->side, rows = w->batch * w->out_height;
+    const int64_t taps = w->tall * w->wide, rows = w->batch * w->out_height;
     const int64_t inputs = w->batch * w->height * w->width * channels;
     const int64_t outputs = rows * w->out_width * channels;
     driver_case(d, name,
-                "batch %lld, channels %lld, %lld x %lld, window %lld, stride %lld, "
+                "batch %lld, channels %lld, %lld x %lld, window %lld x %lld, stride %lld, "
                 "dilation %lld, padding %lld x %lld",
                 (long long)w->batch, (long long)channels, (long long)w->height, (long long)w->width,
-                (long long)w->side, (long long)w->stride, (long long)w->dilation, (long long)w->top,
-                (long long)w->left);
+                (long long)w->tall, (long long)w->wide, (long long)w->stride,
+                (long long)w->dilation, (long long)w->top, (long long)w->left);
     int64_t units = rows;
     if (id < OSW_DEPTHWISE_grad_input_f32) {
         w->taps = driver_input(d, type, taps * channels);

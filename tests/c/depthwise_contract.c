@@ -8,7 +8,8 @@
     X(NOTHING)                                                                                     \
     X(BATCH)                                                                                       \
     X(CHANNELS)                                                                                    \
-    X(SIDE) X(STRIDE) X(TOP) X(LEFT) X(OUT_HEIGHT) X(OUT_WIDTH) X(DTYPE) X(DILATION)               \
+    X(TALL)                                                                                        \
+    X(WIDE) X(STRIDE) X(TOP) X(LEFT) X(OUT_HEIGHT) X(OUT_WIDTH) X(DTYPE) X(DILATION)               \
         X(DILATION_OF_A_STRIDE) X(LARGE_SIDE) X(BATCH_OF_A_RUN)
 enum { BREACHES(DRIVER_BREACH_ID) };
 enum { WIDTH = 2, HEIGHT = 9 };
@@ -23,7 +24,8 @@ static void call(int breach)
               .channels = breach == CHANNELS ? 0 : WIDTH,
               .height = HEIGHT,
               .width = HEIGHT,
-              .side = breach == SIDE         ? 4
+              .tall = breach == TALL ? 4 : 3,
+              .wide = breach == WIDE         ? 0
                       : breach == LARGE_SIDE ? 11
                                              : 3,
               .stride = breach == STRIDE                 ? 3
@@ -40,8 +42,8 @@ static void call(int breach)
         .weight = weight,
     };
     osw_depthwise *d = &job.d;
-    d->out_height = osw_depthwise_outputs(d, HEIGHT, d->top) + (breach == OUT_HEIGHT);
-    d->out_width = osw_depthwise_outputs(d, HEIGHT, d->left) + (breach == OUT_WIDTH);
+    d->out_height = osw_depthwise_outputs(d, d->tall, HEIGHT, d->top) + (breach == OUT_HEIGHT);
+    d->out_width = osw_depthwise_outputs(d, d->wide, HEIGHT, d->left) + (breach == OUT_WIDTH);
     char *const room = malloc(osw_depthwise_plan(&job, false, calls));
     d->batch -= breach == BATCH_OF_A_RUN;
     osw_depthwise_forward(&job, room);

@@ -39,7 +39,7 @@ static void add_term(const whole *w, const term *t)
     const osw_depthwise *d = &job->d;
     const int64_t output =
         ((t->n * d->out_height + t->i) * d->out_width + t->j) * d->channels + t->c;
-    const int64_t tap = (t->c * d->side + t->r) * d->side + t->s, input = input_at(d, t);
+    const int64_t tap = (t->c * d->tall + t->r) * d->wide + t->s, input = input_at(d, t);
     const double dy = w->backward ? driver_value(w->type, d->grad_output, output) : 0;
     const double weight = driver_value(w->type, job->weight, tap);
     if (t->r + t->s == 0 && w->backward)
@@ -69,13 +69,13 @@ static void run_plainly(const whole *w)
     term t;
     clear(w, d->output, d->batch * d->out_height * d->out_width * d->channels);
     clear(w, d->grad_input, d->batch * d->height * d->width * d->channels);
-    clear(w, job->grad_weight, d->side * d->side * d->channels);
+    clear(w, job->grad_weight, d->tall * d->wide * d->channels);
     clear(w, job->grad_bias, d->channels);
     for (t.n = 0; t.n < d->batch; t.n++)
         for (t.i = 0; t.i < d->out_height; t.i++)
             for (t.j = 0; t.j < d->out_width; t.j++)
-                for (t.r = 0; t.r < d->side; t.r++)
-                    for (t.s = 0; t.s < d->side; t.s++)
+                for (t.r = 0; t.r < d->tall; t.r++)
+                    for (t.s = 0; t.s < d->wide; t.s++)
                         for (t.c = 0; t.c < d->channels; t.c++)
                             add_term(w, &t);
 }
@@ -108,7 +108,7 @@ static void make_tensors(driver *d, whole *w)
     osw_depthwise *c = &w->job.d;
     const int64_t inputs = c->batch * c->height * c->width * c->channels;
     const int64_t outputs = c->batch * c->out_height * c->out_width * c->channels;
-    const int64_t taps = c->side * c->side * c->channels;
+    const int64_t taps = c->tall * c->wide * c->channels;
     w->job.weight = driver_input(d, w->type, taps);
     c->input = driver_input(d, w->type, inputs);
     if (!w->backward) {
@@ -130,12 +130,12 @@ void driver_depthwise_run(driver *d, osw_depthwise (*draw)(const driver *d, int6
         w.job.dtype = i % 2 ? OSW_F64 : OSW_F32;
         w.job.d = draw(d, 1 + driver_below(40));
         const osw_depthwise *c = &w.job.d;
-        driver_case(
-            d, w.backward ? "backward" : "forward",
-            "%s, batch %lld, channels %lld, %lld x %lld, window %lld, stride %lld, dilation %lld",
-            i % 2 ? "f64" : "f32", (long long)c->batch, (long long)c->channels,
-            (long long)c->height, (long long)c->width, (long long)c->side, (long long)c->stride,
-            (long long)c->dilation);
+        driver_case(d, w.backward ? "backward" : "forward",
+                    "%s, batch %lld, channels %lld, %lld x %lld, window %lld x %lld, stride %lld, "
+                    "dilation %lld",
+                    i % 2 ? "f64" : "f32", (long long)c->batch, (long long)c->channels,
+                    (long long)c->height, (long long)c->width, (long long)c->tall,
+                    (long long)c->wide, (long long)c->stride, (long long)c->dilation);
         make_tensors(d, &w);
         driver_run(d, run_whole, &w, 1);
     }

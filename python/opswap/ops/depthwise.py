@@ -80,7 +80,7 @@ _operator = ConvolutionOperator(
     _core.plain_depthwise_backward,
 )
 _DTYPES = (torch.float32, torch.float64)
-_TAPS = ((3, 3), (5, 5), (7, 7), (9, 9))
+_SIDES = (1, 3, 5, 7, 9)
 
 
 def _kernel_backward(
@@ -122,7 +122,9 @@ def _is_recorded(input: Any, weight: Any, stride: Any, padding: Any, dilation: A
 
 def takes_window(taps: Any, stride: Any, dilation: Any) -> bool:
     """True if the kernels have this window. Args: taps: (kH, kW); a module may hold anything that a user assigned."""
-    if not isinstance(taps, (tuple, list)) or tuple(taps) not in _TAPS:
+    if not isinstance(taps, (tuple, list)) or len(taps) != 2 or tuple(taps) == (1, 1):
+        return False
+    if taps[0] not in _SIDES or taps[1] not in _SIDES:
         return False
     if stride in (2, (2, 2), [2, 2]):
         return dilation in (1, (1, 1), [1, 1])
@@ -191,7 +193,7 @@ def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
 def _is_slower(input: Tensor, weight: Tensor, stride: Pair) -> bool:
     """True for windows of 7 x 7 and more with a stride if no gradient is needed: torch's forward takes 0.77 to 0.92 of
     the time of the kernel's, its gradients 2.4 to 4.4 times."""
-    if weight.shape[-1] < 7 or stride in (1, (1, 1)):
+    if max(weight.shape[2:]) < 7 or stride in (1, (1, 1)):
         return False
     return not (_grad_enabled() and (input.requires_grad or weight.requires_grad))
 
@@ -238,7 +240,7 @@ def depthwise_conv2d(
     Args:
         input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least,
             if the tier in use is avx2 or avx512. A slice of more channels is copied first, as torch's convolution does.
-        weight: (C, 1, kH, kW). The kernels support 3 x 3, 5 x 5, 7 x 7 and 9 x 9.
+        weight: (C, 1, kH, kW). The kernels support 1, 3, 5, 7 and 9 in each direction, but not 1 x 1.
         bias: (C,), or None.
         stride: the kernels support 1 and 2, the same in both directions.
         padding: of zeros, any; or "same" or "valid".

@@ -11,8 +11,9 @@ from torch import nn
 
 from .capture.paths import Capture
 from .capture.tracer import class_name
+from .planning.changes import guarded
 from .planning.planned import all_paths
-from .planning.planner import Plan, guarded
+from .planning.planner import Plan
 from .report import Planned
 from .rewriting.code import Recipe, install, make_record, restore, write, write_whole
 from .runtime.guards import Record

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Depthwise convolutions at the shapes of ShuffleNetV2 x1.0, ConvNeXt, EdgeNeXt and LR-ASPP, against torch's own in
-channels_last.
+"""Depthwise convolutions at the shapes of ShuffleNetV2 x1.0, ConvNeXt, EdgeNeXt, LR-ASPP, GhostNetV2 and InceptionNeXt,
+against torch's own in channels_last.
 
 A forward records its graph; a backward gives the gradients of input and weight, a "step" is both. A payload is half of
 what a kernel must move: input and output forward; both, their gradients and no output backward.
@@ -22,8 +22,8 @@ __all__ = ["cases"]
 
 Step = Callable[[], tuple[Tensor, ...]]
 
-# Channels, height and width, side, stride, dilation.
-_SHAPES = (
+# Channels, height and width, side or sides, stride, dilation.
+_SHAPES: tuple[tuple[int, int, int | tuple[int, int], int, int], ...] = (
     (24, 56, 3, 2, 1),
     (58, 56, 3, 2, 1),
     (58, 28, 3, 1, 1),
@@ -40,6 +40,14 @@ _SHAPES = (
     (160, 14, 9, 1, 1),
     (672, 14, 5, 1, 2),
     (96, 28, 3, 1, 2),
+    (72, 28, (1, 5), 1, 1),
+    (72, 28, (5, 1), 1, 1),
+    (240, 14, (1, 5), 1, 1),
+    (240, 14, (5, 1), 1, 1),
+    (480, 7, (1, 5), 1, 1),
+    (480, 7, (5, 1), 1, 1),
+    (40, 56, (1, 9), 1, 1),
+    (40, 56, (9, 1), 1, 1),
 )
 _DIRECTIONS = ("inference", "forward", "backward", "step")
 # Of the largest value: sums of up to some 25,000 terms.
@@ -48,14 +56,16 @@ _TOLERANCE = 1e-4
 
 def cases(batch: int) -> Iterator[Case]:
     """Every shape in float32 in all directions."""
-    for channels, size, side, stride, dilation in _SHAPES:
+    for channels, size, sides, stride, dilation in _SHAPES:
         shape = (batch, channels, size, size)
+        taps = (sides, sides) if isinstance(sides, int) else sides
+        side = sides if isinstance(sides, int) else "x".join(map(str, sides))
         text = f"{','.join(map(str, shape))} k{side} s{stride}" + f" d{dilation}" * (dilation > 1)
         inputs, outputs = torch.Size(shape).numel(), batch * channels * (-(-size // stride)) ** 2
         moved = {"inference": inputs + outputs, "backward": 2 * inputs + outputs}
         moved |= {"forward": moved["inference"], "step": sum(moved.values())}
         for direction in _DIRECTIONS:
-            build = partial(_build, shape, side, stride, dilation, direction)
+            build = partial(_build, shape, taps, stride, dilation, direction)
             payload = moved[direction] * torch.float32.itemsize // 2
             yield Case(
                 "depthwise_conv2d",
@@ -69,11 +79,13 @@ def cases(batch: int) -> Iterator[Case]:
             )
 
 
-def _build(shape: tuple[int, ...], side: int, stride: int, dilation: int, direction: str) -> dict[str, Step]:
+def _build(
+    shape: tuple[int, ...], taps: tuple[int, int], stride: int, dilation: int, direction: str
+) -> dict[str, Step]:
     x = torch.randn(shape).contiguous(memory_format=torch.channels_last).requires_grad_()
-    weight = torch.randn(shape[1], 1, side, side).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(shape[1], 1, *taps).contiguous(memory_format=torch.channels_last)
     leaves = (x, weight.requires_grad_())
-    window = (None, stride, side // 2 * dilation, dilation)
+    window = (None, stride, tuple(k // 2 * dilation for k in taps), dilation)
     forms = {
         "torch": lambda: T.conv2d(*leaves, *window, shape[1]),
         "opswap": lambda: F.depthwise_conv2d(*leaves, *window),

@@ -15,7 +15,7 @@ from opswap._torch import lookup_backend
 
 from ..api import select_rules
 from ..graph.metadata import drop_unused_facts
-from ..planning.planner import Change, apply_rules
+from ..planning.changes import Change, apply_rules
 from ..report import Report, Site
 from ..rewriting.code import replace_region
 from ..rule import Region

@@ -61,7 +61,7 @@ def returns_tensor(module: nn.Module) -> bool:
 
 
 def escape_or_write(source: Node, outputs: Iterable[Node]) -> str:
-    """The node that may write to the memory of source, or through which outputs leave the graph; or "".
+    """The node behind source that may write to its memory, or through which outputs leave the graph; or "".
 
     outputs: views of source, the last of its users that count as such.
     """
@@ -71,6 +71,8 @@ def escape_or_write(source: Node, outputs: Iterable[Node]) -> str:
     leaving = _sharing_after(outputs, kinds)
     position = {node: i for i, node in enumerate(source.graph.nodes)}
     for node in sorted({u for n in shared for u in n.users}, key=position.__getitem__):
+        if position[node] <= position[source]:
+            continue
         if node.op == "output":
             if leaving.intersection(node.all_input_nodes):
                 return "the caller"

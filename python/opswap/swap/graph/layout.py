@@ -19,6 +19,7 @@ __all__ = [
     "asks_for_place",
     "is_flat",
     "is_flat_call",
+    "is_view_or_copy",
     "last_of",
     "needs_layout",
 ]
@@ -64,12 +65,20 @@ def _keeps_layout(node: Node) -> bool:
     return known and not is_flat(last_of(node.meta["module"]))
 
 
+def _name(node: Node) -> str:
+    if node.op == "call_module":
+        return "flatten" if type(node.meta["module"]) is nn.Flatten else ""
+    return getattr(node.target, "__name__", node.target) if node.op.startswith("call") else ""
+
+
+def is_view_or_copy(node: Node) -> bool:
+    """True for a call of which the layout of its tensor decides whether it returns a view or a copy."""
+    return _name(node) in _VIEW_OR_COPY
+
+
 def needs_layout(node: Node) -> bool:
     """True for a call that may fail, or give something else, if its tensor is not contiguous."""
-    if node.op == "call_module":
-        name = "flatten" if type(node.meta["module"]) is nn.Flatten else ""
-    else:
-        name = getattr(node.target, "__name__", node.target) if node.op.startswith("call") else ""
+    name = _name(node)
     if name in _VIEW_OR_COPY:
         base = subject(node)
         return isinstance(base, Node) and seen_apart(node, base)

@@ -10,7 +10,14 @@ from torch import fx, nn
 from ..graph.calls import graph_kinds
 from ..rules.activation import SLOWER, activation, activation_of
 
-__all__ = ["continues", "cuts_its_input", "is_continuation", "joins_its_output", "last_module"]
+__all__ = [
+    "begins_with_activation",
+    "continues",
+    "cuts_its_input",
+    "is_continuation",
+    "joins_its_output",
+    "last_module",
+]
 
 
 def cuts_its_input(graph: fx.Graph) -> bool:
@@ -44,6 +51,13 @@ def is_continuation(node: fx.Node, called: Collection[type]) -> bool:
     if node.op == "call_module" and type(node.meta["module"]) in called:
         return True
     return bool(called) and activation(node) not in (None, *SLOWER)
+
+
+def begins_with_activation(graph: fx.Graph, called: Collection[type]) -> bool:
+    """True if an activation, which a rule may join with what comes before, is all that reads the forward's input."""
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    users = [u for n in inputs for u in n.users]
+    return bool(called) and len(inputs) == len(users) == 1 and activation(users[0]) not in (None, *SLOWER)
 
 
 def last_module(graph: fx.Graph) -> nn.Module | None:

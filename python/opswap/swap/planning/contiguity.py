@@ -9,6 +9,7 @@ the two, its weights decide as well: in a model whose weights are in channels_la
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -19,11 +20,11 @@ from torch.fx import Graph, Node
 from opswap.ops._layout import suggest_memory_format
 
 from ..graph.calls import subject
-from ..graph.layout import CONVOLUTION_CLASSES, is_flat, is_flat_call, last_of, needs_layout
+from ..graph.layout import CONVOLUTION_CLASSES, is_flat, is_flat_call, is_view_or_copy, last_of, needs_layout
 from ..rule import Region, Replacement
 from ..rules.conditions import CONVOLUTIONS
 
-__all__ = ["Contiguity", "contiguity_of", "meant_for_channels_last", "restricted"]
+__all__ = ["Contiguity", "calls_convolution", "contiguity_of", "meant_for_channels_last", "restricted"]
 
 
 def meant_for_channels_last(module: nn.Module) -> bool:
@@ -46,9 +47,15 @@ class Contiguity(enum.IntEnum):
     ALWAYS = 2
 
 
-def contiguity_of(graph: Graph, whole: bool) -> Contiguity:
-    """What one captured forward needs. Args: whole: it is the model's own, whose arguments no shuffle made."""
-    asked = (_before(subject(n), whole) for n in graph.nodes if needs_layout(n))
+def contiguity_of(graph: Graph, whole: bool, replaced: Iterable[Node] = ()) -> Contiguity:
+    """What one captured forward needs.
+
+    Args:
+        whole: it is the model's own, whose arguments no shuffle made.
+        replaced: nodes of shuffles, whose rule has shown that code may get a new tensor in place of a view.
+    """
+    moved = {n for n in replaced if is_view_or_copy(n)}
+    asked = (_before(subject(n), whole) for n in graph.nodes if n not in moved and needs_layout(n))
     return max(asked, default=Contiguity.NONE)
 
 
@@ -103,6 +110,11 @@ def restricted(
         names["meant_for_channels_last"] = meant_for_channels_last
         region = replace(region, modules=(*region.modules, witness))
     return region, replace(replacement, condition=f"{replacement.condition} and {condition}", names=names)
+
+
+def calls_convolution(graph: Graph) -> bool:
+    """True if the graph calls a module with a convolution in it, of which the weights show the memory format."""
+    return _witness(graph) is not None
 
 
 def _witness(graph: Graph) -> Node | None:

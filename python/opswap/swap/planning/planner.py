@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,28 +18,26 @@ from ..capture.shell import Shell
 from ..capture.tracer import class_name
 from ..report import Report, Site
 from ..rewriting.code import passed_by
-from ..rule import UNPROBED, Refusal, Region, Shapes
-from ..rules import Replacement, Rule
+from ..rule import UNPROBED
+from ..rules import Rule
 from ..rules.activation import is_activation
-from ..rules.conditions import on_cpu
 from ..runtime.guards import hooked
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
-from .block_ends import continues, cuts_its_input, is_continuation, joins_its_output, last_module
-from .contiguity import Contiguity, contiguity_of, restricted
+from .block_ends import (
+    begins_with_activation,
+    continues,
+    cuts_its_input,
+    is_continuation,
+    joins_its_output,
+    last_module,
+)
+from .changes import Change, apply_rules, without_kernel
+from .contiguity import Contiguity, calls_convolution, contiguity_of, restricted
 from .gains import gain
 from .seen_inside import SEEN_INSIDE, seen_inside
 
-__all__ = ["Change", "ModuleReplacement", "Plan", "apply_rules", "guarded", "in_order", "make_plan"]
-
-
-@dataclass
-class Change:
-    """One proven rewrite in a capture; `site` is relative to the captured module."""
-
-    region: Region
-    replacement: Replacement
-    site: Site
+__all__ = ["ModuleReplacement", "Plan", "in_order", "make_plan"]
 
 
 @dataclass
@@ -49,6 +47,10 @@ class Path:
     capture: Capture
     changes: list[Change] = field(default_factory=list)
     refused: list[Site] = field(default_factory=list)
+
+    def shuffled(self) -> list[fx.Node]:
+        """What is replaced by a call that keeps the memory format."""
+        return [n for c in self.changes if c.replacement.contiguous for n in c.region.nodes]
 
 
 @dataclass
@@ -166,8 +168,8 @@ class _Planner:
 
     def _respect_layout(self) -> None:
         """Restrict replacements that keep channels_last, if code of the model needs contiguous tensors."""
-        captures = [p.capture for m in self.known.values() for p in m.paths]
-        asked = [contiguity_of(c.graph, c.root is self.model) for c in captures]
+        paths = [p for m in self.known.values() for p in m.paths]
+        asked = [contiguity_of(p.capture.graph, p.capture.root is self.model, p.shuffled()) for p in paths]
         unknown = [
             m for m, path in self.paths.items() if path in {s.path for s in self.kept} and _may_view(m)
         ]
@@ -209,7 +211,7 @@ class _Planner:
             if rule is None or module in compiled:
                 continue
             reason = (
-                _without_kernel(rule, self._devices(module))
+                without_kernel(rule, self._devices(module))
                 or declined
                 or _unsupported(module)
                 or (SEEN_INSIDE if module in seen else "")
@@ -335,6 +337,17 @@ class _Planner:
                 yield from known.opened if known is not None else ()
             elif _is_sequential(module) and continues(after, self.called):
                 yield from self._down_to_end(child)
+            elif _is_sequential(module) and (begun := self._begins_with_activation(after)):
+                ended = self._down_to_end(child)
+                yield from (*ended, *begun) if ended else ()
+
+    def _begins_with_activation(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
+        """The block and what is opened in it, if all that reads its input is an activation; () if not."""
+        known = self.known.get(module) if module is not None else None
+        if known is None or hooked(known.root) or len(known.paths) != 1:
+            return ()
+        begins = begins_with_activation(known.paths[0].capture.graph, self.called)
+        return (known.root, *known.opened) if begins else ()
 
     def _is_activation(self, known: _Module) -> bool:
         """True for the user's own module of an activation, which a rule can join with the normalisation before it."""
@@ -350,12 +363,15 @@ class _Planner:
             yield from (modules, *members)
 
     def _is_new(self, found: _Module, change: Change) -> bool:
-        """True if no smaller module holds the whole of it and was rewritten for it."""
+        """True if no smaller module holds all of it and was rewritten for it, with convolutions if these decide."""
         common = _common_path([n.meta["owner"] for n in change.region.nodes])
         module = found.root.get_submodule(common)
         holder = self.known.get(module)
         if module is found.root or holder is None or not holder.changes:
             return True
+        if self.contiguity is Contiguity.BEFORE_CONVOLUTIONS and change.replacement.contiguous:
+            weights = not any(calls_convolution(p.capture.graph) for p in holder.paths)
+            return (weights and calls_convolution(change.region.anchor.graph)) or _copies_itself(module)
         return _copies_itself(module)
 
     def _apply_rules(self, found: Path) -> None:
@@ -371,56 +387,6 @@ class _Planner:
             if found:
                 return found
         return set()
-
-
-def _without_kernel(rule: Rule, devices: Collection[str]) -> str:
-    """Why a rule is not applied on any of these devices, or "". Without a device it is left to the condition."""
-    apart = rule.devices and devices and not set(rule.devices).intersection(devices)
-    return f"no kernel for {', '.join(sorted(devices))}" if apart else ""
-
-
-def guarded(rule: Rule, replacement: Replacement, path: str = "") -> Replacement:
-    """The replacement with the condition that its tensor is on a device of the rule, which may change after a swap."""
-    replacement = replace(replacement, label=f"{rule.name} | {path}")
-    if not rule.devices:
-        return replacement
-    if rule.devices == ("cpu",):
-        test, names = "on_cpu(x0)", {"on_cpu": on_cpu}
-    else:
-        test, names = f"x0.device.type in {rule.devices}", {}
-    condition = f"{replacement.condition} and {test}"
-    return replace(replacement, condition=condition, names={**replacement.names, **names})
-
-
-def apply_rules(
-    rules: Sequence[Rule], graph: fx.Graph, shapes: Shapes, devices: Callable[[Region], Collection[str]]
-) -> tuple[list[Change], list[Site]]:
-    """What the rules, in their order, replace in a graph, and what they looked at and refused.
-
-    Args: devices: types of the devices on which a region runs; without any, its condition decides.
-    """
-    changes: list[Change] = []
-    taken: set[fx.Node] = set()
-    refused: dict[fx.Node, list[tuple[Refusal, Site]]] = {}
-    for rule in rules:
-        for region in rule.find(graph):
-            if not taken.isdisjoint(region.nodes):
-                continue
-            meta = region.mixing.meta
-            path = region.anchor.target if region.anchor.op == "call_module" else meta["owner"]
-            site = Site(path, rule.name, meta["source"], rule.exact, gain=gain(rule.name))
-            try:
-                replacement = rule.prove(region, shapes)
-                problem = region.problem or _without_kernel(rule, devices(region))
-                if problem:
-                    raise Refusal(problem)
-            except Refusal as refusal:
-                refused.setdefault(region.mixing, []).append((refusal, site))
-                continue
-            taken.update(region.nodes)
-            changes.append(Change(region, guarded(rule, replacement, path), site))
-    told = [_told(tries) for node, tries in refused.items() if node not in taken]
-    return changes, [site for site in told if site is not None]
 
 
 def _with_advice(site: Site) -> Site:
@@ -442,13 +408,6 @@ def _common_path(paths: Sequence[str]) -> str:
             break
         common.append(names[0])
     return ".".join(common)
-
-
-def _told(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
-    """The refusal to report: what the code does; else why the largest region could not be run."""
-    shown = [(refusal, site) for refusal, site in tries if refusal.executed and refusal.report]
-    refusal, site = (shown or tries)[0]
-    return None if refusal.executed and not refusal.report else replace(site, reason=str(refusal), gain=None)
 
 
 def _may_view(module: nn.Module) -> bool:

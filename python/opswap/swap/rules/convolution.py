@@ -31,7 +31,7 @@ _DENSE = Replacement(
 )
 
 
-WINDOWS = "the kernels support 3x3, 5x5, 7x7 and 9x9"
+WINDOWS = "the kernels support 1, 3, 5, 7 and 9 taps per direction"
 
 
 def large(size: int) -> str:

@@ -21,7 +21,7 @@ from .instance_forward import generated_forward, overridden, recipe_of, set_by_u
 from .lists import names_in
 from .outside import Outside, read
 from .plan_of import plan_of
-from .shown import shown
+from .shown import contiguous_images, shown
 from .snapshot import MISSING, Answers, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, names_of_tensors
 
@@ -365,6 +365,8 @@ def _covers(
             return f"an input has {t.dim()} dimensions: proven for {_listed(ndims)}"
         if t.dtype != first.dtype or t.device != first.device:
             return f"inputs differ: {shown(first)} and {shown(t)}"
+    if len(tensors) == 1 and 1 < groups == total:
+        return f"a shuffle of {total} groups of one channel moves nothing"
     if total % groups or (channels is not None and total not in channels):
         proven = f"multiples of {groups}" if channels is None else _listed(channels)
         return f"the inputs have {total} channels: proven for {proven}"
@@ -385,12 +387,18 @@ def _wins(input: Tensor, losing: tuple[str, ...]) -> str:
     )
 
 
-def _pays(input: Any, planes: int, pixels: int, ndims: tuple[int, ...] | None = None) -> str:
+def _pays(input: Any, planes: int, pixels: int, ndims: Any = None, window: Any = None) -> str:
     if not isinstance(input, Tensor) or (ndims is not None and input.dim() not in ndims):
         return ""
     needed = planes if input.is_contiguous() else pixels
     few = input.numel() < needed
     return f"torch is faster on fewer than {needed} elements: the input has {input.numel()}" if few else ""
+
+
+def _fills(input: Tensor, in_training: bool = True) -> str:
+    return (
+        f"torch is faster on float64 and fewer than 8 channels in channels_last: the input is {shown(input)}"
+    )
 
 
 def _poolable(input: Any, ndims: Any = None) -> str:
@@ -403,8 +411,12 @@ _TOLD: dict[str, Callable[..., str]] = {
     "supported_norm": lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}",
     "on_cpu": lambda input: f"no kernel for {input.device.type}",
     "large_enough": _pays,
+    "fills_vectors": _fills,
     "plain": _poolable,
     "poolable": _poolable,
+    "takes_pixels": lambda module, input: contiguous_images(input),
+    "depthwise_able": lambda module, input: contiguous_images(input),
+    "conv_able": lambda module, input: contiguous_images(input),
     "unhooked": lambda *modules: GLOBAL_HOOKS,
     "not_slower": _wins,
 }

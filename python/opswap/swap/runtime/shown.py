@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["shown"]
+__all__ = ["contiguous_images", "shown"]
 
 _SHORT = 80
 
@@ -25,6 +25,15 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)} tensors"
     text = " ".join(repr(value).split())
     return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."
+
+
+def contiguous_images(input: Any) -> str:
+    """That kernels for channels_last did not run because of the format of this input, or ""."""
+    if not isinstance(input, Tensor) or input.dim() != 4 or not input.is_contiguous():
+        return ""
+    if input.is_contiguous(memory_format=torch.channels_last):
+        return ""
+    return f"the kernels support channels_last: the input is {shown(input)}, contiguous"
 
 
 def _format(tensor: Tensor) -> str:

@@ -91,7 +91,11 @@ def _limits(inputs: list[str], shuffle: Shuffle) -> str:
 
 
 def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
-    """With one group a shuffle is the identity: the input itself is returned unless something later writes to it."""
+    """With one group a shuffle is the identity: the input itself is returned unless something later writes to it.
+
+    If something does, the result is a view of a contiguous input, as torch's. Of another one `contiguous()` makes a
+    copy, which keeps the format here.
+    """
     seen = [shapes[region.source]] if region.source in shapes else []
     shuffle = prove_shuffle(region, seen)
     if shuffle.groups > 1:
@@ -102,9 +106,11 @@ def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
         return Replacement(condition, "x0", {"within_proof": within_proof}, "x0.is_contiguous()")
     if not shuffle.views:
         raise Refusal(f"it copies its input, and {writer} may write to the copy")
-    return Replacement(
-        f"{condition} and x0.is_contiguous()", "x0.view_as(x0)", {"within_proof": within_proof}
-    )
+    contiguous, names = "x0.is_contiguous()", {"within_proof": within_proof}
+    if any(operation(n) == "contiguous" for n in region.nodes) and not asks_for_layout(region.outputs):
+        result = f"x0.view_as(x0) if {contiguous} else x0.clone()"
+        return Replacement(condition, result, names, contiguous)
+    return Replacement(f"{condition} and {contiguous}", "x0.view_as(x0)", names)
 
 
 def _shuffled(x: Tensor) -> Tensor:
