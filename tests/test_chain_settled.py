@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 import opswap
 from opswap import _core
 from opswap.nn.frozen import FROZEN, Frozen, Parts
-from opswap.nn.seal import seal
+from opswap.nn.seal import seal, seal_forward
 
 LAST = torch.channels_last
 pytestmark = [
@@ -268,12 +268,25 @@ def test_what_are_no_seals(wrong: object) -> None:
         assert _core.unaltered((nn.ReLU(),), (wrong,)) is False
 
 
+@pytest.mark.parametrize("number", [0, -1, 2, 99, 2**70, "1", None, 1.0])
+def test_seals_with_wrong_numbers(number: object) -> None:
+    net = nn.Sequential(nn.ReLU())
+    (cls, kinds, names, values), *below = seal_forward(net)
+    assert _core.unaltered((net,), ((cls, kinds, names, values), *below))
+    wrong = tuple(("0", number) if k == "_modules" else v for k, v in zip(names, values, strict=True))
+    assert not _core.unaltered((net,), ((cls, kinds, names, wrong), *below))
+    assert not _core.unaltered((net,), ((cls, kinds, names, values),))
+    assert not _core.unaltered((net,), ((cls, kinds, names, values), *below, *below))
+    assert not _core.unaltered((), ((cls, kinds, names, values),))
+
+
 def test_seals_of_other_modules() -> None:
     assert _core.unaltered((nn.ReLU(),), (SEAL,))
     assert seal(nn.ReLU())[1] is SEAL[1]
     assert not _core.unaltered((nn.ReLU(inplace=True),), (SEAL,))
     assert not _core.unaltered((nn.ReLU6(),), (SEAL,))
     assert not _core.unaltered((nn.ReLU(), nn.ReLU()), (SEAL,))
+    assert not _core.unaltered((nn.ReLU(),), (SEAL, SEAL))
     assert not _core.unaltered((object(),), (SEAL,))
     for wrong in ([[], ()], [(), []], [()], [(), (), ()]):
         with pytest.raises(TypeError):

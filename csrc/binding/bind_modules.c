@@ -12,33 +12,48 @@
 enum { CLASS, KINDS, NAMES, VALUES, SEAL_SIZE };
 
 /* What an entry is compared with: its value; nothing; an empty dictionary; a dictionary of these
- * names and values, one after the other; of these names and seals of modules, or None. */
+ * names and values, one after the other; of these names and the numbers of seals, or None. */
 enum { SAME = 'v', ANY = 'a', EMPTY = 'e', TENSORS = 't', MODULES = 'm' };
 
-static int is_sealed(PyObject *module, PyObject *seal);
+/* The modules of all seals; NULL: not found yet. A seal comes before those below it. */
+typedef struct osw_modules {
+    PyObject **at; /* borrowed */
+    Py_ssize_t current, count;
+} osw_modules;
 
-/* Whether the dictionary holds these names and values, or modules of these seals. */
-static int holds(PyObject *dict, PyObject *pairs, bool of_modules)
+/* Whether a module may stand for the seal of this number, which is compared later. */
+static bool is_below(osw_modules *modules, PyObject *module, PyObject *number)
+{
+    const Py_ssize_t i = PyLong_Check(number) ? PyLong_AsSsize_t(number) : -1;
+    if (i <= modules->current || i >= modules->count) {
+        PyErr_Clear();
+        return false;
+    }
+    modules->at[i] = module;
+    return true;
+}
+
+/* Whether the dictionary holds these names and values; `below`: modules of these seals. */
+static bool holds(PyObject *dict, PyObject *pairs, osw_modules *below)
 {
     if (!PyDict_Check(dict) || !PyTuple_Check(pairs))
-        return 0;
+        return false;
     if (2 * PyDict_Size(dict) != PyTuple_Size(pairs))
-        return 0;
+        return false;
     PyObject *name, *value;
-    int same = 1;
-    for (Py_ssize_t place = 0, i = 0; same == 1 && PyDict_Next(dict, &place, &name, &value);
-         i += 2) {
+    bool same = true;
+    for (Py_ssize_t place = 0, i = 0; same && PyDict_Next(dict, &place, &name, &value); i += 2) {
         PyObject *expected = PyTuple_GetItem(pairs, i + 1);
         same = name == PyTuple_GetItem(pairs, i);
-        if (same && of_modules && expected != Py_None)
-            same = is_sealed(value, expected);
+        if (same && below && expected != Py_None)
+            same = is_below(below, value, expected);
         else if (same)
             same = value == expected;
     }
     return same;
 }
 
-static int is_as(PyObject *value, char kind, PyObject *expected)
+static bool is_as(PyObject *value, char kind, PyObject *expected, osw_modules *modules)
 {
     switch (kind) {
     case SAME:
@@ -46,10 +61,11 @@ static int is_as(PyObject *value, char kind, PyObject *expected)
     case EMPTY:
         return PyDict_Check(value) && PyDict_Size(value) == 0;
     case TENSORS:
+        return holds(value, expected, NULL);
     case MODULES:
-        return holds(value, expected, kind == MODULES);
+        return holds(value, expected, modules);
     default:
-        return 0;
+        return false;
     }
 }
 
@@ -67,35 +83,36 @@ static Py_ssize_t entries_of(PyObject *seal)
     return fits ? count : 0;
 }
 
-static int has_entries(PyObject *dict, PyObject *seal, Py_ssize_t count)
+static bool has_entries(PyObject *dict, PyObject *seal, Py_ssize_t count, osw_modules *modules)
 {
     const char *kinds = PyBytes_AsString(PyTuple_GetItem(seal, KINDS));
     PyObject *names = PyTuple_GetItem(seal, NAMES), *values = PyTuple_GetItem(seal, VALUES);
-    int same = PyDict_Size(dict) == count;
+    bool same = PyDict_Size(dict) == count;
     PyObject *name, *value;
-    for (Py_ssize_t place = 0, i = 0; same == 1 && PyDict_Next(dict, &place, &name, &value); i++) {
+    for (Py_ssize_t place = 0, i = 0; same && PyDict_Next(dict, &place, &name, &value); i++) {
         if (name != PyTuple_GetItem(names, i))
-            same = 0;
+            same = false;
         else if (kinds[i] != ANY)
-            same = is_as(value, kinds[i], PyTuple_GetItem(values, i));
+            same = is_as(value, kinds[i], PyTuple_GetItem(values, i), modules);
     }
     return same;
 }
 
 /* 1, 0, or -1 with an exception set. */
-static int is_sealed(PyObject *module, PyObject *seal)
+static int is_sealed(osw_modules *modules, PyObject *seal)
 {
+    PyObject *module = modules->at[modules->current];
     const Py_ssize_t count = entries_of(seal);
     if (count == 0) {
         PyErr_SetString(PyExc_TypeError, "unaltered: a seal does not have the parts of one");
         return -1;
     }
-    if ((PyObject *)Py_TYPE(module) != PyTuple_GetItem(seal, CLASS))
+    if (!module || (PyObject *)Py_TYPE(module) != PyTuple_GetItem(seal, CLASS))
         return 0;
     PyObject *dict = PyObject_GenericGetDict(module, NULL);
     if (!dict)
         return -1;
-    const int same = has_entries(dict, seal, count);
+    const bool same = has_entries(dict, seal, count, modules);
     Py_DECREF(dict);
     return same;
 }
@@ -106,15 +123,26 @@ OSW_ENTRY(unaltered)
         PyErr_SetString(PyExc_TypeError, "unaltered: expected two tuples, of modules and of seals");
         return NULL;
     }
-    const Py_ssize_t count = PyTuple_Size(args[0]);
-    int same = count == PyTuple_Size(args[1]);
-    for (Py_ssize_t i = 0; same == 1 && i < count; i++)
-        same = is_sealed(PyTuple_GetItem(args[0], i), PyTuple_GetItem(args[1], i));
+    const Py_ssize_t given = PyTuple_Size(args[0]);
+    osw_modules modules = {.count = PyTuple_Size(args[1])};
+    if (given > modules.count)
+        Py_RETURN_FALSE;
+    modules.at = PyMem_Calloc((size_t)modules.count + 1, sizeof *modules.at);
+    if (!modules.at)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < given; i++)
+        modules.at[i] = PyTuple_GetItem(args[0], i);
+    int same = 1;
+    for (; same == 1 && modules.current < modules.count; modules.current++)
+        same = is_sealed(&modules, PyTuple_GetItem(args[1], modules.current));
+    PyMem_Free(modules.at);
     return same < 0 ? NULL : PyBool_FromLong(same);
 }
 
 PyMethodDef osw_modules_methods[] = {
-    OSW_ENTRY_LINE(unaltered, "unaltered(modules, seals, /)\n--\n\n"
-                              "True if every module still holds the objects that its seal lists."),
+    OSW_ENTRY_LINE(unaltered,
+                   "unaltered(modules, seals, /)\n--\n\n"
+                   "True if every module, and the modules below it of the seals that follow, "
+                   "still hold the objects that their seals list."),
     {NULL, NULL, 0, NULL},
 };

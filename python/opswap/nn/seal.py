@@ -28,6 +28,7 @@ _ANY = frozenset(vars(nn.Module())) - {*_EMPTY, *_TENSORS, "_modules", "training
     "opswap_code",
 }
 _PADDING = "_reversed_padding_repeated_twice"  # a list; zeros are padded without it
+_MOST_MODULES = 4096
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, torch.memory_format)
 
 
@@ -41,21 +42,27 @@ def seal(module: nn.Module) -> Seal | None:
     Neither a module nor a method of one is held: a cycle would keep the model alive.
     Returns: None if an attribute is neither torch's own nor a plain value, or if the forward is the user's.
     """
-    return _seal(module, hooks=True, below=False)
+    return _seal(module, True, None)
 
 
-def seal_forward(module: nn.Module) -> Seal | None:
+def seal_forward(module: nn.Module) -> tuple[Seal, ...] | None:
     """What decides about a run of the module's forward: the module without its hooks, and all modules below it.
 
-    Returns: as `seal`.
+    Returns: as `seal`, the module's seal first; None also if a module is below itself.
     """
-    try:
-        return _seal(module, hooks=False, below=True)
-    except RecursionError:  # a module below itself
-        return None
+    modules, seals = [module], []
+    for i, m in enumerate(modules):  # which grows meanwhile
+        if i > _MOST_MODULES:
+            return None
+        made = _seal(m, i > 0, modules)
+        if made is None:
+            return None
+        seals.append(made)
+    return tuple(seals)
 
 
-def _seal(module: nn.Module, hooks: bool, below: bool) -> Seal | None:
+def _seal(module: nn.Module, hooks: bool, modules: list[nn.Module] | None) -> Seal | None:
+    """modules: those that have a seal; the children are added."""
     entries = vars(module)
     kinds, values = [], []
     for name, value in entries.items():
@@ -67,9 +74,7 @@ def _seal(module: nn.Module, hooks: bool, below: bool) -> Seal | None:
         elif name in _TENSORS:
             kind, held = "t", _flat(value)
         elif name == "_modules":
-            kind, held = ("m", _of_children(value)) if below else ("a", None)
-            if below and held is None:
-                return None
+            kind, held = ("a", None) if modules is None else ("m", _number(value, modules))
         elif _is_plain(value) or (name in ("forward", _FORWARD) and value is entries.get(_FORWARD)):
             kind, held = "v", value
         else:
@@ -81,17 +86,21 @@ def _seal(module: nn.Module, hooks: bool, below: bool) -> Seal | None:
     return type(module), *_shared("".join(kinds).encode(), tuple(entries)), tuple(values)
 
 
-@lru_cache(maxsize=256)
-def _shared(kinds: bytes, names: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
-    """The same objects for all modules of a kind: they are in the caches then."""
-    return kinds, names
+def _number(children: dict[str, nn.Module | None], modules: list[nn.Module]) -> tuple[Any, ...]:
+    """Names and numbers of children, a new number for each: a module may be there twice."""
+    numbers: dict[str, int | None] = {}
+    for name, child in children.items():
+        numbers[name] = None if child is None else len(modules)
+        if child is not None:
+            modules.append(child)
+    return _flat(numbers)
 
 
 def _flat(entries: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(x for pair in entries.items() for x in pair)
 
 
-def _of_children(children: dict[str, nn.Module | None]) -> tuple[Any, ...] | None:
-    seals = {name: None if m is None else _seal(m, True, True) for name, m in children.items()}
-    lost = any(seals[name] is None and m is not None for name, m in children.items())
-    return None if lost else _flat(seals)
+@lru_cache(maxsize=256)
+def _shared(kinds: bytes, names: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
+    """The same objects for all modules of a kind: they are in the caches then."""
+    return kinds, names

@@ -48,7 +48,7 @@ class _Plan:
     """
 
     recording: Recording
-    seal: tuple[Seal]
+    seals: tuple[Seal, ...]
     constants: tuple[tuple[type, str, Any], ...]
     outside: Outside
     weights: tuple[Tensor, ...]
@@ -57,7 +57,7 @@ class _Plan:
 
     def folded(self, module: nn.Module) -> list[Tensor | None] | None:
         """The folded weights, if everything is as it was."""
-        if not _core.unaltered((module,), self.seal) or written(self.weights) != self.writes:
+        if not _core.unaltered((module,), self.seals) or written(self.weights) != self.writes:
             return None
         for cls, name, value in self.constants:
             now = getattr(cls, name, MISSING)
@@ -159,7 +159,7 @@ def _plan(module: nn.Module, args: tuple[Any, ...]) -> _Plan:
     weights = tuple(w for f in facts if f is not None for w in f[1])
     return _Plan(
         recording,
-        (held,),
+        held,
         tuple(_constants(states)),
         join(vars(m)["_opswap_record"].outside for m in modules if "_opswap_record" in vars(m)),
         weights,
