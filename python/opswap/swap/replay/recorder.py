@@ -26,85 +26,22 @@ __all__ = ["NotRecordedError", "Recording", "record", "tensors_in"]
 
 # What code reads of a tensor that is the same for all tensors of its kind.
 _READ = frozenset(
-    [
-        *(
-            "shape",
-            "dtype",
-            "device",
-            "layout",
-            "ndim",
-            "size",
-            "dim",
-            "ndimension",
-            "stride",
-            "numel",
-            "nelement",
-        ),
-        *("is_cpu", "is_cuda", "is_quantized", "is_sparse", "is_meta", "is_mkldnn", "is_nested"),
-        *(
-            "is_contiguous",
-            "is_inference",
-            "is_floating_point",
-            "is_complex",
-            "is_conj",
-            "is_neg",
-            "is_pinned",
-        ),
-        *("_version", "data_ptr", "element_size", "get_device", "storage_offset", "__len__"),
-    ]
+    " ".join(
+        (
+            "shape dtype device layout ndim size dim ndimension stride numel nelement storage_offset element_size",
+            "is_cpu is_cuda is_quantized is_sparse is_meta is_mkldnn is_nested is_contiguous is_inference is_conj is_neg",
+            "is_floating_point is_complex is_pinned _version data_ptr get_device __len__",
+        )
+    ).split()
 )
+_OPERATORS = (
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __neg__ __getitem__ __matmul__",
+    "matmul bmm linear softmax log_softmax layer_norm group_norm instance_norm normalize pad expand repeat t flip roll",
+    "view view_as pixel_shuffle pixel_unshuffle unfold argmax argmin to type_as upsample avg_pool1d",
+)
+_OTHERWISE = Does.SIZES | Does.METADATA | Does.STRIDES | Does.SAME_STRIDES
 # What returns tensors that depend on the arguments alone, and writes to none of them.
-_PURE = names_of(~(Does.SIZES | Does.METADATA | Does.STRIDES | Does.SAME_STRIDES)) - {
-    "alpha_dropout",
-    "data",
-} | {
-    *(
-        "__add__",
-        "__radd__",
-        "__sub__",
-        "__rsub__",
-        "__mul__",
-        "__rmul__",
-        "__truediv__",
-        "__rtruediv__",
-        "__pow__",
-    ),
-    *(
-        "__neg__",
-        "__getitem__",
-        "__matmul__",
-        "matmul",
-        "bmm",
-        "linear",
-        "softmax",
-        "log_softmax",
-        "layer_norm",
-    ),
-    *(
-        "group_norm",
-        "instance_norm",
-        "normalize",
-        "pad",
-        "expand",
-        "repeat",
-        "t",
-        "flip",
-        "roll",
-        "view",
-        "view_as",
-    ),
-    *(
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "unfold",
-        "argmax",
-        "to",
-        "type_as",
-        "upsample",
-        "avg_pool1d",
-        "argmin",
-    ),
-}
+_PURE = (names_of(~_OTHERWISE) | frozenset(" ".join(_OPERATORS).split())) - {"alpha_dropout", "data"}
 # By these the extension makes its outputs; what they hold otherwise is undefined.
 _UNDEFINED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
 # Arguments with which such a function does write to a tensor, or draws random numbers.
@@ -200,7 +137,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
 
-class _OnlyDeclined:
+class _NoOriginals:
     """A module that runs its own forward runs code that nobody has followed."""
 
     def module_missed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -223,7 +160,7 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module
     with torch.inference_mode(False), torch.no_grad():
         held = [*module.parameters(), *module.buffers()]
         before = _versions([*inputs, *held])
-        token = listener.set(_OnlyDeclined())
+        token = listener.set(_NoOriginals())
         _core.record_calls(tape)
         try:
             with recorder:

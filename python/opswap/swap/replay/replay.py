@@ -151,7 +151,7 @@ def _plan(module: nn.Module, args: tuple[Any, ...]) -> _Plan:
     if held is None or any(m.training for m in modules):
         raise NotRecordedError("it has attributes that cannot be compared, or is in training")
     states = _states(modules)
-    _check_known(module, modules, states)
+    _check_known(modules, states)
     recording = record(module.forward, args, module)
     facts = [f.facts for f in recording.frozen]
     if any(f is None for f in facts):
@@ -178,9 +178,7 @@ def _states(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, State]]:
     return found
 
 
-def _check_known(
-    root: nn.Module, modules: Sequence[nn.Module], states: Sequence[tuple[nn.Module, State]]
-) -> None:
+def _check_known(modules: Sequence[nn.Module], states: Sequence[tuple[nn.Module, State]]) -> None:
     """Every module has a generated forward, is read by one, or is a layer of torch."""
     below = {id(m) for m in modules}
     watched = {id(m) for m, _ in states}
