@@ -29,14 +29,14 @@ _READ = frozenset(
     " ".join(
         (
             "shape dtype device layout ndim size dim ndimension stride numel nelement storage_offset element_size",
-            "is_cpu is_cuda is_quantized is_sparse is_meta is_mkldnn is_nested is_contiguous is_inference is_conj is_neg",
-            "is_floating_point is_complex is_pinned _version data_ptr get_device __len__",
+            "is_cpu is_cuda is_quantized is_sparse is_meta is_mkldnn is_nested is_contiguous is_inference is_conj",
+            "is_neg is_floating_point is_complex is_pinned _version data_ptr get_device __len__",
         )
     ).split()
 )
 _OPERATORS = (
-    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __neg__ __getitem__ __matmul__",
-    "matmul bmm linear softmax log_softmax layer_norm group_norm instance_norm normalize pad expand repeat t flip roll",
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __neg__ __getitem__",
+    "__matmul__ matmul bmm linear softmax log_softmax layer_norm group_norm instance_norm normalize pad expand repeat t flip roll",
     "view view_as pixel_shuffle pixel_unshuffle unfold argmax argmin to type_as upsample avg_pool1d",
 )
 _OTHERWISE = Does.SIZES | Does.METADATA | Does.STRIDES | Does.SAME_STRIDES
