@@ -226,7 +226,7 @@ _hooks_allowed = _find("torch._C._autograd", "_saved_tensors_hooks_is_enabled") 
 
 @contextlib.contextmanager
 def on_its_own() -> Iterator[None]:
-    """Hide code with tensors of its own from torch.func, dispatch modes, checkpoints and traces, as far as torch can."""
+    """Hide code with tensors of its own from torch.func, dispatch modes, checkpoints and traces, if torch can."""
     with contextlib.ExitStack() as stack:
         if _hooks_allowed():
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x))
