@@ -177,7 +177,8 @@ _functorch = _find("torch._C", "_functorch")
 _is_tracking = getattr(_functorch, "is_gradtrackingtensor", None)
 _unwrap = getattr(_functorch, "get_unwrapped", None)
 _is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", None)
-_is_functional = _find("torch", "_is_functional_tensor") or (lambda tensor: False)
+_sync = _find("torch", "_sync")
+_is_functional = (_sync and _find("torch", "_is_functional_tensor")) or (lambda tensor: False)
 _DisableFuncTorch = _find("torch._C", "_DisableFuncTorch")
 
 
@@ -193,7 +194,7 @@ def without_transforms(
     inside = any(map(_is_functional, others))
     while _is_tracking(tensor) or (_is_functional(tensor) and not inside):
         if _is_functional(tensor):
-            torch._sync(tensor)
+            _sync(tensor)
         tensor = _unwrap(tensor)
     wrapped = any(map(_is_wrapped, (tensor, *others)))
     return tensor, contextlib.nullcontext() if wrapped else _DisableFuncTorch()
