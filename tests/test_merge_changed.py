@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from merge_cases import assert_near
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from merge_cases import assert_near
 from opswap import merge
 
 pytestmark = pytest.mark.usefixtures("one_thread")

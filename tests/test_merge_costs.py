@@ -249,7 +249,9 @@ class Late:
 
 
 @pytest.mark.parametrize("make_twin", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_a_copy_while_another_thread_calls_the_module(make_twin: Callable[[Any], Any], record: Record) -> None:
+def test_a_copy_while_another_thread_calls_the_module(
+    make_twin: Callable[[Any], Any], record: Record
+) -> None:
     record([[*POINTWISE, 0.5, 2.0]])
     merged = merge.branches(make("bottleneck", 3)).eval()
     choices = next(layer.choices for layer in convolutions(merged).values() if layer.choices)

@@ -230,6 +230,12 @@ TOGETHER = [
         "torch.cpu._is_avx512_bf16_supported",
         "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
     ),
+    (
+        "torch._C._autograd._saved_tensors_hooks_is_enabled",
+        "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
+        "torch._is_functional_tensor",
+        "torch.utils._python_dispatch._disable_current_modes",
+    ),
     ("torch.autograd.forward_ad._set_fwd_grad_enabled",),
     (
         "torch._C._profiler._RecordFunctionFast",

@@ -177,7 +177,8 @@ _functorch = _find("torch._C", "_functorch")
 _is_tracking = getattr(_functorch, "is_gradtrackingtensor", None)
 _unwrap = getattr(_functorch, "get_unwrapped", None)
 _is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", None)
-_is_functional = _find("torch", "_is_functional_tensor") or (lambda tensor: False)
+_sync = _find("torch", "_sync")
+_is_functional = (_sync and _find("torch", "_is_functional_tensor")) or (lambda tensor: False)
 _DisableFuncTorch = _find("torch._C", "_DisableFuncTorch")
 
 
@@ -193,7 +194,7 @@ def without_transforms(
     inside = any(map(_is_functional, others))
     while _is_tracking(tensor) or (_is_functional(tensor) and not inside):
         if _is_functional(tensor):
-            torch._sync(tensor)
+            _sync(tensor)
         tensor = _unwrap(tensor)
     wrapped = any(map(_is_wrapped, (tensor, *others)))
     return tensor, contextlib.nullcontext() if wrapped else _DisableFuncTorch()
@@ -226,7 +227,7 @@ _hooks_allowed = _find("torch._C._autograd", "_saved_tensors_hooks_is_enabled") 
 
 @contextlib.contextmanager
 def on_its_own() -> Iterator[None]:
-    """Hide code with tensors of its own from torch.func, dispatch modes, checkpoints and traces, as far as torch can."""
+    """Hide code with tensors of its own from torch.func, dispatch modes, checkpoints and traces, if torch can."""
     with contextlib.ExitStack() as stack:
         if _hooks_allowed():
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x))

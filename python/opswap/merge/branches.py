@@ -222,7 +222,8 @@ class MergedBranches(nn.Module):
             example = [_of_branch(x, s) for x, s in zip(inputs, state.shared, strict=True)]
             program = self._proven(_trace(modules, example), modules, example, Plan())
         programs = {mode: [(0, program)] for mode in state.programs}
-        state.others = {dimensions: programs, **state.others}  # a new one: another thread may be copying the old one
+        # Another thread may be copying the dictionary: it is replaced, not written to.
+        state.others = {dimensions: programs, **state.others}
         return state.others[dimensions]
 
     def _look_again(self) -> None:

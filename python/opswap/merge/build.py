@@ -108,7 +108,7 @@ class _Builder:
     def _emit(self, node: fx.Node, function: Callable[..., Any] | None, args: Any, **options: Any) -> Ref:
         layer = tuple(str(node.target).split(".")) if function is None else ()
         kwargs = plain_arguments(dict(options.pop("kwargs", {})))
-        if layer and node.op == "call_module":
+        if layer and node.op == "call_module" and not options.get("merged"):
             options["kind"] = type(self.root.get_submodule(str(node.target)))
         self.steps.append(Step(function, layer, plain_arguments(tuple(args)), kwargs, node.name, **options))
         return Ref(len(self.inputs) + len(self.steps) - 1)

@@ -194,10 +194,12 @@ def _copy_replaced(root: nn.Module, modules: Sequence[nn.Module]) -> None:
 
 
 def _put(modules: Sequence[nn.Module], path: str, new: nn.Module) -> None:
-    """Copies of a module at a path of every branch. Raises: ValueError if it has tensors, which are not any branch's."""
+    """Put copies of a module at a path of every branch. Raises: ValueError if it has tensors."""
     name = next((name for m in new.modules() for name, t in owned_tensors(m) if t is not None), "")
     if name:
-        raise ValueError(f"branches: {path} is a {type(new).__name__} by now, whose {name} belongs to no branch")
+        raise ValueError(
+            f"branches: {path} is a {type(new).__name__} by now, whose {name} belongs to no branch"
+        )
     parent, _, child = path.rpartition(".")
     for m in modules:
         m.get_submodule(parent).add_module(child, copy.deepcopy(new))

@@ -99,7 +99,7 @@ class Step:
     """One call.
 
     function: what is called, None for the module at `layer`, a path of names, or for its attribute of this name.
-    merged: that module is a Layer. kind: the class that it had when the program was built, if it is to be called.
+    merged: that module is a Layer. kind: the class of another module, as it was when the program was built.
     With loop, it is called once per branch; with separate, every branch has its own module below `layer`.
     value: the number of what it makes. frees: values that nothing after this step reads; drops: those of them that are
     made in the same run of loops, which every branch may forget by itself. node: name of the step in the graph of a
@@ -167,7 +167,7 @@ class Program:
             module = module._modules[name]
         if step.merged and not isinstance(module, Layer):
             return stand_in(module, ".".join(step.layer), self.branches)
-        if not step.merged and step.kind is not None and type(module) is not step.kind:
+        if step.kind is not None and type(module) is not step.kind:
             check_function(module, step.kind, ".".join(step.layer))
         return module
 
