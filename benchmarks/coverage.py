@@ -98,7 +98,7 @@ def _arguments(model: nn.Module, library: str, name: str) -> tuple[tuple[Any, ..
     """
     error: Exception = ValueError("no size")
     for memory_format in (_LAST, torch.contiguous_format):
-        model.to(memory_format=memory_format)
+        _convert(model, memory_format)
         for size in networks.sizes(library, name):
             arguments = networks.arguments(library, name, size, memory_format)
             try:
@@ -108,6 +108,14 @@ def _arguments(model: nn.Module, library: str, name: str) -> tuple[tuple[Any, ..
             else:
                 return arguments, size, _LAST if memory_format is _LAST else None
     raise error
+
+
+def _convert(model: nn.Module, memory_format: torch.memory_format) -> None:
+    """`Module.to(memory_format=...)`, which raises for channels_last and parameters of five dimensions."""
+    with torch.no_grad():
+        for t in (*model.parameters(), *model.buffers()):
+            if t.dim() == 4:
+                t.data = t.data.contiguous(memory_format=memory_format)
 
 
 def _swapped(stock: nn.Module, arguments: tuple[Any, ...], memory_format: Any) -> nn.Module:

@@ -75,18 +75,21 @@ def _torchvision() -> Any:
 
 def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """The indices of the boxes that no better one covers, best first."""
-    order, kept = scores.argsort(descending=True, stable=True), []
+    order = scores.detach().argsort(descending=True, stable=True)
+    boxes = boxes.detach()[order]
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    while order.numel():
-        best, order = order[0], order[1:]
-        kept.append(best)
-        low, high = (
-            torch.maximum(boxes[best, :2], boxes[order, :2]),
-            torch.minimum(boxes[best, 2:], boxes[order, 2:]),
-        )
-        shared = (high - low).clamp(min=0).prod(1)
-        order = order[shared <= iou_threshold * (areas[best] + areas[order] - shared)]
-    return torch.stack(kept) if kept else torch.empty(0, dtype=torch.int64)
+    low, high = (
+        torch.maximum(boxes[:, None, :2], boxes[:, :2]),
+        torch.minimum(boxes[:, None, 2:], boxes[:, 2:]),
+    )
+    shared = (high - low).clamp(min=0).prod(2)
+    covers = (shared > iou_threshold * (areas[:, None] + areas - shared)).numpy()
+    kept, covered = [], torch.zeros(len(order), dtype=torch.bool).numpy()
+    for i in range(len(order)):
+        if not covered[i]:
+            kept.append(i)
+            covered |= covers[i]
+    return order[torch.tensor(kept, dtype=torch.int64)]
 
 
 def _of_torchvision(name: str) -> nn.Module:
