@@ -17,8 +17,8 @@ BIG = (4, 64, 64, 64)
 ROWS = (4096, 64)
 NAN = float("nan")
 
-def image(*size):
-    return fresh(*size).to(memory_format=LAST) if len(size) == 4 else fresh(*size)
+def image(*size, dtype=torch.float32):
+    return fresh(*size, dtype=dtype).to(memory_format=LAST)
 
 def statistics(*size):
     return fresh(*size, dtype=torch.float64)
@@ -56,7 +56,7 @@ ENTRIES = {
     "avg_pool": lambda n: _core.plain_avg_pool(True, fresh(2, 8, 8, 32, 32), n(2), n(2), n(0), False, True, n(3), True),
     "adaptive_max_pool": lambda n: _core.plain_adaptive_max_pool(2, image(*BIG), (n(3), n(3)), True),
     "adaptive_max_pool_backward": lambda n: _core.plain_adaptive_max_pool_backward(
-        (n(4), 64, 64, n(64)), LAST, fresh(4, 64, 3, 3, dtype=torch.int32).to(memory_format=LAST), image(4, 64, 3, 3)),
+        (n(4), 64, 64, n(64)), LAST, image(4, 64, 3, 3, dtype=torch.int32), image(4, 64, 3, 3)),
     "amax": lambda n: _core.plain_amax(n(True), image(*BIG), True),
     "amax_backward": lambda n: _core.plain_amax_backward(
         image(*BIG), image(4, 64, 1, 1), fresh(4, 64, dtype=torch.int32), image(4, 64, 1, 1)),
@@ -200,8 +200,8 @@ def fresh(*size, dtype=torch.float32):
 """
         + ENTRIES
         + """
-def image(*size):
-    return fresh(*size)
+def image(*size, dtype=torch.float32):
+    return fresh(*size, dtype=dtype)  # torch itself would read what is gone
 
 for name, call in ENTRIES.items():
     for gone in (0, 1, 2, 3, -1, -2, -3):
