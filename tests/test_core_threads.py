@@ -52,6 +52,53 @@ assert sum(_core.norm_variants().values()) - before == 3 * 40 * 2 * 3, sum(_core
 """
         )
 
+    def test_no_family_loses_a_count(self) -> None:
+        """Each counts its calls under Python's lock: calls of several threads are as many as of one."""
+        survive(
+            """
+x = torch.randn(2, 64, 32, 32).to(memory_format=torch.channels_last)
+wide, taps = torch.randn(64, 64, 3, 3), torch.randn(64, 1, 3, 3)
+rows, weight = torch.randn(512, 2, 96), torch.randn(2, 80, 96)
+stage, options = (torch.randn(64, 64, 1, 1), *(torch.ones(64) for _ in range(4))), ((1, 0.1, 1e-5, "relu"),)
+folded = ((1, 1, 0, 0, 1, 1e-5, "relu"),)
+CALLS = {
+    "pool": lambda: _core.max_pool(x, (3, 3), (2, 2), (1, 1), (1, 1), False, 1, True),
+    "norm": lambda: _core.batch_norm(True, 0.1, 1e-5, None, x, None, None, None, None, 2, False),
+    "norm of groups": lambda: _core.group_norm(8, 1e-5, x, None, None),
+    "layer_norm": lambda: _core.layer_norm(1e-5, rows, None, None),
+    "channels": lambda: _core.new_shuffled((x,), 4, (32, 32), None, True),
+    "linear": lambda: _core.grouped_linear(rows, weight, None, None),
+    "depthwise": lambda: _core.depthwise(x, taps, None, 1, 1, 1),
+    "conv": lambda: _core.plain_conv_backward(x, x, wide, 1, 1, 1, True, True, True),
+    "chain": lambda: _core.plain_chain(options, (x, *stage)),
+    "chain folded": lambda: _core.plain_chain_folded(folded, (x, *stage, None), None),
+}
+assert {name.partition(" ")[0] for name in CALLS} == {
+    name.removesuffix("_variants") for name in dir(_core) if name.endswith("_variants")}
+
+def count(name):
+    return sum(getattr(_core, name.partition(" ")[0] + "_variants")().values())
+
+sys.setswitchinterval(1e-5)
+for name, call in CALLS.items():
+    before = count(name)
+    call()
+    once = count(name) - before
+    def repeat():
+        for _ in range(50):
+            call()
+    threads = [threading.Thread(target=repeat) for _ in range(4)]
+    before = count(name)
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    print(name, once, flush=True)
+    assert once or opswap.isa.current() == "scalar", name
+    assert count(name) - before == 200 * once, (name, once, count(name) - before)
+"""
+        )
+
     @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="sanitizers make frames larger")
     def test_small_stacks(self) -> None:
         """Every kernel fits a thread of 192 KiB, in which the interpreter's own calls lie too."""
@@ -75,10 +122,18 @@ def run():
             _core.max_pool(x, (3, 3), (2, 2), (1, 1), (1, 1), False, 2, True)
             y = _core.amax(x)
             _core.amax_backward(x, y, y)
+            if last and dtype is not torch.float64:
+                y, statistics = _core.group_norm(8, 1e-5, x, None, None)
+                _core.group_norm_backward(8, 1e-5, (True,) * 3, y, x, statistics, None, None)
+            odd = torch.empty_like(x[:, :47]).normal_()  # for the tier below, too
+            _core.batch_norm(True, 0.1, 1e-5, "gelu", odd, None, None, None, None, 2, False)
+            _core.new_shuffled((odd,), 47, (40, 7), None, last)
             made = _core.batch_norm(True, 0.1, 1e-5, "relu", x, None, None, None, None, 2, False)
             _core.batch_norm_backward(True, 1e-5, "relu", (True,) * 3, x, x, made[1], None, None, False)
             _core.new_shuffled((x,), 4, (32, 32), None, last)
         rows, weight = torch.randn(300, 2, 96, dtype=dtype), torch.randn(2, 80, 96, dtype=dtype)
+        y, statistics = _core.layer_norm(1e-5, rows, None, None)
+        _core.layer_norm_backward(1e-5, (True,) * 3, y, rows, statistics, None, None)
         y = _core.grouped_linear(rows, weight, None, None)
         _core.grouped_linear_backward(y, rows, weight, None, True, True, True)
     for dtype in (torch.float32, torch.float64):

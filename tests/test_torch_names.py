@@ -82,7 +82,9 @@ from torch.overrides import BaseTorchFunctionMode
 with BaseTorchFunctionMode():
     opswap._core.plain_eager()
 # Without an answer about one of these, the extension takes something to be watching.
-WATCHERS = ("_functorch_transforms_active", "_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state")
+WATCHERS = (
+    "functorch_transforms_active", "len_torch_dispatch_stack", "len_torch_function_stack", "get_tracing_state",
+    "forward_ad._current_level")
 blind = any(path.endswith(WATCHERS) for path in sys.argv[1:])
 assert opswap._core.plain_eager() is not blind
 opswap._core.plain_eager()  # opswap has looked: torch itself, which uses most of the names, gets them back
