@@ -70,7 +70,9 @@ ENTRIES = {
 
 def test_every_entry_has_a_table() -> None:
     """What takes tensors is called in one of the two files."""
-    others = re.compile(r"isa_|memory_|\w+_(variants|leads)$|threads$|plain_eager\w*$|unaltered$|record\w*$|_\w+")
+    others = re.compile(
+        r"isa_|memory_|\w+_(variants|leads)$|threads$|plain_eager\w*$|unaltered$|record\w*$|_\w+"
+    )
     names = [n for n in dir(_core) if callable(getattr(_core, n)) and not others.match(n)]
     folder = Path(__file__).parent
     text = "".join((folder / name).read_text() for name in ("test_core_hostile.py", Path(__file__).name))
