@@ -36,8 +36,8 @@ _READ = frozenset(
 )
 _OPERATORS = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __neg__ __getitem__",
-    "__matmul__ matmul bmm linear softmax log_softmax layer_norm group_norm instance_norm normalize pad expand repeat t",
-    "flip roll view view_as pixel_shuffle pixel_unshuffle unfold argmax argmin to type_as upsample avg_pool1d",
+    "__matmul__ matmul bmm linear softmax log_softmax layer_norm group_norm instance_norm normalize pad expand repeat",
+    "t flip roll view view_as pixel_shuffle pixel_unshuffle unfold argmax argmin to type_as upsample avg_pool1d",
 )
 _OTHERWISE = Does.SIZES | Does.METADATA | Does.STRIDES | Does.SAME_STRIDES
 # What returns tensors that depend on the arguments alone, and writes to none of them.
