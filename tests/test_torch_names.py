@@ -236,6 +236,7 @@ TOGETHER = [
         "torch._C._autograd._saved_tensors_hooks_is_enabled",
         "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
         "torch._is_functional_tensor",
+        "torch._sync",
         "torch.utils._python_dispatch._disable_current_modes",
     ),
     ("torch.autograd.forward_ad._set_fwd_grad_enabled",),
