@@ -470,3 +470,18 @@ def test_amax_that_trains_is_taken_at_any_size() -> None:
     opswap.reset_stats()
     model(torch.randn(IMAGE, requires_grad=True)).sum().backward()
     assert kernels() == 2
+
+
+@pytest.mark.parametrize("cls", [nn.MaxPool3d, nn.AvgPool3d])
+@pytest.mark.parametrize(("channels", "dtype"), [(4, torch.float32), (16, torch.float64)])
+@pytest.mark.parametrize("training", [False, True])
+def test_volumes_without_a_batch_in_channels_last(
+    cls: type[nn.Module], channels: int, dtype: torch.dtype, training: bool
+) -> None:
+    """torch refuses them, so that it does not matter which is faster."""
+    stock = cls((1, 3, 3), (2, 1, 2))
+    model = swap(copy.deepcopy(stock), strict=True).train(training)
+    x = torch.randn(3, channels, 40, 40, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    opswap.reset_stats()
+    torch.testing.assert_close(model(x.requires_grad_(training)), stock(x.detach().contiguous()))
+    assert kernels() > 0

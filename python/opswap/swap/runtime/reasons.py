@@ -395,7 +395,7 @@ def _pays(input: Any, planes: int, pixels: int, ndims: Any = None, window: Any =
     return f"torch is faster on fewer than {needed} elements: the input has {input.numel()}" if few else ""
 
 
-def _fills(input: Tensor, in_training: bool = True) -> str:
+def _fills(input: Tensor, in_training: bool = True, batched: int = 4) -> str:
     return (
         f"torch is faster on float64 and fewer than 8 channels in channels_last: the input is {shown(input)}"
     )
