@@ -275,12 +275,8 @@ assert torch.equal(F.batch_norm(x, None, None, training=True), expected)
         )
 
 
-class TestNumbersThatRunCode:
-    """Numbers are parsed first: an __index__ or a __float__ may do anything to a tensor of the call."""
-
-    def test_every_entry(self) -> None:
-        survive(
-            """
+# A number whose conversion takes the memory of every tensor in `tensors`.
+NUMBERS = """
 tensors = []
 
 class Number:
@@ -298,7 +294,16 @@ class Number:
         return float(self.act())
     def __bool__(self):
         return bool(self.act())
+"""
 
+
+class TestNumbersThatRunCode:
+    """Numbers are parsed first: an __index__ or a __float__ may do anything to a tensor of the call."""
+
+    def test_every_entry(self) -> None:
+        survive(
+            NUMBERS
+            + """
 def fresh(*shape, dtype=torch.float32):
     # In a mapping of its own: reading it after it is freed is a fault.
     tensors.append(torch.ones(*shape, dtype=dtype))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opswap import _core
 from surviving import survive
-from test_core_hostile import INTS
+from test_core_hostile import INTS, NUMBERS
 
 # Each entry with its numbers: a call by what `n` makes of a number and `fresh` of a tensor.
 ENTRIES = """
@@ -108,25 +108,8 @@ assert opswap.isa.current() == "scalar" or not declined, declined
 def test_numbers_that_run_code() -> None:
     """An __index__ or a __float__ that takes the memory of a tensor of the call."""
     survive(
-        """
-tensors = []
-
-class Number:
-    def __init__(self, value, spoil):
-        self.value, self.spoil = value, spoil
-    def act(self):
-        for t in tensors:
-            try:
-                t.resize_(0) if self.spoil == "resize" else t.set_(torch.empty(0, dtype=t.dtype))
-            except RuntimeError:
-                pass
-        return self.value
-    __index__ = act
-    def __float__(self):
-        return float(self.act())
-    def __bool__(self):
-        return bool(self.act())
-
+        NUMBERS
+        + """
 class Index(Number, int):
     def __new__(cls, value, spoil):
         return int.__new__(cls, value)
