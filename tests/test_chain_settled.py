@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
-import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import opswap
+from freed import assert_freed_at_once
 from opswap import _core
 from opswap.nn.frozen import FROZEN, Frozen, Parts
 from opswap.nn.seal import seal, seal_forward
@@ -239,15 +238,7 @@ def test_parts_belong_to_the_seals_before_them() -> None:
 
 
 def test_a_settled_model_is_freed_at_once() -> None:
-    _, model, _ = settled_net()
-    refs = [weakref.ref(m) for m in model.modules()] + [weakref.ref(p) for p in model.parameters()]
-    gc.collect()
-    gc.disable()
-    try:
-        del model
-        assert [r() for r in refs if r() is not None] == []
-    finally:
-        gc.enable()
+    assert_freed_at_once(lambda: settled_net()[1])
 
 
 SEAL = seal(nn.ReLU())

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from freed import assert_freed_at_once
 from opswap.nn.frozen import FROZEN
 from replay_cases import LAST, compare, inputs, kept, made, plans, replaying, runs
 
@@ -170,15 +169,7 @@ def test_unfreeze_and_unswap() -> None:
 
 
 def test_nothing_is_kept_alive() -> None:
-    _, model = replaying()
-    refs = [weakref.ref(m) for m in model.modules()] + [weakref.ref(p) for p in model.parameters()]
-    gc.collect()
-    gc.disable()
-    try:
-        del model
-        assert [r() for r in refs if r() is not None] == []
-    finally:
-        gc.enable()
+    assert_freed_at_once(lambda: replaying()[1])
 
 
 def test_in_many_threads() -> None:

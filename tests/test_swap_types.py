@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import opswap
+from freed import assert_freed_at_once
 from opswap.swap.rule import Replacement, Rule
 from opswap.swap.rules import DEFAULT
 from opswap.swap.runtime.guards import hooked
@@ -203,17 +204,8 @@ def test_original_of_a_clone_stays_swapped() -> None:
 
 def test_freed_without_the_garbage_collector() -> None:
     opswap.scan(nn.Sequential(nn.Dropout()))  # the first tracer of a process is kept
-    model = opswap.swap(
-        nn.Sequential(nn.Conv2d(12, 12, 1), nn.BatchNorm2d(12), nn.ReLU(), nn.Dropout()), rules=RULES
-    )
-    alive = [weakref.ref(m) for m in model.modules()] + [weakref.ref(p) for p in model.parameters()]
-    gc.collect()
-    gc.disable()
-    try:
-        del model
-        assert [made() for made in alive if made() is not None] == []
-    finally:
-        gc.enable()
+    layers = nn.Conv2d(12, 12, 1), nn.BatchNorm2d(12), nn.ReLU(), nn.Dropout()
+    assert_freed_at_once(lambda: opswap.swap(nn.Sequential(*copy.deepcopy(layers)), rules=RULES))
 
 
 @pytest.mark.parametrize("name", ["conv", "batch_norm", "dropout", "max_pool"])

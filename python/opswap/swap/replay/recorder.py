@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from opswap import _core
+from opswap._torch import tree_leaves
 from opswap.nn.frozen import Frozen
 
 from ..graph.table import Does, names_of
@@ -78,13 +79,7 @@ class _Call:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors of nested tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def _name(function: Any) -> str:
