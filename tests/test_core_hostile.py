@@ -213,6 +213,18 @@ CALLS = {
 """
 
 
+# In a loop over `behaviour`: a subclass of which new tensors are made by that function.
+ODD = """
+    class Odd(Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            with torch._C.DisableTorchFunctionSubclass():
+                if function is Tensor.new_empty_strided:
+                    return behaviour(function, *args, **(kwargs or {}))
+                return function(*args, **(kwargs or {}))
+"""
+
+
 class TestOutputs:
     """A tensor that a subclass makes is compared with what was asked for, and inputs with what they were."""
 
@@ -240,14 +252,9 @@ def moves(make, like, size, stride, **k):
 refused = 0
 for behaviour in (other_size, no_dimension, shorter, other_strides, all_one_place, other_dtype, no_memory, a_list,
                   nothing, resizes, moves):
-    class Odd(Tensor):
-        @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):
-            with torch._C.DisableTorchFunctionSubclass():
-                if function is Tensor.new_empty_strided:
-                    return behaviour(function, *args, **(kwargs or {}))
-                return function(*args, **(kwargs or {}))
-
+"""
+            + ODD
+            + """
     for name, call in CALLS.items():
         x = torch.randn(1, 8, 6, 6).to(memory_format=torch.channels_last).as_subclass(Odd)
         refused += isinstance(attempt(f"{behaviour.__name__} {name}", lambda: call(x)), Exception)

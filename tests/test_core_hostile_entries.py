@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opswap import _core
 from surviving import survive
-from test_core_hostile import INTS, NUMBERS
+from test_core_hostile import INTS, NUMBERS, ODD
 
 # Each entry with its numbers: a call by what `n` makes of a number and `fresh` of a tensor.
 ENTRIES = """
@@ -155,14 +155,9 @@ def resizes(make, like, size, stride, **k):
     return make(like, size, stride, **k)
 
 for behaviour in (other_size, shorter, all_one_place, other_dtype, nothing, resizes):
-    class Odd(Tensor):
-        @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):
-            with torch._C.DisableTorchFunctionSubclass():
-                if function is Tensor.new_empty_strided:
-                    return behaviour(function, *args, **(kwargs or {}))
-                return function(*args, **(kwargs or {}))
-
+"""
+        + ODD
+        + """
     def fresh(*size, dtype=torch.float32):
         return torch.ones(size, dtype=dtype).as_subclass(Odd)
 """
