@@ -188,6 +188,7 @@ NAMES = [
     "torch._C._are_functorch_transforms_active",
     "torch._C._len_torch_dispatch_stack",
     "torch._C._len_torch_function_stack",
+    "torch._C._is_torch_function_enabled",
     "torch._C._get_tracing_state",
     "torch._C._set_tracing_state",
     "torch._C._is_any_autocast_enabled",

@@ -44,12 +44,13 @@ __all__ = [
     "empty_shared",
     "fake_copy",
     "forward_mode_active",
+    "functions_overridden",
     "functorch_active",
     "fx_trace",
     "graph_task",
     "half_instructions",
     "is_compiled_module",
-    "is_wrapper",
+    "is_ordinary",
     "library_takes",
     "lookup_backend",
     "mode_stack",
@@ -249,6 +250,41 @@ def _has_parts(tensor: Tensor) -> bool:
 is_wrapper: Callable[[Tensor], bool] = (
     _find("torch.utils._python_dispatch", "is_traceable_wrapper_subclass") or _has_parts
 )
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """True for a Tensor and for the subclasses of torch's own that do not consist of others.
+
+    A subclass of a user may do anything in `__torch_function__`, and be asked about torch's functions alone.
+    """
+    kind = type(tensor)
+    if kind is Tensor or kind is torch.nn.Parameter:
+        return True
+    return kind.__module__.partition(".")[0] == "torch" and not is_wrapper(tensor)
+
+
+# Without these names nobody is known to override functions, and rewritten forwards run.
+_functions_overridden: Callable[[], bool] = _find("torch._C", "_is_torch_function_enabled") or _yes
+_count_function_modes: Callable[[], int] = _find("torch._C", "_len_torch_function_stack") or (lambda: 0)
+_function_mode_at: Callable[[int], Any] = _find("torch._C", "_get_function_stack_at") or (lambda i: None)
+_is_compiling = torch.compiler.is_dynamo_compiling
+
+
+def functions_overridden() -> bool:
+    """True if a TorchFunctionMode of a user sees every function of torch, or if no subclass may override any.
+
+    In the second case torch runs a forward again in the backward of a subclass, which it hides: the same code must
+    run as before. The modes of torch (the default device, export) and of opswap change no result.
+    """
+    if _is_compiling():
+        return False
+    if not _functions_overridden():
+        return True
+    count = _count_function_modes()
+    return count > 0 and any(
+        type(_function_mode_at(i)).__module__.partition(".")[0] not in ("torch", "opswap")
+        for i in range(count)
+    )
 
 
 # --- tensors without data ----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch.fx import Graph, Node
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
+from opswap._torch import functions_overridden
 from opswap.functional import grouped_linear
 from opswap.ops._switch import active, disabled_here
 from opswap.ops.linear import register_flops
@@ -117,6 +118,7 @@ class Recipe:
             "opswap_link_of": link_of,
             "opswap_listed": listed,
             "opswap_missed": missed,
+            "opswap_overridden": functions_overridden,
             "opswap_recipe": self,
             "opswap_replay": replay,
             "opswap_stock": self.original.forward,

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 PARAMETERS = "opswap_link, *opswap_args, **opswap_kwargs"
-ENABLED = "not (opswap_active and opswap_disabled())"
+ENABLED = "not (opswap_active and opswap_disabled()) and not opswap_overridden()"
 
 
 def defaulted(forward: Any) -> list[inspect.Parameter]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opswap._torch import is_wrapper
+from opswap._torch import is_ordinary
 
 __all__ = ["CONVOLUTIONS", "on_cpu", "plain", "plain_floats", "poolable", "trains"]
 
@@ -17,8 +17,8 @@ _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def plain(input: Any) -> bool:
-    """True for a tensor that does not wrap other tensors."""
-    return type(input) is Tensor or (isinstance(input, Tensor) and not is_wrapper(input))
+    """True for a tensor of no class of a user that does not wrap other tensors."""
+    return type(input) is Tensor or (isinstance(input, Tensor) and is_ordinary(input))
 
 
 def on_cpu(input: Any) -> bool:
@@ -30,7 +30,7 @@ def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
     """True for a tensor that opswap's pools support: dense, floating point, of one of these dimensions."""
     if not isinstance(input, Tensor) or (ndims is not None and input.dim() not in ndims):
         return False
-    if type(input) is not Tensor and is_wrapper(input):
+    if type(input) is not Tensor and not is_ordinary(input):
         return False
     return input.dtype in _FLOATS and input.layout is torch.strided and not input.is_nested
 

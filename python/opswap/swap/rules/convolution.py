@@ -11,23 +11,24 @@ from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise, t
 from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, pointwise_wins, takes_pixels
 
 from ..rule import Replacement, Rule
+from .conditions import plain
 
 __all__ = ["RULES", "WINDOWS", "large"]
 
 _POINTWISE = Replacement(
-    "takes_pixels(m0, x0)",
+    "plain(x0) and takes_pixels(m0, x0)",
     "pointwise_conv2d(x0, m0.weight, m0.bias, m0.stride)",
-    {"takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
+    {"plain": plain, "takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
 )
 _DEPTHWISE = Replacement(
-    "depthwise_able(m0, x0)",
+    "plain(x0) and depthwise_able(m0, x0)",
     "depthwise_conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {"depthwise_able": depthwise_able, "depthwise_conv2d": F.depthwise_conv2d},
+    {"plain": plain, "depthwise_able": depthwise_able, "depthwise_conv2d": F.depthwise_conv2d},
 )
 _DENSE = Replacement(
-    "conv_able(m0, x0)",
+    "plain(x0) and conv_able(m0, x0)",
     "conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {"conv_able": conv_able, "conv2d": F.conv2d},
+    {"plain": plain, "conv_able": conv_able, "conv2d": F.conv2d},
 )
 
 

@@ -18,7 +18,7 @@ from opswap._torch import constant_in_graphs
 from opswap.ops.norm import group_norm_fits, instance_norm_fits
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
-from .conditions import trains
+from .conditions import plain, trains
 
 __all__ = ["RULES", "has_vectors"]
 
@@ -56,6 +56,8 @@ def group_norm_wins(input: Any, *arguments: Any) -> bool:
 
     Without a gradient, 16 bits of large images are torch's, which is up to 10 % faster there.
     """
+    if not plain(input):
+        return False
     if _crashes(input, *arguments):
         return group_norm_fits(input, *arguments)
     if not has_vectors(input) or not group_norm_fits(input, *arguments) or input.numel() < _FEWEST:
@@ -67,7 +69,9 @@ def group_norm_wins(input: Any, *arguments: Any) -> bool:
 
 def instance_norm_wins(input: Any, *arguments: Any) -> bool:
     """`instance_norm_fits`, for what was measured faster than torch."""
-    return has_vectors(input) and instance_norm_fits(input, *arguments) and input.numel() >= _FEWEST_INSTANCES
+    if not plain(input) or not has_vectors(input) or not instance_norm_fits(input, *arguments):
+        return False
+    return input.numel() >= _FEWEST_INSTANCES
 
 
 def group_norm_able(module: nn.GroupNorm, input: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from opswap._torch import functions_overridden
 from opswap.ops._switch import disabled_here
 
 from .guards import count_fallback
@@ -24,6 +25,7 @@ from .reasons import call_reason, site_reason
 __all__ = ["Listener", "arguments", "declined", "listener", "missed", "why_declined", "why_missed"]
 
 _DISABLED = "opswap.disabled() is in force"
+_OVERRIDDEN = "a TorchFunctionMode is active, or __torch_function__ is disabled"
 _UNKNOWN = "a condition failed, and the values in it could not be read: {}"
 _log = logging.getLogger("opswap")
 
@@ -79,6 +81,8 @@ def why_missed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Why a call runs the original forward. An error on the way to a reason never reaches that forward."""
     if disabled_here():
         return _DISABLED
+    if functions_overridden():
+        return _OVERRIDDEN
     try:
         return call_reason(module, args, kwargs)
     except Exception as error:
@@ -89,6 +93,8 @@ def why_declined(module: nn.Module, name: str, values: dict[str, Any]) -> str:
     """Why a function of the module's generated code runs the stock operators."""
     if disabled_here():
         return _DISABLED
+    if functions_overridden():
+        return _OVERRIDDEN
     try:
         link = link_of(module)
         if not fits(module, link.cls):

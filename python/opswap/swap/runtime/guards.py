@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opswap._torch import any_global_hook, fake_copy, only_looking_hooks
+from opswap._torch import any_global_hook, fake_copy, is_ordinary, only_looking_hooks
 from opswap.ops._stats import count_original
 
 from .instance_forward import without_links
@@ -89,7 +89,7 @@ def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
     if record is None or not unchanged(module, record.root):
         return False
     for x in inputs:
-        if not isinstance(x, Tensor):
+        if type(x) is not Tensor and not (isinstance(x, Tensor) and is_ordinary(x)):
             return False
     if record.opened and globally_hooked():
         return False

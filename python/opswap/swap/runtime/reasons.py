@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from opswap._torch import is_ordinary
+
 from .guards import globally_hooked, hooked, listed
 from .instance_forward import generated_forward, overridden, recipe_of, set_by_user
 from .lists import names_in
@@ -54,6 +56,8 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
         if not isinstance(x, Tensor):
             hint = ": pass example_inputs to the swap" if type(x) in (list, tuple) else ""
             return f"input {i} is {shown(x)}, was a Tensor{hint}"
+        if not is_ordinary(x):
+            return f"input {i} is a {type(x).__name__}, was a Tensor"
     if record.opened and globally_hooked():
         return GLOBAL_HOOKS
     names = _names(module)
@@ -402,6 +406,8 @@ def _fills(input: Tensor, in_training: bool = True, batched: int = 4) -> str:
 
 
 def _poolable(input: Any, ndims: Any = None) -> str:
+    if isinstance(input, Tensor) and not is_ordinary(input):
+        return f"the input is a {type(input).__name__}, whose functions are its own"
     return f"no kernel for {shown(input)}"
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opswap._torch import is_wrapper
+from opswap._torch import is_ordinary
 from opswap.ops._layout import cat_memory_format
 
 __all__ = ["give_contiguous", "within_proof"]
@@ -29,6 +29,9 @@ def within_proof(
         ndims, channels, spatial, batches: dimensions, values of C, sizes after it and values of N that were
             proven; None is any.
     """
+    for t in tensors:
+        if type(t) is not Tensor and not is_ordinary(t):
+            return False
     first = tensors[0]
     if not first.numel():  # of no elements a view cannot find the size that is written -1
         return False
@@ -37,8 +40,6 @@ def within_proof(
         if t.layout is not torch.strided or t.is_nested:
             return False
         if t.dim() not in ndims or t.dtype != first.dtype or t.device != first.device:
-            return False
-        if type(t) is not Tensor and is_wrapper(t):
             return False
         total += t.shape[1]
     if len(tensors) == 1 and 1 < groups == total:  # of one channel per group torch's may be a view
