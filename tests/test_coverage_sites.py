@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,34 @@ def test_what_swap_reports_is_what_torch_no_longer_runs(
     gone = {kind for kind in before if not after[kind]}
     assert gone >= {"batch norm", "activation after it", "pool"}
     assert before["channel shuffle"] == (3 if size == 64 else 0) and not after["channel shuffle"]
+
+
+# A network, the side of its images, and how often a forward runs each of `KINDS`.
+_NETWORKS: dict[str, tuple[Callable[[], nn.Module], int | tuple[int, int], tuple[int, ...]]] = {
+    "ShuffleNetV2": (ShuffleNetV2, 64, (56, 37, 1, 0, 16, 36, 19)),
+    "LPRNet": (lambda: LPRNet(68), (24, 94), (6, 6, 6, 2, 0, 7, 0)),
+}
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", _NETWORKS)
+def test_no_site_of_the_networks_is_lost(name: str, memory_format: torch.memory_format) -> None:
+    """In channels_last all but one pool of LPRNet, else all but the convolutions, for which there are no kernels."""
+    make, size, numbers = _NETWORKS[name]
+    sites = dict(zip(KINDS, numbers, strict=True))
+    model = make().train().to(memory_format=memory_format)
+    x = torch.randn(2, 3, *(size if isinstance(size, tuple) else (size, size)))
+    x = x.contiguous(memory_format=memory_format)
+    if memory_format is torch.contiguous_format:  # torch's MaxPool3d refuses channels_last
+        assert count_sites(lambda: model(x)) == {kind: number for kind, number in sites.items() if number}
+    opswap.swap(model)
+    left = count_sites(lambda: model(x))
+    for kind in KINDS[:5]:
+        few = name == "LPRNet" and kind == "pool" and memory_format is torch.channels_last
+        assert left[kind] == int(few), kind
+    vectors = memory_format is torch.channels_last and opswap.isa.current() in ("avx2", "avx512")
+    for kind in KINDS[5:]:
+        assert left[kind] == 0 if vectors else left[kind] <= sites[kind], kind
 
 
 def test_the_table() -> None:
