@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -175,3 +177,50 @@ def test_threads_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opswap._core, "memory_flush", lambda on: 0)
     with pytest.raises(RuntimeError, match="no switch"):
         memory.flush_denormals(False)
+
+
+# Every reading of a clock that can be set is an hour later than the one before.
+JUMPS = """
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    static _Atomic long hours;
+    long result = syscall(SYS_clock_gettime, clock, now);
+    if (clock == CLOCK_REALTIME)
+        now->tv_sec += 3600 * ++hours;
+    return (int)result;
+}
+
+int timespec_get(struct timespec *now, int base)
+{
+    clock_gettime(CLOCK_REALTIME, now);
+    return base;
+}
+"""
+EVERY_THREAD = """
+import torch
+from opswap import _core
+torch.set_num_threads(4)
+for _ in range(50):
+    assert _core.memory_flush(True) == 4 and _core.memory_flush(False) == 4
+print("ran")
+"""
+
+
+@pytest.mark.once
+@pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("cc"), reason="no C compiler, or another linker"
+)
+def test_the_wait_for_threads_does_not_follow_a_clock_that_is_set(tmp_path: Path) -> None:
+    source, library = tmp_path / "jumps.c", tmp_path / "jumps.so"
+    source.write_text(JUMPS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    preload = " ".join(filter(None, (os.environ.get("LD_PRELOAD"), str(library))))
+    command = [sys.executable, "-c", EVERY_THREAD]
+    environment = {**os.environ, "LD_PRELOAD": preload}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert result.stdout == "ran\n", result.stderr
