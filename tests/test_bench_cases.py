@@ -45,3 +45,10 @@ def test_cases(family: str) -> None:
         functions, refused = _usable(case, case.build())
         assert not set(refused) & set(case.ours), case.label
         _check_results(dataclasses.replace(case, kernels=False), functions)
+
+
+def test_the_copy_of_a_batch_allocates_as_many_bytes() -> None:
+    """Page faults weigh on fresh memory, and the allocator keeps smaller blocks for the next call."""
+    for case in smallest("batch"):
+        result = case.build()["opswap"]()
+        assert case.copy_in_turn == result.nbytes >= case.payload

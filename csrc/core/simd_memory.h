@@ -41,6 +41,11 @@ OSW_INLINE void store_i32(void *p, vi32 v)
     *(vi32_memory *)p = v;
 }
 
+OSW_INLINE vu8 load_u8(const uint8_t *p)
+{
+    return *(const vu8_memory *)p;
+}
+
 OSW_INLINE void store_u8(uint8_t *p, vu8 v)
 {
     *(vu8_memory *)p = v;

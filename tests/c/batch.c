@@ -98,6 +98,10 @@ static void check_variant(driver *d, const variant *v)
         d->values = all[driver_below(3)];
         check_pixels(d, v, few[i % 6], lengths[i / 6]);
     }
+    /* Around the parts in which planes are written, and what memcpy copies. */
+    static const int64_t many[] = {511, 512, 513, 575, 577, 1100, OSW_BATCH_LARGE};
+    for (int i = 0; i < 7; i++)
+        check_pixels(d, v, few[(size_t)i % 4], many[i]);
 }
 
 /* Whole images of all strides, with padding. */
@@ -186,11 +190,12 @@ static void check(driver *d)
 #define X(operation, dtype)                                                                        \
     {                                                                                              \
         const osw_batch_id id = OSW_BATCH_##operation##_##dtype;                                   \
-        const bool moves = id >= OSW_BATCH_move_planes_x8;                                         \
+        const bool to_planes = id == OSW_BATCH_move_planes_x8 ||                                   \
+                               id == OSW_BATCH_move_planes_x16 || id == OSW_BATCH_move_planes_x32; \
         const driver_type source = read_by(id);                                                    \
         (void)source;                                                                              \
-        check_variant(d,                                                                           \
-                      &(variant){#operation "_" #dtype, id, moves || id % 2 == 0, TYPE_##dtype});  \
+        check_variant(                                                                             \
+            d, &(variant){#operation "_" #dtype, id, to_planes || id % 2 == 0, TYPE_##dtype});     \
     }
     OSW_BATCH_VARIANTS(X)
 #undef X

@@ -41,8 +41,9 @@ class Case:
     profile: also say where the time of opswap's functions goes, by kinds of operators.
     kernels: opswap's own kernels must run; False if it only puts torch's operators together differently.
     costs: opswap's functions do what the stock form does and watch it: a row's ratio is opswap's time over stock's.
-    copy_in_turn: the copy that is the roof runs in turn with opswap's function alone, and makes its target anew: each
-        finds the caches as the other one left them; else it runs by itself afterwards between two buffers.
+    copy_in_turn: the copy that is the roof runs in turn with opswap's function alone, into the beginning of so many
+        new bytes, as many as opswap's result has: each finds the caches and the allocator as the other one left them.
+        0: it runs by itself afterwards between two buffers.
     """
 
     case: str
@@ -57,7 +58,7 @@ class Case:
     profile: bool = False
     kernels: bool = True
     costs: bool = False
-    copy_in_turn: bool = False
+    copy_in_turn: int = 0
 
     @property
     def label(self) -> str:
@@ -109,7 +110,7 @@ def _measure(case: Case, threads: int, allocation: str, seconds: float) -> Itera
         ratio = ratio_spread(*pair_of_times)
         row |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high, "costs": case.costs}
         if case.payload and case.copy_in_turn:
-            roof = _roof(case, *_copy_in_turn(functions[name], case.payload, seconds / len(functions)))
+            roof = _roof(case, *_copy_in_turn(case, functions[name], seconds / len(functions)))
         else:
             roof = _roof(case, ours, copy_times)
         yield row | roof | _machine()
@@ -185,10 +186,14 @@ def _time_copy(payload: int, seconds: float) -> Spread:
     return Spread.of(time_in_turn({"copy": lambda: target.copy_(source)}, seconds, _FIRST_ROUNDS)["copy"])
 
 
-def _copy_in_turn(function: Function, payload: int, seconds: float) -> tuple[Spread, Spread]:
-    """Of the function and of a copy of so many bytes into new memory, timed in turn."""
-    source = torch.ones(payload, dtype=torch.uint8)
-    times = time_in_turn({"ours": function, "copy": source.clone}, seconds, _ROUNDS)
+def _copy_in_turn(case: Case, function: Function, seconds: float) -> tuple[Spread, Spread]:
+    """Of the function and of a copy of `payload` bytes into new memory, timed in turn."""
+    source = torch.ones(case.payload, dtype=torch.uint8)
+
+    def copy() -> Tensor:
+        return torch.empty(case.copy_in_turn, dtype=torch.uint8)[: case.payload].copy_(source)
+
+    times = time_in_turn({"ours": function, "copy": copy}, seconds, _ROUNDS)
     return Spread.of(times["ours"]), Spread.of(times["copy"])
 
 

@@ -128,17 +128,20 @@ class Observer:
         if loss is not None:
             self._count_downstream(call, origin, loss)
         elif last:
-            tally = self._tally("lost", call.name, origin, lambda: loss_hint(call, origin))
-            self._count(tally, call)
-            for result in results:
-                result.mark = Mark(tuple(result.tensor.shape[2:]), loss=tally, image=True)
-                if call.name in CONVERTERS and result.format is Format.CONTIGUOUS:
-                    result.mark.conversion = Conversion(tally, Format.LAST, call.bytes(), call.nanoseconds)
-                self.marks.set(result.tensor, result.mark)
-            if not tally.allowed:
-                self._on_loss(tally, call.shape())
+            self._lost(call, origin, results)
         else:
             self._contiguous_descendant(call, origin, results)
+
+    def _lost(self, call: Call, origin: Origin, results: list[Operand]) -> None:
+        tally = self._tally("lost", call.name, origin, lambda: loss_hint(call, origin))
+        self._count(tally, call)
+        for result in results:
+            result.mark = Mark(tuple(result.tensor.shape[2:]), loss=tally, image=True)
+            if call.name in CONVERTERS and result.format is Format.CONTIGUOUS:
+                result.mark.conversion = Conversion(tally, Format.LAST, call.bytes(), call.nanoseconds)
+            self.marks.set(result.tensor, result.mark)
+        if not tally.allowed:
+            self._on_loss(tally, call.shape())
 
     def _contiguous_descendant(self, call: Call, origin: Origin, results: list[Operand]) -> None:
         """No source is in channels_last, but one may descend from such an image."""
@@ -162,6 +165,8 @@ class Observer:
                     self.marks.set(result.tensor, result.mark)
                     self._confirm(result.mark, shape)
                     return
+        if call.name == "aten.stack" and any(_is_slice_of(o, results[0]) for o in call.sources):
+            self._lost(call, origin, results)
 
     def _note_spread_pixel(self, call: Call, origin: Origin, result: Operand, *, descends: bool) -> None:
         """An image made of one pixel per channel is contiguous; it may yet meet a channels_last operand that decides.
@@ -366,6 +371,14 @@ def _is_image_again(result: Operand, mark: Mark) -> bool:
     if result.format is not Format.CONTIGUOUS:
         return False
     return mark.spatial == () or tuple(result.tensor.shape[2:]) == mark.spatial
+
+
+def _is_slice_of(part: Operand, whole: Operand) -> bool:
+    """Images or channels of a channels_last image, one by one, of which a contiguous image is stacked."""
+    mark = part.mark
+    if mark is None or mark.loss is not None or mark.unproven or not mark.spatial:
+        return False
+    return part.format is Format.NONE and _is_image_again(whole, mark)
 
 
 def _same_strides(source: Operand, results: list[Operand]) -> bool:

@@ -16,20 +16,30 @@ BRANCH, SIZE, LOOP, VALUE = "branch", "size", "loop", "value"
 # Names of functions and methods whose numbers are sizes.
 _SIZED = frozenset(
     {
+        "adaptive_avg_pool2d",
+        "adaptive_max_pool2d",
         "arange",
         "as_strided",
         "broadcast_to",
         "chunk",
+        "combinations",
         "empty",
+        "empty_strided",
         "expand",
         "eye",
         "full",
+        "histc",
+        "interpolate",
+        "islice",
         "linspace",
+        "logspace",
+        "multinomial",
         "narrow",
         "new_empty",
         "new_full",
         "new_ones",
         "new_zeros",
+        "one_hot",
         "ones",
         "pad",
         "rand",
@@ -38,18 +48,22 @@ _SIZED = frozenset(
         "randperm",
         "range",
         "repeat",
-        "resize_",
         "reshape",
+        "resize_",
         "roll",
         "select",
         "sort",
         "split",
         "split_with_sizes",
+        "tensor_split",
         "tile",
         "topk",
+        "tril_indices",
+        "triu_indices",
         "unbind",
         "unflatten",
         "unfold",
+        "vander",
         "view",
         "zeros",
     }
@@ -67,13 +81,29 @@ def _tree(file: str) -> ast.Module | None:
 
 
 def statement_at(file: str, line: int) -> ast.stmt | None:
-    """The innermost statement of a line, None if the source cannot be read."""
+    """The innermost statement of a line, None if the source cannot be read.
+
+    Of a statement whose body is on its own line, `if mask.any(): return x`, it is the one that reads a number.
+    """
     tree = _tree(file) if file else None
-    found: ast.stmt | None = None
+    around: list[ast.stmt] = []
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
-            found = node if found is None or node.lineno >= found.lineno else found
-    return found
+            around.append(node)
+    if not around:
+        return None
+    last = max(node.lineno for node in around)
+    *outer, inner = [node for node in around if node.lineno == last]
+    return _reader(outer, inner)
+
+
+def _reader(outer: list[ast.stmt], inner: ast.stmt) -> ast.stmt:
+    """Which of the statements on a line reads a number: the innermost that says so; if none does, one with a call."""
+    for reads in (_explicit_reads, _calls):
+        found = next((node for node in (inner, *reversed(outer)) if reads(_heads(node))), None)
+        if found is not None:
+            return found
+    return outer[0] if outer else inner
 
 
 def enclosing_function(file: str, line: int) -> ast.AST | None:
@@ -108,6 +138,8 @@ def role_of(file: str, line: int) -> str:
 
 def _heads(statement: ast.stmt) -> list[ast.AST]:
     """The expressions of a statement without the statements in its body."""
+    if isinstance(statement, ast.Match):
+        return [statement.subject, *(case.guard for case in statement.cases if case.guard is not None)]
     return [
         child
         for child in ast.iter_child_nodes(statement)
@@ -126,16 +158,18 @@ def _loads(node: ast.AST, names: frozenset[str]) -> bool:
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names
 
 
+def _calls(heads: list[ast.AST]) -> list[ast.Call]:
+    return [n for head in heads for n in ast.walk(head) if isinstance(n, ast.Call)]
+
+
+def _explicit_reads(heads: list[ast.AST]) -> list[ast.AST]:
+    """Calls such as x.item() and int(x)."""
+    return [n for n in _calls(heads) if _called(n) in _READS]
+
+
 def _reads(heads: list[ast.AST]) -> list[ast.AST]:
-    """Calls such as x.item() and int(x); if there are none, all parts of the heads, as in `if mask.any():`."""
-    calls: list[ast.AST] = [
-        n
-        for head in heads
-        for n in ast.walk(head)
-        if isinstance(n, ast.Call)
-        and (n.func.attr if isinstance(n.func, ast.Attribute) else getattr(n.func, "id", "")) in _READS
-    ]
-    return calls or [n for head in heads for n in ast.walk(head)]
+    """The explicit ones; if there are none, all parts of the heads, as in `if mask.any():`."""
+    return _explicit_reads(heads) or [n for head in heads for n in ast.walk(head)]
 
 
 def _roles(statement: ast.stmt, uses: list[ast.AST]) -> Iterator[str]:
@@ -146,6 +180,8 @@ def _roles(statement: ast.stmt, uses: list[ast.AST]) -> Iterator[str]:
         return node is not None and any(id(n) in used for n in ast.walk(node))
 
     if isinstance(statement, (ast.If, ast.While, ast.Assert)) and inside(statement.test):
+        yield BRANCH
+    if isinstance(statement, ast.Match) and any(map(inside, _heads(statement))):
         yield BRANCH
     if isinstance(statement, ast.For) and inside(statement.iter):
         yield LOOP
