@@ -15,6 +15,7 @@ FOLDER = Path(opswap.__file__).parent / "swap"
 # From the bottom: what a folder, or a file at the top of opswap.swap, may import besides itself.
 BELOW: dict[str, set[str]] = {
     "report": set(),
+    "nearness": set(),
     "rule": set(),
     "runtime": set(),
     "graph": {"runtime"},

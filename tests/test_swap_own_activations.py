@@ -140,6 +140,17 @@ class ActsFirst(nn.Module):
         return y + x if self.used_twice else y
 
 
+class Darts(nn.Module):
+    """ReLU, convolution and BatchNorm: two of these, one after the other, are a separable convolution of DARTS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.conv, self.norm = nn.ReLU(), nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(self.act(x)))
+
+
 ENDS: dict[str, Callable[[], nn.Module]] = {
     "in a Sequential": lambda: nn.Sequential(ConvNorm(), nn.GELU()),
     "an Identity behind it": lambda: nn.Sequential(ConvNorm(nn.Identity()), nn.SiLU()),
@@ -148,6 +159,9 @@ ENDS: dict[str, Callable[[], nn.Module]] = {
     "in place": lambda: Calls(ConvNorm(), nn.ReLU(inplace=True)),
     "first in the next block": lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.ReLU())),
     "first in the next block, in place": lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.ReLU(inplace=True))),
+    "first in the block called next": lambda: Calls(ConvNorm(), ActsFirst(nn.ReLU())),
+    "first in the block called next, in place": lambda: Calls(ConvNorm(), ActsFirst(nn.ReLU(inplace=True))),
+    "between two of DARTS": lambda: Calls(Darts(), Darts()),
 }
 
 
@@ -158,7 +172,7 @@ def test_behind_a_block(kind: str) -> None:
     assert "batch_norm_act" in {s.rule for s in opswap.report(model).swapped}
     assert_model_as_near(model, stock, lambda: (torch.randn(3, 6, 5, 4),))
     x, seen = torch.randn(3, 6, 5, 4), []
-    for module in (next(m for m in model.modules() if isinstance(m, ConvNorm)),):
+    for module in (next(m for m in model.modules() if isinstance(m, (ConvNorm, Darts))),):
         module.register_forward_hook(lambda m, args, output: seen.append(output))
     model(x)
     assert len(seen) == 1  # the block is called again
@@ -169,10 +183,30 @@ def test_behind_a_block(kind: str) -> None:
     [
         lambda: Calls(ConvNorm(), nn.ReLU(), used_twice=True),
         lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.ReLU(), used_twice=True)),
+        lambda: Calls(ConvNorm(), ActsFirst(nn.ReLU()), used_twice=True),
+        lambda: Calls(ConvNorm(), ActsFirst(nn.ReLU(), used_twice=True)),
         lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.Sigmoid())),
     ],
-    ids=["in a forward", "in the next block", "slower"],
+    ids=[
+        "in a forward",
+        "in the next block",
+        "before the block called next",
+        "in the block called next",
+        "slower",
+    ],
 )
 def test_behind_a_block_used_elsewhere(make: Callable[[], nn.Module]) -> None:
     model = opswap.swap(make().train())
     assert "batch_norm_act" not in {s.rule for s in opswap.report(model).swapped}
+
+
+@pytest.mark.parametrize("first", ["block", "act"])
+def test_a_hook_of_a_block_called_in_turn(first: str) -> None:
+    """Of either block: it sees what it sees in stock."""
+    stock = Calls(ConvNorm(), ActsFirst(nn.ReLU())).train()
+    model, x = opswap.swap(copy.deepcopy(stock)), torch.randn(3, 6, 5, 4)
+    seen: list[tuple[Tensor, Tensor]] = []
+    for m in (stock, model):
+        getattr(m, first).register_forward_hook(lambda _, args, output: seen.append((args[0], output)))
+        m(x)
+    torch.testing.assert_close(seen[1], seen[0])

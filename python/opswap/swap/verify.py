@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,17 +17,13 @@ from torch import Tensor, nn
 from opswap._torch import tree_leaves, tree_map
 
 from .capture.quiet import generators_kept, quiet_copy, seed_generators
+from .nearness import Difference, Score, Terms, difference, same, spread
 from .ordered_draws import OrderedDraws
 from .own_draws import OwnDraws
 from .report import Check, Report
 
-__all__ = ["FACTOR", "VerificationError", "compare"]
+__all__ = ["VerificationError", "compare"]
 
-FACTOR = 4.0  # times the stock model's own error
-_FLOOR = 32.0  # times the dtype's epsilon, below which a difference is not an error
-# A rounding error may move an element across the kink of an activation; that comes and goes with the last bits of the
-# inputs, a wrong replacement stays. Inputs are scaled by 1 + n * epsilon, which keeps zeros and ties.
-_TRIES = 16
 _MODES = ("train", "eval", "inference")
 _FORMATS = {
     "contiguous": {4: torch.contiguous_format, 5: torch.contiguous_format},
@@ -66,22 +63,34 @@ def compare(stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], repor
 def _check(
     stock: nn.Module, swapped: nn.Module, inputs: tuple[Any, ...], layout: str, mode: str, name: str
 ) -> Check:
-    first = None
-    for n in range(_TRIES):
+    score, note = None, ""
+    for n in count():
         scaled = tree_map(lambda t: _scaled(t, n), inputs)  # noqa: B023 (called at once)
-        check = _check_once(stock, swapped, scaled, layout, mode, name)
-        first = first or check
-        if check.holds or check.error is None:
-            return check
-    return first
+        found = _compare_once(stock, swapped, scaled, layout, mode, name)
+        if isinstance(found, Check):
+            if score is None or not found.holds:
+                return found
+            score.add([])
+        elif score is None:
+            score, note = Score(found[0]), found[1]
+        else:
+            score.add(found[0])
+        if not score.open:
+            break
+    worst = score.worst
+    if worst.problem:
+        return Check(name, False, worst.problem + note)
+    detail = f"{worst.name} has the largest difference{note}"
+    return Check(name, score.failed is None, detail, worst.error, worst.bound)
 
 
 def _scaled(t: Any, n: int) -> Any:
+    """Inputs of round n: other roundings, the same zeros and ties."""
     floating = isinstance(t, Tensor) and t.is_floating_point()
     return t.detach() * (1 + n * torch.finfo(t.dtype).eps) if floating and n else t
 
 
-def _check_once(
+def _compare_once(
     stock: nn.Module,
     swapped: nn.Module,
     inputs: tuple[Any, ...],
@@ -90,55 +99,61 @@ def _check_once(
     name: str,
     ordered: bool = False,
     isolated: bool = False,
-) -> Check:
+) -> Check | tuple[list[Difference], str]:
+    """A check if all is bit-equal or a run fails; else the differences, and a note on random numbers."""
     step = partial(_step, layout=layout, mode=mode, ordered=ordered, isolated=isolated)
+    note, terms = _how_drawn(ordered, isolated), Terms()
     try:
-        theirs, drew = step(stock, inputs)
+        theirs, drew = step(stock, inputs, terms=terms)
     except Exception as error:
         if ordered or isolated:
-            return Check(name, False, f"it does not run: {error}".splitlines()[0])
+            return Check(name, False, f"it does not run: {error}".splitlines()[0] + note)
         return _check_where_stock_fails(swapped, inputs, layout, mode, name, error)
     try:
         ours, _ = step(swapped, inputs)
     except Exception as error:
-        return Check(name, False, f"{type(error).__name__}: {error}".splitlines()[0])
+        return Check(name, False, f"{type(error).__name__}: {error}".splitlines()[0] + note)
     if list(ours) != list(theirs):
-        return Check(name, False, f"{sorted(set(ours) ^ set(theirs))[:3]} are in one of the results only")
-    unequal = [k for k in ours if not _same(ours[k], theirs[k])]
+        return Check(
+            name, False, f"{sorted(set(ours) ^ set(theirs))[:3]} are in one of the results only{note}"
+        )
+    unequal = [k for k in ours if not same(ours[k], theirs[k])]
     if unequal and drew and not (ordered or isolated):
         how = layout != "contiguous", threading.active_count() > 1
         if any(how):
-            return _as_drawn(_check_once(stock, swapped, inputs, layout, mode, name, *how), *how)
+            return _compare_once(stock, swapped, inputs, layout, mode, name, *how)
     if not unequal:
-        return Check(name, True, "bit-equal")
+        return Check(name, True, f"bit-equal{note}")
     try:
-        truth, _ = step(quiet_copy(stock, stock=False).double(), _double(inputs))
+        truth, _ = step(quiet_copy(stock, stock=False).double(), _double(inputs), terms=terms)
         runs = [theirs]
         if layout != "contiguous":
             runs.append(step(stock, inputs, held=True)[0])
     except Exception as error:
-        return Check(name, False, f"{unequal[0]} differs, and another run fails: {error}".splitlines()[0])
-    return _check_errors(
-        name, [(k, ours[k], [run[k] for run in runs], truth[k], _spread(k, truth)) for k in unequal]
-    )
+        return Check(
+            name, False, f"{unequal[0]} differs, and another run fails: {error}".splitlines()[0] + note
+        )
+    return [
+        difference(
+            k,
+            ours[k],
+            [run[k] for run in runs],
+            truth[k],
+            terms.magnitude.get(k, 0.0) or spread(k, truth),
+            terms.error.get(k, 0.0),
+        )
+        for k in unequal
+    ], note
 
 
-def _spread(name: str, truth: dict[str, Tensor]) -> float:
-    """Of a running mean, the standard deviation of what it averages, which may be 0 but for rounding; else 0."""
-    if not name.endswith("running_mean"):
-        return 0.0
-    variance = truth.get(f"{name.removesuffix('mean')}var")
-    return 0.0 if variance is None else _largest(variance) ** 0.5
-
-
-def _as_drawn(check: Check, ordered: bool, isolated: bool) -> Check:
-    """The check, with its note on random numbers.
-
-    If the models keep other memory formats, the same seed gives other elements the same numbers. Other threads may have
-    drawn some of them.
+def _how_drawn(ordered: bool, isolated: bool) -> str:
+    """If the models keep other memory formats, the same seed gives other elements the same numbers. Other threads may
+    have drawn some of them.
     """
+    if not (ordered or isolated):
+        return ""
     how = " in the order of elements" * ordered + " from a generator of its own" * isolated
-    return replace(check, detail=f"{check.detail}; random numbers are drawn{how}")
+    return f"; random numbers are drawn{how}"
 
 
 def _check_where_stock_fails(
@@ -150,49 +165,6 @@ def _check_where_stock_fails(
     except Exception as ours:
         return Check(name, type(ours) is type(error), f"both raise {said}")
     return Check(name, True, f"runs; the original model raises {said}")
-
-
-def _check_errors(name: str, unequal: list[tuple[str, Tensor, list[Tensor], Tensor, float]]) -> Check:
-    """The tensor whose error is the largest share of what is allowed decides.
-
-    Args: unequal: name, ours, runs of stock, float64, and the least magnitude that errors are compared with.
-    """
-    worst: tuple[float, str, float, float] = (-1.0, "", 0.0, 0.0)
-    for key, ours, stock, truth, least in unequal:
-        if ours.shape != stock[0].shape or ours.dtype != stock[0].dtype:
-            return Check(name, False, f"{key} is {_kind(ours)}, was {_kind(stock[0])}")
-        scale = max(_largest(truth), _largest(stock[0]), least, 1e-30)
-        error = _error(ours, truth) / scale
-        bound = max(_error(t, truth) for t in stock) / scale
-        allowed = FACTOR * bound
-        if ours.dtype.is_floating_point:
-            allowed += _FLOOR * torch.finfo(ours.dtype).eps
-        share = error / allowed if allowed else float("inf")
-        share = share if share == share else float("inf")
-        worst = max(worst, (share, key, error, bound))
-    share, key, error, bound = worst
-    return Check(name, share <= 1.0, f"{key} has the largest difference", error, bound)
-
-
-def _kind(t: Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')}{tuple(t.shape)}"
-
-
-def _largest(t: Tensor) -> float:
-    """The largest finite magnitude."""
-    return float(t.double().nan_to_num(0, 0, 0).abs().max()) if t.numel() else 0.0
-
-
-def _error(t: Tensor, truth: Tensor) -> float:
-    """The largest difference; NaN and infinities must be at the same places."""
-    t, truth = t.double(), truth.double()
-    if not torch.equal(t.isfinite(), truth.isfinite()):
-        return float("inf")
-    return _largest(t - truth)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def _double(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -207,6 +179,7 @@ def _step(
     ordered: bool = False,
     isolated: bool = False,
     held: bool = False,
+    terms: Terms | None = None,
 ) -> tuple[dict[str, Tensor], bool]:
     """Outputs, gradients and buffers of one step of a copy; every step draws the same random numbers.
 
@@ -218,6 +191,7 @@ def _step(
         isolated: random numbers are drawn from a generator that other threads do not know.
         held: every innermost module but a scripted one gets its inputs in the layout, which a stock model may lose on
             the way.
+        terms: sees the backward.
     """
     model = quiet_copy(model, stock=False)
     model.train(mode == "train")  # an override may return None
@@ -245,6 +219,8 @@ def _step(
             for y in results.values()
             if y.requires_grad and y.is_floating_point()
         ]
+        if loss and terms is not None:
+            terms.watch(model, results.values())
         if loss:
             torch.stack([x.double() for x in loss]).sum().backward()
     results = {k: y.detach() for k, y in results.items()}

@@ -275,7 +275,7 @@ class _Planner:
 
     def _chained(self, found: _Module) -> Iterator[nn.Module]:
         """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
-        with a module of torch and the next call is another one or an activation."""
+        with a module of torch and the next call is another one, an activation, or a block that begins with one."""
         for path in found.paths:
             for node in path.capture.graph.nodes:
                 before = node.args[0] if node.args else None
@@ -285,6 +285,9 @@ class _Planner:
                     yield from self._down_to_end(before.meta["module"])
                 if node.op != "call_module" or type(node.meta["module"]) in self.called:
                     continue
+                if len(before.users) == 1 and (begun := self._begins_with_activation(node.meta["module"])):
+                    ended = self._down_to_end(before.meta["module"])
+                    yield from (*ended, *begun) if ended else ()
                 pair = [self.known.get(n.meta["module"]) for n in (before, node)]
                 if None in pair or any(hooked(m.root) for m in pair):
                     continue
