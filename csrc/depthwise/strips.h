@@ -14,6 +14,13 @@
 #    include "core/each_float.h"
 #endif
 
+/* With 16 registers, products that read memory are faster: 0.91 to 0.96 of the time on Zen 5. */
+#if (REGISTERS) == 32
+#    define KEEP_LOADED(value) OSW_KEEP(value)
+#else
+#    define KEEP_LOADED(value) ((void)(value))
+#endif
+
 /* A row of an image, and where its taps are. */
 typedef struct LOCAL(line) {
     const ELEMENT *pixels; /* [columns][channels], columns `step` apart */
@@ -94,7 +101,7 @@ LOCAL(add_line)(const int side, const int stride, const int pixels, const bool f
         if (LOCAL(outside)(column, window, checked, low, high))
             continue;
         VECTOR value = LOCAL(load)(x);
-        OSW_KEEP(value);
+        KEEP_LOADED(value);
         OSW_UNROLL
         for (int p = 0; p < pixels; p++) {
             const int t = column - p * stride;
@@ -183,7 +190,7 @@ OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(str
                 if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
                 VECTOR value = LOCAL(load)(dy);
-                OSW_KEEP(value);
+                KEEP_LOADED(value);
                 OSW_UNROLL
                 for (int p = 0; p < pixels; p++) {
                     const int t = 2 * (p / 2 + half - column) + p % 2;
@@ -224,7 +231,7 @@ LOCAL(correlate)(const int side, const int stride, const int pixels, const int c
                 if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
                 VECTOR value = LOCAL(load)(x);
-                OSW_KEEP(value);
+                KEEP_LOADED(value);
                 OSW_UNROLL
                 for (int p = 0; p < pixels; p++) {
                     const int t = column - p * stride;
