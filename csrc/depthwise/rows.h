@@ -179,8 +179,7 @@ static void LOCAL(find_output)(LOCAL(strip) *s, const osw_depthwise *d, int64_t 
 static void LOCAL(add_below)(LOCAL(strip) *s, const LOCAL(strip) *below)
 {
     int first = 0;
-    while (first < s->lines &&
-           (!below->lines || s->line[first].pixels != below->line[0].pixels))
+    while (first < s->lines && (!below->lines || s->line[first].pixels != below->line[0].pixels))
         first++;
     s->both = true;
     s->first_of_both = first;
@@ -199,8 +198,8 @@ typedef void LOCAL(find_fn)(LOCAL(strip) *s, const osw_depthwise *d, int64_t row
  * two of an image if `both` has. */
 static void LOCAL(walk_rows)(LOCAL(strip) *s, LOCAL(strip_fn) *const *strips,
                              LOCAL(strip_fn) *const *both, LOCAL(find_fn) *find,
-                             const osw_depthwise *d, int64_t height, int64_t stride, int64_t first,
-                             int64_t lines, int64_t begin, int64_t end)
+                      const osw_depthwise *d, int64_t height, int64_t stride, int64_t first,
+                      int64_t lines, int64_t begin, int64_t end)
 {
     ELEMENT *const to = s->row;
     const bool pairs = both[0] && d->dilation == 1 && d->tall > d->stride;
@@ -213,8 +212,8 @@ static void LOCAL(walk_rows)(LOCAL(strip) *s, LOCAL(strip_fn) *const *strips,
             find(&below, d, ++row);
             LOCAL(add_below)(s, &below);
         }
-        LOCAL(walk_row)(s, s->both ? both : strips, d->wide, columns_apart(d), stride, first,
-                        lines);
+        LOCAL(
+            walk_row)(s, s->both ? both : strips, d->wide, columns_apart(d), stride, first, lines);
     }
 }
 
@@ -242,8 +241,9 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
         return;
     }
     s.row = d->output;
-    LOCAL(walk_rows)(&s, strips, LOCAL(gathers_of_both)[d->wide / 2][d->stride - 1], LOCAL(find_input), d,
-                     d->out_height, d->stride, -d->left, d->stride, begin, end);
+    LOCAL(walk_rows)(&s, strips, LOCAL(gathers_of_both)[d->wide / 2][d->stride - 1],
+                     LOCAL(find_input), d, d->out_height,
+              d->stride, -d->left, d->stride, begin, end);
 }
 
 static void
@@ -318,8 +318,9 @@ KERNEL(depthwise_grad_input)(const osw_depthwise *d, int64_t begin, int64_t end,
     }
     if (d->stride == 1) {
         s.row = d->grad_input;
-        LOCAL(walk_rows)(&s, flippeds, LOCAL(flippeds_of_both)[d->wide / 2], LOCAL(find_output), d,
-                         d->height, 1, d->left - (d->wide - 1) * d->dilation, 0, begin, end);
+        LOCAL(walk_rows)(&s, flippeds, LOCAL(flippeds_of_both)[d->wide / 2],
+                         LOCAL(find_output), d, d->height, 1,
+                  d->left - (d->wide - 1) * d->dilation, 0, begin, end);
         return;
     }
     for (int64_t row = begin; row < end; row++) {
