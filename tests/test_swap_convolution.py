@@ -168,7 +168,9 @@ class TestRule:
 def test_windows_of_one_row_are_torchs_in_inference_on_large_inputs(
     taps: tuple[int, int], stride: int, size: int, inference: int
 ) -> None:
-    """torch's forward is faster there, and its gradients are not."""
+    """With AVX-512 torch's forward is faster there, and its gradients are not."""
+    if opswap.isa.current() != "avx512":
+        inference = 1
     padding = (taps[0] // 2, taps[1] // 2)
     model = opswap.swap(nn.Conv2d(16, 16, taps, stride, padding, groups=16).to(memory_format=LAST))
     x = torch.randn(4, 16, size, size).contiguous(memory_format=LAST)

@@ -56,7 +56,8 @@ OSW_INLINE void LOCAL(ask_pixels)(const ELEMENT *pixels, int64_t count)
 OSW_INLINE void
 LOCAL(ask_below)(const LOCAL(strip) *s, int64_t lines, int64_t columns, int64_t pixels)
 {
-    const int64_t step = s->step, first = s->first < 0 ? 0 : s->first, rows = s->both ? 2 : 1;
+    const int64_t step = s->step, first = s->first < 0 ? 0 : s->first,
+                  rows = HAS_BOTH && s->both ? 2 : 1;
     if (!s->asks)
         return;
     for (int64_t l = 1; s->lines > 0 && l <= lines * rows; l++) {
@@ -196,13 +197,14 @@ typedef void LOCAL(find_fn)(LOCAL(strip) *s, const osw_depthwise *d, int64_t row
 
 /* Walk rows [begin, end) of images of `height` rows, as many at a time as have strips of their own:
  * two of an image if `both` has. */
-static void LOCAL(walk_rows)(LOCAL(strip) *s, LOCAL(strip_fn) *const *strips,
-                             LOCAL(strip_fn) *const *both, LOCAL(find_fn) *find,
-                      const osw_depthwise *d, int64_t height, int64_t stride, int64_t first,
-                      int64_t lines, int64_t begin, int64_t end)
+OSW_INLINE void LOCAL(walk_rows)(
+    LOCAL(strip) *s, LOCAL(strip_fn) *const *strips, LOCAL(strip_fn) *const *both,
+    LOCAL(find_fn) *find,
+                          const osw_depthwise *d, int64_t height, int64_t stride, int64_t first,
+                          int64_t lines, int64_t begin, int64_t end)
 {
     ELEMENT *const to = s->row;
-    const bool pairs = both[0] && d->dilation == 1 && d->tall > d->stride;
+    const bool pairs = HAS_BOTH && both[0] && d->dilation == 1 && d->tall > d->stride;
     for (int64_t row = begin; row < end; row++) {
         find(s, d, row);
         s->row = to + row * s->row_step;
@@ -213,7 +215,8 @@ static void LOCAL(walk_rows)(LOCAL(strip) *s, LOCAL(strip_fn) *const *strips,
             LOCAL(add_below)(s, &below);
         }
         LOCAL(
-            walk_row)(s, s->both ? both : strips, d->wide, columns_apart(d), stride, first, lines);
+            walk_row)(s, HAS_BOTH && s->both ? both : strips, d->wide, columns_apart(d), stride, first,
+                 lines);
     }
 }
 
