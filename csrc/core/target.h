@@ -35,9 +35,11 @@
 
 /* Before a loop of constant bounds whose variables belong in registers. */
 #if defined(__clang__)
-#    define OSW_UNROLL OSW_PRAGMA(clang loop unroll(full))
+#    define OSW_UNROLL      OSW_PRAGMA(clang loop unroll(full))
+#    define OSW_UNROLL_LONG OSW_UNROLL
 #else
-#    define OSW_UNROLL OSW_PRAGMA(GCC unroll 16)
+#    define OSW_UNROLL      OSW_PRAGMA(GCC unroll 16)
+#    define OSW_UNROLL_LONG OSW_PRAGMA(GCC unroll 32)
 #endif
 
 /* In the body of a loop of few turns, of its counter: gcc makes no vectors of it, whose prologue

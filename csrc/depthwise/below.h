@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { LARGE_BYTES = 1 << 20, HUGE_BYTES = 1 << 24, FEW_TAPS = 9 };
+enum { LARGE_BYTES = 1 << 20 };
 
 /* The kernels of the tier below, for what `leaves` contains. */
 static osw_depthwise_fn *below[OSW_DEPTHWISE_COUNT];

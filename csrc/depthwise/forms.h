@@ -77,6 +77,45 @@ static LOCAL(strip_fn) *const LOCAL(flippeds)[LOCAL(SIDES)][LOCAL(LENGTHS)] = {N
 static LOCAL(strip_fn) *const LOCAL(spreads)[LOCAL(SIDES)] = {LOCAL(spread_1), LOCAL(spread_3), LOCAL(spread_5), LOCAL(spread_7),
                                                 LOCAL(spread_9)};
 
+/* Two rows at a time: of windows for whose taps of two rows, beside 14 sums, there are registers.
+ * Those of 3 x 3 with stride 2 share one line of five: 0.85 to 1.06 times as fast on Zen 5. */
+#if (REGISTERS) == 32
+#    define BOTH(side, stride, n)                                                                  \
+        STRIP(NAME(gather_both, side, stride, n), gather_both, OUTER(side, n), side, stride, n,    \
+              false)
+#    define FLIPPED_BOTH(side, n)                                                                  \
+        STRIP(NAME(flipped_both, side, 1, n), gather_both, OUTER(side, n), side, 1, n, true)
+#    define LENGTHS_OF_BOTH(side, stride)                                                          \
+        BOTH(side, stride, 7) BOTH(side, stride, 4) BOTH(side, stride, 2) BOTH(side, stride, 1)
+#    define SIDE_OF_BOTH(side)                                                                     \
+        LENGTHS_OF_BOTH(side, 1)                                                                   \
+        FLIPPED_BOTH(side, 7) FLIPPED_BOTH(side, 4) FLIPPED_BOTH(side, 2) FLIPPED_BOTH(side, 1)
+SIDE_OF_BOTH(3)
+SIDE_OF_BOTH(5)
+SIDE_OF_BOTH(7)
+LENGTHS_OF_BOTH(5, 2)
+LENGTHS_OF_BOTH(7, 2)
+
+static LOCAL( strips) LOCAL( gathers_of_both) = {{{NULL}},
+                                 {NAMES(gather_both, 3, 1), {NULL}},
+                                 STRIDES(gather_both, 5),
+                                 STRIDES(gather_both, 7),
+                                 {{NULL}}};
+static LOCAL( strip_fn) *const
+    LOCAL( flippeds_of_both)[LOCAL(SIDES)][LOCAL(LENGTHS)] = {{NULL},
+                                                           NAMES(flipped_both, 3, 1),
+                                                           NAMES(flipped_both, 5, 1),
+                                                           NAMES(flipped_both, 7, 1),
+                                                           {NULL}};
+#    undef BOTH
+#    undef FLIPPED_BOTH
+#    undef LENGTHS_OF_BOTH
+#    undef SIDE_OF_BOTH
+#else
+static LOCAL(strips) LOCAL(gathers_of_both) = {{{NULL}}};
+static LOCAL(strip_fn) *const LOCAL(flippeds_of_both)[LOCAL(SIDES)][LOCAL(LENGTHS)] = {{NULL}};
+#endif
+
 #undef NAME
 #undef STRIP
 #undef OUTER

@@ -30,8 +30,7 @@ static bool LOCAL(leaves)(const osw_depthwise *d)
     if (d->channels < VLANES)
         return true;
 #ifdef OSW_LEAVES_SPLIT_LINES
-    const bool splits = d->channels % VLANES != 0;
-    return splits && d->tall * d->wide <= FEW_TAPS && (d->stride == 1 || LOCAL( size_of)(d) < HUGE_BYTES);
+    return d->channels % VLANES != 0 && d->stride == 1 && (d->tall == 1 || d->wide == 1);
 #else
     return false;
 #endif
@@ -57,14 +56,16 @@ OSW_INLINE void LOCAL(ask_pixels)(const ELEMENT *pixels, int64_t count)
 OSW_INLINE void
 LOCAL(ask_below)(const LOCAL(strip) *s, int64_t lines, int64_t columns, int64_t pixels)
 {
-    const int64_t step = s->step, first = s->first < 0 ? 0 : s->first;
+    const int64_t step = s->step, first = s->first < 0 ? 0 : s->first,
+                  rows = HAS_BOTH && s->both ? 2 : 1;
     if (!s->asks)
         return;
-    for (int64_t l = 1; s->lines > 0 && l <= lines; l++) {
+    for (int64_t l = 1; s->lines > 0 && l <= lines * rows; l++) {
         const ELEMENT *line = s->line[s->lines - 1].pixels + l * s->line_step;
         LOCAL(ask_pixels)(line + first * step, columns * step);
     }
-    LOCAL(ask_pixels)(s->row + s->row_step + s->place * step, pixels * step);
+    for (int64_t i = rows; i < 2 * rows; i++)
+        LOCAL(ask_pixels)(s->row + i * s->row_step + s->place * step, pixels * step);
 }
 
 /* What of a window of so many columns is outside of the lines. */
@@ -138,7 +139,7 @@ static void LOCAL(walk_columns)(
         stop = osw_min_int(osw_min_int(end, row + most), (n + 1) * to_height);
         s->row_length = stop - row;
         for (int64_t x = 0; x < d->width; x++) {
-            s->line[0] = (LOCAL(line)){from + (n * from_height * d->width + x) * channels, 0};
+            s->line[0] = (LOCAL(line)){from + (n * from_height * d->width + x) * channels, 0, 0};
             s->row = to + (row * d->width + x) * channels;
             LOCAL(walk_row)(s, strips, d->tall, d->dilation, 1, i + first, 0);
         }
@@ -156,7 +157,7 @@ static void LOCAL(find_input)(LOCAL(strip) *s, const osw_depthwise *d, int64_t r
             s->line[s->lines++] =
                 (LOCAL(
                     line)){(const ELEMENT *)d->input + (n * d->height + y) * d->width * d->channels,
-                       r * d->wide * d->channels};
+                       r * d->wide * d->channels, 0};
     }
 }
 
@@ -171,7 +172,51 @@ static void LOCAL(find_output)(LOCAL(strip) *s, const osw_depthwise *d, int64_t 
             s->line[s->lines++] = (LOCAL(
                 line)){(const ELEMENT *)d->grad_output +
                                              (n * d->out_height + i) * d->out_width * d->channels,
-                                         r * d->wide * d->channels};
+                                         r * d->wide * d->channels, 0};
+    }
+}
+
+/* Add the lines of the row below, which begin among those of this row. */
+static void LOCAL(add_below)(LOCAL(strip) *s, const LOCAL(strip) *below)
+{
+    int first = 0;
+    while (first < s->lines && (!below->lines || s->line[first].pixels != below->line[0].pixels))
+        first++;
+    s->both = true;
+    s->first_of_both = first;
+    s->end_of_both = s->lines;
+    for (int l = 0; l < below->lines; l++) {
+        LOCAL(line) *line = &s->line[first + l];
+        line->pixels = below->line[l].pixels;
+        line->taps_below = below->line[l].taps;
+    }
+    s->lines = first + below->lines;
+}
+
+typedef void LOCAL(find_fn)(LOCAL(strip) *s, const osw_depthwise *d, int64_t row);
+
+/* Walk rows [begin, end) of images of `height` rows, as many at a time as have strips of their own:
+ * two of an image if `both` has. */
+OSW_INLINE void LOCAL(walk_rows)(
+    LOCAL(strip) *s, LOCAL(strip_fn) *const *strips, LOCAL(strip_fn) *const *both,
+    LOCAL(find_fn) *find,
+                          const osw_depthwise *d, int64_t height, int64_t stride, int64_t first,
+                          int64_t lines, int64_t begin, int64_t end)
+{
+    ELEMENT *const to = s->row;
+    const bool pairs = HAS_BOTH && both[0] && d->dilation == 1 && d->tall > d->stride;
+    for (int64_t row = begin; row < end; row++) {
+        find(s, d, row);
+        s->row = to + row * s->row_step;
+        s->both = false;
+        if (pairs && row + 1 < end && row % height + 1 < height) {
+            LOCAL(strip) below = {.lines = 0};
+            find(&below, d, ++row);
+            LOCAL(add_below)(s, &below);
+        }
+        LOCAL(
+            walk_row)(s, HAS_BOTH && s->both ? both : strips, d->wide, columns_apart(d), stride, first,
+                 lines);
     }
 }
 
@@ -198,11 +243,10 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
                      end);
         return;
     }
-    for (int64_t row = begin; row < end; row++) {
-        LOCAL(find_input)(&s, d, row);
-        s.row = (ELEMENT *)d->output + row * d->out_width * d->channels;
-        LOCAL(walk_row)(&s, strips, d->wide, columns_apart(d), d->stride, -d->left, d->stride);
-    }
+    s.row = d->output;
+    LOCAL(walk_rows)(&s, strips, LOCAL(gathers_of_both)[d->wide / 2][d->stride - 1],
+                     LOCAL(find_input), d, d->out_height,
+              d->stride, -d->left, d->stride, begin, end);
 }
 
 static void
@@ -275,13 +319,16 @@ KERNEL(depthwise_grad_input)(const osw_depthwise *d, int64_t begin, int64_t end,
                      d->top - (d->tall - 1) * d->dilation, begin, end);
         return;
     }
+    if (d->stride == 1) {
+        s.row = d->grad_input;
+        LOCAL(walk_rows)(&s, flippeds, LOCAL(flippeds_of_both)[d->wide / 2],
+                         LOCAL(find_output), d, d->height, 1,
+                  d->left - (d->wide - 1) * d->dilation, 0, begin, end);
+        return;
+    }
     for (int64_t row = begin; row < end; row++) {
         LOCAL(find_output)(&s, d, row);
         s.row = (ELEMENT *)d->grad_input + row * d->width * d->channels;
-        if (d->stride == 1)
-            LOCAL(walk_row)(&s, flippeds, d->wide, columns_apart(d), 1,
-                     d->left - (d->wide - 1) * d->dilation, 0);
-        else
-            LOCAL(walk_pairs)(&s, spread, d->wide, d->left);
+        LOCAL(walk_pairs)(&s, spread, d->wide, d->left);
     }
 }

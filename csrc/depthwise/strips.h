@@ -14,10 +14,21 @@
 #    include "core/each_float.h"
 #endif
 
+/* Whether there are registers for the sums of two rows, and for a value while products read it:
+ * without them a product reads memory. */
+#if (REGISTERS) == 32
+#    define HAS_BOTH           true
+#    define KEEP_LOADED(value) OSW_KEEP(value)
+#else
+#    define HAS_BOTH           false
+#    define KEEP_LOADED(value) ((void)(value))
+#endif
+
 /* A row of an image, and where its taps are. */
 typedef struct LOCAL(line) {
     const ELEMENT *pixels; /* [columns][channels], columns `step` apart */
     int64_t taps;          /* offset in [tall][side][channels] */
+    int64_t taps_below;    /* the same for the row below; gather_both */
 } LOCAL(line);
 
 typedef struct LOCAL(strip) {
@@ -34,8 +45,11 @@ typedef struct LOCAL(strip) {
     const ELEMENT *start; /* [channels], or NULL: zero; gather */
     ELEMENT *sums;        /* [tall][side][channels], written by correlate */
     bool asks;            /* for the rows ahead */
+    bool both;            /* rows are written, this one and the one below it: gather_both */
+    int first_of_both;    /* lines [first_of_both, end_of_both) are lines of both rows, those */
+    int end_of_both;      /* before them of the upper one, those behind of the lower one */
     int lines;
-    LOCAL(line) line[OSW_DEPTHWISE_MOST_SIDE];
+    LOCAL(line) line[OSW_DEPTHWISE_MOST_SIDE + (HAS_BOTH ? 2 : 0)]; /* of two rows, of stride 2 */
 } LOCAL(strip);
 
 enum { LOCAL(MOST_PIXELS) = 8 };
@@ -85,11 +99,12 @@ LOCAL(gather)(const int side, const int stride, const int pixels, const bool fli
             OSW_UNROLL
             for (int t = 0; t < side; t++)
                 w[t] = LOCAL(load)(taps + (flipped ? side - 1 - t : t) * channels);
-            OSW_UNROLL
+            OSW_UNROLL_LONG
             for (int column = 0; column < window; column++, x += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
-                const VECTOR value = LOCAL(load)(x);
+                VECTOR value = LOCAL(load)(x);
+                KEEP_LOADED(value);
                 OSW_UNROLL
                 for (int p = 0; p < pixels; p++) {
                     const int t = column - p * stride;
@@ -101,6 +116,78 @@ LOCAL(gather)(const int side, const int stride, const int pixels, const bool fli
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
             LOCAL(store)(s->row + (s->place + p) * step + c, sums[p]);
+    }
+}
+
+/* sums[p] += sum of taps[t] * x at p * stride + t over t, or, flipped, with the taps in reverse;
+ * the same with the taps and sums of the row below. Either row may have no taps, and then no sums.
+ */
+OSW_INLINE void
+LOCAL(add_line)(const int side, const int stride, const int pixels, const bool flipped,
+                         const int checked, const LOCAL(strip) *s, const ELEMENT *x, const ELEMENT *taps,
+                         VECTOR *sums, const ELEMENT *taps_below, VECTOR *sums_below)
+{
+    const int window = (pixels - 1) * stride + side;
+    const int64_t step = s->step, channels = s->channels;
+    const int low = LOCAL(low)(s), high = LOCAL(high)(s);
+    VECTOR w[OSW_DEPTHWISE_MOST_SIDE], w_below[OSW_DEPTHWISE_MOST_SIDE];
+    OSW_UNROLL
+    for (int t = 0; t < side; t++) {
+        const int64_t tap = (flipped ? side - 1 - t : t) * channels;
+        if (sums)
+            w[t] = LOCAL(load)(taps + tap);
+        if (sums_below)
+            w_below[t] = LOCAL(load)(taps_below + tap);
+    }
+    x += s->first * step;
+    OSW_UNROLL_LONG
+    for (int column = 0; column < window; column++, x += step) {
+        if (LOCAL(outside)(column, window, checked, low, high))
+            continue;
+        VECTOR value = LOCAL(load)(x);
+        KEEP_LOADED(value);
+        OSW_UNROLL
+        for (int p = 0; p < pixels; p++) {
+            const int t = column - p * stride;
+            if (sums && t >= 0 && t < side)
+                sums[p] = LOCAL(fma)(value, w[t], sums[p]);
+            if (sums_below && t >= 0 && t < side)
+                sums_below[p] = LOCAL(fma)(value, w_below[t], sums_below[p]);
+        }
+    }
+}
+
+/* What `gather` does, of two rows: what is loaded of the lines that both have is used twice. The
+ * order of the terms of a pixel is that of `gather`. */
+OSW_INLINE void
+LOCAL(gather_both)(const int side, const int stride, const int pixels, const bool flipped,
+                            const int checked, const LOCAL(strip) *s)
+{
+    const int64_t step = s->step, channels = s->channels;
+    for (int64_t c = 0; c < channels; c = LOCAL(next)(c, channels)) {
+        VECTOR sums[LOCAL(MOST_PIXELS)], sums_below[LOCAL(MOST_PIXELS)];
+        OSW_UNROLL
+        for (int p = 0; p < pixels; p++)
+            sums[p] = sums_below[p] = s->start ? LOCAL(load)(s->start + c) : (VECTOR){0};
+        const ELEMENT *const taps = s->taps + c;
+        const LOCAL(line) *line = s->line, *const end = line + s->lines;
+        for (; line < s->line + s->first_of_both; line++)
+            LOCAL(
+                add_line)(side, stride, pixels, flipped, checked, s, line->pixels + c, taps + line->taps,
+                     sums, NULL, NULL);
+        for (; line < s->line + s->end_of_both; line++)
+            LOCAL(
+                add_line)(side, stride, pixels, flipped, checked, s, line->pixels + c, taps + line->taps,
+                     sums, taps + line->taps_below, sums_below);
+        for (; line < end; line++)
+            LOCAL(add_line)(side, stride, pixels, flipped, checked, s, line->pixels + c, NULL, NULL,
+                     taps + line->taps_below, sums_below);
+        ELEMENT *const row = s->row + s->place * step + c;
+        OSW_UNROLL
+        for (int p = 0; p < pixels; p++) {
+            LOCAL(store)(row + p * step, sums[p]);
+            LOCAL(store)(row + s->row_step + p * step, sums_below[p]);
+        }
     }
 }
 
@@ -123,11 +210,12 @@ OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(str
             OSW_UNROLL
             for (int t = 0; t < side; t++)
                 w[t] = LOCAL(load)(taps + t * channels);
-            OSW_UNROLL
+            OSW_UNROLL_LONG
             for (int column = 0; column < window; column++, dy += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
-                const VECTOR value = LOCAL(load)(dy);
+                VECTOR value = LOCAL(load)(dy);
+                KEEP_LOADED(value);
                 OSW_UNROLL
                 for (int p = 0; p < pixels; p++) {
                     const int t = 2 * (p / 2 + half - column) + p % 2;
@@ -163,11 +251,12 @@ LOCAL(correlate)(const int side, const int stride, const int pixels, const int c
             OSW_UNROLL
             for (int t = 0; t < side; t++)
                 sums[t] = LOCAL(load)(to + t * channels);
-            OSW_UNROLL
+            OSW_UNROLL_LONG
             for (int column = 0; column < window; column++, x += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
                     continue;
-                const VECTOR value = LOCAL(load)(x);
+                VECTOR value = LOCAL(load)(x);
+                KEEP_LOADED(value);
                 OSW_UNROLL
                 for (int p = 0; p < pixels; p++) {
                     const int t = column - p * stride;

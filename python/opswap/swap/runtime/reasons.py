@@ -399,10 +399,9 @@ def _pays(input: Any, planes: int, pixels: int, ndims: Any = None, window: Any =
     return f"torch is faster on fewer than {needed} elements: the input has {input.numel()}" if few else ""
 
 
-def _fills(input: Tensor, in_training: bool = True, batched: int = 4) -> str:
-    return (
-        f"torch is faster on float64 and fewer than 8 channels in channels_last: the input is {shown(input)}"
-    )
+def _fills(input: Tensor, in_training: bool = True, batched: int = 4, one: bool = False) -> str:
+    many = ", and on large images of 49 to 95 channels that become one pixel," if one else ""
+    return f"torch is faster on float64 and fewer than 8 channels{many} in channels_last: the input is {shown(input)}"
 
 
 def _poolable(input: Any, ndims: Any = None) -> str:
