@@ -35,6 +35,7 @@ def on(device: str) -> type[Tensor]:
         device = property(lambda self: torch.device(device))
         is_cpu = property(lambda self: False)
 
+    Elsewhere.__module__ = "torch"  # a class of a user would get torch's own code for that alone
     return Elsewhere
 
 

@@ -153,9 +153,9 @@ static int check_forward(osw_call *call)
 {
     osw_norm_call *norm = call->job;
     PyObject *const *args = call->args;
-    if (call->plain && call->tensors[INPUT].numel == 0)
-        return -1;
     if (osw_norm_check(call, &norm->job) != 0 || check_statistics(call, &norm->job) != 0)
+        return -1;
+    if (call->plain && call->tensors[INPUT].numel == 0 && call->tensors[INPUT].size[1] > 0)
         return -1;
     if (requires_grad(args[F_MEAN]) || requires_grad(args[F_VAR]))
         return osw_norm_fail(call, RUNNING_MEAN, "and running_var must not require gradients", 1);
