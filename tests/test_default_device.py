@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as T
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 import opswap
 import opswap.functional as F
 from functional_cases import FUNCTIONS, Case, as_tuple
+from modes import Calls
 from opswap import _core
 from opswap.ops import dropout as dropout_module
 from step import outputs_and_gradients
@@ -243,16 +243,6 @@ def test_verify(setting: str) -> None:
         assert opswap.verify(opswap.swap(stock), (x,)).swapped
 
 
-class Recorder(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 class UserDevice(DeviceContext):
     """A mode of the user's own that happens to derive from torch's."""
 
@@ -275,7 +265,7 @@ class TestModes:
     @every_setting
     @pytest.mark.parametrize("inner", [False, True])
     def test_users_modes_see_every_call(self, inner: bool, setting: str) -> None:
-        users = Recorder()
+        users = Calls()
         with contextlib.ExitStack() as stack:
             for context in (SETTINGS[setting](), users) if inner else (users, SETTINGS[setting]()):
                 stack.enter_context(context)
@@ -288,7 +278,7 @@ class TestModes:
         with torch.device("cpu"), users:
             self.check(users)
 
-    def check(self, users: Recorder | UserDevice) -> None:
+    def check(self, users: Calls | UserDevice) -> None:
         assert not _core.plain_eager()
         x = torch.randn(2, 6, 4, 5, device="cpu")
         users.seen.clear()

@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import opswap
+from modes import Calls
 from opswap._torch import functions_overridden
 from opswap.models import LPRNet, ShuffleNetV2
 
@@ -56,16 +56,6 @@ class Doubled(Tensor):
 
 class Alike(Tensor):
     """Nothing of its own."""
-
-
-class Watcher(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls.append(f"{getattr(func, '__module__', None)}.{getattr(func, '__name__', func)}")
-        return func(*args, **(kwargs or {}))
 
 
 class Shuffled(nn.Module):
@@ -154,9 +144,9 @@ def test_a_mode_sees_what_the_stock_model_calls(name: str, memory_format: torch.
     seen, outputs = [], []
     for m in (stock, model):
         torch.manual_seed(1)
-        with Watcher() as mode, torch.device("cpu"):
+        with Calls() as mode, torch.device("cpu"):
             outputs.append(m(x))
-        seen.append(mode.calls)
+        seen.append(mode.seen)
     assert seen[1] == seen[0] and torch.equal(*outputs)
 
 
@@ -234,7 +224,7 @@ def test_modes_of_torch_change_nothing() -> None:
     assert not functions_overridden()
     with torch.device("cpu"):
         assert not functions_overridden()
-        with Watcher():
+        with Calls():
             assert functions_overridden()
     with torch._C.DisableTorchFunctionSubclass():
         assert functions_overridden()
@@ -243,7 +233,7 @@ def test_modes_of_torch_change_nothing() -> None:
 def test_the_reason_is_told(caplog: pytest.LogCaptureFixture) -> None:
     _, model, x = pair("BatchNorm", torch.channels_last)
     outer = nn.Sequential(model)
-    with Watcher():
+    with Calls():
         table = str(opswap.explain(outer, x))
     assert "TorchFunctionMode" in table
     with caplog.at_level(logging.INFO, "opswap"):
