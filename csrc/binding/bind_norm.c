@@ -148,7 +148,7 @@ static int check_statistics(const osw_call *call, const osw_norm_job *job)
 
 /* Ends the call with False if a graph is wanted and a tensor requires a gradient. Plain calls
  * without values are declined: torch runs those of every kind of tensor, so that a checkpoint, in
- * which the kind changes, records the same graph twice. */
+ * which the kind changes, records the same graph twice. It refuses those without channels. */
 static int check_forward(osw_call *call)
 {
     osw_norm_call *norm = call->job;

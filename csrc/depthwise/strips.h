@@ -79,57 +79,16 @@ OSW_INLINE int64_t LOCAL(next)(int64_t c, int64_t channels)
     return whole ? c + VLANES : channels - VLANES;
 }
 
-/* pixel p = start + sum of taps[l][t] * line l at p * stride + t over the lines and t, or, flipped,
- * with the taps of every line in reverse */
-OSW_INLINE void
-LOCAL(gather)(const int side, const int stride, const int pixels, const bool flipped,
-                       const int checked, const LOCAL(strip) *s)
-{
-    const int window = (pixels - 1) * stride + side;
-    const int64_t step = s->step, channels = s->channels;
-    const int low = LOCAL(low)(s), high = LOCAL(high)(s);
-    for (int64_t c = 0; c < channels; c = LOCAL(next)(c, channels)) {
-        VECTOR sums[LOCAL(MOST_PIXELS)], w[OSW_DEPTHWISE_MOST_SIDE];
-        OSW_UNROLL
-        for (int p = 0; p < pixels; p++)
-            sums[p] = s->start ? LOCAL(load)(s->start + c) : (VECTOR){0};
-        for (int l = 0; l < s->lines; l++) {
-            const ELEMENT *x = s->line[l].pixels + s->first * step + c;
-            const ELEMENT *taps = s->taps + s->line[l].taps + c;
-            OSW_UNROLL
-            for (int t = 0; t < side; t++)
-                w[t] = LOCAL(load)(taps + (flipped ? side - 1 - t : t) * channels);
-            OSW_UNROLL_LONG
-            for (int column = 0; column < window; column++, x += step) {
-                if (LOCAL(outside)(column, window, checked, low, high))
-                    continue;
-                VECTOR value = LOCAL(load)(x);
-                KEEP_LOADED(value);
-                OSW_UNROLL
-                for (int p = 0; p < pixels; p++) {
-                    const int t = column - p * stride;
-                    if (t >= 0 && t < side)
-                        sums[p] = LOCAL(fma)(value, w[t], sums[p]);
-                }
-            }
-        }
-        OSW_UNROLL
-        for (int p = 0; p < pixels; p++)
-            LOCAL(store)(s->row + (s->place + p) * step + c, sums[p]);
-    }
-}
-
 /* sums[p] += sum of taps[t] * x at p * stride + t over t, or, flipped, with the taps in reverse;
  * the same with the taps and sums of the row below. Either row may have no taps, and then no sums.
  */
 OSW_INLINE void
 LOCAL(add_line)(const int side, const int stride, const int pixels, const bool flipped,
-                         const int checked, const LOCAL(strip) *s, const ELEMENT *x, const ELEMENT *taps,
+                         const int checked, const int low, const int high, const int64_t step,
+                         const int64_t channels, const ELEMENT *x, const ELEMENT *taps,
                          VECTOR *sums, const ELEMENT *taps_below, VECTOR *sums_below)
 {
     const int window = (pixels - 1) * stride + side;
-    const int64_t step = s->step, channels = s->channels;
-    const int low = LOCAL(low)(s), high = LOCAL(high)(s);
     VECTOR w[OSW_DEPTHWISE_MOST_SIDE], w_below[OSW_DEPTHWISE_MOST_SIDE];
     OSW_UNROLL
     for (int t = 0; t < side; t++) {
@@ -139,7 +98,6 @@ LOCAL(add_line)(const int side, const int stride, const int pixels, const bool f
         if (sums_below)
             w_below[t] = LOCAL(load)(taps_below + tap);
     }
-    x += s->first * step;
     OSW_UNROLL_LONG
     for (int column = 0; column < window; column++, x += step) {
         if (LOCAL(outside)(column, window, checked, low, high))
@@ -157,13 +115,38 @@ LOCAL(add_line)(const int side, const int stride, const int pixels, const bool f
     }
 }
 
+/* pixel p = start + sum of taps[l][t] * line l at p * stride + t over the lines and t, or, flipped,
+ * with the taps of every line in reverse */
+OSW_INLINE void
+LOCAL(gather)(const int side, const int stride, const int pixels, const bool flipped,
+                       const int checked, const LOCAL(strip) *s)
+{
+    const int64_t step = s->step, channels = s->channels, first = s->first * step;
+    const int low = LOCAL(low)(s), high = LOCAL(high)(s);
+    for (int64_t c = 0; c < channels; c = LOCAL(next)(c, channels)) {
+        VECTOR sums[LOCAL(MOST_PIXELS)];
+        OSW_UNROLL
+        for (int p = 0; p < pixels; p++)
+            sums[p] = s->start ? LOCAL(load)(s->start + c) : (VECTOR){0};
+        for (int l = 0; l < s->lines; l++)
+            LOCAL(
+                add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
+                     s->line[l].pixels + first + c, s->taps + s->line[l].taps + c, sums, NULL,
+                     NULL);
+        OSW_UNROLL
+        for (int p = 0; p < pixels; p++)
+            LOCAL(store)(s->row + (s->place + p) * step + c, sums[p]);
+    }
+}
+
 /* What `gather` does, of two rows: what is loaded of the lines that both have is used twice. The
  * order of the terms of a pixel is that of `gather`. */
 OSW_INLINE void
 LOCAL(gather_both)(const int side, const int stride, const int pixels, const bool flipped,
                             const int checked, const LOCAL(strip) *s)
 {
-    const int64_t step = s->step, channels = s->channels;
+    const int64_t step = s->step, channels = s->channels, first = s->first * step;
+    const int low = LOCAL(low)(s), high = LOCAL(high)(s);
     for (int64_t c = 0; c < channels; c = LOCAL(next)(c, channels)) {
         VECTOR sums[LOCAL(MOST_PIXELS)], sums_below[LOCAL(MOST_PIXELS)];
         OSW_UNROLL
@@ -172,16 +155,17 @@ LOCAL(gather_both)(const int side, const int stride, const int pixels, const boo
         const ELEMENT *const taps = s->taps + c;
         const LOCAL(line) *line = s->line, *const end = line + s->lines;
         for (; line < s->line + s->first_of_both; line++)
-            LOCAL(
-                add_line)(side, stride, pixels, flipped, checked, s, line->pixels + c, taps + line->taps,
-                     sums, NULL, NULL);
+            LOCAL(add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
+                     line->pixels + first + c, taps + line->taps, sums, NULL, NULL);
         for (; line < s->line + s->end_of_both; line++)
             LOCAL(
-                add_line)(side, stride, pixels, flipped, checked, s, line->pixels + c, taps + line->taps,
-                     sums, taps + line->taps_below, sums_below);
+                add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
+                     line->pixels + first + c, taps + line->taps, sums, taps + line->taps_below,
+                     sums_below);
         for (; line < end; line++)
-            LOCAL(add_line)(side, stride, pixels, flipped, checked, s, line->pixels + c, NULL, NULL,
-                     taps + line->taps_below, sums_below);
+            LOCAL(
+                add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
+                     line->pixels + first + c, NULL, NULL, taps + line->taps_below, sums_below);
         ELEMENT *const row = s->row + s->place * step + c;
         OSW_UNROLL
         for (int p = 0; p < pixels; p++) {
