@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Turn result files into the README's tables: python benchmarks/report.py [FILE ...]"""
+"""Turn result files into the README's tables: python benchmarks/report.py [FILE ...] [--picture networks.png]"""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ _RESULTS = Path(__file__).parent / "results"
 _OPERATOR = ("case", "shape", "dtype", "layout", "direction")
 _MODEL = ("case", "shape", "direction")
 _AS_USED = ", as used"
-_USED = ("stock as it comes", "stock with reused memory")
+# Of these cases: the columns, with the forms that they show, and the colours in the picture.
+_USED = {
+    "stock as it comes": "tab:gray",
+    "stock with reused memory": "silver",
+    "torch.compile": "tab:orange",
+    "optimize": "tab:blue",
+}
 
 
 def _settings(rows: Iterable[Row]) -> list[tuple[int, str]]:
@@ -88,22 +94,59 @@ def _model_table(rows: list[Row]) -> list[str]:
     return markdown([*head, "runs as"] if plans else head, lines)
 
 
+def _used_times(row: Row) -> dict[str, float]:
+    """Milliseconds of each form that the row has, in the order of the columns."""
+    times = {name: spread["median"] for name, spread in row["stock"].items()} | {"optimize": row["opswap_ms"]}
+    return {name: times[name] for name in _USED if name in times}
+
+
+def _used_name(row: Row) -> str:
+    return f"{row['case'].removesuffix(_AS_USED)}, {row['shape'].replace(',', ' x ')}"
+
+
 def _used_table(rows: list[Row]) -> list[str]:
-    """One line per network, direction and setting: stock as it comes and with reused memory, and `optimize`.
+    """One line per network, direction and setting: the forms of stock and `optimize`, and how many times faster it is
+    than stock as it comes and than the fastest form.
 
     Of one setting, this is the README's table.
     """
     several, lines = len(_settings(rows)) > 1, []
     for row in rows:
-        stock = [row["stock"][name]["median"] for name in _USED]
-        name = row["case"].removesuffix(_AS_USED)
-        shape = row["shape"].replace(",", " x ")
-        gain = _ratio({"ratio": stock[0] / row["opswap_ms"]})
+        times = _used_times(row)
+        gain = _ratio({"ratio": times["stock as it comes"] / times["optimize"]})
         setting = [_heading((row["threads"], row["allocation"]))] if several else []
-        cells = [f"{name}, {shape}", row["direction"], *setting]
-        lines.append([*cells, *map(milliseconds, (*stock, row["opswap_ms"])), gain])
-    head = ["network, batch", "direction", *(["setting"] if several else []), *_USED, "optimize"]
-    return markdown([*head, "times faster"], lines)
+        cells = [_used_name(row), row["direction"], *setting]
+        lines.append([*cells, *map(milliseconds, times.values()), gain, _ratio(row)])
+    head = ["network, batch", "direction", *(["setting"] if several else []), *_used_times(rows[0])]
+    return markdown([*head, "times as fast as stock", "as the best other"], lines)
+
+
+def draw_used(path: Path, rows: list[Row]) -> None:
+    """The same as a picture, a PNG: a bar per form, as a share of the time of stock as it comes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 0.75 + 0.75 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    forms = list(_used_times(rows[0]))
+    height = 0.8 / len(forms)
+    for index, form in enumerate(forms):
+        times = [_used_times(row) for row in rows]
+        shares = [found[form] / found["stock as it comes"] for found in times]
+        places = [place + height * index for place in range(len(rows))]
+        axes.barh(places, shares, height=0.9 * height, color=_USED[form], label=form)
+        for place, share, found in zip(places, shares, times, strict=True):
+            axes.text(share, place, f" {milliseconds(found[form])} ms", va="center", fontsize=7)
+    axes.set_yticks(
+        [place + 0.4 - height / 2 for place in range(len(rows))],
+        [f"{_used_name(row)}\n{row['direction']}" for row in rows],
+        fontsize=8,
+    )
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("time, stock as it comes = 1")
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.4, -0.12), ncols=len(forms), frameon=False)
+    FigureCanvasAgg(figure).print_png(path)
 
 
 def _cost_table(rows: list[Row]) -> list[str]:
@@ -173,6 +216,9 @@ def main() -> None:
     parser.add_argument(
         "--summary", action="store_true", help="only the range of the ratios, of the first setting in a file"
     )
+    parser.add_argument(
+        "--picture", type=Path, metavar="PNG", help="only draw the networks as they are used, to this file"
+    )
     arguments = parser.parse_args()
     files = arguments.file or sorted(_RESULTS.glob("*.json"))
     if not files:
@@ -182,7 +228,12 @@ def main() -> None:
             rows = json.loads(file.read_text())
         except (OSError, json.JSONDecodeError) as error:
             parser.error(f"{str(file)!r} cannot be read: {error}")
-        if arguments.summary:
+        if arguments.picture is not None:
+            used = [row for row in rows if row["case"].endswith(_AS_USED)]
+            if not used:
+                parser.error(f"{str(file)!r} has no networks as they are used")
+            draw_used(arguments.picture, used)
+        elif arguments.summary:
             rows = [row for row in rows if not row.get("costs")]
             if not rows:
                 continue

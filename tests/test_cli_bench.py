@@ -356,21 +356,27 @@ def test_wrong_arguments(option: str, value: str, capsys: pytest.CaptureFixture[
 @pytest.mark.skipif(
     not (ROOT / "benchmarks" / "report.py").is_file(), reason="the benchmarks are not beside the tests"
 )
-def test_the_table_of_networks_as_used() -> None:
-    """Three columns of times, and how many times faster than stock as it comes, though another form was faster."""
-    report = run_path(str(ROOT / "benchmarks" / "report.py"))["report"]
+def test_the_table_of_networks_as_used(tmp_path: Path) -> None:
+    """A column per form, how many times faster than stock as it comes and than the best form, and a picture."""
+    module = run_path(str(ROOT / "benchmarks" / "report.py"))
     spread = {"low": 1.0, "high": 2.0, "samples": 9}
     stock = {
         "stock as it comes": spread | {"median": 30.0},
         "stock with reused memory": spread | {"median": 20.0},
     }
     made = row(case="LPRNet, as used", shape="4,3,24,94", direction="step", roof_share=None, stock=stock)
-    made |= {"best_stock": "stock with reused memory", "form": "optimize", "opswap_ms": 10.0}
-    text = report([made])
-    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 30 | 20 | 10 | 3.00 |" in text
+    made |= {"best_stock": "stock with reused memory", "form": "optimize", "opswap_ms": 10.0, "ratio": 2.01}
+    text = module["report"]([made])
+    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 30 | 20 | 10 | 3.00 | 2.01 |" in text
     assert "best swapped" not in text
-    text = report([made, {**made, "threads": 2}])
-    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 2 threads, warm | 30 | 20 | 10 | 3.00 |" in text
+    text = module["report"]([made, {**made, "threads": 2}])
+    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 2 threads, warm | 30 | 20 | 10 | 3.00 | 2.01 |" in text
+    compiled = {**made, "stock": {**stock, "torch.compile": spread | {"median": 25.0}}}
+    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 30 | 20 | 25 | 10 | 3.00 | 2.01 |" in module["report"](
+        [compiled]
+    )
+    module["draw_used"](tmp_path / "networks.png", [compiled, compiled])
+    assert (tmp_path / "networks.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_networks_as_used_switch_the_allocator(kept_switch: None) -> None:

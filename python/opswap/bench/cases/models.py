@@ -76,6 +76,8 @@ def compiled_cases(batch: int) -> Iterator[Case]:
     """The same with torch.compile, which takes minutes to compile."""
     for name, network in NETWORKS.items():
         yield from _pair(name, network, batch, _compiled_forms, _OURS_COMPILED)
+    for name, network in NETWORKS.items():
+        yield from _pair(f"{name}, as used", network, batch, _used_compiled_forms, _OURS_USED)
 
 
 def _pair(
@@ -164,6 +166,14 @@ def _used_forms(network: Network, images: int) -> Forms:
         "stock with reused memory": (_Used(copy.deepcopy(model), True), x),
         "optimize": (_Used(optimized, True), x),
     }
+
+
+def _used_compiled_forms(network: Network, images: int) -> Forms:
+    """The same, and the stock model compiled, with reused memory too."""
+    forms = dict(_used_forms(network, images))
+    stock, x = forms["stock as it comes"]
+    compiled = torch.compile(copy.deepcopy(stock.model))
+    return {**forms, "torch.compile": (_Used(compiled, True), x)}
 
 
 class _Reusing:
