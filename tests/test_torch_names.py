@@ -258,6 +258,7 @@ TOGETHER = [
         "torch._C._AutoDispatchBelowAutograd",
         "torch._C._after_autograd_keyset",
         "torch._functorch.autograd_function.enable_single_level_autograd_function",
+        "here:torch.autograd.function._SingleLevelFunction",
     ),
 ]
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor
+from torch.autograd import Function
 
 __all__ = [
     "FIRST",
@@ -44,6 +45,7 @@ __all__ = [
     "empty_shared",
     "fake_copy",
     "forward_mode_active",
+    "function_below_transforms",
     "functions_overridden",
     "functorch_active",
     "fx_trace",
@@ -141,12 +143,27 @@ _BelowAutograd = _find("torch._C", "_AutoDispatchBelowAutograd")
 _below_autograd = _find("torch._C", "_after_autograd_keyset")
 _forward_grad = _find("torch.autograd.forward_ad", "_set_fwd_grad_enabled")
 _single_level = _find("torch._functorch.autograd_function", "enable_single_level_autograd_function")
+_SingleLevelFunction = _find("torch.autograd.function", "_SingleLevelFunction")
 
 # Whether a kernel for the key Autograd can be written in Python that works under torch.func and in forward mode.
 # Without one of these names torch.library.register_autograd is used, which refuses to run there.
 can_write_autograd = all(
-    name is not None for name in (_BelowAutograd, _below_autograd, _forward_grad, _single_level)
+    name is not None
+    for name in (_BelowAutograd, _below_autograd, _forward_grad, _single_level, _SingleLevelFunction)
 )
+
+
+def function_below_transforms(name: str, **members: Callable[..., Any]) -> Callable[..., Any]:
+    """`apply` of a Function made of static methods, for calls within `under_transforms`.
+
+    It derives from Function's base class: since torch 2.14 Function itself refuses to run under torch.func if its
+    forward has a context.
+    """
+    methods = {key: staticmethod(member) for key, member in members.items()}
+    key_of_compiled = "_compiled_autograd_key"
+    if key_of_compiled in vars(Function):
+        methods[key_of_compiled] = vars(Function)[key_of_compiled]
+    return type(name, (_SingleLevelFunction,), methods).apply
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from opswap._torch import (
     can_write_autograd,
     dispatch_modes,
     forward_mode_active,
+    function_below_transforms,
     functorch_active,
     under_transforms,
 )
@@ -193,8 +194,7 @@ class Operator:
         def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
             return self._jvp(ctx, *tangents)
 
-        members = {f.__name__: staticmethod(f) for f in (forward, backward, jvp)}
-        apply = base_apply(type(self._title(), (Function,), members))
+        apply = function_below_transforms(self._title(), forward=forward, backward=backward, jvp=jvp)
 
         def autograd(keys: Any, *args: Any) -> Any:
             args = self._with_defaults(args)

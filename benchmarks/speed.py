@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: MIT
+"""How much faster a training step of other people's networks is, swapped, than in the faster format of stock.
+
+    python benchmarks/speed.py [--network TEXT ...] [--side 128 224] [--threads 1 2] [--batch 32] [--json FILE]
+    python benchmarks/speed.py --rows FILE.json ... > benchmarks/results/speed.md
+
+times zero_grad, forward, loss, backward and plain SGD of float32 networks: stock in both memory formats, and swapped in
+channels_last, in turn in one process per row, with freed memory reused. Networks of timm and torchvision are left out
+if these are not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import networks
+import opswap
+from opswap._table import markdown, milliseconds
+from opswap._timing import Spread, ratio_spread, time_in_turn
+from opswap.doctor import cpu_model
+
+_LAST = torch.channels_last
+_ROUNDS = 7
+_SECONDS = 4.0
+
+
+class UNet(nn.Module):
+    """A U-Net of three levels with GroupNorm, after Ronneberger et al., 2015: (N, 3, H, W) to (N, 2, H, W)."""
+
+    def __init__(self, channels: int = 16) -> None:
+        super().__init__()
+        widths = [channels, 2 * channels, 4 * channels]
+        self.down = nn.ModuleList(self._block(i, o) for i, o in zip([3, *widths], widths, strict=False))
+        self.up = nn.ModuleList(
+            self._block(wide + deep, wide) for wide, deep in zip(widths[1::-1], widths[:0:-1], strict=True)
+        )
+        self.head = nn.Conv2d(channels, 2, 1)
+
+    @staticmethod
+    def _block(channels: int, out_channels: int) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for inner in (channels, out_channels):
+            layers += [nn.Conv2d(inner, out_channels, 3, padding=1, bias=False)]
+            layers += [nn.GroupNorm(8, out_channels), nn.ReLU(inplace=True)]
+        return nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for level, block in enumerate(self.down):
+            x = block(F.max_pool2d(x, 2) if level else x)
+            kept.append(x)
+        for block, wide in zip(self.up, kept[-2::-1], strict=True):
+            x = block(torch.cat((F.interpolate(x, scale_factor=2.0), wide), 1))
+        return self.head(x)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "ShuffleNetV2 x1.0": opswap.models.shufflenet_v2_x1_0,
+    "LPRNet": opswap.models.lprnet,
+    "U-Net, GroupNorm": UNet,
+    "MobileNetV2": partial(networks.make, "timm", "mobilenetv2_100"),
+    "MobileNetV3-small": partial(networks.make, "timm", "mobilenetv3_small_100"),
+    "EfficientNet-B0": partial(networks.make, "timm", "efficientnet_b0"),
+    "MnasNet": partial(networks.make, "timm", "mnasnet_100"),
+    "GhostNet": partial(networks.make, "timm", "ghostnet_100"),
+    "RegNetX-002": partial(networks.make, "timm", "regnetx_002"),
+    "ResNet-18": partial(networks.make, "timm", "resnet18"),
+    "SqueezeNet": partial(networks.make, "torchvision", "squeezenet1_1"),
+}
+# LPRNet reads plates, of one size.
+_SIZES = {"LPRNet": (24, 94)}
+
+
+@dataclass
+class Row:
+    """One network, size and number of threads. stock: milliseconds by format. ratio: of the faster stock format to
+    swapped, with its quartiles.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    threads: int = 1
+    stock: dict[str, float] = field(default_factory=dict)
+    swapped: float = 0.0
+    ratio: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    machine: str = ""
+    error: str = ""
+
+
+def measure(name: str, side: int, threads: int, batch: int) -> Row:
+    """One row; an error is its text."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    opswap.memory.reuse_freed(True)
+    shape = (batch, 3, *_SIZES.get(name, (side, side)))
+    machine = f"{cpu_model()}, {opswap.isa.current()}, torch {torch.__version__}, {datetime.date.today()}"
+    row = Row(name, shape, threads, machine=machine)
+    try:
+        samples = _samples(NETWORKS[name](), torch.randn(shape))
+    except Exception as error:  # a library that is not installed, or that raises
+        row.error = f"{type(error).__name__}: {error}".splitlines()[0]
+        return row
+    row.stock = {form: Spread.of(times).median for form, times in samples.items() if form != "swapped"}
+    row.swapped = Spread.of(samples["swapped"]).median
+    ratio = ratio_spread(samples[min(row.stock, key=lambda form: row.stock[form])], samples["swapped"])
+    row.ratio = ratio.median, ratio.low, ratio.high
+    return row
+
+
+def _samples(model: nn.Module, x: Tensor) -> dict[str, list[float]]:
+    model.train()
+    last = x.contiguous(memory_format=_LAST)
+    swapped = opswap.swap(model, memory_format=_LAST, example_inputs=(x,), inplace=False)
+    forms = {
+        "contiguous": (copy.deepcopy(model), x),
+        "channels_last": (model.to(memory_format=_LAST), last),
+        "swapped": (swapped, last),
+    }
+    steps = {}
+    for form, pair in forms.items():
+        steps[form] = step = _step(*pair)
+        try:
+            step()
+        except RuntimeError:  # MaxPool3d of LPRNet
+            if form != "channels_last":
+                raise
+            del steps[form]
+    return time_in_turn(steps, _SECONDS, _ROUNDS)
+
+
+def _step(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        output = model(x)
+        output.float().log_softmax(1)[:, 0].mean().neg().backward()
+        optimizer.step()
+
+    return run
+
+
+def table(rows: Iterable[Row]) -> list[str]:
+    """Markdown: a line per row."""
+    head = [
+        "network",
+        "batch",
+        "threads",
+        "contiguous",
+        "channels_last",
+        "swapped",
+        "times as fast",
+        "quartiles",
+    ]
+    lines = []
+    for row in rows:
+        cells = [row.name, " x ".join(map(str, row.shape)), str(row.threads)]
+        if row.error:
+            lines.append([*cells, row.error, "", "", "", ""])
+            continue
+        times = [
+            milliseconds(row.stock[f]) if f in row.stock else "" for f in ("contiguous", "channels_last")
+        ]
+        ratio, low, high = (f"{number:.2f}" for number in row.ratio)
+        lines.append([*cells, *times, milliseconds(row.swapped), ratio, f"{low} to {high}"])
+    return markdown(head, lines)
+
+
+def page(rows: list[Row]) -> list[str]:
+    """Markdown of all rows, with the machine and the median of the ratios."""
+    ratios = sorted(row.ratio[0] for row in rows if not row.error)
+    return [
+        "# Training steps",
+        "",
+        "Made by `python benchmarks/speed.py --rows`. Milliseconds of a training step in float32; how many times as "
+        "fast as the faster format of stock.",
+        "",
+        "; ".join(dict.fromkeys(row.machine for row in rows)),
+        "",
+        f"Median {statistics.median(ratios):.2f}, smallest {ratios[0]:.2f}.",
+        "",
+        *table(rows),
+    ]
+
+
+def _in_a_process(name: str, side: int, threads: int, batch: int) -> Row:
+    command = [sys.executable, __file__, "--one", name, *map(str, (side, threads, batch))]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+    if lines:
+        return _row(json.loads(lines[-1]))
+    return Row(name, threads=threads, error=f"exit status {ran.returncode}: {ran.stderr[-200:]}")
+
+
+def _row(found: dict[str, Any]) -> Row:
+    return Row(**{**found, "shape": tuple(found["shape"]), "ratio": tuple(found["ratio"])})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--network", nargs="+", default=[""], metavar="TEXT", help="only names with one of these"
+    )
+    parser.add_argument("--side", type=int, nargs="+", default=[128, 224], help="of the images")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
+    parser.add_argument("--rows", type=Path, nargs="+", metavar="FILE", help="make the page of these rows")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rows:
+        rows = [_row(row) for file in arguments.rows for row in json.loads(file.read_text())]
+        print("\n".join(page(rows)))
+        return
+    if arguments.one:
+        warnings.simplefilter("ignore")
+        name, *numbers = arguments.one
+        print(json.dumps(asdict(measure(name, *map(int, numbers)))))
+        return
+    rows = []
+    for name in NETWORKS:
+        if not any(text in name for text in arguments.network):
+            continue
+        for side in arguments.side[: 1 if name in _SIZES else None]:
+            for threads in arguments.threads:
+                rows.append(_in_a_process(name, side, threads, arguments.batch))
+                print(*table(rows[-1:])[2:], file=sys.stderr, flush=True)
+                if arguments.json is not None:
+                    arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    print("\n".join(table(rows)))
+
+
+if __name__ == "__main__":
+    main()
