@@ -25,6 +25,7 @@ import torch
 import opswap
 from opswap.swap.planning import gains
 from opswap.swap.rules import DEFAULT, OPTIONAL
+from threads import on_threads
 
 # torch's database of operators forbids the whole process to set flags of backends, when it is imported.
 torch.backends.disable_global_flags = lambda: None
@@ -144,10 +145,8 @@ def tier(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Let torch compute with one thread, so that sums do not depend on how work is divided."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with on_threads(1):
+        yield
 
 
 @pytest.fixture(autouse=True)

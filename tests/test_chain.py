@@ -22,6 +22,7 @@ from opswap import _core
 from opswap import functional as F
 from opswap.ops import chain as family
 from opswap.ops.chain import Stage, conv_chain
+from threads import same_on_any_threads
 
 SEED = os.environ.get("OPSWAP_TEST_SEED", "")
 WIDTHS = (16, 17, 31, 32, 33, 47, 58, 61, 97, 127)
@@ -134,17 +135,7 @@ def test_any_sizes(data: st.DataObject) -> None:
 def test_bits_do_not_depend_on_threads(tier: str, size: tuple[int, ...], parts: tuple[Part, ...]) -> None:
     x, stages = make(size, parts)
     grad = image(*stock(*copy_of(x, stages, torch.float32)).shape)
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(step(conv_chain, *copy_of(x, stages, torch.float32), grad))
-    finally:
-        torch.set_num_threads(before)
-    for name in results[0]:
-        one, two, three = (r[name] for r in results)
-        assert same_bits(one, two) and same_bits(one, three), name
+    same_on_any_threads(lambda: list(step(conv_chain, *copy_of(x, stages, torch.float32), grad).values()))
 
 
 def test_every_variant_was_run(tier: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from nearness import Quantities, assert_as_near, named
 from opswap import _core
 from opswap import functional as F
 from opswap.ops.norm import infer, reference
+from threads import same_on_any_threads
 
 ACTIVATIONS = (None, "relu", "relu6", "hardswish")
 # Of how many distances of 1 to the next number an error may be, relative to the largest value. Values may be twenty
@@ -170,19 +172,10 @@ def test_values_at_a_large_mean_are_exact(tier: str) -> None:
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_bits_do_not_depend_on_threads(memory_format: torch.memory_format, tier: str) -> None:
-    before = torch.get_num_threads()
-    try:
-        for size in ((16, 3, 80, 80), (9, 70, 15, 15), (40, 24, 31, 29)):
-            x = torch.randn(size).contiguous(memory_format=memory_format)
-            grad, vectors = torch.randn(size), parameters(size[1], torch.float32)
-            results = []
-            for threads in (1, 2, 3, 5):
-                torch.set_num_threads(threads)
-                results.append(outputs_and_gradients(F.batch_norm_act, x, grad, vectors, True, "relu"))
-            for other in results[1:]:
-                assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
-    finally:
-        torch.set_num_threads(before)
+    for size in ((16, 3, 80, 80), (9, 70, 15, 15), (40, 24, 31, 29)):
+        x = torch.randn(size).contiguous(memory_format=memory_format)
+        arguments = (x, torch.randn(size), parameters(size[1], torch.float32), True, "relu")
+        same_on_any_threads(partial(outputs_and_gradients, F.batch_norm_act, *arguments), 5)
 
 
 # --- activations -----------------------------------------------------------------------------------------------------

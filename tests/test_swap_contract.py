@@ -20,6 +20,7 @@ from spellings import SPELLINGS, Spelling, Split, Wrapped, by_size
 from spellings.blocks import SecondVersionUnit
 from step import assert_equal, outputs_and_gradients
 from swapping import pair
+from threads import on_threads
 
 
 def same_step(spelling: Spelling, model: nn.Module, other: nn.Module) -> None:
@@ -32,10 +33,8 @@ def same_step(spelling: Spelling, model: nn.Module, other: nn.Module) -> None:
 
 @pytest.fixture(params=SPELLINGS, ids=repr)
 def spelling(request: pytest.FixtureRequest) -> Iterator[Spelling]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield request.param
-    torch.set_num_threads(threads)
+    with on_threads(1):
+        yield request.param
 
 
 def test_objects_names_and_flags(spelling: Spelling) -> None:
