@@ -24,15 +24,10 @@ from opswap.ops import chain as family
 from opswap.ops.chain import Stage, conv_chain
 from threads import same_on_any_threads
 
+pytestmark = pytest.mark.usefixtures("chains_on_every_tier")
 SEED = os.environ.get("OPSWAP_TEST_SEED", "")
 WIDTHS = (16, 17, 31, 32, 33, 47, 58, 61, 97, 127)
 SMALL = ((2, 17, 7, 6), (Part(33), Part(side=3, stride=2, activation=None), Part(16)))
-
-
-@pytest.fixture(autouse=True)
-def kernels_on_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they are faster there or not."""
-    monkeypatch.setattr(family, "chain_wins", lambda: True, raising=False)
 
 
 def assert_near(size: Sequence[int], parts: Sequence[Part], times: float = 4.0) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from opswap.functional import conv_chain
 from opswap.nn.frozen import FROZEN
 from opswap.ops.chain import Stage, folded_arguments
 from threads import same_on_any_threads
+from twins import twins
 
 needs_kernels = pytest.mark.skipif(not _core.chain_leads(), reason="the tier in use has no chains")
 
@@ -370,7 +370,7 @@ class TestFreeze:
 
     def test_copies_fold_their_own(self) -> None:
         stock, model, x = frozen_net()
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for other in twins(model):
             assert kept(other) is None
             double_in_place(other)
             changed = copy.deepcopy(stock)

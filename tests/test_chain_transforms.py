@@ -21,19 +21,13 @@ import opswap
 from chain_cases import Part, copy_of, image, make, step, stock
 from inputs import same_bits
 from nearness import Quantities, assert_as_near, named
-from opswap.ops import chain as family
 from opswap.ops.chain import Stage, conv_chain
 from surviving import survive
 
+pytestmark = pytest.mark.usefixtures("chains_on_every_tier")
 SMALL = ((2, 17, 7, 6), (Part(33), Part(side=3, stride=2, activation=None), Part(16, activation="hardswish")))
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 Chain = Callable[[Tensor, Sequence[Stage]], Tensor]
-
-
-@pytest.fixture(autouse=True)
-def kernels_on_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they are faster there or not."""
-    monkeypatch.setattr(family, "chain_wins", lambda: True, raising=False)
 
 
 def both() -> tuple[tuple[Tensor, list[Stage]], ...]:

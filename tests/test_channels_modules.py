@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ import opswap
 from inputs import LAYOUTS, same_bits
 from opswap import functional as F
 from processes import run_in_processes
+from twins import twins
 
 OPERATOR = torch.ops.opswap.cat_channel_shuffle_split.default
 
@@ -133,11 +131,7 @@ def run_module(module: torch.nn.Module) -> list[Tensor]:
 def test_modules_copy_pickle_and_save(index: int) -> None:
     module = modules()[index]
     want = run_module(module)
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    copies = (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), torch.load(file, weights_only=False))
-    for other in copies:
+    for other in twins(module):
         assert repr(other) == repr(module)
         assert all(same_bits(g, w) for g, w in zip(run_module(other), want, strict=True))
     assert not module.state_dict() and not list(module.parameters()) and not list(module.buffers())

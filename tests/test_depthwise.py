@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opswap
 from depthwise_cases import FLOATS, LAST, make, stock
-from inputs import LAYOUTS
+from inputs import LAYOUTS, layout_of
 from opswap import _core
 from opswap import functional as F
 from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise
@@ -28,11 +28,6 @@ def served(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip(f"no {request.param} here")
     with opswap.isa.limit(request.param):
         yield
-
-
-def layout_of(t: Tensor) -> list[int]:
-    """Strides that mean something."""
-    return [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
 
 
 def assert_as_torch(x: Tensor, *rest: Any, kernel: bool, **options: Any) -> None:

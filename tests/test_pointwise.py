@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import opswap
+from counted import counts
+from inputs import layout_of
 from nearness import assert_within_roundings
 from opswap import functional as F
 from opswap.ops import pointwise
@@ -87,16 +89,6 @@ def run(
     # Values of few bits, so that they are the same in every dtype.
     grad = change((torch.arange(y.numel(), dtype=y.dtype) % 61 / 32 - 0.9375).view_as(y))
     return [y.detach(), *torch.autograd.grad(y, [t for t in tensors if t is not None], grad)]
-
-
-def counts() -> tuple[dict[str, int], dict[str, int]]:
-    found = opswap.stats()
-    return found["kernel"], found["reference"]
-
-
-def layout_of(t: Tensor) -> list[int]:
-    """Strides that mean something."""
-    return [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
 
 
 def assert_near(
