@@ -400,12 +400,7 @@ def run():
     y = opswap.ops.chain.conv_chain(x, stages)
     return [y, *torch.autograd.grad(y.sin().sum(), leaves)]
 
-want, stop, wrong = run(), threading.Event(), []
-
-def limit():
-    while not stop.is_set():
-        for tier in (*opswap.isa.available(), *opswap.isa.hidden()):
-            _core.isa_limit(tier)
+want, wrong = run(), []
 
 def work():
     for _ in range(60):
@@ -413,14 +408,7 @@ def work():
             if not (a - b).abs().max() <= 1e-3 * b.abs().max():
                 wrong.append((a - b).abs().max().item())
 
-threads = [threading.Thread(target=work) for _ in range(2)]
-limiter = threading.Thread(target=limit)
-for t in (*threads, limiter):
-    t.start()
-for t in threads:
-    t.join()
-stop.set()
-limiter.join()
+while_the_tier_changes(work, 2, (*opswap.isa.available(), *opswap.isa.hidden()))
 assert not wrong, wrong
 assert opswap.stats()["kernel"]["conv_chain_backward"] == 121
 """
@@ -432,7 +420,6 @@ def test_small_stacks() -> None:
     """A chain fits a thread of 192 KiB, in which the interpreter's own calls lie too."""
     out = survive(
         """
-torch.set_num_threads(1)
 opswap.ops.chain.chain_wins = lambda: True
 from opswap.ops.chain import Stage, conv_chain
 
@@ -443,12 +430,7 @@ def run():
     assert opswap.stats()["kernel"]["conv_chain_backward"]
     print("done", flush=True)
 
-for tier in opswap.isa.available():
-    with opswap.isa.limit(tier):
-        threading.stack_size(192 << 10)
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+on_small_stacks(run)
 """
     )
     assert out.split() == ["done"] * len(opswap.isa.available())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from merge_cases import assert_near, make
+from merge_cases import assert_near, make, with_random_values
 from opswap import merge
 from opswap.merge.build import build
 from opswap.merge.plan import Plan
@@ -47,14 +47,7 @@ class Block(nn.Module):
 
 
 def randomised(modules: list[nn.Module]) -> list[nn.Module]:
-    with torch.no_grad():
-        for m in modules:
-            for p in m.parameters():
-                p.add_(torch.randn_like(p) * 0.3)
-            for b in m.buffers():
-                if b.is_floating_point():
-                    b.copy_(torch.rand_like(b) + 0.5)
-    return [m.double() for m in modules]
+    return [m.double() for m in with_random_values(modules)]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import opswap
 from inputs import LAYOUTS, channels_last_of, same_bits
 from nearness import Quantities, assert_as_near, named
+from norm_steps import parameters
 from opswap import _core
 from opswap import functional as F
 from opswap.ops.norm import infer, reference
@@ -39,17 +40,6 @@ SIZES = (
     (2, 1027, 2, 3),
     (2, 3, 4, 5, 6),
 )
-
-
-def parameters(channels: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """running_mean, running_var, weight, bias."""
-    kinds = (
-        torch.randn(channels),
-        torch.rand(channels) + 0.5,
-        torch.rand(channels) + 0.5,
-        torch.randn(channels),
-    )
-    return tuple(t.to(dtype) for t in kinds)
 
 
 def away_from_kinks(x: Tensor, training: bool, vectors: tuple[Tensor, ...], eps: float = 1e-5) -> Tensor:
