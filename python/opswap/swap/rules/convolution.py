@@ -11,24 +11,23 @@ from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise, t
 from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, pointwise_wins, takes_pixels
 
 from ..rule import Replacement, Rule
-from .conditions import plain
 
 __all__ = ["RULES", "WINDOWS", "large"]
 
 _POINTWISE = Replacement(
-    "plain(x0) and takes_pixels(m0, x0)",
+    "takes_pixels(m0, x0)",
     "pointwise_conv2d(x0, m0.weight, m0.bias, m0.stride)",
-    {"plain": plain, "takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
+    {"takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
 )
 _DEPTHWISE = Replacement(
-    "plain(x0) and depthwise_able(m0, x0)",
+    "depthwise_able(m0, x0)",
     "depthwise_conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {"plain": plain, "depthwise_able": depthwise_able, "depthwise_conv2d": F.depthwise_conv2d},
+    {"depthwise_able": depthwise_able, "depthwise_conv2d": F.depthwise_conv2d},
 )
 _DENSE = Replacement(
-    "plain(x0) and conv_able(m0, x0)",
+    "conv_able(m0, x0)",
     "conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {"plain": plain, "conv_able": conv_able, "conv2d": F.conv2d},
+    {"conv_able": conv_able, "conv2d": F.conv2d},
 )
 
 
