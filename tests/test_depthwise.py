@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import opswap
+from conv_cases import BAD_CALLS
 from depthwise_cases import FLOATS, LAST, make, stock
 from inputs import LAYOUTS, layout_of
 from opswap import _core
@@ -177,18 +178,10 @@ def test_half_precision() -> None:
     [
         lambda x, w, b: (x, w, b, 0),
         lambda x, w, b: (x, w, b, 1, -1),
-        lambda x, w, b: (x, w, b[:5]),
         lambda x, w, b: (x, w, b[:0]),
         lambda x, w, b: (x, w[:6], b),
         lambda x, w, b: (x, w.repeat(1, 2, 1, 1), b),
-        lambda x, w, b: (x[:, :, :2, :2], w, b),
-        lambda x, w, b: (x, w.double(), b),
-        lambda x, w, b: (x, w, b, 1.5),
-        lambda x, w, b: (x, w, b, (1, 1, 1)),
-        lambda x, w, b: (x, w, b, 1, "other"),
-        lambda x, w, b: (x, None, b),
-        lambda x, w, b: (None, w, b),
-        lambda x, w, b: (x, w, [1.0]),
+        *BAD_CALLS,
     ],
 )
 @pytest.mark.parametrize("grad", [False, True])
