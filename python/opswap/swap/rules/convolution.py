@@ -73,18 +73,6 @@ def _declines_dense(module: nn.Module) -> str | None:
     return why_kept(module.weight.shape, window)
 
 
-def _pointwise_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.Conv2d(116, 116, 1, bias=False), ((16, 116, 14, 14),)
-
-
-def _depthwise_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.Conv2d(58, 58, 3, 1, 1, groups=58, bias=False), ((16, 58, 28, 28),)
-
-
-def _dense_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.Conv2d(64, 64, 3, padding=1, bias=False), ((16, 64, 28, 28),)
-
-
 RULES = (
     Rule(
         "pointwise_conv",
@@ -92,7 +80,7 @@ RULES = (
         modules=(nn.Conv2d,),
         whole=_POINTWISE,
         declines=_declines_pointwise,
-        example=_pointwise_example,
+        example=lambda: (nn.Conv2d(116, 116, 1, bias=False), ((16, 116, 14, 14),)),
     ),
     Rule(
         "depthwise_conv",
@@ -100,7 +88,7 @@ RULES = (
         modules=(nn.Conv2d,),
         whole=_DEPTHWISE,
         declines=_declines_depthwise,
-        example=_depthwise_example,
+        example=lambda: (nn.Conv2d(58, 58, 3, 1, 1, groups=58, bias=False), ((16, 58, 28, 28),)),
     ),
     Rule(
         "conv2d",
@@ -108,6 +96,6 @@ RULES = (
         modules=(nn.Conv2d,),
         whole=_DENSE,
         declines=_declines_dense,
-        example=_dense_example,
+        example=lambda: (nn.Conv2d(64, 64, 3, padding=1, bias=False), ((16, 64, 28, 28),)),
     ),
 )

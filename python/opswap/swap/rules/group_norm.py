@@ -142,23 +142,21 @@ def _prove_instance(region: Region, shapes: Shapes) -> Replacement:
     )
 
 
-def _group_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.GroupNorm(32, 64), ((8, 64, 56, 56),)
-
-
-def _instance_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.InstanceNorm2d(64), ((4, 64, 56, 56),)
-
-
 RULES = (
-    Rule("group_norm", False, modules=(nn.GroupNorm,), whole=_GROUP, example=_group_example),
+    Rule(
+        "group_norm",
+        False,
+        modules=(nn.GroupNorm,),
+        whole=_GROUP,
+        example=lambda: (nn.GroupNorm(32, 64), ((8, 64, 56, 56),)),
+    ),
     Rule(
         "instance_norm",
         False,
         modules=_INSTANCE_NORMS,
         whole=_INSTANCE,
         declines=_declines_instance,
-        example=_instance_example,
+        example=lambda: (nn.InstanceNorm2d(64), ((4, 64, 56, 56),)),
     ),
     Rule("group_norm", False, partial(_find, torch_functional.group_norm), _prove_group),
     Rule("instance_norm", False, partial(_find, torch_functional.instance_norm), _prove_instance),

@@ -208,12 +208,14 @@ class _Permuted(nn.Module):
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return _Permuted(96), ((8, 96, 28, 28),)
-
-
 RULES = (
-    Rule("layer_norm", False, modules=(nn.LayerNorm,), whole=_MODULE, example=_example),
+    Rule(
+        "layer_norm",
+        False,
+        modules=(nn.LayerNorm,),
+        whole=_MODULE,
+        example=lambda: (_Permuted(96), ((8, 96, 28, 28),)),
+    ),
     Rule("layer_norm", False, _find_call, _prove_call),
     Rule("layer_norm", False, _find_arithmetic, _prove_arithmetic),
 )

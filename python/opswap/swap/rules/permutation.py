@@ -69,8 +69,6 @@ class _Reversed(nn.Module):
         return x[:, list(range(115, -1, -1))]
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return _Reversed(), ((16, 116, 28, 28),)
-
-
-RULES = (Rule("channel_permutation", True, _find, _prove, example=_example),)
+RULES = (
+    Rule("channel_permutation", True, _find, _prove, example=lambda: (_Reversed(), ((16, 116, 28, 28),))),
+)
