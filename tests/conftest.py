@@ -23,8 +23,11 @@ import pytest
 import torch
 
 import opswap
+from opswap.ops import chain
 from opswap.swap.planning import gains
 from opswap.swap.rules import DEFAULT, OPTIONAL
+from opswap.swap.rules import chain as chain_rule
+from threads import on_threads
 
 # torch's database of operators forbids the whole process to set flags of backends, when it is imported.
 torch.backends.disable_global_flags = lambda: None
@@ -144,10 +147,8 @@ def tier(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Let torch compute with one thread, so that sums do not depend on how work is divided."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with on_threads(1):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +176,19 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def recorded_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables that are shipped decide which rules are applied, not those that `tune` has kept on this machine."""
     monkeypatch.setattr(gains, "cache_file", lambda: Path(os.devnull, "costs.json"))
+
+
+@pytest.fixture
+def fresh_counts() -> None:
+    """Statistics of this test alone."""
+    opswap.reset_stats()
+
+
+@pytest.fixture
+def chains_on_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains run in their kernels whether they are faster on the tier or not."""
+    for module in (chain, chain_rule):
+        monkeypatch.setattr(module, "chain_wins", lambda: True)
 
 
 @pytest.fixture

@@ -90,6 +90,11 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def layout_of(t: Tensor) -> list[int]:
+    """Strides that mean something."""
+    return [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equal shape, dtype and bits: NaN equals the same NaN, 0.0 differs from -0.0."""
     if a.shape != b.shape or a.dtype != b.dtype:

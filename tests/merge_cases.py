@@ -202,8 +202,12 @@ CASES: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
 
 
 def make(name: str, number: int) -> list[nn.Module]:
-    """Branches with random values in every tensor, so that no layer starts as a zero or an identity."""
-    modules = [CASES[name][0](i) for i in range(number)]
+    """Branches of a case, with random values."""
+    return with_random_values([CASES[name][0](i) for i in range(number)])
+
+
+def with_random_values(modules: list[nn.Module]) -> list[nn.Module]:
+    """The same modules with random values in every tensor, so that no layer starts as a zero or an identity."""
     with torch.no_grad():
         for m in modules:
             for p in m.parameters():

@@ -31,6 +31,7 @@ __all__ = [
     "Quantities",
     "assert_as_near",
     "assert_model_as_near",
+    "assert_trains_as_near",
     "assert_within_roundings",
     "named",
     "step",
@@ -169,6 +170,31 @@ def step(model: nn.Module, *inputs: Tensor) -> dict[str, Tensor | None]:
         for b, value in zip(buffers.values(), before[1], strict=True):
             b.copy_(value)
     return found
+
+
+def losses(model: nn.Module, x: Tensor, **options: float) -> dict[str, Tensor | None]:
+    """Of five steps of SGD with these options, on a copy of the model in the dtype of the input."""
+    model, found = copy.deepcopy(model).to(x.dtype), {}
+    optimizer = torch.optim.SGD(model.parameters(), **options)
+    for i in range(5):
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        found[f"loss {i}"] = loss.detach()
+    return found
+
+
+def assert_trains_as_near(
+    model: nn.Module, stock: nn.Module, draw: Callable[[], Tensor], **options: float
+) -> None:
+    """`assert_as_near` for the losses of both models in training."""
+
+    def draw_all() -> tuple[Quantities, Quantities, Quantities]:
+        x = draw()
+        return tuple(losses(*which, **options) for which in ((stock, x.double()), (stock, x), (model, x)))
+
+    assert_as_near(draw_all)
 
 
 def _forward_and_backward(model: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tensor | None]:

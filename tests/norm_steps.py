@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of group and layer normalisation share: parameters, a step, and how near it must be to float64."""
+"""What the tests of normalisations share: parameters, a step, and how near it must be to float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["DISTANCES", "assert_close", "step", "vectors"]
+__all__ = ["DISTANCES", "assert_close", "parameters", "step", "vectors"]
 
 # Of how many distances of 1 to the next number an error may be, relative to the largest value: as in test_norm.py.
 DISTANCES = {torch.float32: 128, torch.float64: 4096, torch.bfloat16: 1, torch.float16: 1}
@@ -16,6 +16,12 @@ DISTANCES = {torch.float32: 128, torch.float64: 4096, torch.bfloat16: 1, torch.f
 
 def vectors(channels: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (torch.rand(channels) + 0.5).to(dtype), torch.randn(channels).to(dtype)
+
+
+def parameters(channels: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of a BatchNorm: running_mean, running_var, weight, bias."""
+    running = torch.randn(channels).to(dtype), (torch.rand(channels) + 0.5).to(dtype)
+    return (*running, *vectors(channels, dtype))
 
 
 def step(function: Callable[..., Tensor], grad: Tensor, *tensors: Tensor | None) -> list[Tensor]:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +29,14 @@ def assert_equal(ours: list[Tensor | None], theirs: list[Tensor | None]) -> None
         if a is None or b is None:
             continue
         assert a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b), f"tensor {i} differs"
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call returns, or the kind and the text of its error."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error), str(error)
 
 
 def assert_near_by_kernels(model: nn.Module, stock: nn.Module, x: Tensor, calls: int) -> None:

@@ -18,6 +18,32 @@ from opswap import _core
 F = opswap.functional
 torch.manual_seed(0)
 
+def on_small_stacks(run):
+    # On every tier, in a thread with a stack of 192 KiB, in which the interpreter's own calls lie too.
+    torch.set_num_threads(1)
+    threading.stack_size(192 << 10)
+    for tier in opswap.isa.available():
+        with opswap.isa.limit(tier):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+
+def while_the_tier_changes(work, count, tiers):
+    # In so many threads, while one more changes the tier all the time.
+    stop = threading.Event()
+    def limit():
+        while not stop.is_set():
+            for tier in tiers:
+                _core.isa_limit(tier)
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    limiter = threading.Thread(target=limit)
+    for t in (*threads, limiter):
+        t.start()
+    for t in threads:
+        t.join()
+    stop.set()
+    limiter.join()
+
 def attempt(name, call):
     print(name, flush=True)
     try:

@@ -22,16 +22,12 @@ from opswap import _core
 from opswap import functional as F
 from opswap.ops import chain as family
 from opswap.ops.chain import Stage, conv_chain
+from threads import same_on_any_threads
 
+pytestmark = pytest.mark.usefixtures("chains_on_every_tier")
 SEED = os.environ.get("OPSWAP_TEST_SEED", "")
 WIDTHS = (16, 17, 31, 32, 33, 47, 58, 61, 97, 127)
 SMALL = ((2, 17, 7, 6), (Part(33), Part(side=3, stride=2, activation=None), Part(16)))
-
-
-@pytest.fixture(autouse=True)
-def kernels_on_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they are faster there or not."""
-    monkeypatch.setattr(family, "chain_wins", lambda: True, raising=False)
 
 
 def assert_near(size: Sequence[int], parts: Sequence[Part], times: float = 4.0) -> None:
@@ -134,17 +130,7 @@ def test_any_sizes(data: st.DataObject) -> None:
 def test_bits_do_not_depend_on_threads(tier: str, size: tuple[int, ...], parts: tuple[Part, ...]) -> None:
     x, stages = make(size, parts)
     grad = image(*stock(*copy_of(x, stages, torch.float32)).shape)
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(step(conv_chain, *copy_of(x, stages, torch.float32), grad))
-    finally:
-        torch.set_num_threads(before)
-    for name in results[0]:
-        one, two, three = (r[name] for r in results)
-        assert same_bits(one, two) and same_bits(one, three), name
+    same_on_any_threads(lambda: list(step(conv_chain, *copy_of(x, stages, torch.float32), grad).values()))
 
 
 def test_every_variant_was_run(tier: str) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from chain_cases import ACTIVATIONS
 from opswap import _core
+from threads import same_on_any_threads
 
 LAST = torch.channels_last
 
@@ -110,15 +111,7 @@ def test_as_near_to_float64_as_torch(name: str, tier: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_same_bits_on_any_number_of_threads(name: str, tier: str) -> None:
     options, tensors = made(*CASES[name])
-    threads = torch.get_num_threads()
-    outputs = []
-    try:
-        for count in (1, 2, 3, 7):
-            torch.set_num_threads(count)
-            outputs.append(_core.plain_chain_folded(options, tensors, None)[0])
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(outputs[0], o) for o in outputs)
+    same_on_any_threads(lambda: _core.plain_chain_folded(options, tensors, None)[:1], 7)
 
 
 @pytest.mark.parametrize("number", range(12))

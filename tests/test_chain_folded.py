@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,8 @@ from opswap import _core
 from opswap.functional import conv_chain
 from opswap.nn.frozen import FROZEN
 from opswap.ops.chain import Stage, folded_arguments
+from threads import same_on_any_threads
+from twins import twins
 
 needs_kernels = pytest.mark.skipif(not _core.chain_leads(), reason="the tier in use has no chains")
 
@@ -86,15 +87,7 @@ def test_as_near_to_float64_as_torch(name: str, tier: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_same_bits_on_any_number_of_threads(name: str, tier: str) -> None:
     input, stages = made(name)
-    threads = torch.get_num_threads()
-    outputs = []
-    try:
-        for count in (1, 2, 3, 7):
-            torch.set_num_threads(count)
-            outputs.append(_core.plain_chain_folded(*arguments(input, stages), None)[0])
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(outputs[0], o) for o in outputs)
+    same_on_any_threads(lambda: _core.plain_chain_folded(*arguments(input, stages), None)[:1], 7)
 
 
 def test_folded_weights_are_used_again(tier: str) -> None:
@@ -377,7 +370,7 @@ class TestFreeze:
 
     def test_copies_fold_their_own(self) -> None:
         stock, model, x = frozen_net()
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for other in twins(model):
             assert kept(other) is None
             double_in_place(other)
             changed = copy.deepcopy(stock)

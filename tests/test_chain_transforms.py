@@ -21,19 +21,13 @@ import opswap
 from chain_cases import Part, copy_of, image, make, step, stock
 from inputs import same_bits
 from nearness import Quantities, assert_as_near, named
-from opswap.ops import chain as family
 from opswap.ops.chain import Stage, conv_chain
 from surviving import survive
 
+pytestmark = pytest.mark.usefixtures("chains_on_every_tier")
 SMALL = ((2, 17, 7, 6), (Part(33), Part(side=3, stride=2, activation=None), Part(16, activation="hardswish")))
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 Chain = Callable[[Tensor, Sequence[Stage]], Tensor]
-
-
-@pytest.fixture(autouse=True)
-def kernels_on_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they are faster there or not."""
-    monkeypatch.setattr(family, "chain_wins", lambda: True, raising=False)
 
 
 def both() -> tuple[tuple[Tensor, list[Stage]], ...]:
@@ -406,12 +400,7 @@ def run():
     y = opswap.ops.chain.conv_chain(x, stages)
     return [y, *torch.autograd.grad(y.sin().sum(), leaves)]
 
-want, stop, wrong = run(), threading.Event(), []
-
-def limit():
-    while not stop.is_set():
-        for tier in (*opswap.isa.available(), *opswap.isa.hidden()):
-            _core.isa_limit(tier)
+want, wrong = run(), []
 
 def work():
     for _ in range(60):
@@ -419,14 +408,7 @@ def work():
             if not (a - b).abs().max() <= 1e-3 * b.abs().max():
                 wrong.append((a - b).abs().max().item())
 
-threads = [threading.Thread(target=work) for _ in range(2)]
-limiter = threading.Thread(target=limit)
-for t in (*threads, limiter):
-    t.start()
-for t in threads:
-    t.join()
-stop.set()
-limiter.join()
+while_the_tier_changes(work, 2, (*opswap.isa.available(), *opswap.isa.hidden()))
 assert not wrong, wrong
 assert opswap.stats()["kernel"]["conv_chain_backward"] == 121
 """
@@ -438,7 +420,6 @@ def test_small_stacks() -> None:
     """A chain fits a thread of 192 KiB, in which the interpreter's own calls lie too."""
     out = survive(
         """
-torch.set_num_threads(1)
 opswap.ops.chain.chain_wins = lambda: True
 from opswap.ops.chain import Stage, conv_chain
 
@@ -449,12 +430,7 @@ def run():
     assert opswap.stats()["kernel"]["conv_chain_backward"]
     print("done", flush=True)
 
-for tier in opswap.isa.available():
-    with opswap.isa.limit(tier):
-        threading.stack_size(192 << 10)
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+on_small_stacks(run)
 """
     )
     assert out.split() == ["done"] * len(opswap.isa.available())

@@ -15,19 +15,11 @@ import opswap
 from chain_cases import Part, copy_of, image, make, step, stock
 from inputs import same_bits
 from modes import Names
-from opswap.ops import chain as family
 from opswap.ops.chain import Stage, conv_chain
-from opswap.swap.rules import chain as rule
 
+pytestmark = pytest.mark.usefixtures("chains_on_every_tier")
 SMALL = ((2, 17, 7, 6), (Part(33), Part(side=3, stride=2, activation=None), Part(16, activation="hardswish")))
 FORWARD, BACKWARD = "opswap.conv_chain_moving.default", "opswap.conv_chain_backward.default"
-
-
-@pytest.fixture(autouse=True)
-def kernels_on_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they are faster there or not."""
-    for module in (family, rule):
-        monkeypatch.setattr(module, "chain_wins", lambda: True)
 
 
 def both(x: Tensor, stages: list[Stage]) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None], Names]:

@@ -19,6 +19,7 @@ from inputs import COLUMNS, DTYPES, LAYOUTS, channels_last_of, same_bits, values
 from opswap import _core
 from opswap import functional as F
 from opswap.ops._layout import cat_memory_format
+from threads import on_threads
 
 WIDTH_DTYPES = {
     8: torch.uint8,
@@ -236,17 +237,13 @@ def test_sections_are_those_of_chunk_and_split(
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_any_number_of_threads(threads: int) -> None:
-    previous = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         assert _core.threads() == threads
         for fmt in (torch.contiguous_format, torch.channels_last):
             x = torch.randn(7, 58, 33, 31).to(memory_format=fmt)
             assert same_bits(F.channel_shuffle(x, 2), oracle((x,), 2)[0])
             wide = torch.randn(3, 116, 33, 31).to(memory_format=fmt)[::2, :58]
             assert same_bits(F.channel_shuffle(wide, 29), oracle((wide,), 29)[0])
-    finally:
-        torch.set_num_threads(previous)
 
 
 # --- gradients ---------------------------------------------------------------------------------------------------

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ import opswap
 from inputs import LAYOUTS, same_bits
 from opswap import functional as F
 from processes import run_in_processes
+from twins import twins
 
 OPERATOR = torch.ops.opswap.cat_channel_shuffle_split.default
 
@@ -133,11 +131,7 @@ def run_module(module: torch.nn.Module) -> list[Tensor]:
 def test_modules_copy_pickle_and_save(index: int) -> None:
     module = modules()[index]
     want = run_module(module)
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    copies = (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), torch.load(file, weights_only=False))
-    for other in copies:
+    for other in twins(module):
         assert repr(other) == repr(module)
         assert all(same_bits(g, w) for g, w in zip(run_module(other), want, strict=True))
     assert not module.state_dict() and not list(module.parameters()) and not list(module.buffers())
@@ -195,9 +189,7 @@ def test_modules_refuse_bad_arguments(
 # --- several processes --------------------------------------------------------------------------------------------
 
 
-def _train(rank: int, rendezvous: str, swapped: bool, path: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+def _train(rank: int, swapped: bool, path: str) -> None:
     torch.manual_seed(0)
     model = opswap.models.shufflenet_v2_x0_5(num_classes=4)
     model = torch.nn.parallel.DistributedDataParallel(opswap.swap(model, exact=True) if swapped else model)
@@ -209,15 +201,13 @@ def _train(rank: int, rendezvous: str, swapped: bool, path: str) -> None:
         optimizer.step()
     if rank == 0:
         torch.save(model.module.state_dict(), path)
-    torch.distributed.destroy_process_group()
 
 
 def test_distributed_training_equals_stock(tmp_path: Path) -> None:
     states = []
     for swapped in (False, True):
         path = str(tmp_path / f"{swapped}.pt")
-        arguments = (str(tmp_path / f"rendezvous-{swapped}"), swapped, path)
-        run_in_processes(_train, *arguments)
+        run_in_processes(_train, tmp_path, swapped, path)
         states.append(torch.load(path))
     assert states[0].keys() == states[1].keys()
     assert all(same_bits(states[0][k], states[1][k]) for k in states[0])

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import opswap
 from opswap import cli
 from opswap.swap.planning import gains
+from threads import on_threads
 
 Calls = list[tuple[str, int, int]]
 
@@ -57,11 +57,8 @@ def test_what_is_measured_is_kept_and_printed(
 
 
 def test_json_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
-    try:
+    with on_threads():
         assert cli.main(["tune", "--threads", "1", "--rounds", "1", "--json", "-"]) == 0
-    finally:
-        torch.set_num_threads(threads)
     found = json.loads(capsys.readouterr().out)
     assert set(found["swap"]) == {"channel_shuffle", "amax"}
 

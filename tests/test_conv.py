@@ -16,6 +16,7 @@ from conv_cases import FLOATS, LAST, image
 from inputs import same_bits
 from nearness import assert_within_roundings
 from opswap import _core
+from threads import same_on_any_threads
 
 CHANNELS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 63, 64, 65)
 
@@ -133,16 +134,7 @@ def test_bits_do_not_depend_on_threads(
 ) -> None:
     x, w = image(*size), torch.randn(weight).contiguous(memory_format=LAST)
     grad = image(*T.conv2d(x, w, None, *window).shape)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append((_core.plain_conv(x, w, None, *window), *kernels(grad, x, w, *window)))
-    finally:
-        torch.set_num_threads(before)
-    for one, two, three in zip(*results, strict=True):
-        assert same_bits(one, two) and same_bits(one, three)
+    same_on_any_threads(lambda: (_core.plain_conv(x, w, None, *window), *kernels(grad, x, w, *window)))
 
 
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])

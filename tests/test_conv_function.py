@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import opswap
-from conv_cases import FLOATS, LAST, image
+from conv_cases import BAD_CALLS, FLOATS, LAST, image
 from inputs import same_bits
 from nearness import Quantities, assert_as_near, named
 from opswap import _core
@@ -140,17 +140,9 @@ def test_torch_serves_the_rest(change: Callable[..., tuple[tuple[Any, ...], dict
         lambda x, w, b: (x, w, b, 0),
         lambda x, w, b: (x, w, b, 1, -1),
         lambda x, w, b: (x, w, b, 1, 0, 0),
-        lambda x, w, b: (x, w, b[:5]),
         lambda x, w, b: (x, w[:, :6], b),
-        lambda x, w, b: (x[:, :, :2, :2], w, b),
-        lambda x, w, b: (x, w.double(), b),
         lambda x, w, b: (x, w, b.double()),
-        lambda x, w, b: (x, w, b, 1.5),
-        lambda x, w, b: (x, w, b, (1, 1, 1)),
-        lambda x, w, b: (x, w, b, 1, "other"),
-        lambda x, w, b: (x, None, b),
-        lambda x, w, b: (None, w, b),
-        lambda x, w, b: (x, w, [1.0]),
+        *BAD_CALLS,
     ],
 )
 @pytest.mark.parametrize("grad", [False, True])

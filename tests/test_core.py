@@ -15,6 +15,7 @@ from torch.utils import cpp_extension
 
 import opswap
 from opswap import _core
+from threads import on_threads
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
@@ -53,13 +54,9 @@ def test_the_environment_caps_the_tier() -> None:
 
 
 def test_threads_follow_torch() -> None:
-    before = torch.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
+    for count in (1, 2, 3):
+        with on_threads(count):
             assert _core.threads() == count
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_prototypes_agree_with_torch(tmp_path: Path) -> None:

@@ -213,6 +213,34 @@ CALLS = {
 """
 
 
+# Functions that make other tensors than they are asked for.
+BEHAVIOURS = """
+def other_size(make, like, size, stride, **k): return torch.empty(1, dtype=like.dtype)
+def no_dimension(make, like, size, stride, **k): return torch.empty(())
+def shorter(make, like, size, stride, **k): return make(like, (*size[:-1], max(size[-1] - 1, 0)), stride, **k)
+def other_strides(make, like, size, stride, **k): return torch.empty(size, **k).t() if len(size) == 2 else (
+    torch.empty(*size, 3)[..., 0])
+def all_one_place(make, like, size, stride, **k): return make(like, (1,) * len(size), stride, **k).expand(size)
+def other_dtype(make, like, size, stride, **k): return torch.empty_strided(size, stride, dtype=torch.float16)
+def no_memory(make, like, size, stride, **k): return torch.empty_strided(size, stride, device="meta")
+def a_list(make, like, size, stride, **k): return [1]
+def nothing(make, like, size, stride, **k): return None
+def resizes(make, like, size, stride, **k):
+    Tensor.resize_(like, (0,))
+    return make(like, size, stride, **k)
+def moves(make, like, size, stride, **k):
+    Tensor.set_(like, torch.empty(0))
+    return make(like, size, stride, **k)
+"""
+# A sequence that makes its items on the fly.
+MADE = """
+class Made:
+    def __init__(self, n): self.n = n
+    def __len__(self): return self.n
+    def __getitem__(self, i):
+        if i >= self.n: raise IndexError
+        return tuple([1, 1])
+"""
 # In a loop over `behaviour`: a subclass of which new tensors are made by that function.
 ODD = """
     class Odd(Tensor):
@@ -231,24 +259,8 @@ class TestOutputs:
     def test_what_a_subclass_makes(self) -> None:
         out = survive(
             CALLS
+            + BEHAVIOURS
             + """
-def other_size(make, like, size, stride, **k): return torch.empty(1, dtype=like.dtype)
-def no_dimension(make, like, size, stride, **k): return torch.empty(())
-def shorter(make, like, size, stride, **k): return make(like, (*size[:-1], max(size[-1] - 1, 0)), stride, **k)
-def other_strides(make, like, size, stride, **k): return torch.empty(size, **k).t() if len(size) == 2 else (
-    torch.empty(*size, 3)[..., 0])
-def all_one_place(make, like, size, stride, **k): return make(like, (1,) * len(size), stride, **k).expand(size)
-def other_dtype(make, like, size, stride, **k): return torch.empty_strided(size, stride, dtype=torch.float16)
-def no_memory(make, like, size, stride, **k): return torch.empty_strided(size, stride, device="meta")
-def a_list(make, like, size, stride, **k): return [1]
-def nothing(make, like, size, stride, **k): return None
-def resizes(make, like, size, stride, **k):
-    Tensor.resize_(like, (0,))
-    return make(like, size, stride, **k)
-def moves(make, like, size, stride, **k):
-    Tensor.set_(like, torch.empty(0))
-    return make(like, size, stride, **k)
-
 refused = 0
 for behaviour in (other_size, no_dimension, shorter, other_strides, all_one_place, other_dtype, no_memory, a_list,
                   nothing, resizes, moves):
@@ -372,14 +384,8 @@ for spoil in ("resize", "set"):
     def test_what_is_no_tuple(self) -> None:
         """Sequences that make their items on the fly, hold too few, or change while they are read."""
         survive(
-            """
-class Made:
-    def __init__(self, n): self.n = n
-    def __len__(self): return self.n
-    def __getitem__(self, i):
-        if i >= self.n: raise IndexError
-        return tuple([1, 1])
-
+            MADE
+            + """
 x = torch.randn(1, 8, 4, 4)
 offsets = torch.zeros(1, 8, 4, 4, dtype=torch.uint8)
 size = (1, 8, 4, 4)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opswap import _core
 from surviving import survive
-from test_core_hostile import INTS, NUMBERS, ODD
+from test_core_hostile import BEHAVIOURS, INTS, MADE, NUMBERS, ODD
 
 # Each entry with its numbers: a call by what `n` makes of a number and `fresh` of a tensor.
 ENTRIES = """
@@ -144,16 +144,9 @@ def test_what_a_subclass_makes_and_is() -> None:
     survive(
         """
 from torch import Tensor
-
-def other_size(make, like, size, stride, **k): return torch.empty(1, dtype=like.dtype)
-def shorter(make, like, size, stride, **k): return make(like, (*size[:-1], max(size[-1] - 1, 0)), stride, **k)
-def all_one_place(make, like, size, stride, **k): return make(like, (1,) * len(size), stride, **k).expand(size)
-def other_dtype(make, like, size, stride, **k): return torch.empty_strided(size, stride, dtype=torch.float16)
-def nothing(make, like, size, stride, **k): return None
-def resizes(make, like, size, stride, **k):
-    Tensor.resize_(like, (0,))
-    return make(like, size, stride, **k)
-
+"""
+        + BEHAVIOURS
+        + """
 for behaviour in (other_size, shorter, all_one_place, other_dtype, nothing, resizes):
 """
         + ODD
@@ -199,14 +192,8 @@ def fresh(*size, dtype=torch.float32):
     return torch.ones(size, dtype=dtype)
 """
         + ENTRIES
+        + MADE
         + """
-class Made:
-    def __init__(self, n): self.n = n
-    def __len__(self): return self.n
-    def __getitem__(self, i):
-        if i >= self.n: raise IndexError
-        return tuple([1, 1])
-
 class Tuple(tuple):
     def __len__(self): return 10**6
     def __getitem__(self, i): return None

@@ -21,12 +21,7 @@ x = torch.randn(4, 32, 64, 64)
 images = x.to(memory_format=torch.channels_last)
 expected = [F.max_pool2d(t, 3, 2, 1) for t in (x, images)]
 shuffled = F.channel_shuffle(images, 4)
-stop, wrong = threading.Event(), []
-
-def limit():
-    while not stop.is_set():
-        for tier in opswap.isa.available():
-            _core.isa_limit(tier)
+wrong = []
 
 def work():
     for _ in range(40):
@@ -38,14 +33,7 @@ def work():
             wrong.append("shuffle")
 
 before = sum(_core.norm_variants().values())
-threads = [threading.Thread(target=work) for _ in range(3)]
-limiter = threading.Thread(target=limit)
-for t in (*threads, limiter):
-    t.start()
-for t in threads:
-    t.join()
-stop.set()
-limiter.join()
+while_the_tier_changes(work, 3, opswap.isa.available())
 assert not wrong, wrong
 # Two of the calls have a sampling pass, a pass of sums and one that writes each.
 assert sum(_core.norm_variants().values()) - before == 3 * 40 * 2 * 3, sum(_core.norm_variants().values()) - before
@@ -104,8 +92,6 @@ for name, call in CALLS.items():
         """Every kernel fits a thread of 192 KiB, in which the interpreter's own calls lie too."""
         out = survive(
             """
-torch.set_num_threads(1)
-
 def run():
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         for last in (False, True):
@@ -147,12 +133,7 @@ def run():
             _core.plain_conv_backward(x, x, square, 1, side // 2, 1, True, True, True)
     print("done", flush=True)
 
-for tier in opswap.isa.available():
-    with opswap.isa.limit(tier):
-        threading.stack_size(192 << 10)
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+on_small_stacks(run)
 """
         )
         assert out.split() == ["done"] * len(opswap.isa.available())

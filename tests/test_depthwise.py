@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import opswap
+from conv_cases import BAD_CALLS
 from depthwise_cases import FLOATS, LAST, make, stock
-from inputs import LAYOUTS
+from inputs import LAYOUTS, layout_of
 from opswap import _core
 from opswap import functional as F
 from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise
@@ -28,11 +29,6 @@ def served(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip(f"no {request.param} here")
     with opswap.isa.limit(request.param):
         yield
-
-
-def layout_of(t: Tensor) -> list[int]:
-    """Strides that mean something."""
-    return [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
 
 
 def assert_as_torch(x: Tensor, *rest: Any, kernel: bool, **options: Any) -> None:
@@ -182,18 +178,10 @@ def test_half_precision() -> None:
     [
         lambda x, w, b: (x, w, b, 0),
         lambda x, w, b: (x, w, b, 1, -1),
-        lambda x, w, b: (x, w, b[:5]),
         lambda x, w, b: (x, w, b[:0]),
         lambda x, w, b: (x, w[:6], b),
         lambda x, w, b: (x, w.repeat(1, 2, 1, 1), b),
-        lambda x, w, b: (x[:, :, :2, :2], w, b),
-        lambda x, w, b: (x, w.double(), b),
-        lambda x, w, b: (x, w, b, 1.5),
-        lambda x, w, b: (x, w, b, (1, 1, 1)),
-        lambda x, w, b: (x, w, b, 1, "other"),
-        lambda x, w, b: (x, None, b),
-        lambda x, w, b: (None, w, b),
-        lambda x, w, b: (x, w, [1.0]),
+        *BAD_CALLS,
     ],
 )
 @pytest.mark.parametrize("grad", [False, True])

@@ -14,8 +14,8 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 
 from depthwise_cases import FLOATS, LAST, all_results, assert_close, kernel_results, make, stock
-from inputs import same_bits
 from opswap import _core
+from threads import same_on_any_threads
 
 SQUARES = [(k, k) for k in (3, 5, 7, 9)]
 OBLONG = [(tall, wide) for tall in (1, 3, 5, 7, 9) for wide in (1, 3, 5, 7, 9) if tall != wide]
@@ -120,16 +120,7 @@ def test_bits_do_not_depend_on_threads(
     window = (stride, tuple(k // 2 * dilation for k in taps), dilation)
     tensors = [t.detach() for t in make(*size, taps)]
     grad = torch.randn(stock(*tensors, *window).shape).contiguous(memory_format=LAST)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(kernel_results(tensors, grad, *window))
-    finally:
-        torch.set_num_threads(before)
-    for one, two, three in zip(*results, strict=True):
-        assert same_bits(one, two) and same_bits(one, three)
+    same_on_any_threads(lambda: kernel_results(tensors, grad, *window))
 
 
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import opswap
 import opswap.functional as F
+from counted import kernels
 from functional_cases import FUNCTIONS, Case, modules
 from opswap.ops import _switch
 
@@ -35,10 +36,6 @@ def _counts() -> Iterator[None]:
     opswap.reset_stats()
     yield
     assert not _switch.active and not _switch._own.tasks
-
-
-def kernels() -> int:
-    return sum(opswap.stats()["kernel"].values())
 
 
 def of_torch(output: Tensor) -> bool:

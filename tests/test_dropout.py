@@ -23,6 +23,7 @@ from opswap import _core
 from opswap import functional as F
 from opswap.ops import dropout as module
 from opswap.swap.rules import dropout as rule
+from threads import on_threads
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SPECIAL = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, -1.5, 1e-40]
@@ -78,12 +79,8 @@ def test_any_number_of_elements(tier: str, count: int) -> None:
 
 
 def test_threads_take_parts(tier: str) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with on_threads(3):
         assert_as_torch(torch.randn(100_003))
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_volumes() -> None:

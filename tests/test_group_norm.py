@@ -12,11 +12,12 @@ import torch.nn.functional as T
 from torch import Tensor
 
 import opswap
-from inputs import LAYOUTS, channels_last_of, same_bits
+from inputs import LAYOUTS, channels_last_of
 from norm_steps import DISTANCES, assert_close, step, vectors
 from opswap import _core
 from opswap import functional as F
 from opswap.ops.norm import group_norm_fits, instance_norm_fits
+from threads import same_on_any_threads
 
 # Channels around the widths of vectors and beyond, positions from a few to many, both numbers of dimensions.
 SIZES = (
@@ -158,16 +159,8 @@ def test_instance_norm(size: tuple[int, ...], tier: str) -> None:
 def test_bits_do_not_depend_on_threads(size: tuple[int, ...]) -> None:
     x, grad = image(size, torch.float32), image(size, torch.float32)
     parameters = vectors(size[1], torch.float32)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(step(lambda x, w, b: F.group_norm(x, 2, w, b), grad, x, *parameters))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
-    for a, b in zip(results[0], truth(2, grad, x, *parameters), strict=True):
+    made = same_on_any_threads(lambda: step(lambda x, w, b: F.group_norm(x, 2, w, b), grad, x, *parameters))
+    for a, b in zip(made, truth(2, grad, x, *parameters), strict=True):
         assert_close(a, b, 1024)
 
 

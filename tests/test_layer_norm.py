@@ -17,6 +17,7 @@ from norm_steps import DISTANCES, assert_close, step, vectors
 from opswap import _core
 from opswap import functional as F
 from opswap.ops.norm import layer_norm2d_fits, layer_norm_fits
+from threads import same_on_any_threads
 
 # Channels around the widths of vectors and beyond, rows from one to many.
 SIZES = (
@@ -164,16 +165,8 @@ def test_without_parameters(weight: bool, bias: bool, tier: str) -> None:
 def test_bits_do_not_depend_on_threads(size: tuple[int, ...]) -> None:
     x, grad = rows(size, torch.float32), rows(size, torch.float32)
     parameters = vectors(size[-1], torch.float32)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(step(ours, grad, x, *parameters))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
-    for a, b in zip(results[0], truth(grad, x, *parameters), strict=True):
+    made = same_on_any_threads(lambda: step(ours, grad, x, *parameters))
+    for a, b in zip(made, truth(grad, x, *parameters), strict=True):
         assert_close(a, b, 1024)
 
 

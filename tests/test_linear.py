@@ -16,6 +16,7 @@ import opswap
 from nearness import assert_within_roundings
 from opswap import GroupedLinear, _core
 from opswap import functional as F
+from threads import same_on_any_threads
 
 # (rows, groups, in_features, out_features or a list): around the sizes of vectors, tiles and blocks.
 SHAPES: list[tuple[int, int, int, int | tuple[int, ...]]] = [
@@ -112,17 +113,13 @@ def test_the_result_does_not_depend_on_threads(tier: str, shape: tuple[Any, ...]
     shape = (shape[0] * 8, shape[1], shape[2] * 8, shape[3])
     x, weight, bias = make(shape, dtype)
     dy = torch.randn(shape[0], *bias.shape).to(dtype)
-    results = []
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            output = _core.grouped_linear(x, weight, bias, sections_of(shape))
-            made = _core.grouped_linear_backward(dy, x, weight, sections_of(shape), True, True, True)
-            results.append((output, *made))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+    def both_directions() -> tuple[Tensor, ...]:
+        output = _core.grouped_linear(x, weight, bias, sections_of(shape))
+        made = _core.grouped_linear_backward(dy, x, weight, sections_of(shape), True, True, True)
+        return (output, *made)
+
+    same_on_any_threads(both_directions)
 
 
 def test_strided_input_is_read_in_place(tier: str) -> None:

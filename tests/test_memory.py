@@ -18,6 +18,7 @@ from torch import nn
 
 import opswap
 from opswap import memory
+from threads import on_threads
 
 SMALL, TINY = 1e-30, 1e-10
 
@@ -25,12 +26,10 @@ SMALL, TINY = 1e-30, 1e-10
 @pytest.fixture
 def threads() -> Iterator[int]:
     """Four threads, with denormals as they are by default, before and after."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    memory.flush_denormals(False)
-    yield 4
-    memory.flush_denormals(False)
-    torch.set_num_threads(before)
+    with on_threads(4):
+        memory.flush_denormals(False)
+        yield 4
+        memory.flush_denormals(False)
 
 
 def flushed() -> int:

@@ -23,6 +23,7 @@ from opswap import merge
 from opswap.merge import costs
 from opswap.merge.layers.conv import BranchConv
 from opswap.swap.planning import gains
+from threads import on_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -86,9 +87,7 @@ def test_the_setting_decides(record: Record) -> None:
     record([[*POINTWISE, 0.5, 2.0]], ["inference, contiguous, 1 thread"])
     merged = merge.branches(make("bottleneck", 3))
     x = example("bottleneck")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_threads(1):
         assert runs(merged, x)["residual.6"] == "wide"
         with torch.no_grad():
             assert runs(merged, x)["residual.6"] == "product"
@@ -98,8 +97,6 @@ def test_the_setting_decides(record: Record) -> None:
             torch.set_num_threads(2)
             merged.to(memory_format=torch.contiguous_format)
             assert runs(merged, x)["residual.6"] == "wide"
-    finally:
-        torch.set_num_threads(threads)
 
 
 def site(taps: int, channels: int, **sizes: Any) -> costs.Site:

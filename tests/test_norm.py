@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ from torch.utils.checkpoint import checkpoint
 import opswap
 from inputs import LAYOUTS, channels_last_of, same_bits
 from nearness import Quantities, assert_as_near, named
+from norm_steps import parameters
 from opswap import _core
 from opswap import functional as F
 from opswap.ops.norm import infer, reference
+from threads import same_on_any_threads
 
 ACTIVATIONS = (None, "relu", "relu6", "hardswish")
 # Of how many distances of 1 to the next number an error may be, relative to the largest value. Values may be twenty
@@ -37,17 +40,6 @@ SIZES = (
     (2, 1027, 2, 3),
     (2, 3, 4, 5, 6),
 )
-
-
-def parameters(channels: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """running_mean, running_var, weight, bias."""
-    kinds = (
-        torch.randn(channels),
-        torch.rand(channels) + 0.5,
-        torch.rand(channels) + 0.5,
-        torch.randn(channels),
-    )
-    return tuple(t.to(dtype) for t in kinds)
 
 
 def away_from_kinks(x: Tensor, training: bool, vectors: tuple[Tensor, ...], eps: float = 1e-5) -> Tensor:
@@ -170,19 +162,10 @@ def test_values_at_a_large_mean_are_exact(tier: str) -> None:
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_bits_do_not_depend_on_threads(memory_format: torch.memory_format, tier: str) -> None:
-    before = torch.get_num_threads()
-    try:
-        for size in ((16, 3, 80, 80), (9, 70, 15, 15), (40, 24, 31, 29)):
-            x = torch.randn(size).contiguous(memory_format=memory_format)
-            grad, vectors = torch.randn(size), parameters(size[1], torch.float32)
-            results = []
-            for threads in (1, 2, 3, 5):
-                torch.set_num_threads(threads)
-                results.append(outputs_and_gradients(F.batch_norm_act, x, grad, vectors, True, "relu"))
-            for other in results[1:]:
-                assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
-    finally:
-        torch.set_num_threads(before)
+    for size in ((16, 3, 80, 80), (9, 70, 15, 15), (40, 24, 31, 29)):
+        x = torch.randn(size).contiguous(memory_format=memory_format)
+        arguments = (x, torch.randn(size), parameters(size[1], torch.float32), True, "relu")
+        same_on_any_threads(partial(outputs_and_gradients, F.batch_norm_act, *arguments), 5)
 
 
 # --- activations -----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import opswap
 from nearness import Quantities, assert_as_near, named
+from norm_steps import parameters
 from opswap import functional as F
 from opswap.ops.norm import parse, reference, spell
 
@@ -43,16 +44,6 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FORMATS = (torch.contiguous_format, torch.channels_last)
 # Where a derivative jumps: there rounding of z decides which side's it is.
 KINKS = (-3.0, -1.0, -0.25, 0.0, 1.0, 1.5, 2.0, 3.0, 6.0)
-
-
-def vectors_of(channels: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    kinds = (
-        torch.randn(channels),
-        torch.rand(channels) + 0.5,
-        torch.rand(channels) + 0.5,
-        torch.randn(channels),
-    )
-    return tuple(t.to(dtype) for t in kinds)
 
 
 def away_from_kinks(x: Tensor, vectors: tuple[Tensor, ...], training: bool) -> Tensor:
@@ -95,7 +86,7 @@ def test_as_near_to_float64_as_torch(activation: str, tier: str) -> None:
             def draw(
                 size: Any = size, dtype: Any = dtype, form: Any = memory_format, mode: Any = training
             ) -> Any:
-                vectors = vectors_of(size[1], dtype if dtype == torch.float64 else torch.float32)
+                vectors = parameters(size[1], dtype if dtype == torch.float64 else torch.float32)
                 x = away_from_kinks((torch.randn(size) * 2 + 1).to(dtype), vectors, mode)
                 x, grad = x.contiguous(memory_format=form), torch.randn(size).to(dtype)
                 exact = tuple(v.double() for v in vectors)
@@ -210,7 +201,7 @@ def test_edges_are_torchs(activation: str, dtype: torch.dtype, tier: str) -> Non
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_derivatives(activation: str, training: bool) -> None:
-    vectors = vectors_of(2, torch.float64)
+    vectors = parameters(2, torch.float64)
     x = away_from_kinks(torch.randn(3, 2, 3, dtype=torch.float64), vectors, training)
     mean, var, *affine = vectors
     leaves = [t.requires_grad_() for t in (x, *affine)]

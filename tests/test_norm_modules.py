@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 import opswap
 from step import outputs_and_gradients
+from twins import twins
 
 CASES = [
     (opswap.nn.BatchNormAct1d, nn.BatchNorm1d, (5, 6)),
@@ -111,14 +111,7 @@ class TestCopies:
         ours = opswap.nn.BatchNormAct2d(6, activation=activation)
         x = torch.randn(2, 6, 3, 3)
         ours(x)
-        file = io.BytesIO()
-        torch.save(ours, file)
-        file.seek(0)
-        for twin in (
-            copy.deepcopy(ours),
-            pickle.loads(pickle.dumps(ours)),
-            torch.load(file, weights_only=False),
-        ):
+        for twin in twins(ours):
             assert twin.activation == activation and torch.equal(twin.eval()(x), ours.eval()(x))
 
     def test_compile_and_export(self) -> None:

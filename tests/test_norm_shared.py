@@ -18,6 +18,7 @@ import opswap
 from inputs import same_bits
 from opswap import _core
 from opswap import functional as F
+from threads import on_threads
 
 CHANNELS = 5
 
@@ -25,11 +26,10 @@ CHANNELS = 5
 @pytest.fixture(autouse=True)
 def one_thread_in_double() -> Iterator[None]:
     """In float64, whose roundings are far from every difference that is looked for."""
-    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    torch.set_num_threads(1)
+    dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_num_threads(threads)
+    with on_threads(1):
+        yield
     torch.set_default_dtype(dtype)
 
 

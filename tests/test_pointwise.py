@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import opswap
+from counted import counts
+from inputs import layout_of
 from nearness import assert_within_roundings
 from opswap import functional as F
 from opswap.ops import pointwise
 from surviving import survive
+from threads import same_on_any_threads
 
 LAST = torch.channels_last
 
@@ -86,16 +89,6 @@ def run(
     # Values of few bits, so that they are the same in every dtype.
     grad = change((torch.arange(y.numel(), dtype=y.dtype) % 61 / 32 - 0.9375).view_as(y))
     return [y.detach(), *torch.autograd.grad(y, [t for t in tensors if t is not None], grad)]
-
-
-def counts() -> tuple[dict[str, int], dict[str, int]]:
-    found = opswap.stats()
-    return found["kernel"], found["reference"]
-
-
-def layout_of(t: Tensor) -> list[int]:
-    """Strides that mean something."""
-    return [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
 
 
 def assert_near(
@@ -263,15 +256,8 @@ class TestKernels:
     def test_the_same_bits_for_any_number_of_threads(
         self, size: tuple[int, ...], outputs: int, stride: Any
     ) -> None:
-        tensors, before, results = inputs(size, outputs), torch.get_num_threads(), []
-        try:
-            for threads in (1, 2, 3, 5):
-                torch.set_num_threads(threads)
-                results.append(run(partial(F.pointwise_conv2d, stride=stride), *tensors))
-        finally:
-            torch.set_num_threads(before)
-        for other in results[1:]:
-            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+        tensors = inputs(size, outputs)
+        same_on_any_threads(lambda: run(partial(F.pointwise_conv2d, stride=stride), *tensors), 5)
 
     def test_nan_and_infinities_stay_where_they_are(self) -> None:
         x, weight, bias = (t.detach() for t in inputs((1, 9, 4, 5), 11))

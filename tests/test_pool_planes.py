@@ -16,6 +16,7 @@ from torch import Tensor
 from inputs import same_bits
 from opswap import functional as F
 from pool_cases import alike, gradient, ties
+from threads import on_threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -26,10 +27,8 @@ every_format = pytest.mark.parametrize("memory_format", MEMORY_FORMATS, ids=str)
 
 @pytest.fixture
 def three_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(threads)
+    with on_threads(3):
+        yield
 
 
 def split(x: Tensor) -> Tensor:

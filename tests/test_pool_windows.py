@@ -15,6 +15,7 @@ from inputs import same_bits
 from opswap import _core
 from opswap import functional as F
 from pool_cases import alike, gradient, ties
+from threads import on_threads
 
 WINDOWS = (
     (3, 1, 0),
@@ -68,13 +69,9 @@ def test_windows_of_the_lowest_value_name_their_first_tap(window: tuple[object, 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_planes_cut_by_threads(window: tuple[object, ...], tier: str) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with on_threads(2):
         compare(ties((1, 1, 301, 303), torch.float32), window)
         compare(ties((1, 3, 151, 303), torch.bfloat16), window)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def awkward(size: tuple[int, ...], dtype: torch.dtype) -> Iterator[torch.Tensor]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 import opswap
 import opswap.functional as F
+from counted import counts
 from nearness import Quantities, assert_as_near, assert_model_as_near, named
 from opswap.ops import reduced_precision
 from opswap.ops.pointwise import pointwise_wins
+from twins import twins
 
 HALVES = [torch.bfloat16, torch.float16]
 LAST = torch.channels_last
@@ -35,11 +36,6 @@ def every_half_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=HALVES, ids=["bfloat16", "float16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
-
-
-def counts() -> tuple[dict[str, int], dict[str, int]]:
-    found = opswap.stats()
-    return found["kernel"], found["reference"]
 
 
 # Sizes of input and weight, and the options.
@@ -423,7 +419,7 @@ class TestSwap:
         model = opswap.swap(Net().to(dtype).eval())
         x = torch.randn(2, 3, 17, 17, dtype=dtype)
         expected = model(x)
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for twin in twins(model):
             opswap.reset_stats()
             assert torch.equal(twin(x), expected) and counts()[0]["conv2d"] == 3
         model.stem.padding_mode = "circular"

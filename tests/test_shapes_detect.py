@@ -407,36 +407,30 @@ def test_other_threads_are_left_alone() -> None:
     assert not report.sites and not report.inputs
 
 
-def _distributed(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
-    options = {"init_method": f"file://{store}", "rank": rank, "world_size": PROCESSES}
-    torch.distributed.init_process_group("gloo", **options)
-    try:
-        torch.manual_seed(0)
-        net = Net()
-        alone = copy.deepcopy(net)
-        twin = DistributedDataParallel(net)
-        torch.manual_seed(1 + rank)
-        images = torch.randn(2, 3, 8, 8)
-        with shapes.detect(net) as report:
-            for _ in range(2):
-                twin.zero_grad()
-                twin(images).sum().backward()
-        site = next(s for s in report.findings if s.status == "size")
-        assert (site.function, site.module, site.count) == (NET_FORWARD, "", 2), str(report)
-        assert report.inputs[""].graphs(False) == 1 and "head" in report.inputs
-        assert any(s.phase == "backward" and s.file == __file__ for s in report.sites)
-        # The gradients are averaged as they are without the finder.
-        alone(images).sum().backward()
-        for ours, own in zip(net.parameters(), alone.parameters(), strict=True):
-            torch.distributed.all_reduce(own.grad)
-            torch.testing.assert_close(ours.grad, own.grad / PROCESSES)
-    finally:
-        torch.distributed.destroy_process_group()
+def _distributed(rank: int) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    alone = copy.deepcopy(net)
+    twin = DistributedDataParallel(net)
+    torch.manual_seed(1 + rank)
+    images = torch.randn(2, 3, 8, 8)
+    with shapes.detect(net) as report:
+        for _ in range(2):
+            twin.zero_grad()
+            twin(images).sum().backward()
+    site = next(s for s in report.findings if s.status == "size")
+    assert (site.function, site.module, site.count) == (NET_FORWARD, "", 2), str(report)
+    assert report.inputs[""].graphs(False) == 1 and "head" in report.inputs
+    assert any(s.phase == "backward" and s.file == __file__ for s in report.sites)
+    # The gradients are averaged as they are without the finder.
+    alone(images).sum().backward()
+    for ours, own in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.distributed.all_reduce(own.grad)
+        torch.testing.assert_close(ours.grad, own.grad / PROCESSES)
 
 
 def test_distributed(tmp_path: Path) -> None:
-    run_in_processes(_distributed, str(tmp_path / "store"))
+    run_in_processes(_distributed, tmp_path)
 
 
 def test_allow_list() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import json
 import pickle
 from collections import Counter
@@ -19,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from counted import kernels
 from nearness import assert_model_as_near
 from opswap.models import ShuffleNetV2, shufflenet_v2_x0_5, shufflenet_v2_x1_0
 from spellings import Shuffle, Split, Wrapped, by_size
 from step import assert_equal, outputs_and_gradients
+from twins import saved
 
 pytestmark = pytest.mark.usefixtures("one_thread", "every_rule_applies")
 
@@ -51,10 +52,6 @@ def model() -> nn.Module:
 @pytest.fixture
 def x() -> Tensor:
     return torch.randn(2, 3, 64, 64)
-
-
-def kernels() -> int:
-    return sum(opswap.stats()["kernel"].values())
 
 
 def fused_calls(model: nn.Module, x: Tensor) -> int:
@@ -207,10 +204,7 @@ class TestCopies:
         assert type(twin.stage2) is nn.Sequential
 
     def test_torch_save(self, model: nn.Module, x: Tensor) -> None:
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        twin = torch.load(file, weights_only=False)
+        twin = saved(model)
         assert fused_calls(twin, x) == SITES and torch.equal(twin.eval()(x), model.eval()(x))
 
     def test_state_dict_both_ways(self, stock: nn.Module, model: nn.Module, x: Tensor) -> None:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from counted import kernels_of
 from opswap.models import lprnet, shufflenet_v2_x0_5
 from opswap.swap import carry_out
 from opswap.swap.planning import gains
@@ -24,6 +23,7 @@ from spellings.guards import NumberOfSize
 from swapping import images, same
 from test_swap_live import Net, state
 from test_swap_verify import wrong
+from twins import twins
 
 
 def rules_of(model: nn.Module) -> set[str]:
@@ -90,19 +90,13 @@ def test_strict_counts_what_is_there_afterwards() -> None:
     assert rules_of(model) == {"batch_norm_act"}
 
 
-def kernels(model: nn.Module, x: Tensor) -> int:
-    opswap.reset_stats()
-    model(x)
-    return sum(opswap.stats()["kernel"].values())
-
-
 def test_other_example_inputs_are_another_proof() -> None:
     model = nn.Sequential(NumberOfSize())
     small, large = images(), images(2, 12, 6, 8)
     opswap.swap(model, example_inputs=(small,), exact=True)
-    assert (kernels(model, small), kernels(model, large)) == (1, 0)
+    assert (kernels_of(model, small), kernels_of(model, large)) == (1, 0)
     opswap.swap(model, example_inputs=(large,), exact=True)
-    assert (kernels(model, small), kernels(model, large)) == (0, 1)
+    assert (kernels_of(model, small), kernels_of(model, large)) == (0, 1)
     opswap.swap(model, exact=True)
     assert not generated(model) and "example_inputs" in opswap.report(model).kept[0].reason
 
@@ -111,11 +105,11 @@ def test_other_example_inputs_are_another_proof() -> None:
 def test_another_table_of_gains(losing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = opswap.swap(nn.Sequential(nn.MaxPool2d(2))), images()
     other = x.contiguous(memory_format=torch.channels_last)
-    assert kernels(model, x) == kernels(model, other) == 1
+    assert kernels_of(model, x) == kernels_of(model, other) == 1
     table = {"max_pool2d": {"contiguous": 2.0, "channels_last": 2.0, losing: 0.5}}
     monkeypatch.setattr(gains, "_table", lambda: table)
     opswap.swap(model)
-    assert (kernels(model, x), kernels(model, other)) == ((0, 1) if losing == "contiguous" else (1, 0))
+    assert (kernels_of(model, x), kernels_of(model, other)) == ((0, 1) if losing == "contiguous" else (1, 0))
 
 
 def test_the_memory_format_of_the_first_swap_stays() -> None:
@@ -256,14 +250,7 @@ class TestReport:
 
     def test_of_copies(self) -> None:
         model = opswap.swap(nn.Sequential(Net(), Wrapped(lambda_free)), exact=True)
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        for twin in (
-            copy.deepcopy(model),
-            pickle.loads(pickle.dumps(model)),
-            torch.load(file, weights_only=False),
-        ):
+        for twin in twins(model):
             assert opswap.report(twin) == opswap.report(model)
             assert opswap.report(twin[0]) == opswap.report(model[0])
 

@@ -24,13 +24,8 @@ LAST = torch.channels_last
 RULES = [rule for rule in DEFAULT if rule.name == "conv_chain"]
 pytestmark = [
     pytest.mark.skipif(opswap.isa.current() not in ("avx2", "avx512"), reason="no chains on this tier"),
-    pytest.mark.usefixtures("every_rule_applies"),
+    pytest.mark.usefixtures("every_rule_applies", "fresh_counts"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_counts() -> None:
-    opswap.reset_stats()
 
 
 def pointwise(channels: int, outputs: int) -> nn.Conv2d:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import threading
 import time
@@ -20,6 +19,8 @@ from spellings import SPELLINGS, Spelling, Split, Wrapped, by_size
 from spellings.blocks import SecondVersionUnit
 from step import assert_equal, outputs_and_gradients
 from swapping import pair
+from threads import on_threads
+from twins import twins
 
 
 def same_step(spelling: Spelling, model: nn.Module, other: nn.Module) -> None:
@@ -32,10 +33,8 @@ def same_step(spelling: Spelling, model: nn.Module, other: nn.Module) -> None:
 
 @pytest.fixture(params=SPELLINGS, ids=repr)
 def spelling(request: pytest.FixtureRequest) -> Iterator[Spelling]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield request.param
-    torch.set_num_threads(threads)
+    with on_threads(1):
+        yield request.param
 
 
 def test_objects_names_and_flags(spelling: Spelling) -> None:
@@ -76,17 +75,12 @@ def test_states_of_models_and_optimizers(spelling: Spelling) -> None:
 
 def test_copies(spelling: Spelling) -> None:
     stock, model = pair(spelling)
-    copies = [copy.deepcopy(model)]
     try:
         pickle.dumps(stock)
     except (AttributeError, pickle.PicklingError):
-        pass
+        copies = (copy.deepcopy(model),)
     else:
-        copies.append(pickle.loads(pickle.dumps(model)))
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        copies.append(torch.load(file, weights_only=False))
+        copies = twins(model)
     sites = opswap.report(model).swapped
     for twin in copies:
         assert opswap.report(twin).swapped == sites

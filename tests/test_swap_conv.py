@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +14,12 @@ import torch.nn.functional as T
 from torch import Tensor, nn
 
 import opswap
-from nearness import Quantities, assert_as_near, assert_model_as_near
+from counted import counts
+from nearness import assert_model_as_near, assert_trains_as_near
 from opswap.ops import conv as family
 from opswap.swap.rules import DEFAULT
 from step import assert_equal, outputs_and_gradients
+from twins import twins
 
 LAST = torch.channels_last
 RULES = [rule for rule in DEFAULT if rule.name == "conv2d"]
@@ -48,11 +49,6 @@ class Standardised(nn.Conv2d):
 
 def images(size: int = 9) -> Tensor:
     return torch.randn(2, 32, size, size).contiguous(memory_format=LAST)
-
-
-def counts() -> tuple[dict[str, int], dict[str, int]]:
-    found = opswap.stats()
-    return found["kernel"], found["reference"]
 
 
 TAKEN = [
@@ -159,7 +155,7 @@ def test_calls_of_the_function(make: Callable[..., nn.Module]) -> None:
 
 def test_settings_after_the_swap_and_copies() -> None:
     model = opswap.swap(nn.Sequential(nn.Conv2d(32, 24, 3)).to(memory_format=LAST), rules=RULES)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for twin in twins(model):
         opswap.reset_stats()
         assert torch.equal(twin(x := images()), model(x)) and counts()[0] == {"conv2d": 2}
     model[0].stride = (2, 2)
@@ -192,20 +188,6 @@ def test_losses_of_several_steps() -> None:
     model = opswap.swap(copy.deepcopy(stock))
     assert sum(s.rule == "conv2d" for s in opswap.report(model).swapped) >= 5
 
-    def losses(net: nn.Module, x: Tensor) -> Quantities:
-        net, found = copy.deepcopy(net).to(x.dtype), {}
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-        for i in range(5):
-            optimizer.zero_grad()
-            loss = (net(x) - 1).square().mean()
-            loss.backward()
-            optimizer.step()
-            found[f"loss {i}"] = loss.detach()
-        return found
-
-    def draw() -> tuple[Quantities, Quantities, Quantities]:
-        x = torch.randn(3, 3, 18, 25).contiguous(memory_format=LAST)
-        return losses(stock, x.double()), losses(stock, x), losses(model, x)
-
-    assert_as_near(draw)
+    x = torch.empty(3, 3, 18, 25).contiguous(memory_format=LAST)
+    assert_trains_as_near(model, stock, lambda: torch.randn_like(x), lr=0.05, momentum=0.9)
     assert counts()[0]["conv2d_backward"] >= 25

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import opswap
-from nearness import Quantities, assert_as_near, assert_model_as_near
+from counted import counts
+from nearness import assert_model_as_near, assert_trains_as_near
 from opswap.ops.depthwise import depthwise_wins
 from opswap.ops.pointwise import pointwise_wins
 from opswap.swap.rules import convolution
 from step import outputs_and_gradients
+from twins import twins
 
 LAST = torch.channels_last
 pytestmark = [
@@ -56,11 +57,6 @@ LEFT = [
     nn.Conv1d(6, 8, 1),
     nn.ConvTranspose2d(6, 8, 1),
 ]
-
-
-def counts() -> tuple[dict[str, int], dict[str, int]]:
-    found = opswap.stats()
-    return found["kernel"], found["reference"]
 
 
 class TestRule:
@@ -107,7 +103,7 @@ class TestRule:
     def test_copies(self) -> None:
         model = opswap.swap(nn.Sequential(nn.Conv2d(6, 8, 1)))
         x = torch.randn(2, 6, 5, 4).contiguous(memory_format=LAST)
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for twin in twins(model):
             opswap.reset_stats()
             assert torch.equal(twin(x), model(x)) and counts()[0] == {"pointwise_conv2d": 2}
 
@@ -133,22 +129,8 @@ class TestRule:
         ).to(memory_format=LAST)
         model = opswap.swap(copy.deepcopy(stock))
 
-        def losses(net: nn.Module, x: Tensor) -> Quantities:
-            net, found = copy.deepcopy(net).to(x.dtype), {}
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-            for i in range(6):
-                optimizer.zero_grad()
-                loss = net(x).square().mean()
-                loss.backward()
-                optimizer.step()
-                found[f"loss {i}"] = loss.detach()
-            return found
-
-        def draw() -> tuple[Quantities, Quantities, Quantities]:
-            x = torch.randn(4, 3, 33, 33).contiguous(memory_format=LAST)
-            return losses(stock, x.double()), losses(stock, x), losses(model, x)
-
-        assert_as_near(draw)
+        x = torch.empty(4, 3, 33, 33).contiguous(memory_format=LAST)
+        assert_trains_as_near(model, stock, lambda: torch.randn_like(x), lr=0.1, momentum=0.9)
 
 
 @pytest.mark.skipif(not depthwise_wins(), reason="torch is as fast on this tier")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import opswap
+from counted import kernels
 from opswap.ops.dropout import draws_alike
 from opswap.swap.planning import gains
 from opswap.swap.rules import DEFAULT, OPTIONAL, convolution
@@ -41,10 +42,6 @@ def record(cache: Path) -> Record:
         gains._read.cache_clear()
 
     return write
-
-
-def kernels() -> int:
-    return sum(opswap.stats()["kernel"].values())
 
 
 def test_the_shipped_table_knows_the_rules() -> None:

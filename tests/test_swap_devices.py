@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
+from counted import kernels_of
 from opswap.models import lprnet, shufflenet_v2_x0_5
 from opswap.swap import Rule
 from opswap.swap.planning import gains
 from opswap.swap.rules import DEFAULT, OPTIONAL
 from spellings import Split, Wrapped, by_size
+from spellings.guards import Only
 from step import assert_equal, outputs_and_gradients
 from swapping import images
 from test_swap_live import Net
@@ -48,12 +50,6 @@ def moved(model: nn.Module, device: str) -> nn.Module:
         for name, b in m._buffers.items():
             m._buffers[name] = b.as_subclass(cls)
     return model
-
-
-def kernels(model: nn.Module, x: Tensor) -> int:
-    opswap.reset_stats()
-    model(x)
-    return sum(opswap.stats()["kernel"].values())
 
 
 CASES = [(Net, device) for device in (*OTHERS, "meta")]
@@ -88,7 +84,7 @@ def test_a_rule_for_another_device() -> None:
     assert opswap.scan(moved(copy.deepcopy(model), "cuda"), rules=[there]).swapped
     assert not opswap.scan(model, rules=[there]).swapped
     swapped = opswap.swap(nn.Sequential(nn.MaxPool2d(2)), rules=[there])
-    assert kernels(swapped, torch.randn(1, 3, 4, 4)) == 0
+    assert kernels_of(swapped, torch.randn(1, 3, 4, 4)) == 0
 
 
 def test_a_part_elsewhere() -> None:
@@ -105,27 +101,16 @@ def test_a_part_elsewhere() -> None:
     }
 
 
-class Calls(nn.Module):
-    """Its forward is one function."""
-
-    def __init__(self, body: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
-
 BODIES: dict[str, Callable[[], nn.Module]] = {
     "shuffle": lambda: nn.Sequential(Split(), Split()),
-    "permutation": lambda: Calls(lambda x: x[:, [3, 2, 1, 0, 11, 10, 9, 8, 7, 6, 5, 4]]),
+    "permutation": lambda: Only(lambda x: x[:, [3, 2, 1, 0, 11, 10, 9, 8, 7, 6, 5, 4]]),
     "pool": lambda: nn.Sequential(nn.MaxPool2d(2)),
-    "amax": lambda: Calls(lambda x: x.detach().requires_grad_().amax((2, 3))),
+    "amax": lambda: Only(lambda x: x.detach().requires_grad_().amax((2, 3))),
     "batch_norm": lambda: nn.Sequential(nn.BatchNorm2d(12)),
     "batch_norm_act": lambda: nn.Sequential(nn.BatchNorm2d(12), nn.ReLU()),
-    "function": lambda: Calls(lambda x: F.relu(F.batch_norm(x, None, None, training=True))),
+    "function": lambda: Only(lambda x: F.relu(F.batch_norm(x, None, None, training=True))),
     "dropout": lambda: nn.Sequential(nn.Dropout(0.5)),
-    "linear": lambda: Calls(
+    "linear": lambda: Only(
         lambda x: torch.einsum("bgi,goi->bgo", x.flatten(2), torch.ones(12, 2, 32).as_subclass(type(x)))
     ),
 }
@@ -137,10 +122,10 @@ def test_a_model_that_moves_after_the_swap(make: Callable[[], nn.Module], device
     stock = make()
     model = opswap.swap(copy.deepcopy(stock))
     x = images()
-    here = kernels(model, x)
+    here = kernels_of(model, x)
     there = moved(copy.deepcopy(model), device)
-    assert kernels(there, x.as_subclass(on(device))) == 0
-    assert kernels(model, x) == here
+    assert kernels_of(there, x.as_subclass(on(device))) == 0
+    assert kernels_of(model, x) == here
     if "dropout" not in str(stock).lower():
         y = there(x.as_subclass(on(device)))
         assert torch.equal(y.as_subclass(Tensor), stock(x).as_subclass(Tensor))
@@ -153,11 +138,11 @@ def test_to_meta_and_back() -> None:
     stock = Net().eval()
     model = opswap.swap(copy.deepcopy(stock), exact=True)
     model.to("meta")
-    assert model(images().to("meta")).shape == (2, 12, 2, 4) and kernels(model, images().to("meta")) == 0
+    assert model(images().to("meta")).shape == (2, 12, 2, 4) and kernels_of(model, images().to("meta")) == 0
     model.to_empty(device="cpu").load_state_dict(stock.state_dict())
     x = images()
     assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
-    assert kernels(model, x) > 0
+    assert kernels_of(model, x) > 0
 
 
 def test_a_graph_of_dynamo_elsewhere() -> None:

@@ -45,26 +45,20 @@ def _shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return fsdp.fully_shard(model, mesh=mesh)
 
 
-def _run(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
-    options = {"init_method": f"file://{store}", "rank": rank, "world_size": PROCESSES}
-    torch.distributed.init_process_group("gloo", **options)
-    try:
-        mesh = init_device_mesh("cpu", (PROCESSES,))
-        for spelling in SPELLINGS:
-            torch.manual_seed(0)
-            stock = spelling.make()
-            if next(stock.parameters(), None) is None:
-                continue
-            model = opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
-            torch.manual_seed(rank)
-            x = torch.randn(spelling.shape)
-            twins = [DistributedDataParallel(copy.deepcopy(m)) for m in (stock, model)]
-            _compare(spelling, *twins, x)
-            _compare(spelling, _shard(stock, mesh), _shard(model, mesh), x)
-    finally:
-        torch.distributed.destroy_process_group()
+def _run(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    for spelling in SPELLINGS:
+        torch.manual_seed(0)
+        stock = spelling.make()
+        if next(stock.parameters(), None) is None:
+            continue
+        model = opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
+        torch.manual_seed(rank)
+        x = torch.randn(spelling.shape)
+        twins = [DistributedDataParallel(copy.deepcopy(m)) for m in (stock, model)]
+        _compare(spelling, *twins, x)
+        _compare(spelling, _shard(stock, mesh), _shard(model, mesh), x)
 
 
 def test_every_spelling(tmp_path: Path) -> None:
-    run_in_processes(_run, str(tmp_path / "store"))
+    run_in_processes(_run, tmp_path)

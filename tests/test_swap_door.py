@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 import opswap
 from nearness import assert_model_as_near
 from opswap.models import lprnet
+from twins import twins
 
 LAST = torch.channels_last
 
@@ -139,11 +138,7 @@ def test_report() -> None:
 def test_copies() -> None:
     model = swapped().eval()
     x = torch.randn(2, 3, 6, 5)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+    for twin in twins(model):
         assert is_last(twin(x)) and torch.equal(twin(x), model(x))
         assert opswap.report(twin) == opswap.report(model)
         assert layouts(opswap.unswap(twin)) == layouts(Net())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import opswap
+from counted import kernels
 from nearness import assert_model_as_near
 from opswap.models import ShuffleNetV2
 from opswap.swap.rules import DEFAULT
@@ -31,10 +32,6 @@ def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def kernels() -> int:
-    return sum(opswap.stats()["kernel"].values())
 
 
 def rules_of(backend: object) -> list[str]:

@@ -19,6 +19,7 @@ from opswap.swap.runtime.instance_forward import is_rewritten
 from spellings import Split
 from step import assert_equal, outputs_and_gradients
 from swapping import images
+from threads import on_threads
 
 pytestmark = pytest.mark.once
 
@@ -60,12 +61,9 @@ def _answers(model: nn.Module, x: Tensor) -> dict[str, Any]:
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_a_child_computes_what_the_parent_does(method: str) -> None:
     """The model is pickled to it, or, with fork, also held by its memory."""
-    threads = torch.get_num_threads()
     model, x = make(), images()
-    try:
+    with on_threads():
         expected = _answers(copy.deepcopy(model), x)
-    finally:
-        torch.set_num_threads(threads)
     context = torch.multiprocessing.get_context(method)
     if method == "forkserver":
         multiprocessing.set_forkserver_preload(["torch", "opswap"])

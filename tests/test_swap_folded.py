@@ -22,13 +22,8 @@ RULES = [rule for rule in DEFAULT if rule.name == "conv_folded"]
 OTHERS = [rule for rule in DEFAULT if rule.name != "conv_folded"]
 pytestmark = [
     pytest.mark.skipif(opswap.isa.current() not in ("avx2", "avx512"), reason="no chains on this tier"),
-    pytest.mark.usefixtures("every_rule_applies"),
+    pytest.mark.usefixtures("every_rule_applies", "fresh_counts"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_counts() -> None:
-    opswap.reset_stats()
 
 
 def images(channels: int = 5, size: int = 12) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import opswap
 from nearness import assert_model_as_near
 from spellings import by_size
-from step import assert_equal, outputs_and_gradients
+from step import assert_equal, outcome, outputs_and_gradients
 
 
 class Dense(nn.Module):
@@ -96,13 +96,6 @@ GIVEN: dict[str, Callable[[list[Tensor]], Any]] = {
     "another size": lambda x: [t[:, :, :3] for t in x],
     "double": lambda x: [t.double() for t in x],
 }
-
-
-def outcome(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except Exception as error:
-        return type(error), str(error)
 
 
 @pytest.mark.parametrize("given", GIVEN)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import opswap
 from opswap.swap.runtime import purity
 from spellings import by_size
+from step import outcome
 from swapping import images, same
 
 log = logging.getLogger("opswap_test_look_ups")
@@ -149,16 +150,9 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def outcome(m: nn.Module, x: Tensor) -> Tensor | tuple[type, str]:
-    try:
-        return m(x)
-    except Exception as error:
-        return type(error), str(error)
-
-
 def assert_alike(model: nn.Module, stock: nn.Module) -> None:
     x = images()
-    ours, theirs = outcome(model, x), outcome(stock, x)
+    ours, theirs = outcome(lambda: model(x)), outcome(lambda: stock(x))
     assert torch.equal(ours, theirs) if isinstance(theirs, Tensor) else ours == theirs
 
 

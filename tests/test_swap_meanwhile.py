@@ -27,18 +27,10 @@ from spellings import Split
 from swapping import images
 from test_swap_verify import wrong
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("one_thread")]
 
 
 SHUFFLES = [r for r in DEFAULT if r.name == "channel_shuffle"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_net() -> nn.Module:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import opswap
-from nearness import Quantities, assert_as_near, assert_model_as_near, named
+from nearness import Quantities, assert_as_near, assert_model_as_near, assert_trains_as_near, named
 from opswap.models import LPRNet, ShuffleNetV2, shufflenet_v2_x1_0
 from opswap.swap.rules import DEFAULT
 from step import outputs_and_gradients
 from test_swap_pool import PublishedLPRNet
+from twins import twins
 
 pytestmark = pytest.mark.usefixtures("one_thread", "every_rule_applies")
 
@@ -297,16 +296,7 @@ class TestNetworks:
     def test_losses_of_several_steps(self, network: tuple[nn.Module, Tensor]) -> None:
         stock, x = network
         model = opswap.swap(copy.deepcopy(stock))
-
-        def draw() -> tuple[Quantities, Quantities, Quantities]:
-            batch = torch.randn_like(x)
-            return (
-                losses(copy.deepcopy(stock).double(), batch.double()),
-                losses(copy.deepcopy(stock), batch),
-                losses(copy.deepcopy(model), batch),
-            )
-
-        assert_as_near(draw)
+        assert_trains_as_near(model, stock, lambda: torch.randn_like(x), lr=1e-3, momentum=0.5)
 
     def test_keys_order_and_unswap(self, network: tuple[nn.Module, Tensor]) -> None:
         stock, x = network
@@ -324,15 +314,9 @@ class TestNetworks:
         stock, x = network
         model = opswap.swap(copy.deepcopy(stock))
         count = norms(model, x)
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
+        copies = twins(model)
         model.eval()
-        for twin in (
-            copy.deepcopy(model),
-            pickle.loads(pickle.dumps(model)),
-            torch.load(file, weights_only=False),
-        ):
+        for twin in copies:
             assert opswap.report(twin) == opswap.report(model) and norms(twin.train(), x) == count
             assert torch.equal(twin.eval()(x), model(x))
 
@@ -377,18 +361,6 @@ class TestNetworks:
                 for b in m.buffers():
                     b.mul_(2)
         torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
-
-
-def losses(model: nn.Module, x: Tensor) -> Quantities:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.5)
-    found = {}
-    for i in range(4):
-        optimizer.zero_grad()
-        loss = (model(x) - 1).square().mean()
-        loss.backward()
-        optimizer.step()
-        found[f"loss {i}"] = loss.detach()
-    return found
 
 
 class TestOnlyTorchsOwn:

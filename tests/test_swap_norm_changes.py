@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from processes import PROCESSES, run_in_processes
+from processes import run_in_processes
 from step import outputs_and_gradients
 from test_swap_norm import NETWORKS, SIZE, check, close, lprnet, norms
 
@@ -119,11 +119,7 @@ class TestChangesAfterTheSwap:
             torch.testing.assert_close(converted(x), stock(x), rtol=1e-4, atol=1e-5)
 
 
-def _train(rank: int, rendezvous: str, path: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=PROCESSES
-    )
+def _train(rank: int, path: str) -> None:
     states = []
     for swapped in (False, True):
         torch.manual_seed(0)
@@ -138,12 +134,11 @@ def _train(rank: int, rendezvous: str, path: str) -> None:
         states.append(model.module.state_dict())
     if rank == 0:
         torch.save(states, path)
-    torch.distributed.destroy_process_group()
 
 
 def test_distributed_training(tmp_path: Path) -> None:
     path = str(tmp_path / "states.pt")
-    run_in_processes(_train, str(tmp_path / "rendezvous"), path)
+    run_in_processes(_train, tmp_path, path)
     stock, swapped = torch.load(path)
     assert list(swapped) == list(stock)
     close(list(swapped.values()), list(stock.values()))

@@ -164,6 +164,20 @@ def test_a_meaning_of_its_own(name: str, memory_format: torch.memory_format) -> 
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@every_format
+def test_a_parameter_of_a_subclass(memory_format: torch.memory_format) -> None:
+    """The functions that get it are asked about, those of opswap never."""
+    stock, model, x = pair("functions", memory_format)
+    asked, outputs = [], []
+    for m in (stock.eval(), model.eval()):
+        for name in ("one", "deep"):
+            setattr(m, name, nn.Parameter(getattr(m, name).detach().as_subclass(Told)))
+        Told.calls.clear()
+        outputs.append(m(x))
+        asked.append([*Told.calls])
+    assert asked[1] == asked[0] and torch.equal(*(y.detach().as_subclass(Tensor) for y in outputs))
+
+
 def saved(model: nn.Module, x: Tensor) -> list[tuple[Any, ...]]:
     """Sizes and dtypes of what the graph of a call keeps."""
     kept: list[Tensor] = []

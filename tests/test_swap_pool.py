@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from collections.abc import Callable
 from functools import partial
 
@@ -16,10 +14,13 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import opswap
+from counted import kernels
 from opswap.models import lprnet
 from opswap.ops.dropout import draws_alike
 from opswap.swap.rules import DEFAULT, OPTIONAL
+from spellings.guards import Only
 from step import assert_equal, outputs_and_gradients
+from twins import twins
 
 pytestmark = pytest.mark.usefixtures("every_rule_applies")
 
@@ -77,15 +78,6 @@ KEPT: list[tuple[str, Callable[[Tensor], Tensor], str]] = [
     ("amax of everything", lambda x: x.amax(), ""),
     ("max", lambda x: x.max(3)[0].max(2)[0], ""),
 ]
-
-
-class Only(nn.Module):
-    def __init__(self, body: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
 
 
 class PublishedBlock(nn.Module):
@@ -162,10 +154,6 @@ class PublishedLPRNet(nn.Module):
 LPRNETS = [lambda: lprnet(11, dropout=0.0), lambda: PublishedLPRNet(11)]
 
 
-def kernels() -> int:
-    return sum(opswap.stats()["kernel"].values())
-
-
 def rules_of(report: opswap.Report) -> list[str]:
     return [s.rule for s in report.swapped]
 
@@ -202,12 +190,8 @@ class TestModules:
 
     def test_copies(self, module: nn.Module, rule: str, shape: tuple[int, ...]) -> None:
         model = swap(nn.Sequential(copy.deepcopy(module)))
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
         x = torch.randn(shape)
-        loaded = torch.load(file, weights_only=False)
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+        for twin in twins(model):
             assert opswap.report(twin) == opswap.report(model)
             opswap.reset_stats()
             assert torch.equal(twin(x), model(x)) and kernels() == 2

@@ -7,7 +7,6 @@ import copy
 import functools
 import gc
 import inspect
-import io
 import pickle
 import types
 import weakref
@@ -26,6 +25,7 @@ from opswap.swap.rules import DEFAULT
 from opswap.swap.runtime.guards import hooked
 from opswap.swap.runtime.instance_forward import is_rewritten
 from step import assert_equal, outputs_and_gradients
+from twins import saved
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -111,13 +111,6 @@ def test_types_are_kept(name: str) -> None:
 
 def twice(model: nn.Module) -> nn.Module:
     return copy.deepcopy(copy.deepcopy(model))
-
-
-def saved(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def moved(model: nn.Module) -> nn.Module:

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 import threading
 import warnings
 from typing import Any
@@ -30,6 +27,7 @@ from transforms import (
     seeded,
     step,
 )
+from twins import twins
 
 MODULES = modules()
 
@@ -251,14 +249,6 @@ def test_modules_copy_pickle_and_save(case: Case) -> None:
         pytest.skip("called by a function")
     tensors = case.inputs()
     want = as_tuple(case.ours(*tensors))
-    file = io.BytesIO()
-    torch.save(case.ours, file)
-    file.seek(0)
-    twins = (
-        copy.deepcopy(case.ours),
-        pickle.loads(pickle.dumps(case.ours)),
-        torch.load(file, weights_only=False),
-    )
-    for twin in twins:
+    for twin in twins(case.ours):
         assert repr(twin) == repr(case.ours) and twin.state_dict().keys() == case.ours.state_dict().keys()
         assert all(map(torch.equal, as_tuple(twin(*tensors)), want))

@@ -19,13 +19,7 @@ enum {
 
 osw_chain_fn *osw_chain_table[OSW_CHAIN_COUNT];
 
-void osw_chain_select(osw_isa isa)
-{
-    static void (*const fills[OSW_ISA_COUNT])(osw_chain_fn **) = OSW_FILLS(osw_chain_fill);
-    for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
-        if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
-            fills[tier](osw_chain_table);
-}
+OSW_DEFINE_SELECT(osw_chain_select, osw_chain_fn **, osw_chain_table, OSW_FILLS(osw_chain_fill))
 
 bool osw_chain_leads(osw_isa isa)
 {

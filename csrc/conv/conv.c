@@ -27,13 +27,7 @@ enum {
 
 osw_conv_fn *osw_conv_table[OSW_CONV_COUNT];
 
-void osw_conv_select(osw_isa isa)
-{
-    static void (*const fills[OSW_ISA_COUNT])(osw_conv_fn **) = OSW_FILLS(osw_conv_fill);
-    for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
-        if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
-            fills[tier](osw_conv_table);
-}
+OSW_DEFINE_SELECT(osw_conv_select, osw_conv_fn **, osw_conv_table, OSW_FILLS(osw_conv_fill))
 
 static bool is_one_run(const osw_conv_image *image, const osw_conv *conv)
 {

@@ -79,6 +79,17 @@ bool osw_isa_fills(osw_isa tier, osw_isa limit);
 #    define OSW_FILLS_HIDDEN(fill)
 #endif
 
+/* Defines `void select(osw_isa isa)`, which fills a table, given as `pointer`, by the functions of
+ * OSW_FILLS or OSW_FILLS_TO_AVX2, the last argument. */
+#define OSW_DEFINE_SELECT(select, pointer, table, ...)                                             \
+    void select(osw_isa isa)                                                                       \
+    {                                                                                              \
+        static void (*const fills[OSW_ISA_COUNT])(pointer) = __VA_ARGS__;                          \
+        for (int tier = 0; tier < OSW_ISA_COUNT; tier++)                                           \
+            if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))                                  \
+                fills[tier](table);                                                                \
+    }
+
 /* Declares the functions that OSW_FILLS names. */
 #define OSW_DECLARE_FILLS(fill, table)                                                             \
     void fill##__scalar(table);                                                                    \

@@ -11,13 +11,8 @@ enum { MOST_PIXELS = 1024, FEWEST_PIXELS = 256, SPREAD = 8 };
 
 osw_depthwise_fn *osw_depthwise_table[OSW_DEPTHWISE_COUNT];
 
-void osw_depthwise_select(osw_isa isa)
-{
-    static void (*const fills[OSW_ISA_COUNT])(osw_depthwise_fn **) = OSW_FILLS(osw_depthwise_fill);
-    for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
-        if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
-            fills[tier](osw_depthwise_table);
-}
+OSW_DEFINE_SELECT(osw_depthwise_select, osw_depthwise_fn **, osw_depthwise_table,
+                  OSW_FILLS(osw_depthwise_fill))
 
 bool osw_depthwise_leads(osw_isa isa)
 {

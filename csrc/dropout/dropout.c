@@ -3,10 +3,5 @@
 
 osw_dropout_table osw_dropout;
 
-void osw_dropout_select(osw_isa isa)
-{
-    static void (*const fills[OSW_ISA_COUNT])(osw_dropout_table *) = OSW_FILLS(osw_dropout_fill);
-    for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
-        if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
-            fills[tier](&osw_dropout);
-}
+OSW_DEFINE_SELECT(osw_dropout_select, osw_dropout_table *, &osw_dropout,
+                  OSW_FILLS(osw_dropout_fill))

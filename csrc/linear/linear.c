@@ -23,13 +23,7 @@ enum {
 
 osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];
 
-void osw_linear_select(osw_isa isa)
-{
-    static void (*const fills[OSW_ISA_COUNT])(osw_linear_fn **) = OSW_FILLS(osw_linear_fill);
-    for (int tier = 0; tier < OSW_ISA_COUNT; tier++)
-        if (fills[tier] && osw_isa_fills((osw_isa)tier, isa))
-            fills[tier](osw_linear_table);
-}
+OSW_DEFINE_SELECT(osw_linear_select, osw_linear_fn **, osw_linear_table, OSW_FILLS(osw_linear_fill))
 
 bool osw_linear_leads(osw_isa isa)
 {

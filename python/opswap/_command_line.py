@@ -19,6 +19,7 @@ __all__ = [
     "add_command",
     "add_json",
     "add_model",
+    "add_threads",
     "at_least_one",
     "factory",
     "json_file",
@@ -99,6 +100,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         type=factory,
         metavar="package.module:factory",
         help="a model, or what returns one when called",
+    )
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """The argument `--threads`."""
+    parser.add_argument(
+        "--threads", type=at_least_one, help="threads of torch in place of torch's own choice"
     )
 
 

@@ -10,6 +10,7 @@ from opswap._command_line import (
     Commands,
     add_command,
     add_json,
+    add_threads,
     at_least_one,
     natural,
     require,
@@ -48,7 +49,7 @@ def _add_arguments(demo: argparse.ArgumentParser) -> None:
     )
     demo.add_argument("--batch-size", type=_batch_size, default=32, help="images in a training step")
     demo.add_argument("--seed", type=_seed, default=0, help="of the weights, the split and the batches")
-    demo.add_argument("--threads", type=at_least_one, help="threads of torch in place of torch's own choice")
+    add_threads(demo)
     demo.add_argument(
         "--rounds", type=natural, default=8, help="timed steps of each memory format, 0 for no such timing"
     )

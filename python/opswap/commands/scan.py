@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 
 from opswap._command_line import Commands, UsageError, add_command, add_json, add_model, write_json
-from opswap.finding.script import InputSize
+from opswap.finding.script import add_input
 
 __all__ = ["add"]
 
@@ -33,13 +33,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     add_model(parser)
     parser.add_argument("--exact", action="store_true", help="only replacements with bit-equal results")
-    parser.add_argument(
-        "--input",
-        type=InputSize.parse,
-        action="append",
-        metavar="32x3x224x224[:dtype]",
-        help="run a copy once on an input of this size; again for further inputs",
-    )
+    add_input(parser, "run a copy once on an input of this size")
     add_json(parser)
     parser.add_argument(
         "--strict", action="store_true", help="exit status 1 also if a module could not be analysed"

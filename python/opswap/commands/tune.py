@@ -13,6 +13,7 @@ from opswap._command_line import (
     Commands,
     add_command,
     add_json,
+    add_threads,
     at_least_one,
     write_json,
 )
@@ -46,9 +47,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--only", choices=("swap", "merge"), help="one of the two in place of both")
     parser.add_argument("--rounds", type=at_least_one, default=9, help="of swap: timed steps of each form")
-    parser.add_argument(
-        "--threads", type=at_least_one, help="threads of torch in place of torch's own choice"
-    )
+    add_threads(parser)
     add_json(parser, "the measured gains")
 
 

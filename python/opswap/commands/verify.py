@@ -21,13 +21,13 @@ from opswap._command_line import (
     add_command,
     add_json,
     add_model,
-    at_least_one,
+    add_threads,
     positive_number,
     write_json,
 )
 from opswap._table import milliseconds, table, times_faster
 from opswap._timing import Spread, ratio_spread, time_in_turn
-from opswap.finding.script import InputSize, factory_step, load_model
+from opswap.finding.script import add_input, factory_step, load_model
 
 __all__ = ["add"]
 
@@ -73,14 +73,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         run=_run,
     )
     add_model(parser)
-    parser.add_argument(
-        "--input",
-        type=InputSize.parse,
-        action="append",
-        required=True,
-        metavar="32x3x224x224[:dtype]",
-        help="an input: random numbers, or zeros for a dtype of integers; again for further inputs",
-    )
+    add_input(parser, "an input: random numbers, or zeros for a dtype of integers", required=True)
     parser.add_argument("--exact", action="store_true", help="only replacements with bit-equal results")
     parser.add_argument("--dtype", choices=_DTYPES, help="convert the model and its floating-point inputs")
     parser.add_argument(
@@ -88,9 +81,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="time the swapped model in channels_last, against the faster memory format of the stock model",
     )
-    parser.add_argument(
-        "--threads", type=at_least_one, help="threads of torch in place of torch's own choice"
-    )
+    add_threads(parser)
     parser.add_argument("--seconds", type=positive_number, default=2.0, help="timing of each row")
     add_json(parser)
 

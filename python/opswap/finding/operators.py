@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["SKIPPED", "op_name", "takes_itself_apart", "tensors_in"]
+__all__ = ["SKIPPED", "op_name", "tensors_in"]
 
 # They make tensors of no data, or look at nothing of the data.
 _NO_DATA = """
@@ -27,11 +26,6 @@ _SCALARS = frozenset({type(None), int, float, bool, str})
 def op_name(func: Any) -> str:
     """ "aten.clone" of torch.ops.aten.clone.default."""
     return func._schema.name.replace("::", ".")
-
-
-def takes_itself_apart(types: Iterable[type]) -> bool:
-    """True if a wrapper subclass is among the types: its parts come to a mode one by one."""
-    return any(hasattr(t, "__tensor_flatten__") for t in types)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

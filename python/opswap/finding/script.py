@@ -39,6 +39,7 @@ __all__ = [
     "Target",
     "UsageError",
     "add_arguments",
+    "add_input",
     "factory_step",
     "load_model",
     "parse_target",
@@ -97,13 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="-- script.py ... | -- -m package.module ... | package.module:factory",
         help="a script or module with its own arguments, after --; or a model, or what returns one when called",
     )
-    parser.add_argument(
-        "--input",
-        type=InputSize.parse,
-        action="append",
-        metavar="32x3x224x224[:dtype]",
-        help="for a factory: an input of the model; again for further inputs",
-    )
+    add_input(parser, "for a factory: an input of the model")
     parser.add_argument("--backward", action="store_true", help="for a factory: run the backward too")
     parser.add_argument(
         "--steps",
@@ -124,6 +119,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strict",
         action="store_true",
         help="exit status 1 if something was found, for continuous integration",
+    )
+
+
+def add_input(parser: argparse.ArgumentParser, what: str, required: bool = False) -> None:
+    """The argument `--input`, a list of `InputSize`."""
+    parser.add_argument(
+        "--input",
+        type=InputSize.parse,
+        action="append",
+        required=required,
+        metavar="32x3x224x224[:dtype]",
+        help=f"{what}; again for further inputs",
     )
 
 

@@ -12,13 +12,12 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import Parameter
+from torch import nn
 
-from opswap._dispatch_mode import DispatchMode
-from opswap._torch import OpOverload, graph_task
+from opswap._torch import OpOverload
 from opswap.finding import Finder, Locator, Origin, short_path
-from opswap.finding.operators import takes_itself_apart, tensors_in
+from opswap.finding.mode import FinderMode
+from opswap.finding.operators import tensors_in
 from opswap.finding.storages import storage_key
 
 from .call import Call, make_call
@@ -31,7 +30,6 @@ from .tally import Tally
 __all__ = ["LayoutError", "check"]
 
 _MODES = ("report", "raise")
-_ORDINARY = frozenset({Tensor, Parameter})
 _MOST_FUNCTIONS = 4096
 
 
@@ -99,15 +97,8 @@ def _raise(tally: Tally, shape: tuple[int, ...]) -> None:
     )
 
 
-class _Mode(DispatchMode):
+class _Mode(FinderMode):
     """Calls every operator as it is, and shows it to the observer afterwards."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No wrapper around each call, which costs as much as all else; nothing is compiled while this is in force."""
-        return False
 
     def __init__(
         self,
@@ -116,27 +107,14 @@ class _Mode(DispatchMode):
         report: LayoutReport,
         after_operator: Callable[[bool], None] | None,
     ) -> None:
-        super().__init__()
-        self._after_operator = after_operator
+        super().__init__(after_operator)
         self._observer = observer
         self._locator = locator
         self._report = report
-        self._thread = threading.get_ident()
         self._lock = threading.Lock()  # CUDA runs a backward in one thread per device
         self._known: dict[int, Known] = {}  # by id: the hash of an operator is a Python function
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if types and not _ORDINARY.issuperset(types):
-            if takes_itself_apart(types):
-                return NotImplemented
-            return func(*args, **(kwargs or {}))  # fake tensors, and others that hold nothing
-        kwargs = kwargs or {}
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):
             # Without autograd, composite operators come as a whole; elsewhere their parts do.
             with self:
@@ -148,15 +126,13 @@ class _Mode(DispatchMode):
         try:
             out = func(*args, **kwargs)
         except Exception as error:
-            self._refused(known.name, args, error, sys._getframe(1))
+            self._refused(known.name, args, error, sys._getframe(2))
             raise
         elapsed = perf_counter_ns() - start
         new_node = threading.get_ident() == self._thread and self._locator.new_node()
-        origin = None if known.skipped else self._look(known, args, kwargs, out, elapsed, sys._getframe(1))
+        origin = None if known.skipped else self._look(known, args, kwargs, out, elapsed, sys._getframe(2))
         if new_node:
-            self._locator.remember(origin or self._locator.locate(sys._getframe(1)))
-        if self._after_operator is not None:
-            self._after_operator(graph_task() >= 0)
+            self._locator.remember(origin or self._locator.locate(sys._getframe(2)))
         return out
 
     def _look(

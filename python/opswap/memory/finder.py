@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter, is_lazy
 
-from opswap._dispatch_mode import DispatchMode
-from opswap._torch import OpOverload, graph_task, no_dispatch
+from opswap._torch import OpOverload, no_dispatch
 from opswap.finding import Finder, Locator, Origin
-from opswap.finding.operators import SKIPPED, op_name, takes_itself_apart, tensors_in
+from opswap.finding.mode import FinderMode
+from opswap.finding.operators import SKIPPED, op_name, tensors_in
 from opswap.finding.script import factory_step
 from opswap.finding.storages import Storages, storage_key
 
@@ -28,7 +28,6 @@ from .timing import can_run_again, time_operator, time_step
 
 __all__ = ["Denormals", "Watch", "denormals"]
 
-_ORDINARY = frozenset({Tensor, Parameter})
 _STATUS = {"forward": "activation", "recompute": "activation", "backward": "gradient", "optimizer": "state"}
 
 
@@ -297,32 +296,18 @@ class _Watcher:
         return source
 
 
-class _Mode(DispatchMode):
+class _Mode(FinderMode):
     """Calls every operator as it is, and shows it to the watcher afterwards."""
 
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled while this is in force
-
     def __init__(self, watcher: _Watcher, after_operator: Callable[[bool], None] | None) -> None:
-        super().__init__()
-        self._watcher, self._after_operator = watcher, after_operator
-        self._thread = threading.get_ident()
+        super().__init__(after_operator)
+        self._watcher = watcher
         self._names: dict[int, tuple[str | None, Any]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if types and not _ORDINARY.issuperset(types):
-            if takes_itself_apart(types):
-                return NotImplemented
-            return func(*args, **(kwargs or {}))  # fake tensors, and others that hold nothing
-        kwargs = kwargs or {}
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if threading.get_ident() == self._thread:
-            frame = sys._getframe(1)
+            frame = sys._getframe(2)
             locator = self._watcher.locator
             if locator.new_node():
                 origin = locator.locate(frame)
@@ -334,8 +319,6 @@ class _Mode(DispatchMode):
                     self._watcher.viewed(args)
                 else:
                     self._watcher.seen(name, func, args, kwargs, out, frame)
-        if self._after_operator is not None:
-            self._after_operator(graph_task() >= 0)
         return out
 
     def _name(self, func: Any) -> tuple[str | None, Any]:

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from opswap._dispatch_mode import DispatchMode
-from opswap._torch import graph_task
 from opswap.finding import Finder, Locator
-from opswap.finding.operators import takes_itself_apart
+from opswap.finding.mode import FinderMode
 from opswap.finding.source import is_user_file
 
 from .report import InputShapes, ShapesReport
@@ -46,7 +44,6 @@ _OPERATORS = {
 _MASKED = ("index", "index_put")
 _MASKS = (torch.bool, torch.uint8)
 _ITERATES = Tensor.__iter__.__code__
-_ORDINARY = frozenset({Tensor, nn.Parameter})
 
 
 class detect(Finder[ShapesReport]):
@@ -174,46 +171,31 @@ def _tolist(self: Tensor) -> Any:
     return _Lists._original(self)
 
 
-class _Mode(DispatchMode):
+class _Mode(FinderMode):
     """Calls every operator as it is, and shows those of the list to the watcher."""
 
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled while this is in force
-
     def __init__(self, watcher: _Watcher, after_operator: Callable[[bool], None] | None) -> None:
-        super().__init__()
-        self._watcher, self._after_operator = watcher, after_operator
+        super().__init__(after_operator)
+        self._watcher = watcher
         self._kinds: dict[
             int, tuple[str | None, Any]
         ] = {}  # by id: the hash of an operator is a Python function
-        self._thread = threading.get_ident()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if types and not _ORDINARY.issuperset(types):
-            if takes_itself_apart(types):
-                return NotImplemented
-            return func(*args, **(kwargs or {}))  # fake tensors, and others that hold nothing
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = self._kinds.get(id(func))
         if known is None:
             schema = getattr(func, "_schema", None)
             known = self._kinds[id(func)] = (_OPERATORS.get(getattr(schema, "name", "")), func)
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
         locator = self._watcher.locator
         if threading.get_ident() == self._thread:
             if locator.new_node():
-                frame = sys._getframe(1)
+                frame = sys._getframe(2)
                 origin = locator.locate(frame)
                 locator.remember(origin)
                 self._watcher.report.hidden.look_around(origin, frame)
             if known[0] is not None:
-                self._look(known[0], args, out, sys._getframe(1))
-        if self._after_operator is not None:
-            self._after_operator(graph_task() >= 0)
+                self._look(known[0], args, out, sys._getframe(2))
         return out
 
     def _look(self, op: str, args: tuple[Any, ...], out: Any, frame: FrameType | None) -> None:

@@ -78,7 +78,8 @@ class Region:
 class Replacement:
     """A call in place of a region, as Python text over its inputs x0, x1, ... and its modules m0, m1, ...
 
-    condition: true if the proof holds; elsewhere the region's own code runs.
+    condition: true if the proof holds; elsewhere the region's own code runs. It is evaluated if x0 is a tensor and no
+        input is of a class of a user, see `guards.ordinary`.
     result: one value for a region with one output, a sequence for more.
     names: the objects that the two texts mention.
     contiguous: true if the outputs are, for code whose outputs are always contiguous; "" elsewhere.

@@ -12,7 +12,7 @@ stems, and ResNet's windows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -23,9 +23,10 @@ from opswap import functional as F
 from opswap.bench.case import Case
 from opswap.ops.chain import MOST_WEIGHTS, Stage, folded_arguments, try_folded
 
+from .calls import DIRECTIONS, Step
+
 __all__ = ["cases"]
 
-Step = Callable[[], tuple[Tensor, ...]]
 Plan = tuple[tuple[int, int, int, str | None], ...]  # per stage: outputs, side, stride, activation
 Pair = tuple[int, int]
 
@@ -161,15 +162,12 @@ def _build(shape: tuple[int, ...], plan: Plan, direction: str, other: str) -> di
     }
     gradient = torch.randn_like(forms["opswap"]()).contiguous(memory_format=torch.channels_last)
 
-    def run(form: Callable[[], Tensor]) -> Step:
-        if direction == "forward":
-            return lambda: (form(),)
-        if direction == "backward":
-            output = form()
-            return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)[1::3]
-        return lambda: torch.autograd.grad(form(), leaves, gradient)[1::3]
+    runs = {name: DIRECTIONS[direction](form, leaves, gradient) for name, form in forms.items()}
+    return runs if direction == "forward" else {name: _of_weights(run) for name, run in runs.items()}
 
-    return {name: run(form) for name, form in forms.items()}
+
+def _of_weights(run: Step) -> Step:
+    return lambda: run()[1::3]
 
 
 def _folded(

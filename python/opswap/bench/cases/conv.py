@@ -8,7 +8,7 @@ as `pointwise_conv2d`. "forward kernel" and "data kernel" are the kernels themse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -20,9 +20,9 @@ from opswap import functional as F
 from opswap.bench.case import Case
 from opswap.ops._convolution import library_backward
 
-__all__ = ["cases"]
+from .calls import DIRECTIONS, Step
 
-Step = Callable[[], tuple[Tensor, ...]]
+__all__ = ["cases"]
 
 # Channels, height, width of the input; outputs, window, stride, padding.
 _SHAPES = (
@@ -92,8 +92,7 @@ def _build(
         "opswap": lambda: F.conv2d(x, w, bias, stride, padding),
     }
     gradient = torch.randn_like(forms["torch"]())
-    run = _backward if direction == "backward" else _step
-    return {name: run(form, leaves, gradient) for name, form in forms.items()}
+    return {name: DIRECTIONS[direction](form, leaves, gradient) for name, form in forms.items()}
 
 
 def _build_kernel(
@@ -115,12 +114,3 @@ def _build_kernel(
         "torch": lambda: library_backward(gradient, x, w, *window[:2], 1, mask)[:1],
         "opswap": lambda: _core.plain_conv_backward(gradient, x, w, *window, *mask)[:1],
     }
-
-
-def _backward(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor) -> Step:
-    output = form()
-    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
-
-
-def _step(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor) -> Step:
-    return lambda: torch.autograd.grad(form(), leaves, gradient)

@@ -8,19 +8,18 @@ what a kernel must move: input and output forward; both, their gradients and no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 import torch.nn.functional as T
-from torch import Tensor
 
 from opswap import functional as F
 from opswap.bench.case import Case
 
-__all__ = ["cases"]
+from .calls import DIRECTIONS, Step
 
-Step = Callable[[], tuple[Tensor, ...]]
+__all__ = ["cases"]
 
 # Channels, height and width, side or sides, stride, dilation.
 _SHAPES: tuple[tuple[int, int, int | tuple[int, int], int, int], ...] = (
@@ -91,22 +90,4 @@ def _build(
         "opswap": lambda: F.depthwise_conv2d(*leaves, *window),
     }
     gradient = torch.randn_like(forms["torch"]())
-    run = {"forward": _forward, "inference": _inference, "backward": _backward, "step": _step}[direction]
-    return {name: run(form, leaves, gradient) for name, form in forms.items()}
-
-
-def _forward(form: Callable[[], Tensor], leaves: tuple[Tensor, ...], gradient: Tensor) -> Step:
-    return lambda: (form().detach(),)
-
-
-def _inference(form: Callable[[], Tensor], leaves: tuple[Tensor, ...], gradient: Tensor) -> Step:
-    return torch.no_grad()(lambda: (form(),))
-
-
-def _backward(form: Callable[[], Tensor], leaves: tuple[Tensor, ...], gradient: Tensor) -> Step:
-    output = form()
-    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
-
-
-def _step(form: Callable[[], Tensor], leaves: tuple[Tensor, ...], gradient: Tensor) -> Step:
-    return lambda: torch.autograd.grad(form(), leaves, gradient)
+    return {name: DIRECTIONS[direction](form, leaves, gradient) for name, form in forms.items()}

@@ -19,9 +19,9 @@ from torch import Tensor
 from opswap import functional as F
 from opswap.bench.case import Case
 
-__all__ = ["DIRECTIONS", "cases"]
+from .calls import DIRECTIONS, Step
 
-Step = Callable[[], tuple[Tensor, ...]]
+__all__ = ["cases"]
 
 # Images of a batch of 32, channels, height and width, groups.
 _GROUPS = (
@@ -33,6 +33,7 @@ _GROUPS = (
     (8, 30, 28, 28, 5),
 )
 _INSTANCES = ((1, 32, 256, 256), (4, 128, 64, 64), (1, 64, 128, 128))
+_DIRECTIONS = ("forward", "backward", "step")
 # Relative to the largest value: torch's sums in channels_last are in float32.
 _TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
 
@@ -45,7 +46,7 @@ def cases(batch: int) -> Iterator[Case]:
         size = (max(1, images * batch // 32), *image)
         text = ",".join(map(str, size)) + (f" g {groups}" if name == "group_norm" else "")
         for dtype, tolerance in _TOLERANCE.items():
-            for direction in DIRECTIONS:
+            for direction in _DIRECTIONS:
                 build = partial(_build, name, size, groups, dtype, direction)
                 short = str(dtype).removeprefix("torch.")
                 yield Case(
@@ -87,20 +88,3 @@ def _build(
         key: run(form, leaves, torch.empty_like(form().detach()).copy_(gradient))
         for key, form in forms.items()
     }
-
-
-def _forward(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor) -> Step:
-    return lambda: (form().detach(),)
-
-
-def _backward(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor) -> Step:
-    output = form()
-    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
-
-
-def _step(form: Callable[[], Tensor], leaves: list[Tensor], gradient: Tensor) -> Step:
-    return lambda: torch.autograd.grad(form(), leaves, gradient)
-
-
-# How a form of a call is timed: run(form, leaves, gradient).
-DIRECTIONS = {"forward": _forward, "backward": _backward, "step": _step}

@@ -17,11 +17,9 @@ from torch import Tensor
 from opswap import functional as F
 from opswap.bench.case import Case
 
-from .group_norm import DIRECTIONS
+from .calls import DIRECTIONS, Step
 
 __all__ = ["cases"]
-
-Step = Callable[[], tuple[Tensor, ...]]
 
 # Images of a batch of 32, channels, height and width.
 _SIZES = (
@@ -33,6 +31,7 @@ _SIZES = (
     (8, 384, 14, 14),
     (8, 768, 7, 7),
 )
+_DIRECTIONS = ("forward", "backward", "step")
 _EPS = 1e-6
 # Relative to the largest value: torch sums gradients of weight and bias in bfloat16, and is off by 0.28 for 25,088
 # pixels, where opswap is off by 0.003.
@@ -45,7 +44,7 @@ def cases(batch: int) -> Iterator[Case]:
         for images, *image in _SIZES:
             size = (max(1, images * batch // 32), *image)
             for dtype, tolerance in _TOLERANCE.items():
-                for direction in DIRECTIONS:
+                for direction in _DIRECTIONS:
                     build = partial(_build, stock, size, dtype, direction)
                     yield Case(
                         name,

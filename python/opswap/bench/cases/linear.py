@@ -18,6 +18,8 @@ from torch import Tensor
 from opswap import functional as F
 from opswap.bench.case import Case
 
+from .calls import DIRECTIONS, Step
+
 __all__ = ["cases"]
 
 # Rows, groups, features in, features out.
@@ -129,32 +131,19 @@ def _ragged(
 
 
 def _build(forms: Callable[[], dict[str, Form]], direction: str) -> dict[str, Callable[[], Tensor]]:
-    run = {"forward": _forward, "inference": _inference, "backward": _backward, "step": _step}[direction]
-    return {name: run(forward, leaves) for name, (forward, leaves) in forms().items()}
+    runs = {
+        name: DIRECTIONS[direction](forward, leaves, _gradient(forward()))
+        for name, (forward, leaves) in forms().items()
+    }
+    return runs if direction in ("forward", "inference") else {k: _of_input(run) for k, run in runs.items()}
 
 
-def _forward(forward: Forward, leaves: Sequence[Tensor]) -> Forward:
-    return forward
-
-
-def _inference(forward: Forward, leaves: Sequence[Tensor]) -> Forward:
-    return torch.no_grad()(forward)
+def _of_input(run: Step) -> Forward:
+    """The gradient of the input alone: those of weights lie in another order in every form."""
+    return lambda: run()[0]
 
 
 def _gradient(output: Tensor) -> Tensor:
     """The same in every form."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(output.shape, generator=generator).to(output.dtype)
-
-
-def _backward(forward: Forward, leaves: Sequence[Tensor]) -> Forward:
-    """Returns the gradient of the input: those of weights lie in another order in every form."""
-    output = forward()
-    gradient = _gradient(output)
-    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)[0]
-
-
-def _step(forward: Forward, leaves: Sequence[Tensor]) -> Forward:
-    """Returns what `_backward` does."""
-    gradient = _gradient(forward())
-    return lambda: torch.autograd.grad(forward(), leaves, gradient)[0]

@@ -8,7 +8,7 @@ input as often as the arithmetic needs must move: 3 tensors forward, 5 backward,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor
 from opswap import functional as F
 from opswap.bench.case import LAYOUTS, Case
 
-__all__ = ["cases"]
+from .calls import DIRECTIONS, Step
 
-Step = Callable[[], tuple[Tensor, ...]]
+__all__ = ["cases"]
 
 # Channels, height and width; LPRNet's with two images for each of the batch.
 _SHUFFLENET = ((24, 112, 112), (58, 56, 56), (58, 28, 28), (116, 14, 14), (232, 7, 7))
@@ -56,9 +56,12 @@ def _build(
     weight, bias = (torch.rand(size[1]).add(0.5).requires_grad_() for _ in range(2))
     x = _away_from_the_kink(torch.randn(size), weight, bias)
     x = x.to(dtype).contiguous(memory_format=memory_format).requires_grad_()
-    functions = {"torch": _stock, "opswap": F.batch_norm_relu}
-    run = {"forward": _forward, "inference": _inference, "backward": _backward}[direction]
-    return {name: run(f, x, weight, bias) for name, f in functions.items()}
+    forms = {
+        name: partial(f, x, *_statistics(x), weight, bias, direction != "inference")
+        for name, f in (("torch", _stock), ("opswap", F.batch_norm_relu))
+    }
+    gradient = torch.randn_like(x)
+    return {name: DIRECTIONS[direction](form, (x, weight, bias), gradient) for name, form in forms.items()}
 
 
 @torch.no_grad()
@@ -70,20 +73,3 @@ def _away_from_the_kink(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros(x.shape[1]), torch.ones(x.shape[1])
-
-
-def _forward(function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor) -> Step:
-    statistics = _statistics(x)
-    return lambda: (function(x, *statistics, weight, bias, True).detach(),)
-
-
-def _inference(function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor) -> Step:
-    tensors = (x.detach(), *_statistics(x), weight.detach(), bias.detach())
-    return lambda: (function(*tensors),)
-
-
-def _backward(function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor) -> Step:
-    output = function(x, *_statistics(x), weight, bias, True)
-    torch.manual_seed(0)
-    gradient = torch.empty_like(output, requires_grad=False).normal_()
-    return lambda: torch.autograd.grad(output, (x, weight, bias), gradient, retain_graph=True)

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 import torch.nn.functional as T
-from torch import Tensor
 
 from opswap import functional as F
 from opswap.bench.case import Case
+
+from .calls import DIRECTIONS, Step
 
 __all__ = ["cases"]
 
@@ -58,9 +59,7 @@ def cases(batch: int) -> Iterator[Case]:
             )
 
 
-def _build(
-    shape: tuple[int, ...], outputs: int, stride: int, direction: str
-) -> dict[str, Callable[[], Tensor | Sequence[Tensor]]]:
+def _build(shape: tuple[int, ...], outputs: int, stride: int, direction: str) -> dict[str, Step]:
     x = torch.randn(shape).contiguous(memory_format=torch.channels_last).requires_grad_()
     weight = torch.randn(outputs, shape[1], 1, 1) / shape[1] ** 0.5
     weight = weight.contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -70,17 +69,4 @@ def _build(
         "torch": partial(T.conv2d, x, weight, stride=stride),
         "opswap": partial(F.pointwise_conv2d, x, weight, stride=stride),
     }
-    return {name: _run(forward, (x, weight), grad, direction) for name, forward in forms.items()}
-
-
-def _run(
-    forward: Callable[[], Tensor], leaves: Sequence[Tensor], grad: Tensor, direction: str
-) -> Callable[[], Tensor | Sequence[Tensor]]:
-    if direction == "inference":
-        return torch.no_grad()(forward)
-    if direction == "forward":
-        return forward
-    if direction == "backward":
-        output = forward()
-        return lambda: torch.autograd.grad(output, leaves, grad, retain_graph=True)
-    return lambda: torch.autograd.grad(forward(), leaves, grad)
+    return {name: DIRECTIONS[direction](form, (x, weight), grad) for name, form in forms.items()}

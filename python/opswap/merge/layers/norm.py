@@ -28,18 +28,12 @@ __all__ = [
 ]
 
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
-_RUNNING_OPTIONS = ("eps", "momentum", "track_running_stats")
 
 
-class BranchBatchNorm(Layer):
-    """N BatchNorms as one over N * C channels; num_batches_tracked has one count per branch.
+class _WithStatistics(Layer):
+    """N layers with running statistics as one over N * C channels."""
 
-    The subclasses are torch's BatchNorms as well, with num_features = N * C, for code that freezes or collects these.
-    Raises: ValueError if momentum is None (a cumulative average) and the branches have seen different numbers of
-        batches.
-    """
-
-    options = _RUNNING_OPTIONS
+    options = ("eps", "momentum", "track_running_stats")
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__(modules)
@@ -48,6 +42,18 @@ class BranchBatchNorm(Layer):
         for name in ("affine", *self.options):
             setattr(self, name, getattr(first, name))
         self.join(modules, "weight", "bias", *_RUNNING)
+
+
+class BranchBatchNorm(_WithStatistics):
+    """N BatchNorms as one over N * C channels; num_batches_tracked has one count per branch.
+
+    The subclasses are torch's BatchNorms as well, with num_features = N * C, for code that freezes or collects these.
+    Raises: ValueError if momentum is None (a cumulative average) and the branches have seen different numbers of
+        batches.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__(modules)
         if self.momentum is None:
             self._cumulative_factor()
 
@@ -96,18 +102,8 @@ class BranchBatchNorm3d(BranchBatchNorm, nn.BatchNorm3d):
     """N BatchNorm3d."""
 
 
-class BranchInstanceNorm(Layer):
+class BranchInstanceNorm(_WithStatistics):
     """N InstanceNorms as one over N * C channels; the subclasses are torch's InstanceNorms as well."""
-
-    options = _RUNNING_OPTIONS
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        super().__init__(modules)
-        first: Any = modules[0]
-        self.num_features = first.num_features * len(modules)
-        for name in ("affine", *self.options):
-            setattr(self, name, getattr(first, name))
-        self.join(modules, "weight", "bias", *_RUNNING)
 
     def _normalise(self, x: Tensor, mean: Any, var: Any, weight: Any, bias: Any) -> Tensor:
         of_input = self.training or not self.track_running_stats

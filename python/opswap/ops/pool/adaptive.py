@@ -6,7 +6,7 @@ ceil((o + 1) S / O), the last not included.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -153,11 +153,6 @@ _plain_call = PlainCall(
 )
 
 
-def _pool_plain(spatial: int, input: Any, output_size: Any, return_indices: Any) -> Any:
-    """An ordinary call without indices; NotImplemented for any other."""
-    return _plain_call(spatial, input, output_size) if return_indices is False else NotImplemented
-
-
 def _pool(input: Tensor, size: tuple[int, ...], return_indices: bool) -> tuple[Tensor, Tensor | None]:
     """Pool (N, C, *S)."""
     if not (return_indices or needs_function(input)):
@@ -187,7 +182,6 @@ def _output_size(name: str, output_size: Any, input_size: Sequence[int]) -> tupl
 def _adaptive(
     name: str, spatial: int, input: Tensor, output_size: Any, return_indices: Any
 ) -> Tensor | tuple[Tensor, Tensor]:
-    check_tensor(name, input)
     if tracing():
         return _TORCH[spatial](input, output_size, return_indices)
     if not fits(input, spatial):
@@ -202,6 +196,21 @@ def _adaptive(
     if not batched:
         output, indices = output.squeeze(0), None if indices is None else indices.squeeze(0)
     return output if indices is None else (output, indices)
+
+
+def _public(
+    ours: Callable[..., Any], spatial: int, input: Any, output_size: Any, return_indices: Any
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The public functions over planes and volumes, `ours`."""
+    if return_indices is False:
+        output = _plain_call(spatial, input, output_size)
+        if output is not NotImplemented:
+            return output
+    if has_torch_function_unary(input):
+        return handle_torch_function(ours, (input,), input, output_size, return_indices)
+    check_tensor(ours.__name__, input)
+    wide = autocast_to_float32(input) if spatial == 3 else input
+    return _adaptive(ours.__name__, spatial, wide, output_size, return_indices)
 
 
 def adaptive_max_pool1d(
@@ -244,13 +253,7 @@ def adaptive_max_pool2d(
     Raises: RuntimeError for a size that torch refuses, NotImplementedError for a dtype that it refuses,
         TypeError for an argument that is not a tensor, int or bool, ValueError for an int of more than 64 bits.
     """
-    output = _pool_plain(2, input, output_size, return_indices)
-    if output is not NotImplemented:
-        return output
-    if has_torch_function_unary(input):
-        arguments = (input, output_size, return_indices)
-        return handle_torch_function(adaptive_max_pool2d, (input,), *arguments)
-    return _adaptive("adaptive_max_pool2d", 2, input, output_size, return_indices)
+    return _public(adaptive_max_pool2d, 2, input, output_size, return_indices)
 
 
 def adaptive_max_pool3d(
@@ -263,12 +266,4 @@ def adaptive_max_pool3d(
     Returns: the same dimensions, pooled, in the memory format of input (torch's result is always contiguous).
     Raises: as `adaptive_max_pool2d`. Autocast on the CPU computes in float32, as torch does.
     """
-    output = _pool_plain(3, input, output_size, return_indices)
-    if output is not NotImplemented:
-        return output
-    if has_torch_function_unary(input):
-        arguments = (input, output_size, return_indices)
-        return handle_torch_function(adaptive_max_pool3d, (input,), *arguments)
-    name = "adaptive_max_pool3d"
-    check_tensor(name, input)
-    return _adaptive(name, 3, autocast_to_float32(input), output_size, return_indices)
+    return _public(adaptive_max_pool3d, 3, input, output_size, return_indices)

@@ -20,6 +20,7 @@ from ..report import Report, Site
 from ..rewriting.code import replace_region
 from ..rule import Region
 from ..rules import Rule
+from ..runtime.guards import ordinary
 from .open_sizes import AtOtherSizes, at_other_sizes
 
 __all__ = ["Backend", "backend", "dynamo_backend"]
@@ -140,10 +141,11 @@ def _devices(region: Region, values: Mapping[fx.Node, Tensor]) -> set[str]:
 def _holds(change: Change, values: Mapping[fx.Node, Tensor]) -> bool:
     """The replacement's condition, evaluated on tensors without data, whose sizes and strides Dynamo guards."""
     region = change.region
-    names: dict[str, Any] = {f"x{i}": values.get(n, n) for i, n in enumerate(region.inputs)}
-    names |= {f"m{i}": n.meta["module"] for i, n in enumerate(region.modules)}
-    if any(isinstance(v, fx.Node) for v in names.values()):
+    inputs = [values.get(n, n) for n in region.inputs]
+    if any(isinstance(v, fx.Node) for v in inputs) or not ordinary(*inputs):
         return False
+    names: dict[str, Any] = {f"x{i}": value for i, value in enumerate(inputs)}
+    names |= {f"m{i}": n.meta["module"] for i, n in enumerate(region.modules)}
     return bool(eval(change.replacement.condition, dict(change.replacement.names), names))
 
 

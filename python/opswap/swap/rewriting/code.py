@@ -32,7 +32,15 @@ from ..capture.paths import Capture
 from ..replay import replay
 from ..rule import Region, Replacement
 from ..runtime.fallback import arguments, declined, missed
-from ..runtime.guards import Record, capture_is_valid, in_mode, listed, size_guard_holds, unpackable
+from ..runtime.guards import (
+    Record,
+    capture_is_valid,
+    in_mode,
+    listed,
+    ordinary,
+    size_guard_holds,
+    unpackable,
+)
 from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_of, take_back
 from ..runtime.lists import Listed, as_arguments
 from ..runtime.outside import Outside, join
@@ -118,6 +126,7 @@ class Recipe:
             "opswap_link_of": link_of,
             "opswap_listed": listed,
             "opswap_missed": missed,
+            "opswap_ordinary": ordinary,
             "opswap_overridden": functions_overridden,
             "opswap_recipe": self,
             "opswap_replay": replay,
@@ -238,12 +247,13 @@ def _site_text(region: Region, replacement: Replacement, scope: dict[str, Any]) 
     arguments = [n.target for n in graph.nodes if n.op == "placeholder"]
     names = ", ".join(arguments)
     values = ", ".join(f"'{n}': {n}" for n in arguments)
+    given = ", ".join(arguments[: len(region.inputs)])
     label = f"{region.mixing.meta['source']} | {replacement.label}"
     return (
         f"# {label}\n"
         + _function_text(graph, f"stock_{_SERIAL}", scope)
         + f"\n\ndef opswap_site_{_SERIAL}({names}):\n"
-        f"    if {replacement.condition}:\n"
+        f"    if opswap_ordinary({given}) and ({replacement.condition}):\n"
         f"        return {replacement.result}\n"
         f"    opswap_declined('opswap_site_{_SERIAL}', {{{values}}})\n"
         f"    return opswap_stock_{_SERIAL}({names})\n"
@@ -329,7 +339,8 @@ def passed_by(capture: Capture) -> Iterator[nn.Module]:
 def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
     """The recipe of a class of one input whose whole forward is replaced."""
     stock = "type(m0).forward is opswap_stock"
-    condition = f"{fits_text('m0')} and {stock} and {ENABLED} and ({replacement.condition})"
+    holds = f"opswap_ordinary(x0) and ({replacement.condition})"
+    condition = f"{fits_text('m0')} and {stock} and {ENABLED} and {holds}"
     lines = [
         f"# | {replacement.label}",
         *bind_text(original.forward),

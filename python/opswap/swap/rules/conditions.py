@@ -10,15 +10,10 @@ from torch import Tensor, nn
 
 from opswap._torch import is_ordinary
 
-__all__ = ["CONVOLUTIONS", "on_cpu", "plain", "plain_floats", "poolable", "trains"]
+__all__ = ["CONVOLUTIONS", "on_cpu", "plain_floats", "poolable", "trains"]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def plain(input: Any) -> bool:
-    """True for a tensor of no class of a user that does not wrap other tensors."""
-    return type(input) is Tensor or (isinstance(input, Tensor) and is_ordinary(input))
 
 
 def on_cpu(input: Any) -> bool:
@@ -30,15 +25,17 @@ def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
     """True for a tensor that opswap's pools support: dense, floating point, of one of these dimensions."""
     if not isinstance(input, Tensor) or (ndims is not None and input.dim() not in ndims):
         return False
-    if type(input) is not Tensor and not is_ordinary(input):
-        return False
     return input.dtype in _FLOATS and input.layout is torch.strided and not input.is_nested
 
 
 def plain_floats(*tensors: Any) -> bool:
-    """True for tensors that opswap's linear maps support, of one dtype and device."""
+    """True for tensors that opswap's linear maps support, of torch's classes, one dtype and device.
+
+    Weights of modules are among them, whose classes nothing else looks at.
+    """
     first = tensors[0]
-    return all(poolable(t) and t.dtype == first.dtype and t.device == first.device for t in tensors)
+    same = all(poolable(t) and t.dtype == first.dtype and t.device == first.device for t in tensors)
+    return same and all(map(is_ordinary, tensors))
 
 
 def trains(input: Tensor) -> bool:

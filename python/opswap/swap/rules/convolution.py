@@ -11,24 +11,23 @@ from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise, t
 from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, pointwise_wins, takes_pixels
 
 from ..rule import Replacement, Rule
-from .conditions import plain
 
 __all__ = ["RULES", "WINDOWS", "large"]
 
 _POINTWISE = Replacement(
-    "plain(x0) and takes_pixels(m0, x0)",
+    "takes_pixels(m0, x0)",
     "pointwise_conv2d(x0, m0.weight, m0.bias, m0.stride)",
-    {"plain": plain, "takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
+    {"takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
 )
 _DEPTHWISE = Replacement(
-    "plain(x0) and depthwise_able(m0, x0)",
+    "depthwise_able(m0, x0)",
     "depthwise_conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {"plain": plain, "depthwise_able": depthwise_able, "depthwise_conv2d": F.depthwise_conv2d},
+    {"depthwise_able": depthwise_able, "depthwise_conv2d": F.depthwise_conv2d},
 )
 _DENSE = Replacement(
-    "plain(x0) and conv_able(m0, x0)",
+    "conv_able(m0, x0)",
     "conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {"plain": plain, "conv_able": conv_able, "conv2d": F.conv2d},
+    {"conv_able": conv_able, "conv2d": F.conv2d},
 )
 
 
@@ -74,18 +73,6 @@ def _declines_dense(module: nn.Module) -> str | None:
     return why_kept(module.weight.shape, window)
 
 
-def _pointwise_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.Conv2d(116, 116, 1, bias=False), ((16, 116, 14, 14),)
-
-
-def _depthwise_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.Conv2d(58, 58, 3, 1, 1, groups=58, bias=False), ((16, 58, 28, 28),)
-
-
-def _dense_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.Conv2d(64, 64, 3, padding=1, bias=False), ((16, 64, 28, 28),)
-
-
 RULES = (
     Rule(
         "pointwise_conv",
@@ -93,7 +80,7 @@ RULES = (
         modules=(nn.Conv2d,),
         whole=_POINTWISE,
         declines=_declines_pointwise,
-        example=_pointwise_example,
+        example=lambda: (nn.Conv2d(116, 116, 1, bias=False), ((16, 116, 14, 14),)),
     ),
     Rule(
         "depthwise_conv",
@@ -101,7 +88,7 @@ RULES = (
         modules=(nn.Conv2d,),
         whole=_DEPTHWISE,
         declines=_declines_depthwise,
-        example=_depthwise_example,
+        example=lambda: (nn.Conv2d(58, 58, 3, 1, 1, groups=58, bias=False), ((16, 58, 28, 28),)),
     ),
     Rule(
         "conv2d",
@@ -109,6 +96,6 @@ RULES = (
         modules=(nn.Conv2d,),
         whole=_DENSE,
         declines=_declines_dense,
-        example=_dense_example,
+        example=lambda: (nn.Conv2d(64, 64, 3, padding=1, bias=False), ((16, 64, 28, 28),)),
     ),
 )

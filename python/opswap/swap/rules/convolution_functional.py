@@ -20,7 +20,6 @@ from opswap.ops.depthwise import depthwise_fits, depthwise_wins, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
-from .conditions import plain
 from .convolution import WINDOWS, large
 
 __all__ = ["RULES"]
@@ -100,9 +99,9 @@ def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
     if size[0] * size[1] >= FEW_WEIGHTS:
         raise Refusal(large(size[0] * size[1]))
     input, weight, bias = tensors.values()
-    names = {"plain": plain, "pointwise_fits": pointwise_fits, "pointwise_conv2d": F.pointwise_conv2d}
+    names = {"pointwise_fits": pointwise_fits, "pointwise_conv2d": F.pointwise_conv2d}
     return Replacement(
-        f"plain({input}) and pointwise_fits({input}, {weight})",
+        f"pointwise_fits({input}, {weight})",
         f"pointwise_conv2d({input}, {weight}, {bias}, {stride})",
         names,
     )
@@ -122,8 +121,8 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
         )
     padding = _padding(given["padding"], size, stride, dilation)
     options = f"{', '.join(tensors.values())}, {stride}, {padding}, {dilation}"
-    names = {"plain": plain, "depthwise_fits": depthwise_fits, "depthwise_conv2d": F.depthwise_conv2d}
-    condition = f"plain({tensors['input']}) and depthwise_fits({options}, {groups})"
+    names = {"depthwise_fits": depthwise_fits, "depthwise_conv2d": F.depthwise_conv2d}
+    condition = f"depthwise_fits({options}, {groups})"
     return Replacement(condition, f"depthwise_conv2d({options})", names)
 
 
@@ -139,9 +138,9 @@ def _prove_dense(region: Region, shapes: Shapes) -> Replacement:
         raise Refusal(reason or "no kernel supports it", report=reason is not None)
     input, weight, bias = tensors.values()
     options = f"{stride}, {padding}, {dilation}"
-    names = {"plain": plain, "conv_pays": conv_pays, "conv2d": F.conv2d}
+    names = {"conv_pays": conv_pays, "conv2d": F.conv2d}
     return Replacement(
-        f"plain({input}) and conv_pays({input}, {weight}, {options})",
+        f"conv_pays({input}, {weight}, {options})",
         f"conv2d({input}, {weight}, {bias}, {options})",
         names,
     )

@@ -52,8 +52,4 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     )
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.Dropout(0.5), ((8, 64, 18, 44),)
-
-
-RULES = (Rule("dropout", True, _find, _prove, (nn.Dropout,), _example),)
+RULES = (Rule("dropout", True, _find, _prove, (nn.Dropout,), lambda: (nn.Dropout(0.5), ((8, 64, 18, 44),))),)

@@ -18,7 +18,7 @@ from opswap._torch import constant_in_graphs
 from opswap.ops.norm import group_norm_fits, instance_norm_fits
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
-from .conditions import plain, trains
+from .conditions import trains
 
 __all__ = ["RULES", "has_vectors"]
 
@@ -56,8 +56,6 @@ def group_norm_wins(input: Any, *arguments: Any) -> bool:
 
     Without a gradient, 16 bits of large images are torch's, which is up to 10 % faster there.
     """
-    if not plain(input):
-        return False
     if _crashes(input, *arguments):
         return group_norm_fits(input, *arguments)
     if not has_vectors(input) or not group_norm_fits(input, *arguments) or input.numel() < _FEWEST:
@@ -69,7 +67,7 @@ def group_norm_wins(input: Any, *arguments: Any) -> bool:
 
 def instance_norm_wins(input: Any, *arguments: Any) -> bool:
     """`instance_norm_fits`, for what was measured faster than torch."""
-    if not plain(input) or not has_vectors(input) or not instance_norm_fits(input, *arguments):
+    if not has_vectors(input) or not instance_norm_fits(input, *arguments):
         return False
     return input.numel() >= _FEWEST_INSTANCES
 
@@ -144,23 +142,21 @@ def _prove_instance(region: Region, shapes: Shapes) -> Replacement:
     )
 
 
-def _group_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.GroupNorm(32, 64), ((8, 64, 56, 56),)
-
-
-def _instance_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return nn.InstanceNorm2d(64), ((4, 64, 56, 56),)
-
-
 RULES = (
-    Rule("group_norm", False, modules=(nn.GroupNorm,), whole=_GROUP, example=_group_example),
+    Rule(
+        "group_norm",
+        False,
+        modules=(nn.GroupNorm,),
+        whole=_GROUP,
+        example=lambda: (nn.GroupNorm(32, 64), ((8, 64, 56, 56),)),
+    ),
     Rule(
         "instance_norm",
         False,
         modules=_INSTANCE_NORMS,
         whole=_INSTANCE,
         declines=_declines_instance,
-        example=_instance_example,
+        example=lambda: (nn.InstanceNorm2d(64), ((4, 64, 56, 56),)),
     ),
     Rule("group_norm", False, partial(_find, torch_functional.group_norm), _prove_group),
     Rule("instance_norm", False, partial(_find, torch_functional.instance_norm), _prove_instance),

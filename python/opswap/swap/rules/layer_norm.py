@@ -22,7 +22,7 @@ from opswap.ops.norm import layer_norm2d_fits, layer_norm_fits
 
 from ..graph.calls import hazard, reached
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
-from .conditions import plain, trains
+from .conditions import trains
 from .group_norm import has_vectors
 from .linear.products import is_call
 
@@ -42,7 +42,7 @@ def _has_one_thread() -> bool:
 
 def layer_norm_wins(input: Any, *arguments: Any) -> bool:
     """`layer_norm_fits`, for what was measured faster than torch."""
-    if not plain(input) or not has_vectors(input) or not layer_norm_fits(input, *arguments):
+    if not has_vectors(input) or not layer_norm_fits(input, *arguments):
         return False
     tensors = (input, *arguments)
     if input.dtype is not torch.float32 or not any(isinstance(t, Tensor) and trains(t) for t in tensors):
@@ -57,7 +57,7 @@ def layer_norm_able(module: nn.LayerNorm, input: Any) -> bool:
 
 def arithmetic_wins(input: Any, weight: Any, bias: Any, eps: Any) -> bool:
     """True for an image in channels_last whose parameters have its dtype: the arithmetic would widen it otherwise."""
-    if not plain(input) or not has_vectors(input):
+    if not isinstance(input, Tensor) or not has_vectors(input):
         return False
     if input.dim() != 4 or input.numel() < _FEWEST_ARITHMETIC:
         return False
@@ -208,12 +208,14 @@ class _Permuted(nn.Module):
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return _Permuted(96), ((8, 96, 28, 28),)
-
-
 RULES = (
-    Rule("layer_norm", False, modules=(nn.LayerNorm,), whole=_MODULE, example=_example),
+    Rule(
+        "layer_norm",
+        False,
+        modules=(nn.LayerNorm,),
+        whole=_MODULE,
+        example=lambda: (_Permuted(96), ((8, 96, 28, 28),)),
+    ),
     Rule("layer_norm", False, _find_call, _prove_call),
     Rule("layer_norm", False, _find_arithmetic, _prove_arithmetic),
 )

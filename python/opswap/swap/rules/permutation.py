@@ -15,14 +15,13 @@ from opswap import functional as F
 from opswap.ops.permutation import is_permutation, shuffle_groups, take_channels
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
-from .conditions import plain
 
 __all__ = ["RULES", "indexes"]
 
 
 def indexes(index: Tensor) -> bool:
     """True for a tensor of numbers of channels that opswap may read."""
-    return index.dim() == 1 and index.dtype is torch.int64 and index.device.type == "cpu" and plain(index)
+    return index.dim() == 1 and index.dtype is torch.int64 and index.device.type == "cpu"
 
 
 def _index(node: Node) -> Any:
@@ -53,15 +52,15 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     if not numbers or not is_permutation(index):
         raise Refusal("its index is not a permutation of the channels", report=False)
     if buffer:
-        names = {"plain": plain, "indexes": indexes, "take_channels": take_channels}
-        return Replacement("plain(x0) and x0.dim() > 1 and indexes(x1)", "take_channels(x0, x1)", names)
+        names = {"indexes": indexes, "take_channels": take_channels}
+        return Replacement("x0.dim() > 1 and indexes(x1)", "take_channels(x0, x1)", names)
     order = tuple(index)
-    condition = f"plain(x0) and x0.dim() > 1 and x0.shape[1] == {len(order)}"
+    condition = f"x0.dim() > 1 and x0.shape[1] == {len(order)}"
     groups = shuffle_groups(order)
     if groups:
-        names = {"plain": plain, "channel_shuffle": F.channel_shuffle}
+        names = {"channel_shuffle": F.channel_shuffle}
         return Replacement(condition, f"channel_shuffle(x0, {groups})", names)
-    names = {"plain": plain, "channel_permutation": F.channel_permutation}
+    names = {"channel_permutation": F.channel_permutation}
     return Replacement(condition, f"channel_permutation(x0, {order})", names)
 
 
@@ -70,8 +69,6 @@ class _Reversed(nn.Module):
         return x[:, list(range(115, -1, -1))]
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return _Reversed(), ((16, 116, 28, 28),)
-
-
-RULES = (Rule("channel_permutation", True, _find, _prove, example=_example),)
+RULES = (
+    Rule("channel_permutation", True, _find, _prove, example=lambda: (_Reversed(), ((16, 116, 28, 28),))),
+)

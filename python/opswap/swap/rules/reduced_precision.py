@@ -12,7 +12,6 @@ from opswap.ops.pointwise import takes_pixels
 from opswap.ops.reduced_precision import output_dtype, slow_dtype
 
 from ..rule import Replacement, Rule
-from .conditions import plain
 
 __all__ = ["RULES"]
 
@@ -59,14 +58,14 @@ def _computes_linear(module: nn.Linear, input: Tensor) -> bool:
 
 
 _CONV2D = Replacement(
-    "plain(x0) and computes(m0, x0)",
+    "computes(m0, x0)",
     "conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation, m0.groups)",
-    {"plain": plain, "computes": _computes_conv2d, "conv2d": F.conv2d},
+    {"computes": _computes_conv2d, "conv2d": F.conv2d},
 )
 _LINEAR = Replacement(
-    "plain(x0) and computes(m0, x0)",
+    "computes(m0, x0)",
     "linear(x0, m0.weight, m0.bias)",
-    {"plain": plain, "computes": _computes_linear, "linear": F.linear},
+    {"computes": _computes_linear, "linear": F.linear},
 )
 
 RULES = (

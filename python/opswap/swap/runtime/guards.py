@@ -32,6 +32,7 @@ __all__ = [
     "in_mode",
     "is_plain_tensor",
     "listed",
+    "ordinary",
     "require",
     "size_guard_holds",
     "unhooked",
@@ -105,6 +106,18 @@ def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
         if not unchanged(child, state):
             return False
     return stands(record.outside)
+
+
+def ordinary(input: Any, *others: Any) -> bool:
+    """True for a tensor of no class of a user that does not wrap other tensors, as are the tensors among the others."""
+    if type(input) is not Tensor and not (isinstance(input, Tensor) and is_ordinary(input)):
+        return False
+    for value in others:
+        if type(value) is Tensor or type(value) is nn.Parameter:  # isinstance takes ten times as long
+            continue
+        if isinstance(value, Tensor) and not is_ordinary(value):
+            return False
+    return True
 
 
 def listed(value: Any, kind: type, number: int) -> bool:

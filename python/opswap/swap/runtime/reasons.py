@@ -378,7 +378,7 @@ def _covers(
         return f"the batch has {first.shape[0]} images: proven for {_listed(batches)}"
     if spatial is not None and tuple(first.shape[2:]) not in spatial:
         return f"the input has sizes {tuple(first.shape[2:])}: proven for {_listed(spatial)}"
-    return f"the input is a {type(first).__name__}, which wraps other tensors"
+    return f"no kernel for {shown(first)}"
 
 
 def _listed(values: Sequence[Any]) -> str:
@@ -404,10 +404,11 @@ def _fills(input: Tensor, in_training: bool = True, batched: int = 4, one: bool 
     return f"torch is faster on float64 and fewer than 8 channels{many} in channels_last: the input is {shown(input)}"
 
 
-def _poolable(input: Any, ndims: Any = None) -> str:
-    if isinstance(input, Tensor) and not is_ordinary(input):
-        return f"the input is a {type(input).__name__}, whose functions are its own"
-    return f"no kernel for {shown(input)}"
+def _other_class(input: Any, *others: Any) -> str:
+    tensors = [v for v in (input, *others) if isinstance(v, Tensor) and not is_ordinary(v)]
+    if not tensors:
+        return f"no kernel for {shown(input)}"
+    return f"the input is a {type(tensors[0]).__name__}, whose functions are its own"
 
 
 # What the conditions of the rules mean; others are shown as they are written.
@@ -417,8 +418,8 @@ _TOLD: dict[str, Callable[..., str]] = {
     "on_cpu": lambda input: f"no kernel for {input.device.type}",
     "large_enough": _pays,
     "fills_vectors": _fills,
-    "plain": _poolable,
-    "poolable": _poolable,
+    "opswap_ordinary": _other_class,
+    "poolable": lambda input, ndims=None: f"no kernel for {shown(input)}",
     "takes_pixels": lambda module, input: contiguous_images(input),
     "depthwise_able": lambda module, input: contiguous_images(input),
     "conv_able": lambda module, input: contiguous_images(input),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opswap._torch import is_ordinary
 from opswap.ops._layout import cat_memory_format
 
 __all__ = ["give_contiguous", "within_proof"]
@@ -24,14 +23,11 @@ def within_proof(
 
     Args:
         tensors: the tensors side by side, (N, C_i, *); they must be of one dtype, which torch.cat would
-            otherwise promote, of a class that opswap's operators know, and hold elements.
+            otherwise promote, and hold elements.
         groups: must divide C = sum of the C_i.
         ndims, channels, spatial, batches: dimensions, values of C, sizes after it and values of N that were
             proven; None is any.
     """
-    for t in tensors:
-        if type(t) is not Tensor and not is_ordinary(t):
-            return False
     first = tensors[0]
     if not first.numel():  # of no elements a view cannot find the size that is written -1
         return False

@@ -137,23 +137,11 @@ class _Split(nn.Module):
 _HALF = (16, 58, 28, 28)
 
 
-def _plain_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return _Plain(), ((16, 116, 28, 28),)
-
-
-def _cat_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return _Cat(), (_HALF, _HALF)
-
-
-def _split_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return _Split(), (_HALF, _HALF)
-
-
 RULES = (
     Rule("cat_channel_shuffle", True, partial(_find_rejoined, True), _prove),
     Rule("channel_shuffle", True, partial(_find_rejoined, False), _prove),
-    Rule("cat_channel_shuffle_split", True, _find_split, _prove, example=_split_example),
-    Rule("cat_channel_shuffle", True, _find_cat, _prove, example=_cat_example),
-    Rule("channel_shuffle", True, _find_plain, _prove, example=_plain_example),
+    Rule("cat_channel_shuffle_split", True, _find_split, _prove, example=lambda: (_Split(), (_HALF, _HALF))),
+    Rule("cat_channel_shuffle", True, _find_cat, _prove, example=lambda: (_Cat(), (_HALF, _HALF))),
+    Rule("channel_shuffle", True, _find_plain, _prove, example=lambda: (_Plain(), ((16, 116, 28, 28),))),
     Rule("identity", True, _find_reordered, _prove_identity),
 )

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""What the finders' dispatch modes share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parameter import Parameter
+
+from opswap._dispatch_mode import DispatchMode
+from opswap._torch import graph_task
+
+__all__ = ["FinderMode"]
+
+_ORDINARY = frozenset({Tensor, Parameter})
+
+
+class FinderMode(DispatchMode):
+    """Base: a subclass runs every operator as it is, in `_run`, and shows it to its watcher.
+
+    Args: after_operator: called after every operator with whether it ran inside a backward.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper around each call, which costs as much as all else; nothing is compiled while this is in force."""
+        return False
+
+    def __init__(self, after_operator: Callable[[bool], None] | None) -> None:
+        super().__init__()
+        self._after_operator = after_operator
+        self._thread = threading.get_ident()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and not _ORDINARY.issuperset(types):
+            if any(hasattr(t, "__tensor_flatten__") for t in types):
+                return NotImplemented  # the parts of a wrapper come to a mode one by one
+            return func(*args, **(kwargs or {}))  # fake tensors, and others that hold nothing
+        out = self._run(func, args, kwargs or {})
+        if self._after_operator is not None:
+            self._after_operator(graph_task() >= 0)
+        return out
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operator's result. The frame of the call is two above."""
+        raise NotImplementedError
