@@ -276,7 +276,7 @@ def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) ->
     Raises: ValueError without a stage or for an unknown activation; TypeError for what is no `Stage`; else as
         torch.nn.functional.conv2d and `batch_norm_act`.
     """
-    tensors = (input, *(t for s in stages if isinstance(s, Stage) for t in s[:PER_STAGE]))
+    tensors = (input, *(t for s in stages or () if isinstance(s, Stage) for t in s[:PER_STAGE]))
     if has_torch_function(tensors):
         return handle_torch_function(conv_chain, tensors, input, stages, training)
     if not stages:
