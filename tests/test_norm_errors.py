@@ -48,6 +48,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "1d": (torch.randn(3), {}, r"\(3,\)|running_mean"),
     "eps": (X, {"training": True, "eps": 0.0}, "eps must be positive.* 0"),
     "negative eps": (X, {"training": True, "eps": -1.0}, "eps must be positive.* -1"),
+    "negative eps in evaluation": (X, {"eps": -1.0}, "eps must be .* -1"),
     "momentum": (X, {"training": True, "momentum": None}, "'momentum'.* float, not NoneType"),
     "eps kind": (X, {"eps": "a"}, "str"),
     "training kind": (X, {"training": "yes"}, "'training'.* bool, not str"),

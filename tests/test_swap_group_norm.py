@@ -269,3 +269,19 @@ def test_compiled_graphs() -> None:
         compiled = torch.compile(copy.deepcopy(stock), backend="opswap")
         torch.testing.assert_close(compiled(x), stock(x), rtol=1e-4, atol=1e-4)
         assert kernels("group_norm")
+
+
+@pytest.mark.parametrize("make", [lambda: nn.GroupNorm(4, 16), lambda: nn.InstanceNorm2d(16, affine=True)])
+@pytest.mark.parametrize("size", [8, 32])
+def test_ensembles_under_vmap(
+    size: int, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other layers of a swapped model keep channels_last there, which torch's function refuses, of any size."""
+    monkeypatch.undo()
+    stock = nn.Sequential(nn.Conv2d(8, 16, 1), nn.ChannelShuffle(4), make()).eval()
+    model = opswap.swap(copy.deepcopy(stock), memory_format=LAST)
+    stock.to(memory_format=LAST)
+    x = torch.randn(4, 8, size, size).to(memory_format=LAST)
+    parameters, buffers = torch.func.stack_module_state([model, model])
+    call = torch.func.vmap(lambda p, b: torch.func.functional_call(model, (p, b), (x,)))
+    torch.testing.assert_close(call(parameters, buffers), torch.stack([stock(x)] * 2), atol=1e-4, rtol=1e-4)

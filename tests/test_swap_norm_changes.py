@@ -65,8 +65,9 @@ class TestChangesAfterTheSwap:
             lambda m: m.double(),
             lambda m: m[1].register_parameter("weight", None),
             lambda m: m[3].reset_running_stats(),
+            lambda m: setattr(m[1], "training", 1),
         ],
-        ids=range(9),
+        ids=range(10),
     )
     def test_settings(self, change: Callable[[nn.Module], object]) -> None:
         stock, model = self.pair()

@@ -368,6 +368,84 @@ def test_parametrized_after_the_swap() -> None:
     assert type(twin) is nn.Conv2d and torch.equal(twin(x), stock(x)) and ran()
 
 
+class Noisy(nn.Module):
+    """Draws at each read."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + torch.rand_like(weight)
+
+
+class Offset(nn.LayerNorm):
+    drawn = False
+
+    @property
+    def eps(self) -> float:
+        return float(torch.rand(())) if self.drawn else 1e-5
+
+    @eps.setter
+    def eps(self, value: float) -> None:
+        self.drawn = True
+
+
+READ: dict[str, Callable[[], nn.Module]] = {
+    "1 x 1": lambda: nn.Conv2d(16, 16, 1),
+    "depthwise": lambda: nn.Conv2d(16, 16, 3, padding=1, groups=16),
+    "dense": lambda: nn.Conv2d(16, 16, 3, padding=1),
+    "dense in 16 bits": lambda: nn.Conv2d(16, 16, 3, padding=1).bfloat16(),
+    "linear in 16 bits": lambda: nn.Linear(28, 28).bfloat16(),
+    "BatchNorm": lambda: nn.Sequential(nn.BatchNorm2d(16), nn.ReLU()),
+    "GroupNorm": lambda: nn.GroupNorm(4, 16),
+    "InstanceNorm": lambda: nn.InstanceNorm2d(16, affine=True),
+    "LayerNorm": lambda: nn.LayerNorm(28),
+    "chain": lambda: nn.Sequential(
+        nn.Conv2d(16, 16, 1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, 1, 1, 1, 16, False),
+        nn.BatchNorm2d(16),
+    ),
+}
+
+
+def add_noise(model: nn.Module) -> None:
+    for module in list(model.modules()):
+        for name in [n for n, _ in module.named_parameters(recurse=False)]:
+            parametrize.register_parametrization(module, name, Noisy())
+
+
+def norm_spectra(model: nn.Module) -> None:
+    for module in [m for m in model.modules() if getattr(m, "weight", torch.zeros(0)).dim() > 1]:
+        nn.utils.parametrizations.spectral_norm(module)
+
+
+def draw_settings(model: nn.Module) -> None:
+    if type(model) is nn.LayerNorm:
+        model.__class__ = Offset
+        model.eps = 1.0
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("change", [add_noise, norm_spectra, draw_settings])
+@pytest.mark.parametrize("name", READ)
+def test_what_is_made_at_each_read_is_read_as_often_as_by_stock(
+    name: str, change: Callable[[nn.Module], None], memory_format: torch.memory_format, training: bool
+) -> None:
+    stock = READ[name]().to(memory_format=memory_format)
+    model = opswap.swap(copy.deepcopy(stock))
+    x = torch.randn(8, 16, 28, 28).to(next(stock.parameters()).dtype, memory_format=memory_format)
+    ends = []
+    for m in (stock, model):
+        torch.manual_seed(0)
+        change(m)
+        m.train(training)
+        for _ in range(2):
+            out = m(x)
+        ends.append((out, *m.buffers(), torch.rand(3)))
+    torch.testing.assert_close(*ends, rtol=2e-2, atol=2e-2)
+    assert torch.equal(ends[0][-1], ends[1][-1])
+
+
 def test_pruned_and_normed_after_the_swap() -> None:
     x = image()
     for change in (

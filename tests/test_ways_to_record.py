@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opswap
 import opswap.functional as F
+from opswap.ops.chain import Stage
 
 
 class Subclass(Tensor):
@@ -40,18 +41,39 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "conv2d_batch_norm_act": lambda x, w, b, p: F.conv2d_batch_norm_act(x, p, w, b),
     "max_pool2d": lambda x, w, b, p: F.max_pool2d(x * w.view(-1, 1, 1), 2),
     "channel_shuffle": lambda x, w, b, p: F.channel_shuffle(x * w.view(-1, 1, 1), 4),
+    "batch_norm_act of a bias": lambda x, w, b, _: F.batch_norm_act(
+        x, None, None, None, b, True, activation="relu"
+    ),
+    "conv_chain": lambda x, w, b, p: F.conv_chain(x, [Stage(p, w, b), Stage(p, w, b, activation="relu")]),
+    "conv_chain that moves": lambda x, w, b, p: F.conv_chain(x, [Stage(p, w, b, *torch.ones(2, 16))] * 2),
+    "dropout": lambda x, w, b, p: F.dropout(x * w.view(-1, 1, 1), 0.3),
 }
 
 
+class Asked(Tensor):
+    """Calls what the function would have called without it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("kind", [Subclass, Asked])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", CALLS)
-def test_checkpoint_of_a_subclass(name: str, memory_format: torch.memory_format) -> None:
-    """torch disables `__torch_function__` while the backward of a subclass runs, and so in the second forward."""
-    x = torch.randn(2, 16, 4, 4).contiguous(memory_format=memory_format)
+def test_checkpoint_of_a_subclass(name: str, memory_format: torch.memory_format, kind: type[Tensor]) -> None:
+    """torch disables `__torch_function__` while the backward of a subclass runs, and so in the second forward.
+
+    What the first forward computes before the call is of the subclass, and in the second forward an ordinary tensor.
+    """
+    x = torch.randn(4, 16, 8, 8).contiguous(memory_format=memory_format)
     gradients = []
     for run in (lambda f, *a: f(*a), lambda f, *a: checkpoint(f, *a, use_reentrant=False)):
         tensors = parameters()
-        run(CALLS[name], x.as_subclass(Subclass), *tensors).square().sum().backward()
+        torch.manual_seed(0)
+        run(
+            lambda t, *rest: CALLS[name](t * 1.5, *rest), x.as_subclass(kind), *tensors
+        ).square().sum().backward()
         gradients.append([t.grad for t in tensors])
     for a, b in zip(*gradients, strict=True):
         assert a is None if b is None else torch.allclose(a, b, atol=1e-4)

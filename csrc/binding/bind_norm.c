@@ -131,6 +131,10 @@ static int check_statistics(const osw_call *call, const osw_norm_job *job)
         for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
             if (!call->objects[role])
                 return osw_norm_fail(call, role, "must be defined in evaluation mode", 0);
+        if (job->eps < 0) {
+            PyErr_Format(PyExc_ValueError, "%s: eps must not be negative", call->name);
+            return -1;
+        }
         return 0;
     }
     if (x->numel / channels == 1)

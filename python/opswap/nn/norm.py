@@ -29,7 +29,7 @@ def apply_norm(
         norm.num_batches_tracked.add_(1)
         if norm.momentum is None:
             momentum = 1.0 / float(norm.num_batches_tracked)
-    of_batch = norm.training or (norm.running_mean is None and norm.running_var is None)
+    of_batch = True if norm.training else (norm.running_mean is None and norm.running_var is None)
     running = not norm.training or norm.track_running_stats
     mean, var = (norm.running_mean, norm.running_var) if running else (None, None)
     if inplace:

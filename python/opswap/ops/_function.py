@@ -30,6 +30,7 @@ __all__ = [
     "seen_by_tracer",
     "tracing",
     "transforms_active",
+    "without_subclasses",
 ]
 
 
@@ -41,6 +42,7 @@ class DeclinedError(Exception):
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _is_tracing = torch.jit.is_tracing
+_NO_DISPATCH = Tensor.__torch_dispatch__
 
 
 def tracing() -> bool:
@@ -86,6 +88,26 @@ def plain_cpu(tensors: Sequence[Tensor]) -> bool:
     conjugate or negative view that is not yet carried out.
     """
     return plain_eager() and _core.plain_tensors(tensors)
+
+
+def without_subclasses(tensors: Sequence[Any]) -> list[Any] | None:
+    """The same with an alias of each tensor that is of a subclass; None if there is none, or if it may see operators.
+
+    Call it once no `__torch_function__` is left to be asked: from here on a subclass that keeps Tensor's
+    `__torch_dispatch__` changes nothing. The graph is then that of ordinary tensors. torch hides subclasses while the
+    backward of one runs, so that a checkpoint runs its forward again with ordinary tensors, and compares the graphs.
+    """
+    if _compiling():
+        return None
+    found = False
+    for t in tensors:
+        if isinstance(t, Tensor) and type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+            if type(t).__torch_dispatch__ is not _NO_DISPATCH:
+                return None
+            found = True
+    if not found:
+        return None
+    return [t.as_subclass(Tensor) if isinstance(t, Tensor) else t for t in tensors]
 
 
 def seen_by_tracer() -> bool:

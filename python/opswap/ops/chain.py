@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 from torch.autograd import Function
+from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
 from opswap._torch import dispatch_modes
@@ -31,7 +32,15 @@ from ._chain_operator import (
     run_watched,
     run_watched_backward,
 )
-from ._function import DeclinedError, base_apply, concrete_size, needs_graph, plain_cpu, plain_eager
+from ._function import (
+    DeclinedError,
+    base_apply,
+    concrete_size,
+    needs_graph,
+    plain_cpu,
+    plain_eager,
+    without_subclasses,
+)
 from ._stats import count_kernel, count_reference
 from .norm import batch_norm_act, check_activation
 
@@ -267,6 +276,9 @@ def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) ->
     Raises: ValueError without a stage or for an unknown activation; TypeError for what is no `Stage`; else as
         torch.nn.functional.conv2d and `batch_norm_act`.
     """
+    tensors = (input, *(t for s in stages or () if isinstance(s, Stage) for t in s[:PER_STAGE]))
+    if has_torch_function(tensors):
+        return handle_torch_function(conv_chain, tensors, input, stages, training)
     if not stages:
         raise ValueError(f"{_NAME}: expected at least one stage, got none")
     for stage in stages:
@@ -274,8 +286,12 @@ def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) ->
             raise TypeError(f"{_NAME}: expected a Stage, got {type(stage).__name__}")
         if stage.activation is not None:
             check_activation(_NAME, stage.activation)
+    alike = without_subclasses(tensors)
+    if alike is not None:
+        rows = [alike[i : i + PER_STAGE] for i in range(1, len(alike), PER_STAGE)]
+        stages = [Stage(*row, *s[PER_STAGE:]) for row, s in zip(rows, stages, strict=True)]
+        return conv_chain(alike[0], stages, training)
     options = tuple((s.stride, s.momentum, s.eps, s.activation) for s in stages)
-    tensors = (input, *(t for s in stages for t in s[:PER_STAGE]))
     ordinary = all(t is None or isinstance(t, Tensor) for t in tensors)
     output = NotImplemented
     if ordinary and training:

@@ -25,7 +25,14 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from opswap import _core
 
 from ._derivatives import linear_pair
-from ._function import check_memory, needs_graph, plain_cpu, seen_by_tracer, tracing
+from ._function import (
+    check_memory,
+    needs_graph,
+    plain_cpu,
+    seen_by_tracer,
+    tracing,
+    without_subclasses,
+)
 from ._layout import suggest_memory_format
 from ._operator import Operator
 from ._stats import count_kernel, count_reference
@@ -260,6 +267,9 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """
     if has_torch_function_unary(input):
         return handle_torch_function(dropout, (input,), input, p=p, training=training, inplace=inplace)
+    ordinary = without_subclasses((input,))
+    if ordinary is not None and training and not inplace:
+        return dropout(*ordinary, p, training)
     if isinstance(input, Tensor) and not plain_cpu((input,)):
         check_memory("dropout", input=input)
     plain = isinstance(input, Tensor) and isinstance(p, float) and 0.0 < p < 1.0

@@ -147,6 +147,8 @@ def check(
         )
     if training and eps <= 0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
+    if eps < 0:
+        raise ValueError(f"batch_norm eps must be non-negative, but got {eps}")
     vectors = (running_mean, running_var, weight, bias)
     if not training:
         for name, vector in zip(_NAMES[:2], vectors, strict=False):

@@ -17,7 +17,15 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap._torch import dispatch_modes, without_transforms
 
-from .._function import check_memory, needs_graph, plain_cpu, plain_eager, tracing, transforms_active
+from .._function import (
+    check_memory,
+    needs_graph,
+    plain_cpu,
+    plain_eager,
+    tracing,
+    transforms_active,
+    without_subclasses,
+)
 from .._stats import count_reference, reference_forced
 from ._activations import activate
 from ._arguments import check, check_kinds, count_values, is_covered, moves_apart
@@ -195,6 +203,9 @@ def batch_norm_act(
         return handle_torch_function(
             batch_norm_act, (input, *vectors), input, *vectors, training, momentum, eps, activation
         )
+    ordinary = without_subclasses((input, *vectors))
+    if ordinary is not None:
+        return batch_norm_act(*ordinary, training, momentum, eps, activation)
     check_kinds(input, vectors, training, momentum, eps, activation)
     if tracing() or not is_covered(input) or not moves_apart(input, vectors, training):
         return reference(input, *vectors, training, momentum, eps, activation)

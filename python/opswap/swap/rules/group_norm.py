@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 from opswap import isa
-from opswap._torch import constant_in_graphs
+from opswap._torch import constant_in_graphs, functorch_active
 from opswap.ops.norm import group_norm_fits, instance_norm_fits
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
@@ -51,12 +51,17 @@ def _crashes(input: Any, groups: Any, weight: Any = None, bias: Any = None, *_: 
     return any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
 
 
+def _is_transformed() -> bool:
+    """True under torch.func: torch's function raises there for images in channels_last if torch.vmap is active."""
+    return not torch.compiler.is_compiling() and functorch_active()
+
+
 def group_norm_wins(input: Any, *arguments: Any) -> bool:
     """`group_norm_fits`, for what was measured faster than torch.
 
     Without a gradient, 16 bits of large images are torch's, which is up to 10 % faster there.
     """
-    if _crashes(input, *arguments):
+    if _crashes(input, *arguments) or _is_transformed():
         return group_norm_fits(input, *arguments)
     if not has_vectors(input) or not group_norm_fits(input, *arguments) or input.numel() < _FEWEST:
         return False
