@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
