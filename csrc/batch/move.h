@@ -11,7 +11,7 @@
 /* At least VEC_BYTES. */
 OSW_INLINE void copy_forward(const uint8_t *x, uint8_t *y, int64_t bytes)
 {
-    for (int64_t i = 0; i + VEC_BYTES <= bytes; i += VEC_BYTES)
+    for (int64_t i = 0; i < bytes - VEC_BYTES; i += VEC_BYTES)
         store_u8(y + i, load_u8(x + i));
     store_u8(y + bytes - VEC_BYTES, load_u8(x + bytes - VEC_BYTES));
 }

@@ -11,8 +11,8 @@
 enum {
     STAGE_BYTES = 16384, /* of pixels that are staged at once, unless one pixel is larger */
     BLOCK_BYTES = 1024,  /* of padding that is copied at once, unless one pixel is larger */
-    NARROW_BYTES = 256,  /* of padding beside a row, */
-    BAND_BYTES = 4096,   /* of the rows of a plane: all planes of a band stay in the first cache */
+    STEP_BYTES = 64,     /* of padding beside a row, copied whole: the next row covers the rest */
+    NARROW_BYTES = 256,  /* of padding beside a row that are copied so */
     FORM_PIXELS = 16384, /* in all: for fewer it costs more to find a form than it gains */
 };
 
@@ -131,15 +131,30 @@ static int direction_of(const osw_batch_work *work, const osw_batch_image *image
     return job->planes && image->channel_stride == -work->from_size ? 1 : -1;
 }
 
-/* So many rows of bytes at a time are first filled with padding as a whole, and then with pixels,
- * where a row of a plane lacks few: 0.9 of the time of padding row by row (Zen 4, 224 pixels). 0:
- * each row is padded by itself. */
-static int64_t rows_padded_first(const osw_batch_work *work, const osw_batch_image *image)
+/* Padding from pixel `begin` to the end of its row, in steps of STEP_BYTES; what they write beyond
+ * it are pixels of the next row, which are written later. */
+static void pad_beside(const osw_batch_work *work, char *place, int64_t begin, int64_t pixels)
 {
     const osw_batch_job *job = work->job;
-    const int64_t lacking = job->width - image->width;
-    const bool narrow = 0 < lacking && lacking <= NARROW_BYTES;
-    return job->planes && work->to_size == 1 && narrow ? BAND_BYTES / job->width : 0;
+    const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
+    const int64_t plane = job->height * job->width * pixel_bytes;
+    for (int64_t c = 0; c < (job->planes ? job->channels : 1); c++) {
+        char *to = place + c * plane + begin * pixel_bytes;
+        const char *block = work->blocks + c * work->block_bytes;
+        for (int64_t i = 0; i < pixels * pixel_bytes; i += STEP_BYTES)
+            memcpy(to + i, block + i, STEP_BYTES);
+    }
+}
+
+/* Whether pad_beside may be used beside all rows of an image but the last one: the blocks are large
+ * enough, and a row covers a step. */
+static bool pads_in_steps(const osw_batch_work *work, const osw_batch_image *image)
+{
+    const osw_batch_job *job = work->job;
+    const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
+    const int64_t bytes = (job->width - image->width) * pixel_bytes;
+    return bytes <= NARROW_BYTES && work->block_bytes >= NARROW_BYTES + STEP_BYTES &&
+           image->width * pixel_bytes >= STEP_BYTES;
 }
 
 static void run_image(const osw_batch_work *work, int64_t n)
@@ -161,19 +176,17 @@ static void run_image(const osw_batch_work *work, int64_t n)
         (image.height == 1 || image.row_stride == row_bytes)) {
         run_kernel(work, factors, from, to, end, step);
     } else {
-        const int64_t band = rows_padded_first(work, &image);
+        const bool in_steps = pads_in_steps(work, &image);
         for (int64_t y = 0; y < image.height; y++) {
             const int64_t row = y * job->width;
-            if (band > 0 && y % band == 0) {
-                const int64_t below = y + band < image.height ? y + band : image.height;
-                pad_pixels(work, n, row, below * job->width);
-            }
             if (direction < 0)
                 stage_row(work, &image, y, place + row * pixel_bytes);
             else
                 run_kernel(work, factors, from + y * image.row_stride, to + row * pixel_bytes,
                            image.width, step);
-            if (band == 0)
+            if (in_steps && y + 1 < image.height)
+                pad_beside(work, place, row + image.width, job->width - image.width);
+            else
                 pad_pixels(work, n, row + image.width, row + job->width);
         }
     }

@@ -113,6 +113,19 @@ OSW_INLINE void store_u16_i32(uint16_t *p, vi32 v)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)v));
 }
 
+/* The upper halves of both vectors in one shuffle. */
+#    define store_near_two_bf16 store_near_two_bf16
+OSW_INLINE void store_near_two_bf16(uint16_t *p, vf32 first, vf32 second)
+{
+    static const uint16_t upper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                       23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                       45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    const __m512i a = _mm512_add_epi32((__m512i)first, half);
+    const __m512i b = _mm512_add_epi32((__m512i)second, half);
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi16(a, _mm512_loadu_si512(upper), b));
+}
+
 /* 16 bytes in each quarter, those of the next one 48 further on. */
 OSW_INLINE __m512i load_bytes_48(const uint8_t *p)
 {

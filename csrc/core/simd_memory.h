@@ -271,6 +271,15 @@ OSW_INLINE void store_near_pairs_bf16(uint16_t *p, vf32 low, vf32 high)
     *(vi32_memory *)p = (vi32)(lower | upper);
 }
 
+/* 2 LANES elements, one vector behind the other. */
+#ifndef store_near_two_bf16
+OSW_INLINE void store_near_two_bf16(uint16_t *p, vf32 first, vf32 second)
+{
+    store_near_bf16(p, first);
+    store_near_bf16(p + LANES, second);
+}
+#endif
+
 OSW_INLINE void store_near_f16(uint16_t *p, vf32 v)
 {
     store_f16(p, v);

@@ -129,6 +129,8 @@ static void memory(const void *x, osw_log *log)
     STORED("store_bf16", uint16_t, LANES, store_bf16(to + 1, load_bf16(halves)));
     STORED("store_f16", uint16_t, LANES, store_f16(to + 1, v));
     STORED("store_rounded_bf16", uint16_t, LANES, store_rounded_bf16(to + 1, v));
+    STORED("store_near_two_bf16", uint16_t, 2 * LANES,
+           store_near_two_bf16(to + 1, v, load_bf16(halves)));
     for (int64_t n = 0; n <= LANES; n++) {
         STORED("store_first_f32", float, n, store_first_f32(to + 1, v, n));
         STORED("store_first_bf16", uint16_t, n, store_first_bf16(to + 1, v, n));

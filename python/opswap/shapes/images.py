@@ -143,7 +143,8 @@ def batch_size(
     """
     if sum(option is not None for option in (size, buckets, divisor)) != 1:
         raise TypeError(f"{name}: give exactly one of size, buckets and divisor")
-    needed = max(h for h, _ in sizes), max(w for _, w in sizes)
+    heights, widths = zip(*sizes, strict=True)
+    needed = max(heights), max(widths)
     if divisor is not None:
         tall, wide = (-(-n // d) * d for n, d in zip(needed, _pair(name, "divisor", divisor), strict=True))
         return tall, wide
