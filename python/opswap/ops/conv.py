@@ -245,9 +245,7 @@ def why_left(
     steps = max(window[0][0] * window[0][1], 1) if window else 1
     products = batch * height * width // steps * channels * size[0] * size[2] * size[3]
     if products < _FEWEST_PRODUCTS:
-        return (
-            f"torch is faster below {_FEWEST_PRODUCTS:,} products: this input, {tuple(input.shape)}, has {products:,}"
-        )
+        return f"torch is as fast below {_FEWEST_PRODUCTS:,} products: an input {tuple(input.shape)} has {products:,}"
     return ""
 
 

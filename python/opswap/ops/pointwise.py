@@ -37,6 +37,7 @@ from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = [
     "FEW_WEIGHTS",
+    "converted_by_torch",
     "is_pointwise",
     "pointwise_conv2d",
     "pointwise_fits",
@@ -86,20 +87,38 @@ def is_pointwise(module: nn.Conv2d) -> bool:
 
 def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
     """True if the kernels compute this convolution: in channels_last, on the CPU, without autocast or trace."""
-    return not _compiling() and isinstance(input, Tensor) and is_pointwise(module) and _is_candidate(input)
+    if _compiling() or not isinstance(input, Tensor) or not is_pointwise(module):
+        return False
+    return _is_candidate(input) or (_is_supported(input) and converted_by_torch(input, module.weight))
 
 
 def pointwise_fits(input: Any, weight: Any) -> bool:
     """`takes_pixels` for a call of torch.nn.functional.conv2d without padding and with one group."""
     if _compiling() or not isinstance(input, Tensor) or not isinstance(weight, Tensor):
         return False
-    return weight.dim() == 4 and weight.shape[2] == weight.shape[3] == 1 and _is_candidate(input)
+    if weight.dim() != 4 or not weight.shape[2] == weight.shape[3] == 1:
+        return False
+    return _is_candidate(input) or (_is_supported(input) and converted_by_torch(input, weight))
+
+
+def converted_by_torch(input: Tensor, weight: Tensor) -> bool:
+    """True for a step on contiguous images and a weight in channels_last: torch's convolution copies such images into
+    channels_last and returns this format. A copy and the kernels are 1.0 to 1.9 times as fast on Zen 4."""
+    if not _grad_enabled() or not (input.requires_grad or weight.requires_grad):
+        return False
+    if weight.dim() != 4 or weight.stride(1) != 1 or weight.stride(3) != weight.shape[1]:
+        return False
+    return plain_cpu((input, weight)) and input.is_contiguous()
+
+
+def _is_supported(input: Tensor) -> bool:
+    if _autocast("cpu") or input.dim() != 4 or input.dtype not in _DTYPES or not input.is_cpu:
+        return False
+    return input.layout is torch.strided and not input.is_nested
 
 
 def _is_candidate(input: Tensor) -> bool:
-    if _autocast("cpu") or input.dim() != 4 or input.dtype not in _DTYPES or not input.is_cpu:
-        return False
-    return input.layout is torch.strided and not input.is_nested and input.stride(1) == 1
+    return _is_supported(input) and input.stride(1) == 1
 
 
 class PointwiseConv2d(Function):
@@ -194,7 +213,10 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
         raise RuntimeError(f"{_NAME}: weight must be (out, in, 1, 1), got {tuple(size)}")
     if tracing():
         return torch_functional.conv2d(input, weight, bias, stride)
-    if not _compiling() and _is_candidate(input) and not reference_forced():
+    if _compiling() or reference_forced():
+        pass
+    elif _is_candidate(input) or (_is_supported(input) and converted_by_torch(input, weight)):
+        input = input if input.stride(1) == 1 else input.contiguous(memory_format=torch.channels_last)
         output = _by_kernel(input, weight, bias, stride)
         if output is not NotImplemented:
             count_kernel(_NAME)

@@ -46,7 +46,7 @@ def activations_apart(
 ) -> Iterator[Site]:
     """The activations that read a normalisation and are not in `joined`.
 
-    Args: name: path of the module that was captured. ends_with: the normalisation whose result a block returns, or None.
+    Args: name: path of the module that was captured. ends_with: finds the normalisation at the end of a block.
     """
     for node in graph.nodes:
         before = _before(node)
@@ -62,7 +62,9 @@ def activations_apart(
             yield Site(path, RULE, key_of(node, name)[1], False, reason)
 
 
-def in_a_row(sequential: nn.Sequential, name: str, ends_with: Callable[[nn.Module], nn.Module | None]) -> Iterator[Site]:
+def in_a_row(
+    sequential: nn.Sequential, name: str, ends_with: Callable[[nn.Module], nn.Module | None]
+) -> Iterator[Site]:
     """The same for the children of a Sequential that was not captured."""
     children = list(sequential.named_children())
     for (_, before), (path, after) in pairwise(children):
@@ -75,7 +77,9 @@ def _before(node: fx.Node) -> fx.Node | None:
     if activation(node) is None:
         return None
     (before,) = node.all_input_nodes
-    while before.op == "call_module" and type(before.meta["module"]) is nn.Identity and before.all_input_nodes:
+    while (
+        before.op == "call_module" and type(before.meta["module"]) is nn.Identity and before.all_input_nodes
+    ):
         before = before.all_input_nodes[0]
     called = before.op == "call_function" and before.target is torch_functional.batch_norm
     return before if called or before.op == "call_module" else None

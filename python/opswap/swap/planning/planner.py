@@ -165,7 +165,7 @@ class _Planner:
                 kept += [replace(s.below(m.name), reason=reason, gain=None) for s in m.sites()]
         kept = list({(s.path, s.source, s.reason): s for s in reversed([*self.kept, *kept])}.values())[::-1]
         kept = [s for s in kept if (s.path, s.source) not in places]
-        apart = {s: None for s in self._activations_apart(top)}
+        apart = dict.fromkeys(self._activations_apart(top))
         known = {(s.path, s.source) for s in apart}
         kept = [s for s in kept if s.rule != apart_rule or (s.path, s.source) not in known]
         report = Report(in_order(swapped, paths), in_order([*kept, *apart], paths))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Why a convolution or a normalisation that a rule is for runs torch's code after all: in words, and what would help."""
+"""Why a convolution or a normalisation that a rule is for runs torch's code after all, and what would help."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def images(input: Any, weight: Any = None) -> str:
     if not isinstance(input, Tensor) or not input.is_cpu or input.layout is not torch.strided:
         return f"no kernel for {shown(input)}"
     if torch.is_autocast_enabled("cpu"):
-        return "under autocast it is torch's: a swap under autocast finds the layers that torch computes slowly"
+        return (
+            "under autocast it is torch's: a swap under autocast finds the layers that torch computes slowly"
+        )
     if input.dtype not in _FLOATS:
         return f"the kernels support float32 and float64: the input is {shown(input)}"
     if isinstance(weight, Tensor) and weight.dtype is not input.dtype:
@@ -42,7 +44,7 @@ def images(input: Any, weight: Any = None) -> str:
         return f"the kernels support a batch of images: the input is {shown(input)}"
     told = contiguous_images(input)
     if told:
-        return f"{told}; a copy costs what they gain, so keep channels_last in the code before this layer"
+        return f"{told}; swap(model, memory_format=torch.channels_last) copies it into this format while it trains"
     return "" if input.stride(1) == 1 else f"the kernels support channels_last: the input is {shown(input)}"
 
 
