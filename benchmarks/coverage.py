@@ -35,7 +35,8 @@ import networks
 import opswap
 from opswap._table import markdown
 from opswap.doctor import cpu_model
-from sites import KINDS, count_sites
+from opswap.swap.rules import DEFAULT
+from sites import KINDS, convolution_kind, count_sites
 
 _LAST = torch.channels_last
 _TIMEOUT = 900  # seconds a network
@@ -46,6 +47,8 @@ class Row:
     """One network. sites, left: by kind, what the stock and the swapped network leave to torch.
 
     kept: reasons of the report, with the number of places. size: the side of the images. check: what `verify` said.
+    faster: by kind, what is left because torch's code was measured as fast or faster. untold: by kind, what is left
+    without a reason in the report. Both None in rows that were counted before these.
     """
 
     library: str
@@ -55,6 +58,8 @@ class Row:
     sites: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
+    faster: dict[str, int] | None = None
+    untold: dict[str, int] | None = None
     swap_seconds: float = 0.0
     check: str = ""
     error: str = ""
@@ -80,14 +85,79 @@ def measure(library: str, family: str, name: str, verify: bool) -> Row:
         swapped = _swapped(stock, arguments, memory_format)
         row.swap_seconds = time.perf_counter() - start
         row.left = dict(count_sites(lambda: swapped(*arguments)))
-        kept = Counter(s.reason for s in opswap.report(swapped).kept)
-        stopped = (s for s in opswap.explain(swapped, *arguments).outcomes if s.calls and not s.ran)
-        row.kept = dict((kept + Counter(f"{s.rule}: {s.reason}" for s in stopped)).most_common())
+        why = reasons(swapped, arguments)
+        row.faster, row.untold = sort_out(row.left, why)
+        named = Counter({f"{w.rule}: {w.reason}".removeprefix(": "): 0 for w in why})
+        for w in why:
+            named[f"{w.rule}: {w.reason}".removeprefix(": ")] += w.calls
+        row.kept = dict(named.most_common())
         if verify:
             row.check = _check(stock, arguments)
     except Exception as error:  # shown in the table: none should
         row.error = f"raises {_first_line(error)}"
     return row
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why `calls` operators of a kind, "" if it is none of `KINDS`, were left to torch."""
+
+    kind: str
+    rule: str
+    reason: str
+    calls: int
+
+    @property
+    def is_faster(self) -> bool:
+        return "torch is faster" in self.reason or "torch is as fast" in self.reason
+
+
+def reasons(swapped: nn.Module, arguments: tuple[Any, ...]) -> list[Why]:
+    """What the report and `explain` say about a forward: refused at the swap, or stopped by a condition.
+
+    Replacements that are for evaluation are left out while the model trains: another one is for training.
+    """
+    of_inference = {rule.name for rule in DEFAULT if rule.inference} if swapped.training else set()
+    found = opswap.explain(swapped, *arguments)
+    left = [(s.path, s.rule, s.reason, 1) for s in found.kept]
+    left += [(o.path, o.rule, o.reason, o.calls - o.ran) for o in found.outcomes if o.calls > o.ran]
+    modules = dict(swapped.named_modules())
+    return [
+        Why(_kind_of(rule, modules.get(path)), rule, reason, calls)
+        for path, rule, reason, calls in left
+        if rule not in of_inference
+    ]
+
+
+_KINDS = {
+    **dict.fromkeys(("batch_norm_act", "chain"), "activation after it"),
+    "batch_norm": "batch norm",
+    "dropout": "dropout",
+    **dict.fromkeys(("channel_shuffle", "cat_channel_shuffle_split"), "channel shuffle"),
+}
+
+
+def _kind_of(rule: str, module: nn.Module | None) -> str:
+    weight = getattr(module, "weight", None)
+    if "conv" in rule and isinstance(weight, torch.Tensor) and weight.dim() == 4:
+        return convolution_kind(list(weight.shape), getattr(module, "groups", 1))
+    return "pool" if "pool" in rule else _KINDS.get(rule, "")
+
+
+def sort_out(left: dict[str, int], why: list[Why]) -> tuple[dict[str, int], dict[str, int]]:
+    """By kind: how much of what is left torch runs as fast or faster, and how much has no reason.
+
+    A forward that could not be captured, which the report names, is the reason of what nothing else explains.
+    """
+    told, faster = Counter[str](), Counter[str]()
+    for w in why:
+        told[w.kind] += w.calls
+        faster[w.kind] += w.calls * w.is_faster
+    uncaptured = any(not w.rule for w in why)
+    return (
+        {kind: min(n, faster[kind]) for kind, n in left.items() if faster[kind]},
+        {kind: n - told[kind] for kind, n in left.items() if n > told[kind] and not uncaptured},
+    )
 
 
 def _arguments(model: nn.Module, library: str, name: str) -> tuple[tuple[Any, ...], int, Any]:
@@ -157,27 +227,38 @@ def _in_a_process(library: str, family: str, name: str, verify: bool) -> Row:
 
 
 def table(rows: Iterable[Row]) -> list[str]:
-    """Markdown: for each kind "replaced of all", the share, and the commonest reasons."""
-    head = ["library", "network", *KINDS, "share", "kept by reason"]
+    """Markdown: for each kind "replaced of all", the share, what is better left to torch, the commonest reasons."""
+    head = ["library", "network", *KINDS, "share", "torch as fast or faster", "of the rest", "kept by reason"]
     return markdown(head, [_cells(row) for row in rows])
 
 
 def _cells(row: Row) -> list[str]:
     if row.error:
-        return [row.library, row.name, *[""] * len(KINDS), "", row.error]
+        return [row.library, row.name, *[""] * len(KINDS), "", "", "", row.error]
     kinds = []
     for kind in KINDS:
         there = row.sites.get(kind, 0)
         kinds.append(f"{there - row.left.get(kind, 0)} of {there}" if there else "")
     reasons = "; ".join(f"{n}: {reason}" for reason, n in list(row.kept.items())[:4])
     check = f"; verify: {row.check}" if row.check and row.check != "holds" else ""
-    return [row.library, row.name, *kinds, _share([row]), reasons.replace("|", "\\|") + check]
+    untold = "".join(f"; {n} of {kind} without a reason" for kind, n in (row.untold or {}).items())
+    left = "" if row.faster is None else str(sum(row.faster.values()))
+    ends = [_share([row]), left, _share_of_rest(row), reasons.replace("|", "\\|") + untold + check]
+    return [row.library, row.name, *kinds, *ends]
 
 
 def _share(rows: Iterable[Row]) -> str:
     rows = list(rows)
     there = sum(sum(row.sites.values()) for row in rows)
     return f"{sum(row.replaced for row in rows) / there:.0%}" if there else ""
+
+
+def _share_of_rest(row: Row) -> str:
+    """The share of the operators for which torch's code was not measured as fast or faster."""
+    if row.faster is None:
+        return ""
+    rest = sum(row.sites.values()) - sum(row.faster.values())
+    return f"{row.replaced / rest:.0%}" if rest else ""
 
 
 def summary(rows: list[Row]) -> list[str]:
@@ -211,6 +292,8 @@ def page(rows: list[Row]) -> list[str]:
         *(f"- {line}" for line in summary(rows)),
         "",
         *table(rows),
+        "",
+        "An empty cell of the two columns before the reasons: counted before these columns were there.",
         "",
         "Not run:",
         "",

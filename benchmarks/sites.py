@@ -97,7 +97,7 @@ def _kind(name: str, shapes: list[Any], values: list[Any]) -> str:
     ):
         return "channel shuffle"
     if name in {"conv2d", "convolution"} and len(shapes[1]) == 4:
-        return _convolution(shapes[1], int(values[8 if name == "convolution" else 6]))
+        return convolution_kind(shapes[1], int(values[8 if name == "convolution" else 6]))
     return ""
 
 
@@ -110,7 +110,8 @@ def _shuffles(name: str, shapes: list[Any], values: list[Any]) -> bool:
     return {values[1] % 5, values[2] % 5} == {1, 2}
 
 
-def _convolution(weight: list[int], groups: int) -> str:
+def convolution_kind(weight: list[int], groups: int) -> str:
+    """The kind of a convolution with a weight of this size, "" if it is another one."""
     if weight[1] == 1 and groups > 1:
         return "depthwise convolution" if weight[0] % groups == 0 and max(weight[2:]) > 1 else ""
     return "1x1 convolution" if groups == 1 and weight[2:] == [1, 1] else ""

@@ -115,6 +115,31 @@ def test_the_table() -> None:
     assert coverage.summary([row, raised])[0].startswith("1 networks, 1 that raise; of all operators 75%")
 
 
+def test_what_is_better_left_to_torch_is_counted_apart() -> None:
+    why = [
+        coverage.Why("pool", "avg_pool2d", "torch is faster on fewer than 4 elements: the input has 3", 2),
+        coverage.Why("dropout", "dropout", "no kernel for AlphaDropout", 1),
+    ]
+    faster, untold = coverage.sort_out({"pool": 3, "dropout": 1}, why)
+    assert faster == {"pool": 2} and untold == {"pool": 1}
+    assert coverage.sort_out({"pool": 3}, [*why, coverage.Why("", "", "calls hasattr()", 1)])[1] == {}
+    row = coverage.Row("lib", "net", "net", sites={"pool": 5}, left={"pool": 3}, faster=faster, untold=untold)
+    assert coverage._share_of_rest(row) == "67%" and "1 of pool without a reason" in coverage.table([row])[2]
+
+
+def test_reasons_of_a_forward() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn, self.drop = nn.BatchNorm2d(8), nn.Dropout2d()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(torch.sigmoid(self.bn(x)))
+
+    found = coverage.reasons(opswap.swap(Gate()), (torch.randn(2, 8, 4, 4),))
+    assert {(w.kind, w.is_faster) for w in found} == {("activation after it", True), ("dropout", True)}
+
+
 def test_the_page_names_what_was_not_run() -> None:
     row = coverage.Row("timm", "resnet", "resnet10t", sites={"pool": 3}, left={"pool": 1})
     text = "\n".join(coverage.page([row]))

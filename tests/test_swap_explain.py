@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import opswap
 from opswap.ops import conv
+from opswap.ops import dropout as dropout_module
 from opswap.swap import Explanation, Outcome
 from opswap.swap.rules import DEFAULT
 from spellings import Split, Wrapped, by_size
@@ -28,6 +29,7 @@ from test_swap_state import Configured, _override_method, _reorder, _replace_chi
 @pytest.fixture(autouse=True)
 def small_images_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv, "_FEWEST_PRODUCTS", 0)
+    monkeypatch.setattr(dropout_module, "FEWEST", 0)
 
 
 def reasons(model: nn.Module, *inputs: object) -> set[str]:

@@ -35,6 +35,7 @@ __all__ = [
     "module_window",
     "recorded_conv2d",
     "why_kept",
+    "why_left",
 ]
 
 _NAME = "conv2d"
@@ -224,6 +225,27 @@ def why_kept(weight: Sequence[int], window: Window) -> str | None:
         return f"a window of {tuple(taps)}: the kernel takes up to {_MOST_TAPS} taps in a direction"
     if not conv_wins(channels, outputs, taps):
         return f"{channels} channels in, {outputs} out, a window of {tuple(taps)}: torch is as fast"
+    return ""
+
+
+def why_left(
+    input: Tensor, weight: Tensor, stride: Pair = 1, padding: Pair | str = 0, dilation: Pair = 1
+) -> str:
+    """Why `conv_pays` is False for images that the kernels support; "" if another reason holds."""
+    batch, channels, height, width = input.shape
+    size, window = tuple(weight.shape), _window(weight, stride, padding, dilation)
+    if window is not None and list(size[2:]) == [1, 1] and size[0] * size[1] >= FEW_WEIGHTS:
+        output = _output(input.shape, window[0])
+        pixels = output[0] * output[1] * output[2]
+        if not pointwise_pays(size[0] * size[1], output):
+            few = f"{pixels} pixels" if output[1] * output[2] > 1 else "one pixel per image"
+            return f"torch is faster on {few} with a weight of {FEW_WEIGHTS:,} elements or more: it is {size}"
+    if not (_grad_enabled() and weight.requires_grad):
+        return "a gradient of the weight is what the kernel computes faster: none is needed"
+    steps = max(window[0][0] * window[0][1], 1) if window else 1
+    products = batch * height * width // steps * channels * size[0] * size[2] * size[3]
+    if products < _FEWEST_PRODUCTS:
+        return f"torch is as fast below {_FEWEST_PRODUCTS:,} products: an input {tuple(input.shape)} has {products:,}"
     return ""
 
 

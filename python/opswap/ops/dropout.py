@@ -37,11 +37,11 @@ from ._layout import suggest_memory_format
 from ._operator import Operator
 from ._stats import count_kernel, count_reference
 
-__all__ = ["draws_alike", "dropout"]
+__all__ = ["FEWEST", "draws_alike", "dropout", "dropout_pays"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Elements below which torch's own call is as fast.
-_FEWEST = 1024
+FEWEST = 1024
 # torch lets other threads run while it reads or writes a generator's state. A finalizer may draw within a draw: RLock.
 _drawing = threading.RLock()
 
@@ -245,6 +245,11 @@ _operator = Operator(
 linear_pair(_operator, _masked, _keep_drawn, _by_mask)
 
 
+def dropout_pays(input: Tensor) -> bool:
+    """False for a tensor so small that torch's own call is as fast; True while torch.compile traces."""
+    return torch.compiler.is_compiling() or input.numel() >= FEWEST
+
+
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Zero elements with probability p and multiply the others by 1 / (1 - p); the same elements as torch zeroes.
 
@@ -279,7 +284,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         return _operator(input, p)[0]
     if (
         input.dtype not in _DTYPES
-        or input.numel() < _FEWEST
+        or input.numel() < FEWEST
         or not plain_cpu((input,))
         or not input.is_contiguous(memory_format=suggest_memory_format(input))
         or not draws_alike()

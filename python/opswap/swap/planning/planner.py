@@ -24,6 +24,8 @@ from ..rules.activation import is_activation
 from ..runtime.guards import hooked
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
+from .apart import RULE as apart_rule
+from .apart import activations_apart, in_a_row, key_of, norm_at_end
 from .block_ends import (
     begins_with_activation,
     continues,
@@ -163,8 +165,31 @@ class _Planner:
                 kept += [replace(s.below(m.name), reason=reason, gain=None) for s in m.sites()]
         kept = list({(s.path, s.source, s.reason): s for s in reversed([*self.kept, *kept])}.values())[::-1]
         kept = [s for s in kept if (s.path, s.source) not in places]
-        report = Report(in_order(swapped, paths), in_order(kept, paths))
+        apart = dict.fromkeys(self._activations_apart(top))
+        known = {(s.path, s.source) for s in apart}
+        kept = [s for s in kept if s.rule != apart_rule or (s.path, s.source) not in known]
+        report = Report(in_order(swapped, paths), in_order([*kept, *apart], paths))
         return Plan(chosen, module_replacements, report, self.shell, paths, self.contiguity)
+
+    def _activations_apart(self, top: Sequence[_Module]) -> Iterator[Site]:
+        """Activations behind a normalisation that no change joins with it."""
+        if not self.called:
+            return
+        nodes = [(n, m.name) for m in top for c in m.changes for n in c.region.nodes]
+        joined = {key_of(n, name) for n, name in nodes if "owner" in n.meta}
+        for module, path in self.paths.items():
+            known = self.known.get(module)
+            for p in known.paths if known is not None else ():
+                yield from activations_apart(p.capture.graph, path, joined, self._norm_at_end)
+            if known is None and type(module) is nn.Sequential:
+                yield from in_a_row(module, path, self._norm_at_end)
+
+    def _norm_at_end(self, module: nn.Module) -> nn.Module | None:
+        def graphs(m: nn.Module) -> list[fx.Graph] | None:
+            known = self.known.get(m)
+            return None if known is None else [p.capture.graph for p in known.paths]
+
+        return norm_at_end(module, graphs)
 
     def _respect_layout(self) -> None:
         """Restrict replacements that keep channels_last, if code of the model needs contiguous tensors."""

@@ -12,12 +12,40 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from opswap import functional as F
-from opswap.ops.dropout import draws_alike
+from opswap.ops.dropout import FEWEST, draws_alike, dropout_pays
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..runtime.told import tells
 from .conditions import poolable
+from .kept import elements
 
 __all__ = ["RULES"]
+
+
+# torch draws a number per channel and multiplies once, at the speed of memory.
+_OF_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_FUNCTIONS_OF_CHANNELS = (torch_functional.dropout1d, torch_functional.dropout2d, torch_functional.dropout3d)
+_ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+_FUNCTIONS_ALPHA = (torch_functional.alpha_dropout, torch_functional.feature_alpha_dropout)
+_AS_FAST = "torch is as fast: {} multiplies by one number per channel"
+_NO_KERNEL = "no kernel for {}, which keeps mean and variance"
+
+
+def _declines(module: nn.Module) -> str | None:
+    text = _AS_FAST if type(module) in _OF_CHANNELS else _NO_KERNEL
+    return text.format(type(module).__name__) if module.p > 0 else None
+
+
+def _find_another(graph: Graph) -> Iterator[Region]:
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in (*_FUNCTIONS_OF_CHANNELS, *_FUNCTIONS_ALPHA):
+            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+
+
+def _refuse(region: Region, shapes: Shapes) -> Replacement:
+    function = region.mixing.target
+    text = _AS_FAST if function in _FUNCTIONS_OF_CHANNELS else _NO_KERNEL
+    raise Refusal(text.format(function.__name__))
 
 
 def _find(graph: Graph) -> Iterator[Region]:
@@ -46,10 +74,17 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
     texts = {k: names[v] if isinstance(v, Node) else repr(v) for k, v in arguments.items()}
     return Replacement(
-        f"{texts['training']} and poolable({texts['input']})",
+        f"{texts['training']} and poolable({texts['input']}) and dropout_pays({texts['input']})",
         f"dropout({', '.join(texts.values())})",
-        {"dropout": F.dropout, "poolable": poolable},
+        {"dropout": F.dropout, "poolable": poolable, "dropout_pays": dropout_pays},
     )
 
 
-RULES = (Rule("dropout", True, _find, _prove, (nn.Dropout,), lambda: (nn.Dropout(0.5), ((8, 64, 18, 44),))),)
+tells(dropout_pays, lambda input: elements(input, FEWEST))
+
+_NEVER = Replacement("False", "x0", {})
+RULES = (
+    Rule("dropout", True, _find, _prove, (nn.Dropout,), lambda: (nn.Dropout(0.5), ((8, 64, 18, 44),))),
+    Rule("dropout", True, modules=_OF_CHANNELS + _ALPHA, whole=_NEVER, declines=_declines),
+    Rule("dropout", True, _find_another, _refuse),
+)

@@ -18,7 +18,10 @@ from opswap._torch import constant_in_graphs, functorch_active
 from opswap.ops.norm import group_norm_fits, instance_norm_fits
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..runtime.shown import contiguous_images, shown
+from ..runtime.told import tells
 from .conditions import trains
+from .kept import elements
 
 __all__ = ["RULES", "has_vectors"]
 
@@ -92,6 +95,21 @@ def instance_norm_able(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Any
     own = 4 if isinstance(module, nn.InstanceNorm2d) else 5
     return input.dim() == own and input.shape[1] == module.num_features
 
+
+def _why_slower(fewest: int, input: Any, *arguments: Any) -> str:
+    """Why `group_norm_wins` or `instance_norm_wins`, which needs `fewest` elements, is False."""
+    if not has_vectors(input):
+        return f"no kernel for {shown(input)}"
+    told = contiguous_images(input)
+    if told:
+        return f"{told}; there torch is as fast"
+    return elements(input, fewest)
+
+
+tells(group_norm_wins, partial(_why_slower, _FEWEST))
+tells(group_norm_able, lambda module, input: _why_slower(_FEWEST, input))
+tells(instance_norm_wins, partial(_why_slower, _FEWEST_INSTANCES))
+tells(instance_norm_able, lambda module, input: _why_slower(_FEWEST_INSTANCES, input))
 
 _GROUP = Replacement(
     "group_norm_able(m0, x0)",

@@ -22,8 +22,11 @@ from opswap.ops.norm import layer_norm2d_fits, layer_norm_fits
 
 from ..graph.calls import hazard, reached
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..runtime.shown import shown
+from ..runtime.told import tells
 from .conditions import trains
 from .group_norm import has_vectors
+from .kept import elements
 from .linear.products import is_call
 
 __all__ = ["RULES"]
@@ -44,10 +47,29 @@ def layer_norm_wins(input: Any, *arguments: Any) -> bool:
     """`layer_norm_fits`, for what was measured faster than torch."""
     if not has_vectors(input) or not layer_norm_fits(input, *arguments):
         return False
+    return input.numel() >= _fewest(input, *arguments)
+
+
+def _fewest(input: Tensor, *arguments: Any) -> int:
+    """Elements from which a call with these arguments is faster than torch's."""
     tensors = (input, *arguments)
     if input.dtype is not torch.float32 or not any(isinstance(t, Tensor) and trains(t) for t in tensors):
-        return input.numel() >= _FEWEST
-    return input.numel() >= (_FEWEST_TRAINED if _has_one_thread() else _FEWEST_SHARED)
+        return _FEWEST
+    return _FEWEST_TRAINED if _has_one_thread() else _FEWEST_SHARED
+
+
+def _why_slower(input: Any, *arguments: Any) -> str:
+    if not has_vectors(input):
+        return f"no kernel for {shown(input)}"
+    if layer_norm_fits(input, *arguments):
+        return elements(input, _fewest(input, *arguments))
+    if not input.is_contiguous():
+        return f"the kernels support rows that are dense in memory: the input is {shown(input)}"
+    return ""
+
+
+def _why_slower_module(module: nn.LayerNorm, input: Any) -> str:
+    return _why_slower(input, module.normalized_shape, module.weight, module.bias, module.eps)
 
 
 def layer_norm_able(module: nn.LayerNorm, input: Any) -> bool:
@@ -66,6 +88,9 @@ def arithmetic_wins(input: Any, weight: Any, bias: Any, eps: Any) -> bool:
     kept = input.dtype is torch.float32 or not torch.is_autocast_enabled("cpu")
     return parameters and kept and layer_norm2d_fits(input, weight, bias, eps)
 
+
+tells(layer_norm_wins, _why_slower)
+tells(layer_norm_able, _why_slower_module)
 
 _MODULE = Replacement(
     "layer_norm_able(m0, x0)",

@@ -23,9 +23,10 @@ from .instance_forward import generated_forward, overridden, recipe_of, set_by_u
 from .lists import names_in
 from .outside import Outside, read
 from .plan_of import plan_of
-from .shown import contiguous_images, shown
+from .shown import shown
 from .snapshot import MISSING, Answers, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, names_of_tensors
+from .told import text_of
 
 __all__ = [
     "GLOBAL_HOOKS",
@@ -328,14 +329,16 @@ def _arguments(functions: _Functions, name: str) -> dict[str, ast.expr]:
 
 def _told(term: ast.expr, scope: dict[str, Any], given: dict[str, ast.expr]) -> str:
     """A condition that is false, with the values that it depends on. given: expressions for arguments."""
-    if isinstance(term, ast.Call) and isinstance(term.func, ast.Name) and term.func.id in _TOLD:
-        if term.func.id == "unhooked" and not globally_hooked():
+    called = term.func.id if isinstance(term, ast.Call) and isinstance(term.func, ast.Name) else ""
+    text_for = _TOLD.get(called) or text_of(scope.get(called))
+    if text_for is not None:
+        if called == "unhooked" and not globally_hooked():
             found = next(a for a in term.args if hooked(scope[a.id]))
             return _hooked(scope[found.id], _with(given, found))
         try:
             arguments = [eval(_compiled(a), scope) for a in term.args]
             options = {k.arg: eval(_compiled(k.value), scope) for k in term.keywords}
-            text = _TOLD[term.func.id](*arguments, **options)
+            text = text_for(*arguments, **options)
         except Exception:
             text = ""
         if text:
@@ -343,6 +346,8 @@ def _told(term: ast.expr, scope: dict[str, Any], given: dict[str, ast.expr]) -> 
     names = dict.fromkeys(n.id for n in ast.walk(term) if isinstance(n, ast.Name) and n.id in scope)
     known = {n: given[n] for n in names if n in given and not isinstance(scope[n], Tensor)}
     inner, wanted = (term.operand, True) if isinstance(term, ast.UnaryOp) else (term, False)
+    if isinstance(inner, ast.Attribute) and inner.attr == "training" and wanted:
+        return f"it is for evaluation: {_with(known, inner)} is True"
     if isinstance(inner, (ast.Name, ast.Attribute)):
         return f"{_with(known, inner)} is {shown(_value(inner, scope))}"
     values = [f"{n} is {shown(scope[n])}" for n in names if isinstance(scope[n], Tensor)]
@@ -420,9 +425,6 @@ _TOLD: dict[str, Callable[..., str]] = {
     "fills_vectors": _fills,
     "opswap_ordinary": _other_class,
     "poolable": lambda input, ndims=None: f"no kernel for {shown(input)}",
-    "takes_pixels": lambda module, input: contiguous_images(input),
-    "depthwise_able": lambda module, input: contiguous_images(input),
-    "conv_able": lambda module, input: contiguous_images(input),
     "unhooked": lambda *modules: GLOBAL_HOOKS,
     "not_slower": _wins,
 }

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""Why a convolution or a normalisation that a rule is for runs torch's code after all, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opswap.ops.conv import conv_able, conv_pays, why_left
+from opswap.ops.depthwise import depthwise_able, depthwise_fits
+from opswap.ops.pointwise import pointwise_fits, takes_pixels
+
+from ..runtime.shown import contiguous_images, shown
+from ..runtime.told import tells
+
+__all__ = ["elements", "images"]
+
+_FLOATS = (torch.float32, torch.float64)
+_FEWEST_CHANNELS = 8  # of depthwise convolutions
+
+
+def elements(input: Any, fewest: int) -> str:
+    """That an input is too small, or ""."""
+    if not isinstance(input, Tensor) or input.numel() >= fewest:
+        return ""
+    return f"torch is faster on fewer than {fewest} elements: the input has {input.numel()}"
+
+
+def images(input: Any, weight: Any = None) -> str:
+    """What the kernels for images in channels_last do not support in this input, "" if nothing."""
+    if not isinstance(input, Tensor) or not input.is_cpu or input.layout is not torch.strided:
+        return f"no kernel for {shown(input)}"
+    if torch.is_autocast_enabled("cpu"):
+        return (
+            "under autocast it is torch's: a swap under autocast finds the layers that torch computes slowly"
+        )
+    if input.dtype not in _FLOATS:
+        return f"the kernels support float32 and float64: the input is {shown(input)}"
+    if isinstance(weight, Tensor) and weight.dtype is not input.dtype:
+        return f"the dtypes differ: the weight is {shown(weight)}, the input {shown(input)}"
+    if input.dim() != 4:
+        return f"the kernels support a batch of images: the input is {shown(input)}"
+    told = contiguous_images(input)
+    if told:
+        return f"{told}; swap(model, memory_format=torch.channels_last) copies it into this format while it trains"
+    return "" if input.stride(1) == 1 else f"the kernels support channels_last: the input is {shown(input)}"
+
+
+def _dense(input: Any, weight: Any, *options: Any) -> str:
+    return images(input, weight) or why_left(input, weight, *options)
+
+
+def _depthwise(input: Any, weight: Any, *options: Any) -> str:
+    told = images(input, weight)
+    if told or input.shape[1] >= _FEWEST_CHANNELS:
+        return told
+    return f"torch is faster on fewer than {_FEWEST_CHANNELS} channels: the input is {shown(input)}"
+
+
+def _dense_module(module: nn.Conv2d, input: Any) -> str:
+    return _dense(input, module.weight, module.stride, module.padding, module.dilation)
+
+
+tells(conv_able, _dense_module)
+tells(conv_pays, _dense)
+tells(takes_pixels, lambda module, input: images(input, module.weight))
+tells(pointwise_fits, images)
+tells(depthwise_able, lambda module, input: _depthwise(input, module.weight))
+tells(depthwise_fits, _depthwise)
