@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 # The releases that the tests were run with, both included.
-FIRST, LAST = (2, 10), (2, 13)
+FIRST, LAST = (2, 10), (2, 14)
 
 
 def _find(module: str, name: str) -> Any:
