@@ -70,4 +70,4 @@ def test_the_page(
 def test_every_network_is_swapped() -> None:
     """Of those that need no library."""
     for name in ("ShuffleNetV2 x1.0", "U-Net, GroupNorm"):
-        assert opswap.report(opswap.swap(speed.NETWORKS[name]())).replaced
+        assert opswap.report(opswap.swap(speed.NETWORKS[name]())).swapped

@@ -76,20 +76,24 @@ FOUND: list[tuple[str, Callable[[nn.Module, Tensor], Tensor]]] = [
     ("input used again", lambda m, x: (lambda y: F.relu(m.norm(y)) + y)(m.conv(x))),
 ]
 KEPT: list[tuple[str, Callable[[nn.Module, Tensor], Tensor], str]] = [
-    ("used twice", lambda m, x: (lambda y: F.relu(y) + y)(m.norm(x)), "used elsewhere"),
-    ("in place, then used", lambda m, x: (lambda y: (F.relu_(y), y)[1] * 1)(m.norm(x)), "used elsewhere"),
-    ("two activations", lambda m, x: (lambda y: F.relu(y) + F.relu6(y))(m.norm(x)), "used elsewhere"),
+    ("used twice", lambda m, x: (lambda y: F.relu(y) + y)(m.norm(x)), "something else reads"),
+    (
+        "in place, then used",
+        lambda m, x: (lambda y: (F.relu_(y), y)[1] * 1)(m.norm(x)),
+        "something else reads",
+    ),
+    ("two activations", lambda m, x: (lambda y: F.relu(y) + F.relu6(y))(m.norm(x)), "something else reads"),
     ("clamp", lambda m, x: m.norm(x).clamp(min=0), ""),
     ("selu", lambda m, x: F.selu(m.norm(x)), ""),
     ("prelu", lambda m, x: F.prelu(m.norm(x), m.conv.bias), ""),
     ("endless hardtanh", lambda m, x: F.hardtanh(m.norm(x), 0, float("inf")), ""),
-    ("sigmoid, which is faster alone", lambda m, x: m.norm(x).sigmoid(), ""),
+    ("sigmoid, which is faster alone", lambda m, x: m.norm(x).sigmoid(), "torch is faster: its Sigmoid"),
     ("sigmoid of another", lambda m, x: (lambda y: y * torch.sigmoid(x))(m.norm(x)), ""),
-    ("sigmoid times another", lambda m, x: (lambda y: x * torch.sigmoid(y) * y)(m.norm(x)), ""),
+    ("sigmoid times another", lambda m, x: (lambda y: x * torch.sigmoid(y) * y)(m.norm(x)), "something else"),
     (
         "sigmoid used again",
         lambda m, x: (lambda y, s: y * s + s)(y := m.norm(x), y.sigmoid()),
-        "",
+        "something else reads",
     ),
     ("no activation", lambda m, x: m.norm(x) + 1, ""),
 ]

@@ -16,7 +16,7 @@ from opswap.ops.dropout import FEWEST, draws_alike, dropout_pays
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.told import tells
-from .conditions import poolable
+from .conditions import on_cpu, poolable
 from .kept import elements
 
 __all__ = ["RULES"]
@@ -80,7 +80,11 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     )
 
 
-tells(dropout_pays, lambda input: elements(input, FEWEST))
+def _too_small(input: Tensor) -> str:
+    return elements(input, FEWEST) if on_cpu(input) else f"no kernel for {input.device.type}"
+
+
+tells(dropout_pays, _too_small)
 
 _NEVER = Replacement("False", "x0", {})
 RULES = (
