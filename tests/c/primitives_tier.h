@@ -82,7 +82,7 @@ static void lanes_others(const void *x, osw_log *log)
 /* n elements are written, and no byte beyond; the room starts as all ones. */
 #define STORED(name, type, count, statement)                                                       \
     do {                                                                                           \
-        type to[2 * LANES];                                                                        \
+        type to[2 * LANES + 2];                                                                    \
         memset(to, 0xff, sizeof to);                                                               \
         statement;                                                                                 \
         record(log, name, to, sizeof to);                                                          \

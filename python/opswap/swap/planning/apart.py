@@ -93,10 +93,9 @@ def _why(node: fx.Node, before: fx.Node, block: nn.Module | None, norm: nn.Modul
         return _SLOWER
     if block is not None and block is not norm:
         return _IN_A_BLOCK.format(type(block).__name__, before.target)
-    found = next((m for m in (norm, node.meta.get("module")) if m is not None and hooked(m)), None)
-    if found is not None:
-        return f"{type(found).__name__} has hooks: its call is not merged with the calls around it"
-    return ""
+    modules = {before.target: norm, node.target: node.meta.get("module")}
+    hooks = next((name for name, m in modules.items() if m is not None and hooked(m)), None)
+    return "" if hooks is None else f"{hooks} has hooks: its call is not merged with the calls around it"
 
 
 def _place(node: fx.Node) -> str:
