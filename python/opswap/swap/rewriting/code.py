@@ -45,6 +45,7 @@ from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_
 from ..runtime.lists import Listed, as_arguments
 from ..runtime.outside import Outside, join
 from ..runtime.purity import USER
+from ..runtime.read_once import once
 from ..runtime.snapshot import owner_of_class, static_attribute
 from ..runtime.state import observe, observe_read
 from .forward_text import (
@@ -126,6 +127,7 @@ class Recipe:
             "opswap_link_of": link_of,
             "opswap_listed": listed,
             "opswap_missed": missed,
+            "opswap_once": once,
             "opswap_ordinary": ordinary,
             "opswap_overridden": functions_overridden,
             "opswap_recipe": self,
@@ -338,23 +340,25 @@ def passed_by(capture: Capture) -> Iterator[nn.Module]:
 
 def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
     """The recipe of a class of one input whose whole forward is replaced."""
-    stock = "type(m0).forward is opswap_stock"
+    stock = "type(opswap_module).forward is opswap_stock"
     holds = f"opswap_ordinary(x0) and ({replacement.condition})"
-    condition = f"{fits_text('m0')} and {stock} and {ENABLED} and {holds}"
+    condition = f"{fits_text('opswap_module')} and {stock} and {ENABLED} and {holds}"
     lines = [
         f"# | {replacement.label}",
         *bind_text(original.forward),
         "",
         f"def forward({PARAMETERS}):",
-        *entry_text("m0"),
+        *entry_text("opswap_module"),
         *arguments_text(original.forward),
         "    if opswap_bound is not None:",
         "        x0, = opswap_bound",
+        "        same = type(opswap_module) is opswap_link.cls",
+        "        m0 = opswap_module if same else opswap_once(opswap_module, opswap_link.cls)",
         f"        if {condition}:",
         f"            return {replacement.result}",
-        "        opswap_declined('forward', {'m0': m0, 'x0': x0})",
-        "        return type(m0).forward(m0, *opswap_args, **opswap_kwargs)",
-        *original_text("m0"),
+        "        opswap_declined('forward', {'m0': opswap_module, 'x0': x0})",
+        "        return type(opswap_module).forward(m0, *opswap_args, **opswap_kwargs)",
+        *original_text("opswap_module"),
     ]
     code = "\n".join(lines) + "\n"
     return Recipe(original, code, {}, dict(replacement.names))

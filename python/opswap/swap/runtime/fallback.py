@@ -99,7 +99,12 @@ def why_declined(module: nn.Module, name: str, values: dict[str, Any]) -> str:
         link = link_of(module)
         if not fits(module, link.cls):
             return f"its class is now {type(module).__name__}, was {link.recipe.original.__name__}"
-        scope = {**generated_forward(module).__globals__, **values, "opswap_link": link}
+        scope = {
+            **generated_forward(module).__globals__,
+            **values,
+            "opswap_link": link,
+            "opswap_module": module,
+        }
         return site_reason(recipe_of(module).code, name, scope)
     except Exception as error:
         return _UNKNOWN.format(error)

@@ -297,8 +297,7 @@ def without_links(attributes: dict[str, Any]) -> dict[str, Any]:
 def fits(module: nn.Module | None, cls: type | None) -> bool:
     """True if the module's class is `cls`, or a subclass that adds nothing that the forward uses.
 
-    torch makes such subclasses of sharded modules. That of a parametrized module makes the weight at each read, which
-    may draw random numbers or write to buffers, as that of spectral_norm does: it is read as often as by stock.
+    torch makes such subclasses of parametrized and of sharded modules.
     Raises: ReferenceError for None, what is left of a module that was freed.
     """
     if module is None:
@@ -307,9 +306,6 @@ def fits(module: nn.Module | None, cls: type | None) -> bool:
         )
     kind = type(module)
     return kind is cls or (cls is not None and _adds_nothing(kind, cls))
-
-
-_LOOK_UPS = {"__getattr__", "__getattribute__"}
 
 
 @lru_cache(maxsize=64)
@@ -321,14 +317,7 @@ def _adds_nothing(kind: type, cls: type) -> bool:
     base = [c for c in cls.__mro__ if c not in nn.Module.__mro__]
     names = {name for c in base for name in vars(c)} | {"__call__", "_call_impl", "_wrapped_call_impl"}
     added = {name for c in own for name in vars(c)}
-    if any(map(_computes, (value for c in own for value in vars(c).values()))) or added & _LOOK_UPS:
-        return False
     return not {n for n in added & names if not n.startswith("__") or n == "__call__"}
-
-
-def _computes(value: Any) -> bool:
-    """True for a property, or another object of a class that code runs for when the attribute is read."""
-    return hasattr(type(value), "__get__") and hasattr(type(value), "__set__")
 
 
 def _own_link(module: nn.Module) -> Any:
