@@ -82,7 +82,9 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "avg_pool": lambda: nn.AvgPool2d(2),
     "adaptive": lambda: nn.AdaptiveMaxPool2d(1),
     "sequential": lambda: nn.Sequential(nn.BatchNorm2d(12), nn.ReLU()),
-    "nested": lambda: nn.Sequential(nn.Sequential(nn.Conv2d(12, 12, 1), nn.BatchNorm2d(12), nn.ReLU())),
+    "nested": lambda: nn.Sequential(
+        nn.Sequential(nn.Conv2d(12, 12, 1, bias=False), nn.BatchNorm2d(12), nn.ReLU())
+    ),
 }
 KINDS = {name: [type(m) for m in make().modules()] for name, make in LAYERS.items()}
 
