@@ -111,13 +111,15 @@ def _used_table(rows: list[Row]) -> list[str]:
     Of one setting, this is the README's table.
     """
     several, lines = len(_settings(rows)) > 1, []
+    forms = [form for form in _USED if any(form in _used_times(row) for row in rows)]
     for row in rows:
         times = _used_times(row)
         gain = _ratio({"ratio": times["stock as it comes"] / times["optimize"]})
         setting = [_heading((row["threads"], row["allocation"]))] if several else []
         cells = [_used_name(row), row["direction"], *setting]
-        lines.append([*cells, *map(milliseconds, times.values()), gain, _ratio(row)])
-    head = ["network, batch", "direction", *(["setting"] if several else []), *_used_times(rows[0])]
+        shown = [milliseconds(times[form]) if form in times else "" for form in forms]
+        lines.append([*cells, *shown, gain, _ratio(row)])
+    head = ["network, batch", "direction", *(["setting"] if several else []), *forms]
     return markdown([*head, "times as fast as stock", "as the best other"], lines)
 
 
@@ -128,14 +130,15 @@ def draw_used(path: Path, rows: list[Row]) -> None:
 
     figure = Figure(figsize=(8, 0.75 + 0.75 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    forms = list(_used_times(rows[0]))
+    times = [_used_times(row) for row in rows]
+    forms = [form for form in _USED if any(form in found for found in times)]
     height = 0.8 / len(forms)
     for index, form in enumerate(forms):
-        times = [_used_times(row) for row in rows]
-        shares = [found[form] / found["stock as it comes"] for found in times]
-        places = [place + height * index for place in range(len(rows))]
+        ran = [(place, found) for place, found in enumerate(times) if form in found]
+        places = [place + height * index for place, _ in ran]
+        shares = [found[form] / found["stock as it comes"] for _, found in ran]
         axes.barh(places, shares, height=0.9 * height, color=_USED[form], label=form)
-        for place, share, found in zip(places, shares, times, strict=True):
+        for place, share, (_, found) in zip(places, shares, ran, strict=True):
             axes.text(share, place, f" {milliseconds(found[form])} ms", va="center", fontsize=7)
     axes.set_yticks(
         [place + 0.4 - height / 2 for place in range(len(rows))],

@@ -375,7 +375,9 @@ def test_the_table_of_networks_as_used(tmp_path: Path) -> None:
     assert "| LPRNet, 4 x 3 x 24 x 94 | step | 30 | 20 | 25 | 10 | 3.00 | 2.01 |" in module["report"](
         [compiled]
     )
-    module["draw_used"](tmp_path / "networks.png", [compiled, compiled])
+    text = module["report"]([made, compiled])
+    assert "| LPRNet, 4 x 3 x 24 x 94 | step | 30 | 20 |  | 10 | 3.00 | 2.01 |" in text
+    module["draw_used"](tmp_path / "networks.png", [made, compiled])
     assert (tmp_path / "networks.png").read_bytes().startswith(b"\x89PNG")
 
 
