@@ -87,7 +87,7 @@ def measure(library: str, family: str, name: str, verify: bool) -> Row:
         row.left = dict(count_sites(lambda: swapped(*arguments)))
         why = reasons(swapped, arguments)
         row.faster, row.untold = sort_out(row.left, why)
-        named = Counter({f"{w.rule}: {w.reason}".removeprefix(": "): 0 for w in why})
+        named = Counter[str]()
         for w in why:
             named[f"{w.rule}: {w.reason}".removeprefix(": ")] += w.calls
         row.kept = dict(named.most_common())

@@ -33,6 +33,7 @@ import networks
 import opswap
 from opswap._table import markdown, milliseconds
 from opswap._timing import Spread, ratio_spread, time_in_turn
+from opswap.bench.cases.models import step
 from opswap.doctor import cpu_model
 
 _LAST = torch.channels_last
@@ -134,9 +135,9 @@ def _samples(model: nn.Module, x: Tensor) -> dict[str, list[float]]:
     }
     steps = {}
     for form, pair in forms.items():
-        steps[form] = step = _step(*pair)
+        steps[form] = one = step(*pair, pair[1], _loss)
         try:
-            step()
+            one()
         except RuntimeError:  # MaxPool3d of LPRNet
             if form != "channels_last":
                 raise
@@ -144,16 +145,8 @@ def _samples(model: nn.Module, x: Tensor) -> dict[str, list[float]]:
     return time_in_turn(steps, _SECONDS, _ROUNDS)
 
 
-def _step(model: nn.Module, x: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-
-    def run() -> None:
-        optimizer.zero_grad()
-        output = model(x)
-        output.float().log_softmax(1)[:, 0].mean().neg().backward()
-        optimizer.step()
-
-    return run
+def _loss(output: Tensor, _: Tensor) -> Tensor:
+    return output.float().log_softmax(1)[:, 0].mean().neg()
 
 
 def table(rows: Iterable[Row]) -> list[str]:

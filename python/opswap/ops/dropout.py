@@ -272,8 +272,8 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """
     if has_torch_function_unary(input):
         return handle_torch_function(dropout, (input,), input, p=p, training=training, inplace=inplace)
-    ordinary = without_subclasses((input,))
-    if ordinary is not None and training and not inplace:
+    ordinary = without_subclasses((input,)) if training and not inplace else None
+    if ordinary is not None:
         return dropout(*ordinary, p, training)
     if isinstance(input, Tensor) and not plain_cpu((input,)):
         check_memory("dropout", input=input)

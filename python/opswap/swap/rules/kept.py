@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from opswap.ops.conv import conv_able, conv_pays, why_left
-from opswap.ops.depthwise import depthwise_able, depthwise_fits
+from opswap.ops.depthwise import FEWEST_CHANNELS, depthwise_able, depthwise_fits
 from opswap.ops.pointwise import pointwise_fits, takes_pixels
 
 from ..runtime.shown import contiguous_images, shown
@@ -18,7 +18,6 @@ from ..runtime.told import tells
 __all__ = ["elements", "images"]
 
 _FLOATS = (torch.float32, torch.float64)
-_FEWEST_CHANNELS = 8  # of depthwise convolutions
 
 
 def elements(input: Any, fewest: int) -> str:
@@ -54,9 +53,9 @@ def _dense(input: Any, weight: Any, *options: Any) -> str:
 
 def _depthwise(input: Any, weight: Any, *options: Any) -> str:
     told = images(input, weight)
-    if told or input.shape[1] >= _FEWEST_CHANNELS:
+    if told or input.shape[1] >= FEWEST_CHANNELS:
         return told
-    return f"torch is faster on fewer than {_FEWEST_CHANNELS} channels: the input is {shown(input)}"
+    return f"torch is faster on fewer than {FEWEST_CHANNELS} channels: the input is {shown(input)}"
 
 
 def _dense_module(module: nn.Conv2d, input: Any) -> str:

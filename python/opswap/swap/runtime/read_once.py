@@ -42,7 +42,8 @@ class _Once:
 
 
 def once(module: Any, cls: type | None) -> Any:
-    """The module itself, or, if it is of a subclass of torch's class `cls`, what reads its attributes once."""
-    if type(module) is cls or cls is None or torch.compiler.is_compiling():
+    """For a module of another class than `cls`: what reads its attributes once, if that is a subclass of a class of
+    torch; else the module itself."""
+    if cls is None or torch.compiler.is_compiling():
         return module
     return _Once(module) if cls.__module__.startswith("torch.nn.") and fits(module, cls) else module
