@@ -62,7 +62,7 @@ def _is_detector(name: str) -> bool:
 
 
 def _torchvision() -> Any:
-    if not _kept:
+    if not _kept and not _imports("torchvision"):
         declared = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
             declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -71,6 +71,15 @@ def _torchvision() -> Any:
     models = importlib.import_module("torchvision.models")
     importlib.import_module("torchvision.ops.boxes")._assert_has_ops = lambda: None
     return models
+
+
+def _imports(name: str) -> bool:
+    """False if the library's operators were built for another torch; ImportError if it is not installed."""
+    try:
+        importlib.import_module(name)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:

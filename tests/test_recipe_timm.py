@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,21 @@ from torch import Tensor, nn
 import opswap
 from nearness import assert_model_as_near
 
-timm = pytest.importorskip("timm", exc_type=Exception, reason="timm is not installed, or not for this torch")
+BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
+sys.path.insert(0, BENCHMARKS)
+import networks  # noqa: E402
+
+sys.path.remove(BENCHMARKS)
+
+try:
+    networks.make(
+        "torchvision", "resnet18"
+    )  # with a stand-in for operators that are not built for this torch
+    timm = pytest.importorskip("timm")
+except (ImportError, RuntimeError) as error:
+    pytest.skip(
+        f"timm and torchvision are not installed, or not for this torch: {error}", allow_module_level=True
+    )
 CLASSES, STEPS = 5, 4
 
 
@@ -89,7 +105,20 @@ def merged() -> nn.Module:
     return reparameterize_model(network("repvgg_a0").eval())
 
 
+def scaled() -> nn.Module:
+    from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame
+
+    return nn.Sequential(
+        ScaledStdConv2d(3, 16, 3, padding=1),
+        nn.SiLU(),
+        ScaledStdConv2dSame(16, 24, 3, stride=2),
+        nn.ReLU(),
+        ScaledStdConv2d(24, 24, 3, padding=1, groups=24),
+    )
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
+    "scaled convolutions": scaled,
     "frozen": frozen,
     "checkpoints": in_checkpoints,
     "merged branches": merged,
@@ -116,3 +145,105 @@ def test_features() -> None:
     model = opswap.swap(copy.deepcopy(stock), exact=True, example_inputs=(images,))
     assert all(map(torch.equal, model(images), stock(images)))
     assert stock.feature_info.channels() == model.feature_info.channels()
+
+
+def frozen_later(model: nn.Module) -> nn.Module:
+    from timm.layers import freeze_batch_norm_2d
+
+    return freeze_batch_norm_2d(model)
+
+
+def in_checkpoints_later(model: nn.Module) -> nn.Module:
+    model.set_grad_checkpointing()
+    return model
+
+
+def merged_later(model: nn.Module) -> nn.Module:
+    from timm.utils import reparameterize_model
+
+    return reparameterize_model(model)
+
+
+def averaged(model: nn.Module) -> nn.Module:
+    from timm.utils import ModelEmaV3
+
+    return ModelEmaV3(model, decay=0.9).module
+
+
+CHANGES: dict[str, tuple[str, Callable[[nn.Module], nn.Module]]] = {
+    "frozen": ("mobilenetv2_050", frozen_later),
+    "checkpoints": ("mobilenetv2_050", in_checkpoints_later),
+    "merged branches": ("repvgg_a0", merged_later),
+    "averaged": ("resnet10t", averaged),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_changed_after_the_swap(kind: str) -> None:
+    """timm's own functions replace modules of a swapped model, or wrap them."""
+    name, change = CHANGES[kind]
+    stock = network(name).eval()
+    images = torch.randn(2, 3, 64, 64)
+    exact = opswap.swap(copy.deepcopy(stock), exact=True, example_inputs=(images,))
+    model = opswap.swap(copy.deepcopy(stock), memory_format=torch.channels_last, example_inputs=(images,))
+    stock, exact, model = (change(m).eval() for m in (stock, exact, model))
+    assert torch.equal(exact(images), stock(images))
+    assert_model_as_near(model, stock, lambda: (torch.randn(2, 3, 64, 64),))
+    opswap.swap(model, memory_format=torch.channels_last, example_inputs=(images,))
+    assert opswap.report(model).swapped
+    assert_model_as_near(model, stock, lambda: (torch.randn(2, 3, 64, 64),))
+
+
+@pytest.fixture
+def fast_norm() -> Iterator[Callable[[], None]]:
+    from timm.layers import set_fast_norm
+
+    yield set_fast_norm
+    set_fast_norm(False)
+
+
+@pytest.mark.parametrize("name", ["convnext_atto", "poolformerv2_s12"])
+@pytest.mark.parametrize("later", [False, True], ids=["before", "after"])
+def test_fast_norm(name: str, later: bool, fast_norm: Callable[[], None]) -> None:
+    stock = network(name).eval()
+    images = torch.randn(2, 3, 64, 64)
+    if not later:
+        fast_norm()
+    model = opswap.swap(copy.deepcopy(stock), memory_format=torch.channels_last, example_inputs=(images,))
+    fast_norm()
+    assert_model_as_near(model, stock, lambda: (torch.randn(2, 3, 64, 64),))
+
+
+def test_counts_of_operations() -> None:
+    """By torch's counter, by hooks on types, and in a traced graph, as fvcore counts."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    stock = network("mobilenetv2_050").eval()
+    images = torch.randn(2, 3, 64, 64)
+    model = opswap.swap(copy.deepcopy(stock), memory_format=torch.channels_last, example_inputs=(images,))
+
+    def counted(m: nn.Module) -> int:
+        with FlopCounterMode(display=False) as counter:
+            m(images)
+        return counter.get_total_flops()
+
+    def by_type(m: nn.Module) -> dict[str, int]:
+        found: dict[str, int] = {}
+
+        def count(module: nn.Module, _: object, output: Tensor) -> None:
+            name = type(module).__name__
+            found[name] = found.get(name, 0) + output.numel()
+
+        handles = [k.register_forward_hook(count) for k in m.modules() if type(k) in (nn.Conv2d, nn.Linear)]
+        m(images)
+        for handle in handles:
+            handle.remove()
+        return found
+
+    def traced(m: nn.Module) -> list[str]:
+        graph = torch.jit.trace(m, images, check_trace=False).inlined_graph
+        kinds = {"aten::_convolution", "aten::batch_norm", "aten::linear"}
+        return sorted(n.kind() for n in graph.nodes() if n.kind() in kinds)
+
+    for count in (counted, by_type, traced):
+        assert count(model) == count(stock) and count(stock)
