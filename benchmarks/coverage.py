@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import subprocess
 import sys
 import time
 import warnings
@@ -36,10 +35,10 @@ import opswap
 from opswap._table import markdown
 from opswap.doctor import cpu_model
 from opswap.swap.rules import DEFAULT
+from process import row_of
 from sites import KINDS, convolution_kind, count_sites
 
 _LAST = torch.channels_last
-_TIMEOUT = 900  # seconds a network
 
 
 @dataclass
@@ -215,15 +214,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _in_a_process(library: str, family: str, name: str, verify: bool) -> Row:
-    command = [sys.executable, __file__, "--one", library, family, name, *(["--verify"] if verify else [])]
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
-    except subprocess.TimeoutExpired:
-        return Row(library, family, name, error=f"took over {_TIMEOUT} s")
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
-    if lines:
-        return Row(**json.loads(lines[-1]))
-    return Row(library, family, name, error=f"exit status {ran.returncode}: {ran.stderr[-200:]}")
+    found = row_of(__file__, library, family, name, *(["--verify"] if verify else []))
+    return Row(**{"library": library, "family": family, "name": name, **found})
 
 
 def table(rows: Iterable[Row]) -> list[str]:

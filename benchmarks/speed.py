@@ -16,7 +16,6 @@ import copy
 import datetime
 import json
 import statistics
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -35,6 +34,7 @@ from opswap._table import markdown, milliseconds
 from opswap._timing import Spread, ratio_spread, time_in_turn
 from opswap.bench.cases.models import step
 from opswap.doctor import cpu_model
+from process import row_of
 
 _LAST = torch.channels_last
 _ROUNDS = 7
@@ -192,13 +192,10 @@ def page(rows: list[Row]) -> list[str]:
     ]
 
 
-def _in_a_process(name: str, side: int, threads: int, batch: int) -> Row:
-    command = [sys.executable, __file__, "--one", name, *map(str, (side, threads, batch))]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
-    if lines:
-        return _row(json.loads(lines[-1]))
-    return Row(name, threads=threads, error=f"exit status {ran.returncode}: {ran.stderr[-200:]}")
+def _in_a_process(name: str, *numbers: int) -> Row:
+    return _row(
+        {"name": name, "shape": (), "ratio": (), "threads": numbers[1], **row_of(__file__, name, *numbers)}
+    )
 
 
 def _row(found: dict[str, Any]) -> Row:
