@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import opswap
-from opswap import cli, doctor
+from opswap import _machine, cli, doctor
 
 _MODELS = """
 import torch
@@ -131,7 +131,7 @@ def test_scan_shows_the_models_own_import_error(model_file: str) -> None:
 def test_doctor_names_versions_and_tiers(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     printed = capsys.readouterr().out
-    for value in (opswap.__version__, torch.__version__, doctor.cpu_model(), opswap.isa.current()):
+    for value in (opswap.__version__, torch.__version__, _machine.cpu_model(), opswap.isa.current()):
         assert value in printed
     assert ", ".join(opswap.isa.available()) in printed
 
