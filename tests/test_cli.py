@@ -12,6 +12,7 @@ import torch
 
 import opswap
 from opswap import _machine, cli, doctor
+from opswap.memory import page_faults
 
 _MODELS = """
 import torch
@@ -27,6 +28,11 @@ number = lambda: 7
 def broken():
     raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere")
 """
+
+
+@pytest.fixture(autouse=True)
+def quick_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_faults, "_SIZE", (2, 3, 32, 32))
 
 
 @pytest.fixture
