@@ -19,7 +19,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         "doctor",
         help="print versions, processor and page faults, and check every kernel tier",
         description="Print versions, processor, instruction sets and threads. Count the page faults of a training "
-        "step, which tell what the allocator costs, and say what would help. Run kernels of every family on every "
+        "step, which show what the allocator costs, and say what would help. Run kernels of every family on every "
         "instruction set, and compare them with torch's code.",
         examples="doctor\ndoctor --json -",
         statuses={0: "every kernel agrees with torch", 1: "a kernel does not"},

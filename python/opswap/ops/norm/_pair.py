@@ -32,7 +32,7 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """core: core(*constants, mask, grad_output, input, statistics, weight, bias) -> gradients, None where not needed.
+    """core: core(*constants, mask, grad_output, input, statistics, weight, bias) -> gradients, None if not needed.
 
     batched: the operator in torch's operators, which batch and are differentiable.
     """
