@@ -155,7 +155,7 @@ def _original(region: Region, copy: AtOtherSizes) -> Region:
     many = {k: tuple(copy.original[n] for n in getattr(region, k)) for k in names}
     cat = None if region.cat is None else copy.original[region.cat]
     return replace(
-        region, **many, cat=cat, anchor=copy.original[region.anchor], mixing=copy.original[region.mixing]
+        region, **many, cat=cat, anchor=copy.original[region.anchor], main=copy.original[region.main]
     )
 
 

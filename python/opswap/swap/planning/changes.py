@@ -59,7 +59,7 @@ def apply_rules(
         for region in rule.find(graph):
             if not taken.isdisjoint(region.nodes):
                 continue
-            meta = region.mixing.meta
+            meta = region.main.meta
             path = region.anchor.target if region.anchor.op == "call_module" else meta["owner"]
             site = Site(path, rule.name, meta["source"], rule.exact, gain=gain(rule.name))
             try:
@@ -68,7 +68,7 @@ def apply_rules(
                 if problem:
                     raise Refusal(problem)
             except Refusal as refusal:
-                refused.setdefault(region.mixing, []).append((refusal, site))
+                refused.setdefault(region.main, []).append((refusal, site))
                 continue
             taken.update(region.nodes)
             changes.append(Change(region, guarded(rule, replacement, path), site))

@@ -250,7 +250,7 @@ def _site_text(region: Region, replacement: Replacement, scope: dict[str, Any]) 
     names = ", ".join(arguments)
     values = ", ".join(f"'{n}': {n}" for n in arguments)
     given = ", ".join(arguments[: len(region.inputs)])
-    label = f"{region.mixing.meta['source']} | {replacement.label}"
+    label = f"{region.main.meta['source']} | {replacement.label}"
     return (
         f"# {label}\n"
         + _function_text(graph, f"stock_{_SERIAL}", scope)

@@ -131,14 +131,14 @@ def _declines_instance(module: nn.Module) -> str | None:
 def _find(target: Callable[..., Any], graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
         if node.op == "call_function" and node.target is target:
-            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+            yield Region.of_call(node)
 
 
 def _arguments(region: Region, function: Callable[..., Any]) -> dict[str, str]:
     """The arguments of the call as Python text, by their names."""
     names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
     texts = {}
-    for name, value in bound_arguments(region.mixing, function).items():
+    for name, value in bound_arguments(region.main, function).items():
         if isinstance(value, Node):
             texts[name] = names[value]
         elif value is None or type(value) in (bool, int, float):

@@ -105,7 +105,7 @@ _MODULE = Replacement(
 def _find_call(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
         if is_call(node, (torch_functional.layer_norm,), ()):
-            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+            yield Region.of_call(node)
 
 
 def _text(value: Any, names: dict[Node, str]) -> str:
@@ -120,7 +120,7 @@ def _text(value: Any, names: dict[Node, str]) -> str:
 
 def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
-    values = bound_arguments(region.mixing, torch_functional.layer_norm).values()
+    values = bound_arguments(region.main, torch_functional.layer_norm).values()
     given = ", ".join(_text(v, names) for v in values)
     return Replacement(
         f"layer_norm_wins({given})",
@@ -207,11 +207,11 @@ def _region(last: Node, inputs: tuple[Node, ...], quotient: Node) -> Region:
     leaks = any(not set(n.users) <= nodes for n in nodes - {last})
     ordered = tuple(n for n in last.graph.nodes if n in nodes)
     problem = "an intermediate result is used elsewhere" if leaks else hazard(ordered[0], ordered)
-    return Region(inputs, None, ordered, (last,), last, quotient, problem)
+    return Region(inputs=inputs, nodes=ordered, outputs=(last,), anchor=last, main=quotient, problem=problem)
 
 
 def _prove_arithmetic(region: Region, shapes: Shapes) -> Replacement:
-    found = _normalised(region.mixing)
+    found = _normalised(region.main)
     if found is None:
         raise Refusal("not a normalisation", report=False)
     given = f"x0, x1, x2, {found[1]!r}"
