@@ -27,7 +27,7 @@ from ..graph.calls import joined_parts, subject
 from ..graph.metadata import (
     ancestors,
     copy_with_inputs,
-    drop_unused_facts,
+    drop_unused_metadata,
     is_known_before_forward,
     is_metadata,
     without_joins,
@@ -42,7 +42,7 @@ from .flags import fingerprint, read_flags
 from .follow import Follower
 from .texts import Piece, Texts, has_mark, without_marks
 from .trace_frames import raised_by_user
-from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, Hints, Tracer
+from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, ExampleValues, Tracer
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
@@ -88,18 +88,18 @@ class _DisturbedError(Exception):
 
 
 def capture(
-    root: nn.Module, opened: Sequence[nn.Module] = (), hints: Callable[[], Hints] | None = None
+    root: nn.Module, opened: Sequence[nn.Module] = (), examples: Callable[[], ExampleValues] | None = None
 ) -> list[Capture]:
     """Capture the paths of `root.forward`, inlining the calls of `opened`; leaves no trace on any module.
 
-    Args: hints: makes the hints for one trace, from a run of the module; without, answers are guessed.
+    Args: examples: makes the examples for one trace, from a run of the module; without, answers are guessed.
     Returns: the paths, the likeliest first.
     Raises: CaptureError, if the forward has no faithful graph, for any reason.
     """
     with compile_lock(), _TRACING:  # in this order: a backend of torch.compile holds the first already
         einops_backend.register()
         try:
-            return _capture_modes(_Explorer(root, tuple(opened), hints))
+            return _capture_modes(_Explorer(root, tuple(opened), examples))
         except _DisturbedError as error:
             raise CaptureError(str(error)) from error
 
@@ -176,9 +176,9 @@ class _Explorer:
     """Finds the paths of one forward under the present training flags."""
 
     def __init__(
-        self, root: nn.Module, opened: tuple[nn.Module, ...], hints: Callable[[], Hints] | None
+        self, root: nn.Module, opened: tuple[nn.Module, ...], examples: Callable[[], ExampleValues] | None
     ) -> None:
-        self.root, self.opened, self.hints = root, opened, hints
+        self.root, self.opened, self.examples = root, opened, examples
         self.made: list[nn.Module] = []
 
     def explore(self) -> list[Capture]:
@@ -265,7 +265,9 @@ class _Explorer:
 
     def _run_once(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None) -> _Trace:
         """nothing: the name of a node that the forward gets as None."""
-        tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
+        tracer = Tracer(
+            self.opened, self.made, script, self.examples() if self.examples is not None else None
+        )
         tracer.nothing = nothing
         follower = tracer.follower = Follower(self.root, self.opened, tracer.refuse)
         follower.given = tracer.given
@@ -323,7 +325,7 @@ class _Explorer:
                 raise CaptureError(
                     f"control flow depends on the size of what a module returns at {decision.where}"
                 )
-        drop_unused_facts(graph)
+        drop_unused_metadata(graph)
         found = tuple(guards.values()), tuple(size_guards.values())
         known = {"reading": reading, "outside": outside, "lists": trace.lists}
         return Capture(self.root, graph, self.opened, trace.arguments, *found, **known)

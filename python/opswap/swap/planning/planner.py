@@ -333,8 +333,8 @@ class _Planner:
         return ()
 
     def _capture(self, module: nn.Module, path: str, opened: tuple[nn.Module, ...]) -> _Module:
-        hints = self.inputs.hints(module) if self.inputs is not None else None
-        found = _Module(path, module, opened, [Path(c) for c in capture(module, opened, hints)])
+        examples = self.inputs.examples(module) if self.inputs is not None else None
+        found = _Module(path, module, opened, [Path(c) for c in capture(module, opened, examples)])
         for p in found.paths:
             self._apply_rules(p)
         return found
