@@ -72,11 +72,11 @@ def apply_rules(
                 continue
             taken.update(region.nodes)
             changes.append(Change(region, guarded(rule, replacement, path), site))
-    told = [_told(tries) for node, tries in refused.items() if node not in taken]
-    return changes, [site for site in told if site is not None]
+    refusals = [_refusal(tries) for node, tries in refused.items() if node not in taken]
+    return changes, [site for site in refusals if site is not None]
 
 
-def _told(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
+def _refusal(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
     """The refusal to report: what the code does; else why the largest region could not be run."""
     shown = [(refusal, site) for refusal, site in tries if refusal.executed and refusal.report]
     refusal, site = (shown or tries)[0]

@@ -31,7 +31,7 @@ from opswap.ops.linear import register_flops
 from ..capture.paths import Capture
 from ..replay import replay
 from ..rule import Region, Replacement
-from ..runtime.fallback import arguments, declined, missed
+from ..runtime.fallback import arguments, declined, report_fallback
 from ..runtime.guards import (
     Record,
     capture_is_valid,
@@ -126,7 +126,7 @@ class Recipe:
             "opswap_holds": capture_is_valid,
             "opswap_link_of": link_of,
             "opswap_listed": listed,
-            "opswap_missed": missed,
+            "opswap_report_fallback": report_fallback,
             "opswap_once": once,
             "opswap_ordinary": ordinary,
             "opswap_overridden": functions_overridden,

@@ -15,7 +15,7 @@ from opswap import functional as F
 from opswap.ops.dropout import FEWEST, draws_alike, dropout_pays
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
-from ..runtime.told import tells
+from ..runtime.condition_texts import describe_condition
 from .conditions import on_cpu, poolable
 from .kept import elements
 
@@ -84,7 +84,7 @@ def _too_small(input: Tensor) -> str:
     return elements(input, FEWEST) if on_cpu(input) else f"no kernel for {input.device.type}"
 
 
-tells(dropout_pays, _too_small)
+describe_condition(dropout_pays, _too_small)
 
 _NEVER = Replacement("False", "x0", {})
 RULES = (

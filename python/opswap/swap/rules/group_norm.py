@@ -18,8 +18,8 @@ from opswap._torch import constant_in_graphs, functorch_active
 from opswap.ops.norm import group_norm_fits, instance_norm_fits
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import contiguous_images, shown
-from ..runtime.told import tells
 from .conditions import trains
 from .kept import elements
 
@@ -100,16 +100,16 @@ def _why_slower(fewest: int, input: Any, *arguments: Any) -> str:
     """Why `group_norm_wins` or `instance_norm_wins`, which needs `fewest` elements, is False."""
     if not has_vectors(input):
         return f"no kernel for {shown(input)}"
-    told = contiguous_images(input)
-    if told:
-        return f"{told}; there torch is as fast"
+    reason = contiguous_images(input)
+    if reason:
+        return f"{reason}; there torch is as fast"
     return elements(input, fewest)
 
 
-tells(group_norm_wins, partial(_why_slower, _FEWEST))
-tells(group_norm_able, lambda module, input: _why_slower(_FEWEST, input))
-tells(instance_norm_wins, partial(_why_slower, _FEWEST_INSTANCES))
-tells(instance_norm_able, lambda module, input: _why_slower(_FEWEST_INSTANCES, input))
+describe_condition(group_norm_wins, partial(_why_slower, _FEWEST))
+describe_condition(group_norm_able, lambda module, input: _why_slower(_FEWEST, input))
+describe_condition(instance_norm_wins, partial(_why_slower, _FEWEST_INSTANCES))
+describe_condition(instance_norm_able, lambda module, input: _why_slower(_FEWEST_INSTANCES, input))
 
 _GROUP = Replacement(
     "group_norm_able(m0, x0)",

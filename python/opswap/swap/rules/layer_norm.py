@@ -22,8 +22,8 @@ from opswap.ops.norm import layer_norm2d_fits, layer_norm_fits
 
 from ..graph.calls import hazard, reached
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import shown
-from ..runtime.told import tells
 from .conditions import trains
 from .group_norm import has_vectors
 from .kept import elements
@@ -89,8 +89,8 @@ def arithmetic_wins(input: Any, weight: Any, bias: Any, eps: Any) -> bool:
     return parameters and kept and layer_norm2d_fits(input, weight, bias, eps)
 
 
-tells(layer_norm_wins, _why_slower)
-tells(layer_norm_able, _why_slower_module)
+describe_condition(layer_norm_wins, _why_slower)
+describe_condition(layer_norm_able, _why_slower_module)
 
 _MODULE = Replacement(
     "layer_norm_able(m0, x0)",

@@ -46,8 +46,8 @@ class Record:
 
     `root` and `opened` are the states at the time of the capture, `passed` those of containers whose children
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
-    something was read, `outside` what belongs to no module. `known` has results of `size_guard_holds`, `told` what was
-    written to the log.
+    something was read, `outside` what belongs to no module. `known` has results of `size_guard_holds`, `logged` what
+    was written to the log.
     """
 
     root: State
@@ -57,11 +57,11 @@ class Record:
     read: tuple[tuple[nn.Module, State], ...] = ()
     outside: Outside = field(default_factory=Outside)
     known: dict[Any, bool] = field(default_factory=dict, compare=False)
-    told: dict[str, object] = field(default_factory=dict, compare=False)
+    logged: dict[str, object] = field(default_factory=dict, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: calls in other threads may add to the dictionaries meanwhile."""
-        return {**self.__dict__, "known": dict(self.known), "told": dict(self.told)}
+        return {**self.__dict__, "known": dict(self.known), "logged": dict(self.logged)}
 
 
 def hooked(module: nn.Module) -> bool:

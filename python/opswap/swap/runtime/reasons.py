@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from opswap._torch import is_ordinary
 
+from .condition_texts import text_of_condition
 from .guards import globally_hooked, hooked, listed
 from .instance_forward import generated_forward, overridden, recipe_of, set_by_user
 from .lists import names_in
@@ -26,7 +27,6 @@ from .plan_of import plan_of
 from .shown import shown
 from .snapshot import MISSING, Answers, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, names_of_tensors
-from .told import text_of
 
 __all__ = [
     "GLOBAL_HOOKS",
@@ -330,7 +330,7 @@ def _arguments(functions: _Functions, name: str) -> dict[str, ast.expr]:
 def _told(term: ast.expr, scope: dict[str, Any], given: dict[str, ast.expr]) -> str:
     """A condition that is false, with the values that it depends on. given: expressions for arguments."""
     called = term.func.id if isinstance(term, ast.Call) and isinstance(term.func, ast.Name) else ""
-    text_for = _TOLD.get(called) or text_of(scope.get(called))
+    text_for = _TEXTS.get(called) or text_of_condition(scope.get(called))
     if text_for is not None:
         if called == "unhooked" and not globally_hooked():
             found = next(a for a in term.args if hooked(scope[a.id]))
@@ -417,7 +417,7 @@ def _other_class(input: Any, *others: Any) -> str:
 
 
 # What the conditions of the rules mean; others are shown as they are written.
-_TOLD: dict[str, Callable[..., str]] = {
+_TEXTS: dict[str, Callable[..., str]] = {
     "within_proof": _covers,
     "supported_norm": lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}",
     "on_cpu": lambda input: f"no kernel for {input.device.type}",
