@@ -121,13 +121,13 @@ class Tracer(fx.Tracer):
 
     def __init__(
         self,
-        opened: Sequence[nn.Module],
+        inlined: Sequence[nn.Module],
         made: list[nn.Module],
         script: Sequence[bool | int] = (),
         examples: ExampleValues | None = None,
     ) -> None:
         super().__init__()
-        self.opened = {id(m) for m in opened}
+        self.inlined = {id(m) for m in inlined}
         self.foreign = tuple(made)  # what an earlier trace met was not made in this one
         self.made = made
         self.script, self.examples = script, examples
@@ -242,7 +242,7 @@ class Tracer(fx.Tracer):
         return made
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return id(m) not in self.opened
+        return id(m) not in self.inlined
 
     def is_passing(self, m: nn.Module) -> bool:
         """True for a module of torch without state that the forward creates and calls like a function."""

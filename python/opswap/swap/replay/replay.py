@@ -174,7 +174,7 @@ def _states(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, State]]:
     for module in modules:
         record = vars(module).get("_opswap_record")
         if record is not None:
-            found += [(module, record.root), *record.opened, *record.passed, *record.read]
+            found += [(module, record.root), *record.inlined, *record.containers, *record.read]
     return found
 
 
