@@ -66,8 +66,8 @@ class Capture:
     The graph is the forward's if each of `guards`, graphs over the same arguments, gives True, and each of
     `size_guards`, which need the sizes of intermediate results, does so on tensors without data; and if root and all
     of `inlined` have `training` as their flag, if it is not None. `reading` and `outside` contain what else the forward
-    read: of modules, and of everything that does not belong to a module. `refused` is the reason for which the other mode
-    has no graph at all, if training is not None.
+    read: of modules, and of everything that does not belong to a module. `refused` is the reason for which the other
+    mode has no graph at all, if training is not None.
     """
 
     root: nn.Module
