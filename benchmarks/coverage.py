@@ -32,8 +32,8 @@ from torch import nn
 
 import networks
 import opswap
+from opswap._machine import cpu_model
 from opswap._table import markdown
-from opswap.doctor import cpu_model
 from opswap.swap.rules import DEFAULT
 from process import row_of
 from sites import KINDS, convolution_kind, count_sites

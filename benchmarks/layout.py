@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from opswap._machine import cpu_model
 from opswap._timing import medians_in_turn
-from opswap.doctor import cpu_model
 from opswap.finding.script import InputSize, load_model
 
 _LAST = torch.channels_last

@@ -30,10 +30,10 @@ from torch import Tensor, nn
 
 import networks
 import opswap
+from opswap._machine import cpu_model
 from opswap._table import markdown, milliseconds
 from opswap._timing import Spread, ratio_spread, time_in_turn
 from opswap.bench.cases.models import step
-from opswap.doctor import cpu_model
 from process import row_of
 
 _LAST = torch.channels_last

@@ -14,6 +14,8 @@ import pytest
 
 import opswap
 from opswap import _command_line, cli, doctor
+from opswap.memory import page_faults
+from opswap.memory.page_faults import AllocatorCost, Faults
 
 COMMANDS = ["demo", "scan", "verify", "tune", "bench", "layout", "shapes", "denormals", "doctor"]
 
@@ -80,6 +82,7 @@ def test_no_traceback(
     def fail() -> list[str]:
         raise error
 
+    monkeypatch.setattr(page_faults, "_SIZE", (2, 3, 32, 32))
     monkeypatch.setattr(doctor, "check_kernels", fail)
     assert cli.main(["doctor"]) == status
     assert capsys.readouterr() == ("", said)
@@ -90,6 +93,8 @@ def test_doctor_as_json(
     faults: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "check_kernels", lambda: faults)
+    cost = AllocatorCost(Faults(2.0, 1.0), None)
+    monkeypatch.setattr(page_faults, "allocator_cost", lambda: cost)
     assert cli.main(["doctor", "--json", "-"]) == bool(faults)
     found = json.loads(capsys.readouterr().out)
     assert found["faults"] == faults and found["machine"]["opswap"] == opswap.__version__

@@ -22,7 +22,6 @@ from merge_cases import check_step, example, make
 from opswap import merge
 from opswap.merge import costs
 from opswap.merge.layers.conv import BranchConv
-from opswap.swap.planning import gains
 from threads import on_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -170,7 +169,7 @@ def test_tune_keeps_what_it_measures(cache: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_broken_table_is_not_read(cache: Path, text: str) -> None:
     cache.parent.mkdir(parents=True, exist_ok=True)
     cache.write_text(text)
-    assert costs.source() in ("", gains.cpu_class())
+    assert costs.source() in ("", costs.cpu_class())
 
 
 def test_without_a_batch_and_compiled(record: Record) -> None:

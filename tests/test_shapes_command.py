@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`python3 -m opswap shapes`, and the code in the folder's README."""
+"""`python3 -m opswap shapes`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
-
-from opswap import shapes
 
 SCRIPT = """
 import sys, torch
@@ -49,12 +46,3 @@ def test_command_runs_a_factory(tmp_path: Path) -> None:
     assert run.returncode == 0 and "no shape depends on data" in run.stdout
     assert command(tmp_path, "--backward", "--", "train.py").returncode == 2
     assert "python3 -m opswap shapes" in command(tmp_path, "--help").stdout
-
-
-_README = Path(shapes.__file__).with_name("README.md")
-
-
-def test_readme_blocks_run() -> None:
-    names: dict[str, Any] = {}
-    for block in [part.split("```")[0] for part in _README.read_text().split("```python\n")[1:]]:
-        exec(compile(block, "README.md", "exec"), names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tree promises: folders of opswap.swap import downwards only; intrinsics stand in one layer of csrc."""
+"""What the tree promises: imports make no circle, in opswap.swap they point downwards; intrinsics are in one layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 import opswap
 
-FOLDER = Path(opswap.__file__).parent / "swap"
+PACKAGE = Path(opswap.__file__).parent
+FOLDER = PACKAGE / "swap"
 # From the bottom: what a folder, or a file at the top of opswap.swap, may import besides itself.
 BELOW: dict[str, set[str]] = {
     "report": set(),
@@ -70,6 +71,52 @@ def test_imports_point_downwards(room: str) -> None:
         for name in _imported(path) - {room} - BELOW[room]
     }
     assert not upwards
+
+
+def _modules() -> dict[str, Path]:
+    """The files of the package by the names of their modules."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _imports(module: str, modules: dict[str, Path]) -> set[str]:
+    """The modules of the package that a module imports, also inside of functions, but not for types alone."""
+    tree = ast.parse(modules[module].read_text())
+    package = module.split(".") if modules[module].name == "__init__.py" else module.split(".")[:-1]
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join((*base, *filter(None, [node.module])))
+            for alias in node.names:
+                inner = f"{source}.{alias.name}"
+                if inner not in ("opswap._core", "opswap._np"):  # the extensions
+                    found.add(inner if inner in modules else source)
+    return found & modules.keys() - {module}
+
+
+def test_imports_make_no_circle() -> None:
+    """An import inside of a function is for what takes long to load, and breaks no circle."""
+    modules = _modules()
+    below = {module: _imports(module, modules) for module in modules}
+    assert len(below["opswap.cli"]) > 5 and "opswap.isa" in below["opswap.doctor"]
+    while free := [module for module, used in below.items() if not used & below.keys()]:
+        for module in free:
+            del below[module]
+    assert not below, "a circle, or above one"
 
 
 # Names of vector instructions: of x86, of Arm, and of gcc for both.

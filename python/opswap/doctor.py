@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,25 +17,15 @@ import opswap
 
 from . import functional as F
 from . import isa
+from ._machine import cpu_model
 from .ops import channels
 from .ops.reduced_precision import slow_dtype
 
-__all__ = ["check_kernels", "cpu_model", "describe", "machine"]
+__all__ = ["check_kernels", "describe", "machine"]
 
 _SHAPES = ((2, 6, 5, 7), (3, 12, 4, 4), (1, 58, 9, 3))
 _FALLBACK = "the plain torch form ran in place of the kernel"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int8)
-
-
-def cpu_model() -> str:
-    """The processor's name as the operating system gives it, or its architecture if it gives none."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model") and value.strip():
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def machine() -> str:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import opswap
+from opswap._machine import cpu_model
 from opswap._timing import Spread, ratio_spread, time_in_turn
-from opswap.doctor import cpu_model
 from opswap.memory.switches import reuse_kept
 
 from .shares import shares

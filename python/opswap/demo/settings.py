@@ -54,7 +54,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.full and self.only not in (None, "shufflenet", "lprnet"):
-            raise ValueError(f"full is for ShuffleNetV2 and LPRNet, but only {self.only!r} was asked for")
+            raise ValueError(f"full is for ShuffleNetV2 and LPRNet, not for {self.only!r}")
         if self.compared_steps >= self.lprnet_steps:
             raise ValueError(
                 f"stock LPRNet and the copy with bit-equal rules are compared in {self.compared_steps} of "

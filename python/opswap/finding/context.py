@@ -147,7 +147,7 @@ class Hidden:
         self._seen.add(origin)
         while frame is not None:
             if frame.f_code.co_name == _COMPILED and "eval_frame" in frame.f_code.co_filename:
-                self._note(f"torch.compile was asked for: the Python code ran uncompiled; {self._compiled}")
+                self._note(f"torch.compile was called: the Python code ran uncompiled; {self._compiled}")
             if frame.f_code is nn.Module._call_impl.__code__:
                 module = frame.f_locals["self"]
                 if isinstance(module, torch.jit.ScriptModule):

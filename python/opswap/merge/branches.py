@@ -327,7 +327,7 @@ class MergedBranches(nn.Module):
         self._check_inputs(inputs)
         empty = [name for name, t in self.state_dict(keep_vars=True).items() if t.is_meta]
         if empty:
-            raise ValueError(f"{_NAME}: {empty[0]} is on the meta device, where nothing can be measured")
+            raise ValueError(f"{_NAME}: {empty[0]} is on the meta device: nothing can be measured there")
         check_layers(self, self._merge.empty_copies[0])
         with torch.inference_mode(False), torch.enable_grad():
             self._measure(tuple(_detached(x) for x in inputs), seconds)

@@ -240,7 +240,7 @@ class _Builder:
         module = self.root.get_submodule(str(node.target))
         if any(n in self.ragged for n in node.all_input_nodes) and type(module) not in ELEMENTWISE:
             raise self._refuse(
-                node, "follows Linears of different out_features, where only single elements may change"
+                node, "follows Linears of different out_features: only elementwise code may follow these"
             )
         if isinstance(module, Separate):
             self._run_each(node, None, separate=True)
@@ -285,7 +285,7 @@ class _Builder:
             name in calls.ELEMENTWISE_CALLS and len(tensors) == 1
         ):
             raise self._refuse(
-                node, "follows Linears of different out_features, where only single elements may change"
+                node, "follows Linears of different out_features: only elementwise code may follow these"
             )
         if not tensors:
             raise self._refuse(node, "makes a tensor of its own")

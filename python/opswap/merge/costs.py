@@ -14,7 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..swap.planning.gains import cache_file, cpu_class, keep_gains, kept_gains
+from opswap._machine import cpu_class
+
+from ..swap.planning.gains import cache_file, keep_gains, kept_gains
 
 __all__ = [
     "SIZES",

@@ -100,7 +100,7 @@ def _has_tensors(module: nn.Module) -> bool:
 
 
 def _not_merged(branch: nn.Module) -> dict[str, str]:
-    """The outermost modules below the branch that have no rule and cannot be opened."""
+    """The outermost modules below the branch that have no rule and cannot be inlined."""
     separate: dict[str, str] = {}
     closed: list[str] = []
     for path, m in branch.named_modules():
@@ -134,16 +134,16 @@ def _why_closed(module: nn.Module) -> str:
 
 
 def _capture(branch: nn.Module, separate: Iterable[str], index: int) -> Capture:
-    closed, opened = [f"{path}." for path in separate], []
+    closed, inlined = [f"{path}." for path in separate], []
     for path, m in branch.named_modules():
         if not path or path in separate or path.startswith(tuple(closed)):
             continue
         if _is_leaf(m):
             closed.append(f"{path}.")
         else:
-            opened.append(m)
+            inlined.append(m)
     try:
-        return capture_unguarded(branch, opened)
+        return capture_unguarded(branch, inlined)
     except CaptureError as error:
         raise ValueError(f"{_NAME}: branches[{index}] cannot be captured: {error}") from error
 

@@ -82,7 +82,7 @@ def _read(capture: Capture) -> set[nn.Module]:
     reading = capture.reading
     found = {
         capture.root,
-        *capture.opened,
+        *capture.inlined,
         *reading.modules,
         *reading.parents,
         *reading.counted,

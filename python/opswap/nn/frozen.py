@@ -105,7 +105,7 @@ class Frozen:
         return None if self._kept is None else self._kept[2]
 
     @property
-    def facts(self) -> tuple[tuple[Any, ...], tuple[Tensor, ...]] | None:
+    def state_and_weights(self) -> tuple[tuple[Any, ...], tuple[Tensor, ...]] | None:
         """The state that `held` compares, and the weights of the chain; None before it has settled."""
         kept, known = self._kept, self._parts
         return None if kept is None or known is None else (kept[0], known[2][2])

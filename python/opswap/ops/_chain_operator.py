@@ -39,7 +39,7 @@ Options = tuple[tuple[int, float, float, str | None], ...]  # per stage: stride,
 
 
 def forward_watched(tensors: Sequence[Tensor | None]) -> bool:
-    """True where modes watch a chain of ordinary tensors that the operator takes: every stage has statistics.
+    """True if modes watch a chain of ordinary tensors that the operator takes: every stage has statistics.
 
     An input in another format is left to the parts, whose operators show where it is converted.
     """

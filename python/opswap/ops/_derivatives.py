@@ -24,24 +24,24 @@ def linear_pair(
 
     Args:
         forward: an operator with one differentiable output, linear in its first tensor; others have no gradient.
-        backward: called as `backward(grad_output, *saved, *facts)`; an operator gets its derivatives too.
+        backward: called as `backward(grad_output, *saved, *settings)`; an operator gets its derivatives too.
         keep: as of `Operator`, of `forward`.
-        derivative: `derivative(tangent, *saved, *facts)`, written with operators.
+        derivative: `derivative(tangent, *saved, *settings)`, written with operators.
     """
     forward.keep = keep
-    forward.gradient = lambda saved, facts, needed, grad: (
-        backward(grad, *saved, *facts),
+    forward.gradient = lambda saved, settings, needed, grad: (
+        backward(grad, *saved, *settings),
         *(None for _ in needed[1:]),
     )
-    forward.tangent = lambda saved, facts, tangent, *_: derivative(tangent, *saved, *facts)
+    forward.tangent = lambda saved, settings, tangent, *_: derivative(tangent, *saved, *settings)
     if forward is backward or not isinstance(backward, Operator):
         return
     backward.keep = lambda constants, tensors, _: (tensors[1:], constants)
-    backward.gradient = lambda saved, facts, _, grad: (
-        derivative(grad, *saved, *facts),
+    backward.gradient = lambda saved, settings, _, grad: (
+        derivative(grad, *saved, *settings),
         *(None for _ in saved),
     )
-    backward.tangent = lambda saved, facts, tangent, *_: backward(tangent, *saved, *facts)
+    backward.tangent = lambda saved, settings, tangent, *_: backward(tangent, *saved, *settings)
 
 
 def bilinear_pair(forward: Operator, backward: Operator) -> None:
@@ -89,9 +89,9 @@ class _Bilinear:
         return self._forward(of_input, weight, None, *constants) + by_weight
 
     def _second_gradient(
-        self, saved: Sequence[Tensor], facts: Sequence[Any], needed: Sequence[bool], *grads: Any
+        self, saved: Sequence[Tensor], settings: Sequence[Any], needed: Sequence[bool], *grads: Any
     ) -> Sequence[Any]:
-        (*constants, mask), (grad_output, input, weight) = facts, saved
+        (*constants, mask), (grad_output, input, weight) = settings, saved
         of_input, of_weight, of_bias = (g if wanted else None for g, wanted in zip(grads, mask, strict=True))
         first = self._of_output(saved, constants, of_input, of_weight, of_bias) if needed[0] else None
         second = third = None
@@ -102,9 +102,9 @@ class _Bilinear:
         return first, second, third
 
     def _second_tangent(
-        self, saved: Sequence[Tensor], facts: Sequence[Any], *tangents: Any
+        self, saved: Sequence[Tensor], settings: Sequence[Any], *tangents: Any
     ) -> tuple[Tensor, ...]:
-        *constants, mask = facts
+        *constants, mask = settings
         both = (*mask[:2], False)
         first = self._backward(tangents[0], *saved[1:], *constants, mask)
         second = self._backward(saved[0], *tangents[1:], *constants, both)

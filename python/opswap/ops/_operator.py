@@ -82,10 +82,10 @@ class Operator:
             run: the operator without the mapped dimension.
         batched: in operators that torch batches by itself, for `torch.autograd.grad(..., is_grads_batched=True)`, whose
             vmap ignores rules. Without one torch calls the operator once per gradient.
-        keep: `keep(constants, tensors, outputs)` -> tensors to save, and facts, for gradient and tangent.
-        gradient: `gradient(saved, facts, needed, *gradients)` -> one gradient per tensor, None if not needed; those
+        keep: `keep(constants, tensors, outputs)` -> tensors to save, and settings, for gradient and tangent.
+        gradient: `gradient(saved, settings, needed, *gradients)` -> one gradient per tensor, None if not needed; those
             given are None for outputs that were not used. Written with operators, so that it has a gradient again.
-        tangent: `tangent(saved, facts, *tangents)` -> the tangent of each differentiable output.
+        tangent: `tangent(saved, settings, *tangents)` -> the tangent of each differentiable output.
         in_forward_mode: in place of a tangent, the operator in torch's own, which torch differentiates.
         tags: of torch.library.
 
@@ -245,7 +245,7 @@ class Operator:
         """
         saved: Sequence[Tensor | None] = ()
         if self.keep is not None:
-            saved, ctx.facts = self.keep(constants, tensors, outputs)
+            saved, ctx.settings = self.keep(constants, tensors, outputs)
         if saved:
             ctx.save_for_backward(*saved)
         if not fill and len(outputs) > 1:
@@ -261,7 +261,7 @@ class Operator:
                 return (None,) * len(needed)
         if self.gradient is None:
             raise NotImplementedError(f"opswap::{self.name} has no gradient")
-        return self.gradient(ctx.saved_tensors, ctx.facts, needed, *grads)
+        return self.gradient(ctx.saved_tensors, ctx.settings, needed, *grads)
 
     def _backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         return (None, *self._gradients(ctx, ctx.needs_input_grad[1:], grads))
@@ -280,7 +280,7 @@ class Operator:
     def _jvp(self, ctx: Any, _: Any, *tangents: Any) -> Any:
         if self.tangent is None:
             raise NotImplementedError(f"opswap::{self.name} has no derivative in forward mode")
-        made = self.tangent(ctx.saved_tensors, ctx.facts, *tangents)
+        made = self.tangent(ctx.saved_tensors, ctx.settings, *tangents)
         if ctx.outputs == 1 and not self._lists:
             return made
         made = _as_tuple(made)

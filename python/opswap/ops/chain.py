@@ -185,7 +185,7 @@ def _trains_bias_alone(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
-    """The kernels for an ordinary call, running statistics moved; NotImplemented where nothing was done.
+    """The kernels for an ordinary call, running statistics moved; NotImplemented if nothing was done.
 
     Args: tensors: the input, then per stage weight, norm_weight, norm_bias, running_mean, running_var.
     """
@@ -270,11 +270,11 @@ def conv_chain(input: Tensor, stages: Sequence[Stage], training: bool = True) ->
     Everything else runs the operators that a chain is made of, one by one: other dtypes and devices, calls under
     torch.compile, torch.func, torch.jit.trace or autocast.
 
-    Returns: (N, O, H', W'), in channels_last where the kernels run. Statistics are summed in float64. Results do not
+    Returns: (N, O, H', W'), in channels_last if the kernels run. Statistics are summed in float64. Results do not
         depend on the number of threads. For the backward the input and the convolutions' outputs are kept.
 
-    Raises: ValueError without a stage or for an unknown activation; TypeError for what is no `Stage`; else as
-        torch.nn.functional.conv2d and `batch_norm_act`.
+    Raises: ValueError without a stage or for an unknown activation; TypeError for an object that is not a `Stage`;
+        else as torch.nn.functional.conv2d and `batch_norm_act`.
     """
     tensors = (input, *(t for s in stages or () if isinstance(s, Stage) for t in s[:PER_STAGE]))
     if has_torch_function(tensors):

@@ -164,8 +164,8 @@ _operator: Operator = Operator(
     _fake,
     batched=_batched,
     keep=lambda constants, tensors, _: ((), (constants, tensors[0].shape, _widths(tensors))),
-    gradient=lambda _, facts, needed, *grads: _gradient(*facts, needed, grads),
-    tangent=lambda _, facts, *tangents: _operator(tangents, *facts[0]),
+    gradient=lambda _, settings, needed, *grads: _gradient(*settings, needed, grads),
+    tangent=lambda _, settings, *tangents: _operator(tangents, *settings[0]),
 )
 
 

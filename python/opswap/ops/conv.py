@@ -183,7 +183,7 @@ def _directions(input: Tensor, weight: Tensor) -> Directions:
 
 
 def conv_wins(channels: int, outputs: int, taps: Sequence[int], pixels: int | None = None) -> bool:
-    """True where a kernel was measured faster than torch's in a direction at least, on the tier in use.
+    """True if a kernel was measured faster than torch's in a direction at least, on the tier in use.
 
     Args: channels, outputs: of input and output. taps: (kH, kW). pixels: of the output, in all images; None: many.
     """

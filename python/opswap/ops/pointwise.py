@@ -64,7 +64,7 @@ def pointwise_wins() -> bool:
 
 
 def pointwise_pays(weights: int, output: Sequence[int]) -> bool:
-    """True where the kernels were measured as fast as the library or faster.
+    """True if the kernels were measured as fast as the library or faster.
 
     Args: weights: elements of the weight. output: its size (N, H, W), without channels.
     """

@@ -214,7 +214,7 @@ def fill_values(
 ) -> Tensor:
     """What padding is filled with: (C, 1, 1) or (1, 1, 1) of this dtype.
 
-    Raises: TypeError for what are no numbers, and ValueError, under the name of the function that was called.
+    Raises: TypeError for values that are not numbers, and ValueError, under the name of the function that was called.
     """
     try:
         fill = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))

@@ -199,7 +199,7 @@ class _Recorder:
             block
             for m in paths
             if self.called.get(m) and m not in self.missed
-            for block, _ in m._opswap_record.opened
+            for block, _ in m._opswap_record.inlined
         }
         found: list[Outcome] = []
         for module, path in paths.items():

@@ -43,26 +43,33 @@ def bound_arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:
     return bound.arguments
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Region:
-    """Nodes that move the elements of the inputs, joined along dimension 1, to the outputs.
+    """Nodes that compute the outputs from the inputs.
 
-    inputs: the tensors that `cat` joins, or the source alone if cat is None.
-    nodes: all of the region, cat and outputs included, in graph order.
-    anchor: the first of them that yields a tensor, where the replacement is called.
-    mixing: the node that changes the order of elements.
+    inputs: the tensors that the region reads, x0, x1, ... of the replacement.
+    nodes: all of the region, outputs included, in graph order.
+    anchor: the replacement is called in front of this node.
+    main: the node that the rule is about; the report shows its line.
     problem: why the region may not be replaced even if the proof succeeds, or "".
     modules: calls of modules, those among `nodes` first; the replacement gets the modules after the inputs.
+    cat: the node that joins the inputs along dimension 1, if a rule for channels replaces it too.
     """
 
     inputs: tuple[Node, ...]
-    cat: Node | None
     nodes: tuple[Node, ...]
     outputs: tuple[Node, ...]
     anchor: Node
-    mixing: Node
-    problem: str
+    main: Node
+    problem: str = ""
     modules: tuple[Node, ...] = ()
+    cat: Node | None = None
+
+    @classmethod
+    def of_call(cls, node: Node, modules: tuple[Node, ...] = ()) -> Region:
+        """The region of one call."""
+        inputs = tuple(node.all_input_nodes)
+        return cls(inputs=inputs, nodes=(node,), outputs=(node,), anchor=node, main=node, modules=modules)
 
     @property
     def source(self) -> Node:

@@ -211,13 +211,13 @@ def wanted(
 
 
 def gradients(
-    saved: Sequence[Tensor | None], facts: tuple[Any, ...], needed: Sequence[bool], grad_output: Tensor
+    saved: Sequence[Tensor | None], settings: tuple[Any, ...], needed: Sequence[bool], grad_output: Tensor
 ) -> list[Tensor | None]:
     """Those of input, weight and bias that are needed, None for the others.
 
-    Args: saved: input, statistics, weight, bias; facts: training, eps, activation.
+    Args: saved: input, statistics, weight, bias; settings: training, eps, activation.
     """
-    results = iter(_backward_operator(grad_output, *saved, *facts, tuple(needed)))
+    results = iter(_backward_operator(grad_output, *saved, *settings, tuple(needed)))
     return [next(results) if wanted else None for wanted in needed]
 
 
@@ -241,27 +241,27 @@ def _keep(constants: tuple[Any, ...], tensors: Sequence[Tensor | None], outputs:
     return saved, (mean is None, *constants, description(bias))
 
 
-def _gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tensor) -> Any:
-    *facts, described = facts
+def _gradient(saved: Any, settings: Any, needed: Sequence[bool], grad_output: Tensor) -> Any:
+    *settings, described = settings
     if saved[3] is None:
         saved = (*saved[:3], stand_in(described, saved[0]))
-    of_input, of_weight, of_bias = gradients(saved, facts, (needed[0], *needed[3:]), grad_output)
+    of_input, of_weight, of_bias = gradients(saved, settings, (needed[0], *needed[3:]), grad_output)
     return of_input, None, None, of_weight, of_bias
 
 
-def _tangent(saved: Sequence[Tensor | None], facts: tuple[Any, ...], *tangents: Tensor | None) -> Tensor:
-    return normalize_jvp(*saved, *facts[:-1], (tangents[0], *tangents[3:]))
+def _tangent(saved: Sequence[Tensor | None], settings: tuple[Any, ...], *tangents: Tensor | None) -> Tensor:
+    return normalize_jvp(*saved, *settings[:-1], (tangents[0], *tangents[3:]))
 
 
 def second_gradients(
     backward: Callable[..., list[Tensor]],
     saved: Sequence[Tensor | None],
-    facts: tuple[Any, ...],
+    settings: tuple[Any, ...],
     cotangents: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of a backward in torch's own operators, one for each tensor saved.
 
-    Args: backward: `backward(*saved, *facts)`; saved: grad_output, input, statistics, weight, bias, of which the
+    Args: backward: `backward(*saved, *settings)`; saved: grad_output, input, statistics, weight, bias, of which the
         statistics get none.
     """
     grad_output, input, statistics, weight, bias = saved
@@ -271,7 +271,7 @@ def second_gradients(
     def run_plain(*tensors: Tensor) -> tuple[Tensor, ...]:
         present = iter(tensors)
         grad, x, scale, shift = (next(present) if t else None for t in there)
-        return tuple(backward(grad, x, statistics, scale, shift, *facts))
+        return tuple(backward(grad, x, statistics, scale, shift, *settings))
 
     outputs, pull = torch.func.vjp(run_plain, *given(*arguments))
     filled = [torch.zeros_like(y) if c is None else c for y, c in zip(outputs, cotangents, strict=True)]
@@ -307,6 +307,6 @@ _backward_operator = Operator(
     split=lambda gradient: 1 if gradient.dim() > 1 else 0,
     batched=_batched_backward,
     keep=lambda constants, tensors, _: (tensors, constants),
-    gradient=lambda saved, facts, _, *grads: second_gradients(_batched_backward, saved, facts, grads),
+    gradient=lambda saved, settings, _, *grads: second_gradients(_batched_backward, saved, settings, grads),
     in_forward_mode=_batched_backward,
 )

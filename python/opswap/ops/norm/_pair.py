@@ -32,7 +32,7 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """core: core(*constants, mask, grad_output, input, statistics, weight, bias) -> gradients, None where not needed.
+    """core: core(*constants, mask, grad_output, input, statistics, weight, bias) -> gradients, None if not needed.
 
     batched: the operator in torch's operators, which batch and are differentiable.
     """
@@ -95,7 +95,9 @@ def _make_backward(name: str, constants: str, backward: Backward) -> Operator:
         batch=_batch_backward,
         batched=backward.batched,
         keep=lambda constants, tensors, _: (tensors, constants),
-        gradient=lambda saved, facts, _, *grads: second_gradients(backward.batched, saved, facts, grads),
+        gradient=lambda saved, settings, _, *grads: second_gradients(
+            backward.batched, saved, settings, grads
+        ),
         in_forward_mode=backward.batched,
     )
 
@@ -122,8 +124,8 @@ def make_pair(name: str, constants: str, forward: Forward, backward: Backward) -
         input, weight, bias = tensors
         return (input, outputs[1], weight), (description(bias), *options)
 
-    def gradient(saved: Any, facts: Any, needed: Sequence[bool], grad_output: Tensor, *_: Any) -> Any:
-        described, *options = facts
+    def gradient(saved: Any, settings: Any, needed: Sequence[bool], grad_output: Tensor, *_: Any) -> Any:
+        described, *options = settings
         bias = stand_in(described, saved[0])
         results = iter(of_gradient(grad_output, *saved, bias, *options, tuple(needed)))
         return [next(results) if asked else None for asked in needed]

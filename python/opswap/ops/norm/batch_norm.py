@@ -85,14 +85,14 @@ class BatchNormAct(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         needed = (ctx.needs_input_grad[4], *ctx.needs_input_grad[7:])
-        facts, made = (ctx.training, ctx.eps, ctx.activation), NotImplemented
+        settings, made = (ctx.training, ctx.eps, ctx.activation), NotImplemented
         saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
         if ctx.bias is not None:
             saved = (*saved[:3], ctx.bias)
         if plain_eager() and not torch.is_grad_enabled():
-            made = try_backward(*facts, needed, grad_output, *saved)
+            made = try_backward(*settings, needed, grad_output, *saved)
         if made is NotImplemented:
-            made = gradients(saved, facts, needed, grad_output)
+            made = gradients(saved, settings, needed, grad_output)
         return None, None, None, None, made[0], None, None, made[1], made[2]
 
 

@@ -51,7 +51,7 @@ def _is_plain(input: Any) -> bool:
 def layer_norm_fits(
     input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
 ) -> bool:
-    """True where the kernels compute this call of torch.nn.functional.layer_norm."""
+    """True if the kernels compute this call of torch.nn.functional.layer_norm."""
     if not isinstance(normalized_shape, (tuple, list)) or len(normalized_shape) != 1:
         return False
     if not isinstance(eps, float) or not eps > 0 or not _is_plain(input):
@@ -63,7 +63,7 @@ def layer_norm_fits(
 
 
 def layer_norm2d_fits(input: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> bool:
-    """True where the kernels compute this call of `layer_norm2d`."""
+    """True if the kernels compute this call of `layer_norm2d`."""
     if not isinstance(input, Tensor) or input.dim() not in _ROWS:
         return False
     return layer_norm_fits(input.permute(_ROWS[input.dim()]), (input.shape[1],), weight, bias, eps)

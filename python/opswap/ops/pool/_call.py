@@ -134,5 +134,5 @@ def find_again(operator: Operator, choosing: Operator) -> None:
         return choosing.keep(constants, saved, choosing(*saved, *constants))
 
     operator.keep = lambda constants, tensors, _: (tensors, constants)
-    operator.gradient = lambda saved, facts, *rest: choosing.gradient(*of_choosing(saved, facts), *rest)
-    operator.tangent = lambda saved, facts, *rest: choosing.tangent(*of_choosing(saved, facts), *rest)
+    operator.gradient = lambda saved, settings, *rest: choosing.gradient(*of_choosing(saved, settings), *rest)
+    operator.tangent = lambda saved, settings, *rest: choosing.tangent(*of_choosing(saved, settings), *rest)

@@ -59,7 +59,7 @@ class Concrete(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._tracer.hinting or not _called_by_user() or _has_proxy((args, kwargs)):
+        if self._tracer.computing_example or not _called_by_user() or _has_proxy((args, kwargs)):
             return func(*args, **kwargs)
         return self._record(func, args, kwargs)
 
@@ -95,13 +95,13 @@ class Concrete(TorchFunctionMode):
 class TraceDraws(Draws):
     """Whether an operator of a trace draws random numbers, in this thread.
 
-    Runs of modules for a hint do not count: they leave the generators as they were.
+    Runs of modules for an example value do not count: they leave the generators as they were.
     """
 
     tracer: Tracer
 
     def listens(self) -> bool:
-        return not self.tracer.hinting
+        return not self.tracer.computing_example
 
 
 def _has_proxy(arguments: Any) -> bool:

@@ -66,7 +66,7 @@ class ModelInputs:
             copies.root(*copied_inputs(example_inputs))
         noting = False
 
-    def hints(self, module: nn.Module) -> Callable[[], _Values] | None:
+    def examples(self, module: nn.Module) -> Callable[[], _Values] | None:
         """Makes values of the module's graphs as its first call in the run had them; None if it had none."""
         if module not in self._seen:
             return None

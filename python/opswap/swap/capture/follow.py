@@ -66,12 +66,12 @@ class Follower:
     given: Container[Any]
 
     def __init__(
-        self, root: nn.Module, opened: Iterable[nn.Module], refuse: Callable[[str], Exception]
+        self, root: nn.Module, inlined: Iterable[nn.Module], refuse: Callable[[str], Exception]
     ) -> None:
         self.root, self.refuse = root, refuse
         self.reached = Reach(root, refuse)
-        self._opened = tuple(opened)
-        self.inlined = {id(m) for m in (root, *self._opened)}
+        self._inlined = tuple(inlined)
+        self.inlined = {id(m) for m in (root, *self._inlined)}
         self.paused = self.asks_none = False
         self._calls: list[tuple[FrameType, Any]] = []  # of functions in C that have not returned
         self._owners: dict[int, tuple[str, CodeType]] = {}
@@ -93,7 +93,7 @@ class Follower:
         self._previous = sys.getprofile()
         if not (self._previous is None or callable(self._previous) or hasattr(self._previous, "enable")):
             raise self.refuse("a profiler is active: a capture needs its place to see the calls of a forward")
-        for module in (self.root, *self._opened):
+        for module in (self.root, *self._inlined):
             self.reached.reach(module, "self")
         self._started = True
         # It may run code that has nothing to do with the forward. Other threads may switch it off permanently

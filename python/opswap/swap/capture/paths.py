@@ -27,7 +27,7 @@ from ..graph.calls import joined_parts, subject
 from ..graph.metadata import (
     ancestors,
     copy_with_inputs,
-    drop_unused_facts,
+    drop_unused_metadata,
     is_known_before_forward,
     is_metadata,
     without_joins,
@@ -42,7 +42,7 @@ from .flags import fingerprint, read_flags
 from .follow import Follower
 from .texts import Piece, Texts, has_mark, without_marks
 from .trace_frames import raised_by_user
-from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, Hints, Tracer
+from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, ExampleValues, Tracer
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
@@ -59,20 +59,20 @@ class Capture:
 
     Every node's meta has "owner", the path below root of the module whose forward made it, and "source", the
     "file:line" that did, or that module's class if it is one of torch's own; "unpacked" if the forward unpacks its
-    value: to how many names. `opened` are the modules whose
+    value: to how many names. `inlined` are the modules whose
     calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults; `lists`
     contains those that are lists of tensors, which are several arguments of the graph.
 
     The graph is the forward's if each of `guards`, graphs over the same arguments, gives True, and each of
-    `size_guards`, which need the sizes of intermediate results, does so on tensors without data; and if root and all of
-    opened have `training` as their flag, if it is not None. `reading` and `outside` contain what else the forward read:
-    of modules, and of everything that does not belong to a module. `refused` is the reason for which the other mode
-    has no graph at all, if training is not None.
+    `size_guards`, which need the sizes of intermediate results, does so on tensors without data; and if root and all
+    of `inlined` have `training` as their flag, if it is not None. `reading` and `outside` contain what else the forward
+    read: of modules, and of everything that does not belong to a module. `refused` is the reason for which the other
+    mode has no graph at all, if training is not None.
     """
 
     root: nn.Module
     graph: fx.Graph
-    opened: tuple[nn.Module, ...]
+    inlined: tuple[nn.Module, ...]
     arguments: tuple[str, ...]
     guards: tuple[fx.Graph, ...] = ()
     size_guards: tuple[fx.Graph, ...] = ()
@@ -88,30 +88,30 @@ class _DisturbedError(Exception):
 
 
 def capture(
-    root: nn.Module, opened: Sequence[nn.Module] = (), hints: Callable[[], Hints] | None = None
+    root: nn.Module, inlined: Sequence[nn.Module] = (), examples: Callable[[], ExampleValues] | None = None
 ) -> list[Capture]:
-    """Capture the paths of `root.forward`, inlining the calls of `opened`; leaves no trace on any module.
+    """Capture the paths of `root.forward`, inlining the calls of `inlined`; leaves no trace on any module.
 
-    Args: hints: makes the hints for one trace, from a run of the module; without, answers are guessed.
+    Args: examples: makes the examples for one trace, from a run of the module; without, answers are guessed.
     Returns: the paths, the likeliest first.
     Raises: CaptureError, if the forward has no faithful graph, for any reason.
     """
     with compile_lock(), _TRACING:  # in this order: a backend of torch.compile holds the first already
         einops_backend.register()
         try:
-            return _capture_modes(_Explorer(root, tuple(opened), hints))
+            return _capture_modes(_Explorer(root, tuple(inlined), examples))
         except _DisturbedError as error:
             raise CaptureError(str(error)) from error
 
 
-def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capture:
+def capture_unguarded(root: nn.Module, inlined: Sequence[nn.Module] = ()) -> Capture:
     """The forward of `root` as one graph that is valid for all sizes and both modes; see `capture`.
 
     How many values a child returns is not checked.
 
     Raises: CaptureError also for a forward that reads sizes or its mode.
     """
-    first, *others = capture(root, opened)
+    first, *others = capture(root, inlined)
     reads = [n.target.split(".")[-1] for n in first.graph.nodes if n.op == "get_attr"]
     if first.training is not None or "training" in reads:
         other = f", in {'eval' if first.training else 'train'}(): {first.refused}" if first.refused else ""
@@ -122,7 +122,7 @@ def capture_unguarded(root: nn.Module, opened: Sequence[nn.Module] = ()) -> Capt
 
 
 def _capture_modes(explorer: _Explorer) -> list[Capture]:
-    modules = (explorer.root, *explorer.opened)
+    modules = (explorer.root, *explorer.inlined)
     flags = [m.training for m in modules]
     paths: dict[bool, list[Capture]] = {}
     errors: dict[bool, CaptureError] = {}
@@ -176,9 +176,9 @@ class _Explorer:
     """Finds the paths of one forward under the present training flags."""
 
     def __init__(
-        self, root: nn.Module, opened: tuple[nn.Module, ...], hints: Callable[[], Hints] | None
+        self, root: nn.Module, inlined: tuple[nn.Module, ...], examples: Callable[[], ExampleValues] | None
     ) -> None:
-        self.root, self.opened, self.hints = root, opened, hints
+        self.root, self.inlined, self.examples = root, inlined, examples
         self.made: list[nn.Module] = []
 
     def explore(self) -> list[Capture]:
@@ -265,9 +265,11 @@ class _Explorer:
 
     def _run_once(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None) -> _Trace:
         """nothing: the name of a node that the forward gets as None."""
-        tracer = Tracer(self.opened, self.made, script, self.hints() if self.hints is not None else None)
+        tracer = Tracer(
+            self.inlined, self.made, script, self.examples() if self.examples is not None else None
+        )
         tracer.nothing = nothing
-        follower = tracer.follower = Follower(self.root, self.opened, tracer.refuse)
+        follower = tracer.follower = Follower(self.root, self.inlined, tracer.refuse)
         follower.given = tracer.given
         if draws is not None:
             draws.tracer = tracer
@@ -323,10 +325,10 @@ class _Explorer:
                 raise CaptureError(
                     f"control flow depends on the size of what a module returns at {decision.where}"
                 )
-        drop_unused_facts(graph)
+        drop_unused_metadata(graph)
         found = tuple(guards.values()), tuple(size_guards.values())
         known = {"reading": reading, "outside": outside, "lists": trace.lists}
-        return Capture(self.root, graph, self.opened, trace.arguments, *found, **known)
+        return Capture(self.root, graph, self.inlined, trace.arguments, *found, **known)
 
     def _check_none(self, trace: _Trace) -> None:
         """Refuse a forward that does something else if a module, which may return anything, returns None."""
@@ -449,17 +451,17 @@ def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capt
         if reads is None:
             return None
         read = read or reads
-    if read and explorer.opened and not _reads_owners(explorer, trains):
+    if read and explorer.inlined and not _reads_owners(explorer, trains):
         return None
     return trains
 
 
 def _reads_owners(explorer: _Explorer, joined: list[Capture]) -> bool:
     """True if every flag read is that of the module whose forward reads it, shown by mixed flags."""
-    modules = (explorer.root, *explorer.opened)
+    modules = (explorer.root, *explorer.inlined)
     names = {id(m): path for path, m in explorer.root.named_modules()}
     for first in (True, False):
-        flags = [first] + [not first] * len(explorer.opened)
+        flags = [first] + [not first] * len(explorer.inlined)
         _set_flags(modules, flags)
         try:
             mixed = explorer.explore()

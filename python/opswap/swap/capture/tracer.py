@@ -3,7 +3,7 @@
 
 What a forward reads from Python itself (a type, a random number, the gradient mode) would be answered once and
 baked in; each such read is detected here and refused. What it reads of the sizes of tensors is answered
-from a hint or a guess, and every answer is kept as a `Decision`, for a guard to check.
+from an example or a guess, and every answer is kept as a `Decision`, for a guard to check.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
     "BorrowedModuleError",
     "CaptureError",
     "Decision",
-    "Hints",
+    "ExampleValues",
     "Tracer",
     "class_name",
 ]
@@ -98,7 +98,7 @@ class Decision:
     where: str
 
 
-class Hints(Protocol):
+class ExampleValues(Protocol):
     """Values that a run of the forward would show."""
 
     def value(self, node: fx.Node) -> Any:
@@ -112,7 +112,7 @@ class Tracer(fx.Tracer):
     """Traces one forward along one path.
 
     made: modules that traces of this forward made for themselves, which the trace adds to.
-    script: answers for the first decisions; hints: answers for the others, which are guesses without.
+    script: answers for the first decisions; examples: answers for the others, which are guesses without.
     After `trace`, also if it raises: `decisions`, `arguments` (the parameters that became placeholders), `lists`
     (those of them that became several) and `refusal`, the first reason for which the graph must not be believed.
     """
@@ -121,16 +121,16 @@ class Tracer(fx.Tracer):
 
     def __init__(
         self,
-        opened: Sequence[nn.Module],
+        inlined: Sequence[nn.Module],
         made: list[nn.Module],
         script: Sequence[bool | int] = (),
-        hints: Hints | None = None,
+        examples: ExampleValues | None = None,
     ) -> None:
         super().__init__()
-        self.opened = {id(m) for m in opened}
+        self.inlined = {id(m) for m in inlined}
         self.foreign = tuple(made)  # what an earlier trace met was not made in this one
         self.made = made
-        self.script, self.hints = script, hints
+        self.script, self.examples = script, examples
         self.owners = [""]
         self.arguments: tuple[str, ...] = ()
         self.lists: dict[str, Listed] = {}
@@ -138,13 +138,13 @@ class Tracer(fx.Tracer):
         self._in_torch = False  # the arguments of one of torch's functions are being looked at
         self.decisions: list[Decision] = []
         self._guesses = 0
-        self._facts: dict[fx.Node, bool] = {}  # results of `is_metadata` for the nodes so far
+        self._known_metadata: dict[fx.Node, bool] = {}  # results of `is_metadata` for the nodes so far
         self.refusal: CaptureError | None = None
         self.modes = _modes()
         self.thread = threading.get_ident()
         self.answered: dict[str, bool | int] = {}
         self.follower: Follower  # what runs in the trace, by whoever makes the tracer
-        self.hinting = False  # modules are called on tensors, for a hint
+        self.computing_example = False  # modules are called on tensors, for an example value
         self.texts = Texts()
         self.nothing = ""  # the name of the node in whose place the forward gets None
         self._replaced: dict[str, tuple[Any, Any]] = {}  # of torch's factories: (what it was, what it is)
@@ -242,7 +242,7 @@ class Tracer(fx.Tracer):
         return made
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return id(m) not in self.opened
+        return id(m) not in self.inlined
 
     def is_passing(self, m: nn.Module) -> bool:
         """True for a module of torch without state that the forward creates and calls like a function."""
@@ -262,7 +262,7 @@ class Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self.hinting or threading.get_ident() != self.thread:
+        if self.computing_example or threading.get_ident() != self.thread:
             return forward(*args, **kwargs)
         if m is self.root:
             raise self.refuse("forward calls its own module")
@@ -279,7 +279,7 @@ class Tracer(fx.Tracer):
         if threading.get_ident() != self.thread:
             return attr_val
         frame = sys._getframe(1)
-        if reads_modules(frame.f_back) and not self.hinting:
+        if reads_modules(frame.f_back) and not self.computing_example:
             self.follower.fetched(frame.f_locals["mod"], attr, attr_val)
         before = self.follower.pause()
         try:
@@ -328,7 +328,7 @@ class Tracer(fx.Tracer):
     def _argument(self, place: int) -> Any:
         """A proxy; a list of proxies if a run has shown a list of tensors."""
         name = self.arguments[place]
-        seen = self.hints.arguments() if self.hints is not None else ()
+        seen = self.examples.arguments() if self.examples is not None else ()
         if place >= len(seen) or not is_listed(seen[place]):
             return self.create_proxy("placeholder", name, (), {})
         listed = self.lists[name] = Listed(type(seen[place]), len(seen[place]))
@@ -375,14 +375,14 @@ class Tracer(fx.Tracer):
         return source
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        if not is_metadata(obj.node, self._facts):
+        if not is_metadata(obj.node, self._known_metadata):
             raise self.refuse(f"control flow depends on the elements of a tensor at {self.inspect_frames()}")
         return bool(self._decide(obj.node, bool, (True, False)))
 
     def integer(self, obj: fx.Proxy) -> int:
         """The value of a number; the captured path is then valid for this value only."""
         node = obj.node
-        if not is_metadata(node, self._facts):
+        if not is_metadata(node, self._known_metadata):
             raise self.refuse(
                 f"an element of a tensor is converted to a Python number at {self.inspect_frames()}"
             )
@@ -412,26 +412,26 @@ class Tracer(fx.Tracer):
             asked = self.create_node("call_function", fact, (node,), {})
             self.decisions.append(Decision(asked, True, (), self.inspect_frames()))
 
-    def _hint(self, node: fx.Node) -> Any:
-        if self.hints is None:
+    def _example(self, node: fx.Node) -> Any:
+        if self.examples is None:
             return None
-        self.hinting, before = True, self.follower.pause()
+        self.computing_example, before = True, self.follower.pause()
         try:
-            return self.hints.value(node)
+            return self.examples.value(node)
         finally:
-            self.hinting = False
+            self.computing_example = False
             self.follower.go_on(before)
 
     def _decide(self, node: fx.Node, kind: type, guesses: tuple[bool | int, ...]) -> bool | int:
-        key = f"{kind.__name__} {_expression(node, self._facts)}"
+        key = f"{kind.__name__} {_expression(node, self._known_metadata)}"
         if key in self.answered:
             return self.answered[key]
         place = len(self.decisions)
-        hint = self._hint(node)
+        example = self._example(node)
         if place < len(self.script):
             answer = self.script[place]
-        elif hint is not None:
-            answer, guesses = kind(hint), ()
+        elif example is not None:
+            answer, guesses = kind(example), ()
         elif guesses:
             self._guesses += 1
             if self._guesses > _GUESSES:

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from opswap._torch import lookup_backend
 
 from ..api import select_rules
-from ..graph.metadata import drop_unused_facts
+from ..graph.metadata import drop_unused_metadata
 from ..planning.changes import Change, apply_rules
 from ..report import Report, Site
 from ..rewriting.code import replace_region
@@ -85,7 +85,7 @@ def rewrite_graph(module: fx.GraphModule, rules: Sequence[Rule]) -> Report:
 
     Args: module: its nodes have "example_value" in their meta.
     """
-    drop_unused_facts(module.graph)
+    drop_unused_metadata(module.graph)
     for node in module.graph.nodes:
         node.meta.setdefault("owner", _owner(node))
         node.meta.setdefault("source", _source(node))
@@ -155,7 +155,7 @@ def _original(region: Region, copy: AtOtherSizes) -> Region:
     many = {k: tuple(copy.original[n] for n in getattr(region, k)) for k in names}
     cat = None if region.cat is None else copy.original[region.cat]
     return replace(
-        region, **many, cat=cat, anchor=copy.original[region.anchor], mixing=copy.original[region.mixing]
+        region, **many, cat=cat, anchor=copy.original[region.anchor], main=copy.original[region.main]
     )
 
 

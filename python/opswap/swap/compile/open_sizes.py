@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 
 from opswap._torch import tree_leaves
 
-from ..graph.metadata import drop_unused_facts
+from ..graph.metadata import drop_unused_metadata
 
 # Only a compiled graph needs sympy, whose import takes a second and adds a warnings filter.
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _copy(graph: Graph, numbers: Mapping[Symbol, int]) -> AtOtherSizes:
         copies[node] = copy.node_copy(node, copies.__getitem__)
         if isinstance(value, Tensor):
             values[copies[node]] = _tensor(value, numbers)
-    drop_unused_facts(copy)
+    drop_unused_metadata(copy)
     original = {new: old for old, new in copies.items() if isinstance(new, Node)}
     return AtOtherSizes(copy, original, values)
 

@@ -19,7 +19,7 @@ __all__ = [
     "ancestors",
     "copy_with_inputs",
     "counts_dimensions",
-    "drop_unused_facts",
+    "drop_unused_metadata",
     "is_known_before_forward",
     "is_metadata",
     "is_shape",
@@ -30,7 +30,7 @@ __all__ = [
 ATTRIBUTES = {"device", "dtype", "is_cuda", "itemsize", "layout", "ndim", "shape"}
 _METHODS = names_of(Does.METADATA)
 _OF_TENSORS = {builtins.len, is_plain_tensor, torch.is_complex, torch.is_floating_point, torch.numel}
-_OF_FACTS = {
+_OF_METADATA = {
     builtins.getattr,
     operator.abs,
     operator.add,
@@ -64,21 +64,21 @@ def is_metadata(node: Node, known: dict[Node, bool] | None = None) -> bool:
     """True if the node's value needs the sizes, dtype or device of tensors and nothing else of them."""
     known = {} if known is None else known
     if node not in known:
-        known[node] = _is_fact(node, known)
+        known[node] = _is_metadata(node, known)
     return known[node]
 
 
-def _is_fact(node: Node, known: dict[Node, bool]) -> bool:
-    facts = [is_metadata(n, known) for n in node.all_input_nodes]
-    if not facts:
+def _is_metadata(node: Node, known: dict[Node, bool]) -> bool:
+    given = [is_metadata(n, known) for n in node.all_input_nodes]
+    if not given:
         return False
     if node.op == "call_method":
-        return (facts[0] and all(facts)) or (node.target in _METHODS and all(facts[1:]))
+        return (given[0] and all(given)) or (node.target in _METHODS and all(given[1:]))
     if node.op != "call_function":
         return False
     if node.target is getattr and node.args[1] in ATTRIBUTES:
         return True
-    return node.target in _OF_TENSORS or (node.target in _OF_FACTS and all(facts))
+    return node.target in _OF_TENSORS or (node.target in _OF_METADATA and all(given))
 
 
 def counts_dimensions(node: Node) -> bool:
@@ -125,7 +125,7 @@ def copy_with_inputs(graph: Graph, wanted: Node) -> tuple[Graph, Node]:
     return copy, values[wanted]
 
 
-def drop_unused_facts(graph: Graph) -> None:
+def drop_unused_metadata(graph: Graph) -> None:
     """Erase metadata that is not read: answers that became guards, unused names of `b, c, h, w = x.size()`."""
     known: dict[Node, bool] = {}
     for node in reversed(graph.nodes):

@@ -59,7 +59,7 @@ def apply_rules(
         for region in rule.find(graph):
             if not taken.isdisjoint(region.nodes):
                 continue
-            meta = region.mixing.meta
+            meta = region.main.meta
             path = region.anchor.target if region.anchor.op == "call_module" else meta["owner"]
             site = Site(path, rule.name, meta["source"], rule.exact, gain=gain(rule.name))
             try:
@@ -68,15 +68,15 @@ def apply_rules(
                 if problem:
                     raise Refusal(problem)
             except Refusal as refusal:
-                refused.setdefault(region.mixing, []).append((refusal, site))
+                refused.setdefault(region.main, []).append((refusal, site))
                 continue
             taken.update(region.nodes)
             changes.append(Change(region, guarded(rule, replacement, path), site))
-    told = [_told(tries) for node, tries in refused.items() if node not in taken]
-    return changes, [site for site in told if site is not None]
+    refusals = [_refusal(tries) for node, tries in refused.items() if node not in taken]
+    return changes, [site for site in refusals if site is not None]
 
 
-def _told(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
+def _refusal(tries: Sequence[tuple[Refusal, Site]]) -> Site | None:
     """The refusal to report: what the code does; else why the largest region could not be run."""
     shown = [(refusal, site) for refusal, site in tries if refusal.executed and refusal.report]
     refusal, site = (shown or tries)[0]

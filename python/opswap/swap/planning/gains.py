@@ -15,16 +15,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 from torch import Tensor
 
 from opswap import isa
-from opswap.doctor import cpu_model
+from opswap._machine import cache_folder, cpu_class, cpu_model
 
 __all__ = [
     "cache_file",
-    "cpu_class",
     "forget_tables",
     "gain",
     "keep_gains",
@@ -41,20 +39,9 @@ _NOISE = 0.95  # a ratio above this is not a loss
 Table = Mapping[str, Mapping[str, float]]
 
 
-def cpu_class() -> str:
-    """The class of CPUs that share a table: architecture and instruction set, such as "x86_64-avx2"."""
-    return f"{platform.machine()}-{isa.available()[-1]}"
-
-
 def cache_file() -> Path:
-    """Where `tune` keeps this machine's table: costs.json in opswap's folder of the user's cache.
-
-    $XDG_CACHE_HOME/opswap if that variable is set, else the operating system's own place.
-    """
-    folder = os.environ.get("XDG_CACHE_HOME")
-    return (
-        Path(folder, "opswap") if folder else platformdirs.user_cache_path("opswap", False)
-    ) / "costs.json"
+    """Where `tune` keeps this machine's table: costs.json in the folder of the cache."""
+    return cache_folder() / "costs.json"
 
 
 def gain(rule: str) -> float | None:

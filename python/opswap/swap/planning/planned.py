@@ -92,7 +92,7 @@ def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
     paths = {m: path for path, m in model.named_modules()}
     rewritten = {m: path for m, path in paths.items() if is_rewritten(m) and vars(m).get("_opswap_record")}
     reasons = {m: _failure(m) for m in rewritten}
-    inlined = {block for m in rewritten if not reasons[m] for block, _ in m._opswap_record.opened}
+    inlined = {block for m in rewritten if not reasons[m] for block, _ in m._opswap_record.inlined}
     sites: list[Site] = []
     stopped: list[Site] = []
     for m, path in rewritten.items():

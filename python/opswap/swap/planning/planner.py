@@ -17,7 +17,7 @@ from ..capture.paths import Capture, CaptureError, capture
 from ..capture.shell import Shell
 from ..capture.tracer import class_name
 from ..report import Report, Site
-from ..rewriting.code import passed_by
+from ..rewriting.code import containers_of
 from ..rule import UNPROBED
 from ..rules import Rule
 from ..rules.activation import is_activation
@@ -61,7 +61,7 @@ class _Module:
 
     name: str
     root: nn.Module
-    opened: tuple[nn.Module, ...]
+    inlined: tuple[nn.Module, ...]
     paths: list[Path]
 
     @property
@@ -136,7 +136,7 @@ class _Planner:
         self.searched = {cls for rule in rules for cls in rule.modules} - taken
         self.called = {cls for rule in rules for cls in rule.calls}
         self.inference = {rule.name for rule in rules if rule.inference}
-        self.opened = {cls for rule in rules for cls in rule.opens}
+        self.inlined = {cls for rule in rules for cls in rule.opens}
         self.known: dict[nn.Module, _Module] = {}
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in self.model.named_modules()}
@@ -152,9 +152,9 @@ class _Planner:
         self._respect_layout()
         seen = self._seen_inside()
         chosen = self._choose()
-        inlined = {o for m in chosen for o in m.opened}
+        inlined = {o for m in chosen for o in m.inlined}
         top = [m for m in reversed(chosen) if m.root not in inlined]
-        module_replacements = list(self._wholes(top, compiled, seen))
+        module_replacements = list(self._module_replacements(top, compiled, seen))
         swapped = [s.below(m.name) for m in top for s in m.sites()]
         swapped += [s.below(w.path) for w in module_replacements for s in w.sites]
         kept = [s.below(m.name) for m in reversed(self.known.values()) for s in m.refused]
@@ -223,10 +223,10 @@ class _Planner:
             for m in self.known.values()
             if not _copies_itself(m.root) and any(self._is_new(m, c) for c in m.changes)
         ]
-        passed = {q for m in chosen for p in m.paths for q in passed_by(p.capture)}
-        return [m for m in chosen if m.root not in passed]
+        containers = {q for m in chosen for p in m.paths for q in containers_of(p.capture)}
+        return [m for m in chosen if m.root not in containers]
 
-    def _wholes(
+    def _module_replacements(
         self, top: Sequence[_Module], compiled: Collection[nn.Module], seen: Collection[nn.Module]
     ) -> Iterator[ModuleReplacement]:
         changes = [c for m in top for c in m.changes if c.site.rule not in self.inference]
@@ -270,11 +270,11 @@ class _Planner:
             reason = f"class {type(module).__name__} has a base written in C"
         if not reason:
             try:
-                opened = tuple(dict.fromkeys(self._openable(module)))
+                inlined = tuple(dict.fromkeys(self._inlinable(module)))
                 calls = any(type(child) in self.called for child in module.children())
-                if _is_sequential(module) and not opened and not calls:
+                if _is_sequential(module) and not inlined and not calls:
                     return
-                found = self._capture(module, path, opened)
+                found = self._capture(module, path, inlined)
                 self.known[module] = self._with_chains(found)
                 return
             except CaptureError as error:
@@ -289,14 +289,14 @@ class _Planner:
 
     def _with_chains(self, found: _Module) -> _Module:
         """The same module, with the blocks inlined that its forward calls one after another, if that helps."""
-        chained = dict.fromkeys((*found.opened, *self._chained(found)))
-        if _is_sequential(found.root) or len(chained) == len(found.opened):
+        chained = dict.fromkeys((*found.inlined, *self._chained(found)))
+        if _is_sequential(found.root) or len(chained) == len(found.inlined):
             return found
         try:
-            opened = self._capture(found.root, found.name, tuple(chained))
+            inlined = self._capture(found.root, found.name, tuple(chained))
         except CaptureError:
             return found
-        return opened if any(self._is_new(opened, c) for c in opened.changes) else found
+        return inlined if any(self._is_new(inlined, c) for c in inlined.changes) else found
 
     def _chained(self, found: _Module) -> Iterator[nn.Module]:
         """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
@@ -318,7 +318,7 @@ class _Planner:
                     continue
                 if pair[0].joins_its_output() and pair[1].cuts_its_input():
                     for m in pair:
-                        yield from (m.root, *m.opened)
+                        yield from (m.root, *m.inlined)
 
     def _down_to_end(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
         """The block and the blocks that it ends with, down to a module whose calls a rule looks for; () without one."""
@@ -329,22 +329,22 @@ class _Planner:
             last = last_module(path.capture.graph)
             inside = self._down_to_end(last)
             if inside or type(last) in self.called:
-                return (known.root, *known.opened, *inside)
+                return (known.root, *known.inlined, *inside)
         return ()
 
-    def _capture(self, module: nn.Module, path: str, opened: tuple[nn.Module, ...]) -> _Module:
-        hints = self.inputs.hints(module) if self.inputs is not None else None
-        found = _Module(path, module, opened, [Path(c) for c in capture(module, opened, hints)])
+    def _capture(self, module: nn.Module, path: str, inlined: tuple[nn.Module, ...]) -> _Module:
+        examples = self.inputs.examples(module) if self.inputs is not None else None
+        found = _Module(path, module, inlined, [Path(c) for c in capture(module, inlined, examples)])
         for p in found.paths:
             self._apply_rules(p)
         return found
 
-    def _openable(self, module: nn.Module) -> Iterator[nn.Module]:
+    def _inlinable(self, module: nn.Module) -> Iterator[nn.Module]:
         """Descendants whose calls are inlined: modules that only move data, activations, and blocks of a Sequential."""
         children = list(module.children())
         for child, after in zip(children, [*children[1:], None], strict=False):
             if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
-                yield from self._openable(child)
+                yield from self._inlinable(child)
                 yield from self._list_of_one_kind(child)
                 continue
             if type(child) in self.searched:
@@ -362,7 +362,7 @@ class _Planner:
                 self.kept.append(Site(self.paths[child], "", _source(child), False, reason))
             elif shuffles:
                 yield child
-                yield from known.opened if known is not None else ()
+                yield from known.inlined if known is not None else ()
             elif _is_sequential(module) and continues(after, self.called):
                 yield from self._down_to_end(child)
             elif _is_sequential(module) and (begun := self._begins_with_activation(after)):
@@ -370,16 +370,16 @@ class _Planner:
                 yield from (*ended, *begun) if ended else ()
 
     def _begins_with_activation(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
-        """The block and what is opened in it, if all that reads its input is an activation; () if not."""
+        """The block and what is inlined in it, if all that reads its input is an activation; () if not."""
         known = self.known.get(module) if module is not None else None
         if known is None or hooked(known.root) or len(known.paths) != 1:
             return ()
         begins = begins_with_activation(known.paths[0].capture.graph, self.called)
-        return (known.root, *known.opened) if begins else ()
+        return (known.root, *known.inlined) if begins else ()
 
     def _is_activation(self, known: _Module) -> bool:
         """True for the user's own module of an activation, which a rule can join with the normalisation before it."""
-        alone = not known.opened and len(known.paths) == 1
+        alone = not known.inlined and len(known.paths) == 1
         return bool(self.called) and alone and is_activation(known.paths[0].capture.graph)
 
     def _list_of_one_kind(self, modules: nn.Module) -> Iterator[nn.Module]:
@@ -387,7 +387,7 @@ class _Planner:
         members = list(modules.children())
         kinds = {type(m) for m in members}
         several = isinstance(modules, nn.ModuleList) and len(members) > 1
-        if several and len(kinds) == 1 and kinds <= self.opened and not any(map(hooked, members)):
+        if several and len(kinds) == 1 and kinds <= self.inlined and not any(map(hooked, members)):
             yield from (modules, *members)
 
     def _is_new(self, found: _Module, change: Change) -> bool:

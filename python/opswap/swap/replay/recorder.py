@@ -217,7 +217,7 @@ class _Text:
             lines.append((own, f"{self._constant(call.function)}({', '.join(given)})", call.may_decline))
             self._name_result(call.result, own)
         if next(tensors_in(result), None) is None:
-            raise NotRecordedError("it returns no tensor")
+            raise NotRecordedError("it does not return a tensor")
         returned = self._value(result, known)
         arguments += [f"w{i}" for i in range(len(self.frozen))]
         return "\n".join([f"def replay({', '.join(arguments)}):", *_body(lines, returned)]) + "\n"

@@ -153,10 +153,10 @@ def _plan(module: nn.Module, args: tuple[Any, ...]) -> _Plan:
     states = _states(modules)
     _check_known(modules, states)
     recording = record(module.forward, args, module)
-    facts = [f.facts for f in recording.frozen]
-    if any(f is None for f in facts):
+    folded = [f.state_and_weights for f in recording.frozen]
+    if any(f is None for f in folded):
         raise NotRecordedError("a chain has not settled")
-    weights = tuple(w for f in facts if f is not None for w in f[1])
+    weights = tuple(w for f in folded if f is not None for w in f[1])
     return _Plan(
         recording,
         held,
@@ -164,7 +164,7 @@ def _plan(module: nn.Module, args: tuple[Any, ...]) -> _Plan:
         join(vars(m)["_opswap_record"].outside for m in modules if "_opswap_record" in vars(m)),
         weights,
         written(weights),
-        tuple((f, fact[0]) for f, fact in zip(recording.frozen, facts, strict=True) if fact is not None),
+        tuple((f, kept[0]) for f, kept in zip(recording.frozen, folded, strict=True) if kept is not None),
     )
 
 
@@ -174,7 +174,7 @@ def _states(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, State]]:
     for module in modules:
         record = vars(module).get("_opswap_record")
         if record is not None:
-            found += [(module, record.root), *record.opened, *record.passed, *record.read]
+            found += [(module, record.root), *record.inlined, *record.containers, *record.read]
     return found
 
 

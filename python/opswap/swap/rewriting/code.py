@@ -31,7 +31,7 @@ from opswap.ops.linear import register_flops
 from ..capture.paths import Capture
 from ..replay import replay
 from ..rule import Region, Replacement
-from ..runtime.fallback import arguments, declined, missed
+from ..runtime.fallback import arguments, declined, report_fallback
 from ..runtime.guards import (
     Record,
     capture_is_valid,
@@ -62,9 +62,9 @@ from .forward_text import (
 
 __all__ = [
     "Recipe",
+    "containers_of",
     "install",
     "make_record",
-    "passed_by",
     "recipe_of",
     "replace_region",
     "restore",
@@ -126,7 +126,7 @@ class Recipe:
             "opswap_holds": capture_is_valid,
             "opswap_link_of": link_of,
             "opswap_listed": listed,
-            "opswap_missed": missed,
+            "opswap_report_fallback": report_fallback,
             "opswap_once": once,
             "opswap_ordinary": ordinary,
             "opswap_overridden": functions_overridden,
@@ -250,7 +250,7 @@ def _site_text(region: Region, replacement: Replacement, scope: dict[str, Any]) 
     names = ", ".join(arguments)
     values = ", ".join(f"'{n}': {n}" for n in arguments)
     given = ", ".join(arguments[: len(region.inputs)])
-    label = f"{region.mixing.meta['source']} | {replacement.label}"
+    label = f"{region.main.meta['source']} | {replacement.label}"
     return (
         f"# {label}\n"
         + _function_text(graph, f"stock_{_SERIAL}", scope)
@@ -306,11 +306,11 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
 
 def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     """The state that `capture_is_valid` compares with later; recorded while every class is the original one."""
-    root, opened = captures[0].root, captures[0].opened
+    root, inlined = captures[0].root, captures[0].inlined
     reading = reduce(operator.or_, (c.reading for c in captures))
-    passed = dict.fromkeys(m for c in captures for m in passed_by(c))
-    states = [tuple((m, observe(m, reading)) for m in modules) for modules in (opened, passed)]
-    found = [(m, observe_read(m, reading)) for m in reading.modules if m not in passed]
+    containers = dict.fromkeys(m for c in captures for m in containers_of(c))
+    states = [tuple((m, observe(m, reading)) for m in modules) for modules in (inlined, containers)]
+    found = [(m, observe_read(m, reading)) for m in reading.modules if m not in containers]
     read = tuple((m, state) for m, state in found if reading.classes or state.matters)
     outside = join((*(c.outside for c in captures), Outside(tuple(_forwards_below(root)))))
     return Record(observe(root, reading), *states, tuple(sites), read, outside)
@@ -324,9 +324,9 @@ def _forwards_below(root: nn.Module) -> Iterator[tuple[type, str, Any]]:
             yield cls, "forward", forward
 
 
-def passed_by(capture: Capture) -> Iterator[nn.Module]:
+def containers_of(capture: Capture) -> Iterator[nn.Module]:
     """Modules between the root and those it calls, which are not called themselves."""
-    found = {capture.root, *capture.opened}
+    found = {capture.root, *capture.inlined}
     for node in capture.graph.nodes:
         if node.op != "call_module":
             continue

@@ -112,7 +112,7 @@ def arguments_text(forward: Any) -> list[str]:
 def original_text(module: str) -> list[str]:
     """The lines that call the forward of the class with the arguments of the call."""
     return [
-        f"    opswap_missed({module}, *opswap_args, **opswap_kwargs)",
+        f"    opswap_report_fallback({module}, *opswap_args, **opswap_kwargs)",
         f"    return type({module}).forward({module}, *opswap_args, **opswap_kwargs)",
     ]
 

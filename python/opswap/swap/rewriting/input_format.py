@@ -72,7 +72,7 @@ def install_input_format(model: nn.Module, memory_format: torch.memory_format) -
                 before[name] = tuple(tensor.shape), tensor.stride()
                 converted += [(t, t.data) for t in (tensor, tensor.grad) if t is not None]
                 _convert(tensor, stride)
-        before |= _close(model)
+        before |= _remove_hook(model)
         name = str(memory_format).removeprefix("torch.")
         model.register_forward_pre_hook(_InputFormat(name, before), with_kwargs=True)
     except BaseException:
@@ -91,7 +91,7 @@ def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, bool]]:
 def remove_input_formats(model: nn.Module) -> None:
     """Undo what `install_input_format` did to the model or to a part of it."""
     for module in model.modules():
-        before = _close(module)
+        before = _remove_hook(module)
         for name, tensor in _tensors(module):
             size, stride = before.get(name, (None, None))
             if tuple(tensor.shape) == size and tensor.stride() != stride:
@@ -100,7 +100,7 @@ def remove_input_formats(model: nn.Module) -> None:
 
 def memory_format_of(model: nn.Module) -> str:
     """The name of the memory format that the model's inputs are converted to, or ""."""
-    return next((door.name for _, door in _doors(model)), "")
+    return next((hook.name for _, hook in _format_hooks(model)), "")
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -115,14 +115,14 @@ def _convert(tensor: Tensor, stride: tuple[int, ...]) -> None:
             t.data = torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t.data)
 
 
-def _doors(module: nn.Module) -> list[tuple[int, _InputFormat]]:
+def _format_hooks(module: nn.Module) -> list[tuple[int, _InputFormat]]:
     return [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _InputFormat)]
 
 
-def _close(module: nn.Module) -> Mapping[str, _Layout]:
+def _remove_hook(module: nn.Module) -> Mapping[str, _Layout]:
     """Remove the hook; returns its record."""
     before: Mapping[str, _Layout] = {}
-    for key, door in _doors(module):
-        before = door.before
+    for key, hook in _format_hooks(module):
+        before = hook.before
         del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
     return before

@@ -161,9 +161,14 @@ def _folded_chains(graph: Graph) -> Iterator[list[Stage]]:
 
 def _region(stages: list[Stage]) -> Region:
     nodes = tuple(n for stage in stages for n in stage)
-    inputs = tuple(nodes[0].all_input_nodes)
     return Region(
-        inputs, None, nodes, nodes[-1:], nodes[0], nodes[-1], problem_of(nodes), module_calls(nodes)
+        inputs=tuple(nodes[0].all_input_nodes),
+        nodes=nodes,
+        outputs=nodes[-1:],
+        anchor=nodes[0],
+        main=nodes[-1],
+        problem=problem_of(nodes),
+        modules=module_calls(nodes),
     )
 
 

@@ -42,7 +42,7 @@ def _signature(
 def _find(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _TARGETS:
-            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+            yield Region.of_call(node)
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -77,7 +77,7 @@ def _size(weight: Any, shapes: Shapes) -> tuple[int, ...]:
 
 def _read(region: Region) -> tuple[dict[str, Any], dict[str, str]]:
     """The arguments of the call, and the tensors among them as Python text."""
-    given = bound_arguments(region.mixing, _signature)
+    given = bound_arguments(region.main, _signature)
     names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
     tensors = {k: names.get(given[k], "None") for k in ("input", "weight", "bias")}
     if not isinstance(given["input"], Node) or type(given["groups"]) is not int:

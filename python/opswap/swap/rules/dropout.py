@@ -15,7 +15,7 @@ from opswap import functional as F
 from opswap.ops.dropout import FEWEST, draws_alike, dropout_pays
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
-from ..runtime.told import tells
+from ..runtime.condition_texts import describe_condition
 from .conditions import on_cpu, poolable
 from .kept import elements
 
@@ -39,11 +39,11 @@ def _declines(module: nn.Module) -> str | None:
 def _find_another(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (*_FUNCTIONS_OF_CHANNELS, *_FUNCTIONS_ALPHA):
-            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+            yield Region.of_call(node)
 
 
 def _refuse(region: Region, shapes: Shapes) -> Replacement:
-    function = region.mixing.target
+    function = region.main.target
     text = _AS_FAST if function in _FUNCTIONS_OF_CHANNELS else _NO_KERNEL
     raise Refusal(text.format(function.__name__))
 
@@ -51,7 +51,7 @@ def _refuse(region: Region, shapes: Shapes) -> Replacement:
 def _find(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (torch_functional.dropout, torch.dropout):
-            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+            yield Region.of_call(node)
 
 
 def _signature(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> None:
@@ -60,7 +60,7 @@ def _signature(input: Tensor, p: float = 0.5, training: bool = True, inplace: bo
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
     """The generator's numbers are compared once, on this CPU; the kernel then draws the same ones."""
-    node = region.mixing
+    node = region.main
     given = {"training" if name == "train" else name: value for name, value in node.kwargs.items()}
     call = inspect.signature(_signature).bind(*node.args, **given)
     call.apply_defaults()
@@ -84,7 +84,7 @@ def _too_small(input: Tensor) -> str:
     return elements(input, FEWEST) if on_cpu(input) else f"no kernel for {input.device.type}"
 
 
-tells(dropout_pays, _too_small)
+describe_condition(dropout_pays, _too_small)
 
 _NEVER = Replacement("False", "x0", {})
 RULES = (

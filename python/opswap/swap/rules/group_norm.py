@@ -18,8 +18,8 @@ from opswap._torch import constant_in_graphs, functorch_active
 from opswap.ops.norm import group_norm_fits, instance_norm_fits
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import contiguous_images, shown
-from ..runtime.told import tells
 from .conditions import trains
 from .kept import elements
 
@@ -100,16 +100,16 @@ def _why_slower(fewest: int, input: Any, *arguments: Any) -> str:
     """Why `group_norm_wins` or `instance_norm_wins`, which needs `fewest` elements, is False."""
     if not has_vectors(input):
         return f"no kernel for {shown(input)}"
-    told = contiguous_images(input)
-    if told:
-        return f"{told}; there torch is as fast"
+    reason = contiguous_images(input)
+    if reason:
+        return f"{reason}; there torch is as fast"
     return elements(input, fewest)
 
 
-tells(group_norm_wins, partial(_why_slower, _FEWEST))
-tells(group_norm_able, lambda module, input: _why_slower(_FEWEST, input))
-tells(instance_norm_wins, partial(_why_slower, _FEWEST_INSTANCES))
-tells(instance_norm_able, lambda module, input: _why_slower(_FEWEST_INSTANCES, input))
+describe_condition(group_norm_wins, partial(_why_slower, _FEWEST))
+describe_condition(group_norm_able, lambda module, input: _why_slower(_FEWEST, input))
+describe_condition(instance_norm_wins, partial(_why_slower, _FEWEST_INSTANCES))
+describe_condition(instance_norm_able, lambda module, input: _why_slower(_FEWEST_INSTANCES, input))
 
 _GROUP = Replacement(
     "group_norm_able(m0, x0)",
@@ -131,14 +131,14 @@ def _declines_instance(module: nn.Module) -> str | None:
 def _find(target: Callable[..., Any], graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
         if node.op == "call_function" and node.target is target:
-            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+            yield Region.of_call(node)
 
 
 def _arguments(region: Region, function: Callable[..., Any]) -> dict[str, str]:
     """The arguments of the call as Python text, by their names."""
     names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
     texts = {}
-    for name, value in bound_arguments(region.mixing, function).items():
+    for name, value in bound_arguments(region.main, function).items():
         if isinstance(value, Node):
             texts[name] = names[value]
         elif value is None or type(value) in (bool, int, float):

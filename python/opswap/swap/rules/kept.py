@@ -12,8 +12,8 @@ from opswap.ops.conv import conv_able, conv_pays, why_left
 from opswap.ops.depthwise import FEWEST_CHANNELS, depthwise_able, depthwise_fits
 from opswap.ops.pointwise import pointwise_fits, takes_pixels
 
+from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import contiguous_images, shown
-from ..runtime.told import tells
 
 __all__ = ["elements", "images"]
 
@@ -41,9 +41,9 @@ def images(input: Any, weight: Any = None) -> str:
         return f"the dtypes differ: the weight is {shown(weight)}, the input {shown(input)}"
     if input.dim() != 4:
         return f"the kernels support a batch of images: the input is {shown(input)}"
-    told = contiguous_images(input)
-    if told:
-        return f"{told}; swap(model, memory_format=torch.channels_last) copies it into this format while it trains"
+    reason = contiguous_images(input)
+    if reason:
+        return f"{reason}; swap(model, memory_format=torch.channels_last) copies it into this format while it trains"
     return "" if input.stride(1) == 1 else f"the kernels support channels_last: the input is {shown(input)}"
 
 
@@ -52,9 +52,9 @@ def _dense(input: Any, weight: Any, *options: Any) -> str:
 
 
 def _depthwise(input: Any, weight: Any, *options: Any) -> str:
-    told = images(input, weight)
-    if told or input.shape[1] >= FEWEST_CHANNELS:
-        return told
+    reason = images(input, weight)
+    if reason or input.shape[1] >= FEWEST_CHANNELS:
+        return reason
     return f"torch is faster on fewer than {FEWEST_CHANNELS} channels: the input is {shown(input)}"
 
 
@@ -62,9 +62,9 @@ def _dense_module(module: nn.Conv2d, input: Any) -> str:
     return _dense(input, module.weight, module.stride, module.padding, module.dilation)
 
 
-tells(conv_able, _dense_module)
-tells(conv_pays, _dense)
-tells(takes_pixels, lambda module, input: images(input, module.weight))
-tells(pointwise_fits, images)
-tells(depthwise_able, lambda module, input: _depthwise(input, module.weight))
-tells(depthwise_fits, _depthwise)
+describe_condition(conv_able, _dense_module)
+describe_condition(conv_pays, _dense)
+describe_condition(takes_pixels, lambda module, input: images(input, module.weight))
+describe_condition(pointwise_fits, images)
+describe_condition(depthwise_able, lambda module, input: _depthwise(input, module.weight))
+describe_condition(depthwise_fits, _depthwise)

@@ -22,8 +22,8 @@ from opswap.ops.norm import layer_norm2d_fits, layer_norm_fits
 
 from ..graph.calls import hazard, reached
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import shown
-from ..runtime.told import tells
 from .conditions import trains
 from .group_norm import has_vectors
 from .kept import elements
@@ -89,8 +89,8 @@ def arithmetic_wins(input: Any, weight: Any, bias: Any, eps: Any) -> bool:
     return parameters and kept and layer_norm2d_fits(input, weight, bias, eps)
 
 
-tells(layer_norm_wins, _why_slower)
-tells(layer_norm_able, _why_slower_module)
+describe_condition(layer_norm_wins, _why_slower)
+describe_condition(layer_norm_able, _why_slower_module)
 
 _MODULE = Replacement(
     "layer_norm_able(m0, x0)",
@@ -105,7 +105,7 @@ _MODULE = Replacement(
 def _find_call(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
         if is_call(node, (torch_functional.layer_norm,), ()):
-            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+            yield Region.of_call(node)
 
 
 def _text(value: Any, names: dict[Node, str]) -> str:
@@ -120,7 +120,7 @@ def _text(value: Any, names: dict[Node, str]) -> str:
 
 def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
-    values = bound_arguments(region.mixing, torch_functional.layer_norm).values()
+    values = bound_arguments(region.main, torch_functional.layer_norm).values()
     given = ", ".join(_text(v, names) for v in values)
     return Replacement(
         f"layer_norm_wins({given})",
@@ -207,11 +207,11 @@ def _region(last: Node, inputs: tuple[Node, ...], quotient: Node) -> Region:
     leaks = any(not set(n.users) <= nodes for n in nodes - {last})
     ordered = tuple(n for n in last.graph.nodes if n in nodes)
     problem = "an intermediate result is used elsewhere" if leaks else hazard(ordered[0], ordered)
-    return Region(inputs, None, ordered, (last,), last, quotient, problem)
+    return Region(inputs=inputs, nodes=ordered, outputs=(last,), anchor=last, main=quotient, problem=problem)
 
 
 def _prove_arithmetic(region: Region, shapes: Shapes) -> Replacement:
-    found = _normalised(region.mixing)
+    found = _normalised(region.main)
     if found is None:
         raise Refusal("not a normalisation", report=False)
     given = f"x0, x1, x2, {found[1]!r}"

@@ -46,7 +46,15 @@ def _find_act(graph: Graph) -> Iterator[Region]:
             continue
         inputs = tuple(node.all_input_nodes)
         modules = module_calls(nodes) + _producer(inputs[0])
-        yield Region(inputs, None, nodes, nodes[-1:], node, nodes[-1], problem_of(nodes), modules)
+        yield Region(
+            inputs=inputs,
+            nodes=nodes,
+            outputs=nodes[-1:],
+            anchor=node,
+            main=nodes[-1],
+            problem=problem_of(nodes),
+            modules=modules,
+        )
 
 
 def behind(norm: Node) -> tuple[Node, ...]:
@@ -127,7 +135,7 @@ def _find_in_place(graph: Graph) -> Iterator[Region]:
         inputs = tuple(node.all_input_nodes)
         convolution = _producer(inputs[0]) if len(inputs) == 1 else ()
         if convolution:
-            yield Region(inputs, None, (node,), (node,), node, node, "", (node, *convolution))
+            yield Region.of_call(node, (node, *convolution))
 
 
 def _prove_in_place(region: Region, shapes: Shapes) -> Replacement:

@@ -25,9 +25,14 @@ def _is_batch_norm(node: Node) -> bool:
 
 def _call(nodes: tuple[Node, ...]) -> Region:
     """A call of the function, and the nodes that work on its result only."""
-    inputs = tuple(nodes[0].all_input_nodes)
     return Region(
-        inputs, None, nodes, nodes[-1:], nodes[0], nodes[-1], problem_of(nodes), module_calls(nodes)
+        inputs=tuple(nodes[0].all_input_nodes),
+        nodes=nodes,
+        outputs=nodes[-1:],
+        anchor=nodes[0],
+        main=nodes[-1],
+        problem=problem_of(nodes),
+        modules=module_calls(nodes),
     )
 
 

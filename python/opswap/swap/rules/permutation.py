@@ -41,13 +41,13 @@ def _find(graph: Graph) -> Iterator[Region]:
         buffer = isinstance(index, Node) and isinstance(index.meta.get("value"), Tensor)
         if buffer or isinstance(index, list):
             inputs = (node.args[0], index) if buffer else (node.args[0],)
-            yield Region(inputs, None, (node,), (node,), node, node, "")
+            yield Region(inputs=inputs, nodes=(node,), outputs=(node,), anchor=node, main=node)
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
     """An order that is a constant in the code cannot change; one in a buffer may change, and is read on every call."""
     buffer = len(region.inputs) > 1
-    index = region.inputs[1].meta["value"].tolist() if buffer else _index(region.mixing)
+    index = region.inputs[1].meta["value"].tolist() if buffer else _index(region.main)
     numbers = isinstance(index, list) and all(type(i) is int for i in index)
     if not numbers or not is_permutation(index):
         raise Refusal("its index is not a permutation of the channels", report=False)

@@ -90,7 +90,7 @@ _INFERRED_AMAX = 1 << 18
 def _calls(graph: Graph, op: str, targets: Collection[Any]) -> Iterator[Region]:
     for node in graph.nodes:
         if node.op == op and node.target in targets:
-            yield Region(tuple(node.all_input_nodes), None, (node,), (node,), node, node, "")
+            yield Region.of_call(node)
 
 
 def _arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _prove_pool(
 
     `optional`: also where torch is faster.
     """
-    node = region.mixing
+    node = region.main
     arguments = _arguments(node, ours)
     window = _window(arguments) if sizes is _AVERAGE else ""
     if targets[node.target]:
@@ -177,7 +177,7 @@ def _find_amax(graph: Graph) -> Iterator[Region]:
 
 def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     """The gain is in the gradient; without one, torch.amax is faster on small inputs."""
-    arguments = _arguments(region.mixing, _amax)
+    arguments = _arguments(region.main, _amax)
     dims = arguments.get("dim", ())
     over_planes = isinstance(dims, (tuple, list)) and all(isinstance(d, int) for d in dims)
     if not over_planes or len(dims) != 2 or set(dims) not in _PLANE:

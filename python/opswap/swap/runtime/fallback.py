@@ -22,7 +22,7 @@ from .instance_forward import fits, generated_forward, link_of, recipe_of
 from .plan_of import plan_of
 from .reasons import call_reason, site_reason
 
-__all__ = ["Listener", "arguments", "declined", "listener", "missed", "why_declined", "why_missed"]
+__all__ = ["Listener", "arguments", "declined", "listener", "report_fallback", "why_declined", "why_missed"]
 
 _DISABLED = "opswap.disabled() is in force"
 _OVERRIDDEN = "a TorchFunctionMode is active, or __torch_function__ is disabled"
@@ -43,7 +43,7 @@ class Listener(Protocol):
 listener: ContextVar[Listener | None] = ContextVar("opswap_listener", default=None)
 
 
-def missed(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+def report_fallback(module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Record that a call of the module runs the original forward."""
     if torch.compiler.is_compiling():
         return
@@ -116,7 +116,7 @@ def _is_first(module: nn.Module, name: str) -> bool:
         return False
     record = vars(module).get("_opswap_record")
     token = object()
-    return record is not None and record.told.setdefault(name, token) is token
+    return record is not None and record.logged.setdefault(name, token) is token
 
 
 def _name(module: nn.Module) -> str:

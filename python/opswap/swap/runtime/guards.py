@@ -44,24 +44,24 @@ __all__ = [
 class Record:
     """The record of one rewritten module: kept on the instance, copied and pickled with it.
 
-    `root` and `opened` are the states at the time of the capture, `passed` those of containers whose children
+    `root` and `inlined` are the states at the time of the capture, `containers` those of containers whose children
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
-    something was read, `outside` what belongs to no module. `known` has results of `size_guard_holds`, `told` what was
-    written to the log.
+    something was read, `outside` what belongs to no module. `known` has results of `size_guard_holds`, `logged` what
+    was written to the log.
     """
 
     root: State
-    opened: tuple[tuple[nn.Module, State], ...]
-    passed: tuple[tuple[nn.Module, State], ...]
+    inlined: tuple[tuple[nn.Module, State], ...]
+    containers: tuple[tuple[nn.Module, State], ...]
     sites: tuple[Any, ...]
     read: tuple[tuple[nn.Module, State], ...] = ()
     outside: Outside = field(default_factory=Outside)
     known: dict[Any, bool] = field(default_factory=dict, compare=False)
-    told: dict[str, object] = field(default_factory=dict, compare=False)
+    logged: dict[str, object] = field(default_factory=dict, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: calls in other threads may add to the dictionaries meanwhile."""
-        return {**self.__dict__, "known": dict(self.known), "told": dict(self.told)}
+        return {**self.__dict__, "known": dict(self.known), "logged": dict(self.logged)}
 
 
 def hooked(module: nn.Module) -> bool:
@@ -92,12 +92,12 @@ def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
     for x in inputs:
         if type(x) is not Tensor and not (isinstance(x, Tensor) and is_ordinary(x)):
             return False
-    if record.opened and globally_hooked():
+    if record.inlined and globally_hooked():
         return False
-    for child, state in record.opened:
+    for child, state in record.inlined:
         if hooked(child) or type(child) is not state.cls or not unchanged(child, state):
             return False
-    for child, state in record.passed:
+    for child, state in record.containers:
         if not unchanged(child, state):
             return False
     for child, state in record.read:
@@ -131,10 +131,10 @@ def is_plain_tensor(value: Any) -> bool:
 
 
 def in_mode(module: nn.Module, training: bool) -> bool:
-    """True if the module and everything opened in it have this training flag."""
+    """True if the module and everything inlined in it have this training flag."""
     if module.training is not training:
         return False
-    for child, _ in module._opswap_record.opened:  # noqa: SIM110 (a generator is not traceable)
+    for child, _ in module._opswap_record.inlined:  # noqa: SIM110 (a generator is not traceable)
         if child.training is not training:
             return False
     return True

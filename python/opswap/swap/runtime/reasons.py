@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from opswap._torch import is_ordinary
 
+from .condition_texts import text_of_condition
 from .guards import globally_hooked, hooked, listed
 from .instance_forward import generated_forward, overridden, recipe_of, set_by_user
 from .lists import names_in
@@ -26,7 +27,6 @@ from .plan_of import plan_of
 from .shown import shown
 from .snapshot import MISSING, Answers, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, names_of_tensors
-from .told import text_of
 
 __all__ = [
     "GLOBAL_HOOKS",
@@ -59,10 +59,10 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
             return f"input {i} is {shown(x)}, was a Tensor{hint}"
         if not is_ordinary(x):
             return f"input {i} is a {type(x).__name__}, was a Tensor"
-    if record.opened and globally_hooked():
+    if record.inlined and globally_hooked():
         return GLOBAL_HOOKS
     names = _names(module)
-    for child, state in record.opened:
+    for child, state in record.inlined:
         name = names(child)
         if hooked(child):
             return _hooked(child, name)
@@ -71,7 +71,7 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
         changed = _change(child, state, name)
         if changed:
             return changed
-    for child, state in (*record.passed, *record.read):
+    for child, state in (*record.containers, *record.read):
         if type(child) is not state.cls:
             return f"{names(child)} is now {shown(child)}, was a {state.cls.__name__}"
         changed = _change(child, state, names(child))
@@ -283,7 +283,7 @@ def _mode(module: nn.Module, term: ast.expr) -> str:
     if module.training is not flag:
         return f"self.training is {module.training}, was {flag}"
     names = _names(module)
-    others = [m for m, _ in module._opswap_record.opened if m.training is not flag]
+    others = [m for m, _ in module._opswap_record.inlined if m.training is not flag]
     return f"{names(others[0])}.training is {not flag}, was {flag}" if others else "the mode changes"
 
 
@@ -310,7 +310,7 @@ def site_reason(code: str, name: str, scope: dict[str, Any]) -> str:
     for term in _terms(tests[-1 if name == "forward" else 0]):
         value = _value(term, scope)
         if isinstance(value, Exception) or not value:
-            return _told(term, scope, _arguments(functions, name))
+            return _in_words(term, scope, _arguments(functions, name))
     return "a condition that is true again"
 
 
@@ -327,10 +327,10 @@ def _arguments(functions: _Functions, name: str) -> dict[str, ast.expr]:
     return {}
 
 
-def _told(term: ast.expr, scope: dict[str, Any], given: dict[str, ast.expr]) -> str:
+def _in_words(term: ast.expr, scope: dict[str, Any], given: dict[str, ast.expr]) -> str:
     """A condition that is false, with the values that it depends on. given: expressions for arguments."""
     called = term.func.id if isinstance(term, ast.Call) and isinstance(term.func, ast.Name) else ""
-    text_for = _TOLD.get(called) or text_of(scope.get(called))
+    text_for = _TEXTS.get(called) or text_of_condition(scope.get(called))
     if text_for is not None:
         if called == "unhooked" and not globally_hooked():
             found = next(a for a in term.args if hooked(scope[a.id]))
@@ -417,7 +417,7 @@ def _other_class(input: Any, *others: Any) -> str:
 
 
 # What the conditions of the rules mean; others are shown as they are written.
-_TOLD: dict[str, Callable[..., str]] = {
+_TEXTS: dict[str, Callable[..., str]] = {
     "within_proof": _covers,
     "supported_norm": lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}",
     "on_cpu": lambda input: f"no kernel for {input.device.type}",

@@ -118,10 +118,20 @@ def _with_cat(
         problem = "an intermediate result is used elsewhere"
     parts = joined_parts(source)
     if parts and set(source.users) <= nodes and not leaking & sizes:
-        yield Region(parts, source, (source, *ordered), outputs, source, mixing, problem)
+        yield Region(
+            inputs=parts,
+            cat=source,
+            nodes=(source, *ordered),
+            outputs=outputs,
+            anchor=source,
+            main=mixing,
+            problem=problem,
+        )
     anchor = next(n for n in ordered if n not in sizes)
     problem = problem or hazard(anchor, ordered)
-    yield Region((source,), None, ordered, outputs, anchor, mixing, problem)
+    yield Region(
+        inputs=(source,), nodes=ordered, outputs=outputs, anchor=anchor, main=mixing, problem=problem
+    )
 
 
 def _sizes_of(source: Node, ordered: tuple[Node, ...], kinds: dict[Node, str]) -> set[Node]:

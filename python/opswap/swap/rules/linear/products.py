@@ -62,7 +62,9 @@ def _region(inputs: tuple[Node, ...], nodes: tuple[Node, ...]) -> Region:
     leaks = any(list(a.users) != [b] for a, b in pairwise(nodes))
     problem = "an intermediate result is used elsewhere" if leaks else hazard(nodes[0], nodes)
     # The call replaces the last node: all inputs, the bias too, are computed by then.
-    return Region(inputs, None, nodes, nodes[-1:], nodes[-1], nodes[0], problem)
+    return Region(
+        inputs=inputs, nodes=nodes, outputs=nodes[-1:], anchor=nodes[-1], main=nodes[0], problem=problem
+    )
 
 
 def _bias_added(node: Node) -> tuple[Node, Node] | None:
@@ -193,7 +195,14 @@ def _linears_region(join: Node, parts: Sequence[Any]) -> Region | None:
     leaks = any(not set(n.users) <= nodes for n in nodes - {join})
     ordered = tuple(n for n in join.graph.nodes if n in nodes)
     problem = "an intermediate result is used elsewhere" if leaks else hazard(ordered[0], ordered)
-    return Region((reads[0][0], *parameters), None, ordered, (join,), join, join, problem)
+    return Region(
+        inputs=(reads[0][0], *parameters),
+        nodes=ordered,
+        outputs=(join,),
+        anchor=join,
+        main=join,
+        problem=problem,
+    )
 
 
 def _find_linears(graph: Graph) -> Iterator[Region]:

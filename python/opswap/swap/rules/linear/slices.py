@@ -134,7 +134,14 @@ def _region(target: Node, writes: Sequence[Node], found: Sequence[_Write]) -> Re
         problem = "the groups are read from the result itself"
     if any(not set(n.users) <= inside for n in inside.difference(writes)):
         problem = problem or "an intermediate result is used elsewhere"
-    return Region((target, *read), None, nodes, (target,), writes[-1], writes[0], problem)
+    return Region(
+        inputs=(target, *read),
+        nodes=nodes,
+        outputs=(target,),
+        anchor=writes[-1],
+        main=writes[0],
+        problem=problem,
+    )
 
 
 def _early_use(target: Node, nodes: Sequence[Node]) -> str:

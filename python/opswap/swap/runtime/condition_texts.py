@@ -6,17 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["tells", "text_of"]
+__all__ = ["describe_condition", "text_of_condition"]
 
 _texts: dict[Any, Callable[..., str]] = {}
 
 
-def tells(condition: Callable[..., Any], text: Callable[..., str]) -> None:
+def describe_condition(condition: Callable[..., Any], text: Callable[..., str]) -> None:
     """Let reports use `text`, called with the arguments of the condition; "" shows the condition as it is written."""
     _texts[condition] = text
 
 
-def text_of(condition: Any) -> Callable[..., str] | None:
+def text_of_condition(condition: Any) -> Callable[..., str] | None:
     """The text of a condition, None without one."""
     try:
         return _texts.get(condition)
