@@ -299,6 +299,26 @@ def test_raise_in_the_backward_names_the_forward() -> None:
     assert f"test_layout.py:{line_of(run)}" in str(caught.value)
 
 
+def test_the_hint_on_a_gradient_names_a_hook_that_converts_it() -> None:
+    x = image().requires_grad_()
+
+    def run(hook: bool) -> Tensor:
+        y = x * 2
+        if hook:
+            y.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
+        return F.relu(F.glu(y, 1))
+
+    found = []
+    for hook in (False, True):
+        with check() as report:
+            y = run(hook)
+            y.backward(torch.ones_like(y))
+        (site,) = report.findings
+        found.append(site.downstream_count)
+        assert "x.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))" in site.hint
+    assert found == [1, 1] and [s.op for s in report.sites if s.status == "restored"] == ["aten.clone"]
+
+
 @pytest.mark.parametrize("kind", ["full name", "short name", "wildcard", "line", "file", "module"])
 def test_allow(kind: str) -> None:
     class Net(nn.Module):

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 import opswap
 from opswap import shapes
@@ -485,3 +486,41 @@ def test_report_as_json_html_and_picture(tmp_path: Path) -> None:
     assert "<table>" in report._repr_html_()
     report.plot(tmp_path / "shapes.png")
     assert (tmp_path / "shapes.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Pictures(Dataset):
+    """Images of different sizes with one box each."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+        box, label = torch.tensor([[0.0, 0, 3, 3]]), torch.tensor([1])
+        return torch.rand(3, 8 + index, 9), {"boxes": box, "labels": label}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("collate", [None, shapes.collate_fixed(16, max_boxes=2)], ids=["lists", "fixed"])
+def test_a_loader_is_no_loop_over_a_tensor(workers: int, collate: Any) -> None:
+    """It draws a seed and an order of its own, and collate_fixed looks at labels, on the user's line."""
+    loader = DataLoader(
+        Pictures(),
+        2,
+        shuffle=True,
+        collate_fn=collate or list,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+    )
+    with shapes.detect() as report:
+        for _ in loader:
+            pass
+    assert not report.sites, str(report)
+
+
+def test_texts_and_comparisons_are_no_findings() -> None:
+    x = torch.randn(3, 4)
+    with shapes.detect() as report:
+        print(x[:, 0], torch.ones(3))
+        torch.testing.assert_close(x[:2], x[:2].clone())
+        equal = torch.allclose(x, torch.ones(3, 4))
+    assert not equal and not report.findings, str(report)

@@ -174,7 +174,7 @@ class Observer:
         descends: the pixel was computed from a channels_last image. If that is not known, only an operator that has
         another operand in channels_last shows that the format was wanted.
         """
-        candidate = self._candidate(call, origin, one_pixel_hint(call))
+        candidate = self._candidate(call, origin, one_pixel_hint(call, origin.phase == "backward"))
         result.mark = Mark(tuple(result.tensor.shape[2:]), candidate, call.bytes(), call.nanoseconds)
         result.mark.image, result.mark.unproven = True, not descends
         self.marks.set(result.tensor, result.mark)
