@@ -303,10 +303,14 @@ def test_modules_lines_backward_and_inputs() -> None:
 
 @pytest.mark.parametrize(
     ("dynamic", "sizes"),
-    [(False, [8, 8, 9, 10, 9, 12]), (None, [8, 8, 9, 10, 9, 12]), (False, [8, 8]), (None, [8, 8])],
+    [
+        *((dynamic, [8, 8, 9, 10, 9, 12]) for dynamic in (False, None)),
+        *((dynamic, [8, 8]) for dynamic in (False, None)),
+        *((dynamic, sizes) for dynamic in (False, None) for sizes in ([8, 9, 1, 1, 0], [1, 8, 9])),
+    ],
 )
 def test_graphs_are_those_that_torch_compile_makes(dynamic: bool | None, sizes: list[int]) -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    net = nn.Sequential(nn.Conv2d(3, 4, 1) if 0 not in sizes else nn.Identity(), nn.ReLU())
     inputs = [torch.randn(2, 3, n, 8) for n in sizes]
     with shapes.detect(net) as report:
         for x in inputs:
@@ -524,3 +528,30 @@ def test_texts_and_comparisons_are_no_findings() -> None:
         torch.testing.assert_close(x[:2], x[:2].clone())
         equal = torch.allclose(x, torch.ones(3, 4))
     assert not equal and not report.findings, str(report)
+
+
+def test_the_line_with_most_sizes_comes_first_and_is_drawn_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opswap.shapes import plot
+
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(plot, "draw", lambda path, series, title: drawn.update(series, title=title))
+
+    def run(x: Tensor) -> None:
+        x.sum().item()
+        x[x > -9].exp()
+        torch.nonzero(x > 0)
+
+    with shapes.detect() as report:
+        for n in (2, 3, 3, 1):
+            run(torch.cat([torch.ones(n), -torch.ones(5 - n)]))
+    assert [(s.op, len(s.sizes)) for s in report.sites] == [
+        ("aten.nonzero", 3),
+        ("aten.index", 1),
+        ("aten.item", 1),
+    ]
+    report.plot(tmp_path / "picture")
+    assert drawn.pop("title") == str(report).splitlines()[0]
+    names = [f"{s.source} {s.op}" for s in report.findings]
+    assert list(drawn.items()) == [(names[0], [2, 3, 3, 1]), (names[1], [5, 5, 5, 5])]

@@ -159,8 +159,8 @@ def one_pixel_hint(call: Call, backward: bool) -> str:
     if backward and call.name == "aten.div":
         return (
             "the gradient of a mean over all pixels is spread over a contiguous image: "
-            "opswap.functional.avg_pool2d(x, x.shape[2:]) in its place has the same values, and gradients in the "
-            "format of x"
+            "opswap.functional.avg_pool2d(x, x.shape[2:]) in its place has the same values, as (N, C, 1, 1), and "
+            "gradients in the format of x"
         )
     return (
         "its input holds one pixel per channel, whose strides carry no format, so torch returns a contiguous image: "
