@@ -314,6 +314,19 @@ def test_raise_in_the_backward_names_the_forward() -> None:
     assert f"test_layout.py:{line_of(run)}" in str(caught.value)
 
 
+def test_the_hint_on_a_mask_is_no_index_of_channels() -> None:
+    x = image().requires_grad_()
+    for run in (lambda: x[x > 0], lambda: torch.where(x > 0, x, 0)):
+        with check() as report:
+            run().square().sum().backward()
+        if run()[0].dim() == 0:
+            (site,) = report.findings
+            assert site.op == "aten.index_put" and "torch.where(mask, x, 0)" in site.hint
+            assert "index_select" not in site.hint
+    assert not report.findings
+    assert "index_select" in one(lambda: x[:, torch.tensor([1, 0])], "lost").hint
+
+
 def test_the_hint_on_a_gradient_names_a_hook_that_converts_it() -> None:
     x = image().requires_grad_()
 

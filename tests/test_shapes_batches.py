@@ -415,6 +415,9 @@ class TestHistogram:
         found = shapes.histogram([[torch.empty(1, 1, 1).expand(1, h, w) for h, w in sizes]])
         costs = [found.suggest(n).padding for n in (1, 2, 4, 8)]
         assert costs == sorted(costs, reverse=True) and costs[0] > costs[-1]
+        wide = found.suggest(4, divisor=24)
+        assert not any(side % 24 for size in wide.sizes for side in size)
+        assert wide.padding == found.padding(wide.sizes), "each image fits one of them"
 
     def test_errors(self) -> None:
         with pytest.raises(TypeError, match="batch 1 is a str"):

@@ -54,6 +54,11 @@ REWRITES = [
     ("r = rows[mask].mean()", ROW, None),
     ("r = rows[mask].amax(0)", ROW, "r = rows.masked_fill(~mask[..., None], float('-inf')).amax(0)"),
     ("r = square[corners].sum(0)", SQUARE, "r = torch.where(corners, square, 0).sum((0, 1))"),
+    (
+        "r = x[x > 0].sum() + y[~mask].sum()",
+        Facts("index"),
+        "r = torch.where(x > 0, x, 0).sum() + y[~mask].sum()",
+    ),
     ("r = x[mask].shape[0]", Facts("index"), "r = mask.sum()"),
     ("r = len(rows[mask])", ROW, "r = mask.sum()"),
     ("r = x[mask].numel()", Facts("index"), "r = mask.sum()"),
@@ -189,6 +194,10 @@ def test_equals_the_line(code: str, facts: Facts, text: str | None) -> None:
     ("code", "facts"),
     [
         ("r = f(x[mask])", Facts("index")),
+        ("r = x[rows].sum() + x[mask].sum()", Facts("index")),
+        ("r = x[rows].sum() + x[:, mask].sum()", Facts("index")),
+        ("r = levels[i][mask].sum()", Facts("index")),
+        ("r = x[rows].sum() + x.masked_select(mask).sum()", Facts("masked_select")),
         ("r = x[mask].sum(1)", ROW),
         ("r = x[mask].median()", Facts("index")),
         ("r = torch.unique(x)", Facts("unique")),

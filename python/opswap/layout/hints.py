@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from opswap.finding import Origin, line_text
@@ -46,6 +47,8 @@ _OPERATORS: Mapping[str, str] = {
     "are views of a channels_last image",
 }
 
+_MASKED = "keep all elements, torch.where(mask, x, 0): the size is then fixed, and the format kept in both directions"
+
 # Operators of a backward that has another name than the forward.
 _BACKWARDS: Mapping[str, str] = {
     "aten.index_put": "aten.index",
@@ -61,7 +64,7 @@ def loss_hint(call: Call, origin: Origin) -> str:
     """What keeps the format at an operator that loses it."""
     if call.name in CONVERTERS:
         return _copy_hint(call, line_text(origin.file, origin.line), origin.phase == "backward")
-    known = _known(call.name)
+    known = _MASKED if _selects_by_mask(call) else _known(call.name)
     apart = "" if known and origin.phase == "backward" else _operand_hint(call, origin)
     if apart:
         return apart
@@ -76,6 +79,13 @@ def loss_hint(call: Call, origin: Origin) -> str:
     return missing + (
         known or f"convert its result at once, .contiguous({_last(call)}), if convolutions follow"
     )
+
+
+def _selects_by_mask(call: Call) -> bool:
+    """x[mask], or its backward."""
+    if call.name not in ("aten.index", "aten.index_put") or len(call.arguments) < 2:
+        return False
+    return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in call.arguments[1])
 
 
 def _known(name: str) -> str:

@@ -103,6 +103,8 @@ def rewrite(statement: ast.stmt, facts: Facts) -> str:
     Of a compound statement only the first line is given.
     """
     tree = _without_bodies(copy.deepcopy(statement))
+    if facts.op in _SELECTIONS and not _masks_are_known(tree):
+        return ""
     changed = _store(tree, facts) if facts.op in _SELECTIONS else None
     if changed is None:
         replacer = _Replacer(facts)
@@ -122,6 +124,33 @@ def _without_bodies(statement: ast.stmt) -> ast.stmt:
     return statement
 
 
+def _masks_are_known(statement: ast.stmt) -> bool:
+    """False if a line has several indices, as x[i] + x[mask], of which the text does not say which are masks."""
+    indices: dict[str, bool] = {}
+    for node in ast.walk(statement):
+        call = _call(node) if isinstance(node, ast.expr) else None
+        if call is not None and call[0] == "masked_select" and len(call[1]) == 2:
+            indices[ast.unparse(call[1][1])] = True
+        elif isinstance(node, ast.Subscript) and not _is_plain_index(node.slice):
+            indices[ast.unparse(node.slice)] = _is_mask(node.slice)
+    return len(indices) < 2 or all(indices.values())
+
+
+def _is_plain_index(node: ast.expr) -> bool:
+    """True for numbers and slices, which select a fixed number of elements."""
+    parts = node.elts if isinstance(node, ast.Tuple) else [node]
+    return all(isinstance(part, ast.Slice) or _is_constant(part) for part in parts)
+
+
+def _is_mask(node: ast.expr) -> bool:
+    """True for comparisons, and what combines them."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor))
+    return isinstance(node, ast.Compare) or (
+        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert)
+    )
+
+
 def advice(statement: ast.stmt, facts: Facts) -> str:
     """What to do on a line that selects by one mask, in its own names, if no rewrite of it has the same value; "" for
     another line."""
@@ -130,7 +159,8 @@ def advice(statement: ast.stmt, facts: Facts) -> str:
     nodes = [n for n in ast.walk(head) if isinstance(n, ast.expr)]
     places = [_selection(n) for n in nodes if stored or not isinstance(getattr(n, "ctx", None), ast.Store)]
     found = {ast.unparse(x): mask for x, mask in filter(None, places)}
-    if facts.op not in _SELECTIONS or len({ast.unparse(mask) for mask in found.values()}) != 1:
+    masks = {ast.unparse(mask) for mask in found.values()}
+    if facts.op not in _SELECTIONS or len(masks) != 1 or not _masks_are_known(head):
         return ""
     (x, mask), *others = found.items()
     if stored:
