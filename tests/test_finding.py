@@ -162,6 +162,21 @@ def test_bars_are_folded_but_marked_ones_stay(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "x").read_bytes().startswith(b"\x89PNG")
 
 
+def test_marks_and_parts_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figures = []
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda canvas, path: figures.append(canvas.figure))
+    bars = [Bar("first", {"kept": 2.0, "lost": 1.0}, "lost: net.py:3"), Bar("second", {"kept": 4.0})]
+    draw_bars(tmp_path / "x", bars, {"kept": "gray", "lost": "red"}, title="a title", unit="MB")
+    (axes,) = figures[0].axes
+    assert [t.get_text() for t in axes.texts] == ["lost: net.py:3"] and axes.texts[0].get_position()[1] == 0
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["first", "second"]
+    assert [(p.get_x(), p.get_width()) for p in axes.patches] == [(0, 2), (0, 4), (2, 1), (4, 0)]
+    assert (axes.get_title("left"), axes.get_xlabel()) == ("a title", "MB")
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["kept", "lost"]
+
+
 @pytest.mark.parametrize(
     ("text", "size", "dtype"),
     [

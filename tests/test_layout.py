@@ -51,6 +51,8 @@ def one(run: Callable[[], object], status: str) -> LayoutSite:
         (torch.empty(2, 6, 4, 5)[:, 1:3], Format.CONTIGUOUS),
         (image(2, 6, 4, 5)[:, :, ::2], Format.LAST),
         (torch.empty(2, 1, 4, 5), Format.AMBIGUOUS),
+        (torch.empty(2, 6, 4, 5)[:, 1:2], Format.AMBIGUOUS),
+        (image(2, 6, 4, 5)[:, 1:2], Format.AMBIGUOUS),
         (torch.empty(2, 3, 1, 1), Format.AMBIGUOUS),
         (torch.empty(0, 3, 4, 5), Format.AMBIGUOUS),
         (torch.empty(1).expand(2, 3, 4, 5), Format.AMBIGUOUS),
@@ -160,6 +162,19 @@ def test_copied_inside_for_a_weight() -> None:
     with check(model) as report:
         model(x)
     assert not report.findings
+
+
+def test_hints_on_volumes_name_their_format() -> None:
+    x, y = image(2, 8, 4, 6, 8), torch.randn(2, 8, 4, 6, 8)
+    named = "memory_format=torch.channels_last_3d"
+    assert f".contiguous({named})" in one(lambda: F.adaptive_max_pool3d(x, 3), "lost").hint
+    joined = one(lambda: torch.cat((x, y)), "lost")
+    assert "input 1 of the cat, (2, 8, 4, 6, 8), is contiguous" in joined.hint
+    assert joined.hint.endswith(f"give it .contiguous({named})")
+    site = one(lambda: F.conv3d(x, torch.randn(4, 8, 3, 3, 3)), "copied inside")
+    assert (
+        f"its weight (4, 8, 3, 3, 3) is contiguous and copied in every call: model.to({named})" in site.hint
+    )
 
 
 def test_weights_are_no_images() -> None:
@@ -299,6 +314,39 @@ def test_raise_in_the_backward_names_the_forward() -> None:
     assert f"test_layout.py:{line_of(run)}" in str(caught.value)
 
 
+def test_the_hint_on_a_mask_is_no_index_of_channels() -> None:
+    x = image().requires_grad_()
+    for run in (lambda: x[x > 0], lambda: torch.where(x > 0, x, 0)):
+        with check() as report:
+            run().square().sum().backward()
+        if run()[0].dim() == 0:
+            (site,) = report.findings
+            assert site.op == "aten.index_put" and "torch.where(mask, x, 0)" in site.hint
+            assert "index_select" not in site.hint
+    assert not report.findings
+    assert "index_select" in one(lambda: x[:, torch.tensor([1, 0])], "lost").hint
+
+
+def test_the_hint_on_a_gradient_names_a_hook_that_converts_it() -> None:
+    x = image().requires_grad_()
+
+    def run(hook: bool) -> Tensor:
+        y = x * 2
+        if hook:
+            y.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
+        return F.relu(F.glu(y, 1))
+
+    found = []
+    for hook in (False, True):
+        with check() as report:
+            y = run(hook)
+            y.backward(torch.ones_like(y))
+        (site,) = report.findings
+        found.append(site.downstream_count)
+        assert "x.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))" in site.hint
+    assert found == [1, 1] and [s.op for s in report.sites if s.status == "restored"] == ["aten.clone"]
+
+
 @pytest.mark.parametrize("kind", ["full name", "short name", "wildcard", "line", "file", "module"])
 def test_allow(kind: str) -> None:
     class Net(nn.Module):
@@ -350,6 +398,35 @@ def test_report_as_json_html_and_picture(tmp_path: Path) -> None:
         pass
     empty.plot(tmp_path / "empty.png")
     assert "<table>" not in empty._repr_html_() and json.loads(empty.to_json())["sites"] == []
+
+
+def test_the_picture_has_a_bar_for_each_module_and_marks_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opswap.layout import plot
+
+    drawn: list[object] = []
+    monkeypatch.setattr(plot, "draw_bars", lambda path, bars, *colours, **texts: drawn.extend((bars, texts)))
+
+    def run(x: Tensor) -> Tensor:
+        return F.softmax(x, 1)  # here
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return run(x)
+
+    model, x = in_channels_last(nn.Sequential(conv(3, 8), Net(), nn.ReLU(), conv(8, 8)), 2, 3, 8, 8)
+    with check(model) as report:
+        model(x)
+    report.plot(tmp_path / "picture")
+    bars, texts = drawn
+    assert [b.label for b in bars] == ["0", "1", "2", "3"] and texts["title"] == str(report).splitlines()[0]
+    assert [b.mark for b in bars] == ["", f"lost: test_layout.py:{line_of(run)}", "", ""]
+    moved = 2 * 8 * 8 * 8 * 4 / 1000  # kB of one image behind the first convolution
+    kept = {plot._KEPT: x.nbytes / 1000 + moved}
+    lost, after = {plot._COPIES: 2 * moved}, {plot._AFTER: 2 * moved}
+    assert [dict(b.parts) for b in bars[:3]] == [pytest.approx(p) for p in (kept, lost, after)]
+    assert bars[3].parts[plot._COPIES] == pytest.approx(2 * moved) and texts["unit"].startswith("kB ")
 
 
 def test_rules_named_in_hints_exist() -> None:

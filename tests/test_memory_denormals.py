@@ -381,6 +381,22 @@ def test_report_as_json_html_and_picture(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_picture_shows_each_module_with_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opswap.memory import plot
+
+    drawn: list[object] = []
+    monkeypatch.setattr(plot, "draw_bars", lambda path, bars, *colours, **texts: drawn.extend((bars, texts)))
+    net = Net()
+    net.norm.running_var[1] = 1e-39
+    memory.denormals(net).plot(tmp_path / "x.png")
+    (weak, norm), texts = drawn
+    assert (weak.label, weak.parts, weak.mark) == ("weak", {"weight": 8}, "50.0% of weight")
+    assert (norm.label, norm.parts, norm.mark) == ("norm", {"weight": 1}, "25.0% of running_var")
+    assert texts["unit"] == "denormal numbers per module" and "2 modules" in texts["title"]
+
+
 NETS = """
 import torch
 from torch import nn

@@ -155,7 +155,8 @@ class TestPadTargets:
             assert all(len(p[k]) == 8 for k in p.per_box)
             assert p["valid"].tolist() == [True] * n + [False] * (8 - n)
             assert p["image_id"] is t["image_id"] and p["name"] == t["name"]
-            assert (p["labels"][n:] == -1).all()
+            assert (p["labels"][n:] == -1).all() and (p["area"][n:] == 1).all()
+            assert not any(p[k][n:].any() for k in ("masks", "keypoints", "iscrowd", "embedding"))
             assert (p["boxes"][:, 2:] > p["boxes"][:, :2]).all(), "what torchvision's detectors check"
         for back, t in zip(shapes.unpad_targets(padded), given, strict=True):
             assert back.keys() == t.keys()
@@ -331,6 +332,21 @@ class TestCollate:
         (back,) = shapes.unpad_predictions([back], batch)
         assert back["boxes"].tolist() == [[0, 2, 6, 8]] and back["keypoints"].tolist() == [[[4, 6, 1]]]
 
+    def test_keypoints_that_a_crop_cuts_off_are_not_visible(self) -> None:
+        points = torch.tensor([[[2.0, 3, 2], [9, 3, 2], [3, 9, 1], [7, 7, 1]]])
+        target = {"boxes": torch.tensor([[1.0, 1, 11, 11]]), "keypoints": points}
+        _, (found,) = shapes.collate_fixed(8, max_boxes=1, mode="crop")([(torch.rand(3, 12, 12), target)])
+        assert found["keypoints"][0, :, 2].tolist() == [2, 0, 0, 1]
+        assert torch.equal(found["keypoints"][..., :2], points[..., :2])
+
+    def test_predictions_end_at_the_image(self) -> None:
+        """Boxes that reach into the padding, or before the image, come back within it."""
+        batch = shapes.pad_images([torch.rand(3, 16, 12), torch.rand(3, 4, 5)], 8, mode="resize")
+        boxes = torch.tensor([[-1.0, -2, 3, 4], [2, 2, 8, 8]])
+        first, second = shapes.unpad_predictions([{"boxes": boxes}, {"boxes": boxes}], batch)
+        assert first["boxes"].tolist() == [[0, 0, 6, 8], [4, 4, 12, 16]]
+        assert second["boxes"].tolist() == [[0, 0, 3, 4], [2, 2, 5, 4]]
+
     def test_a_label_that_the_dtype_has_not(self) -> None:
         for dtype in (torch.uint8, torch.bool):
             given = [{"boxes": torch.rand(1, 4), "labels": torch.ones(1, dtype=dtype)}]
@@ -399,6 +415,9 @@ class TestHistogram:
         found = shapes.histogram([[torch.empty(1, 1, 1).expand(1, h, w) for h, w in sizes]])
         costs = [found.suggest(n).padding for n in (1, 2, 4, 8)]
         assert costs == sorted(costs, reverse=True) and costs[0] > costs[-1]
+        wide = found.suggest(4, divisor=24)
+        assert not any(side % 24 for size in wide.sizes for side in size)
+        assert wide.padding == found.padding(wide.sizes), "each image fits one of them"
 
     def test_errors(self) -> None:
         with pytest.raises(TypeError, match="batch 1 is a str"):

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 import opswap
 from opswap import shapes
@@ -302,10 +303,14 @@ def test_modules_lines_backward_and_inputs() -> None:
 
 @pytest.mark.parametrize(
     ("dynamic", "sizes"),
-    [(False, [8, 8, 9, 10, 9, 12]), (None, [8, 8, 9, 10, 9, 12]), (False, [8, 8]), (None, [8, 8])],
+    [
+        *((dynamic, [8, 8, 9, 10, 9, 12]) for dynamic in (False, None)),
+        *((dynamic, [8, 8]) for dynamic in (False, None)),
+        *((dynamic, sizes) for dynamic in (False, None) for sizes in ([8, 9, 1, 1, 0], [1, 8, 9])),
+    ],
 )
 def test_graphs_are_those_that_torch_compile_makes(dynamic: bool | None, sizes: list[int]) -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    net = nn.Sequential(nn.Conv2d(3, 4, 1) if 0 not in sizes else nn.Identity(), nn.ReLU())
     inputs = [torch.randn(2, 3, n, 8) for n in sizes]
     with shapes.detect(net) as report:
         for x in inputs:
@@ -485,3 +490,68 @@ def test_report_as_json_html_and_picture(tmp_path: Path) -> None:
     assert "<table>" in report._repr_html_()
     report.plot(tmp_path / "shapes.png")
     assert (tmp_path / "shapes.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Pictures(Dataset):
+    """Images of different sizes with one box each."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+        box, label = torch.tensor([[0.0, 0, 3, 3]]), torch.tensor([1])
+        return torch.rand(3, 8 + index, 9), {"boxes": box, "labels": label}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("collate", [None, shapes.collate_fixed(16, max_boxes=2)], ids=["lists", "fixed"])
+def test_a_loader_is_no_loop_over_a_tensor(workers: int, collate: Any) -> None:
+    """It draws a seed and an order of its own, and collate_fixed looks at labels, on the user's line."""
+    loader = DataLoader(
+        Pictures(),
+        2,
+        shuffle=True,
+        collate_fn=collate or list,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+    )
+    with shapes.detect() as report:
+        for _ in loader:
+            pass
+    assert not report.sites, str(report)
+
+
+def test_texts_and_comparisons_are_no_findings() -> None:
+    x = torch.randn(3, 4)
+    with shapes.detect() as report:
+        print(x[:, 0], torch.ones(3))
+        torch.testing.assert_close(x[:2], x[:2].clone())
+        equal = torch.allclose(x, torch.ones(3, 4))
+    assert not equal and not report.findings, str(report)
+
+
+def test_the_line_with_most_sizes_comes_first_and_is_drawn_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opswap.shapes import plot
+
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(plot, "draw", lambda path, series, title: drawn.update(series, title=title))
+
+    def run(x: Tensor) -> None:
+        x.sum().item()
+        x[x > -9].exp()
+        torch.nonzero(x > 0)
+
+    with shapes.detect() as report:
+        for n in (2, 3, 3, 1):
+            run(torch.cat([torch.ones(n), -torch.ones(5 - n)]))
+    assert [(s.op, len(s.sizes)) for s in report.sites] == [
+        ("aten.nonzero", 3),
+        ("aten.index", 1),
+        ("aten.item", 1),
+    ]
+    report.plot(tmp_path / "picture")
+    assert drawn.pop("title") == str(report).splitlines()[0]
+    names = [f"{s.source} {s.op}" for s in report.findings]
+    assert list(drawn.items()) == [(names[0], [2, 3, 3, 1]), (names[1], [5, 5, 5, 5])]

@@ -72,6 +72,12 @@ CASES: dict[str, tuple[Callable, Callable, Callable, Callable]] = {
         lambda *a, **k: losses.bce_with_logits(*a, pos_weight=WEIGHT.to(a[0].dtype), **k),
         lambda x, t, r: F.binary_cross_entropy_with_logits(x, t, pos_weight=WEIGHT.to(x.dtype), reduction=r),
     ),
+    "bce_with_logits, weighted": (
+        lambda d: torch.randn(N, BOXES, CLASSES, dtype=d),
+        lambda d: torch.rand(N, BOXES, CLASSES, dtype=d),
+        lambda *a, **k: losses.bce_with_logits(*a, weight=WEIGHT.to(a[0].dtype), **k),
+        lambda x, t, r: F.binary_cross_entropy_with_logits(x, t, WEIGHT.to(x.dtype), reduction=r),
+    ),
     "focal": (
         lambda d: torch.randn(N, BOXES, CLASSES, dtype=d),
         lambda d: (torch.rand(N, BOXES, CLASSES) < 0.3).to(d),

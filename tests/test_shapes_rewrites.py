@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import opswap
-from opswap.shapes.rewrites import Facts, rewrite
+from opswap.shapes.rewrites import Facts, advice, rewrite
 
 
 def tensors() -> dict[str, Any]:
@@ -54,6 +54,11 @@ REWRITES = [
     ("r = rows[mask].mean()", ROW, None),
     ("r = rows[mask].amax(0)", ROW, "r = rows.masked_fill(~mask[..., None], float('-inf')).amax(0)"),
     ("r = square[corners].sum(0)", SQUARE, "r = torch.where(corners, square, 0).sum((0, 1))"),
+    (
+        "r = x[x > 0].sum() + y[~mask].sum()",
+        Facts("index"),
+        "r = torch.where(x > 0, x, 0).sum() + y[~mask].sum()",
+    ),
     ("r = x[mask].shape[0]", Facts("index"), "r = mask.sum()"),
     ("r = len(rows[mask])", ROW, "r = mask.sum()"),
     ("r = x[mask].numel()", Facts("index"), "r = mask.sum()"),
@@ -132,7 +137,11 @@ REWRITES = [
         Facts("unique"),
         "r = (labels.flatten().sort().values.diff() != 0).sum() + 1",
     ),
-    ("r = torch.bincount(classes)", Facts("bincount"), None),
+    (
+        "r = torch.bincount(classes)",
+        Facts("bincount"),
+        "r = torch.zeros(N, dtype=classes.dtype).index_add(0, classes, torch.ones_like(classes))",
+    ),
     ("r = torch.bincount(classes, weights, minlength=8)", Facts("bincount"), None),
     (
         "r = torch.repeat_interleave(x, repeats)",
@@ -185,6 +194,10 @@ def test_equals_the_line(code: str, facts: Facts, text: str | None) -> None:
     ("code", "facts"),
     [
         ("r = f(x[mask])", Facts("index")),
+        ("r = x[rows].sum() + x[mask].sum()", Facts("index")),
+        ("r = x[rows].sum() + x[:, mask].sum()", Facts("index")),
+        ("r = levels[i][mask].sum()", Facts("index")),
+        ("r = x[rows].sum() + x.masked_select(mask).sum()", Facts("masked_select")),
         ("r = x[mask].sum(1)", ROW),
         ("r = x[mask].median()", Facts("index")),
         ("r = torch.unique(x)", Facts("unique")),
@@ -207,3 +220,56 @@ def test_equals_the_line(code: str, facts: Facts, text: str | None) -> None:
 )
 def test_what_has_no_rewrite(code: str, facts: Facts) -> None:
     assert rewrite(ast.parse(code).body[0], facts) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "facts", "text"),
+    [
+        (
+            "kept = rows[x > 0]",
+            ROW,
+            "`torch.where((x > 0)[..., None], rows, 0)`, or a loss of opswap.shapes.losses with `valid=x > 0`",
+        ),
+        ("a, b = x[mask], y[mask]", Facts("index"), "all of `x` and `y`, and `mask` as a mask"),
+        ("if x[mask].std() > 1:\n    y[other]", Facts("index"), "`torch.where(mask, x, 0)`"),
+        ("kept = x[x > 0]", Facts("index"), "`torch.where(x > 0, x, 0)`"),
+        ("rows[mask] = f(x[mask])", Facts("index"), "`torch.where(mask, x, 0)`"),
+        (
+            "rows[mask] = f(rows[mask])",
+            Facts("index_put", 1, 1),
+            "`rows = torch.where(mask[..., None], value, rows)`",
+        ),
+        ("rows[mask, 0] = 1", Facts("index_put", 1, 0), ""),
+        ("a, b = x[mask], y[other]", Facts("index"), ""),
+        ("a = x.unique()", Facts("unique"), ""),
+    ],
+)
+def test_advice_has_the_names_of_the_line(code: str, facts: Facts, text: str) -> None:
+    found = advice(ast.parse(code).body[0], facts)
+    assert text in found and bool(text) == bool(found)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if mask.any():\n    y = x * count.item()",
+        "for i in range(int(count)):\n    y = x[:int(count)].sum()",
+        "while x.sum() > 0:\n    pass\nelse:\n    y = x * count.item()",
+        "match count.item():\n    case 1:\n        y = x * count.item()",
+    ],
+)
+def test_a_body_is_another_line(code: str) -> None:
+    """What a rewrite knows in the body of a statement is no reason to show its first line as one."""
+    assert rewrite(ast.parse(code).body[0], Facts("item")) == ""
+
+
+def test_the_line_is_not_shown_as_its_own_rewrite() -> None:
+    def run(x: torch.Tensor, scale: torch.Tensor) -> Any:
+        if x.sum() > 1e9:
+            return x * scale.item()
+        return x
+
+    with opswap.shapes.detect() as report:
+        run(torch.ones(3), torch.ones(()))
+    (site,) = report.findings
+    assert site.status == "branch" and "compute both sides" in site.hint

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from opswap.finding import Origin, line_text
@@ -46,6 +47,8 @@ _OPERATORS: Mapping[str, str] = {
     "are views of a channels_last image",
 }
 
+_MASKED = "keep all elements, torch.where(mask, x, 0): the size is then fixed, and the format kept in both directions"
+
 # Operators of a backward that has another name than the forward.
 _BACKWARDS: Mapping[str, str] = {
     "aten.index_put": "aten.index",
@@ -61,16 +64,28 @@ def loss_hint(call: Call, origin: Origin) -> str:
     """What keeps the format at an operator that loses it."""
     if call.name in CONVERTERS:
         return _copy_hint(call, line_text(origin.file, origin.line), origin.phase == "backward")
-    known = _known(call.name)
+    known = _MASKED if _selects_by_mask(call) else _known(call.name)
     apart = "" if known and origin.phase == "backward" else _operand_hint(call, origin)
     if apart:
         return apart
     missing = ""
     if call.name in LOSES:
         missing = f"torch has no channels_last kernel for {call.name} (measured with {MEASURED_WITH}); "
+    if not known and origin.phase == "backward":
+        return (
+            f"{missing}if a backward of convolutions follows, convert the gradient once: "
+            f"x.register_hook(lambda grad: grad.contiguous({_last(call)})) on the tensor x that this line reads"
+        )
     return missing + (
         known or f"convert its result at once, .contiguous({_last(call)}), if convolutions follow"
     )
+
+
+def _selects_by_mask(call: Call) -> bool:
+    """x[mask], or its backward."""
+    if call.name not in ("aten.index", "aten.index_put") or len(call.arguments) < 2:
+        return False
+    return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in call.arguments[1])
 
 
 def _known(name: str) -> str:
@@ -122,8 +137,9 @@ def _copy_hint(call: Call, text: str, backward: bool) -> str:
         )
     if source.dim() in (4, 5) and ("flatten" in text or "reshape" in text or "view" in text):
         return (
-            "reshape copies here because (C, H, W) does not lie in that order in a channels_last tensor: pool to "
-            "(N, C) first, or keep the channels last, x.permute(0, 2, 3, 1).flatten(1, 2)"
+            "reshape copies here because (C, H, W) does not lie in that order in a channels_last tensor: for tokens "
+            "(N, H * W, C) write x.permute(0, 2, 3, 1).flatten(1, 2), a view; before a Linear, pool to (N, C) first, "
+            "or leave it and name the line in allow="
         )
     if "permute" in text or "transpose" in text or "rearrange" in text or source.dim() not in (4, 5):
         return (
@@ -148,8 +164,14 @@ def _shuffle_groups(source: Tensor, backward: bool) -> int:
     return per_group if backward else groups
 
 
-def one_pixel_hint(call: Call) -> str:
+def one_pixel_hint(call: Call, backward: bool) -> str:
     """An operator that makes a whole image of one pixel, whose strides do not determine a format."""
+    if backward and call.name == "aten.div":
+        return (
+            "the gradient of a mean over all pixels is spread over a contiguous image: "
+            "opswap.functional.avg_pool2d(x, x.shape[2:]) in its place has the same values, as (N, C, 1, 1), and "
+            "gradients in the format of x"
+        )
     return (
         "its input holds one pixel per channel, whose strides carry no format, so torch returns a contiguous image: "
         f"add .contiguous({_last(call)}), or let an operator with a channels_last operand spread the pixel"

@@ -45,6 +45,7 @@ class Observer:
         self.tallies: dict[tuple[str, str, Origin], Tally] = {}
         self._candidates: dict[tuple[str, str, Origin], Tally] = {}
         self.wrong_bytes: dict[str, int] = {}
+        self.modules: dict[str, None] = {}  # by their first operator on an image
         self.operators = 0
         self.seen_channels_last = False
         self._locator = locator
@@ -174,13 +175,14 @@ class Observer:
         descends: the pixel was computed from a channels_last image. If that is not known, only an operator that has
         another operand in channels_last shows that the format was wanted.
         """
-        candidate = self._candidate(call, origin, one_pixel_hint(call))
+        candidate = self._candidate(call, origin, one_pixel_hint(call, origin.phase == "backward"))
         result.mark = Mark(tuple(result.tensor.shape[2:]), candidate, call.bytes(), call.nanoseconds)
         result.mark.image, result.mark.unproven = True, not descends
         self.marks.set(result.tensor, result.mark)
 
     def _count_downstream(self, call: Call, origin: Origin, loss: Tally) -> None:
         moved = call.bytes()
+        self.modules[origin.module] = None
         loss.add_downstream(moved, call.nanoseconds)
         self.wrong_bytes[origin.module] = self.wrong_bytes.get(origin.module, 0) + moved
 
@@ -325,6 +327,7 @@ class Observer:
         return tally
 
     def _new_tally(self, status: str, op: str, origin: Origin, hint: str) -> Tally:
+        self.modules[origin.module] = None
         tally = Tally(status, op, origin, hint)
         tally.allowed = self._is_allowed(op, origin)
         return tally

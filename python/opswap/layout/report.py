@@ -121,9 +121,7 @@ class LayoutReport(Report):
         from .plot import draw
 
         observer = self._observer
-        modules = [tally.origin.module for tally in observer.tallies.values()]
-        order = list(dict.fromkeys((*modules, *observer.wrong_bytes)))
-        draw(path, self.sites, dict(observer.wrong_bytes), order, self._headline())
+        draw(path, self.sites, dict(observer.wrong_bytes), list(observer.modules), self._headline())
 
     def _headline(self) -> str:
         if not self._observer.seen_channels_last and not self.findings:

@@ -11,7 +11,7 @@ from typing import Any
 
 from opswap.finding import Hidden, Origin, Report, Site, plural
 
-from .rewrites import Facts, rewrite
+from .rewrites import Facts, advice, rewrite
 from .syntax import BRANCH, LOOP, SIZE, VALUE, role_of, statement_at
 
 __all__ = ["InputShapes", "ShapesReport", "ShapesSite", "Tally"]
@@ -28,7 +28,7 @@ _ADVICE = {
     BRANCH: "a branch depends on data: compute both sides and choose with torch.where, or use torch.cond",
     LOOP: "Python loops over a tensor: work on the whole tensor, or use torch.vmap",
     "nonzero": "keep the mask and use torch.where, or torch.nonzero_static(mask, size=N)",
-    "unique": "sort, and mask equal neighbours",
+    "unique": "sort, and keep all: `values = x.sort().values`; `values.diff() != 0` marks where another value begins",
     "index": "keep all elements and a mask: torch.where(mask, x, 0), opswap.shapes.losses with valid=mask",
     "masked_select": "keep all elements and a mask: torch.where(mask, x, 0), opswap.shapes.losses with valid=mask",
     "repeat_interleave": "pass output_size=",
@@ -213,8 +213,10 @@ class ShapesReport(Report):
         if tally.op in ("item", "tolist"):
             status = role_of(origin.file, origin.line)
         statement = statement_at(origin.file, origin.line)
-        text = rewrite(statement, tally.facts) if statement is not None and status != VALUE else ""
-        hint = f"`{text}`" if text else _ADVICE.get(tally.op) or _ADVICE.get(status, "")
+        text = advised = ""
+        if statement is not None and status != VALUE:
+            text, advised = rewrite(statement, tally.facts), advice(statement, tally.facts)
+        hint = f"`{text}`" if text else advised or _ADVICE.get(tally.op) or _ADVICE.get(status, "")
         return ShapesSite.at(
             origin,
             status=status,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from . import losses
 
-__all__ = ["Facts", "rewrite"]
+__all__ = ["Facts", "advice", "rewrite"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,9 @@ def rewrite(statement: ast.stmt, facts: Facts) -> str:
 
     Of a compound statement only the first line is given.
     """
-    tree = copy.deepcopy(statement)
+    tree = _without_bodies(copy.deepcopy(statement))
+    if facts.op in _SELECTIONS and not _masks_are_known(tree):
+        return ""
     changed = _store(tree, facts) if facts.op in _SELECTIONS else None
     if changed is None:
         replacer = _Replacer(facts)
@@ -111,6 +113,71 @@ def rewrite(statement: ast.stmt, facts: Facts) -> str:
             return ""
     text = ast.unparse(ast.fix_missing_locations(changed))
     return text.splitlines()[0]
+
+
+def _without_bodies(statement: ast.stmt) -> ast.stmt:
+    """A compound statement as its first line alone: what is read in a body is read on another line."""
+    for holder in (statement, *getattr(statement, "cases", ())):
+        for name in ("body", "orelse", "handlers", "finalbody"):
+            if isinstance(getattr(holder, name, None), list):
+                setattr(holder, name, [ast.Pass()] if name == "body" else [])
+    return statement
+
+
+def _masks_are_known(statement: ast.stmt) -> bool:
+    """False if a line has several indices, as x[i] + x[mask], of which the text does not say which are masks."""
+    indices: dict[str, bool] = {}
+    for node in ast.walk(statement):
+        call = _call(node) if isinstance(node, ast.expr) else None
+        if call is not None and call[0] == "masked_select" and len(call[1]) == 2:
+            indices[ast.unparse(call[1][1])] = True
+        elif isinstance(node, ast.Subscript) and not _is_plain_index(node.slice):
+            indices[ast.unparse(node.slice)] = _is_mask(node.slice)
+    return len(indices) < 2 or all(indices.values())
+
+
+def _is_plain_index(node: ast.expr) -> bool:
+    """True for numbers and slices, which select a fixed number of elements."""
+    parts = node.elts if isinstance(node, ast.Tuple) else [node]
+    return all(isinstance(part, ast.Slice) or _is_constant(part) for part in parts)
+
+
+def _is_mask(node: ast.expr) -> bool:
+    """True for comparisons, and what combines them."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor))
+    return isinstance(node, ast.Compare) or (
+        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert)
+    )
+
+
+def advice(statement: ast.stmt, facts: Facts) -> str:
+    """What to do on a line that selects by one mask, in its own names, if no rewrite of it has the same value; "" for
+    another line."""
+    head = _without_bodies(copy.deepcopy(statement))
+    stored = facts.op == "index_put"
+    nodes = [n for n in ast.walk(head) if isinstance(n, ast.expr)]
+    places = [_selection(n) for n in nodes if stored or not isinstance(getattr(n, "ctx", None), ast.Store)]
+    found = {ast.unparse(x): mask for x, mask in filter(None, places)}
+    masks = {ast.unparse(mask) for mask in found.values()}
+    if facts.op not in _SELECTIONS or len(masks) != 1 or not _masks_are_known(head):
+        return ""
+    (x, mask), *others = found.items()
+    if stored:
+        written = _selection(head.targets[0]) if isinstance(head, ast.Assign) else None
+        if written is None:
+            return ""
+        x = ast.unparse(written[0])
+        return f"`{x} = torch.where({_mask(mask, facts)}, value, {x})`, with a value for every element"
+    if others:
+        names = " and ".join(f"`{name}`" for name in found)
+        whole = f"keep all of {names}, and `{ast.unparse(mask)}` as a mask"
+        return f"{whole}: torch.where, or opswap.shapes.losses with `valid={ast.unparse(mask)}`"
+    where = _mask(mask, facts) if facts.trailing else ast.unparse(mask)
+    return (
+        f"keep all elements and the mask: `torch.where({where}, {x}, 0)`, "
+        f"or a loss of opswap.shapes.losses with `valid={ast.unparse(mask)}`"
+    )
 
 
 class _Replacer(ast.NodeTransformer):
@@ -403,7 +470,8 @@ def _bincount(node: ast.expr, facts: Facts) -> str | None:
     weights = call[1][1] if len(call[1]) == 2 else call[2].get("weights")
     size = ast.unparse(call[2]["minlength"]) if "minlength" in call[2] else "N"
     added = f"torch.ones_like({x})" if weights is None else ast.unparse(weights)
-    return f"torch.zeros({size}, dtype={_text(ast.parse(added, mode='eval').body)}.dtype).index_add(0, {x}, {added})"
+    holder = _text(call[1][0] if weights is None else weights)
+    return f"torch.zeros({size}, dtype={holder}.dtype).index_add(0, {x}, {added})"
 
 
 def _repeat_interleave(node: ast.expr, facts: Facts) -> str | None:

@@ -168,8 +168,8 @@ def _explicit_reads(heads: list[ast.AST]) -> list[ast.AST]:
 
 
 def _reads(heads: list[ast.AST]) -> list[ast.AST]:
-    """The explicit ones; if there are none, all parts of the heads, as in `if mask.any():`."""
-    return _explicit_reads(heads) or [n for head in heads for n in ast.walk(head)]
+    """The explicit ones; if there are none, all names in the heads, as in `if mask.any():`."""
+    return _explicit_reads(heads) or [n for head in heads for n in ast.walk(head) if isinstance(n, ast.Name)]
 
 
 def _roles(statement: ast.stmt, uses: list[ast.AST]) -> Iterator[str]:
