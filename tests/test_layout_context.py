@@ -404,7 +404,9 @@ def test_inference_mode_and_no_grad() -> None:
 def _distributed(rank: int) -> None:
     torch.manual_seed(0)
     model, x = lossy()
-    twin = DistributedDataParallel(model)
+    with check() as made:
+        twin = DistributedDataParallel(model)
+    assert not made.findings, f"weights, copied to be sent, are no images: {made}"
     with check(model) as report:
         for _ in range(2):
             step(twin, x)

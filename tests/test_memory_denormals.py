@@ -201,6 +201,18 @@ def test_weights_that_change_are_counted_again() -> None:
     assert report.findings[0].denormals == 8
 
 
+def test_a_weight_that_is_seen_before_its_module_is_called_gets_its_name() -> None:
+    layer = nn.Linear(4, 4, bias=False)
+    for allow in ((), ("weight",)):
+        with memory.denormals(allow=allow) as report:
+            with torch.no_grad():
+                layer.weight[0] *= 0
+                layer.weight[0] += 1e-40
+            layer(torch.ones(1, 4))
+        site = next(s for s in report.sites if s.status == "weight")
+        assert (site.module, site.op, site.allowed) == ("Linear", "weight", bool(allow))
+
+
 # --- nothing changes ------------------------------------------------------------------------------------------------
 
 

@@ -109,6 +109,11 @@ class TestPadImages:
             ),
             (lambda: shapes.pad_images(images(), 32, mode="shrink"), ValueError, "'shrink'"),
             (
+                lambda: shapes.pad_images(images(), 32, memory_format=torch.channels_last_3d),
+                ValueError,
+                "pad_images: memory_format must be contiguous or channels_last, got torch.channels_last_3d",
+            ),
+            (
                 lambda: shapes.pad_images([*images(), torch.zeros(1, 2, 2)], 32),
                 ValueError,
                 "image 4 has 1 channels",
@@ -201,6 +206,7 @@ class TestPadTargets:
         assert all(p["masks"].shape == (3, 16, 16) for p in padded)
         assert torch.equal(padded[0]["masks"][:2, :10, :12], given[0]["masks"])
         assert padded[0]["masks"].sum() == given[0]["masks"].sum()
+        assert shapes.pad_targets(given, 3, size=16)[1]["masks"].shape == (3, 16, 16)
 
     @pytest.mark.parametrize(
         ("call", "error", "message"),
@@ -231,6 +237,36 @@ class TestPadTargets:
                 r"masks of 20 x 30 .*\(8, 8\)",
             ),
             (lambda: shapes.unpad_targets([target(2)]), ValueError, "target 0 has no field 'valid'"),
+            (
+                lambda: shapes.pad_targets([target(2), target(1, labels=[1])], 4),
+                TypeError,
+                "'labels' of target 1 is a list",
+            ),
+            (
+                lambda: shapes.pad_targets([target(1, area=torch.ones(()))], 4),
+                TypeError,
+                "'area' of target 0 is a tensor without entries",
+            ),
+            (
+                lambda: shapes.pad_targets([target(1), [target(1)]], 4),
+                TypeError,
+                "target 1 is a list, .* dict",
+            ),
+            (
+                lambda: shapes.collate_fixed(8, max_boxes=1)([torch.zeros(3, 2, 2)]),
+                TypeError,
+                r"collate_fixed: sample 0 is a Tensor, expected a pair \(image, target\)",
+            ),
+            (
+                lambda: shapes.collate_fixed(8, max_boxes=1)([]),
+                ValueError,
+                "collate_fixed: there are no samples",
+            ),
+            (
+                lambda: shapes.collate_fixed(8, max_boxes=1)([(torch.zeros(3, 2, 2), None)]),
+                TypeError,
+                "target 0 is a NoneType",
+            ),
         ],
     )
     def test_errors(self, call: Callable[[], Any], error: type[Exception], message: str) -> None:

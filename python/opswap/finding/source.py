@@ -39,7 +39,11 @@ _GENERATED = ("<frozen ", _REWRITTEN, "<eval_with_key>", "<torch_package")
 _CALL_MODULE = nn.Module._call_impl.__code__
 _RUN_BACKWARD = graph._engine_run_backward.__code__
 _CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
-_OPTIMIZERS = f"{os.sep}torch{os.sep}optim{os.sep}"
+# Of torch, they work on parameters and their gradients: optimizers, and what sends parameters to other processes.
+_OF_PARAMETERS = (
+    f"{os.sep}torch{os.sep}optim{os.sep}",
+    f"{os.sep}torch{os.sep}distributed{os.sep}utils.py",
+)
 
 # Autograd numbers the nodes of a thread one after the other. The last so many keep their line; memory is constant.
 _REMEMBERED_NODES = 1 << 17
@@ -78,7 +82,7 @@ def _kind_of_file(file: str) -> int:
         return _CHECKPOINTS
     if file.startswith(_REWRITTEN):
         return _SWAPPED
-    return _OPTIMIZES if _OPTIMIZERS in file else _OTHER
+    return _OPTIMIZES if any(part in file for part in _OF_PARAMETERS) else _OTHER
 
 
 @functools.lru_cache(maxsize=_MOST_FILES)

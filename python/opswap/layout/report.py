@@ -82,7 +82,8 @@ class LayoutReport(Report):
         if not self._observer.seen_channels_last:
             notes.append(
                 "no 4-D or 5-D tensor was in channels_last: convert the model and its inputs, "
-                "x.to(memory_format=torch.channels_last), or opswap.swap(model, memory_format=torch.channels_last)"
+                "x.to(memory_format=torch.channels_last), or opswap.swap(model, memory_format=torch.channels_last); "
+                "processes that this one started are not watched"
             )
         if self._locator.lost_nodes:
             notes.append(

@@ -28,6 +28,7 @@ from .timing import can_run_again, time_operator, time_step
 
 __all__ = ["Denormals", "Watch", "denormals"]
 
+_UNNAMED = "parameter"
 _STATUS = {"forward": "activation", "recompute": "activation", "backward": "gradient", "optimizer": "state"}
 
 
@@ -142,11 +143,12 @@ class Watch(Finder[Denormals]):
 
 @dataclass(slots=True)
 class _Weight:
-    """One parameter or buffer, and the version that was counted."""
+    """One parameter or buffer, and the version that was counted. named: its path in a model is known."""
 
     tensor: weakref.ref[Tensor]
     version: int
     tally: Tally
+    named: bool
 
 
 class _Weights:
@@ -168,8 +170,7 @@ class _Weights:
         """The tally of the parameter or buffer that a tensor is, or is a view of, if it holds denormals."""
         found = self._known.get(storage_key(tensor))
         if found is None and isinstance(tensor, Parameter):
-            path = "" if self.locator is None else self.locator.parameter_name(tensor)
-            self._add(tensor, path.rpartition(".")[0], path.rpartition(".")[2] or "parameter")
+            self._add(tensor, *self._place_of(tensor))
             found = self._known.get(storage_key(tensor))
         if found is None:
             return None
@@ -184,9 +185,23 @@ class _Weights:
             for weight in found:
                 self._refresh(weight)
 
+    def _place_of(self, parameter: Tensor) -> tuple[str, str]:
+        """The module of a parameter and its name there, which are known once the module was called."""
+        path = "" if self.locator is None else self.locator.parameter_name(parameter)
+        module, _, name = path.rpartition(".")
+        return module, name or _UNNAMED
+
     def _refresh(self, weight: _Weight) -> None:
         tensor = weight.tensor()
-        if tensor is not None and weight.version != _version(tensor):
+        if tensor is None:
+            return
+        if not weight.named:
+            module, name = self._place_of(tensor)
+            if name != _UNNAMED:
+                weight.named, weight.tally.op = True, name
+                weight.tally.origin = Origin(module, "", 0, "", "")
+                weight.tally.allowed = self._is_allowed(name, weight.tally.origin)
+        if weight.version != _version(tensor):
             self._count(tensor, weight)
 
     def _add(self, tensor: Tensor, path: str, name: str) -> None:
@@ -194,7 +209,7 @@ class _Weights:
             return
         origin = Origin(path, "", 0, "", "")
         tally = self._report.add(Tally("weight", name, origin, self._is_allowed(name, origin)))
-        weight = _Weight(weakref.ref(tensor), -1, tally)
+        weight = _Weight(weakref.ref(tensor), -1, tally, name != _UNNAMED)
         self._count(tensor, weight)
         known = self._known.get(storage_key(tensor))
         if known is None:

@@ -30,6 +30,13 @@ class CollateFixed:
         self, samples: Sequence[tuple[Any, dict[str, Any]]]
     ) -> tuple[PaddedImages, list[PaddedTarget]]:
         """(image, target) pairs as (PaddedImages, targets of one length), boxes in the batch's coordinates."""
+        for i, sample in enumerate(samples):
+            if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+                raise TypeError(
+                    f"collate_fixed: sample {i} is a {type(sample).__name__}, expected a pair (image, target)"
+                )
+        if not samples:
+            raise ValueError("collate_fixed: there are no samples")
         images, targets = zip(*samples, strict=True)
         batch = self._batch(images)
         names = per_box_fields(

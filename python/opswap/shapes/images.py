@@ -89,6 +89,10 @@ def pad_images(
     _check_images(images)
     if mode not in MODES:
         raise ValueError(f"pad_images: mode must be one of {', '.join(MODES)}, got {mode!r}")
+    if memory_format not in (torch.contiguous_format, torch.channels_last):
+        raise ValueError(
+            f"pad_images: memory_format must be contiguous or channels_last, got {memory_format}"
+        )
     originals = tuple((int(x.shape[1]), int(x.shape[2])) for x in images)
     height, width = batch_size(originals, size, buckets=buckets, divisor=divisor, fit=mode != "error")
     fitted = [fit(x, height, width, mode) for x in images]

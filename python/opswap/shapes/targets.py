@@ -29,7 +29,7 @@ def pad_targets(
     *,
     overflow: str = "error",
     label: int = -1,
-    size: tuple[int, int] | None = None,
+    size: int | tuple[int, int] | None = None,
     per_box: Collection[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> list[PaddedTarget]:
@@ -45,19 +45,22 @@ def pad_targets(
         overflow: what happens to a target with more boxes: "error", or only max_boxes of them are kept, in their
             order: the "largest" by area or a "random" choice.
         label: the label of padding, a number that no class has.
-        size: (H, W) to which masks are padded at the right and bottom; None leaves their size.
+        size: (H, W), or one number for both, to which masks are padded at the right and bottom; None leaves their
+            size.
         per_box: names of all per-box fields. None: the usual names, and every other tensor that has as many entries
             as there are boxes, in each target of the batch; name them if that can be so by accident.
         generator: for "random"; None is torch's default one.
     Returns: new dicts with `valid` (max_boxes,) bool. Fields per image stay as they are.
-    Raises: TypeError for fields that are not tensors; ValueError for missing or misshapen boxes, fields of other
-        lengths, a label that a class has or that the labels' dtype has not, masks larger than size, and more boxes
-        than max_boxes.
+    Raises: TypeError for targets that are not dicts and fields that are not tensors; ValueError for missing or
+        misshapen boxes, fields of other lengths, a label that a class has or that the labels' dtype has not, masks
+        larger than size, and more boxes than max_boxes.
     """
     if overflow not in _OVERFLOWS:
         raise ValueError(f"pad_targets: overflow must be one of {', '.join(_OVERFLOWS)}, got {overflow!r}")
     if not isinstance(max_boxes, int) or isinstance(max_boxes, bool) or max_boxes < 1:
         raise ValueError(f"pad_targets: max_boxes must be a positive int, got {max_boxes!r}")
+    if isinstance(size, int):
+        size = size, size
     for i, target in enumerate(targets):
         _check(i, target, label, None if overflow != "error" else max_boxes)
     names = per_box_fields(targets, per_box)
@@ -88,6 +91,10 @@ def unpad_targets(
 
 
 def _check_boxes(index: int, target: dict[str, Any]) -> Tensor:
+    if not isinstance(target, dict):
+        raise TypeError(
+            f"pad_targets: target {index} is a {type(target).__name__}, expected a dict with boxes"
+        )
     boxes = target.get("boxes")
     if not isinstance(boxes, Tensor) or boxes.dim() != 2 or boxes.shape[1] != 4:
         what = tuple(boxes.shape) if isinstance(boxes, Tensor) else type(boxes).__name__
@@ -125,6 +132,12 @@ def per_box_fields(targets: Sequence[dict[str, Any]], per_box: Collection[str] |
         fits = [length == boxes for _, length, boxes in lengths]
         if known and not all(fits):
             i, length, boxes = lengths[fits.index(False)]
+            if length is None:
+                kind = type(targets[i][name]).__name__
+                what = "a tensor without entries" if isinstance(targets[i][name], Tensor) else f"a {kind}"
+                raise TypeError(
+                    f"pad_targets: field {name!r} of target {i} is {what}, expected one entry per box"
+                )
             raise ValueError(
                 f"pad_targets: field {name!r} of target {i} has {length} entries for {boxes} boxes"
             )
