@@ -60,7 +60,7 @@ def test_every_way_to_run_is_the_same(name: str, label: str, seed: int) -> None:
         "loop_images": Plan(images),
         "follow": Plan(frozenset(sorted(convolutions)[:1]), follow=True),
     }
-    program = build(traced, merged, (True,), 3, plans.get(label, Plan(otherwise=label)))
+    program = build(traced, merged, (True,), 3, plans.get(label, Plan(default=label)))
     merged._merge.programs = {mode: [(0, program)] for mode in merged._merge.programs}
     for batch in (1, 3):
         x = example(name, batch)

@@ -138,7 +138,7 @@ def test_dtypes_under_autocast_are_those_of_the_loop(name: str, way: str, seed: 
     modules = [make_branch() for _ in range(3)]
     traced = trace(modules, [(torch.randn(batch, *sizes),) for batch in (2, 3)])
     calls = frozenset(n.name for n in traced.graph.nodes if n.op.startswith("call"))
-    plan = Plan(calls, follow=True) if way == "loop" else Plan(otherwise=way)
+    plan = Plan(calls, follow=True) if way == "loop" else Plan(default=way)
     for shared in (True, False):
         merged = merge.branches(modules, shared_input=shared)
         program = build(traced, merged, (shared,), 3, plan)

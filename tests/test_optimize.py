@@ -166,6 +166,29 @@ def test_parts_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [p.done for p in opswap.report(model).parts] == [False, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("left_out", "name"),
+    [
+        ({"memory_format": None}, "memory format"),
+        ({"reuse_memory": False}, "memory"),
+        ({"flush_denormals": False}, "denormals"),
+    ],
+)
+def test_each_part_can_be_left_out_alone(
+    left_out: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(optimizing, "reuse_freed", lambda enabled: called.append("memory"))
+    monkeypatch.setattr(optimizing, "set_flushing", lambda enabled: called.append("denormals"))
+    model = Net()
+    with torch.no_grad():
+        model.head.weight[0] = 1e-40
+    opswap.optimize(model, **left_out)
+    assert [p.name for p in opswap.report(model).parts if not p.done] == [name]
+    assert sorted(called) == sorted({"memory", "denormals"} - {name})
+    assert is_last(model.body[0].weight) == (name != "memory format")
+
+
 def test_a_given_format() -> None:
     model = opswap.optimize(Views(), memory_format=torch.contiguous_format)
     assert part(model, "memory format").detail == "contiguous_format, as given"
@@ -199,6 +222,9 @@ def test_denormals_are_flushed_if_the_model_has_them(flushes: bool) -> None:
     assert found.done is flushes
     assert "8 numbers" in found.detail or not flushes
     assert not flushes or ((tiny * 0.5).view(torch.int32).item() == 0 and found.before > 0)
+    if flushes:  # undone by one call
+        opswap.memory.flush_denormals(False)
+        assert (tiny * 0.5).view(torch.int32).item() != 0
 
 
 def test_switches_are_as_before_if_it_raises(flushes: bool) -> None:
@@ -256,6 +282,9 @@ def test_it_is_undone_by_unswap() -> None:
     state, kinds = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
     opswap.optimize(model, example_inputs=(X,))
     opswap.unswap(model)
+    if switches.reuses_freed():
+        opswap.memory.reuse_freed(False)
+    assert not switches.reuses_freed()
     assert [type(m) for m in model.modules()] == kinds
     assert same_state(model, state)
     assert not opswap.report(model).parts

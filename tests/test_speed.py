@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""benchmarks/speed.py times training steps of networks, and makes a table of them."""
+"""benchmarks/speed.py times training steps of networks, calls.py eager calls; both make a table."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from opswap.memory.switches import reuse_kept
 
 BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
+import calls  # noqa: E402
 import speed  # noqa: E402
 
 sys.path.remove(BENCHMARKS)
@@ -71,3 +72,23 @@ def test_every_network_is_swapped() -> None:
     """Of those that need no library."""
     for name in ("ShuffleNetV2 x1.0", "U-Net, GroupNorm"):
         assert opswap.report(opswap.swap(speed.NETWORKS[name]())).swapped
+
+
+def test_the_cost_of_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both forms of each case agree; a file of another version adds its columns."""
+    for ours, stock, tensors in (case for name, case in calls._cases().items() if name != "dropout"):
+        torch.testing.assert_close(
+            ours(*tensors), stock(*tensors).view_as(ours(*tensors)), rtol=1e-4, atol=1e-4
+        )
+    file, threads = tmp_path / "out.json", torch.get_num_threads()
+    try:
+        for more in ("--json", str(file)), ("--before", str(file)):
+            monkeypatch.setattr(sys, "argv", ["calls.py", "--seconds", "0", *more])
+            calls.main()
+    finally:
+        torch.set_num_threads(threads)
+    first, second = capsys.readouterr().out.split("| function |")[1:]
+    assert "before" not in first and second.count("before, ") == 2
+    assert set(json.loads(file.read_text())) == set(calls._cases())

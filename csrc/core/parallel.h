@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The only door to threads. */
+/* The only access to threads. */
 #ifndef OSW_CORE_PARALLEL_H
 #define OSW_CORE_PARALLEL_H
 

@@ -15,7 +15,7 @@ from opswap._torch import on_its_own, tree_map
 
 from ..ops.linear import register_flops
 from .build import build
-from .carry import build_tree, check_layers, empty_copy, fill_branches, fill_merged, links
+from .carry import build_tree, check_layers, empty_copy, fill_branches, fill_merged, tensor_links
 from .examples import guess_example
 from .forms import Form, change_form
 from .layers import RECORDED, Layer
@@ -166,8 +166,8 @@ class MergedBranches(nn.Module):
         program = self._proven(traced, modules, empty, Plan())
         if recorded:
             for way in sorted({way for m in self.modules() if isinstance(m, Layer) for way in m.ways}):
-                self._proven(traced, modules, empty, Plan(otherwise=way), evaluation=False)
-            program = build(traced, self, shared, len(modules), Plan(otherwise=RECORDED), stacked)
+                self._proven(traced, modules, empty, Plan(default=way), evaluation=False)
+            program = build(traced, self, shared, len(modules), Plan(default=RECORDED), stacked)
             self._choose(program, example)
         self._merge.programs = {"training": [(0, program)], "inference": [(0, program)]}
 
@@ -311,7 +311,7 @@ class MergedBranches(nn.Module):
             raise ValueError(
                 f"{_NAME}: expected {len(self._merge.empty_copies)} branches, got {len(modules)}"
             )
-        found = [link for link in links(self, modules) if isinstance(link.whole, nn.Parameter)]
+        found = [link for link in tensor_links(self, modules) if isinstance(link.whole, nn.Parameter)]
         return [(link.parts, [link.whole]) for link in found]
 
     def measure(self, *inputs: Any, seconds: float = 1.0) -> MergeReport:
@@ -442,7 +442,7 @@ def _nearest(programs: Sequence[tuple[int, Program]], elements: int) -> Program:
 
 def _enter_all(program: Program, inputs: Sequence[Any]) -> list[Any]:
     forms = zip(inputs, program.inputs, strict=True)
-    return [_enter(x, form, program.branches) for x, form in forms]
+    return [_to_form(x, form, program.branches) for x, form in forms]
 
 
 def _check_input(x: Any, shared: bool, branches: int) -> None:
@@ -454,7 +454,7 @@ def _check_input(x: Any, shared: bool, branches: int) -> None:
         raise ValueError(f"{_NAME}: expected {branches} inputs in the list, got {len(x)}")
 
 
-def _enter(x: Any, form: Form, branches: int) -> Any:
+def _to_form(x: Any, form: Form, branches: int) -> Any:
     """An input in the form that a program wants."""
     if form is Form.SHARED:
         return x

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from . import calls
 from .forms import Form, align_weight, branch_sizes, change_form
-from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, Layer, Separate
+from .layers import CHANNELWISE, ELEMENTWISE, RANDOM, Layer, Unmerged
 from .plan import Plan
 from .program import (
     KeepsDtype,
@@ -75,7 +75,7 @@ class _Builder:
     def build(self, shared: Sequence[bool]) -> Program:
         entries = [n for n in self.graph.nodes if n.op == "placeholder"]
         for node, is_shared in zip(entries, shared, strict=True):
-            self._enter(node, is_shared)
+            self._define_input(node, is_shared)
         result: Any = None
         for node in self.graph.nodes:
             if node.op == "get_attr":
@@ -95,7 +95,7 @@ class _Builder:
 
     # Values and their forms
 
-    def _enter(self, node: fx.Node, shared: bool) -> None:
+    def _define_input(self, node: fx.Node, shared: bool) -> None:
         looped = any(n.name in self.plan.loop for n in node.users)
         form = Form.SHARED if shared else Form.LISTED if looped else Form.STACKED
         self.inputs.append(form)
@@ -242,7 +242,7 @@ class _Builder:
             raise self._refuse(
                 node, "follows Linears of different out_features: only elementwise code may follow these"
             )
-        if isinstance(module, Separate):
+        if isinstance(module, Unmerged):
             self._run_each(node, None, separate=True)
         elif isinstance(module, Layer):
             self._layer(node, module)

@@ -12,14 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from ..swap.runtime.state import INTERNAL
-from .layers import LAYERS, POOLS, Layer, Separate
+from .layers import LAYERS, POOLS, Layer, Unmerged
 from .structure import is_plain, owned_tensors
 
-__all__ = ["Link", "build_tree", "check_layers", "empty_copy", "fill_branches", "fill_merged", "links"]
+__all__ = [
+    "TensorLink",
+    "build_tree",
+    "check_layers",
+    "empty_copy",
+    "fill_branches",
+    "fill_merged",
+    "tensor_links",
+]
 
 
 @dataclass(frozen=True)
-class Link:
+class TensorLink:
     """One tensor of the merged tree and the tensors of the branches that it replaces, each an owner and a name."""
 
     name: str
@@ -76,7 +84,7 @@ def build_tree(root: nn.Module, modules: Sequence[nn.Module], separate: Iterable
             continue
         parent, _, name = path.rpartition(".")
         if first not in made:
-            made[first] = Separate(own) if path in separate else _child(own)
+            made[first] = Unmerged(own) if path in separate else _child(own)
         root.get_submodule(parent).add_module(name, made[first])
 
 
@@ -121,23 +129,23 @@ def _stack_tensors(folder: nn.Module, own: Sequence[nn.Module]) -> None:
             folder.register_buffer(name, whole, persistent=name not in first._non_persistent_buffers_set)
 
 
-def links(root: nn.Module, modules: Sequence[nn.Module]) -> Iterator[Link]:
+def tensor_links(root: nn.Module, modules: Sequence[nn.Module]) -> Iterator[TensorLink]:
     """Every tensor of the merged tree, in the order of a branch's."""
     outer = "\n"
     for path, first in modules[0].named_modules():
         if path.startswith(outer):
             continue
         merged = root.get_submodule(path)
-        if isinstance(merged, Separate):
+        if isinstance(merged, Unmerged):
             outer = f"{path}."
             for twin, m in zip(merged, modules, strict=True):
                 part = m.get_submodule(path)
                 for below, owner in part.named_modules():
                     names = [name for name, t in owned_tensors(owner) if t is not None]
-                    yield from (Link(name, twin.get_submodule(below), (owner,)) for name in names)
+                    yield from (TensorLink(name, twin.get_submodule(below), (owner,)) for name in names)
             continue
         own = tuple(m.get_submodule(path) for m in modules)
-        yield from (Link(name, merged, own) for name, t in owned_tensors(first) if t is not None)
+        yield from (TensorLink(name, merged, own) for name, t in owned_tensors(first) if t is not None)
 
 
 def check_layers(root: nn.Module, branch: nn.Module) -> None:
@@ -147,7 +155,7 @@ def check_layers(root: nn.Module, branch: nn.Module) -> None:
         if path.startswith(outer):
             continue
         module = root.get_submodule(path)
-        if isinstance(module, Separate):
+        if isinstance(module, Unmerged):
             outer = f"{path}."
         elif type(own) in LAYERS and not isinstance(module, Layer):
             kinds = f"{type(own).__name__} in each branch and now is a {type(module).__name__}"
@@ -159,7 +167,7 @@ def check_layers(root: nn.Module, branch: nn.Module) -> None:
 @torch.no_grad()
 def fill_merged(root: nn.Module, modules: Sequence[nn.Module]) -> None:
     """Copy the values of all tensors, and the gradients, into the merged tree."""
-    for link in links(root, modules):
+    for link in tensor_links(root, modules):
         whole, parts = link.whole, link.parts
         whole.copy_(link.join(parts))
         if isinstance(whole, nn.Parameter):
@@ -174,7 +182,7 @@ def _copy_replaced(root: nn.Module, modules: Sequence[nn.Module]) -> None:
         if f"{path}.".startswith(tuple(outer)):
             continue
         merged = root.get_submodule(path)
-        if type(first) in LAYERS or isinstance(merged, Separate):
+        if type(first) in LAYERS or isinstance(merged, Unmerged):
             outer.append(f"{path}.")
             continue
         kind = _kind_of_child(first)
@@ -212,7 +220,7 @@ def fill_branches(root: nn.Module, modules: Sequence[nn.Module]) -> None:
     Modules without tensors that were replaced in the merged tree are replaced in the branches too.
     """
     _copy_replaced(root, modules)
-    for link in links(root, modules):
+    for link in tensor_links(root, modules):
         whole = link.whole
         values = link.cut(whole)
         gradients = link.cut(whole.grad) if whole.grad is not None else [None] * len(values)
@@ -235,7 +243,7 @@ def _counterpart(root: nn.Module, path: str, branch: int) -> nn.Module:
     names = path.split(".") if path else []
     while names:
         module = getattr(module, names.pop(0))
-        if isinstance(module, Separate):
+        if isinstance(module, Unmerged):
             module = module[branch]
     return module
 

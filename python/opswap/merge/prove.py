@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from opswap._draws import draws_undone
 from opswap._torch import tree_leaves
 
-from .carry import fill_merged, links
+from .carry import fill_merged, tensor_links
 from .forms import Form
 from .layers import RANDOM
 from .program import Program
@@ -174,7 +174,7 @@ def _together(parts: Sequence[Any]) -> Any:
 def _tensors_after(
     whole: nn.Module, loop: Sequence[nn.Module]
 ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-    for link in links(whole, loop):
+    for link in tensor_links(whole, loop):
         if isinstance(link.whole, nn.Parameter):
             parts = [p.grad for p in link.parts]
             missing = all(p is None for p in parts)

@@ -12,7 +12,7 @@ from torch import nn
 from opswap._table import table
 
 from .costs import Choice, Site, source
-from .layers import Layer, Separate
+from .layers import Layer, Unmerged
 from .layers.conv import BranchConv
 from .measure import Timing
 from .program import Program, run_batched
@@ -115,7 +115,7 @@ def describe(
         if isinstance(module, Layer):
             kind = type(empty_copies[0].get_submodule(path)).__name__
             merged.append(MergedSite(path, f"{len(empty_copies)} x {kind}", type(module).__name__))
-        elif isinstance(module, Separate):
+        elif isinstance(module, Unmerged):
             kind = type(empty_copies[0].get_submodule(path)).__name__
             kept.append(MergedSite(path, f"{len(empty_copies)} x {kind}", separate[path]))
     for step in programs["training"][0][1].steps:

@@ -23,7 +23,7 @@ from ..swap.runtime.outside import Outside, join, stands
 from ..swap.runtime.reasons import difference, outside_change
 from ..swap.runtime.snapshot import MISSING, Wanted, is_as, is_plain, snapshot
 from ..swap.runtime.state import INTERNAL, Reading, names_of_tensors
-from .layers import Separate
+from .layers import Unmerged
 
 __all__ = ["Watch", "failure", "holds", "watch"]
 
@@ -96,7 +96,7 @@ def _place(root: nn.Module, path: tuple[str, ...], own: nn.Module, reading: Read
     merged = root
     for name in path:
         merged = merged._modules[name]
-        if isinstance(merged, Separate):
+        if isinstance(merged, Unmerged):
             return None
     held = without_links(vars(own))
     names = [k for k in held if k not in INTERNAL and (reading.names is None or k in reading.names)]

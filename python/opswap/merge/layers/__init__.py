@@ -19,9 +19,9 @@ from .norm import (
     BranchInstanceNorm3d,
     BranchLayerNorm,
 )
-from .other import BranchAdaptiveMaxPool2d, BranchPReLU, Separate
+from .other import BranchAdaptiveMaxPool2d, BranchPReLU, Unmerged
 
-__all__ = ["CHANNELWISE", "ELEMENTWISE", "LAYERS", "POOLS", "RANDOM", "RECORDED", "Layer", "Separate"]
+__all__ = ["CHANNELWISE", "ELEMENTWISE", "LAYERS", "POOLS", "RANDOM", "RECORDED", "Layer", "Unmerged"]
 
 
 def _of_dimensions(name: str) -> list[type[nn.Module]]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ...functional import adaptive_max_pool2d
 from .layer import Layer
 
-__all__ = ["BranchAdaptiveMaxPool2d", "BranchPReLU", "Separate"]
+__all__ = ["BranchAdaptiveMaxPool2d", "BranchPReLU", "Unmerged"]
 
 
 class BranchPReLU(Layer):
@@ -40,7 +40,7 @@ class BranchAdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
         return super().forward(input)
 
 
-class Separate(nn.ModuleList):
+class Unmerged(nn.ModuleList):
     """Copies of N modules that are not merged and run one after another."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
