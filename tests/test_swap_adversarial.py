@@ -164,6 +164,78 @@ def test_calls_of_its_own() -> None:
     same(opswap.swap(copy.deepcopy(stock), exact=True), stock)
 
 
+class CalledNorm(nn.BatchNorm2d):
+    def __call__(self, input: Tensor) -> Tensor:
+        return super().__call__(input) * 2
+
+
+class CalledInsideNorm(nn.BatchNorm2d):
+    def _call_impl(self, *args: Tensor) -> Tensor:
+        return super()._call_impl(*args) * 2
+
+
+class CalledInsideConv(nn.Conv2d):
+    def _call_impl(self, *args: Tensor) -> Tensor:
+        return super()._call_impl(*args) * 2
+
+
+class CalledInsideReLU(nn.ReLU):
+    def _call_impl(self, *args: Tensor) -> Tensor:
+        return super()._call_impl(*args) - 1
+
+
+@pytest.mark.usefixtures("every_rule_applies")
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: (CalledNorm(12), nn.ReLU(), nn.ChannelShuffle(3)),
+        lambda: (CalledInsideNorm(12), nn.ReLU(), Shuffle(3)),
+        lambda: (nn.BatchNorm2d(12), CalledInsideReLU(), Shuffle(3)),
+        lambda: (CalledInsideConv(12, 12, 1), nn.BatchNorm2d(12), nn.ReLU(), Shuffle(3)),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_calls_of_layers_of_its_own(
+    layers: Callable[[], tuple[nn.Module, ...]], exact: bool, training: bool
+) -> None:
+    """What the class does around the forward is done once, not never and not twice."""
+    stock = nn.Sequential(*layers()).train(training)
+    model = opswap.swap(copy.deepcopy(stock), exact=exact)
+    x = images()
+    torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
+
+
+class Reader(nn.Module):
+    """Calls a child, which may be scripted, before layers that a swap joins."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.child, self.norm, self.act, self.shuffle = child, nn.BatchNorm2d(12), nn.ReLU(), Shuffle(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shuffle(self.act(self.norm(self.child(x))))
+
+
+@pytest.mark.usefixtures("every_rule_applies")
+@pytest.mark.parametrize(
+    "of",
+    [torch.jit.script, lambda m: torch.jit.trace(m, images()), torch.fx.symbolic_trace],
+    ids=["script", "trace", "graph"],
+)
+def test_a_compiled_child_beside_what_is_joined(of: Callable[[nn.Module], nn.Module]) -> None:
+    stock = Reader(of(nn.Sequential(nn.Conv2d(12, 12, 1), nn.Sigmoid()))).eval()
+    model = opswap.swap(copy.deepcopy(stock))
+    assert {s.path for s in opswap.report(model).swapped} >= {"norm"}
+    x = images()
+    opswap.freeze(model)
+    with torch.no_grad():
+        for _ in range(4):  # later calls may be recorded ones
+            torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
+    model.norm.momentum = 0.5
+    opswap.explain(model, x)
+
+
 @pytest.mark.usefixtures("every_rule_applies")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpointed_module(reentrant: bool) -> None:

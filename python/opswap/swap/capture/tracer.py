@@ -27,7 +27,7 @@ from opswap._torch import assert_function, tree_leaves
 
 from ..graph.calls import operation
 from ..graph.metadata import counts_dimensions, is_metadata, is_shape
-from ..runtime.guards import hooked, require
+from ..runtime.guards import hooked, own_call, require
 from ..runtime.lists import Listed, is_listed, names_in
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
 from . import classes
@@ -269,6 +269,9 @@ class Tracer(fx.Tracer):
         # What is not a leaf has no hooks of its own, and those of the process must not fire.
         if self.is_passing(m):
             return m.forward(*args, **kwargs)
+        if own_call(m) and id(m) not in self.inlined:
+            # What it does beside this would be captured, and run by the call of the module as well.
+            raise self.refuse(f"{class_name(m)} has a __call__ of its own")
         self.owners.append(self.path_of_module(m))
         try:
             return super().call_module(m, m.forward, args, kwargs)

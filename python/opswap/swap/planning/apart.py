@@ -13,7 +13,7 @@ from ..capture.tracer import class_name
 from ..report import Site
 from ..rules.activation import SLOWER, activation, activation_of, gated
 from ..rules.norm import NORMS
-from ..runtime.guards import hooked
+from ..runtime.guards import call_adds
 from .block_ends import last_module
 
 __all__ = ["RULE", "Key", "activations_apart", "in_a_row", "key_of", "norm_at_end"]
@@ -94,8 +94,9 @@ def _why(node: fx.Node, before: fx.Node, block: nn.Module | None, norm: nn.Modul
     if block is not None and block is not norm:
         return _IN_A_BLOCK.format(type(block).__name__, before.target)
     modules = {before.target: norm, node.target: node.meta.get("module")}
-    hooks = next((name for name, m in modules.items() if m is not None and hooked(m)), None)
-    return "" if hooks is None else f"{hooks} has hooks: its call is not merged with the calls around it"
+    found = [(name, call_adds(m)) for name, m in modules.items() if m is not None]
+    adding = next((f"{name} {adds}" for name, adds in found if adds), None)
+    return "" if adding is None else f"{adding}: its call is not merged with the calls around it"
 
 
 def _place(node: fx.Node) -> str:

@@ -21,7 +21,7 @@ from ..rewriting.code import containers_of
 from ..rule import UNPROBED
 from ..rules import Rule
 from ..rules.activation import is_activation
-from ..runtime.guards import hooked
+from ..runtime.guards import call_adds
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
 from .apart import RULE as apart_rule
@@ -314,7 +314,7 @@ class _Planner:
                     ended = self._down_to_end(before.meta["module"])
                     yield from (*ended, *begun) if ended else ()
                 pair = [self.known.get(n.meta["module"]) for n in (before, node)]
-                if None in pair or any(hooked(m.root) for m in pair):
+                if None in pair or any(call_adds(m.root) for m in pair):
                     continue
                 if pair[0].joins_its_output() and pair[1].cuts_its_input():
                     for m in pair:
@@ -323,7 +323,7 @@ class _Planner:
     def _down_to_end(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
         """The block and the blocks that it ends with, down to a module whose calls a rule looks for; () without one."""
         known = self.known.get(module) if module is not None else None
-        if known is None or hooked(known.root):
+        if known is None or call_adds(known.root):
             return ()
         for path in known.paths:
             last = last_module(path.capture.graph)
@@ -357,8 +357,8 @@ class _Planner:
                 joins = joins or any(map(_moves, known.changes))
                 moves = (known.changes or known.refused) and known.calls_no_module()
                 shuffles = bool(moves or (_is_sequential(module) and joins)) or self._is_activation(known)
-            if shuffles and hooked(child):
-                reason = "has hooks: its call is not merged with the calls around it"
+            if shuffles and (adds := call_adds(child)):
+                reason = f"{adds}: its call is not merged with the calls around it"
                 self.kept.append(Site(self.paths[child], "", _source(child), False, reason))
             elif shuffles:
                 yield child
@@ -372,7 +372,7 @@ class _Planner:
     def _begins_with_activation(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
         """The block and what is inlined in it, if all that reads its input is an activation; () if not."""
         known = self.known.get(module) if module is not None else None
-        if known is None or hooked(known.root) or len(known.paths) != 1:
+        if known is None or call_adds(known.root) or len(known.paths) != 1:
             return ()
         begins = begins_with_activation(known.paths[0].capture.graph, self.called)
         return (known.root, *known.inlined) if begins else ()
@@ -387,7 +387,7 @@ class _Planner:
         members = list(modules.children())
         kinds = {type(m) for m in members}
         several = isinstance(modules, nn.ModuleList) and len(members) > 1
-        if several and len(kinds) == 1 and kinds <= self.inlined and not any(map(hooked, members)):
+        if several and len(kinds) == 1 and kinds <= self.inlined and not any(map(call_adds, members)):
             yield from (modules, *members)
 
     def _is_new(self, found: _Module, change: Change) -> bool:

@@ -186,6 +186,8 @@ def _check_known(modules: Sequence[nn.Module], states: Sequence[tuple[nn.Module,
         raise NotRecordedError("a forward reads a module from elsewhere")
     for module in modules:
         cls = type(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise NotRecordedError(f"{cls.__name__} is scripted")
         known = _is_of_torch(cls) or is_rewritten(module) or id(module) in watched
         if not known or cls.__call__ is not nn.Module.__call__ or cls._call_impl is not nn.Module._call_impl:
             raise NotRecordedError(f"what a call of {cls.__name__} does has not been followed")

@@ -17,7 +17,7 @@ from opswap.ops._function import plain_cpu
 from opswap.ops.norm import spell
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
-from ..runtime.guards import hooked, unhooked
+from ..runtime.guards import call_adds, unhooked
 from .activation import SILU, SLOWER, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, poolable, trains
 
@@ -81,8 +81,8 @@ def problem_of(nodes: tuple[Node, ...]) -> str:
     if not all(n.users.keys() <= set(nodes) for n in nodes[:-1]):
         return "an intermediate result is used elsewhere"
     for node in module_calls(nodes):
-        if hooked(node.meta["module"]):
-            return f"{node.target} has hooks: its call is not merged with the calls around it"
+        if adds := call_adds(node.meta["module"]):
+            return f"{node.target} {adds}: its call is not merged with the calls around it"
     return ""
 
 

@@ -25,6 +25,7 @@ from .state import INTERNAL, State, unchanged
 
 __all__ = [
     "Record",
+    "call_adds",
     "capture_is_valid",
     "count_fallback",
     "find_class",
@@ -33,6 +34,7 @@ __all__ = [
     "is_plain_tensor",
     "listed",
     "ordinary",
+    "own_call",
     "require",
     "size_guard_holds",
     "unhooked",
@@ -77,6 +79,19 @@ def hooked(module: nn.Module) -> bool:
             and module.__dict__["forward"] is not module.__dict__.get("_opswap_forward")
         )
     )
+
+
+def own_call(module: nn.Module) -> bool:
+    """True if a user's class has its own `__call__`; the one that fx gives each graph adds nothing."""
+    compiled = isinstance(module, (torch.jit.ScriptModule, torch.fx.GraphModule))
+    return type(module).__call__ is not nn.Module.__call__ and not compiled
+
+
+def call_adds(module: nn.Module) -> str:
+    """What calling the module does more than its forward; "" if nothing. For plans: a call compares classes."""
+    if own_call(module) or type(module)._call_impl is not nn.Module._call_impl:
+        return "has a call of its own"
+    return "has hooks" if hooked(module) else ""
 
 
 def globally_hooked() -> bool:

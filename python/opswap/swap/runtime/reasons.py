@@ -124,7 +124,7 @@ def _names(root: nn.Module) -> Callable[[nn.Module], str]:
 
 def _change(module: nn.Module, state: State, name: str) -> str:
     """How the module differs from what was observed, "" if it does not. `name`: what to call it."""
-    if state.cls.forward is not state.forward:
+    if state.forward is not None and state.cls.forward is not state.forward:
         return f"{state.cls.__name__}.forward was replaced"
     changed = "" if state.children is None else _changed_child(module, state.children, name)
     if changed:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from opswap.nn.frozen import FROZEN
@@ -103,7 +104,7 @@ def observe(module: nn.Module, reading: Reading | None = None) -> State:
     """The state of a module that its capture depends on; of everything in it if reading is None."""
     reading = Reading(None) if reading is None else reading
     cls = type(module)
-    wanted = None if _is_read_by_torch(cls.forward) else reading.names
+    wanted = None if _is_read_by_torch(_forward_of(cls)) else reading.names
     return _observe(module, reading, wanted, tuple(module._modules.values()))
 
 
@@ -151,7 +152,7 @@ def _observe(
     absent = [n for n in sorted(reading.texts) if _is_absent(module, cls, n)]
     return State(
         cls,
-        cls.forward,
+        _forward_of(cls),
         children,
         tuple(kept),
         tuple(kept.values()),
@@ -160,6 +161,11 @@ def _observe(
         tuple(optional.items()),
         tuple(names_of_tensors(module)) if any(m is module for m in reading.listed) else None,
     )
+
+
+def _forward_of(cls: type[nn.Module]) -> Any:
+    """None for a scripted module, whose class raises an error if it is asked for it."""
+    return None if issubclass(cls, torch.jit.ScriptModule) else cls.forward
 
 
 def _entries(base: type, wanted: Collection[str] | None, reading: Reading) -> Iterator[tuple[str, Any]]:
@@ -198,7 +204,7 @@ def _is_constant(kept: Any) -> bool:
 
 def unchanged(module: nn.Module, state: State) -> bool:
     """True if the module is as it was observed; torch.compile traces through it."""
-    if state.cls.forward is not state.forward:
+    if state.forward is not None and state.cls.forward is not state.forward:
         return False
     if state.children is not None:
         children = module._modules.values()
