@@ -29,7 +29,7 @@ from ..rule import Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
 from .activation import activation, activation_of
 from .conditions import poolable
-from .norm import behind, module_calls, problem_of
+from .norm import behind, module_calls, region_of
 
 __all__ = ["RULES", "foldable", "is_foldable", "is_link", "linked"]
 
@@ -160,16 +160,7 @@ def _folded_chains(graph: Graph) -> Iterator[list[Stage]]:
 
 
 def _region(stages: list[Stage]) -> Region:
-    nodes = tuple(n for stage in stages for n in stage)
-    return Region(
-        inputs=tuple(nodes[0].all_input_nodes),
-        nodes=nodes,
-        outputs=nodes[-1:],
-        anchor=nodes[0],
-        main=nodes[-1],
-        problem=problem_of(nodes),
-        modules=module_calls(nodes),
-    )
+    return region_of(tuple(n for stage in stages for n in stage))
 
 
 def _find(graph: Graph) -> Iterator[Region]:

@@ -21,7 +21,7 @@ from ..runtime.guards import call_adds, unhooked
 from .activation import SILU, SLOWER, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, poolable, trains
 
-__all__ = ["RULES", "act_of", "behind", "may_overwrite", "module_calls", "problem_of", "supported_norm"]
+__all__ = ["RULES", "act_of", "behind", "may_overwrite", "module_calls", "region_of", "supported_norm"]
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -52,7 +52,7 @@ def _find_act(graph: Graph) -> Iterator[Region]:
             outputs=nodes[-1:],
             anchor=node,
             main=nodes[-1],
-            problem=problem_of(nodes),
+            problem=_problem_of(nodes),
             modules=modules,
         )
 
@@ -76,7 +76,7 @@ def module_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(n for n in nodes if n.op == "call_module")
 
 
-def problem_of(nodes: tuple[Node, ...]) -> str:
+def _problem_of(nodes: tuple[Node, ...]) -> str:
     """Why a normalisation and the nodes after it may not be joined, or ""."""
     if not all(n.users.keys() <= set(nodes) for n in nodes[:-1]):
         return "an intermediate result is used elsewhere"
@@ -84,6 +84,19 @@ def problem_of(nodes: tuple[Node, ...]) -> str:
         if adds := call_adds(node.meta["module"]):
             return f"{node.target} {adds}: its call is not merged with the calls around it"
     return ""
+
+
+def region_of(nodes: tuple[Node, ...]) -> Region:
+    """The region of calls of which each reads the result of the one before."""
+    return Region(
+        inputs=tuple(nodes[0].all_input_nodes),
+        nodes=nodes,
+        outputs=nodes[-1:],
+        anchor=nodes[0],
+        main=nodes[-1],
+        problem=_problem_of(nodes),
+        modules=module_calls(nodes),
+    )
 
 
 def act_of(region: Region) -> tuple[str, str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from opswap import functional as F
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
 from .conditions import poolable
-from .norm import act_of, behind, module_calls, problem_of
+from .norm import act_of, behind, region_of
 
 __all__ = ["RULES"]
 
@@ -23,28 +23,15 @@ def _is_batch_norm(node: Node) -> bool:
     return node.op == "call_function" and node.target is torch_functional.batch_norm
 
 
-def _call(nodes: tuple[Node, ...]) -> Region:
-    """A call of the function, and the nodes that work on its result only."""
-    return Region(
-        inputs=tuple(nodes[0].all_input_nodes),
-        nodes=nodes,
-        outputs=nodes[-1:],
-        anchor=nodes[0],
-        main=nodes[-1],
-        problem=problem_of(nodes),
-        modules=module_calls(nodes),
-    )
-
-
 def _find_call_act(graph: Graph) -> Iterator[Region]:
     for node in filter(_is_batch_norm, graph.nodes):
         after = behind(node)
         if after:
-            yield _call((node, *after))
+            yield region_of((node, *after))
 
 
 def _find_call(graph: Graph) -> Iterator[Region]:
-    return (_call((node,)) for node in filter(_is_batch_norm, graph.nodes))
+    return (region_of((node,)) for node in filter(_is_batch_norm, graph.nodes))
 
 
 def _arguments(region: Region) -> dict[str, str]:
