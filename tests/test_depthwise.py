@@ -45,7 +45,8 @@ def assert_as_torch(x: Tensor, *rest: Any, kernel: bool, **options: Any) -> None
     assert opswap.stats()["kernel"].keys() == (names if kernel else set())
     for a, e in zip((ours, *gradients), (theirs, *expected), strict=True):
         assert layout_of(a) == layout_of(e)
-        torch.testing.assert_close(a, e)
+        # Up to 220 products per sum: the two orders of summation differ by more than assert_close allows float32.
+        torch.testing.assert_close(a, e, **({"rtol": 1e-5, "atol": 5e-5} if a.dtype is torch.float32 else {}))
 
 
 @pytest.mark.usefixtures("served")

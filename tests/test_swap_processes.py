@@ -91,7 +91,9 @@ def test_several_processes_train_one_model(method: str) -> None:
     for process in processes:
         process.join()
     assert all(math.isfinite(sum(losses)) and any(ran) for _, losses, ran in answers), answers
-    assert all(not torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    # The gradient of the bias in front of a BatchNorm is 0 but for rounding.
+    same = [name for name, t in model.state_dict().items() if torch.equal(t, before[name])]
+    assert set(same) <= {"0.bias"}, same
     assert 20 < model[1].num_batches_tracked <= 40
     stock, x = opswap.unswap(copy.deepcopy(model)), images(0, 8)
     torch.testing.assert_close(model.eval()(x), stock.eval()(x), atol=1e-4, rtol=1e-4)

@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize, prune
 
 import opswap
 from freed import assert_freed_at_once
+from opswap.ops import reduced_precision
 from opswap.swap.rule import Replacement, Rule
 from opswap.swap.rules import DEFAULT
 from opswap.swap.runtime.guards import hooked
@@ -431,8 +432,14 @@ def draw_settings(model: nn.Module) -> None:
 @pytest.mark.parametrize("change", [add_noise, norm_spectra, draw_settings])
 @pytest.mark.parametrize("name", READ)
 def test_what_is_made_at_each_read_is_read_as_often_as_by_stock(
-    name: str, change: Callable[[nn.Module], None], memory_format: torch.memory_format, training: bool
+    name: str,
+    change: Callable[[nn.Module], None],
+    memory_format: torch.memory_format,
+    training: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # As on a CPU without instructions for 16 bits, on which a rule replaces these layers.
+    monkeypatch.setattr(reduced_precision, "SLOW", frozenset({torch.bfloat16, torch.float16}))
     stock = READ[name]().to(memory_format=memory_format)
     model = opswap.swap(copy.deepcopy(stock))
     x = torch.randn(8, 16, 28, 28).to(next(stock.parameters()).dtype, memory_format=memory_format)

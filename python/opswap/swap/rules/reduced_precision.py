@@ -41,20 +41,24 @@ def _declines_linear(module: nn.Module) -> str | None:
     return "" if slow_dtype(_dtype_of(module.weight)) else None
 
 
+def _tensors(module: nn.Conv2d | nn.Linear, input: Tensor) -> tuple[Tensor, ...]:
+    """In the order in which torch reads them: a weight that is made at each read may draw random numbers."""
+    weight, bias = module.weight, module.bias
+    return (input, weight) if bias is None else (input, weight, bias)
+
+
 def _computes_conv2d(module: nn.Conv2d, input: Tensor) -> bool:
     """True if `conv2d` would not leave this call to torch."""
     if module.padding_mode != "zeros":
         return False
-    tensors = (input, module.weight) if module.bias is None else (input, module.weight, module.bias)
-    if output_dtype(tensors, _has_depthwise_stride(module)) is not None:
+    if output_dtype(_tensors(module, input), _has_depthwise_stride(module)) is not None:
         return True
     return takes_pixels(module, input) or depthwise_able(module, input)
 
 
 def _computes_linear(module: nn.Linear, input: Tensor) -> bool:
     """True if `linear` would not leave this call to torch."""
-    tensors = (input, module.weight) if module.bias is None else (input, module.weight, module.bias)
-    return output_dtype(tensors) is not None
+    return output_dtype(_tensors(module, input)) is not None
 
 
 _CONV2D = Replacement(
