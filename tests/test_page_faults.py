@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -81,7 +82,8 @@ def test_a_library_without_the_switch(quick: None, monkeypatch: pytest.MonkeyPat
     assert allocator_cost().kept is None
 
 
-def test_nothing_stays_changed(quick: None) -> None:
+def test_nothing_stays_changed(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # a thread of another test may still run
     before, state = opswap.memory.switches.reuses_freed(), torch.get_rng_state()
     allocator_cost()
     assert opswap.memory.switches.reuses_freed() == before

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # replaces torch.manual_seed, once
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
@@ -157,7 +158,7 @@ STEPS: dict[str, tuple[Any, str, tuple[int, ...]]] = {
     "a new forward": (carry_out, "install", (1, 2)),
     "the plan that is kept": (carry_out, "keep_plan", (1, 4)),
     "a weight in another format": (input_format, "_convert", (1, 2)),
-    "the hook of the format": (input_format, "_close", (1,)),
+    "the hook of the format": (input_format, "_remove_hook", (1,)),
 }
 
 
