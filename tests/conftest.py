@@ -106,6 +106,7 @@ TIER_INDEPENDENT = (
 )
 SEED = os.environ.get("OPSWAP_TEST_SEED", "")
 THREADS = os.environ.get("OPSWAP_TEST_THREADS", "")
+THREADS_OF_TORCH = torch.get_num_threads()
 HIDDEN = os.environ.get("OPSWAP_TEST_HIDDEN", "portable16 portable32 portable64").split()
 
 
@@ -155,8 +156,8 @@ def one_thread() -> Iterator[None]:
 def seed(request: pytest.FixtureRequest) -> int:
     """Seed every random generator from the test's name and OPSWAP_TEST_SEED."""
     value = _seed(request.node.nodeid)
-    if THREADS:
-        torch.set_num_threads(int(THREADS))  # a command that a test ran may have changed it
+    # A command that a test ran may have changed it. In a new thread torch's convolutions use the number of the start.
+    torch.set_num_threads(int(THREADS or THREADS_OF_TORCH))
     print(f"seed {value} (OPSWAP_TEST_SEED={SEED!r}), {torch.get_num_threads()} threads")
     random.seed(value)
     np.random.seed(value)
