@@ -17,7 +17,7 @@ from .switches import reuse_freed, reuse_kept, reuses_freed
 
 __all__ = ["AllocatorCost", "Faults", "allocator_cost"]
 
-_SIZE, _WARM, _STEPS = (32, 3, 224, 224), 3, 1  # outputs above 32 MB, which glibc always gives back
+_SIZE, _WARM = (32, 3, 224, 224), 3  # outputs above 32 MB, which glibc always gives back
 _FEW = 200  # of a step: 0.1 ms, if a fault takes half a microsecond
 
 
@@ -81,7 +81,6 @@ def _faults_of(step: Callable[[], None]) -> Faults:
     for _ in range(_WARM):
         step()
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, perf_counter()
-    for _ in range(_STEPS):
-        step()
+    step()
     seconds, after = perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    return Faults((after - before) / _STEPS, 1e3 * seconds / _STEPS)
+    return Faults(float(after - before), 1e3 * seconds)

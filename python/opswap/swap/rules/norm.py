@@ -44,17 +44,7 @@ def _find_act(graph: Graph) -> Iterator[Region]:
         nodes = (node, *behind(node))
         if len(nodes) == 1 or len(node.all_input_nodes) != 1:
             continue
-        inputs = tuple(node.all_input_nodes)
-        modules = module_calls(nodes) + _producer(inputs[0])
-        yield Region(
-            inputs=inputs,
-            nodes=nodes,
-            outputs=nodes[-1:],
-            anchor=node,
-            main=nodes[-1],
-            problem=_problem_of(nodes),
-            modules=modules,
-        )
+        yield region_of(nodes, _producer(node.all_input_nodes[0]))
 
 
 def behind(norm: Node) -> tuple[Node, ...]:
@@ -86,8 +76,8 @@ def _problem_of(nodes: tuple[Node, ...]) -> str:
     return ""
 
 
-def region_of(nodes: tuple[Node, ...]) -> Region:
-    """The region of calls of which each reads the result of the one before."""
+def region_of(nodes: tuple[Node, ...], read: tuple[Node, ...] = ()) -> Region:
+    """The region of calls of which each reads the result of the one before. read: modules that it reads besides."""
     return Region(
         inputs=tuple(nodes[0].all_input_nodes),
         nodes=nodes,
@@ -95,7 +85,7 @@ def region_of(nodes: tuple[Node, ...]) -> Region:
         anchor=nodes[0],
         main=nodes[-1],
         problem=_problem_of(nodes),
-        modules=module_calls(nodes),
+        modules=module_calls(nodes) + read,
     )
 
 
