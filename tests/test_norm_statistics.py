@@ -143,6 +143,35 @@ def test_a_batch_without_data_leaves_real_running_statistics_alone() -> None:
     assert torch.equal(mean, before[0]) and torch.equal(var, before[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("place", [(0, 1, 0, 0), (3, 1, 4, 5)], ids=["first value", "last value"])
+@pytest.mark.parametrize(
+    "values", [("inf",), ("-inf",), ("nan",), ("inf", "inf"), ("inf", "-inf")], ids=" ".join
+)
+def test_a_value_that_is_not_finite_moves_the_mean_as_torchs(
+    values: tuple[str, ...],
+    place: tuple[int, ...],
+    memory_format: torch.memory_format,
+    dtype: torch.dtype,
+    tier: str,
+) -> None:
+    x = torch.randn(SIZE).to(dtype)
+    for value, at in zip(values, (place, (2, 1, 3, 3)), strict=False):
+        x[at] = float(value)
+    x = x.contiguous(memory_format=memory_format)
+    kind = torch.promote_types(dtype, torch.float32)
+    results = []
+    for function in (F.batch_norm_act, reference):
+        mean, var = running(kind)
+        parameters = torch.ones(3, dtype=kind), torch.zeros(3, dtype=kind)
+        y = function(x, mean, var, *parameters, True, 0.1, 1e-5, None)
+        results.append((y, mean, var))
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.allclose(got, want, 1e-2, 1e-2, equal_nan=True)
+
+
 def test_vmap_over_running_statistics_of_an_ensemble() -> None:
     x, weight, bias = torch.randn(SIZE), torch.rand(5, 3) + 0.5, torch.randn(5, 3)
     statistics = torch.randn(5, 3), torch.rand(5, 3) + 0.5

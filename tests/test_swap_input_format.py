@@ -77,6 +77,36 @@ def test_other_arguments_pass() -> None:
     assert seen[4][0] is image and is_last(seen[5]["mask"]) and seen[5]["name"] == "x"
 
 
+class Reads(nn.Module):
+    """A layer that keeps a sparse tensor beside its weight, and takes any kind of tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.register_buffer("sparse", torch.randn(2, 2, 2, 2).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) if x.layout in (torch.strided, torch._mkldnn) and not x.is_nested else x
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_have_no_memory_format_pass() -> None:
+    stock = Reads().eval()
+    model = opswap.swap(copy.deepcopy(stock), memory_format=LAST)
+    assert model.sparse.is_sparse and model.conv.weight.is_contiguous(memory_format=LAST)
+    x = torch.randn(2, 3, 6, 5)
+    for other in (x.to_sparse(), torch.nested.nested_tensor([x[0], x[1]])):
+        assert model(other) is other
+    assert is_last(model(x))
+    if torch.backends.mkldnn.is_available():
+        with torch.no_grad():
+            got, want = model(x.to_mkldnn()), stock(x.to_mkldnn())
+        assert got.is_mkldnn
+        torch.testing.assert_close(got.to_dense(), want.to_dense())
+    opswap.unswap(model)
+    assert model.sparse.is_sparse and model.conv.weight.stride() == stock.conv.weight.stride()
+
+
 def test_volumes() -> None:
     model = opswap.swap(Net(), memory_format=torch.channels_last_3d)
     assert model.conv.weight.is_contiguous() and model(torch.randn(2, 3, 6, 5)).is_contiguous()

@@ -137,6 +137,18 @@ static void finish_gradient(const osw_norm_job *job, int64_t c, double first, do
     n->offset[c] = -n->scale[c] * first / count + beyond * n->tilt[c];
 }
 
+/* The centers of the sums. One that is infinite would make every x - center NaN, where the mean is
+ * infinite. */
+static void take_sample(const osw_norm_job *job, const osw_norm_part *part)
+{
+    if (!job->sample)
+        return;
+    job->sample(&job->norm, part);
+    for (int64_t c = part->channel_begin; c < part->channel_end; c++)
+        if (!isfinite(job->norm.center[c]))
+            job->norm.center[c] = 0;
+}
+
 /* Sums of one chunk, for some channels. */
 static void sum_chunk(const osw_run *run, int64_t chunk, int64_t channel_begin, int64_t channel_end)
 {
@@ -195,8 +207,7 @@ static void run_planes(int64_t begin, int64_t end, void *context)
         const osw_norm_part part = {.channel_begin = c,
                                     .channel_end = c + block < end ? c + block : end,
                                     .end = job->norm.images};
-        if (job->sample)
-            job->sample(&job->norm, &part);
+        take_sample(job, &part);
         for (int64_t chunk = 0; job->sums && chunk < job->chunks; chunk++)
             sum_chunk(run, chunk, c, part.channel_end);
         if (job->sums)
@@ -244,8 +255,7 @@ static void run_passes(const osw_run *run)
     const int64_t tensors = job->norm.dy.base ? 2 : 1;
     const int64_t bytes =
         values_per_channel(job) * channels * osw_dtype_bytes(job->dtype) * tensors;
-    if (job->sample)
-        job->sample(&job->norm, &(osw_norm_part){.channel_end = channels});
+    take_sample(job, &(osw_norm_part){.channel_end = channels});
     if (job->sums) {
         const int64_t units = job->chunks * blocks(job);
         osw_parallel_for(units, osw_grain(bytes / units), sum_units, (void *)run);

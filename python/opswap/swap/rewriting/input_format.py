@@ -42,9 +42,15 @@ class _InputFormat:
     def _bring(self, value: Any) -> Any:
         memory_format = getattr(torch, self.name)
         # vmap cannot convert a tensor of which it hides a dimension
-        if isinstance(value, Tensor) and value.dim() in _NDIMS[memory_format] and not functorch_active():
+        if isinstance(value, Tensor) and _has_format(value, memory_format) and not functorch_active():
             return value.contiguous(memory_format=memory_format)
         return value
+
+
+def _has_format(tensor: Tensor, memory_format: torch.memory_format) -> bool:
+    """Whether there are tensors like this one in the format: not of sparse, nested and MKLDNN ones."""
+    strided = tensor.layout == torch.strided and not tensor.is_nested
+    return strided and tensor.dim() in _NDIMS[memory_format]
 
 
 def check_memory_format(memory_format: Any) -> None:
@@ -65,7 +71,7 @@ def install_input_format(model: nn.Module, memory_format: torch.memory_format) -
     hooks = [dict(h) for h in _hooks(model)]
     try:
         for name, tensor in _tensors(model):
-            if tensor.dim() not in _NDIMS[memory_format]:
+            if not _has_format(tensor, memory_format):
                 continue
             stride = dense_strides(tensor.shape, memory_format)
             if tensor.stride() != stride:
@@ -94,7 +100,7 @@ def remove_input_formats(model: nn.Module) -> None:
         before = _remove_hook(module)
         for name, tensor in _tensors(module):
             size, stride = before.get(name, (None, None))
-            if tuple(tensor.shape) == size and tensor.stride() != stride:
+            if size is not None and tuple(tensor.shape) == size and tensor.stride() != stride:
                 _convert(tensor, stride)
 
 
