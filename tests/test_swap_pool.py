@@ -469,3 +469,16 @@ def test_volumes_without_a_batch_in_channels_last(
     opswap.reset_stats()
     torch.testing.assert_close(model(x.requires_grad_(training)), stock(x.detach().contiguous()))
     assert kernels() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_whole_numbers_in_channels_last(dtype: torch.dtype) -> None:
+    """A model that converts its inputs must take what the stock model takes."""
+    stock = nn.Sequential(nn.MaxPool3d((1, 3, 3), (2, 1, 2)))
+    model = swap(copy.deepcopy(stock), memory_format=torch.channels_last)
+    x = torch.randint(0, 99, (3, 8, 9, 9)).to(dtype)
+    got = model(x)
+    assert torch.equal(got, stock(x)) and got.is_contiguous(memory_format=torch.channels_last)
+    twin = swap(copy.deepcopy(stock))
+    opswap.reset_stats()
+    assert torch.equal(twin(x), stock(x)) and kernels() == 0

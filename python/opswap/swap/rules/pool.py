@@ -73,6 +73,14 @@ def fills_vectors(input: Tensor, in_training: bool = True, batched: int = 4, one
     return input.dtype is not torch.float64 and (not in_training or input.shape[1] >= _FEWEST_CHANNELS)
 
 
+def only_ours(input: Any) -> bool:
+    """True for images of whole numbers in channels_last, which torch's maxima over volumes refuse."""
+    if not isinstance(input, Tensor) or input.layout is not torch.strided or input.is_nested:
+        return False
+    return input.dim() == 4 and input.dtype in _WHOLE and not input.is_contiguous()
+
+
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FEWEST_CHANNELS = 8
 _MANY_PIXELS = 1 << 11
 _PLANE = ({2, 3}, {-2, -1})
@@ -155,7 +163,7 @@ def _prove_pool(
     options = [f"{name}={text}" for name, text in given.items() if text != defaults[name]]
     one = ", one=True" if arguments.get("output_size") in (1, (1,), (1, 1), (1, 1, 1)) else ""
     result = f"{ours.__name__}({', '.join([input, *options])})"
-    tests = (poolable, large_enough, fills_vectors, trains)
+    tests = (poolable, large_enough, fills_vectors, only_ours, trains)
     condition = f"poolable({input})"
     batched = ", batched=5" if ours.__name__.endswith("3d") else ""
     if sizes is not None:
@@ -163,6 +171,8 @@ def _prove_pool(
         condition = f"large_enough({input}, {limits}) and fills_vectors({input}{batched}{one})"
     elif not optional:
         condition += f" and fills_vectors({input}, trains({input}){batched})"
+        if ours is F.max_pool3d:
+            condition = f"(only_ours({input}) or {condition})"
     return Replacement(condition, result, {f.__name__: f for f in (ours, *tests)})
 
 
