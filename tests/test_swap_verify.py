@@ -137,6 +137,28 @@ def test_torch_rounds_more_in_the_format_that_swap_keeps() -> None:
     assert last.error is not None and last.bound > 100 * torch.finfo(torch.float32).eps
 
 
+class Contiguous(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).view(x.shape)
+
+
+class Refuses(nn.Module):
+    """Needs contiguous images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1).relu()
+
+
+@pytest.mark.usefixtures("every_rule_applies")
+@pytest.mark.parametrize("last", [nn.MaxPool3d((1, 3, 3), (2, 1, 1)), Refuses()], ids=["pool", "own"])
+def test_layers_that_refuse_the_format(last: nn.Module) -> None:
+    """The stock model runs in channels_last, because it loses the format before them."""
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), Contiguous(), last)
+    report = opswap.verify(model, (torch.randn(4, 3, 12, 12),))
+    (check,) = (c for c in report.checks if c.name == "train, channels_last")
+    assert check.error is not None
+
+
 def test_a_model_whose_train_returns_nothing() -> None:
     model = nn.Sequential(ToolboxUnit(), ToolboxUnit())
     report = opswap.verify(model[0], images(), example_inputs=images())
