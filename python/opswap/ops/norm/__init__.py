@@ -6,7 +6,7 @@ from ._arguments import check_activation
 from ._moving import is_watched
 from ._reference import reference
 from .batch_norm import batch_norm, batch_norm_act, batch_norm_relu, infer
-from .group_norm import group_norm, group_norm_fits, instance_norm, instance_norm_fits
+from .group_norm import gradient_misread, group_norm, group_norm_fits, instance_norm, instance_norm_fits
 from .layer_norm import layer_norm, layer_norm2d, layer_norm2d_fits, layer_norm_fits
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "batch_norm_act",
     "batch_norm_relu",
     "check_activation",
+    "gradient_misread",
     "group_norm",
     "group_norm_fits",
     "infer",

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
+from opswap._torch import functorch_active
 
 from .._function import tracing
 from .._layout import empty, suggest_memory_format
@@ -25,7 +26,7 @@ from ._group_reference import normalize_groups, normalize_groups_backward
 from ._operators import wanted
 from ._pair import Backward, Forward, make_pair
 
-__all__ = ["group_norm", "group_norm_fits", "instance_norm", "instance_norm_fits"]
+__all__ = ["gradient_misread", "group_norm", "group_norm_fits", "instance_norm", "instance_norm_fits"]
 
 _NAME = "group_norm"
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -80,6 +81,24 @@ def instance_norm_fits(
     if running_mean is not None or running_var is not None or use_input_stats is not True:
         return False
     return _is_dense_image(input) and group_norm_fits(input, int(input.shape[1]), weight, bias, eps)
+
+
+def gradient_misread(input: Any) -> bool:
+    """True for a single image: torch's backward of instance_norm reads a gradient in channels_last as if contiguous.
+
+    Seen with torch 2.13: the gradients are wrong then, without a word.
+    """
+    if _compiling() or not torch.is_grad_enabled() or functorch_active() or tracing():
+        return False
+    return isinstance(input, Tensor) and input.is_cpu and input.dim() in (4, 5) and input.shape[0] == 1
+
+
+def _torch_instance_norm(input: Tensor, *arguments: Any) -> Tensor:
+    """torch's, which gets contiguous gradients if it would misread others."""
+    output = torch_functional.instance_norm(input, *arguments)
+    if gradient_misread(input) and output.requires_grad:
+        output.register_hook(Tensor.contiguous)
+    return output
 
 
 # --- the operators ---------------------------------------------------------------------------------------------------
@@ -199,4 +218,4 @@ def instance_norm(
         return group_norm(input, input.shape[1], weight, bias, eps)
     if not _compiling():
         count_reference("instance_norm")
-    return torch_functional.instance_norm(input, *arguments)
+    return _torch_instance_norm(input, *arguments)

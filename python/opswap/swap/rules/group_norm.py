@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from opswap import functional as F
 from opswap import isa
 from opswap._torch import constant_in_graphs, functorch_active
-from opswap.ops.norm import group_norm_fits, instance_norm_fits
+from opswap.ops.norm import gradient_misread, group_norm_fits, instance_norm_fits
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
 from ..runtime.condition_texts import describe_condition
@@ -74,7 +74,9 @@ def group_norm_wins(input: Any, *arguments: Any) -> bool:
 
 
 def instance_norm_wins(input: Any, *arguments: Any) -> bool:
-    """`instance_norm_fits`, for what was measured faster than torch."""
+    """`instance_norm_fits`, for what was measured faster than torch, or `gradient_misread`."""
+    if gradient_misread(input):
+        return True
     if not has_vectors(input) or not instance_norm_fits(input, *arguments):
         return False
     return input.numel() >= _FEWEST_INSTANCES
@@ -92,6 +94,15 @@ def instance_norm_able(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Any
     running = (module.running_mean, module.running_var)
     if not instance_norm_wins(input, *running, module.weight, module.bias, True, module.eps):
         return False
+    return _of_module(module, input)
+
+
+def instance_norm_misread(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Any) -> bool:
+    """`gradient_misread`, for an input of a module's number of channels and dimensions."""
+    return gradient_misread(input) and _of_module(module, input)
+
+
+def _of_module(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Tensor) -> bool:
     own = 4 if isinstance(module, nn.InstanceNorm2d) else 5
     return input.dim() == own and input.shape[1] == module.num_features
 
@@ -106,9 +117,15 @@ def _why_slower(fewest: int, input: Any, *arguments: Any) -> str:
     return elements(input, fewest)
 
 
+def _why_right(input: Any) -> str:
+    return f"torch computes it, and its gradient is right but for a single image: the input is {shown(input)}"
+
+
 describe_condition(group_norm_wins, partial(_why_slower, _FEWEST))
 describe_condition(group_norm_able, lambda module, input: _why_slower(_FEWEST, input))
 describe_condition(instance_norm_wins, partial(_why_slower, _FEWEST_INSTANCES))
+describe_condition(gradient_misread, _why_right)
+describe_condition(instance_norm_misread, lambda module, input: _why_right(input))
 describe_condition(instance_norm_able, lambda module, input: _why_slower(_FEWEST_INSTANCES, input))
 
 _GROUP = Replacement(
@@ -121,6 +138,14 @@ _INSTANCE = Replacement(
     "instance_norm(x0, None, None, m0.weight, m0.bias, eps=m0.eps)",
     {"instance_norm_able": instance_norm_able, "instance_norm": F.instance_norm},
     contiguous=_NEVER,
+)
+
+# torch's function in either mode, with the gradient mended.
+_MENDED = Replacement(
+    "instance_norm_misread(m0, x0)",
+    "instance_norm(x0, m0.running_mean, m0.running_var, m0.weight, m0.bias, m0.training or not m0.track_running_stats,"
+    " 0.0 if m0.momentum is None else m0.momentum, m0.eps)",
+    {"instance_norm_misread": instance_norm_misread, "instance_norm": F.instance_norm},
 )
 
 
@@ -165,6 +190,14 @@ def _prove_instance(region: Region, shapes: Shapes) -> Replacement:
     )
 
 
+def _prove_mended(region: Region, shapes: Shapes) -> Replacement:
+    given = _arguments(region, torch_functional.instance_norm)
+    names = {"gradient_misread": gradient_misread, "instance_norm": F.instance_norm}
+    return Replacement(
+        f"gradient_misread({given['input']})", f"instance_norm({', '.join(given.values())})", names
+    )
+
+
 RULES = (
     Rule(
         "group_norm",
@@ -183,4 +216,7 @@ RULES = (
     ),
     Rule("group_norm", False, partial(_find, torch_functional.group_norm), _prove_group),
     Rule("instance_norm", False, partial(_find, torch_functional.instance_norm), _prove_instance),
+    # After the rule above, for what it does not replace, and with exact=True.
+    Rule("instance_norm_gradient", True, modules=_INSTANCE_NORMS, whole=_MENDED),
+    Rule("instance_norm_gradient", True, partial(_find, torch_functional.instance_norm), _prove_mended),
 )
