@@ -98,6 +98,7 @@ TIER_INDEPENDENT = (
     "test_swap_kept_forwards",
     "test_swap_live",
     "test_swap_outside",
+    "test_swap_random",
     "test_swap_rules",
     "test_swap_state",
     "test_swap_types",
