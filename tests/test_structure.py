@@ -131,3 +131,12 @@ def test_intrinsics_stand_in_the_vector_layer_alone() -> None:
     with_intrinsics = {str(p.relative_to(folder)) for p in sources if _INTRINSIC.search(p.read_text())}
     names = ("simd_x86.inc", "simd_avx2.h", "simd_avx512.h", "simd_neon.h")
     assert with_intrinsics == {f"core/{name}" for name in names}
+
+
+def test_no_clock_that_can_be_set() -> None:
+    """A wait until a deadline would last as long as the clock was set back."""
+    folder = Path(__file__).parents[1] / "csrc"
+    for path in [*folder.rglob("*.c"), *folder.rglob("*.h")]:
+        assert not re.search(
+            r"\b(timespec_get|CLOCK_REALTIME|gettimeofday|time\(NULL\))", path.read_text()
+        ), path
