@@ -248,6 +248,51 @@ def test_a_single_image_has_the_right_gradient(
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("make", SINGLE_IMAGE.values(), ids=SINGLE_IMAGE)
+def test_a_single_image_in_channels_last_is_exact(make: Callable[[], nn.Module]) -> None:
+    """The bits and the format of torch's output, which is contiguous, though a kernel would compute it too."""
+    stock = nn.Sequential(make())
+    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    volumes = isinstance(stock[0], nn.InstanceNorm3d)
+    x = torch.randn(1, 6, *((3, 50, 40) if volumes else (50, 40)))
+    x = x.contiguous(memory_format=torch.channels_last_3d if volumes else LAST)
+    opswap.reset_stats()
+    got, want = model(x.requires_grad_()), stock(x)
+    assert torch.equal(got, want) and got.stride() == want.stride() and not kernels("group_norm")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_single_image_in_code_that_needs_contiguous_tensors(calls: bool, exact: bool) -> None:
+    class Viewing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = Call(False) if calls else nn.InstanceNorm2d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(x)
+            return y.view(y.size(0), -1), Gradient.apply(y)
+
+    stock, x = nn.Sequential(Viewing()), torch.randn(1, 6, 50, 40, requires_grad=True)
+    model = opswap.swap(copy.deepcopy(stock), exact=exact)
+    factors = torch.randn(1, 6, 50, 40)
+    expected = torch.autograd.grad((stock[0].norm(x) * factors).sum(), x)
+    # An input in channels_last that the kernel would compute, in a call: torch's function, as in stock.
+    for given in (x,) if calls and not exact else (x, x.contiguous(memory_format=LAST)):
+        (got,) = torch.autograd.grad(model(given)[1], x, factors)
+        torch.testing.assert_close(got, expected[0])
+
+
+def test_running_statistics_that_come_after_the_swap() -> None:
+    stock = nn.Sequential(nn.InstanceNorm2d(6))
+    model = opswap.swap(copy.deepcopy(stock))
+    for m in (stock[0], model[0]):
+        m.running_mean, m.running_var = torch.zeros(6), torch.ones(6)
+    x = torch.randn(1, 6, 5, 4, requires_grad=True)
+    torch.testing.assert_close(model(x), stock(x), rtol=0, atol=0)
+    assert torch.equal(model[0].running_mean, stock[0].running_mean) and stock[0].running_mean.any()
+
+
 def test_the_function_has_the_right_gradient_of_a_single_image() -> None:
     x, factors = torch.randn(1, 6, 5, 4, requires_grad=True), torch.randn(1, 6, 5, 4)
     (expected,) = torch.autograd.grad(F.instance_norm(x), x, factors)

@@ -6,7 +6,14 @@ from ._arguments import check_activation
 from ._moving import is_watched
 from ._reference import reference
 from .batch_norm import batch_norm, batch_norm_act, batch_norm_relu, infer
-from .group_norm import gradient_misread, group_norm, group_norm_fits, instance_norm, instance_norm_fits
+from .group_norm import (
+    gradient_misread,
+    group_norm,
+    group_norm_fits,
+    instance_norm,
+    instance_norm_fits,
+    torch_instance_norm,
+)
 from .layer_norm import layer_norm, layer_norm2d, layer_norm2d_fits, layer_norm_fits
 
 __all__ = [
@@ -29,4 +36,5 @@ __all__ = [
     "parse",
     "reference",
     "spell",
+    "torch_instance_norm",
 ]

@@ -26,7 +26,14 @@ from ._group_reference import normalize_groups, normalize_groups_backward
 from ._operators import wanted
 from ._pair import Backward, Forward, make_pair
 
-__all__ = ["gradient_misread", "group_norm", "group_norm_fits", "instance_norm", "instance_norm_fits"]
+__all__ = [
+    "gradient_misread",
+    "group_norm",
+    "group_norm_fits",
+    "instance_norm",
+    "instance_norm_fits",
+    "torch_instance_norm",
+]
 
 _NAME = "group_norm"
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -93,8 +100,8 @@ def gradient_misread(input: Any) -> bool:
     return isinstance(input, Tensor) and input.is_cpu and input.dim() in (4, 5) and input.shape[0] == 1
 
 
-def _torch_instance_norm(input: Tensor, *arguments: Any) -> Tensor:
-    """torch's, which gets contiguous gradients if it would misread others."""
+def torch_instance_norm(input: Tensor, *arguments: Any) -> Tensor:
+    """torch.nn.functional.instance_norm, with contiguous gradients if it would misread others."""
     output = torch_functional.instance_norm(input, *arguments)
     if gradient_misread(input) and output.requires_grad:
         output.register_hook(Tensor.contiguous)
@@ -218,4 +225,4 @@ def instance_norm(
         return group_norm(input, input.shape[1], weight, bias, eps)
     if not _compiling():
         count_reference("instance_norm")
-    return _torch_instance_norm(input, *arguments)
+    return torch_instance_norm(input, *arguments)

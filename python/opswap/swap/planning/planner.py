@@ -240,7 +240,6 @@ class _Planner:
                 or declined
                 or _unsupported(module)
                 or (SEEN_INSIDE if module in seen else "")
-                or self._loses_contiguity(rule)
             )
             site = Site("", rule.name, class_name(module), rule.exact, reason, gain(rule.name))
             if reason:
@@ -258,6 +257,8 @@ class _Planner:
         about: tuple[Rule | None, str] = (None, "")
         for rule in self.whole_rules:
             declined = rule.declines(module) if type(module) in rule.modules else None
+            if declined == "":
+                declined = self._loses_contiguity(rule)
             if declined == "":
                 return rule, ""
             if declined and about[0] is None:

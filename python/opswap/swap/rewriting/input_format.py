@@ -100,7 +100,7 @@ def remove_input_formats(model: nn.Module) -> None:
         before = _remove_hook(module)
         for name, tensor in _tensors(module):
             size, stride = before.get(name, (None, None))
-            if size is not None and tuple(tensor.shape) == size and tensor.stride() != stride:
+            if tuple(tensor.shape) == size and tensor.stride() != stride:
                 _convert(tensor, stride)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -21,11 +22,13 @@ def on_cpu(input: Any) -> bool:
     return getattr(input, "is_cpu", True)
 
 
-def poolable(input: Any, ndims: tuple[int, ...] | None = None) -> bool:
-    """True for a tensor that opswap's pools support: dense, floating point, of one of these dimensions."""
+def poolable(
+    input: Any, ndims: tuple[int, ...] | None = None, dtypes: Collection[torch.dtype] = _FLOATS
+) -> bool:
+    """True for a tensor that opswap's pools support: dense, of one of these dimensions and dtypes."""
     if not isinstance(input, Tensor) or (ndims is not None and input.dim() not in ndims):
         return False
-    return input.dtype in _FLOATS and input.layout is torch.strided and not input.is_nested
+    return input.dtype in dtypes and input.layout is torch.strided and not input.is_nested
 
 
 def plain_floats(*tensors: Any) -> bool:

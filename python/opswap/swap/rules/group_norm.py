@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap import isa
 from opswap._torch import constant_in_graphs, functorch_active
-from opswap.ops.norm import gradient_misread, group_norm_fits, instance_norm_fits
+from opswap.ops.norm import gradient_misread, group_norm_fits, instance_norm_fits, torch_instance_norm
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
 from ..runtime.condition_texts import describe_condition
@@ -74,9 +74,7 @@ def group_norm_wins(input: Any, *arguments: Any) -> bool:
 
 
 def instance_norm_wins(input: Any, *arguments: Any) -> bool:
-    """`instance_norm_fits`, for what was measured faster than torch, or `gradient_misread`."""
-    if gradient_misread(input):
-        return True
+    """`instance_norm_fits`, for what was measured faster than torch."""
     if not has_vectors(input) or not instance_norm_fits(input, *arguments):
         return False
     return input.numel() >= _FEWEST_INSTANCES
@@ -100,6 +98,23 @@ def instance_norm_able(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Any
 def instance_norm_misread(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Any) -> bool:
     """`gradient_misread`, for an input of a module's number of channels and dimensions."""
     return gradient_misread(input) and _of_module(module, input)
+
+
+def fastest_instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """The kernel if `instance_norm_wins`, else torch's function with the right gradient."""
+    vectors = (running_mean, running_var, weight, bias)
+    wins = instance_norm_wins(input, *vectors, use_input_stats, eps)
+    function = F.instance_norm if wins else torch_instance_norm
+    return function(input, *vectors, use_input_stats, momentum, eps)
 
 
 def _of_module(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Tensor) -> bool:
@@ -133,19 +148,21 @@ _GROUP = Replacement(
     "group_norm(x0, m0.num_groups, m0.weight, m0.bias, m0.eps)",
     {"group_norm_able": group_norm_able, "group_norm": F.group_norm},
 )
+# As torch's modules call it.
+_ARGUMENTS = (
+    "(x0, m0.running_mean, m0.running_var, m0.weight, m0.bias, m0.training or not m0.track_running_stats,"
+    " 0.0 if m0.momentum is None else m0.momentum, m0.eps)"
+)
 _INSTANCE = Replacement(
-    "instance_norm_able(m0, x0)",
-    "instance_norm(x0, None, None, m0.weight, m0.bias, eps=m0.eps)",
-    {"instance_norm_able": instance_norm_able, "instance_norm": F.instance_norm},
+    "(instance_norm_misread(m0, x0) or instance_norm_able(m0, x0))",
+    f"fastest_instance_norm{_ARGUMENTS}",
+    {f.__name__: f for f in (instance_norm_misread, instance_norm_able, fastest_instance_norm)},
     contiguous=_NEVER,
 )
-
-# torch's function in either mode, with the gradient mended.
 _MENDED = Replacement(
     "instance_norm_misread(m0, x0)",
-    "instance_norm(x0, m0.running_mean, m0.running_var, m0.weight, m0.bias, m0.training or not m0.track_running_stats,"
-    " 0.0 if m0.momentum is None else m0.momentum, m0.eps)",
-    {"instance_norm_misread": instance_norm_misread, "instance_norm": F.instance_norm},
+    f"torch_instance_norm{_ARGUMENTS}",
+    {"instance_norm_misread": instance_norm_misread, "torch_instance_norm": torch_instance_norm},
 )
 
 
@@ -184,17 +201,20 @@ def _prove_instance(region: Region, shapes: Shapes) -> Replacement:
     if given["running_mean"] != "None" or given["running_var"] != "None":
         raise Refusal(_KEEPS)
     asked = ", ".join(text for name, text in given.items() if name != "momentum")
-    names = {"instance_norm_wins": instance_norm_wins, "instance_norm": F.instance_norm}
+    functions = (gradient_misread, instance_norm_wins, fastest_instance_norm)
     return Replacement(
-        f"instance_norm_wins({asked})", f"instance_norm({', '.join(given.values())})", names, _NEVER
+        f"(gradient_misread({given['input']}) or instance_norm_wins({asked}))",
+        f"fastest_instance_norm({', '.join(given.values())})",
+        {f.__name__: f for f in functions},
+        f"not instance_norm_wins({asked})",
     )
 
 
 def _prove_mended(region: Region, shapes: Shapes) -> Replacement:
     given = _arguments(region, torch_functional.instance_norm)
-    names = {"gradient_misread": gradient_misread, "instance_norm": F.instance_norm}
+    names = {"gradient_misread": gradient_misread, "torch_instance_norm": torch_instance_norm}
     return Replacement(
-        f"gradient_misread({given['input']})", f"instance_norm({', '.join(given.values())})", names
+        f"gradient_misread({given['input']})", f"torch_instance_norm({', '.join(given.values())})", names
     )
 
 

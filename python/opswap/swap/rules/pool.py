@@ -75,9 +75,7 @@ def fills_vectors(input: Tensor, in_training: bool = True, batched: int = 4, one
 
 def only_ours(input: Any) -> bool:
     """True for images of whole numbers in channels_last, which torch's maxima over volumes refuse."""
-    if not isinstance(input, Tensor) or input.layout is not torch.strided or input.is_nested:
-        return False
-    return input.dim() == 4 and input.dtype in _WHOLE and not input.is_contiguous()
+    return poolable(input, (4,), _WHOLE) and not input.is_contiguous()
 
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
