@@ -262,23 +262,25 @@ def test_a_single_image_in_channels_last_is_exact(make: Callable[[], nn.Module])
 
 
 @pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("behind", [nn.Identity, lambda: nn.Conv2d(6, 6, 1)], ids=["norm", "convolution"])
 @pytest.mark.parametrize("calls", [True, False])
-def test_a_single_image_in_code_that_needs_contiguous_tensors(calls: bool, exact: bool) -> None:
+def test_a_single_image_in_code_that_needs_contiguous_tensors(
+    calls: bool, behind: Callable[[], nn.Module], exact: bool
+) -> None:
     class Viewing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm = Call(False) if calls else nn.InstanceNorm2d(6)
+            self.norm, self.behind = Call(False) if calls else nn.InstanceNorm2d(6), behind()
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.norm(x)
-            return y.view(y.size(0), -1), Gradient.apply(y)
+            return self.behind(y).view(y.size(0), -1), Gradient.apply(y)
 
     stock, x = nn.Sequential(Viewing()), torch.randn(1, 6, 50, 40, requires_grad=True)
     model = opswap.swap(copy.deepcopy(stock), exact=exact)
     factors = torch.randn(1, 6, 50, 40)
     expected = torch.autograd.grad((stock[0].norm(x) * factors).sum(), x)
-    # An input in channels_last that the kernel would compute, in a call: torch's function, as in stock.
-    for given in (x,) if calls and not exact else (x, x.contiguous(memory_format=LAST)):
+    for given in (x, x.contiguous(memory_format=LAST)):
         (got,) = torch.autograd.grad(model(given)[1], x, factors)
         torch.testing.assert_close(got, expected[0])
 

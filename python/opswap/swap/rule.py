@@ -90,6 +90,7 @@ class Replacement:
     result: one value for a region with one output, a sequence for more.
     names: the objects that the two texts mention.
     contiguous: true if the outputs are, for code whose outputs are always contiguous; "" elsewhere.
+    otherwise: with `contiguous`, what runs where the outputs would have to be and are not.
     label: "rule | module path", for the comment above the generated code; the planner sets it.
     """
 
@@ -97,6 +98,7 @@ class Replacement:
     result: str
     names: Mapping[str, Any]
     contiguous: str = ""
+    otherwise: Replacement | None = None
     label: str = ""
 
 

@@ -98,7 +98,7 @@ def _of_module(module: nn.Module) -> Contiguity:
 def restricted(
     region: Region, replacement: Replacement, contiguity: Contiguity
 ) -> tuple[Region, Replacement]:
-    """The replacement, used only if its outputs are contiguous.
+    """The replacement, used only if its outputs are contiguous, and elsewhere its `otherwise`.
 
     For BEFORE_CONVOLUTIONS, also if the weights of the convolutions show that channels_last is intended.
     """
@@ -109,7 +109,12 @@ def restricted(
         condition = f"({condition} or meant_for_channels_last(m{len(region.modules)}))"
         names["meant_for_channels_last"] = meant_for_channels_last
         region = replace(region, modules=(*region.modules, witness))
-    return region, replace(replacement, condition=f"{replacement.condition} and {condition}", names=names)
+    condition, result = f"{replacement.condition} and {condition}", replacement.result
+    if (otherwise := replacement.otherwise) is not None:
+        result = f"({result} if {condition} else {otherwise.result})"
+        condition = f"({condition} or {otherwise.condition})"
+        names.update(otherwise.names)
+    return region, replace(replacement, condition=condition, result=result, names=names)
 
 
 def calls_convolution(graph: Graph) -> bool:

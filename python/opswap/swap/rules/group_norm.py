@@ -207,6 +207,7 @@ def _prove_instance(region: Region, shapes: Shapes) -> Replacement:
         f"fastest_instance_norm({', '.join(given.values())})",
         {f.__name__: f for f in functions},
         f"not instance_norm_wins({asked})",
+        _prove_mended(region, shapes),
     )
 
 
