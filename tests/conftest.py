@@ -102,6 +102,7 @@ TIER_INDEPENDENT = (
     "test_swap_rules",
     "test_swap_state",
     "test_swap_types",
+    "test_swap_unseen",
     "test_swap_verify",
     "test_swap_watch",
 )

@@ -14,7 +14,17 @@ from types import CodeType
 
 from .look_up import is_look_up
 
-__all__ = ["Reads", "class_reads", "looks_inside", "place", "reads", "trains_of", "unfaithful"]
+__all__ = [
+    "Reads",
+    "Stores",
+    "class_reads",
+    "looks_inside",
+    "place",
+    "reads",
+    "stores",
+    "trains_of",
+    "unfaithful",
+]
 
 # Answers that a trace would give once and for all: about Python itself, or about state of torch's threads.
 _BAKED = frozenset(
@@ -46,6 +56,24 @@ _WRITES = frozenset({"DELETE_GLOBAL", "STORE_GLOBAL"})
 _LOOK_UPS = frozenset({"attrgetter", "format", "format_map", "methodcaller", "__getattribute__"})
 _INSIDE = frozenset({"__dict__", "__hash__"})
 _NAMESPACES = frozenset({"dir", "globals", "locals", "vars"})
+# Names by which code writes attributes that its byte code does not name, and methods of modules that add them.
+_SETTERS = frozenset({"delattr", "setattr"})
+_WRITE_ANY = frozenset(
+    {
+        "__delattr__",
+        "__dict__",
+        "__setattr__",
+        "_buffers",
+        "_modules",
+        "_parameters",
+        "eval",
+        "exec",
+        "globals",
+        "set_submodule",
+        "vars",
+    }
+)
+_REGISTER = frozenset({"add_module", "register_buffer", "register_module", "register_parameter"})
 
 
 @dataclass(frozen=True)
@@ -65,6 +93,19 @@ class Reads:
     imports: tuple[tuple[str, int], ...]
     texts: frozenset[str]
     dynamic: bool
+
+
+@dataclass(frozen=True)
+class Stores:
+    """What one function may write to, without the functions inside it.
+
+    names: attributes of any object, and global variables. variables: those of enclosing functions. anything: attributes
+    whose names are not known.
+    """
+
+    names: frozenset[str]
+    variables: frozenset[str]
+    anything: bool
 
 
 def place(code: CodeType) -> str:
@@ -100,6 +141,31 @@ def reads(code: CodeType) -> Reads:
     dynamic = dynamic or not asked.isdisjoint(names) or not asked.isdisjoint(attributes)
     sets = map(frozenset, (attributes, stored))
     return Reads(tuple(names), *sets, tuple(imports), frozenset(texts), dynamic)
+
+
+@lru_cache(maxsize=4096)
+def stores(code: CodeType) -> Stores:
+    """What one function may write to by name."""
+    names: set[str] = set()
+    variables: set[str] = set()
+    steps = list(dis.get_instructions(code))
+    anything = False
+    for i, op in enumerate(steps):
+        if op.opname in _STORES | _WRITES:
+            names.add(op.argval)
+        elif op.opname in ("DELETE_DEREF", "STORE_DEREF") and op.argval in code.co_freevars:
+            variables.add(op.argval)
+        elif op.opname in _GLOBALS and op.argval in _SETTERS:
+            text = _looked_up(steps, i)
+            anything = anything or text is None
+            names.update(filter(None, [text]))
+        elif op.opname in _GLOBALS | _ATTRIBUTES:
+            if op.argval in _REGISTER:
+                texts = {t for t in code.co_consts if isinstance(t, str) and t.isidentifier()}
+                anything = anything or not texts
+                names |= texts
+            anything = anything or op.argval in _WRITE_ANY
+    return Stores(frozenset(names), frozenset(variables), anything)
 
 
 def _looked_up(steps: list[dis.Instruction], start: int) -> str | None:

@@ -43,6 +43,7 @@ from .follow import Follower
 from .texts import Piece, Texts, has_mark, without_marks
 from .trace_frames import raised_by_user
 from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, ExampleValues, Tracer
+from .unseen import what_may_change
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
@@ -288,7 +289,7 @@ class _Explorer:
             error = CaptureError(f"forward writes to {written[0]}")
         elif tracer.given.changed():
             error = CaptureError("forward writes to a list that it was given")
-        error = tracer.refusal or error
+        error = tracer.refusal or error or self._unseen(tracer.graph, follower)
         # Objects with a look-up of their own are read again, and that look-up may be the code that writes.
         outside = Outside() if written else follower.outside()
         known = follower.reading(), outside, follower.asks_none
@@ -298,6 +299,17 @@ class _Explorer:
         if tracer.disturbed:
             disturbed = "another thread traced a module with torch.fx at the same time"
         return _Trace(*found, tracer.lists, disturbed)
+
+    def _unseen(self, graph: fx.Graph, follower: Follower) -> CaptureError | None:
+        """Why what the forward reads may change while it runs: modules that it calls write to it."""
+        called = [n.meta["module"] for n in graph.nodes if n.op == "call_module"]
+        readers = (self.root, *self.inlined)
+        found = what_may_change(called, readers, follower.reading(), follower.outside())
+        return (
+            CaptureError(f"a module that forward calls may write to {found}, which forward reads")
+            if found
+            else None
+        )
 
     def _finish(self, trace: _Trace) -> Capture:
         """Turn every decision into a guard or a check."""

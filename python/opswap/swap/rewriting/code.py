@@ -29,6 +29,7 @@ from opswap.ops._switch import active, disabled_here
 from opswap.ops.linear import register_flops
 
 from ..capture.paths import Capture
+from ..capture.unseen import LaterHooks
 from ..replay import replay
 from ..rule import Region, Replacement
 from ..runtime.fallback import arguments, declined, report_fallback
@@ -313,7 +314,8 @@ def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     found = [(m, observe_read(m, reading)) for m in reading.modules if m not in containers]
     read = tuple((m, state) for m, state in found if reading.classes or state.matters)
     outside = join((*(c.outside for c in captures), Outside(tuple(_forwards_below(root)))))
-    return Record(observe(root, reading), *states, tuple(sites), read, outside)
+    hooks = LaterHooks((root, *inlined), reading, outside)
+    return Record(observe(root, reading), *states, tuple(sites), read, outside, hooks)
 
 
 def _forwards_below(root: nn.Module) -> Iterator[tuple[type, str, Any]]:

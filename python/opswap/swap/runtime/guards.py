@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,13 @@ __all__ = [
 ]
 
 
+class Hooks(Protocol):
+    """The hooks of the modules below a rewritten one."""
+
+    def conflict(self, module: nn.Module) -> str:
+        """What they may write to and the forward reads, in words; "" if nothing is known."""
+
+
 @dataclass(frozen=True)
 class Record:
     """The record of one rewritten module: kept on the instance, copied and pickled with it.
@@ -49,7 +56,7 @@ class Record:
     `root` and `inlined` are the states at the time of the capture, `containers` those of containers whose children
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
     something was read, `outside` what belongs to no module. `known` has results of `size_guard_holds`, `logged` what
-    was written to the log.
+    was written to the log. `hooks` tells what hooks of the modules below may write to that the forward reads.
     """
 
     root: State
@@ -58,6 +65,7 @@ class Record:
     sites: tuple[Any, ...]
     read: tuple[tuple[nn.Module, State], ...] = ()
     outside: Outside = field(default_factory=Outside)
+    hooks: Hooks | None = field(default=None, compare=False)
     known: dict[Any, bool] = field(default_factory=dict, compare=False)
     logged: dict[str, object] = field(default_factory=dict, compare=False)
 
@@ -120,6 +128,8 @@ def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
             return False
         if not unchanged(child, state):
             return False
+    if not torch.compiler.is_compiling() and record.hooks is not None and record.hooks.conflict(module):
+        return False
     return stands(record.outside)
 
 

@@ -77,6 +77,9 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
         changed = _change(child, state, names(child))
         if changed:
             return changed
+    written = record.hooks.conflict(module) if record.hooks is not None else ""
+    if written:
+        return f"a hook of a module that forward calls may write to {written}, which forward reads"
     return outside_change(record.outside) or None
 
 
