@@ -99,6 +99,74 @@ add(
 )
 
 
+# --- names of children ---
+
+
+def renamed(names: str, of: Callable[[Any], Any] = lambda m: m.seq) -> Callable[[Any], None]:
+    """The children in their order, by new names."""
+
+    def change(m: Any) -> None:
+        children = list(of(m)._modules.values())
+        of(m)._modules.clear()
+        for name, child in zip(names.split(), children, strict=True):
+            of(m).add_module(name, child)
+
+    return change
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Tanh(), nn.Softmax(1))
+
+
+def by_name() -> nn.Module:
+    return nn.ModuleDict({"first": nn.Tanh(), "second": nn.Softmax(1)})
+
+
+exchanged = renamed("1 0"), renamed("first last")
+add("children by other names", lambda s, x: s.seq(x), *exchanged, setup=put(seq=two_layers))
+add("an index of other names", lambda s, x: s.seq[0](x), *exchanged, setup=put(seq=two_layers))
+add(
+    "a list of other names",
+    lambda s, x: s.seq[1](x),
+    *exchanged,
+    setup=put(seq=lambda: nn.ModuleList(two_layers())),
+)
+of_a_dict = renamed("second first"), renamed("first more")
+add(
+    "a name in a ModuleDict",
+    lambda s, x: x * (2 if "second" in s.seq else 3),
+    *of_a_dict,
+    setup=put(seq=by_name),
+)
+add("keys of a ModuleDict", lambda s, x: x * len("".join(s.seq.keys())), *of_a_dict, setup=put(seq=by_name))
+add("items of a ModuleDict", lambda s, x: dict(s.seq.items())["first"](x), *of_a_dict, setup=put(seq=by_name))
+add(
+    "names of children",
+    lambda s, x: x * len("".join(name for name, _ in s.seq.named_children())),
+    *of_a_dict,
+    setup=put(seq=by_name),
+)
+add(
+    "names of modules",
+    lambda s, x: x * len("".join(name for name, _ in s.named_modules())),
+    *of_a_dict,
+    setup=put(seq=by_name),
+)
+
+
+def hidden(name: str, value: Any, of: Callable[[Any], Any] = lambda m: m) -> Callable[[Any], None]:
+    return lambda m: of(m).__dict__.update({name: value})
+
+
+add("a hidden child", lambda s, x: s.seq(x), hidden("seq", torch.tanh), setup=put(seq=two_layers))
+add(
+    "hidden in a Sequential",
+    lambda s, x: s.seq(x),
+    hidden("0", torch.tanh, lambda m: m.seq),
+    setup=put(seq=two_layers),
+)
+
+
 # --- what an object holds, by its dictionary ---
 
 

@@ -61,6 +61,14 @@ def more_children(m: Any) -> None:
     m.branch.append(nn.Tanh())
 
 
+def children_by_other_names(m: Any) -> None:
+    m.branch._modules = {f"layer{name}": child for name, child in m.branch._modules.items()}
+
+
+def names_exchanged(m: Any) -> None:
+    m.branch._modules = {{"0": "5", "5": "0"}.get(k, k): child for k, child in m.branch._modules.items()}
+
+
 def other_option(m: Any) -> None:
     m.slope = 0.25
 
@@ -154,7 +162,8 @@ def pruned(m: Any) -> None:
 
 CHANGES = [
     own_forward, own_forward_of_the_branch, pre_hook, hook, hook_of_the_model, other_child, other_branch, no_child,
-    more_children, other_option, other_kind_of_option, constant_of_the_instance, other_eps, other_padding,
+    more_children, children_by_other_names, names_exchanged, other_option,
+    other_kind_of_option, constant_of_the_instance, other_eps, other_padding,
     written_weight, written_vector, vector_by_data, written_linear, other_parameter, other_memory, other_state, no_bias,
     other_class, one_in_training, moved_and_back, parametrized, fused_step, pruned,
 ]  # fmt: skip

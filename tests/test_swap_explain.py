@@ -88,6 +88,11 @@ def _set(path: str, value: object) -> Callable[[nn.Module], None]:
     return change
 
 
+def _rename(m: nn.Module) -> None:
+    m.other = m._modules.pop("conv")
+    vars(m)["conv"] = m.other
+
+
 CHANGES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     "number": (_set("groups", 3), "self.groups changed from 2 to 3"),
     "entry": (_set("cfg['groups']['first']", 3), "self.cfg['groups']['first'] changed from 2 to 3"),
@@ -101,6 +106,11 @@ CHANGES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
         "self.conv was replaced: it is a Conv2d, was a Conv2d",
     ),
     "added": (lambda m: m.add_module("other", nn.ReLU()), "self has 2 children, had 1"),
+    "renamed": (_rename, "the child conv of self is called other now"),
+    "hidden": (
+        lambda m: vars(m).update(conv=m.conv),
+        "self.conv was set on the instance, which hides the child",
+    ),
 }
 
 

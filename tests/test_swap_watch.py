@@ -94,6 +94,55 @@ def test_sizes_are_asked_again_when_a_child_changes(change: Callable[[BySize], o
         same(model, stock, images(2, 12, height, 8))
 
 
+class Layers(nn.Module):
+    """Its chain is in the module itself and in a Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2d(12, 12, 1), nn.BatchNorm2d(12), nn.ReLU()
+        self.seq = nn.Sequential(
+            nn.Conv2d(12, 12, 1), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 12, 1), nn.BatchNorm2d(12)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.seq(self.relu(self.bn(self.conv(x))))
+
+
+def _names_of_children(names: str) -> Callable[[nn.Module], None]:
+    def change(m: nn.Module) -> None:
+        children = list(m.seq.children())
+        m.seq._modules.clear()
+        for name, child in zip(names.split(), children, strict=True):
+            m.seq.add_module(name, child)
+
+    return change
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("rewritten", [lambda m: m, lambda m: m.seq], ids=["model", "Sequential"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        _names_of_children("conv1 bn1 relu conv2 bn2"),
+        _names_of_children("3 1 2 0 4"),
+        lambda m: vars(m).update(relu=torch.tanh),
+        lambda m: vars(m.seq).update({"2": torch.tanh}),
+    ],
+    ids=["renamed", "exchanged", "hidden", "hidden in the Sequential"],
+)
+def test_children_have_the_names_that_they_had(
+    change: Callable[[nn.Module], None], rewritten: Callable[[nn.Module], nn.Module], training: bool
+) -> None:
+    stock, x = Layers().train(training), images()
+    model = copy.deepcopy(stock)
+    opswap.swap(rewritten(model))
+    for m in (stock, model):
+        with torch.no_grad():
+            m(x)
+        change(m)
+    torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
+
+
 def convolutions() -> int:
     """How many are alive. isinstance would ask dead proxies of other tests, which raise."""
     gc.collect()

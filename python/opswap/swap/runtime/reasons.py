@@ -129,7 +129,7 @@ def _change(module: nn.Module, state: State, name: str) -> str:
     """How the module differs from what was observed, "" if it does not. `name`: what to call it."""
     if state.forward is not None and state.cls.forward is not state.forward:
         return f"{state.cls.__name__}.forward was replaced"
-    changed = "" if state.children is None else _changed_child(module, state.children, name)
+    changed = _changed_child(module, state, name)
     if changed:
         return changed
     for attribute, then in zip(state.names, state.values, strict=True):
@@ -157,13 +157,20 @@ def _changed_tensors(now: list[str], then: tuple[str, ...], name: str) -> str:
     return "" if tuple(now) == then else f"the parameters and buffers of {name} are in another order"
 
 
-def _changed_child(module: nn.Module, children: tuple[nn.Module | None, ...], name: str) -> str:
+def _changed_child(module: nn.Module, state: State, name: str) -> str:
+    if state.children is None:
+        return ""
     found = vars(module)["_modules"]
-    if len(found) != len(children):
-        return f"{name} has {len(found)} children, had {len(children)}"
-    for (key, now), then in zip(found.items(), children, strict=True):
+    if len(found) != len(state.children):
+        return f"{name} has {len(found)} children, had {len(state.children)}"
+    for (key, now), then in zip(found.items(), state.children, strict=True):
         if now is not then:
             return f"{name}.{key} was replaced: it is {shown(now)}, was {shown(then)}"
+    for key, known in zip(found, state.child_names, strict=True):
+        if key != known:
+            return f"the child {known} of {name} is called {key} now"
+        if key in vars(module):
+            return f"{name}.{key} was set on the instance, which hides the child"
     return ""
 
 

@@ -77,10 +77,11 @@ class Reading:
 class State:
     """What a capture relied on in one module.
 
-    cls: its class, `forward` that of the class. children: its modules, None if they do not matter. names, values:
-    attributes of the instance and constants of the class as snapshots. methods: names that the class has and the
-    instance has not. absent: names that neither has. optional: (name, is None) of parameters and buffers. listed: the
-    names of all parameters and buffers below it, each tensor once, None if they do not matter.
+    cls: its class, `forward` that of the class. children: its modules, None if they do not matter, called
+    `child_names`. names, values: attributes of the instance and constants of the class as snapshots. methods: names
+    that the class has and the instance has not. absent: names that neither has. optional: (name, is None) of
+    parameters and buffers. listed: the names of all parameters and buffers below it, each tensor once, None if they do
+    not matter.
     """
 
     cls: type
@@ -92,6 +93,7 @@ class State:
     absent: tuple[str, ...] = ()
     optional: tuple[tuple[str, bool], ...] = ()
     listed: tuple[str, ...] | None = None
+    child_names: tuple[str, ...] = ()
 
     @property
     def matters(self) -> bool:
@@ -105,16 +107,15 @@ def observe(module: nn.Module, reading: Reading | None = None) -> State:
     reading = Reading(None) if reading is None else reading
     cls = type(module)
     wanted = None if _is_read_by_torch(_forward_of(cls)) else reading.names
-    return _observe(module, reading, wanted, tuple(module._modules.values()))
+    return _observe(module, reading, wanted, True)
 
 
 def observe_read(module: nn.Module, reading: Reading) -> State:
     """The state of a module of which something was read and that was not inlined."""
     parent = any(m is module for m in reading.parents)
-    children = tuple(module._modules.values()) if parent else None
     # Code of torch iterates over these, by its own attributes.
     every = isinstance(module, (nn.ParameterList, nn.ParameterDict))
-    return _observe(module, reading, None if every else reading.names, children)
+    return _observe(module, reading, None if every else reading.names, parent)
 
 
 def _is_read_by_torch(forward: Any) -> bool:
@@ -130,8 +131,9 @@ def _observe(
     module: nn.Module,
     reading: Reading,
     wanted: Collection[str] | None,
-    children: tuple[nn.Module | None, ...] | None,
+    parent: bool,
 ) -> State:
+    """parent: its children matter."""
     cls = type(module)
     found = {
         k: v
@@ -153,13 +155,14 @@ def _observe(
     return State(
         cls,
         _forward_of(cls),
-        children,
+        tuple(module._modules.values()) if parent else None,
         tuple(kept),
         tuple(kept.values()),
         tuple(dict.fromkeys(methods)),
         tuple(absent),
         tuple(optional.items()),
         tuple(names_of_tensors(module)) if any(m is module for m in reading.listed) else None,
+        tuple(module._modules) if parent else (),
     )
 
 
@@ -207,11 +210,12 @@ def unchanged(module: nn.Module, state: State) -> bool:
     if state.forward is not None and state.cls.forward is not state.forward:
         return False
     if state.children is not None:
-        children = module._modules.values()
-        if len(children) != len(state.children):
+        own, children = module.__dict__, module._modules
+        if tuple(children) != state.child_names:
             return False
-        for now, then in zip(children, state.children):  # noqa: B905 (strict= is not traceable; lengths are equal)
-            if now is not then:
+        # An entry of this name in the dictionary of the instance hides the child. (strict= is not traceable.)
+        for name, now, then in zip(state.child_names, children.values(), state.children):  # noqa: B905
+            if now is not then or name in own:
                 return False
     for name, value in zip(state.names, state.values):  # noqa: B905
         now = getattr(module, name, MISSING)
