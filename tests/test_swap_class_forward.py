@@ -149,3 +149,88 @@ def test_compiled_and_exported() -> None:
         for strict in (True, False):
             exported = torch.export.export(model, args, kwargs, strict=strict).module()
             assert torch.equal(exported(*args, **kwargs), expected)
+
+
+class Held(nn.Module):
+    """Has special methods that its forwards use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(12, 12, 1)
+        self.layers = nn.ModuleList([nn.Conv2d(12, 12, 1), nn.Conv2d(12, 12, 1)])
+
+    def __len__(self) -> int:
+        return 2
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __contains__(self, key: int) -> bool:
+        return True
+
+    def __getitem__(self, i: int) -> nn.Module:
+        return self.layers[i]
+
+    def __iter__(self) -> Any:
+        return iter(self.layers)
+
+
+def _with_groups(self: Any, name: str) -> Any:
+    return 3 if name == "groups" else nn.Module.__getattr__(self, name)
+
+
+SPECIAL: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "__len__": (lambda s, x: shuffled(s.conv(x), len(s)), lambda s: 3),
+    "__bool__": (lambda s, x: shuffled(s.conv(x), 2 if s else 3), lambda s: False),
+    "__contains__": (lambda s, x: shuffled(s.conv(x), 2 if 1 in s else 3), lambda s, key: False),
+    "__getitem__": (lambda s, x: shuffled(s[0](x)), lambda s, i: s.layers[1]),
+    "__iter__": (lambda s, x: shuffled(next(iter(s))(x)), lambda s: iter([s.layers[1]])),
+    "__getattr__": (lambda s, x: shuffled(s.conv(x), getattr(s, "groups", 2)), _with_groups),
+    "children": (lambda s, x: shuffled(next(s.children())(x)), lambda s: iter([s.layers[1]])),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_class_with_other_special_methods(name: str) -> None:
+    body, other = SPECIAL[name]
+    kind = type("Kind", (Held,), {"forward": lambda self, x: body(self, x)})
+    later = type("Later", (kind,), {name: other})
+    stock, x = kind(), torch.randn(2, 12, 4, 4)
+    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    for m in (stock, model):
+        m.__class__ = later
+    assert_same(model(x), stock(x))
+
+
+@pytest.mark.parametrize("name", ["__iter__", "__getattr__"])
+def test_a_container_with_other_special_methods(name: str) -> None:
+    def get(self: Any, key: str) -> Any:
+        return nn.Tanh() if key == "0" else nn.Module.__getattr__(self, key)
+
+    stock = nn.Sequential(nn.Conv2d(12, 12, 1), nn.BatchNorm2d(12), nn.ReLU()).eval()
+    model, x = opswap.swap(copy.deepcopy(stock)), torch.randn(2, 12, 4, 4)
+    other = {"__iter__": lambda self: iter([self[0]]), "__getattr__": get}[name]
+    for m in (stock, model):
+        m.__class__ = type("Later", (nn.Sequential,), {name: other})
+    torch.testing.assert_close(model(x), stock(x))
+
+
+def test_a_class_that_adds_nothing() -> None:
+    stock, x = Wrapped(), torch.randn(2, 12, 4, 4)
+    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    names = {
+        "__doc__": "",
+        "__init__": lambda self: None,
+        "__deepcopy__": None,
+        "__getstate__": None,
+        "more": 1,
+    }
+    model.__class__ = type("Later", (Wrapped,), names)
+    opswap.reset_stats()
+    assert_same(model(x), stock(x))
+    assert not opswap.stats()["original"]
+
+
+class Wrapped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return shuffled(x)

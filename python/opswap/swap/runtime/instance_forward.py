@@ -308,6 +308,28 @@ def fits(module: nn.Module | None, cls: type | None) -> bool:
     return kind is cls or (cls is not None and _adds_nothing(kind, cls))
 
 
+# What a forward, or Python for it, may look up in any module.
+_OF_EVERY_MODULE = frozenset(
+    " ".join(
+        (
+            "_call_impl _wrapped_call_impl children named_children modules named_modules parameters named_parameters",
+            "buffers named_buffers get_submodule get_parameter get_buffer",
+        )
+    ).split()
+)
+# Special names that classes have for making, copying and describing objects; no forward uses them.
+_UNUSED = frozenset(
+    f"__{name}__"
+    for name in " ".join(
+        (
+            "abstractmethods annotate annotate_func annotations annotations_cache class_getitem copy deepcopy del dict",
+            "doc firstlineno getnewargs getnewargs_ex getstate init init_subclass module new orig_bases parameters",
+            "qualname reduce reduce_ex setstate slots static_attributes type_params weakref",
+        )
+    ).split()
+)
+
+
 @lru_cache(maxsize=64)
 def _adds_nothing(kind: type, cls: type) -> bool:
     if cls not in kind.__mro__:
@@ -315,9 +337,9 @@ def _adds_nothing(kind: type, cls: type) -> bool:
     order = kind.__mro__
     own = order[: order.index(cls)]
     base = [c for c in cls.__mro__ if c not in nn.Module.__mro__]
-    names = {name for c in base for name in vars(c)} | {"__call__", "_call_impl", "_wrapped_call_impl"}
-    added = {name for c in own for name in vars(c)}
-    return not {n for n in added & names if not n.startswith("__") or n == "__call__"}
+    names = {name for c in base for name in vars(c)} | _OF_EVERY_MODULE
+    added = {name for c in own for name in vars(c)} - _UNUSED
+    return not any(n in names or (n.startswith("__") and n.endswith("__")) for n in added)
 
 
 def _own_link(module: nn.Module) -> Any:
