@@ -253,3 +253,46 @@ def test_the_reason_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "opswap"):
         model(x.as_subclass(Told))
     assert "the input is a Told" in caplog.text
+
+
+def _raises(input: Tensor) -> None:
+    raise ValueError("the check of the instance")
+
+
+@pytest.mark.parametrize(
+    "window", [{"kernel_size": 1}, {"kernel_size": 3, "padding": 1}, {"kernel_size": 3, "groups": 32}]
+)
+@pytest.mark.parametrize("chain", [True, False])
+def test_the_computation_of_a_convolution_is_replaced(window: dict[str, int], chain: bool) -> None:
+    x = torch.randn(4, 32, 32, 32).contiguous(memory_format=torch.channels_last)
+    rest = (nn.BatchNorm2d(32), nn.ReLU()) if chain else ()
+    stock = nn.Sequential(nn.Identity(), nn.Conv2d(32, 32, **window), *rest).eval()
+    stock.to(memory_format=torch.channels_last)
+    model = opswap.swap(copy.deepcopy(stock))
+    for m in (stock, model):
+        m[1]._conv_forward = lambda input, weight, bias: input * 2
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), stock(x))
+    torch.testing.assert_close(model(x), stock(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_check_of_a_norm_is_replaced(training: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()).train(training)
+    opswap.swap(model)
+    model[1]._check_input_dim = _raises
+    with pytest.raises(ValueError, match="check of the instance"), torch.no_grad():
+        model(torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_statistics_that_require_a_gradient(training: bool) -> None:
+    stock = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()).train(training)
+    model, x = opswap.swap(copy.deepcopy(stock)), torch.randn(2, 8, 6, 6)
+    for m in (stock, model):
+        m[1].running_mean.requires_grad_()
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
+    for m in (stock, model):
+        with pytest.raises(RuntimeError, match="not differentiable"):
+            m(x)

@@ -10,6 +10,7 @@ import io
 import linecache
 import pickle
 import sys
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -141,6 +142,40 @@ def test_children_have_the_names_that_they_had(
             m(x)
         change(m)
     torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
+
+
+class HoldsOthers(nn.Module):
+    """Reads what a tensor and a queue have besides their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensor, self.queue = torch.ones(1), deque([1], 2)
+        self.tensor.groups = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return by_size(x, self.tensor.groups) * self.queue.maxlen
+
+
+def _longer_queue(m: HoldsOthers) -> None:
+    m.queue = deque(m.queue, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: setattr(m.tensor, "groups", 3), "self.tensor.groups changed from 2 to 3"),
+        (_longer_queue, "self.queue.maxlen changed from 2 to 3"),
+    ],
+    ids=["tensor", "queue"],
+)
+def test_what_a_tensor_and_a_queue_have_besides(change: Callable[[nn.Module], None], reason: str) -> None:
+    stock, x = HoldsOthers(), images()
+    model = swapped(stock)
+    same(model, stock, x)
+    for m in (stock, model):
+        change(m)
+    assert torch.equal(model(x), stock(x))
+    assert reason in str(opswap.explain(model, x))
 
 
 def convolutions() -> int:

@@ -309,7 +309,7 @@ def conv_pays(input: Any, weight: Any, stride: Pair, padding: Pair | str, dilati
 
 def conv_able(module: nn.Conv2d, input: Any) -> bool:
     """`conv_pays` for the weight and the options of a module."""
-    if module.groups != 1 or module.padding_mode != "zeros":
+    if module.groups != 1 or module.padding_mode != "zeros" or "_conv_forward" in module.__dict__:
         return False
     return conv_pays(input, module.weight, module.stride, module.padding, module.dilation)
 

@@ -179,6 +179,7 @@ def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
     return (
         not _compiling()
         and not reference_forced()
+        and "_conv_forward" not in module.__dict__
         and is_depthwise(module)
         and _supports(
             input,

@@ -86,7 +86,9 @@ def is_pointwise(module: nn.Conv2d) -> bool:
 
 def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
     """True if the kernels compute this convolution: in channels_last, on the CPU, without autocast or trace."""
-    return not _compiling() and isinstance(input, Tensor) and is_pointwise(module) and _is_candidate(input)
+    if _compiling() or not isinstance(input, Tensor) or "_conv_forward" in module.__dict__:
+        return False
+    return is_pointwise(module) and _is_candidate(input)
 
 
 def pointwise_fits(input: Any, weight: Any) -> bool:

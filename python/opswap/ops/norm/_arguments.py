@@ -169,7 +169,7 @@ def _check_vectors(input: Tensor, vectors: Sequence[Vector]) -> None:
             )
         if vector.device != input.device:
             raise RuntimeError(f"batch_norm: {name} is on {vector.device}, input on {input.device}")
-        if name.startswith("running") and vector.requires_grad:
+        if name.startswith("running") and vector.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(f"batch_norm is not differentiable with respect to argument {name!r}")
     allowed = {input.dtype, torch.float32} if input.dtype in _REDUCED else {input.dtype}
     dtypes = {vector.dtype for _, vector in given}

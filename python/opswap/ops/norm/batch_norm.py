@@ -215,7 +215,9 @@ def batch_norm_act(
             count_reference("batch_norm_act")
         return reference(input, *vectors, training, momentum, eps, activation)
     check(input, *vectors, training, eps)
-    return _differentiable(*arguments)
+    # Without a graph torch accepts statistics that require a gradient.
+    running = (v.detach() if v is not None and v.requires_grad else v for v in vectors[:2])
+    return _differentiable(training, momentum, eps, activation, input, *running, weight, bias)
 
 
 def _trains_in_16_bits(input: Tensor, weight: _Vector, bias: _Vector) -> bool:

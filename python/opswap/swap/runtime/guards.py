@@ -86,6 +86,9 @@ def hooked(module: nn.Module) -> bool:
             "forward" in module.__dict__
             and module.__dict__["forward"] is not module.__dict__.get("_opswap_forward")
         )
+        # what the forwards of torch's layers call
+        or "_conv_forward" in module.__dict__
+        or "_check_input_dim" in module.__dict__
     )
 
 

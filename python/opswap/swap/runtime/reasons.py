@@ -25,7 +25,7 @@ from .lists import names_in
 from .outside import Outside, read
 from .plan_of import plan_of
 from .shown import shown
-from .snapshot import MISSING, Answers, Attributes, Contents, Plain, Scalar, contents_of, is_as
+from .snapshot import MISSING, Answers, AnyTensor, Attributes, Contents, Plain, Scalar, contents_of, is_as
 from .state import State, names_of_tensors
 
 __all__ = [
@@ -86,7 +86,10 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
 def _hooked(module: nn.Module, name: str) -> str:
     """What calling the module does more than the forward that the swap knows."""
     replaced = "forward" in vars(module) and overridden(module)
-    return f"{name}.forward was replaced" if replaced else f"hooks on {name}"
+    found = [m for m in ("_conv_forward", "_check_input_dim") if m in vars(module)]
+    if replaced or found:
+        return f"{name}.{'forward' if replaced else found[0]} was replaced"
+    return f"hooks on {name}"
 
 
 def outside_change(outside: Outside) -> str:
@@ -184,13 +187,11 @@ def difference(now: Any, then: Any, name: str) -> str:
         return _changed_contents(now, then, name)
     if type(then) is Answers:
         return _changed_answer(now, then, name)
+    if type(then) is AnyTensor and isinstance(now, Tensor):
+        return _changed_attribute(now, then, name)
     if type(then) is Attributes:
-        parts = (
-            (getattr(now, k, MISSING), kept, f"{name}.{k}")
-            for k, kept in zip(then.names, then.values, strict=True)
-        )
         inside = "" if then.contents is None else difference(now, then.contents, name)
-        changed = inside or next(filter(None, (difference(*part) for part in parts)), "")
+        changed = inside or _changed_attribute(now, then, name)
         own = next((n for n in then.absent if n in vars(now)), "")
         return changed or (f"{name}.{own} was set on the object" if own else "")
     if type(then) is Plain and then.kinds and type(now) is then.kind:
@@ -199,6 +200,14 @@ def difference(now: Any, then: Any, name: str) -> str:
     if now is MISSING or then is MISSING:
         return f"{name} is gone, was {was}" if now is MISSING else f"{name} is {shown(now)}, did not exist"
     return f"{name} changed from {was} to {shown(now)}"
+
+
+def _changed_attribute(now: Any, then: Attributes | AnyTensor, name: str) -> str:
+    parts = (
+        (getattr(now, k, MISSING), kept, f"{name}.{k}")
+        for k, kept in zip(then.names, then.values, strict=True)
+    )
+    return next(filter(None, (difference(*part) for part in parts)), "")
 
 
 def _changed_answer(now: Any, then: Answers, name: str) -> str:
@@ -231,6 +240,8 @@ def _changed_contents(now: Any, then: Contents, name: str) -> str:
     _, keys, values = contents_of(now)
     if len(values) != then.length:
         return f"len({name}) changed from {then.length} to {len(values)}"
+    if then.maxlen and now.maxlen != then.maxlen[0]:
+        return f"{name}.maxlen changed from {then.maxlen[0]} to {now.maxlen}"
     if then.keys and keys != then.keys:
         return f"the keys of {name} changed from {shown(list(then.keys))} to {shown(list(keys))}"
     places = then.keys or range(then.length)

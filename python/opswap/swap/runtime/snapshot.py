@@ -27,6 +27,7 @@ from .purity import IMMUTABLE, USER, module_kind, owner
 
 __all__ = [
     "MISSING",
+    "AnyTensor",
     "Scalar",
     "Wanted",
     "attributes_of",
@@ -89,12 +90,13 @@ class MISSING:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a list, tuple, set, dict, functools.partial or bound method holds; keys of a dict alone."""
+    """What a list, tuple, set, dict, functools.partial or bound method holds; keys: of a dict, maxlen: of a deque."""
 
     kind: type
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
     length: int
+    maxlen: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class AnyTensor:
-    """Any tensor: it is read by the rewritten forward itself."""
+    """Any tensor: it is read by the rewritten forward itself. names, values: attributes that were set on it."""
+
+    names: tuple[str, ...] = ()
+    values: tuple[Any, ...] = ()
 
 
 def is_plain(value: Any) -> bool:
@@ -348,7 +353,7 @@ def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> A
     if is_plain(value) or id(value) in path:
         return value
     if isinstance(value, Tensor):
-        return value if path else AnyTensor()
+        return value if path else _tensor(value, wanted)
     if isinstance(value, enum.Enum):
         added = {k: v for k, v in vars(value).items() if not k.startswith("_")}
         added.update((n, MISSING) for n in wanted.texts if not hasattr(value, n))
@@ -379,6 +384,11 @@ def snapshot(value: Any, wanted: Wanted = _ALL, path: tuple[int, ...] = ()) -> A
     return Attributes(type(value), tuple(kept), values, inside, wanted.absent(value))
 
 
+def _tensor(value: Tensor, wanted: Wanted) -> AnyTensor:
+    kept = {n: v for n, v in vars(value).items() if wanted.names is not None and n in wanted.names}
+    return AnyTensor(tuple(kept), tuple(snapshot(v, wanted, (id(value),)) for v in kept.values()))
+
+
 def _is_identity(value: Any) -> bool:
     """True for objects of the standard library that describe types, and for logs, of which a capture reads nothing."""
     if issubclass(type(value), logging.Logger):
@@ -390,7 +400,8 @@ def _contents(held: Any, value: Any, wanted: Wanted, path: tuple[int, ...]) -> A
     kind, keys, values = held
     if not keys and kind in (list, tuple) and all(map(_is_plainly_equal, values)):
         return Plain(kind, kind(values), tuple(map(type, values)))
-    return Contents(kind, keys, tuple(snapshot(v, wanted, path) for v in values), len(values))
+    maxlen = (value.maxlen,) if isinstance(value, deque) else ()
+    return Contents(kind, keys, tuple(snapshot(v, wanted, path) for v in values), len(values), maxlen)
 
 
 def _is_plainly_equal(value: Any) -> bool:
@@ -422,7 +433,7 @@ def is_as(now: Any, then: Any) -> bool:
     if kind is Bound:
         return _is_bound_as(now, then)
     if kind is AnyTensor:
-        return isinstance(now, Tensor)
+        return isinstance(now, Tensor) and _has_values(now, then)
     if kind is types.WrapperDescriptorType and slots_are_new_objects():
         return type(now) is kind and bool(now == then)
     if type(now) is not kind or not isinstance(then, IMMUTABLE):
@@ -448,7 +459,7 @@ def _has_contents(now: Any, then: Contents) -> bool:
         now = (now.func, now.args, now.keywords)
     elif then.kind is types.MethodType:
         now = (now.__func__, now.__self__)
-    if len(now) != then.length:
+    if len(now) != then.length or (then.maxlen and now.maxlen != then.maxlen[0]):
         return False
     if then.keys:
         for (key, value), known, kept in zip(now.items(), then.keys, then.values):  # noqa: B905
@@ -473,11 +484,17 @@ def _is_bound_as(now: Any, then: Bound) -> bool:
 def _has_attributes(now: Any, then: Attributes) -> bool:
     if type(now) is not then.kind or (then.contents is not None and not is_as(now, then.contents)):
         return False
-    for name, value in zip(then.names, then.values):  # noqa: B905
-        if not is_as(getattr(now, name, MISSING), value):
-            return False
+    if not _has_values(now, then):
+        return False
     for name in then.absent:  # noqa: SIM110
         if name in now.__dict__:
+            return False
+    return True
+
+
+def _has_values(now: Any, then: Attributes | AnyTensor) -> bool:
+    for name, value in zip(then.names, then.values):  # noqa: B905, SIM110
+        if not is_as(getattr(now, name, MISSING), value):
             return False
     return True
 
