@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import hostile_state
 from hostile_forwards import add, put
@@ -178,6 +178,14 @@ add(
 )
 add("training of all", lambda s, x: x * sum(m.training for m in s.modules()), lambda m: m.seq.eval() and None)
 add("a version", lambda s, x: x * (1 + s.conv.weight._version), lambda m: m.conv.weight.data.mul_(2) is None)
+
+
+def version_of_result(s: Any, x: Tensor) -> Tensor:
+    y = F.relu_(s.bn(x))
+    return y * (1 + y._version)
+
+
+add("a version of a result", version_of_result, setup=put(bn=lambda: nn.BatchNorm2d(12)))
 add(
     "a gradient that is there",
     lambda s, x: x * (2 if s.conv.weight.grad is None else 3),

@@ -28,6 +28,7 @@ __all__ = ["StandIn", "has_attributes"]
 _FX = f"{TORCH_FOLDER}fx{os.sep}"
 # Attributes of tensors that are None at times: no proxy is.
 _NONE_OR_NOT = frozenset(("_backward_hooks", "_base", "_grad", "_grad_fn", "grad", "grad_fn"))
+_OF_HISTORY = _NONE_OR_NOT | {"_version"}  # a replacement writes less often to what it returns
 
 
 class StandIn(fx.Proxy):
@@ -36,7 +37,7 @@ class StandIn(fx.Proxy):
     tracer: Tracer
 
     def __getattr__(self, name: str) -> _Attribute:
-        if name in _NONE_OR_NOT and not _called_from_torch():
+        if name in _OF_HISTORY and not _called_from_torch():
             raise self.tracer.refuse(f"the {name} of a tensor is read at {self.tracer.inspect_frames()}")
         frame = sys._getframe(1)
         if is_compared(frame.f_code, frame.f_lasti) and not _called_from_torch():
