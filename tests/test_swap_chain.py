@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Callable
@@ -108,6 +109,117 @@ def test_taken(make: Callable[[], nn.Module]) -> None:
         if name.endswith("num_batches_tracked"):
             assert buffer == 0 and model.get_buffer(name) == 1
     assert list(opswap.unswap(model).state_dict()) == list(stock.state_dict())
+
+
+class Between(Spelled):
+    """Calls of the chain, and what a subclass does between them."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.inside = inside  # between a convolution and its normalisation, or behind the activation
+
+    def between(self, y: Tensor) -> Tensor | float | int:
+        return y.shape[0] * y.size(1) + 0 * self.norm3.eps
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = T.relu(self.norm1(self.expand(x)))
+        more = 0 if self.inside else self.between(y)
+        x = self.spatial(x)
+        if self.inside:
+            more = self.between(y)
+        return self.project(T.relu(self.norm2(x))) + more
+
+
+class GetsParameters(Between):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.norm1(self.expand(x))
+        weight, counted = self.norm2.weight, self.norm2.num_batches_tracked
+        return T.relu(self.norm2(self.spatial(T.relu(x)))) * weight[:, None, None] + counted
+
+
+class CallsANorm(Between):
+    def between(self, y: Tensor) -> Tensor:
+        return self.norm2(y).mean()
+
+
+class ReadsStatistics(Between):
+    def between(self, y: Tensor) -> Tensor:
+        return self.norm2.running_mean.sum() + self.norm2.num_batches_tracked
+
+
+class WritesStatistics(Between):
+    def between(self, y: Tensor) -> float:
+        self.norm2.running_mean.mul_(0.5)
+        return 0.0
+
+
+class Raises(Between):
+    def between(self, y: Tensor) -> Tensor:
+        return y.view(3, 5).mean()
+
+
+class AsksAChild(Between):
+    """A child whose forward is not looked into, and finds another part of the chain in its own way."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__(inside)
+        self.child = Halves([self.norm2])
+
+    def between(self, y: Tensor) -> Tensor:
+        return self.child(y)
+
+
+class Halves(nn.Module):
+    def __init__(self, norms: list[nn.Module]) -> None:
+        super().__init__()
+        self.norms = norms
+
+    def forward(self, y: Tensor) -> Tensor:
+        with contextlib.suppress(KeyError):
+            self.norms[0].running_var.mul_(0.5)
+        return y.mean()
+
+
+def observed(model: nn.Module, x: Tensor, y: Tensor) -> tuple[list[Tensor], list[str], dict[str, Tensor]]:
+    """What three forwards return and raise, and the state after them."""
+    outputs, errors = [], []
+    for _ in range(3):
+        try:
+            outputs.append(model(x, y).detach())
+        except RuntimeError as error:
+            errors.append(str(error))
+    return outputs, errors, dict(model.state_dict())
+
+
+def assert_alike(ours: nn.Module, stock: nn.Module, x: Tensor, y: Tensor) -> None:
+    (outputs, errors, state), expected = observed(ours, x, y), observed(stock, x, y)
+    torch.testing.assert_close(outputs, expected[0], rtol=1e-3, atol=1e-3)
+    assert errors == expected[1]
+    torch.testing.assert_close(state, expected[2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("cls", [CallsANorm, ReadsStatistics, WritesStatistics, Raises, AsksAChild])
+@pytest.mark.parametrize("mode", ["train", "frozen", "eval"])
+def test_what_stands_between_the_calls(cls: type[Between], inside: bool, mode: str) -> None:
+    """It sees and leaves the statistics of stock, if it raises too."""
+    stock = cls(inside).to(memory_format=LAST).train(mode != "eval")
+    if mode == "frozen":
+        stock.norm3.eval()
+    ours = opswap.swap(copy.deepcopy(stock))
+    x, y = images(), images(5, 32) + 3
+    with torch.set_grad_enabled(mode != "eval"):
+        assert_alike(ours, stock, x, y)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Between(True), lambda: Between(False), lambda: GetsParameters(True)]
+)
+def test_sizes_and_parameters_between_the_calls(make: Callable[[], Between]) -> None:
+    stock = make().to(memory_format=LAST)
+    ours = swapped(stock)
+    assert_alike(ours, stock, images(), images())
+    assert chains() == (3, 0)
 
 
 def altered(index: int, **attributes: object) -> nn.Sequential:

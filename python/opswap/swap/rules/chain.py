@@ -25,6 +25,7 @@ from opswap.ops.chain import (
 from opswap.ops.depthwise import is_depthwise
 from opswap.ops.norm import spell
 
+from ..graph.metadata import is_metadata
 from ..rule import Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
 from .activation import activation, activation_of
@@ -104,15 +105,34 @@ def _behind(node: Node) -> tuple[Node, ...]:
     return rest if found is not None and found[0] in _ACTIVATIONS else ()
 
 
-def _stage(node: Node) -> Stage:
+def _sizes(graph: Graph) -> set[Node]:
+    known: dict[Node, bool] = {}  # filled in the graph's order: no deep recursion
+    return {node for node in graph.nodes if is_metadata(node, known)}
+
+
+def _adjoin(nodes: Stage, sizes: set[Node]) -> bool:
+    """True if between these nodes code at most reads sizes or gets parameters.
+
+    The whole chain runs at its first convolution. What stands in between may read or write what a later call of the
+    chain uses, or raise before that call moves its statistics.
+    """
+    node = nodes[0]
+    while node is not nodes[-1]:
+        node = node.next
+        if node not in nodes and node not in sizes and node.op not in ("get_attr", "placeholder"):
+            return False
+    return True
+
+
+def _stage(node: Node, sizes: set[Node]) -> Stage:
     """A convolution, its normalisation and what is after that; () if a chain cannot hold them."""
     if node.op != "call_module" or not is_link(node.meta["module"]) or len(node.users) != 1:
         return ()
     (norm,) = node.users
-    return (node, norm, *_behind(norm)) if _is_norm(norm) else ()
+    return (node, norm, *_behind(norm)) if _is_norm(norm) and _adjoin((node, norm), sizes) else ()
 
 
-def _folded_stage(node: Node) -> Stage:
+def _folded_stage(node: Node, sizes: set[Node]) -> Stage:
     """The same in evaluation, in which all but the convolution may be missing."""
     if node.op != "call_module" or not is_foldable(node.meta["module"]):
         return ()
@@ -121,6 +141,8 @@ def _folded_stage(node: Node) -> Stage:
         return (node, *_behind(node))
     if behind(norm) and not _behind(norm):
         return ()  # batch_norm_act joins the normalisation and this activation, in training too
+    if not _adjoin((node, norm), sizes):
+        return ()
     return (node, norm, *_behind(norm))
 
 
@@ -130,20 +152,22 @@ def _is_tall(node: Node) -> bool:
     return module.groups == 1 and module.kernel_size[0] > 1
 
 
-def _follow(node: Node, stage_of: Callable[[Node], Stage]) -> list[Stage]:
+def _follow(node: Node, stage_of: Callable[[Node, set[Node]], Stage], sizes: set[Node]) -> list[Stage]:
     stages: list[Stage] = []
-    stage = stage_of(node)
+    stage = stage_of(node, sizes)
     while stage and len(stages) < MOST_STAGES and not (stages and _is_tall(stage[0])):
         stages.append(stage)
         users = tuple(stage[-1].users)
-        stage = stage_of(users[0]) if len(users) == 1 else ()
+        adjoins = len(users) == 1 and _adjoin((*stage, *users), sizes)
+        stage = stage_of(*users, sizes) if adjoins else ()
     return stages
 
 
 def _chains(graph: Graph) -> Iterator[list[Stage]]:
     taken: set[Node] = set()
+    sizes = _sizes(graph)
     for node in graph.nodes if chain_wins() else ():
-        stages = _follow(node, _stage) if node not in taken else []
+        stages = _follow(node, _stage, sizes) if node not in taken else []
         if len(stages) >= _FEWEST_STAGES:
             taken.update(n for stage in stages for n in stage)
             yield stages
@@ -152,8 +176,9 @@ def _chains(graph: Graph) -> Iterator[list[Stage]]:
 def _folded_chains(graph: Graph) -> Iterator[list[Stage]]:
     """For modules that are not a chain in training."""
     taken = {n for stages in _chains(graph) for stage in stages for n in stage}
+    sizes = _sizes(graph)
     for node in graph.nodes if chain_wins() else ():
-        stages = _follow(node, lambda n: _folded_stage(n) if n not in taken else ())
+        stages = _follow(node, lambda n, sizes: _folded_stage(n, sizes) if n not in taken else (), sizes)
         if any(len(stage) > 1 for stage in stages):  # convolutions alone gain nothing
             taken.update(n for stage in stages for n in stage)
             yield stages
