@@ -327,6 +327,20 @@ def test_changes_after_the_swap(how: str) -> None:
     assert (chains() == (0, 0)) == (how != "cumulative")
 
 
+@pytest.mark.parametrize("name", ["weight", "running_mean", "num_batches_tracked"])
+def test_a_deleted_part_raises_after_the_calls_before_it(name: str) -> None:
+    stock = inverted()
+    ours = swapped(stock)
+    for model in (stock, ours):
+        delattr(model[4], name)
+        with pytest.raises(AttributeError, match=name):
+            model(images())
+        assert model[1].num_batches_tracked == 1 and model[7].num_batches_tracked == 0
+    assert list(ours.state_dict()) == list(stock.state_dict())
+    if name != "num_batches_tracked":
+        assert stock[4].num_batches_tracked == ours[4].num_batches_tracked == 1
+
+
 def test_frozen_parameters_and_input() -> None:
     stock = inverted()
     for i in (0, 4):

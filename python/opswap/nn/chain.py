@@ -59,13 +59,13 @@ def _drop_frozen(first: nn.Conv2d) -> None:
         frozen.drop()
 
 
-def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
-    """The chain, batches counted; NotImplemented if nothing was done."""
+def _gather_training(links: Sequence[Link]) -> tuple[list[Any], list[Tensor | None], list[Tensor]] | None:
+    """Options, tensors and counters of a chain in training; None if a normalisation is not in training."""
     options, counters = [], []
-    tensors: list[Tensor | None] = [input]
+    tensors: list[Tensor | None] = []
     for convolution, norm, activation in links:
         if not norm.training:
-            return NotImplemented
+            return None
         options.append((convolution.stride[0], _momentum(norm), norm.eps, activation))
         tensors += (convolution.weight, norm.weight, norm.bias)
         if norm.track_running_stats:
@@ -74,12 +74,24 @@ def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
                 counters.append(norm.num_batches_tracked)
         else:
             tensors += (None, None)
+    return options, tensors, counters
+
+
+def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
+    """The chain, batches counted; NotImplemented if nothing was done."""
+    try:
+        parts = _gather_training(links)
+    except AttributeError:  # deleted: the call of its module raises, when those before it are done
+        return NotImplemented
+    if parts is None:
+        return NotImplemented
+    options, tensors, counters = parts
     if len({id(norm) for _, norm, _ in links}) < len(links):
         return NotImplemented  # a cumulative average would have to count in between
     _drop_frozen(links[0][0])
     output = None
     try:
-        output = try_chain(tuple(options), tuple(tensors))
+        output = try_chain(tuple(options), (input, *tensors))
     finally:  # a checkpoint ends a forward that is run again by an exception, after the statistics have moved
         if output is not NotImplemented and counters:
             add_to_each(counters, 1)
