@@ -167,6 +167,19 @@ def test_values_that_are_not_finite(tier: str, value: float, where: str) -> None
         assert torch.equal(theirs[name][infinite], ours[name][infinite]), name
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_infinite_gradient(tier: str, seed: int) -> None:
+    """The weights of the last norm get infinite gradients, as of stock, whatever sign the rounding of the mean has."""
+    torch.manual_seed(seed)
+    x, stages = make((3, 17, 9, 8), (Part(33), Part(side=3), Part(16, activation=None)))
+    grad = torch.ones(3, 16, 9, 8).contiguous(memory_format=LAST)
+    grad[1, :, 4, 5] = float("inf")
+    theirs, ours = (step(f, *copy_of(x, stages, torch.float32), grad) for f in (stock, conv_chain))
+    for name in ("gradient of norm_weight 2", "gradient of norm_bias 2"):
+        assert theirs[name].isinf().all()
+        assert torch.equal(ours[name], theirs[name]), name
+
+
 def without(stages: Sequence[Stage], i: int, *fields: str) -> list[Stage]:
     return [s._replace(**dict.fromkeys(fields)) if k == i else s for k, s in enumerate(stages)]
 

@@ -180,6 +180,31 @@ def test_values_that_are_not_finite(tier: str) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", DISTANCES, ids=str)
+def test_an_infinite_gradient_makes_gradients_infinite_as_torchs(dtype: torch.dtype, tier: str) -> None:
+    """Whatever sign the rounding of the mean has, and also if there is none, as in float64."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x, parameters = image((2, 12, 6, 5), dtype), vectors(12, dtype)
+        grad = torch.ones_like(x)
+        grad[1, 4, 2, 2] = float("inf")
+        _, of_x, of_weight, of_bias = step(lambda x, w, b: F.group_norm(x, 4, w, b), grad, x, *parameters)
+        assert of_weight[4].isinf() and of_bias[4] == float("inf"), seed
+        others = torch.arange(12) != 4
+        assert of_weight[others].isfinite().all() and of_bias[others].isfinite().all()
+        spoiled = torch.zeros_like(of_x, dtype=torch.bool)
+        spoiled[1, 3:6] = True
+        assert torch.equal(~of_x.isfinite(), spoiled) and of_x.isinf().any(), seed
+
+
+def test_a_variance_that_overflows_is_infinite(tier: str) -> None:
+    """In float64; the output is the bias, as of torch's for contiguous tensors."""
+    x, parameters = image((2, 12, 6, 5), torch.float64), vectors(12, torch.float64)
+    x[1, 4, 2, 2] = 1e160
+    y = F.group_norm(x, 4, *parameters)
+    assert torch.allclose(y, T.group_norm(x.contiguous(), 4, *parameters), 1e-9, 1e-9)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout: str) -> None:
     """Dense channels_last by the kernel; everything else by torch, counted, with its bits and strides."""

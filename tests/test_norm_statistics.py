@@ -172,6 +172,67 @@ def test_a_value_that_is_not_finite_moves_the_mean_as_torchs(
         assert torch.allclose(got, want, 1e-2, 1e-2, equal_nan=True)
 
 
+def overflowing_step(
+    function: Callable[..., Tensor], x: Tensor, grad: Tensor, act: str | None
+) -> list[Tensor]:
+    """Output, running statistics, gradients of weight, bias and input."""
+    kind = torch.promote_types(x.dtype, torch.float32)
+    mean, var = running(kind)
+    parameters = torch.linspace(0.5, 1.5, 3, dtype=kind), torch.linspace(2, 3, 3, dtype=kind)
+    x, weight, bias = (t.detach().requires_grad_() for t in (x, *parameters))
+    y = function(x, mean, var, weight, bias, True, 0.1, 1e-5, act)
+    y.backward(grad)
+    return [t.detach() for t in (y, mean, var, weight.grad, bias.grad, x.grad)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("value", ["inf", "-inf"])
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+def test_an_infinite_gradient_makes_gradients_infinite_as_torchs(
+    activation: str | None, value: str, memory_format: torch.memory_format, dtype: torch.dtype, tier: str
+) -> None:
+    """Whatever sign the rounding of the mean has, and also if there is none, as in float64."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x = torch.randn(SIZE).to(dtype).contiguous(memory_format=memory_format)
+        x[1, 1, 2, 3] = 1  # above the mean: dy passes the activation
+        grad = torch.ones_like(x)
+        grad[1, 1, 2, 3] = float(value)
+        got, want = (overflowing_step(f, x, grad, activation) for f in (F.batch_norm_act, reference))
+        for ours, theirs in zip(got[:5], want[:5], strict=True):
+            assert torch.allclose(ours, theirs, 2e-2, 2e-2), seed
+        assert got[3][1] == got[4][1] == float(value)
+        spoiled = ~got[5].isfinite()
+        assert spoiled[:, 1].all() and not spoiled[:, ::2].any()
+        # a value next to the mean may fall on either side of it
+        assert (got[5].isnan() != want[5].isnan()).sum() <= 2, seed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize("every", [False, True], ids=["one value", "every value"])
+def test_a_variance_that_overflows_is_infinite_as_torchs(
+    every: bool, activation: str | None, memory_format: torch.memory_format, dtype: torch.dtype, tier: str
+) -> None:
+    large = 1e160 if dtype == torch.float64 else 1e30
+    x = torch.randn(SIZE, dtype=torch.float64)
+    if every:
+        x[:, 1] *= large
+    else:
+        x[1, 1, 2, 3] = large
+    x = x.to(dtype).contiguous(memory_format=memory_format)
+    grad = torch.ones_like(x)
+    got, want = (overflowing_step(f, x, grad, activation) for f in (F.batch_norm_act, reference))
+    assert got[2][1] == float("inf")
+    # in float32 and bfloat16, sums in double do not overflow: the output may be the exact one
+    compared = slice(None) if dtype == torch.float64 else slice(1, 3)
+    for ours, theirs in zip(got[compared], want[compared], strict=True):
+        assert torch.allclose(ours, theirs, 2e-2, 2e-2)
+    assert all(t.isfinite().all() for t in (got[0], *got[3:]))
+
+
 def test_vmap_over_running_statistics_of_an_ensemble() -> None:
     x, weight, bias = torch.randn(SIZE), torch.rand(5, 3) + 0.5, torch.randn(5, 3)
     statistics = torch.randn(5, 3), torch.rand(5, 3) + 0.5

@@ -4,6 +4,7 @@
 #include "core/ints.h"
 #include "core/parallel.h"
 #include "depthwise/depthwise.h"
+#include "norm/finish.h"
 
 #include <assert.h>
 #include <string.h>
@@ -303,10 +304,10 @@ static void finish_gradient(const osw_chain_link *link, int64_t channels, int64_
         const double center = (double)link->norm.center[c], beyond = center - link->mean[c];
         const double s = osw_chain_invstd(link, c), scale = osw_chain_scale(link, c),
                      count = (double)pixels;
-        const double dot = (sums[channels + c] + beyond * sums[c]) * s;
+        const double dot = osw_norm_add_beyond(sums[channels + c], beyond, sums[c]) * s;
         const double tilt = -scale * s * dot / count;
         link->norm.tilt[c] = (float)tilt;
-        link->norm.offset[c] = (float)(-scale * sums[c] / count + beyond * tilt);
+        link->norm.offset[c] = (float)osw_norm_add_beyond(-scale * sums[c] / count, beyond, tilt);
         if (link->grad_weight)
             link->grad_weight[c] = (float)dot;
         if (link->grad_bias)

@@ -3,6 +3,7 @@
 
 #include "core/ints.h"
 #include "core/parallel.h"
+#include "norm/finish.h"
 #include "norm/holds.h"
 
 #include <assert.h>
@@ -129,8 +130,7 @@ static void finish_moments(const osw_image *image, int64_t group)
     mean /= (double)size;
     for (int64_t c = begin; c < begin + size; c++) {
         const double shift = first[c] * share, off = n->center[c] - mean + shift;
-        const double own = second[c] * share - shift * shift;
-        squares += (own < 0 ? 0 : own) + off * off;
+        squares += osw_norm_variance(shift, second[c] * share) + off * off;
     }
     image->statistics[2 * group] = mean;
     image->statistics[2 * group + 1] = squares / (double)size;
@@ -150,7 +150,7 @@ static void finish_gradient(const osw_image *image, int64_t group)
     const double beyond = n->center[begin] - image->statistics[2 * group];
     double given = 0, dot = 0;
     for (int64_t c = begin; c < begin + size; c++) {
-        const double own = (second[c] + beyond * first[c]) * s,
+        const double own = osw_norm_add_beyond(second[c], beyond, first[c]) * s,
                      w = all->weight ? all->weight[c] : 1;
         of_bias[c] += first[c];
         of_weight[c] += own;
@@ -158,7 +158,8 @@ static void finish_gradient(const osw_image *image, int64_t group)
         dot += w * own;
     }
     const double count = (double)(n->positions * size);
-    const double tilt = -s * s * dot / count, offset = -s * given / count + beyond * tilt;
+    const double tilt = -s * s * dot / count;
+    const double offset = osw_norm_add_beyond(-s * given / count, beyond, tilt);
     for (int64_t c = begin; c < begin + size; c++) {
         n->tilt[c] = tilt;
         n->offset[c] = offset;

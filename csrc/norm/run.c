@@ -4,6 +4,7 @@
 #include "core/ints.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"
+#include "norm/finish.h"
 #include "norm/holds.h"
 
 #include <assert.h>
@@ -113,9 +114,9 @@ static void fold(const osw_norm_job *job, int64_t c)
 static void finish_moments(const osw_norm_job *job, int64_t c, double first, double second)
 {
     const double count = (double)values_per_channel(job);
-    const double shift = first / count, var = second / count - shift * shift;
+    const double shift = first / count;
     job->mean[c] = job->norm.center[c] + shift;
-    job->var[c] = var < 0 ? 0 : var;
+    job->var[c] = osw_norm_variance(shift, second / count);
     fold(job, c);
 }
 
@@ -125,7 +126,7 @@ static void finish_gradient(const osw_norm_job *job, int64_t c, double first, do
 {
     const osw_norm *n = &job->norm;
     const double beyond = n->center[c] - job->mean[c], s = invstd(job, c);
-    const double dot = (second + beyond * first) * s;
+    const double dot = osw_norm_add_beyond(second, beyond, first) * s;
     if (job->grad_weight) {
         job->grad_weight[c] = dot;
         job->grad_bias[c] = first;
@@ -134,7 +135,7 @@ static void finish_gradient(const osw_norm_job *job, int64_t c, double first, do
         return;
     const double count = (double)values_per_channel(job);
     n->tilt[c] = -n->scale[c] * s * dot / count;
-    n->offset[c] = -n->scale[c] * first / count + beyond * n->tilt[c];
+    n->offset[c] = osw_norm_add_beyond(-n->scale[c] * first / count, beyond, n->tilt[c]);
 }
 
 /* The centers of the sums. One that is infinite would make every x - center NaN, where the mean is
