@@ -127,6 +127,16 @@ def test_by_rule_a_model_without_images_keeps_the_format() -> None:
     assert part(model, "memory format").detail == "no 2-D convolutions"
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.LazyConv2d(4, 3), nn.Sequential(nn.Conv2d(3, 4, 3), nn.LazyBatchNorm2d())]
+)
+def test_uninitialised_parameters_keep_the_format(layer: nn.Module) -> None:
+    """They have no sizes yet."""
+    model = opswap.optimize(nn.Sequential(layer, nn.ReLU()))
+    assert part(model, "memory format").detail == "uninitialised parameters"
+    model(X).sum().backward()
+
+
 @pytest.mark.parametrize("inputs", [None, (X,)])
 def test_lbfgs_keeps_the_format(inputs: tuple[Any, ...] | None) -> None:
     """It views gradients as vectors, which those in channels_last cannot be."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from opswap._torch import tree_map
@@ -70,7 +72,7 @@ def optimize(
             model as it is against the same in channels_last, in turn. Without inputs: if the model has 2-D
             convolutions on the CPU, all its code that may need contiguous tensors could be analysed and needs none,
             and no replacement in use was measured slower in channels_last. Never with torch.optim.LBFGS, which views
-            gradients as vectors. None leaves the format as it is.
+            gradients as vectors, nor if a lazy module is uninitialised. None leaves the format as it is.
         reuse_memory: `opswap.memory.reuse_freed(True)`, if the C library has it.
         flush_denormals: True calls `opswap.memory.flush_denormals(True)`; "auto" does if a parameter holds denormal
             numbers.
@@ -169,7 +171,8 @@ class _Work:
         """The format to compare with the model's own."""
         if self.memory_format != "auto":
             return self.memory_format
-        return _LAST if any(isinstance(m, nn.Conv2d) for m in self.model.modules()) else None
+        images = any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+        return _LAST if images and not _uninitialised(self.model) else None
 
     def _measure(self) -> None:
         """Time a step as it comes, then with one part after the other."""
@@ -205,6 +208,8 @@ class _Work:
             return self.memory_format, f"{_name(self.memory_format)}, as given"
         if isinstance(self.optimizer, torch.optim.LBFGS):
             return None, "torch.optim.LBFGS needs contiguous gradients"
+        if _uninitialised(self.model):
+            return None, "uninitialised parameters"
         if self._format() is None:
             return None, "no 2-D convolutions"
         if self.problem:
@@ -262,6 +267,11 @@ def _follow(optimizer: Optimizer, model: nn.Module) -> None:
                 continue
             if value.dtype != p.dtype or value.stride() != p.stride():
                 optimizer.state[p][key] = torch.empty_like(p, requires_grad=False).copy_(value)
+
+
+def _uninitialised(model: nn.Module) -> bool:
+    """Whether a lazy module has yet to learn its sizes: such tensors have no memory format."""
+    return any(map(is_lazy, itertools.chain(model.parameters(), model.buffers())))
 
 
 def _is_float(value: Any) -> bool:
