@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,26 @@ def test_a_value_that_is_not_finite_moves_the_mean_as_torchs(
     for got, want in zip(*results, strict=True):
         assert torch.equal(got.isnan(), want.isnan())
         assert torch.allclose(got, want, 1e-2, 1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("act", [None, "relu", "silu"])
+def test_running_means_that_are_infinite(
+    act: str | None, grad: bool, memory_format: torch.memory_format, dtype: torch.dtype, tier: str
+) -> None:
+    kind = torch.promote_types(dtype, torch.float32)
+    mean = torch.tensor([0.5, math.inf, -math.inf], dtype=kind)
+    x = torch.randn(SIZE).to(dtype).contiguous(memory_format=memory_format)
+    parameters = torch.linspace(0.5, 1.5, 3, dtype=kind), torch.linspace(-1, 1, 3, dtype=kind)
+    results = []
+    for function in (F.batch_norm_act, reference):
+        given = x.clone().requires_grad_(grad)
+        results.append(function(given, mean, torch.ones(3, dtype=kind), *parameters, False, 0.1, 1e-5, act))
+    got, want = results
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.allclose(got, want, 1e-2, 1e-2, equal_nan=True)
 
 
 def overflowing_step(

@@ -227,7 +227,8 @@ static void fold(const osw_chain_link *link, int64_t channels)
                      bias = link->bias ? (double)link->bias[c] : 0;
         norm->center[c] = (float)link->mean[c];
         norm->scale[c] = (float)scale;
-        norm->shift[c] = (float)(bias + ((double)norm->center[c] - link->mean[c]) * scale);
+        const double beyond = osw_norm_beyond((double)norm->center[c], link->mean[c]);
+        norm->shift[c] = (float)(bias + beyond * scale);
     }
 }
 
@@ -301,7 +302,7 @@ static void finish_gradient(const osw_chain_link *link, int64_t channels, int64_
         for (int64_t k = 0; k < 2 * channels; k++)
             sums[k] += sums[2 * i * channels + k];
     for (int64_t c = 0; c < channels; c++) {
-        const double center = (double)link->norm.center[c], beyond = center - link->mean[c];
+        const double beyond = osw_norm_beyond((double)link->norm.center[c], link->mean[c]);
         const double s = osw_chain_invstd(link, c), scale = osw_chain_scale(link, c),
                      count = (double)pixels;
         const double dot = osw_norm_add_beyond(sums[channels + c], beyond, sums[c]) * s;

@@ -5,6 +5,12 @@
 
 #include <math.h>
 
+/* What the mean has beyond the center. Running statistics may hold an infinite mean. */
+static inline double osw_norm_beyond(double center, double mean)
+{
+    return isfinite(mean) ? center - mean : 0;
+}
+
 /* sum + beyond * other: what the mean has beyond the center, added to a sum about the center. An
  * infinite `other` has made `sum` infinite or NaN already; 0 or a rounding error times infinity
  * would make every such sum NaN. */

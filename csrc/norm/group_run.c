@@ -106,7 +106,7 @@ static void fold(const osw_image *image, int64_t group)
     const int64_t size = group_size(image);
     const double mean = image->statistics[2 * group], s = invstd(image, group);
     const double center = all->dtype == OSW_F64 ? mean : (double)(float)mean;
-    const double beyond = center - mean;
+    const double beyond = osw_norm_beyond(center, mean);
     for (int64_t c = group * size; c < (group + 1) * size; c++) {
         n->center[c] = center;
         n->scale[c] = all->weight ? all->weight[c] * s : s;
@@ -147,7 +147,7 @@ static void finish_gradient(const osw_image *image, int64_t group)
     const double *first = image->partial, *second = first + n->channels;
     double *of_bias = image->gradients, *of_weight = of_bias + n->channels;
     const double s = invstd(image, group);
-    const double beyond = n->center[begin] - image->statistics[2 * group];
+    const double beyond = osw_norm_beyond(n->center[begin], image->statistics[2 * group]);
     double given = 0, dot = 0;
     for (int64_t c = begin; c < begin + size; c++) {
         const double own = osw_norm_add_beyond(second[c], beyond, first[c]) * s,

@@ -106,7 +106,7 @@ static void fold(const osw_norm_job *job, int64_t c)
     n->center[c] = job->dtype == OSW_F64 ? job->mean[c] : (double)(float)job->mean[c];
     n->scale[c] = weight(job, c) * invstd(job, c);
     n->shift[c] = job->bias ? job->bias[c] : 0;
-    const double beyond = n->center[c] - job->mean[c];
+    const double beyond = osw_norm_beyond(n->center[c], job->mean[c]);
     if (beyond != 0) /* else a bias of -0.0 stays one */
         n->shift[c] += beyond * n->scale[c];
 }
@@ -125,7 +125,7 @@ static void finish_moments(const osw_norm_job *job, int64_t c, double first, dou
 static void finish_gradient(const osw_norm_job *job, int64_t c, double first, double second)
 {
     const osw_norm *n = &job->norm;
-    const double beyond = n->center[c] - job->mean[c], s = invstd(job, c);
+    const double beyond = osw_norm_beyond(n->center[c], job->mean[c]), s = invstd(job, c);
     const double dot = osw_norm_add_beyond(second, beyond, first) * s;
     if (job->grad_weight) {
         job->grad_weight[c] = dot;
