@@ -9,6 +9,8 @@ import itertools
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -158,7 +160,73 @@ def test_a_kernel_that_draws_otherwise_is_found(monkeypatch: pytest.MonkeyPatch)
         lambda generator, keep, count: draw(generator.clone_state(), keep, count),
     ):
         monkeypatch.setattr(module, "_draw", wrong)
-        assert not module.draws_alike.__wrapped__()
+        assert not module._drew_alike.__wrapped__()
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python does once the main thread has ended, and the system at its limit."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_first_call_while_no_thread_can_be_started(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module._scale.cache_clear()
+    refuse_threads(monkeypatch)
+    assert_as_torch(torch.randn(2000).to(dtype), 0.3)
+
+
+def test_missing_thread_is_no_answer_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    module._drew_alike.cache_clear()
+    with monkeypatch.context() as refused:
+        refuse_threads(refused)
+        assert not module.draws_alike()
+        results = []
+        for function in (F.dropout, T.dropout):
+            torch.manual_seed(4)
+            results.append(function(torch.ones(2000)))
+        assert torch.equal(*results)
+    assert module.draws_alike()
+
+
+AFTER_THE_MAIN_THREAD = """
+import threading
+import torch
+import opswap
+
+model = opswap.swap(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch.nn.Dropout(0.3)).train())
+x = torch.randn(4, 3, 32, 32)
+
+def work():
+    threading.main_thread().join()
+    model(x).sum().backward()
+    print("trained", opswap.stats()["kernel"]["dropout"])
+
+threading.Thread(target=work).start()
+"""
+
+
+def test_first_call_after_the_main_thread() -> None:
+    command = [sys.executable, "-c", AFTER_THE_MAIN_THREAD]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "trained 2\n", done.stderr
+
+
+def test_scale_as_torch_rounds_it() -> None:
+    """Probabilities of every size, and those next to where a dtype's range ends."""
+    torch.manual_seed(11)
+    uniform = torch.rand(1000, dtype=torch.float64)
+    small = 10 ** (-16 * torch.rand(1000, dtype=torch.float64))
+    edges = [1 / x for x in (65504.0, 65519.0, 65520.0, 65521.0, 65536.0)]
+    keeps = {*uniform.tolist(), *(1 - uniform).tolist(), *small.tolist(), *edges, 0.5, 1 - 2**-53, 2**-53}
+    for dtype, keep in itertools.product(FLOATS, keeps - {0.0}):
+        expected = torch.ones((), dtype=dtype).div_(keep).item()
+        assert module._scale.__wrapped__(keep, dtype) == expected, (dtype, keep)
 
 
 def test_gradients_of_other_layouts() -> None:

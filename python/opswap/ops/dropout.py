@@ -10,7 +10,9 @@ Source: Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks fro
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,15 +58,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fresh_lock)
 
 
-@lru_cache(maxsize=1)
 def draws_alike() -> bool:
-    """True if torch draws its random bits on this CPU as the kernel does. Found by drawing with both, once.
-
-    In a thread of its own: no mode, trace or transform of the caller sees the draws.
-    """
+    """True if torch draws its random bits on this CPU as the kernel does. Found by drawing with both, once."""
     try:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(_draws_alike).result()
+        return _drew_alike()
+    except RuntimeError:  # no thread can be started now
+        return False
+
+
+@lru_cache(maxsize=1)
+def _drew_alike() -> bool:
+    """In a thread of its own: no mode, trace or transform of the caller sees the draws."""
+    with ThreadPoolExecutor(1) as pool:
+        drawn = pool.submit(_draws_alike)
+    try:
+        return drawn.result()
     except RuntimeError:  # a generator whose state is laid out in another way
         return False
 
@@ -101,9 +109,26 @@ def _bits(mask: Tensor, count: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _scale(keep: float, dtype: torch.dtype) -> float:
-    """What torch multiplies a kept element with, as it rounds it in this dtype."""
-    with ThreadPoolExecutor(1) as pool:  # a tensor with memory, whoever records operators in this thread
-        return pool.submit(lambda: torch.ones((), dtype=dtype, device="cpu").div_(keep).item()).result()
+    """1 / keep, what torch multiplies a kept element with, as it rounds it in this dtype.
+
+    In Python's numbers: no mode, trace or transform of the caller sees a tensor.
+    """
+    if dtype is torch.float64:
+        return 1 / keep
+    single = _rounded(1 / _rounded(keep, "f"), "f")
+    if dtype is torch.bfloat16:
+        (bits,) = struct.unpack("I", struct.pack("f", single))
+        nearest = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000
+        return struct.unpack("f", struct.pack("I", nearest))[0]
+    return single if dtype is torch.float32 else _rounded(single, "e")
+
+
+def _rounded(value: float, code: str) -> float:
+    """`value` in a format of struct, infinite beyond its range."""
+    try:
+        return struct.unpack(code, struct.pack(code, value))[0]
+    except OverflowError:
+        return math.inf
 
 
 def _is_recorded(input: Tensor) -> bool:
