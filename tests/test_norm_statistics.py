@@ -263,6 +263,38 @@ def test_vmap_over_running_statistics_of_an_ensemble() -> None:
         assert torch.allclose(y, want, atol=1e-5)
 
 
+@pytest.mark.parametrize("mapped", [(0,), (1,), (0, 1), (2, 3), (0, 1, 2, 3)])
+@every_activation
+def test_vmap_over_parameters_in_training_moves_shared_statistics_once(
+    activation: str | None, mapped: tuple[int, ...]
+) -> None:
+    """mapped: of weight, bias, running_mean and running_var; the input is one for all examples."""
+    x = torch.randn(SIZE)
+    one = torch.rand(3) + 0.5, torch.randn(3), torch.randn(3), torch.rand(3)
+    dims = tuple(0 if i in mapped else None for i in range(4))
+    tensors = [torch.stack((t, t * 2)) if i in mapped else t for i, t in enumerate(one)]
+    results = []
+    for function in (F.batch_norm_act, reference):
+        weight, bias, mean, var = (t.clone() for t in tensors)
+
+        def run(w: Tensor, b: Tensor, m: Tensor, v: Tensor, f: Callable[..., Tensor] = function) -> Tensor:
+            return f(x, m, v, w, b, True, activation=activation)
+
+        y = torch.vmap(run, dims)(weight, bias, mean, var)
+        results.append([y, mean, var])
+    assert_all_close(*results)
+
+
+def test_gradients_of_an_ensemble_that_shares_its_statistics() -> None:
+    x, weight, bias = torch.randn(SIZE), torch.rand(2, 3) + 0.5, torch.randn(2, 3)
+    results = []
+    for function in (F.batch_norm_act, reference):
+        loss = loss_of(function, "relu", True)
+        gradients = torch.func.grad(loss, (0, 1, 2))
+        results.append(torch.vmap(gradients, (None, 0, 0))(x, weight, bias))
+    assert_all_close(*results)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_is_torchs(dtype: torch.dtype) -> None:
     net = torch.nn.Conv2d(3, 3, 3)

@@ -12,7 +12,7 @@ from torch import Tensor
 from opswap import _core
 
 from .._layout import contiguous_first, dense_copy, empty, exactly_dense, suggest_memory_format
-from .._operator import Operator
+from .._operator import Operator, join_batch, split_batch
 from .._stats import count_kernel
 from ._arguments import check
 from ._reference import normalize, normalize_backward, normalize_jvp
@@ -280,6 +280,21 @@ def second_gradients(
     return *grads[:2], None, *grads[2:]
 
 
+def _batch(
+    run: Callable[..., tuple[Tensor, Tensor]], info: Any, in_dims: Sequence[int | None], *arguments: Any
+) -> Any:
+    """The mapped dimension joins the channels. Parameters that alone are mapped leave the statistics as they are."""
+    *tensors, eps, activation = arguments
+    pairs = zip(tensors, in_dims, (1, 0, 0, 0, 0), strict=True)
+    output, statistics = (
+        split_batch(info, t, 1)
+        for t in run(*[join_batch(info, t, d, p) for t, d, p in pairs], eps, activation)
+    )
+    if any(dim is not None for dim in in_dims[:3]):
+        return (output, statistics), (1, 1)
+    return (output, statistics.select(1, 0)), (1, None)
+
+
 # input: (N, C, *); mean, var: (C) statistics to normalise with, None for those of the batch; statistics: (2, C)
 # float64, the means and biased variances used. The output and the gradient of input are dense in the memory format
 # of input; gradients if output_mask is False are neither computed nor returned. Under vmap the mapped dimension
@@ -291,8 +306,7 @@ operator = Operator(
     _reference,
     fake,
     differentiable=1,
-    join=(1, 0, 0, 0, 0),
-    split=1,
+    batch=_batch,
     keep=_keep,
     gradient=_gradient,
     tangent=_tangent,
