@@ -101,6 +101,27 @@ def test_vmap_with_indices() -> None:
             assert same_bits(output[i], want[0]) and torch.equal(indices[i], want[1])
 
 
+@pytest.mark.parametrize("kernel", [1, 2, (1, 2, 2)], ids=str)
+def test_vmap_over_volumes_without_a_batch(kernel: Any) -> None:
+    """(C, D, H, W) in the strides of channels_last, within vmap alone and with gradients."""
+    x = torch.randn(3, *IMAGES).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    assert x[0].is_contiguous(memory_format=torch.channels_last)
+    for ours, theirs in ((F.max_pool3d, T.max_pool3d), (F.avg_pool3d, T.avg_pool3d)):
+        got, want = (
+            (
+                torch.vmap(lambda t, f=f: f(t, kernel))(x),
+                torch.vmap(torch.func.grad(lambda t, f=f: f(t, kernel).square().sum()))(x),
+                torch.func.jvp(torch.vmap(lambda t, f=f: f(t, kernel)), (x,), (x.cos(),))[1],
+            )
+            for f in (ours, lambda t, k, f=theirs: f(t.contiguous(), k))
+        )
+        for a, b in zip(got, want, strict=True):
+            assert torch.allclose(a, b, atol=1e-6)
+    got = torch.vmap(lambda t: F.max_pool3d(t, kernel, return_indices=True))(x)
+    want = torch.vmap(lambda t: T.max_pool3d(t.contiguous(), kernel, return_indices=True))(x)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
 def test_autocast_of_max_pool3d_with_indices_keeps_the_dtype() -> None:
     x = torch.randn(VOLUMES).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):

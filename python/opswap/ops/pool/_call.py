@@ -11,11 +11,19 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._function import DeclinedError, base_apply, needs_graph, plain_eager, transforms_active
-from .._layout import dense_copy
+from .._layout import dense_copy, suggest_memory_format
 from .._operator import Operator
 from .._stats import count_kernel, count_reference, reference_forced
 
-__all__ = ["PlainCall", "find_again", "larger_input", "needs_function", "plain_torch", "run_kernel"]
+__all__ = [
+    "PlainCall",
+    "find_again",
+    "in_format_of",
+    "larger_input",
+    "needs_function",
+    "plain_torch",
+    "run_kernel",
+]
 
 
 def run_kernel(
@@ -116,6 +124,16 @@ def plain_torch(input: Tensor, name: str) -> bool:
 def needs_function(tensor: Tensor) -> bool:
     """True if a call needs the autograd Function; else the operator alone does, and saves nothing."""
     return needs_graph((tensor,)) or (not torch.compiler.is_compiling() and transforms_active())
+
+
+def in_format_of(input: Tensor, output: Tensor) -> Tensor:
+    """`output`, pooled of a volume without a batch, in the memory format of `input`.
+
+    Under transforms as it is, contiguous like torch's: within vmap no other format can be asked for.
+    """
+    if transforms_active():
+        return output
+    return output.contiguous(memory_format=suggest_memory_format(input))
 
 
 def larger_input(constants: tuple[Any, ...], count: int) -> tuple[Any, ...]:

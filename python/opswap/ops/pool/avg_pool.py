@@ -30,7 +30,7 @@ from ._arguments import (
     require_bool,
     require_int,
 )
-from ._call import PlainCall, larger_input, plain_torch, run_kernel
+from ._call import PlainCall, in_format_of, larger_input, plain_torch, run_kernel
 
 __all__ = ["avg_pool2d", "avg_pool3d", "reference_avg_pool3d"]
 
@@ -214,7 +214,7 @@ def _avg_pool(ours: Callable[..., Any], volumes: bool, input: Any, *arguments: A
     if volumes and window.kernel_size[0] == 1:
         return _pool(input, window.without_depth(), options, window.stride[0])
     output = _pool(input.contiguous().unsqueeze(0), window, options).squeeze(0)
-    return output.contiguous(memory_format=suggest_memory_format(input)) if volumes else output
+    return in_format_of(input, output) if volumes else output
 
 
 def avg_pool2d(

@@ -35,7 +35,7 @@ from ._arguments import (
     pooled_size,
     require_bool,
 )
-from ._call import PlainCall, find_again, larger_input, needs_function, plain_torch, run_kernel
+from ._call import PlainCall, find_again, in_format_of, larger_input, needs_function, plain_torch, run_kernel
 from ._offsets import (
     gather_at_offsets,
     indices_to_offsets,
@@ -275,9 +275,7 @@ def _pool_slices(input: Tensor, window: Window, return_indices: bool) -> tuple[T
 def _pool_volumes(input: Tensor, window: Window, return_indices: bool) -> tuple[Tensor, Tensor | None]:
     """max_pool3d of (C, D, H, W) with a deeper window."""
     output, indices = _pool_unbatched(input, window, return_indices)
-    memory_format = suggest_memory_format(input)
-    output = output.contiguous(memory_format=memory_format)
-    return output, None if indices is None else indices.contiguous(memory_format=memory_format)
+    return in_format_of(input, output), None if indices is None else in_format_of(input, indices)
 
 
 def _pool_in_torch(
