@@ -16,6 +16,7 @@ import opswap
 from nearness import assert_within_roundings
 from opswap import GroupedLinear, _core
 from opswap import functional as F
+from surviving import survive
 from threads import same_on_any_threads
 
 # (rows, groups, in_features, out_features or a list): around the sizes of vectors, tiles and blocks.
@@ -418,3 +419,27 @@ def test_the_extension_checks_for_itself(arguments: dict[str, Any]) -> None:
     given = {**_call(), "sections": None, **arguments}
     with pytest.raises((RuntimeError, TypeError), match="grouped_linear: "):
         _core.grouped_linear(*given.values())
+
+
+def test_released_memory_is_an_error() -> None:
+    """Each tensor in turn, dense and strided, with a graph and without: torch would read it to make it dense."""
+    out = survive(
+        """
+def strided(*size):
+    return torch.randn(*size[::-1]).permute(*reversed(range(len(size))))
+
+calls = 0
+for make in (torch.randn, strided):
+    for dtype in (torch.float32, torch.bfloat16):
+        for lead in ((8,), (8, 8)):
+            for gone in range(3):
+                for grad in (False, True):
+                    sizes = (*lead, 8, 8), (8, 4, 8), (8, 4)
+                    tensors = [make(*size).to(dtype).requires_grad_(grad) for size in sizes]
+                    tensors[gone].untyped_storage().resize_(0)
+                    calls += 1
+                    attempt("call", lambda: F.grouped_linear(*tensors))
+print("calls", calls)
+"""
+    )
+    assert "calls 48" in out and out.count("RuntimeError") == 48

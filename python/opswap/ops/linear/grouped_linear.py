@@ -20,7 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import constant_in_graphs, functorch_active
 
-from .._function import DeclinedError, base_apply, concrete_size, tracing
+from .._function import DeclinedError, base_apply, check_memory, concrete_size, tracing
 from .._stats import count_kernel, count_reference, reference_forced
 from ._operators import gradients, operator
 from ._run import FLOATS, HALVES, NAME, Sections, library_wins, reference
@@ -174,6 +174,7 @@ def _checked(input: Any, weight: Any, bias: Any, out_features: Any) -> Tensor:
     if has_torch_function(tensors):
         return handle_torch_function(grouped_linear, tensors, input, weight, bias, out_features)
     _require_tensors(input, weight, bias)
+    check_memory(NAME, **dict(zip(("input", "weight", "bias"), tensors, strict=False)))
     if weight.dim() != (3 if out_features is None else 2):
         raise RuntimeError(
             f"{NAME}: weight must be (groups, out, in), or (sum(out_features), in) with out_features, "
