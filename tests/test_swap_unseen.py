@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
+import warnings
 import weakref
-from collections.abc import Callable
+from collections import Counter, UserDict, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +54,7 @@ class Child(nn.Module):
         self.effect, self.groups, self.calls = effect, 2, 0
         self.log: list[int] = []
         self.meter = Meter()
+        self.users, self.counter, self.defaults = UserDict(), Counter(), defaultdict(int)
         self.register_buffer("offset", torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,7 +66,8 @@ class Parent(nn.Module):
     def __init__(self, effect: Callable[[Any], None], value: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
         self.child, self.value = Child(effect), value
-        self.meter, self.act = self.child.meter, nn.ReLU()
+        self.meter, self.act, self.bank = self.child.meter, nn.ReLU(), Bank()
+        self.child.parent = weakref.ref(self)
 
     def forward(self, x: Tensor) -> Any:
         y = self.child(x)
@@ -105,6 +112,67 @@ def count_alone(child: Child) -> None:
     child.calls += 1
 
 
+@torch.no_grad()
+def without_gradient(child: Child) -> None:
+    child.groups = 6 - child.groups
+
+
+@torch.inference_mode()
+def in_inference(child: Child) -> None:
+    child.log.append(1)
+
+
+@contextlib.contextmanager
+def changing(child: Child) -> Iterator[None]:
+    child.groups = 6 - child.groups
+    yield
+
+
+def in_context(child: Child) -> None:
+    with changing(child):
+        pass
+
+
+@cache
+def _seen(number: int) -> None:
+    SEEN.append(number)
+
+
+class Registered:
+    """Making one is what counts."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        SEEN.append(number)
+
+
+@dataclass
+class Noted:
+    number: int
+
+    def __post_init__(self) -> None:
+        STATE.groups = 6 - STATE.groups
+
+
+def by_import(child: Child) -> None:
+    from test_swap_unseen import STATE as state
+
+    state.groups = 6 - state.groups
+
+
+def by_method_of_the_parent(child: Child) -> None:
+    child.parent().bank.add(child)
+
+
+class Bank(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def add(self, child: Child) -> None:
+        self.count += 1
+
+
 CHANGES: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Any]]] = {
     "attribute": (toggle, lambda m, y: shuffle(y, m.child.groups)),
     "getattr": (toggle, lambda m, y: shuffle(y, getattr(m.child, "groups"))),  # noqa: B009
@@ -119,6 +187,17 @@ CHANGES: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Any]]] =
     "global list": (lambda c: SEEN.append(1), lambda m, y: y * len(SEEN)),
     "buffer": (rebind, lambda m, y: y + m.child.offset),
     "registered buffer": (register, lambda m, y: y + m.child.offset),
+    "no_grad": (without_gradient, lambda m, y: shuffle(y, m.child.groups)),
+    "inference_mode": (in_inference, lambda m, y: y * len(m.child.log)),
+    "context": (in_context, lambda m, y: shuffle(y, m.child.groups)),
+    "lru_cache": (lambda c: _seen(len(c.log)), lambda m, y: y * len(SEEN)),
+    "constructor": (lambda c: Registered(1) and None, lambda m, y: y * len(SEEN)),
+    "post_init": (lambda c: Noted(1) and None, lambda m, y: shuffle(y, STATE.groups)),
+    "import": (by_import, lambda m, y: shuffle(y, STATE.groups)),
+    "UserDict": (lambda c: c.users.update({len(c.users): 1}), lambda m, y: y * len(m.child.users)),
+    "Counter": (lambda c: c.counter.subtract("a"), lambda m, y: y * m.child.counter["a"]),
+    "defaultdict": (lambda c: c.defaults[len(c.defaults)], lambda m, y: y * len(m.child.defaults)),
+    "module of the parent": (by_method_of_the_parent, lambda m, y: y * m.bank.count),
 }
 
 
@@ -135,15 +214,14 @@ def reset() -> None:
     global COUNT
     COUNT, STATE.groups = 0, 2
     SEEN.clear()
+    _seen.cache_clear()
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_child_writes_is_read_again(name: str) -> None:
     effect, value = CHANGES[name]
     reset()
-    stock = Parent(effect, value)
-    model = opswap.swap(copy.deepcopy(stock))
-    same_on_every_call(stock, model, reset)
+    same_on_every_call(Parent(effect, value), opswap.swap(Parent(effect, value)), reset)
 
 
 def test_a_variable_of_a_closure() -> None:
@@ -264,3 +342,160 @@ def test_hooks_that_write_elsewhere() -> None:
 def test_children_that_write_what_nobody_reads() -> None:
     model = opswap.swap(Parent(count_alone, lambda m, y: shuffle(y, m.child.groups)))
     assert [s.rule for s in opswap.report(model).swapped if not s.path].count("channel_shuffle") == 2
+
+
+class Shaped(nn.Module):
+    """Writes attributes that are called as those of tensors, and a list and a dict of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = self.shape = None
+        self.layers = nn.ModuleList([nn.Identity()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shape, found, known = x.shape, [], {}
+        self.mean = vars(self)["shape"]
+        for layer in self.layers:
+            found.append(layer(x))
+            known["last"] = found[-1]
+        return known["last"] + 0
+
+
+class AroundShaped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Sequential(Shaped())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.child(x)
+        return shuffle(y, 2) + y.mean() * y.shape[1]
+
+
+def test_names_that_tensors_have() -> None:
+    model = opswap.swap(AroundShaped())
+    assert [s.rule for s in opswap.report(model).swapped] == ["channel_shuffle"]
+    same_on_every_call(AroundShaped(), model)
+
+
+def calls_back(model: Any) -> None:
+    old = model.conv.forward
+
+    def forward(x: Tensor) -> Tensor:
+        y = old(x)
+        model.last = y
+        return y
+
+    model.conv.forward = forward
+
+
+def is_of_another_class(model: Any) -> None:
+    class Keeping(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            model.last = super().forward(x)
+            return model.last
+
+    model.conv.__class__ = Keeping
+
+
+class Below(nn.Module):
+    """Has the convolution one level below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(12, 12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) + 0
+
+
+class Deep(Hooked):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = Below()
+
+
+@pytest.mark.parametrize("later", [calls_back, is_of_another_class])
+def test_what_comes_later_is_noticed_at_the_end_of_a_call(later: Callable[[Any], None]) -> None:
+    """Nothing tells that the code below has changed: one call may use what was read before, and says so."""
+    model = opswap.swap(Deep())
+    x = images()
+    model(x)
+    later(model if later is calls_back else SimpleProxy(model))
+    with pytest.warns(UserWarning, match=r"self\.last changed from None to .*used what forward read before"):
+        model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            model.last = None
+            assert model(x)[1] is model.last is not None
+    assert "while forward ran" in str(opswap.explain(model, x))
+    assert "while forward ran" in str(opswap.explain(copy.deepcopy(model), x))
+
+
+class SimpleProxy:
+    """The model, with the convolution one level below in the place of the child."""
+
+    def __init__(self, model: nn.Module) -> None:
+        object.__setattr__(self, "model", model)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.model, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return self.model.conv.conv if name == "conv" else getattr(self.model, name)
+
+
+class Gated(nn.Module):
+    """A module runs between a BatchNorm and its activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act, self.gate = nn.BatchNorm2d(12), nn.LeakyReLU(0.5), nn.Conv2d(12, 12, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        g = self.gate(x)
+        return self.act(y) + g
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_an_activation_that_changes_after_its_normalisation(training: bool, before: bool) -> None:
+    stock = Gated().train(training)
+    model = copy.deepcopy(stock)
+    if not before:
+        opswap.swap(model)
+    for m in (stock, model):
+        m.gate.register_forward_hook(lambda *_, act=m.act: setattr(act, "negative_slope", 0.0))
+    if before:
+        opswap.swap(model)
+    same_on_every_call(stock, model, lambda: [setattr(m.act, "negative_slope", 0.5) for m in (stock, model)])
+
+
+def test_a_hook_of_all_modules() -> None:
+    stock, model = Hooked(), Hooked()
+    model.load_state_dict(stock.state_dict())
+    opswap.swap(model)
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        if isinstance(module, nn.Conv2d):
+            for m in (stock, model):
+                m.last = args[0]
+
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    try:
+        same_on_every_call(stock, model)
+    finally:
+        handle.remove()
+
+
+def test_a_lazy_layer() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.LazyConv2d(8, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, int]:
+            return shuffle(self.conv(x), 2), self.conv.in_channels
+
+    assert opswap.swap(Lazy())(images())[1] == 12

@@ -93,9 +93,7 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     for module in filter(is_rewritten, model.modules()):
-        hooks = module._opswap_record.hooks
-        if hooks is not None:  # of the model itself: hooks of a copy write to the model
-            hooks.conflict(module)
+        module._opswap_record.conflict(module)  # of the model itself: hooks of a copy write to the model
     record = _Recorder()
     shell = Shell(model, own=True, stock=False, call=record.call)
     paths = {shell.twin(m): path for path, m in model.named_modules()}

@@ -7,11 +7,14 @@ It imports nothing of torch, so that its rules can be tested under every version
 from __future__ import annotations
 
 import dis
+import importlib.util
 import os
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
+from typing import Any
 
+from .element_writes import writes_to_others
 from .look_up import is_look_up
 
 __all__ = [
@@ -21,6 +24,7 @@ __all__ = [
     "looks_inside",
     "place",
     "reads",
+    "resolved",
     "stores",
     "trains_of",
     "unfaithful",
@@ -56,23 +60,12 @@ _WRITES = frozenset({"DELETE_GLOBAL", "STORE_GLOBAL"})
 _LOOK_UPS = frozenset({"attrgetter", "format", "format_map", "methodcaller", "__getattribute__"})
 _INSIDE = frozenset({"__dict__", "__hash__"})
 _NAMESPACES = frozenset({"dir", "globals", "locals", "vars"})
+# What holds attributes, which code may write to as to a dict.
+_HOLD_ANY = frozenset({"__dict__", "_buffers", "_modules", "_parameters", "globals", "vars"})
 # Names by which code writes attributes that its byte code does not name, and methods of modules that add them.
 _SETTERS = frozenset({"delattr", "setattr"})
-_WRITE_ANY = frozenset(
-    {
-        "__delattr__",
-        "__dict__",
-        "__setattr__",
-        "_buffers",
-        "_modules",
-        "_parameters",
-        "eval",
-        "exec",
-        "globals",
-        "set_submodule",
-        "vars",
-    }
-)
+_WRITE_ANY = frozenset({"__delattr__", "__setattr__", "eval", "exec", "set_submodule"})
+_FORMATS = frozenset({"BUILD_STRING", "FORMAT_SIMPLE", "FORMAT_VALUE", "FORMAT_WITH_SPEC"})
 _REGISTER = frozenset({"add_module", "register_buffer", "register_module", "register_parameter"})
 
 
@@ -99,11 +92,12 @@ class Reads:
 class Stores:
     """What one function may write to, without the functions inside it.
 
-    names: attributes of any object, and global variables. variables: those of enclosing functions. anything: attributes
-    whose names are not known.
+    names: attributes of any object, and global variables; `of_others` are those not of its first argument alone.
+    variables: those of enclosing functions. anything: attributes whose names are not known.
     """
 
     names: frozenset[str]
+    of_others: frozenset[str]
     variables: frozenset[str]
     anything: bool
 
@@ -147,25 +141,36 @@ def reads(code: CodeType) -> Reads:
 def stores(code: CodeType) -> Stores:
     """What one function may write to by name."""
     names: set[str] = set()
+    of_others: set[str] = set()
     variables: set[str] = set()
     steps = list(dis.get_instructions(code))
     anything = False
     for i, op in enumerate(steps):
         if op.opname in _STORES | _WRITES:
             names.add(op.argval)
+            if op.opname in _WRITES or not _loads_first(steps[i - 1], code):
+                of_others.add(op.argval)
         elif op.opname in ("DELETE_DEREF", "STORE_DEREF") and op.argval in code.co_freevars:
             variables.add(op.argval)
         elif op.opname in _GLOBALS and op.argval in _SETTERS:
             text = _looked_up(steps, i)
             anything = anything or text is None
             names.update(filter(None, [text]))
+            of_others.update(filter(None, [text]))
         elif op.opname in _GLOBALS | _ATTRIBUTES:
             if op.argval in _REGISTER:
                 texts = {t for t in code.co_consts if isinstance(t, str) and t.isidentifier()}
-                anything = anything or not texts
+                anything = anything or not texts or any(s.opname in _FORMATS for s in steps)
                 names |= texts
             anything = anything or op.argval in _WRITE_ANY
-    return Stores(frozenset(names), frozenset(variables), anything)
+            anything = anything or (op.argval in _HOLD_ANY and writes_to_others(code))
+    return Stores(frozenset(names), frozenset(of_others), frozenset(variables), anything)
+
+
+def _loads_first(op: dis.Instruction, code: CodeType) -> bool:
+    """True if the instruction leaves the first argument on the stack."""
+    name = op.argval[-1] if isinstance(op.argval, tuple) else op.argval
+    return "LOAD_FAST" in op.opname and name in code.co_varnames[: min(1, code.co_argcount)]
 
 
 def _looked_up(steps: list[dis.Instruction], start: int) -> str | None:
@@ -187,6 +192,14 @@ def _looked_up(steps: list[dis.Instruction], start: int) -> str | None:
         elif depth <= 2 and op.opname not in ("CACHE", "KW_NAMES", "NOP", "PRECALL"):
             name = None  # something was made of it
     return None
+
+
+def resolved(name: str, level: int, variables: dict[str, Any]) -> str:
+    """The full name of what an import statement imports, in code with these global variables."""
+    if not level:
+        return name
+    package = variables.get("__package__") or variables.get("__name__", "").rpartition(".")[0]
+    return importlib.util.resolve_name("." * level + name, package)
 
 
 def _catches(steps: list[dis.Instruction], i: int) -> bool:

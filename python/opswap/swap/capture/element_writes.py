@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 
-__all__ = ["MUTATORS", "ElementWrites", "element_writes"]
+__all__ = ["MUTATORS", "ElementWrites", "element_writes", "writes_to_others"]
 
 _METHODS = """
     __delitem__ __iadd__ __iand__ __imul__ __ior__ __isub__ __ixor__ __setitem__ add append appendleft clear
     difference_update discard extend extendleft insert intersection_update move_to_end pop popitem popleft remove
-    reverse rotate setdefault sort symmetric_difference_update update
+    reverse rotate setdefault sort subtract symmetric_difference_update update
 """
 _FUNCTIONS = """
     delitem heapify heappop heappush heappushpop heapreplace iadd iand iconcat imul insort insort_left insort_right
@@ -29,6 +29,7 @@ _WRITERS = frozenset({*_FUNCTIONS.split(), "__init__", *(n for n in MUTATORS if 
 _SUBSCRIPTS = frozenset({"DELETE_SUBSCR", "STORE_SUBSCR"})
 _KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_SMALL_INT"})
 _PAIRS = frozenset({"LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST"})
+_MADE = frozenset({"BUILD_LIST", "BUILD_MAP", "BUILD_SET"})
 _SKIPPED = frozenset({"CACHE", "COPY", "EXTENDED_ARG", "NOP", "SWAP"})
 
 
@@ -65,6 +66,35 @@ def element_writes(code: CodeType) -> ElementWrites:
         elif op.opname == "LOAD_CONST":  # of getattr
             anywhere = anywhere or (isinstance(op.argval, str) and op.argval in MUTATORS)
     return ElementWrites(anywhere, frozenset(variables))
+
+
+@lru_cache(maxsize=4096)
+def writes_to_others(code: CodeType) -> bool:
+    """True if one function may write to elements of a container that it has not made itself."""
+    found, own = element_writes(code), _made_here(code)
+    if found.anywhere or not found.variables <= own:
+        return True
+    before = None
+    for op in dis.get_instructions(code):
+        local = before is not None and before.opname.startswith("LOAD_FAST") and before.argval in own
+        if op.opname in ("LOAD_ATTR", "LOAD_METHOD") and op.argval in MUTATORS and not local:
+            return True
+        before = op
+    return False
+
+
+def _made_here(code: CodeType) -> set[str]:
+    """The local variables that hold only lists, dicts and sets that the function makes."""
+    made: set[str] = set()
+    others = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2])
+    before = None
+    for op in dis.get_instructions(code):
+        if op.opname.startswith("STORE_FAST"):
+            new = op.opname == "STORE_FAST" and before is not None and before.opname in _MADE
+            (made if new else others).update((op.argval,) if isinstance(op.argval, str) else op.argval)
+        if op.opname not in _SKIPPED:
+            before = op
+    return made - others
 
 
 def _base(before: list[dis.Instruction]) -> str | None:

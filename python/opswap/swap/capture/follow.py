@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import builtins
 import gc
-import importlib.util
 import inspect
 import os
 import sys
@@ -25,7 +24,7 @@ from torch.fx import Proxy
 from ..runtime import purity
 from ..runtime.outside import Outside, Scope
 from ..runtime.state import INTERNAL, Reading
-from .bytecode import place, reads, trains_of, unfaithful
+from .bytecode import place, reads, resolved, trains_of, unfaithful
 from .element_writes import MUTATORS, element_writes
 from .frames import fetch, has_cells
 from .identity import Chain, identities
@@ -412,10 +411,7 @@ class Follower:
         return self._scopes[id(variables)]
 
     def _import(self, name: str, level: int, variables: dict[str, Any]) -> None:
-        if level:
-            package = variables.get("__package__") or variables.get("__name__", "").rpartition(".")[0]
-            name = importlib.util.resolve_name("." * level + name, package)
-        parts = name.split(".")
+        parts = resolved(name, level, variables).split(".")
         for i in range(1, len(parts) + 1):
             self.reached.reach(sys.modules.get(".".join(parts[:i])), name)
 

@@ -8,22 +8,26 @@ the captured forward reads is found by names, as far as functions are reached fr
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from operator import is_not
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils.hooks import RemovableHandle
 
 from ..runtime import purity
 from ..runtime.outside import Outside, read
 from ..runtime.snapshot import attributes_of, contents_of, is_plain, owner_of_class
 from ..runtime.state import INTERNAL, Reading
-from .bytecode import reads, stores
-from .element_writes import MUTATORS, element_writes
+from .bytecode import reads, resolved, stores
+from .element_writes import writes_to_others
 
 __all__ = ["LaterHooks", "what_may_change"]
 
@@ -51,7 +55,11 @@ _NOT_CALLED = frozenset(
         "__str__",
     }
 )
-_WRAPPERS = ("fget", "fset", "fdel", "__func__", "func")
+_MAKES = frozenset({"__init__", "__new__", "__post_init__"})
+_USES = _MAKES | {"__call__", "__enter__", "__exit__"}  # of objects that code makes of a class
+_WRAPPERS = ("fget", "fset", "fdel", "__func__", "func", "__wrapped__", "dispatcher")
+_OF_LAZY = ("in_channels", "in_features", "num_features")  # written by the first call
+_GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
 _LISTS_OF_MODULES = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _SETTERS = (setattr, delattr, exec, eval)
 
@@ -108,9 +116,13 @@ class _Search:
             self._look_at_object(value)
 
     def _look_at_object(self, value: Any) -> None:
-        for part in _WRAPPERS:
-            if part in vars(type(value)):
-                self._new.append(getattr(value, part, None))
+        own = isinstance(value, nn.Module) or owner_of_class(type(value)) == purity.USER
+        if not own:  # as a property, a bound method, what functools.lru_cache returns, or a UserDict
+            self._new += (getattr(value, part, None) for part in _WRAPPERS)
+            if type(value).__module__.partition(".")[0] != "torch":
+                self._new += getattr(value, "__dict__", {}).values()
+        # Reading one may add to it.
+        self.elements = self.elements or (self._follow and isinstance(value, defaultdict))
         if isinstance(value, weakref.ref):
             self._new.append(value())
         if isinstance(value, _LISTS_OF_MODULES):
@@ -120,28 +132,35 @@ class _Search:
             self._new += (*held[1], *held[2])
             if type(value) not in (tuple, partial, MethodType):
                 self.containers[id(value)] = value
-        if isinstance(value, nn.Module) or owner_of_class(type(value)) == purity.USER:
+        if own:
             self._holders.append(value)
 
     def _look_in(self, function: FunctionType) -> None:
         code = function.__code__
-        if not self._follow or purity.owner(code.co_filename, function.__module__ or "") != purity.USER:
+        if not self._follow:
             return
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         self._new += map(_held, cells.values())
         self._new += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         self._new += vars(function).values()  # as __wrapped__
+        if purity.owner(code.co_filename, function.__module__ or "") != purity.USER:
+            return  # such as a decorator of torch, which holds the function that it calls
         for part in _with_inner(code):
             found, written = reads(part), stores(part)
-            self.stored |= written.names
-            self.anything = self.anything or written.anything
+            if function.__name__ in _MAKES:  # what it stores in the new object is new
+                self.stored |= written.of_others
+            else:
+                self.stored |= written.names
+                self.anything = self.anything or written.anything
             self.cells.update(id(cells[n]) for n in written.variables if n in cells)
-            self.elements = self.elements or _writes_elements(part)
+            self.elements = self.elements or writes_to_others(part)
             if self._names is not None:
                 self._names |= found.attributes | found.texts
                 if found.dynamic:
                     self._names = None
-            self._new += (function.__globals__[n] for n in found.names if n in function.__globals__)
+            variables = function.__globals__
+            self._new += (variables[n] for n in found.names if n in variables)
+            self._new += (sys.modules.get(resolved(n, level, variables)) for n, level in found.imports)
 
     def _parts(self, holder: Any) -> Iterator[Any]:
         """What code gets of an object, a class or a Python module by the names that it mentions."""
@@ -153,11 +172,28 @@ class _Search:
             if owner_of_class(base) == purity.USER:
                 for name, value in tuple(vars(base).items()):
                     special = not known and name.startswith("__") and name not in _NOT_CALLED
+                    special = special or (known and name in _USES)
                     if special or self._is_mentioned(name):
                         yield value
         for name, value in () if known else attributes_of(holder):
             if name not in INTERNAL and self._is_mentioned(name):
                 yield value
+        if isinstance(holder, nn.Module):
+            every = isinstance(holder, _LISTS_OF_MODULES)
+            yield from (m for n, m in holder._modules.items() if every or self._is_mentioned(n))
+
+    def holds(self, name: str) -> bool:
+        """True if something that was reached has an attribute of this name."""
+        for holder in self._holders:
+            held = (
+                getattr(holder, "__dict__", {}).get(k, ()) for k in ("_parameters", "_buffers", "_modules")
+            )
+            if name in getattr(holder, "__dict__", ()) or any(name in h for h in held):
+                return True
+            cls = holder if isinstance(holder, type) else type(holder)
+            if any(name in vars(b) for b in cls.__mro__ if owner_of_class(b) == purity.USER):
+                return True
+        return False
 
     def _is_mentioned(self, name: str) -> bool:
         return name not in _NOT_CALLED if self._names is None else name in self._names
@@ -168,11 +204,6 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _with_inner(inner)
-
-
-def _writes_elements(code: CodeType) -> bool:
-    found = element_writes(code)
-    return found.anywhere or bool(found.variables) or not MUTATORS.isdisjoint(code.co_names)
 
 
 def _held(cell: CellType) -> Any:
@@ -187,8 +218,13 @@ def _hooks(module: nn.Module) -> list[Any]:
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
 
 
+def _global_hooks() -> list[Any]:
+    held = (getattr(nn.modules.module, name, {}) for name in _GLOBAL_HOOKS)
+    return [hook for hooks in held for hook in hooks.values()]
+
+
 def what_may_change(
-    modules: Iterable[nn.Module], readers: Iterable[nn.Module], reading: Reading, outside: Outside
+    modules: Collection[nn.Module], readers: Iterable[nn.Module], reading: Reading, outside: Outside
 ) -> str:
     """What the calls of modules may write to and a captured forward reads, in words; "" if nothing is known.
 
@@ -199,25 +235,35 @@ def what_may_change(
         values += (vars(module).get("forward"), *_hooks(module))
         if owner_of_class(type(module)) == purity.USER:
             values.append(module)
-    return _meeting(_Search(values, ("forward",)), tuple(readers), reading, outside)
+    found = _Search((*values, *_global_hooks()), ("forward",))
+    for module in (m for called in modules for m in called.modules()):
+        found.containers.pop(id(module), None)  # a list of modules that is called itself
+    if any(isinstance(m, LazyModuleMixin) for called in modules for m in called.modules()):
+        found.stored.update(_OF_LAZY)
+    names = None if reading.names is None else reading.names | reading.texts
+    return _meeting(found, (*readers, *reading.modules, *reading.parents), names, outside.watches)
 
 
-def _meeting(written: _Search, readers: tuple[nn.Module, ...], reading: Reading, outside: Outside) -> str:
-    """What was found to be written and is read."""
+def _meeting(
+    written: _Search,
+    readers: Iterable[nn.Module],
+    names: frozenset[str] | None,
+    watches: Sequence[tuple[Any, str, Any]],
+) -> str:
+    """What was found to be written and is read: by these modules by name, and of the holders of the watches."""
     if written.anything:
         return "an attribute of any name"
-    names = None if reading.names is None else reading.names | reading.texts
-    watched = {name for holder, name, _ in outside.watches if not isinstance(holder, CellType)}
+    values = [read(h, n) for h, n, _ in watches]
+    known = _Search((*readers, *values), names, follow=False)
+    watched = {name for holder, name, _ in watches if not isinstance(holder, CellType)}
     found = sorted(written.stored if names is None else written.stored & (names | watched))
-    if found:
-        return repr(found[0])
-    cells = [h for h, _, _ in outside.watches if isinstance(h, CellType)]
-    if not written.cells.isdisjoint(map(id, cells)):
+    for name in found:
+        if name in watched or known.holds(name):  # else it is read of tensors, as mean or shape
+            return repr(name)
+    if any(isinstance(h, CellType) and id(h) in written.cells for h, _, _ in watches):
         return "a variable of a closure"
     if not written.elements or not written.containers:
         return ""
-    values = [read(h, n) for h, n, _ in outside.watches]
-    known = _Search((*readers, *reading.modules, *reading.parents, *values), names, follow=False)
     common = [v for key, v in written.containers.items() if key in known.containers]
     return f"a {type(common[0]).__name__}" if common else ""
 
@@ -227,28 +273,47 @@ class LaterHooks:
 
     A module may get them at any time. torch numbers all hooks of the process: none is new if the next number is as it
     was.
+
+    Args: names: the attributes that the forward reads, None for all.
     """
 
-    def __init__(self, readers: tuple[nn.Module, ...], reading: Reading, outside: Outside) -> None:
-        known = Reading(reading.names, reading.texts, reading.modules, reading.parents)
-        self._known = readers, known, outside
+    def __init__(self, names: frozenset[str] | None) -> None:
+        self._names = names
         self._number: int | None = None
+        self._hooks: list[Callable[[], Any]] = []  # references, which are weak if they can be
         self._found = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LaterHooks:
         """A copy keeps the answer: hooks are shared with the original, and what they write to is not copied."""
-        copied = LaterHooks(*copy.deepcopy(self._known, memo))
-        copied._number, copied._found = self._number, self._found
+        return copy.copy(self)
+
+    def __copy__(self) -> LaterHooks:
+        copied = LaterHooks(self._names)
+        vars(copied).update(vars(self))
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_number": None}  # another process has other numbers
+        return {**self.__dict__, "_number": None, "_hooks": []}  # another process has other numbers
 
-    def conflict(self, module: nn.Module) -> str:
+    def conflict(self, module: nn.Module, readers: Iterable[nn.Module], outside: Outside) -> str:
         """See `guards.Hooks`."""
         number = getattr(RemovableHandle, "next_id", None)
-        if number is None or number != self._number:
-            hooks = [h for m in module.modules() if m is not module for h in _hooks(m)]
-            self._found = _meeting(_Search(hooks), *self._known) if hooks else ""
-            self._number = number
+        if number is None or number != self._number or self._found:  # that hook may be gone
+            hooks = [h for m in module.modules() if m is not module for h in _hooks(m)] + _global_hooks()
+            known = [reference() for reference in self._hooks]
+            if len(hooks) != len(known) or any(map(is_not, hooks, known)):
+                self._found = _meeting(_Search(hooks), readers, self._names, outside.watches) if hooks else ""
+            self._hooks, self._number = list(map(_reference, hooks)), number
         return self._found
+
+    @property
+    def exist(self) -> bool:
+        """True if there are any, at the time of the last `conflict`."""
+        return bool(self._hooks)
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value

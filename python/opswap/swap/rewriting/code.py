@@ -32,13 +32,14 @@ from ..capture.paths import Capture
 from ..capture.unseen import LaterHooks
 from ..replay import replay
 from ..rule import Region, Replacement
-from ..runtime.fallback import arguments, declined, report_fallback
+from ..runtime.fallback import arguments, checked, declined, report_fallback
 from ..runtime.guards import (
     Record,
     capture_is_valid,
     in_mode,
     listed,
     ordinary,
+    runs_other_code,
     size_guard_holds,
     unpackable,
 )
@@ -121,6 +122,7 @@ class Recipe:
             "opswap_active": active,
             "opswap_arguments": arguments,
             "opswap_called": called,
+            "opswap_checked": checked,
             "opswap_declined": declined,
             "opswap_disabled": disabled_here,
             "opswap_fits": fits,
@@ -314,8 +316,10 @@ def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     found = [(m, observe_read(m, reading)) for m in reading.modules if m not in containers]
     read = tuple((m, state) for m, state in found if reading.classes or state.matters)
     outside = join((*(c.outside for c in captures), Outside(tuple(_forwards_below(root)))))
-    hooks = LaterHooks((root, *inlined), reading, outside)
-    return Record(observe(root, reading), *states, tuple(sites), read, outside, hooks)
+    hooks = LaterHooks(None if reading.names is None else reading.names | reading.texts)
+    called = {n.meta["module"] for c in captures for n in c.graph.nodes if n.op == "call_module"}
+    others = any(map(runs_other_code, called))
+    return Record(observe(root, reading), *states, tuple(sites), read, outside, hooks, others)
 
 
 def _forwards_below(root: nn.Module) -> Iterator[tuple[type, str, Any]]:

@@ -59,7 +59,7 @@ def forward_text(
         if path:
             lines.append(f"{indent}if {path}:")
             indent += "    "
-        lines.append(f"{indent}return opswap_fused_{i}({inputs})")
+        lines.append(f"{indent}return opswap_checked({me}, opswap_fused_{i}({inputs}))")
         if not path:
             break
     return "\n".join([*lines, *original_text(me)]) + "\n"

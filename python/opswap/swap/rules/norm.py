@@ -21,7 +21,16 @@ from ..runtime.guards import call_adds, unhooked
 from .activation import SILU, SLOWER, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, poolable, trains
 
-__all__ = ["RULES", "act_of", "behind", "may_overwrite", "module_calls", "region_of", "supported_norm"]
+__all__ = [
+    "RULES",
+    "act_of",
+    "behind",
+    "may_overwrite",
+    "module_calls",
+    "other_code_between",
+    "region_of",
+    "supported_norm",
+]
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -66,10 +75,24 @@ def module_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(n for n in nodes if n.op == "call_module")
 
 
+def other_code_between(nodes: tuple[Node, ...]) -> bool:
+    """True if between the nodes a module is called: its code, or a hook, may change one among them but the first."""
+    if not module_calls(nodes[1:]):
+        return False
+    node = nodes[0]
+    while node is not nodes[-1]:
+        node = node.next
+        if node.op == "call_module" and node not in nodes:
+            return True
+    return False
+
+
 def _problem_of(nodes: tuple[Node, ...]) -> str:
     """Why a normalisation and the nodes after it may not be joined, or ""."""
     if not all(n.users.keys() <= set(nodes) for n in nodes[:-1]):
         return "an intermediate result is used elsewhere"
+    if other_code_between(nodes):
+        return "code between the calls may change the activation"
     for node in module_calls(nodes):
         if adds := call_adds(node.meta["module"]):
             return f"{node.target} {adds}: its call is not merged with the calls around it"

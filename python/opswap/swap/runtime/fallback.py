@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -17,12 +18,21 @@ from torch import nn
 from opswap._torch import functions_overridden
 from opswap.ops._switch import disabled_here
 
-from .guards import count_fallback
+from .guards import capture_is_valid, count_fallback
 from .instance_forward import fits, generated_forward, link_of, recipe_of
 from .plan_of import plan_of
-from .reasons import call_reason, site_reason
+from .reasons import call_reason, failure, site_reason
 
-__all__ = ["Listener", "arguments", "declined", "listener", "report_fallback", "why_declined", "why_missed"]
+__all__ = [
+    "Listener",
+    "arguments",
+    "checked",
+    "declined",
+    "listener",
+    "report_fallback",
+    "why_declined",
+    "why_missed",
+]
 
 _DISABLED = "opswap.disabled() is in force"
 _OVERRIDDEN = "a TorchFunctionMode is active, or __torch_function__ is disabled"
@@ -53,6 +63,31 @@ def report_fallback(module: nn.Module, *args: Any, **kwargs: Any) -> None:
         heard.module_missed(module, args, kwargs)
     elif _log.isEnabledFor(logging.INFO) and _is_first(module, "forward"):
         _log.info("%s: the original forward runs: %s", _name(module), why_missed(module, args, kwargs))
+
+
+def checked(module: nn.Module, result: Any) -> Any:
+    """The result, if what the forward read before it called other modules is still so.
+
+    Else code of the user has changed it meanwhile: the original forward runs from the next call on.
+    """
+    record = module.__dict__.get("_opswap_record")
+    if record is None or torch.compiler.is_compiling():
+        return result
+    if (record.calls_others or (record.hooks is not None and record.hooks.exist)) and not capture_is_valid(
+        module
+    ):
+        try:
+            reason = failure(module) or "something that forward reads changed"
+        except Exception as error:
+            reason = _UNKNOWN.format(error)
+        if not record.moved:
+            record.moved.append(f"{reason}, while forward ran")
+            warnings.warn(
+                f"opswap: in {_name(module)}, {reason}, by a module that its forward calls. This call has used what "
+                "forward read before. From now on the original forward runs; so it does if you call opswap.unswap.",
+                stacklevel=3,
+            )
+    return result
 
 
 def arguments(bind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

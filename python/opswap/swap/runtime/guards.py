@@ -7,8 +7,9 @@ All of it runs in every forward, and torch.compile and torch.export trace throug
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ from opswap.ops._stats import count_original
 
 from .instance_forward import without_links
 from .outside import Outside, stands
+from .purity import USER
+from .snapshot import owner_of_class
 from .state import INTERNAL, State, unchanged
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "ordinary",
     "own_call",
     "require",
+    "runs_other_code",
     "size_guard_holds",
     "unhooked",
     "unpackable",
@@ -45,8 +49,13 @@ __all__ = [
 class Hooks(Protocol):
     """The hooks of the modules below a rewritten one."""
 
-    def conflict(self, module: nn.Module) -> str:
-        """What they may write to and the forward reads, in words; "" if nothing is known."""
+    exist: bool
+
+    def conflict(self, module: nn.Module, readers: Iterable[nn.Module], outside: Outside) -> str:
+        """What they may write to and the forward reads, in words; "" if nothing is known.
+
+        Args: readers: the modules of which it reads something; outside: what else it reads.
+        """
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,8 @@ class Record:
     `root` and `inlined` are the states at the time of the capture, `containers` those of containers whose children
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
     something was read, `outside` what belongs to no module. `known` has results of `size_guard_holds`, `logged` what
-    was written to the log. `hooks` tells what hooks of the modules below may write to that the forward reads.
+    was written to the log. `hooks` tells what hooks of the modules below may write to that the forward reads;
+    `calls_others`: the forward calls modules that run other code than torch's. `moved`: what that changed.
     """
 
     root: State
@@ -66,8 +76,17 @@ class Record:
     read: tuple[tuple[nn.Module, State], ...] = ()
     outside: Outside = field(default_factory=Outside)
     hooks: Hooks | None = field(default=None, compare=False)
+    calls_others: bool = field(default=False, compare=False)
+    moved: list[str] = field(default_factory=list, compare=False)
     known: dict[Any, bool] = field(default_factory=dict, compare=False)
     logged: dict[str, object] = field(default_factory=dict, compare=False)
+
+    def conflict(self, module: nn.Module) -> str:
+        """What hooks of the modules below may write to and the forward reads, in words; "" if nothing is known."""
+        if self.hooks is None:
+            return ""
+        known = (m for states in (self.inlined, self.containers, self.read) for m, _ in states)
+        return self.hooks.conflict(module, itertools.chain((module,), known), self.outside)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: calls in other threads may add to the dictionaries meanwhile."""
@@ -105,6 +124,13 @@ def call_adds(module: nn.Module) -> str:
     return "has hooks" if hooked(module) else ""
 
 
+def runs_other_code(module: nn.Module) -> bool:
+    """True if calling the module runs code that is neither torch's nor opswap's, of which nothing is known."""
+    return any(
+        owner_of_class(type(m)) == USER or m._forward_hooks or m._forward_pre_hooks for m in module.modules()
+    )
+
+
 def globally_hooked() -> bool:
     """True if a hook for all modules is registered that may do more than look, as that of `shapes.detect` does."""
     return any_global_hook() and not only_looking_hooks()
@@ -113,7 +139,7 @@ def globally_hooked() -> bool:
 def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
     """True if the captured forward still means what the module's own forward means."""
     record = getattr(module, "_opswap_record", None)
-    if record is None or not unchanged(module, record.root):
+    if record is None or record.moved or not unchanged(module, record.root):
         return False
     for x in inputs:
         if type(x) is not Tensor and not (isinstance(x, Tensor) and is_ordinary(x)):
@@ -131,7 +157,7 @@ def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
             return False
         if not unchanged(child, state):
             return False
-    if not torch.compiler.is_compiling() and record.hooks is not None and record.hooks.conflict(module):
+    if not torch.compiler.is_compiling() and record.conflict(module):
         return False
     return stands(record.outside)
 

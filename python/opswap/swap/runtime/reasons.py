@@ -50,6 +50,8 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
     record = vars(module).get("_opswap_record")
     if record is None:
         return "the record of the swap is gone"
+    if record.moved:
+        return record.moved[0]
     changed = _change(module, record.root, "self")
     if changed:
         return changed
@@ -77,7 +79,7 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
         changed = _change(child, state, names(child))
         if changed:
             return changed
-    written = record.hooks.conflict(module) if record.hooks is not None else ""
+    written = record.conflict(module)
     if written:
         return f"a hook of a module that forward calls may write to {written}, which forward reads"
     return outside_change(record.outside) or None

@@ -7,6 +7,7 @@ Comparing runs on every call of a rewritten forward, and torch.compile traces th
 from __future__ import annotations
 
 import enum
+import inspect
 import logging
 import sys
 import types
@@ -239,7 +240,9 @@ def owner_of_class(cls: type) -> str:
     """Whose class it is: USER, LIBRARY, STATEFUL, or that of torch or opswap."""
     for value in vars(cls).values():
         if isinstance(value, types.FunctionType) and value.__module__ == cls.__module__:
-            return owner(value.__code__.co_filename, cls.__module__)
+            inner = inspect.unwrap(value)  # of what a decorator of torch returns
+            code = getattr(inner, "__code__", value.__code__)
+            return owner(code.co_filename, cls.__module__)
     module = sys.modules.get(cls.__module__)
     if module is None:
         return USER
