@@ -7,6 +7,7 @@ It imports nothing of torch, so that its rules can be tested under every version
 from __future__ import annotations
 
 import dis
+import inspect
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
@@ -86,7 +87,8 @@ def writes_to_others(code: CodeType) -> bool:
 def _made_here(code: CodeType) -> set[str]:
     """The local variables that hold only lists, dicts and sets that the function makes."""
     made: set[str] = set()
-    others = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2])
+    starred = sum(bool(code.co_flags & f) for f in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS))
+    others = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + starred])
     before = None
     for op in dis.get_instructions(code):
         if op.opname.startswith("STORE_FAST"):

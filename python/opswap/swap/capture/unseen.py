@@ -178,7 +178,7 @@ class _Search:
         for name, value in () if known else attributes_of(holder):
             if name not in INTERNAL and self._is_mentioned(name):
                 yield value
-        if isinstance(holder, nn.Module):
+        if self._follow and isinstance(holder, nn.Module):
             every = isinstance(holder, _LISTS_OF_MODULES)
             yield from (m for n, m in holder._modules.items() if every or self._is_mentioned(n))
 
