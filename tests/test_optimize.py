@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import json
+import pickle
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -285,6 +288,60 @@ def test_training_goes_on_as_without_it() -> None:
     opswap.optimize(model, ours)
     for _ in range(3):
         torch.testing.assert_close(train(model, ours), train(stock, theirs), rtol=1e-4, atol=1e-4)
+
+
+FUSED = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, fused=True),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01, amsgrad=True, fused=True),
+}
+
+
+def nearly(model: nn.Module, stock: nn.Module) -> bool:
+    pairs = zip(model.parameters(), stock.parameters(), strict=True)
+    return all(torch.allclose(p, q, rtol=1e-9, atol=1e-9) for p, q in pairs)
+
+
+@pytest.mark.parametrize(
+    "undo", [opswap.unswap, lambda m: opswap.swap(m, memory_format=torch.contiguous_format)]
+)
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_optimizers_go_on_after_unswap(name: str, trained: bool, undo: Any) -> None:
+    """They read the parameter and its state in the order of memory."""
+    torch.manual_seed(0)
+    stock = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Conv2d(8, 8, 3)).double()
+    model, x = copy.deepcopy(stock), X.double()
+    theirs, ours = FUSED[name](stock.parameters()), FUSED[name](model.parameters())
+    pairs = ((stock, theirs), (model, ours))
+    if trained:
+        for net, optimizer in pairs:
+            train(net, optimizer, x)
+    opswap.optimize(model, ours, memory_format=LAST)
+    for change in (lambda m: m, undo):
+        change(model)
+        for net, optimizer in pairs:
+            train(net, optimizer, x)
+        assert nearly(model, stock)
+    assert model[3].weight.is_contiguous()
+    for p in model.parameters():
+        assert all(v.stride() == p.stride() for v in ours.state[p].values() if v.shape == p.shape)
+
+
+def test_the_optimizer_is_neither_kept_alive_nor_saved() -> None:
+    model = Net()
+    optimizer = sgd(model)
+    train(model, optimizer)
+    opswap.optimize(model, optimizer, memory_format=LAST)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        opswap.unswap(twin)
+        assert twin.body[0].weight.is_contiguous()
+    state, gone = optimizer.state[model.body[0].weight], weakref.ref(optimizer)
+    assert is_last(state["momentum_buffer"])
+    del optimizer
+    gc.collect()
+    assert gone() is None
+    opswap.unswap(model)
+    assert model.body[0].weight.is_contiguous() and is_last(state["momentum_buffer"])
 
 
 def test_it_is_undone_by_unswap() -> None:

@@ -64,7 +64,8 @@ def swap(
             are put back after that run: other threads that draw from them meanwhile draw the same numbers again.
         memory_format: torch.channels_last, for example, converts the 4-D parameters and buffers, and on every call
             of the model its 4-D arguments; `unswap` reverts both. channels_last_3d does the same for 5-D. None
-            leaves the memory format as it is, also that of an earlier swap.
+            leaves the memory format as it is, also that of an earlier swap. A fused optimizer that has taken a step
+            needs `optimize(model, optimizer, memory_format=...)`, which converts its state too.
         verify_with: a tuple of positional inputs, for `verify` before the model is changed.
         strict: raise if no operator can be replaced.
         inplace: False swaps a copy, as copy.deepcopy makes it: with parameters of its own, the same hooks, and shared

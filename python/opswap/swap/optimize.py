@@ -26,7 +26,7 @@ from .planning.contiguity import Contiguity
 from .planning.gains import losing_formats
 from .planning.planner import make_plan
 from .report import Part
-from .rewriting.input_format import check_memory_format, install_input_format
+from .rewriting.input_format import check_memory_format, install_input_format, keep_optimizer
 from .runtime.plan_of import keep_plan, plan_of
 from .step_time import in_turn, step
 
@@ -59,7 +59,7 @@ def optimize(
     Args:
         model: any module.
         optimizer: of the model's parameters. The parameters stay the same objects; the optimizer's state gets their
-            dtype and memory format.
+            dtype and memory format, and is converted back with them by `unswap`.
         exact: use only replacements that are equal bit for bit. The choice of memory format, and flushing, may still
             round differently: leave them out by memory_format=None and flush_denormals=False.
         dtype: cast parameters and buffers, as model.to(dtype), and the optimizer's state, except for counts of
@@ -97,6 +97,7 @@ def optimize(
     swap(model, exact=exact, example_inputs=work.inputs, memory_format=chosen)
     if optimizer is not None:
         _follow(optimizer, model)
+        keep_optimizer(model, optimizer)
     work.switch()
     planned = plan_of(model)
     report = replace(planned.report, parts=work.parts(chosen is not None))

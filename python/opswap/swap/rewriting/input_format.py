@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from opswap._torch import functorch_active
 from opswap.ops._layout import dense_strides
 
-__all__ = ["check_memory_format", "install_input_format", "memory_format_of", "remove_input_formats"]
+__all__ = [
+    "check_memory_format",
+    "install_input_format",
+    "keep_optimizer",
+    "memory_format_of",
+    "remove_input_formats",
+]
 
 _NDIMS = {
     torch.contiguous_format: (4, 5),
@@ -28,11 +36,15 @@ class _InputFormat:
     """A forward pre-hook that converts the tensors among the arguments to a memory format.
 
     name: of the format, which torch.save cannot write. before: sizes and strides that parameters and buffers
-    had, by name.
+    had, by name. optimizers: those whose state is converted with the parameters; copies of the hook know none.
     """
 
-    name: str
+    name: str = ""
     before: dict[str, _Layout] = field(default_factory=dict)
+    optimizers: list[ref[Optimizer]] = field(default_factory=list)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "optimizers": []}
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -68,7 +80,7 @@ def install_input_format(model: nn.Module, memory_format: torch.memory_format) -
     """
     before: dict[str, _Layout] = {}
     converted: list[tuple[Tensor, Tensor]] = []
-    hooks = [dict(h) for h in _hooks(model)]
+    hooks, optimizers = [dict(h) for h in _hooks(model)], _optimizers(model)
     try:
         for name, tensor in _tensors(model):
             if not _has_format(tensor, memory_format):
@@ -76,11 +88,13 @@ def install_input_format(model: nn.Module, memory_format: torch.memory_format) -
             stride = dense_strides(tensor.shape, memory_format)
             if tensor.stride() != stride:
                 before[name] = tuple(tensor.shape), tensor.stride()
-                converted += [(t, t.data) for t in (tensor, tensor.grad) if t is not None]
-                _convert(tensor, stride)
-        before |= _remove_hook(model)
+                together = _together(tensor, optimizers)
+                converted += [(t, t.data) for t in together]
+                _convert(together, stride)
+        former = _remove_hook(model)
         name = str(memory_format).removeprefix("torch.")
-        model.register_forward_pre_hook(_InputFormat(name, before), with_kwargs=True)
+        hook = _InputFormat(name, before | former.before, former.optimizers)
+        model.register_forward_pre_hook(hook, with_kwargs=True)
     except BaseException:
         for tensor, data in converted:
             tensor.data = data
@@ -96,12 +110,20 @@ def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, bool]]:
 
 def remove_input_formats(model: nn.Module) -> None:
     """Undo what `install_input_format` did to the model or to a part of it."""
+    optimizers = _optimizers(model)
     for module in model.modules():
-        before = _remove_hook(module)
+        before = _remove_hook(module).before
         for name, tensor in _tensors(module):
             size, stride = before.get(name, (None, None))
             if tuple(tensor.shape) == size and tensor.stride() != stride:
-                _convert(tensor, stride)
+                _convert(_together(tensor, optimizers), stride)
+
+
+def keep_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Convert the optimizer's state with the parameters whenever the model's format changes; see `_together`."""
+    for _, hook in _format_hooks(model):
+        others = [r for r in hook.optimizers if r() not in (None, optimizer)]
+        hook.optimizers = [*others, ref(optimizer)]
 
 
 def memory_format_of(model: nn.Module) -> str:
@@ -114,21 +136,33 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _convert(tensor: Tensor, stride: tuple[int, ...]) -> None:
-    """Give the tensor and its gradient these strides; they stay the same objects."""
-    for t in (tensor, tensor.grad):
-        if t is not None and t.shape == tensor.shape:
-            t.data = torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t.data)
+def _optimizers(model: nn.Module) -> list[Optimizer]:
+    """Those of the model and of its parts that are still alive."""
+    hooks = [hook for module in model.modules() for _, hook in _format_hooks(module)]
+    return [o for hook in hooks for r in hook.optimizers if (o := r()) is not None]
+
+
+def _together(tensor: Tensor, optimizers: list[Optimizer]) -> list[Tensor]:
+    """The tensor, its gradient and its state: fused optimizers read them side by side, in the order of memory."""
+    state = [v for o in optimizers for v in o.state.get(tensor, {}).values() if type(v) is Tensor]
+    found = [t for t in (tensor, tensor.grad, *state) if t is not None and t.shape == tensor.shape]
+    return [t for t in found if t.layout == torch.strided]
+
+
+def _convert(tensors: list[Tensor], stride: tuple[int, ...]) -> None:
+    """Give the tensors these strides; they stay the same objects."""
+    for t in tensors:
+        t.data = torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t.data)
 
 
 def _format_hooks(module: nn.Module) -> list[tuple[int, _InputFormat]]:
     return [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _InputFormat)]
 
 
-def _remove_hook(module: nn.Module) -> Mapping[str, _Layout]:
-    """Remove the hook; returns its record."""
-    before: Mapping[str, _Layout] = {}
+def _remove_hook(module: nn.Module) -> _InputFormat:
+    """Remove the hook; returns it, or one without a record."""
+    removed = _InputFormat()
     for key, hook in _format_hooks(module):
-        before = hook.before
+        removed = hook
         del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
-    return before
+    return removed
