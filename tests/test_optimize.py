@@ -374,9 +374,10 @@ def test_a_model_in_eval_is_measured_in_inference() -> None:
     assert same_state(model, before, strides=False)
 
 
-def test_measuring_leaves_no_trace() -> None:
-    model, calls = Net(), []
-    model.body.register_forward_hook(lambda *_: calls.append(1))
+@pytest.mark.parametrize("net", [Net, Views])
+def test_measuring_leaves_no_trace(net: type[nn.Module]) -> None:
+    model, calls = nn.Sequential(nn.Dropout(0.3), net()), []
+    model[1].register_forward_hook(lambda *_: calls.append(1))
     state = torch.random.get_rng_state()
     before = copy.deepcopy(model.state_dict())
     opswap.optimize(model, example_inputs=(X,))

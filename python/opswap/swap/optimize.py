@@ -21,7 +21,7 @@ from opswap.memory import flush_denormals as set_flushing
 from opswap.memory.switches import flush_state_kept, reuse_kept
 
 from .api import select_rules, swap
-from .capture.quiet import quiet_copy
+from .capture.quiet import generators_kept, quiet_copy
 from .planning.contiguity import Contiguity
 from .planning.gains import losing_formats
 from .planning.planner import make_plan
@@ -132,7 +132,7 @@ class _Work:
     def decide(self) -> torch.memory_format | None:
         """The memory format to swap with. The model is not changed."""
         if self.inputs is not None:
-            with _switches_kept():
+            with _switches_kept(), generators_kept():
                 self._measure()
         chosen, self.reason = self._choose_format()
         return chosen
