@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from opswap._torch import tree_leaves
 from opswap.memory import switches
 from opswap.swap.runtime.plan_of import plan_of
 
@@ -276,6 +277,51 @@ def test_an_optimizer_follows(make: Any, dtype: torch.dtype | None) -> None:
     before = model.head.weight.detach().clone()
     train(model, optimizer, X.to(dtype or torch.float32))
     assert not torch.equal(before, model.head.weight)
+
+
+OTHER_SHAPES: dict[str, Any] = {
+    "adafactor": (torch.optim.Adafactor, {}),  # rows and columns
+    "lbfgs": (torch.optim.LBFGS, {"lr": 0.1, "max_iter": 3}),  # vectors, lists of vectors
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", OTHER_SHAPES)
+def test_state_of_other_shapes_gets_the_dtype(name: str, dtype: torch.dtype) -> None:
+    kind, options = OTHER_SHAPES[name]
+    model = nn.Sequential(nn.Linear(5, 1), nn.Tanh(), nn.Linear(1, 4))
+    optimizer, x = kind(model.parameters(), **options), torch.randn(6, 5)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x.to(model[0].weight.dtype)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    opswap.optimize(model, optimizer, dtype=dtype)
+    for i, state in optimizer.state_dict()["state"].items():
+        assert state.keys() == before[i].keys()
+        for key, old in before[i].items():
+            new = tree_leaves(state[key])
+            for a, b in zip(new, tree_leaves(old), strict=True):
+                if isinstance(b, Tensor) and b.dim():
+                    assert a.dtype == dtype and a.stride() == b.stride() and torch.equal(a, b.to(dtype))
+                else:
+                    assert a == b and getattr(a, "dtype", 0) == getattr(b, "dtype", 0)
+    optimizer.step(closure)
+    assert all(p.dtype == dtype and p.isfinite().all() for p in model.parameters())
+
+
+def test_state_of_other_shapes_keeps_its_dtype_without_one() -> None:
+    """An optimizer may keep float32 factors for parameters in 16 bits."""
+    model = nn.Sequential(nn.Linear(5, 3).bfloat16())
+    optimizer = sgd(model)
+    optimizer.state[model[0].weight]["row"] = torch.ones(3)
+    opswap.optimize(model, optimizer)
+    assert optimizer.state[model[0].weight]["row"].dtype == torch.float32
 
 
 def test_training_goes_on_as_without_it() -> None:

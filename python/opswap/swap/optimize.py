@@ -63,8 +63,8 @@ def optimize(
         exact: use only replacements that are equal bit for bit. The choice of memory format, and flushing, may still
             round differently: leave them out by memory_format=None and flush_denormals=False.
         dtype: cast parameters and buffers, as model.to(dtype), and the optimizer's state, except for counts of
-            steps. Inputs must have this dtype, too. No copy in float32 is kept: small updates of 16-bit parameters
-            are lost, for which torch.autocast without a dtype here is better.
+            steps and other state without dimensions. Inputs must have this dtype, too. No copy in float32 is kept:
+            small updates of 16-bit parameters are lost, for which torch.autocast without a dtype here is better.
         example_inputs: a tuple of positional inputs. A step on copies is measured: forward and backward if the model
             is in train() mode, else inference. Also passed to `swap`. The random generators of the process are put
             back afterwards: numbers that other threads draw from them meanwhile are drawn again.
@@ -96,7 +96,7 @@ def optimize(
         model.to(dtype)
     swap(model, exact=exact, example_inputs=work.inputs, memory_format=chosen)
     if optimizer is not None:
-        _follow(optimizer, model)
+        _follow(optimizer, model, dtype)
         keep_optimizer(model, optimizer)
     work.switch()
     planned = plan_of(model)
@@ -260,14 +260,20 @@ def _reuse() -> bool:
     return True
 
 
-def _follow(optimizer: Optimizer, model: nn.Module) -> None:
-    """Give the optimizer's state of each parameter of the model its dtype and strides."""
+def _follow(optimizer: Optimizer, model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Give the optimizer's state of each parameter of the model its dtype and strides.
+
+    Args: dtype: that the model was cast to, if it was; then state of other shapes is cast too: factors, histories.
+    """
     for p in model.parameters():
-        for key, value in optimizer.state.get(p, {}).items():
-            if not _is_float(value) or value.shape != p.shape or (key == "step" and not p.dim()):
-                continue
-            if value.dtype != p.dtype or value.stride() != p.stride():
-                optimizer.state[p][key] = torch.empty_like(p, requires_grad=False).copy_(value)
+        state = optimizer.state.get(p, {})
+        for key, value in state.items():
+            if _is_float(value) and value.shape == p.shape:
+                changes = value.dtype != p.dtype or value.stride() != p.stride()
+                if changes and (key != "step" or p.dim()):
+                    state[key] = torch.empty_like(p, requires_grad=False).copy_(value)
+            elif dtype is not None and p.dtype == dtype and key != "step":
+                state[key] = tree_map(lambda t: t.to(dtype) if _is_float(t) and t.dim() else t, value)
 
 
 def _uninitialised(model: nn.Module) -> bool:
