@@ -274,6 +274,17 @@ class TestScript:
         assert opswap.report(model) == report and report.swapped
         assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
 
+    def test_a_memory_format_is_refused(self) -> None:
+        """torch.jit.script compiles hooks, from source with types."""
+        stock, x = (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(),
+            torch.randn(2, 3, 5, 5),
+        )
+        model = opswap.swap(copy.deepcopy(stock), memory_format=torch.channels_last)
+        with pytest.raises(AttributeError, match=r"call opswap.unswap\(model\) first"):
+            torch.jit.script(model)
+        torch.testing.assert_close(torch.jit.script(opswap.unswap(model))(x), stock(x))
+
 
 class TestExport:
     # Dynamo takes half a minute for a whole shufflenet; test_swap.py exports blocks of one.

@@ -43,6 +43,13 @@ class _InputFormat:
     before: dict[str, _Layout] = field(default_factory=dict)
     optimizers: list[ref[Optimizer]] = field(default_factory=list)
 
+    @property
+    def __name__(self) -> str:
+        """Looked up by torch.jit.script, which compiles hooks from their source."""
+        raise AttributeError(
+            "torch.jit.script cannot compile the conversion to a memory format: call opswap.unswap(model) first"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "optimizers": []}
 
