@@ -187,6 +187,16 @@ def test_nothing_is_changed() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("inputs_too", [True, False])
+def test_within_inference_mode_training_is_checked_too(inputs_too: bool) -> None:
+    model, x = nn.Sequential(nn.Conv2d(12, 12, 3), nn.BatchNorm2d(12), nn.ReLU()), images()
+    with torch.inference_mode():
+        report = opswap.verify(model, images() if inputs_too else x)
+        opswap.swap(model, verify_with=x)
+    assert len(report.checks) == 6 and report.swapped
+    assert not any("raise" in c.detail for c in report.checks)
+
+
 def test_a_format_that_only_the_swapped_model_runs_in_is_named() -> None:
     report = opswap.verify(nn.Sequential(nn.MaxPool3d((1, 3, 3), (2, 1, 2))), (torch.randn(2, 4, 9, 9),))
     assert report.checks[3].holds and "runs; the original model raises" in report.checks[3].detail

@@ -168,11 +168,12 @@ def verify(
     """
     if not isinstance(inputs, tuple):
         raise TypeError(f"inputs must be a tuple, got {type(inputs).__name__}")
-    swapped = quiet_copy(_module(model), stock=False)
-    stock = quiet_copy(model, stock=True)
-    if not any(map(is_rewritten, swapped.modules())):
-        swap(swapped, exact=exact, rules=rules, example_inputs=example_inputs)
-    return compare(stock, swapped, inputs, report(swapped))
+    with torch.inference_mode(False):
+        swapped = quiet_copy(_module(model), stock=False)
+        stock = quiet_copy(model, stock=True)
+        if not any(map(is_rewritten, swapped.modules())):
+            swap(swapped, exact=exact, rules=rules, example_inputs=example_inputs)
+        return compare(stock, swapped, inputs, report(swapped))
 
 
 def _module(model: Any) -> nn.Module:
