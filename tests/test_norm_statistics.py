@@ -7,12 +7,18 @@ import contextlib
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import (
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
 
 import opswap
 from modes import Names
@@ -385,3 +391,24 @@ def test_opcheck_of_the_moving_form() -> None:
         arguments,
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("saved", [[], [torch.ops.aten.convolution.default]], ids=["none", "convolutions"])
+def test_selective_checkpoints_move_them_twice(early_stop: bool, saved: list[Any]) -> None:
+    """As torch's do: the forward that runs again ends early only after they have moved."""
+    stock = nn.Sequential(
+        *(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8, momentum=0.5), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8, momentum=0.5), nn.Hardswish()),
+    ).to(torch.float64, memory_format=torch.channels_last)
+    swapped = opswap.swap(copy.deepcopy(stock))
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    contexts = partial(create_selective_checkpoint_contexts, saved)
+    found = []
+    for model in (swapped, stock):
+        leaf = x.clone().requires_grad_()
+        with set_checkpoint_early_stop(early_stop):
+            output = checkpoint(model, leaf, use_reentrant=False, context_fn=contexts)
+            output.sin().sum().backward()
+        found.append([*model.buffers(), leaf.grad, *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*found)

@@ -20,7 +20,7 @@ from ._arguments import check, count_values
 from ._operators import fake, run
 from ._reference import normalize, update_running
 
-__all__ = ["is_watched", "moving_operator"]
+__all__ = ["is_checkpointed", "is_watched", "moving_operator"]
 
 _NAME = "batch_norm_act_moving"
 
@@ -32,6 +32,18 @@ def is_watched(*tensors: Tensor | None) -> bool:
     if mode_stack is None or not dispatch_modes():
         return False
     if any(type(mode).__module__.startswith("torch.") for mode in mode_stack()):
+        return False
+    return all(type(t) is Tensor for t in tensors)
+
+
+def is_checkpointed(*tensors: Tensor | None) -> bool:
+    """True for ordinary tensors in a selective checkpoint.
+
+    It may end a forward that runs again when the last tensor is saved for the backward, before what follows.
+    """
+    if torch.compiler.is_compiling() or transforms_active() or mode_stack is None or not dispatch_modes():
+        return False
+    if not any(type(mode).__module__ == "torch.utils.checkpoint" for mode in mode_stack()):
         return False
     return all(type(t) is Tensor for t in tensors)
 

@@ -29,7 +29,7 @@ from .._function import (
 from .._stats import count_reference, reference_forced
 from ._activations import activate
 from ._arguments import check, check_kinds, count_values, is_covered, moves_apart
-from ._moving import is_watched, moving_operator
+from ._moving import is_checkpointed, is_watched, moving_operator
 from ._operators import FRESH, OVER, given, gradients, operator, run, try_backward, try_kernel
 from ._reference import reference, update_running
 
@@ -118,7 +118,7 @@ def _differentiable(
             graph = needs_graph(given(input, *vectors[2:]))
             return _train(*arguments) if graph else run(*arguments)[0]
     running, parameters = vectors[:2], vectors[2:]
-    if training and is_watched(input, *running):
+    if training and (is_watched(input, *running) or is_checkpointed(input, *running)):
         graph = needs_graph(given(input, *parameters))
         return _train(*arguments) if graph else _moving(*arguments)[0]
     fixed = (None, None) if training else running
