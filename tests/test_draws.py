@@ -5,39 +5,85 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from opswap._draws import draws_undone
-from opswap.merge.measure import measuring
-
-
-def test_draws_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
-    python, state = random.getstate(), torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), draws_undone():
-        torch.rand(3)
-        random.random()
-        raise ZeroDivisionError
-    assert random.getstate() == python and torch.equal(torch.get_rng_state(), state)
+import opswap
+from opswap._draws import generators_kept
+from opswap.memory.page_faults import allocator_cost
+from opswap.memory.timing import time_operator, time_step
 
 
-@pytest.mark.parametrize("context", [draws_undone, lambda: measuring("training")], ids=["plain", "measuring"])
-def test_another_thread_does_not_draw_twice(context) -> None:  # type: ignore[no-untyped-def]
-    drawn = []
-    drew, done = threading.Event(), threading.Event()
-
-    def trains() -> None:
-        drawn.append(torch.rand(4))
-        drew.set()
-        done.wait(60)
-        drawn.append(torch.rand(4))
-
-    thread = threading.Thread(target=trains)
-    with context():
-        thread.start()
-        assert drew.wait(60)
+@pytest.fixture
+def idle_thread() -> Iterator[None]:
+    """A thread that draws nothing, as the monitor that tqdm starts."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, args=(60,), daemon=True)
+    thread.start()
+    yield
     done.set()
     thread.join()
-    assert not torch.equal(*drawn)
+
+
+def drawing() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2))
+
+
+def merges(first: nn.Module, second: nn.Module) -> None:
+    opswap.merge.branches([first, second], example_input=torch.ones(4, 4)).measure(
+        torch.ones(4, 4), seconds=0.01
+    )
+
+
+def times_a_step(model: nn.Module, _: nn.Module) -> None:
+    time_step(lambda: model(torch.ones(4, 4)), model, ())
+
+
+def counts_page_faults(*_: nn.Module) -> None:
+    allocator_cost()
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a thread"])
+def test_generators_are_kept(beside: bool, request: pytest.FixtureRequest) -> None:
+    if beside:
+        request.getfixturevalue("idle_thread")
+    python, state, numpy = random.getstate(), torch.get_rng_state(), np.random.get_state()
+    with pytest.raises(ZeroDivisionError), generators_kept():
+        torch.rand(3)
+        random.random()
+        np.random.rand(3)
+        raise ZeroDivisionError
+    assert random.getstate() == python and torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], numpy[1])
+
+
+@pytest.mark.usefixtures("idle_thread")
+@pytest.mark.parametrize("measures", [merges, times_a_step, counts_page_faults])
+def test_measurements_draw_nothing(measures: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opswap.memory.timing._STEP_SECONDS", 0.01)
+    monkeypatch.setattr("opswap.memory.page_faults._SIZE", (2, 3, 64, 64))
+    modules = drawing(), drawing()
+    state = torch.get_rng_state()
+    measures(*modules)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_operator_that_is_timed_winds_no_other_thread_back() -> None:
+    """It draws nothing; a training step beside it may."""
+    drawn = []
+
+    class Beside:
+        _schema = torch.ops.aten.add.Tensor._schema
+
+        def __call__(self) -> None:
+            thread = threading.Thread(target=lambda: drawn.append(torch.rand(4)))
+            thread.start()
+            thread.join()
+
+    time_operator(Beside(), (), {})
+    time_operator(Beside(), (), {})
+    assert len({tuple(numbers.tolist()) for numbers in drawn}) == len(drawn)

@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: MIT
-"""Leave the random generators of torch and Python as they were."""
+"""Leave the random generators of Python, NumPy and torch as they were."""
 
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-__all__ = ["draws_undone"]
+__all__ = ["generators_kept"]
 
 
 @contextmanager
-def draws_undone() -> Iterator[None]:
-    """What is drawn in this context is drawn again after it.
+def generators_kept(drew: Callable[[], bool] | None = None) -> Iterator[None]:
+    """Leave the random generators of Python, NumPy and torch as they were.
 
-    Beside another thread, which may have drawn too, the generators go on instead: that thread would get its numbers
-    twice. A generator that nobody drew from is not touched.
+    They belong to the process: what other threads draw meanwhile is drawn once more afterwards.
+
+    Args: drew: torch's generators are put back only if it returns True.
     """
-    python, state = random.getstate(), torch.get_rng_state()
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    legacy = numpy.random.get_state() if numpy is not None else None
+    state = torch.get_rng_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    states = [torch.cuda.get_rng_state(device) for device in devices]
     try:
         yield
     finally:
-        if threading.active_count() == 1:
-            if random.getstate() != python:
-                random.setstate(python)
-            if not torch.equal(torch.get_rng_state(), state):
-                torch.set_rng_state(state)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(legacy)
+        if drew is None or drew():
+            torch.set_rng_state(state)
+            for device, before in zip(devices, states, strict=True):
+                torch.cuda.set_rng_state(before, device)

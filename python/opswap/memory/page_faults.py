@@ -10,7 +10,7 @@ from time import perf_counter
 
 import torch
 
-from opswap._draws import draws_undone
+from opswap._draws import generators_kept
 from opswap.models import shufflenet_v2_x0_5
 
 from .switches import reuse_freed, reuse_kept, reuses_freed
@@ -60,7 +60,7 @@ class AllocatorCost:
 
 def allocator_cost() -> AllocatorCost:
     """Run training steps of a stock ShuffleNetV2 x0.5. Afterwards freed memory is kept, or not, as before."""
-    with draws_undone(), torch.enable_grad():
+    with generators_kept(), torch.enable_grad():
         model, images = shufflenet_v2_x0_5(), torch.randn(_SIZE)
 
         def step() -> None:

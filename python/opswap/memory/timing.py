@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opswap._draws import draws_undone
+from opswap._draws import generators_kept
 from opswap._timing import medians_in_turn
 from opswap._torch import tree_map
 
@@ -33,11 +33,12 @@ def can_run_again(func: Any) -> bool:
 def time_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int] | None:
     """Nanoseconds of one call without and with flushing, the faster of two each; None if that cannot be measured.
 
-    An operator that writes its arguments, or is a normalisation, which may do so unsaid, works on copies of them.
+    The operator draws no random numbers. One that writes its arguments, or is a normalisation, which may do so unsaid,
+    works on copies of them.
     """
     if func._schema.is_mutable or "norm" in func._schema.name:
         args, kwargs = tree_map(_copied, (args, kwargs))
-    with flush_state_kept() as works, draws_undone():
+    with flush_state_kept() as works:
         if not works:
             return None
         try:
@@ -62,7 +63,7 @@ def time_step(step: Callable[[], Any], model: nn.Module, inputs: Sequence[Any]) 
 
     Gradients, buffers and random numbers are as before, afterwards. None if the processor has no switch.
     """
-    with flush_state_kept() as works, draws_undone(), _state_kept(model, inputs):
+    with flush_state_kept() as works, generators_kept(), _state_kept(model, inputs):
         if not works:
             return None
 

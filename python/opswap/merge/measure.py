@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opswap._draws import draws_undone
+from opswap._draws import generators_kept
 from opswap._timing import medians_in_turn
 from opswap._torch import tree_leaves
 
@@ -80,8 +80,8 @@ def _that_can_be_built(make: Callable[[Plan], Program], plans: Sequence[Plan]) -
 
 @contextmanager
 def measuring(mode: str) -> Iterator[None]:
-    """Gradients on or off; draws are undone."""
-    with draws_undone(), torch.set_grad_enabled(mode == "training"):
+    """Gradients on or off; random generators are left as they were."""
+    with generators_kept(), torch.set_grad_enabled(mode == "training"):
         yield
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opswap._draws import draws_undone
+from opswap._draws import generators_kept
 from opswap._torch import tree_leaves
 
 from .carry import fill_merged, tensor_links
@@ -50,7 +50,7 @@ def prove(
     Raises: ValueError that names what differs, or the error that the merged module raised.
     """
     generator = torch.Generator("cpu").manual_seed(0)
-    with draws_undone(), torch.enable_grad():
+    with generators_kept(), torch.enable_grad():
         for training, channels_last, batch in _RUNS if evaluation else _RUNS[:2]:
             loop = [_twin(m, training) for m in modules]
             whole = _twin(merged, training)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from opswap._draws import generators_kept
 from opswap._timing import medians_in_turn
 
-from ..swap.capture.quiet import generators_kept
 from . import costs
 from .layers.conv import BranchConv
 from .measure import MODES, convolution_calls, measuring

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from opswap._dispatch_mode import DispatchMode
+from opswap._draws import generators_kept
 from opswap._torch import is_compiled_module, tree_map
 
 from .shell import Shell, is_part_of_torch, own_hooks
@@ -113,34 +114,9 @@ class Draws(DispatchMode):
 
 
 @contextmanager
-def generators_kept(draws: Draws | None = None) -> Iterator[None]:
-    """Leave the random generators of Python, NumPy and torch as they were.
-
-    They belong to the process: what other threads draw meanwhile is drawn once more afterwards.
-
-    Args: draws: torch's generators are put back only if it has seen a draw.
-    """
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    legacy = numpy.random.get_state() if numpy is not None else None
-    state = torch.get_rng_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    states = [torch.cuda.get_rng_state(device) for device in devices]
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(legacy)
-        if draws is None or draws.seen:
-            torch.set_rng_state(state)
-            for device, before in zip(devices, states, strict=True):
-                torch.cuda.set_rng_state(before, device)
-
-
-@contextmanager
 def draws_undone() -> Iterator[None]:
     """`generators_kept` for stock code, which leaves torch's generators alone if only other threads drew from them."""
     alone = threading.active_count() == 1 or not hasattr(DispatchMode, "__torch_dispatch__")
     draws = None if alone else Draws()
-    with generators_kept(draws), draws or nullcontext():
+    with generators_kept(None if draws is None else lambda: draws.seen), draws or nullcontext():
         yield
