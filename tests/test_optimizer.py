@@ -263,10 +263,54 @@ def test_groups_of_named_parameters() -> None:
     assert [id(p) for p in group["params"]] == [id(p) for p in net.parameters()]
     merged, net.heads = net.heads, nn.ModuleList(net.heads.split_back())
     move_optimizer_state(optimizer, merged, net.heads)
-    assert sorted(group["param_names"]) == sorted(before)
+    assert group["param_names"] == before
     names = {id(p): name for name, p in net.named_parameters()}
     assert group["param_names"] == [names[id(p)] for p in group["params"]]
     optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_the_order_after_a_round_trip() -> None:
+    """That of the model, so that a checkpoint of the optimizer can be loaded into one that is built anew."""
+    net = nn.Module()
+    net.stem, net.head = nn.Linear(4, 4), nn.Linear(4, 2)
+    net.heads = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(3))
+    parts = [net.heads, net.stem, net.head]
+
+    def make() -> torch.optim.Optimizer:
+        flat = [p for m in parts for p in m.parameters() if p.ndim <= 1]
+        others = [p for m in parts for p in m.parameters() if p.ndim > 1]
+        groups = [{"params": flat}, {"params": [*others[-2:], *others[:-2]], "lr": 0.02}]
+        return torch.optim.SGD(groups, 0.1, momentum=0.9)
+
+    optimizer, x = make(), torch.randn(5, 4)
+    steps(lambda: net.head(torch.stack([m(net.stem(x)) for m in net.heads], 1)), optimizer)
+    state = copy.deepcopy(optimizer.state_dict())
+    merged = branches(net.heads)
+    move_optimizer_state(optimizer, net.heads, merged)
+    net.heads = parts[0] = nn.ModuleList(merged.split_back())
+    move_optimizer_state(optimizer, merged, net.heads)
+    places = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+    assert places == [[id(p) for p in group["params"]] for group in make().param_groups]
+    after = optimizer.state_dict()["state"]
+    assert str(dict(sorted(after.items()))) == str(state["state"])
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_parameters_that_are_split_keep_the_order_of_groups(between: bool) -> None:
+    """Parameters between them stay between them; each side has the order of the model."""
+    modules = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
+    stem = nn.Parameter(torch.zeros(1))
+    first, second = ([p for m in modules for p in m[i].parameters()] for i in (0, 1))
+    optimizer = torch.optim.SGD([*first, *([stem] if between else []), *second], 0.1)
+    merged = branches(modules)
+    move_optimizer_state(optimizer, modules, merged)
+    back = merged.split_back()
+    move_optimizer_state(optimizer, merged, back)
+    expected = [p for m in back for p in m.parameters()]
+    if between:
+        expected = [p for i in (0, 1) for m in back for p in m[i].parameters()]
+        expected.insert(len(first), stem)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in expected]
 
 
 def test_an_optimizer_of_other_parameters() -> None:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,8 @@ def move_optimizer_state(optimizer: Optimizer, source: Modules, target: Modules)
         target: what `branches` made of the source's modules, or the other way round; or as source, with the same
             parameter names, such as GroupedLinear.from_linears(source), where for every name its parameters one
             after another have the elements of the source's, in the same order.
-    The target replaces the source in each parameter group; what the optimizer knows of every element (momentum,
+    The target replaces the source in each parameter group. Where parameters are split, the parts come in the order of
+    target's parameters(), as in an optimizer that is built anew. What the optimizer knows of every element (momentum,
     averages) moves with it, and counts, such as Adam's step, are kept. Parameters of which the optimizer has none,
     such as those of frozen layers, are skipped.
     Raises: as `move_parameters`; ValueError also if the parameter names differ, or if the optimizer has none of
@@ -75,7 +77,9 @@ def move_optimizer_state(optimizer: Optimizer, source: Modules, target: Modules)
         raise ValueError(
             f"{_NAME}: none of the {sum(len(m.old) for m in moves)} parameters of source belongs to the optimizer"
         )
-    _move(optimizer, used)
+    modules = [target] if isinstance(target, nn.Module) else target
+    parameters = (p for m in modules for p in m.parameters())
+    _move(optimizer, used, {id(p): i for i, p in enumerate(parameters)})
 
 
 def _moves(source: Modules, target: Modules) -> Iterator[_Move]:
@@ -113,19 +117,24 @@ def move_parameters(optimizer: Optimizer, moves: Sequence[tuple[Parameters, Para
     _move(optimizer, [_Move(old, new) for old, new in moves])
 
 
-def _move(optimizer: Optimizer, moves: Sequence[_Move]) -> None:
+def _move(optimizer: Optimizer, moves: Sequence[_Move], order: Mapping[int, int] | None = None) -> None:
+    """Args: order: the places of new parameters that split others, by their ids; None is in place of these."""
     _check_distinct(moves)
     numbers = _numbers(optimizer)
-    states = []
+    states, groups = [], []
     for m in moves:
         _check_elements(m.old, m.new)
         group = _group_of(optimizer, m.old, m.new)
+        groups.append(group)
         states.append(_split_state(_joined_state(optimizer, group, m.old, numbers), m.new))
     kind = type(optimizer).__name__
     if moves and any(cls.__name__ in _NOT_ELEMENTWISE for cls in type(optimizer).__mro__):
         raise TypeError(f"{_NAME}: the step of {kind} is not elementwise")
+    for group in optimizer.param_groups:
+        own = [m for m, g in zip(moves, groups, strict=True) if g is group]
+        if own:
+            _replace(group, own, order)
     for m, split in zip(moves, states, strict=True):
-        _replace(_group_of(optimizer, m.old, m.new), m)
         for p in m.old:
             optimizer.state.pop(p, None)
         for p, state in zip(m.new, split, strict=True):
@@ -133,18 +142,31 @@ def _move(optimizer: Optimizer, moves: Sequence[_Move]) -> None:
                 optimizer.state[p] = state
 
 
-def _replace(group: dict[str, Any], move: _Move) -> None:
-    """Put the new parameters, and their names if the group has names, in the place of the first old one."""
+def _replace(group: dict[str, Any], moves: Sequence[_Move], order: Mapping[int, int] | None) -> None:
+    """Put the new parameters, and their names if the group has names, in the place of the first old one of each move.
+
+    Moves side by side that split parameters are one place, in which the new ones come by `order`.
+    """
+    named = "param_names" in group
+    names = group["param_names"] if named else [""] * len(group["params"])
     places = {id(p): i for i, p in enumerate(group["params"])}
-    old = [places[id(p)] for p in move.old]
-    changes: dict[str, Sequence[Any]] = {"params": move.new}
-    if "param_names" in group:
-        changes["param_names"] = _new_names([group["param_names"][i] for i in old], move)
-    for key, new in changes.items():
-        values: list[Any] = []
-        for i, value in enumerate(group[key]):
-            values += new if i == old[0] else [value] if i not in old else []
-        group[key] = values
+    old = [[places[id(p)] for p in m.old] for m in moves]
+    first = {own[0]: (m, [names[i] for i in own]) for m, own in zip(moves, old, strict=True)}
+    gone = {i for own in old for i in own}
+    kept = [i for i in range(len(names)) if i in first or i not in gone]
+    rows: list[tuple[Any, str]] = []
+    for moved, run in itertools.groupby(kept, first.__contains__):
+        if not moved:
+            rows += [(group["params"][i], names[i]) for i in run]
+            continue
+        beside = [first[i] for i in run]
+        new = [row for m, own in beside for row in zip(m.new, _new_names(own, m), strict=True)]
+        if order is not None and any(len(m.new) > len(m.old) for m, _ in beside):
+            new.sort(key=lambda row: order[id(row[0])])
+        rows += new
+    group["params"] = [p for p, _ in rows]
+    if named:
+        group["param_names"] = [name for _, name in rows]
 
 
 def _new_names(names: Sequence[str], move: _Move) -> list[str]:
