@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from collections import defaultdict
+from collections import ChainMap, UserDict, UserList, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from operator import is_not
@@ -119,8 +119,8 @@ class _Search:
         own = isinstance(value, nn.Module) or owner_of_class(type(value)) == purity.USER
         if not own:  # as a property, a bound method, what functools.lru_cache returns, or a UserDict
             self._new += (getattr(value, part, None) for part in _WRAPPERS)
-            if type(value).__module__.partition(".")[0] != "torch":
-                self._new += getattr(value, "__dict__", {}).values()
+            if isinstance(value, (UserDict, UserList, ChainMap)):
+                self._new += vars(value).values()
         # Reading one may add to it.
         self.elements = self.elements or (self._follow and isinstance(value, defaultdict))
         if isinstance(value, weakref.ref):
