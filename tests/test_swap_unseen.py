@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -502,3 +503,102 @@ def test_a_lazy_layer() -> None:
             return shuffle(self.conv(x), 2), self.conv.in_channels
 
     assert opswap.swap(Lazy())(images())[1] == 12
+
+
+class Odd:
+    """A hook whose attributes are other objects on every look-up."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Odd()
+
+    def __call__(self, *args: Any) -> None:
+        return None
+
+
+class Gone:
+    pass
+
+
+def odd_hooks() -> dict[str, Callable[..., None]]:
+    proxy = weakref.proxy(Gone())
+
+    def of_a_proxy(*args: Any) -> None:
+        with contextlib.suppress(ReferenceError):
+            proxy.anything()
+
+    def imports(*args: Any) -> None:
+        with contextlib.suppress(ImportError):
+            from .nothing import anything  # noqa: F401
+
+    class Wrapped:
+        def __call__(self, *args: Any) -> None:
+            return None
+
+        def loops(self) -> None:
+            pass
+
+    Wrapped.loops.__wrapped__ = Wrapped.loops
+    mocked = mock.Mock(return_value=None)
+    return {"proxy": of_a_proxy, "import": imports, "loop": Wrapped(), "mock": mocked, "look-up": Odd()}
+
+
+@pytest.mark.parametrize("name", ["proxy", "import", "loop", "mock", "look-up"])
+@pytest.mark.parametrize("before", [True, False])
+def test_odd_hooks(name: str, before: bool) -> None:
+    """The search neither raises nor runs their look-ups."""
+    hook, stock = odd_hooks()[name], Hooked()
+    model = copy.deepcopy(stock)
+    if not before:
+        opswap.swap(model)
+    for m in (stock, model):
+        m.conv.register_forward_hook(hook)
+    if before:
+        opswap.swap(model)
+    same_on_every_call(stock, model)
+    assert name != "mock" or not hook._mock_children
+
+
+def test_a_child_that_trains_or_evaluates() -> None:
+    """`net.eval()` in a child is not the builtin; what it sets is the mode."""
+
+    def freezes(child: Child) -> None:
+        child.meter.net.eval()
+
+    def make() -> Parent:
+        parent = Parent(freezes, lambda m, y: y)
+        parent.child.meter.net = nn.Identity()
+        return parent
+
+    assert any(not s.path for s in opswap.report(opswap.swap(make())).swapped)
+
+    class Moded(Parent):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.child(x)
+            return shuffle(y, 2) * (2 if self.training else 1)
+
+    def switches(child: Child) -> None:
+        child.parent().train(False)
+
+    stock, model = (Moded(switches, lambda m, y: y) for _ in range(2))
+    opswap.swap(model)
+    same_on_every_call(stock, model, lambda: [m.train() for m in (stock, model)] and None)
+
+
+def test_as_errors_the_warning_does_not_lose_the_result() -> None:
+    model = opswap.swap(Deep())
+    calls_back(SimpleProxy(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model(images())[0].shape[1] == 12
+    opswap.swap(model)  # analyses it anew
+    record = vars(model).get("_opswap_record")
+    assert record is None or not record.moved
+
+
+def test_records_of_older_versions() -> None:
+    record = opswap.swap(Hooked())._opswap_record
+    older = object.__new__(type(record))
+    older.__setstate__({k: v for k, v in vars(record).items() if k != "moved"})
+    assert older.moved == []

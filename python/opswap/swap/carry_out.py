@@ -140,6 +140,7 @@ def _is_current(module: nn.Module, recipe: Recipe, record: Record) -> bool:
             getattr(installed, name) == getattr(recipe, name)
             for name in ("original", "code", "modules", "names")
         )
-        return same and bool(vars(module).get(_RECORD) == record)
+        known = vars(module).get(_RECORD)
+        return same and bool(known == record) and not known.moved
     except Exception:  # values that do not compare, such as arrays
         return False

@@ -93,7 +93,9 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     for module in filter(is_rewritten, model.modules()):
-        module._opswap_record.conflict(module)  # of the model itself: hooks of a copy write to the model
+        record = vars(module).get("_opswap_record")
+        if record is not None:  # of the model itself: hooks of a copy write to the model
+            record.conflict(module)
     record = _Recorder()
     shell = Shell(model, own=True, stock=False, call=record.call)
     paths = {shell.twin(m): path for path, m in model.named_modules()}

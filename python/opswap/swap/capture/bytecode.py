@@ -64,7 +64,8 @@ _NAMESPACES = frozenset({"dir", "globals", "locals", "vars"})
 _HOLD_ANY = frozenset({"__dict__", "_buffers", "_modules", "_parameters", "globals", "vars"})
 # Names by which code writes attributes that its byte code does not name, and methods of modules that add them.
 _SETTERS = frozenset({"delattr", "setattr"})
-_WRITE_ANY = frozenset({"__delattr__", "__setattr__", "eval", "exec", "set_submodule"})
+_WRITE_ANY = frozenset({"__delattr__", "__setattr__", "set_submodule"})
+_RUN_ANY = frozenset({"eval", "exec"})
 _FORMATS = frozenset({"BUILD_STRING", "FORMAT_SIMPLE", "FORMAT_VALUE", "FORMAT_WITH_SPEC"})
 _REGISTER = frozenset({"add_module", "register_buffer", "register_module", "register_parameter"})
 
@@ -162,7 +163,10 @@ def stores(code: CodeType) -> Stores:
                 texts = {t for t in code.co_consts if isinstance(t, str) and t.isidentifier()}
                 anything = anything or not texts or any(s.opname in _FORMATS for s in steps)
                 names |= texts
-            anything = anything or op.argval in _WRITE_ANY
+            anything = anything or op.argval in (_RUN_ANY if op.opname in _GLOBALS else _WRITE_ANY)
+            if op.opname in _ATTRIBUTES and op.argval in ("eval", "train"):
+                names.add("training")
+                of_others.add("training")
             anything = anything or (op.argval in _HOLD_ANY and writes_to_others(code))
     return Stores(frozenset(names), frozenset(of_others), frozenset(variables), anything)
 

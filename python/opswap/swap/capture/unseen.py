@@ -12,7 +12,8 @@ import sys
 import weakref
 from collections import ChainMap, UserDict, UserList, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from operator import is_not
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -57,7 +58,16 @@ _NOT_CALLED = frozenset(
 )
 _MAKES = frozenset({"__init__", "__new__", "__post_init__"})
 _USES = _MAKES | {"__call__", "__enter__", "__exit__"}  # of objects that code makes of a class
-_WRAPPERS = ("fget", "fset", "fdel", "__func__", "func", "__wrapped__", "dispatcher")
+# What wraps a function; other objects may run code when they are asked for attributes.
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    property: ("fget", "fset", "fdel"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    cached_property: ("func",),
+    partialmethod: ("func", "args"),
+    singledispatchmethod: ("func", "dispatcher"),
+    type(lru_cache(max)): ("__wrapped__",),
+}
 _OF_LAZY = ("in_channels", "in_features", "num_features")  # written by the first call
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
 _LISTS_OF_MODULES = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -88,7 +98,8 @@ class _Search:
         mentioned: Any = ()
         while self._new or mentioned != self._names:
             while self._new:
-                self._look_at(self._new.pop())
+                with suppress(Exception):  # as of a weakref.proxy whose object is gone
+                    self._look_at(self._new.pop())
             mentioned = None if self._names is None else set(self._names)
             parts = (v for holder in self._holders for v in self._parts(holder))
             self._new = [v for v in parts if id(v) not in self._seen and not is_plain(v)]
@@ -118,7 +129,7 @@ class _Search:
     def _look_at_object(self, value: Any) -> None:
         own = isinstance(value, nn.Module) or owner_of_class(type(value)) == purity.USER
         if not own:  # as a property, a bound method, what functools.lru_cache returns, or a UserDict
-            self._new += (getattr(value, part, None) for part in _WRAPPERS)
+            self._new += (getattr(value, part) for part in _WRAPPERS.get(type(value), ()))
             if isinstance(value, (UserDict, UserList, ChainMap)):
                 self._new += vars(value).values()
         # Reading one may add to it.
@@ -160,7 +171,8 @@ class _Search:
                     self._names = None
             variables = function.__globals__
             self._new += (variables[n] for n in found.names if n in variables)
-            self._new += (sys.modules.get(resolved(n, level, variables)) for n, level in found.imports)
+            with suppress(ImportError):  # a relative import outside of a package
+                self._new += [sys.modules.get(resolved(n, level, variables)) for n, level in found.imports]
 
     def _parts(self, holder: Any) -> Iterator[Any]:
         """What code gets of an object, a class or a Python module by the names that it mentions."""
@@ -253,6 +265,8 @@ def _meeting(
     """What was found to be written and is read: by these modules by name, and of the holders of the watches."""
     if written.anything:
         return "an attribute of any name"
+    if not written.stored and not written.cells and not (written.elements and written.containers):
+        return ""
     values = [read(h, n) for h, n, _ in watches]
     known = _Search((*readers, *values), names, follow=False)
     watched = {name for holder, name, _ in watches if not isinstance(holder, CellType)}
@@ -295,15 +309,20 @@ class LaterHooks:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_number": None, "_hooks": []}  # another process has other numbers
 
+    @property
+    def answer(self) -> str | None:
+        """See `guards.Hooks`. A hook that was found to conflict may be gone."""
+        number = getattr(RemovableHandle, "next_id", None)
+        return "" if number is not None and number == self._number and not self._found else None
+
     def conflict(self, module: nn.Module, readers: Iterable[nn.Module], outside: Outside) -> str:
         """See `guards.Hooks`."""
         number = getattr(RemovableHandle, "next_id", None)
-        if number is None or number != self._number or self._found:  # that hook may be gone
-            hooks = [h for m in module.modules() if m is not module for h in _hooks(m)] + _global_hooks()
-            known = [reference() for reference in self._hooks]
-            if len(hooks) != len(known) or any(map(is_not, hooks, known)):
-                self._found = _meeting(_Search(hooks), readers, self._names, outside.watches) if hooks else ""
-            self._hooks, self._number = list(map(_reference, hooks)), number
+        hooks = [h for m in module.modules() if m is not module for h in _hooks(m)] + _global_hooks()
+        known = [reference() for reference in self._hooks]
+        if len(hooks) != len(known) or any(map(is_not, hooks, known)):
+            self._found = _meeting(_Search(hooks), readers, self._names, outside.watches) if hooks else ""
+        self._hooks, self._number = list(map(_reference, hooks)), number
         return self._found
 
     @property

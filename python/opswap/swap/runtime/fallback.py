@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from opswap._torch import functions_overridden
+from opswap._torch import any_global_hook, functions_overridden
 from opswap.ops._switch import disabled_here
 
 from .guards import capture_is_valid, count_fallback
@@ -71,7 +71,7 @@ def checked(module: nn.Module, result: Any) -> Any:
     Else code of the user has changed it meanwhile: the original forward runs from the next call on.
     """
     record = module.__dict__.get("_opswap_record")
-    if record is None or torch.compiler.is_compiling():
+    if record is None or torch.compiler.is_compiling() or any_global_hook():
         return result
     if (record.calls_others or (record.hooks is not None and record.hooks.exist)) and not capture_is_valid(
         module
@@ -82,11 +82,14 @@ def checked(module: nn.Module, result: Any) -> Any:
             reason = _UNKNOWN.format(error)
         if not record.moved:
             record.moved.append(f"{reason}, while forward ran")
-            warnings.warn(
-                f"opswap: in {_name(module)}, {reason}, by a module that its forward calls. This call has used what "
-                "forward read before. From now on the original forward runs; so it does if you call opswap.unswap.",
-                stacklevel=3,
+            text = (
+                f"opswap: in {_name(module)}, {reason}, while its forward ran: by a module that it calls, or in "
+                "another thread. This call has used what forward read before. From now on the original forward runs."
             )
+            try:
+                warnings.warn(text, stacklevel=3)
+            except Warning:  # as errors: stock code returns its result
+                _log.warning(text)
     return result
 
 

@@ -50,6 +50,7 @@ class Hooks(Protocol):
     """The hooks of the modules below a rewritten one."""
 
     exist: bool
+    answer: str | None  # what `conflict` returns, None if it has to look again
 
     def conflict(self, module: nn.Module, readers: Iterable[nn.Module], outside: Outside) -> str:
         """What they may write to and the forward reads, in words; "" if nothing is known.
@@ -85,12 +86,19 @@ class Record:
         """What hooks of the modules below may write to and the forward reads, in words; "" if nothing is known."""
         if self.hooks is None:
             return ""
+        answer = self.hooks.answer
+        if answer is not None:
+            return answer
         known = (m for states in (self.inlined, self.containers, self.read) for m, _ in states)
         return self.hooks.conflict(module, itertools.chain((module,), known), self.outside)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: calls in other threads may add to the dictionaries meanwhile."""
-        return {**self.__dict__, "known": dict(self.known), "logged": dict(self.logged)}
+        mutable = {"known": dict(self.known), "logged": dict(self.logged), "moved": list(self.moved)}
+        return {**self.__dict__, **mutable}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"moved": [], **state})  # older pickles have none
 
 
 def hooked(module: nn.Module) -> bool:

@@ -322,8 +322,9 @@ _UNUSED = frozenset(
     f"__{name}__"
     for name in " ".join(
         (
-            "abstractmethods annotate annotate_func annotations annotations_cache class_getitem copy deepcopy del dict",
-            "doc firstlineno getnewargs getnewargs_ex getstate init init_subclass module new orig_bases parameters",
+            "abstractmethods annotate annotate_func annotations annotations_cache class_getitem constants copy",
+            "deepcopy del dict doc firstlineno getnewargs getnewargs_ex getstate init init_subclass match_args",
+            "module new orig_bases parameters",
             "qualname reduce reduce_ex setstate slots static_attributes type_params weakref",
         )
     ).split()

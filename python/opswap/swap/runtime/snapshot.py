@@ -13,6 +13,7 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -240,7 +241,9 @@ def owner_of_class(cls: type) -> str:
     """Whose class it is: USER, LIBRARY, STATEFUL, or that of torch or opswap."""
     for value in vars(cls).values():
         if isinstance(value, types.FunctionType) and value.__module__ == cls.__module__:
-            inner = inspect.unwrap(value)  # of what a decorator of torch returns
+            inner = value
+            with suppress(ValueError):  # it wraps itself
+                inner = inspect.unwrap(value)  # of what a decorator of torch returns
             code = getattr(inner, "__code__", value.__code__)
             return owner(code.co_filename, cls.__module__)
     module = sys.modules.get(cls.__module__)
