@@ -27,13 +27,8 @@ _NAME = "batch_norm_act_moving"
 
 def is_watched(*tensors: Tensor | None) -> bool:
     """True if dispatch modes alone watch, none of them torch's own, and the tensors are ordinary ones."""
-    if torch.compiler.is_compiling() or transforms_active():
-        return False
-    if mode_stack is None or not dispatch_modes():
-        return False
-    if any(type(mode).__module__.startswith("torch.") for mode in mode_stack()):
-        return False
-    return all(type(t) is Tensor for t in tensors)
+    watching = _watching(*tensors)
+    return bool(watching) and not any(name.startswith("torch.") for name in watching)
 
 
 def is_checkpointed(*tensors: Tensor | None) -> bool:
@@ -41,11 +36,14 @@ def is_checkpointed(*tensors: Tensor | None) -> bool:
 
     It may end a forward that runs again when the last tensor is saved for the backward, before what follows.
     """
+    return "torch.utils.checkpoint" in _watching(*tensors)
+
+
+def _watching(*tensors: Tensor | None) -> list[str]:
+    """The Python modules of the dispatch modes, if nothing else watches and the tensors are ordinary ones."""
     if torch.compiler.is_compiling() or transforms_active() or mode_stack is None or not dispatch_modes():
-        return False
-    if not any(type(mode).__module__ == "torch.utils.checkpoint" for mode in mode_stack()):
-        return False
-    return all(type(t) is Tensor for t in tensors)
+        return []
+    return [type(mode).__module__ for mode in mode_stack()] if all(type(t) is Tensor for t in tensors) else []
 
 
 def _kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:

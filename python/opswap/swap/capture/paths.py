@@ -289,27 +289,26 @@ class _Explorer:
             error = CaptureError(f"forward writes to {written[0]}")
         elif tracer.given.changed():
             error = CaptureError("forward writes to a list that it was given")
-        error = tracer.refusal or error or self._unseen(tracer.graph, follower)
+        error = tracer.refusal or error
         # Objects with a look-up of their own are read again, and that look-up may be the code that writes.
         outside = Outside() if written else follower.outside()
-        known = follower.reading(), outside, follower.asks_none
+        reading = follower.reading()
         moved = moved or follower.moved()  # before it was written down what was read
+        error = error or self._unseen(tracer.graph, reading, outside)
+        known = reading, outside, follower.asks_none
         found = tracer.graph, tracer.arguments, tracer.decisions, error, *known, tracer.texts
         disturbed = f"another thread writes to {moved[0]} at the same time" if moved else ""
         if tracer.disturbed:
             disturbed = "another thread traced a module with torch.fx at the same time"
         return _Trace(*found, tracer.lists, disturbed)
 
-    def _unseen(self, graph: fx.Graph, follower: Follower) -> CaptureError | None:
+    def _unseen(self, graph: fx.Graph, reading: Reading, outside: Outside) -> CaptureError | None:
         """Why what the forward reads may change while it runs: modules that it calls write to it."""
         called = [n.meta["module"] for n in graph.nodes if n.op == "call_module"]
         readers = (self.root, *self.inlined)
-        found = what_may_change(called, readers, follower.reading(), follower.outside())
-        return (
-            CaptureError(f"a module that forward calls may write to {found}, which forward reads")
-            if found
-            else None
-        )
+        found = what_may_change(called, readers, reading, outside)
+        reason = f"a module that forward calls may write to {found}, which forward reads"
+        return CaptureError(reason) if found else None
 
     def _finish(self, trace: _Trace) -> Capture:
         """Turn every decision into a guard or a check."""

@@ -7,11 +7,10 @@ the captured forward reads is found by names, as far as functions are reached fr
 
 from __future__ import annotations
 
-import copy
 import sys
 import weakref
 from collections import ChainMap, UserDict, UserList, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from operator import is_not
@@ -236,21 +235,22 @@ def _global_hooks() -> list[Any]:
 
 
 def what_may_change(
-    modules: Collection[nn.Module], readers: Iterable[nn.Module], reading: Reading, outside: Outside
+    modules: Iterable[nn.Module], readers: Iterable[nn.Module], reading: Reading, outside: Outside
 ) -> str:
     """What the calls of modules may write to and a captured forward reads, in words; "" if nothing is known.
 
     Args: readers: the modules whose forwards were captured; reading, outside: what these read.
     """
     values: list[Any] = []
-    for module in dict.fromkeys(m for called in modules for m in called.modules()):
+    below = dict.fromkeys(m for called in modules for m in called.modules())
+    for module in below:
         values += (vars(module).get("forward"), *_hooks(module))
         if owner_of_class(type(module)) == purity.USER:
             values.append(module)
     found = _Search((*values, *_global_hooks()), ("forward",))
-    for module in (m for called in modules for m in called.modules()):
+    for module in below:
         found.containers.pop(id(module), None)  # a list of modules that is called itself
-    if any(isinstance(m, LazyModuleMixin) for called in modules for m in called.modules()):
+    if any(isinstance(m, LazyModuleMixin) for m in below):
         found.stored.update(_OF_LAZY)
     names = None if reading.names is None else reading.names | reading.texts
     return _meeting(found, (*readers, *reading.modules, *reading.parents), names, outside.watches)
@@ -299,9 +299,6 @@ class LaterHooks:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LaterHooks:
         """A copy keeps the answer: hooks are shared with the original, and what they write to is not copied."""
-        return copy.copy(self)
-
-    def __copy__(self) -> LaterHooks:
         copied = LaterHooks(self._names)
         vars(copied).update(vars(self))
         return copied

@@ -18,7 +18,7 @@ from torch import nn
 from opswap._torch import any_global_hook, functions_overridden
 from opswap.ops._switch import disabled_here
 
-from .guards import capture_is_valid, count_fallback
+from .guards import Record, capture_is_valid, count_fallback
 from .instance_forward import fits, generated_forward, link_of, recipe_of
 from .plan_of import plan_of
 from .reasons import call_reason, failure, site_reason
@@ -73,24 +73,26 @@ def checked(module: nn.Module, result: Any) -> Any:
     record = module.__dict__.get("_opswap_record")
     if record is None or torch.compiler.is_compiling() or any_global_hook():
         return result
-    if (record.calls_others or (record.hooks is not None and record.hooks.exist)) and not capture_is_valid(
-        module
-    ):
-        try:
-            reason = failure(module) or "something that forward reads changed"
-        except Exception as error:
-            reason = _UNKNOWN.format(error)
-        if not record.moved:
-            record.moved.append(f"{reason}, while forward ran")
-            text = (
-                f"opswap: in {_name(module)}, {reason}, while its forward ran: by a module that it calls, or in "
-                "another thread. This call has used what forward read before. From now on the original forward runs."
-            )
-            try:
-                warnings.warn(text, stacklevel=3)
-            except Warning:  # as errors: stock code returns its result
-                _log.warning(text)
+    others = record.calls_others or (record.hooks is not None and record.hooks.exist)
+    if others and not record.moved and not capture_is_valid(module):
+        _note_change(module, record)
     return result
+
+
+def _note_change(module: nn.Module, record: Record) -> None:
+    try:
+        reason = failure(module) or "something that forward reads changed"
+    except Exception as error:
+        reason = _UNKNOWN.format(error)
+    record.moved.append(f"{reason}, while forward ran")
+    text = (
+        f"opswap: in {_name(module)}, {reason}, while its forward ran: by a module that it calls, or in another "
+        "thread. This call has used what forward read before. From now on the original forward runs."
+    )
+    try:
+        warnings.warn(text, stacklevel=4)
+    except Warning:  # as errors: stock code returns its result
+        _log.warning(text)
 
 
 def arguments(bind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

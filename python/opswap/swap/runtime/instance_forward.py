@@ -308,27 +308,19 @@ def fits(module: nn.Module | None, cls: type | None) -> bool:
     return kind is cls or (cls is not None and _adds_nothing(kind, cls))
 
 
+_LOOKED_UP = """
+    _call_impl _wrapped_call_impl buffers children get_buffer get_parameter get_submodule modules named_buffers
+    named_children named_modules named_parameters parameters
+"""
+_DESCRIBING = """
+    abstractmethods annotate annotate_func annotations annotations_cache class_getitem constants copy deepcopy del dict
+    doc firstlineno getnewargs getnewargs_ex getstate init init_subclass match_args module new orig_bases parameters
+    qualname reduce reduce_ex setstate slots static_attributes type_params weakref
+"""
 # What a forward, or Python for it, may look up in any module.
-_OF_EVERY_MODULE = frozenset(
-    " ".join(
-        (
-            "_call_impl _wrapped_call_impl children named_children modules named_modules parameters named_parameters",
-            "buffers named_buffers get_submodule get_parameter get_buffer",
-        )
-    ).split()
-)
+_OF_EVERY_MODULE = frozenset(_LOOKED_UP.split())
 # Special names that classes have for making, copying and describing objects; no forward uses them.
-_UNUSED = frozenset(
-    f"__{name}__"
-    for name in " ".join(
-        (
-            "abstractmethods annotate annotate_func annotations annotations_cache class_getitem constants copy",
-            "deepcopy del dict doc firstlineno getnewargs getnewargs_ex getstate init init_subclass match_args",
-            "module new orig_bases parameters",
-            "qualname reduce reduce_ex setstate slots static_attributes type_params weakref",
-        )
-    ).split()
-)
+_UNUSED = frozenset(f"__{name}__" for name in _DESCRIBING.split())
 
 
 @lru_cache(maxsize=64)
