@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import shlex
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 import opswap
-from opswap import _command_line, cli, doctor
+from opswap import _command_line, cli, doctor, torch_defects
 from opswap.memory import page_faults
 from opswap.memory.page_faults import AllocatorCost, Faults
+from opswap.torch_defects import Outcome
 
 COMMANDS = ["demo", "scan", "verify", "tune", "bench", "layout", "shapes", "denormals", "doctor"]
 
@@ -93,11 +95,14 @@ def test_doctor_as_json(
     faults: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "check_kernels", lambda: faults)
+    outcomes = [Outcome("a convolution", "ended by signal 6", "keep away")]
+    monkeypatch.setattr(torch_defects, "try_all", lambda: outcomes)
     cost = AllocatorCost(Faults(2.0, 1.0), None)
     monkeypatch.setattr(page_faults, "allocator_cost", lambda: cost)
     assert cli.main(["doctor", "--json", "-"]) == bool(faults)
     found = json.loads(capsys.readouterr().out)
     assert found["faults"] == faults and found["machine"]["opswap"] == opswap.__version__
+    assert found["torch_defects"] == [dataclasses.asdict(outcome) for outcome in outcomes]
     assert cli.main(["doctor", "--json", str(tmp_path / "out.json")]) == bool(faults)
     assert json.loads((tmp_path / "out.json").read_text()) == found
 

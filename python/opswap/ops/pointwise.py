@@ -21,7 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import constant_in_graphs
 
-from ._convolution import Pair, library_backward, pair
+from ._convolution import Pair, gradient_overruns, library_backward, pair, strided_conv2d
 from ._convolution_operator import ConvolutionOperator
 from ._function import (
     DeclinedError,
@@ -38,6 +38,7 @@ from ._stats import count_kernel, count_reference, reference_forced
 __all__ = [
     "FEW_WEIGHTS",
     "is_pointwise",
+    "module_overruns",
     "pointwise_conv2d",
     "pointwise_fits",
     "pointwise_pays",
@@ -89,6 +90,13 @@ def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
     if _compiling() or not isinstance(input, Tensor) or "_conv_forward" in module.__dict__:
         return False
     return is_pointwise(module) and _is_candidate(input)
+
+
+def module_overruns(module: nn.Conv2d, input: Any) -> bool:
+    """`gradient_overruns` for the weight and the options of a module."""
+    if "_conv_forward" in module.__dict__ or not is_pointwise(module):
+        return False
+    return gradient_overruns(input, module._parameters.get("weight"), module.stride)
 
 
 def pointwise_fits(input: Any, weight: Any) -> bool:
@@ -205,4 +213,4 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
         return _operator(input, weight, bias, pair(stride))
     if not torch.compiler.is_compiling():
         count_reference(_NAME)
-    return torch_functional.conv2d(input, weight, bias, stride)
+    return strided_conv2d(input, weight, bias, stride)

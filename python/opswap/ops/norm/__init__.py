@@ -7,14 +7,13 @@ from ._moving import is_watched
 from ._reference import reference
 from .batch_norm import batch_norm, batch_norm_act, batch_norm_relu, infer
 from .group_norm import (
-    gradient_misread,
     group_norm,
     group_norm_fits,
     instance_norm,
     instance_norm_fits,
-    torch_instance_norm,
 )
 from .layer_norm import layer_norm, layer_norm2d, layer_norm2d_fits, layer_norm_fits
+from .torch_norms import gradient_misread, gradient_missing, torch_group_norm, torch_instance_norm
 
 __all__ = [
     "activate",
@@ -23,6 +22,7 @@ __all__ = [
     "batch_norm_relu",
     "check_activation",
     "gradient_misread",
+    "gradient_missing",
     "group_norm",
     "group_norm_fits",
     "infer",
@@ -36,5 +36,6 @@ __all__ = [
     "parse",
     "reference",
     "spell",
+    "torch_group_norm",
     "torch_instance_norm",
 ]

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
-from opswap._torch import functorch_active
 
 from .._function import tracing
 from .._layout import empty, suggest_memory_format
@@ -25,14 +24,13 @@ from ._arguments import are_vectors
 from ._group_reference import normalize_groups, normalize_groups_backward
 from ._operators import wanted
 from ._pair import Backward, Forward, make_pair
+from .torch_norms import torch_group_norm, torch_instance_norm
 
 __all__ = [
-    "gradient_misread",
     "group_norm",
     "group_norm_fits",
     "instance_norm",
     "instance_norm_fits",
-    "torch_instance_norm",
 ]
 
 _NAME = "group_norm"
@@ -88,24 +86,6 @@ def instance_norm_fits(
     if running_mean is not None or running_var is not None or use_input_stats is not True:
         return False
     return _is_dense_image(input) and group_norm_fits(input, int(input.shape[1]), weight, bias, eps)
-
-
-def gradient_misread(input: Any) -> bool:
-    """True for a single image: torch's backward of instance_norm reads a gradient in channels_last as if contiguous.
-
-    Seen with torch 2.13: the gradients are wrong then, without a word.
-    """
-    if _compiling() or not torch.is_grad_enabled() or functorch_active() or tracing():
-        return False
-    return isinstance(input, Tensor) and input.is_cpu and input.dim() in (4, 5) and input.shape[0] == 1
-
-
-def torch_instance_norm(input: Tensor, *arguments: Any) -> Tensor:
-    """torch.nn.functional.instance_norm, with contiguous gradients if it would misread others."""
-    output = torch_functional.instance_norm(input, *arguments)
-    if gradient_misread(input) and output.requires_grad:
-        output.register_hook(Tensor.contiguous)
-    return output
 
 
 # --- the operators ---------------------------------------------------------------------------------------------------
@@ -186,7 +166,7 @@ def group_norm(
         return _operator(input, weight, bias, num_groups, eps)[0]
     if not _compiling():
         count_reference(_NAME)
-    return torch_functional.group_norm(input, num_groups, weight, bias, eps)
+    return torch_group_norm(input, num_groups, weight, bias, eps)
 
 
 def instance_norm(

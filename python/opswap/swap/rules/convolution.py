@@ -6,18 +6,24 @@ from __future__ import annotations
 from torch import nn
 
 from opswap import functional as F
+from opswap.ops._convolution import BLOCK, strided_conv2d
 from opswap.ops.conv import conv_able, module_window, why_kept
 from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise, takes_window
-from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, pointwise_wins, takes_pixels
+from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, module_overruns, pointwise_wins, takes_pixels
 
 from ..rule import Replacement, Rule
 
 __all__ = ["RULES", "WINDOWS", "large"]
 
 _POINTWISE = Replacement(
-    "takes_pixels(m0, x0)",
+    "(takes_pixels(m0, x0) or module_overruns(m0, x0))",
     "pointwise_conv2d(x0, m0.weight, m0.bias, m0.stride)",
-    {"takes_pixels": takes_pixels, "pointwise_conv2d": F.pointwise_conv2d},
+    {f.__name__: f for f in (takes_pixels, module_overruns, F.pointwise_conv2d)},
+)
+_MENDED = Replacement(
+    "module_overruns(m0, x0)",
+    "strided_conv2d(x0, m0.weight, m0.bias, m0.stride)",
+    {f.__name__: f for f in (module_overruns, strided_conv2d)},
 )
 _DEPTHWISE = Replacement(
     "depthwise_able(m0, x0)",
@@ -73,6 +79,11 @@ def _declines_dense(module: nn.Module) -> str | None:
     return why_kept(module.weight.shape, window)
 
 
+def _declines_mended(module: nn.Conv2d) -> str | None:
+    strided = is_pointwise(module) and max(module.stride) > 1
+    return "" if strided and module.in_channels < BLOCK else None
+
+
 RULES = (
     Rule(
         "pointwise_conv",
@@ -98,4 +109,6 @@ RULES = (
         declines=_declines_dense,
         example=lambda: (nn.Conv2d(64, 64, 3, padding=1, bias=False), ((16, 64, 28, 28),)),
     ),
+    # After the rules above, for what they do not replace, and with exact=True.
+    Rule("strided_conv_gradient", True, modules=(nn.Conv2d,), whole=_MENDED, declines=_declines_mended),
 )

@@ -15,6 +15,7 @@ import torch.nn.functional as torch_functional
 from torch.fx import Graph, Node
 
 from opswap import functional as F
+from opswap.ops._convolution import BLOCK, gradient_overruns, strided_conv2d
 from opswap.ops.conv import conv_pays, why_kept
 from opswap.ops.depthwise import depthwise_fits, depthwise_wins, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
@@ -99,11 +100,25 @@ def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
     if size[0] * size[1] >= FEW_WEIGHTS:
         raise Refusal(large(size[0] * size[1]))
     input, weight, bias = tensors.values()
-    names = {"pointwise_fits": pointwise_fits, "pointwise_conv2d": F.pointwise_conv2d}
+    functions = (pointwise_fits, gradient_overruns, F.pointwise_conv2d)
     return Replacement(
-        f"pointwise_fits({input}, {weight})",
+        f"(pointwise_fits({input}, {weight}) or gradient_overruns({input}, {weight}, {stride}))",
         f"pointwise_conv2d({input}, {weight}, {bias}, {stride})",
-        names,
+        {f.__name__: f for f in functions},
+    )
+
+
+def _prove_mended(region: Region, shapes: Shapes) -> Replacement:
+    given, tensors = _read(region)
+    size, stride = _size(given["weight"], shapes), _pair(given["stride"])
+    padded = _padding(given["padding"], size, stride) != (0, 0)
+    if size[1] >= BLOCK or size[2:] != (1, 1) or max(stride) == 1 or padded or given["groups"] != 1:
+        raise Refusal("torch's gradient is right", report=False)
+    input, weight, bias = tensors.values()
+    return Replacement(
+        f"gradient_overruns({input}, {weight}, {stride})",
+        f"strided_conv2d({input}, {weight}, {bias}, {stride})",
+        {f.__name__: f for f in (gradient_overruns, strided_conv2d)},
     )
 
 
@@ -150,4 +165,6 @@ RULES = (
     Rule("pointwise_conv", False, _find, _prove_pointwise),
     Rule("depthwise_conv", False, _find, _prove_depthwise),
     Rule("conv2d", False, _find, _prove_dense),
+    # After the rules above, for what they do not replace, and with exact=True.
+    Rule("strided_conv_gradient", True, _find, _prove_mended),
 )

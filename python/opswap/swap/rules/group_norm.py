@@ -15,7 +15,14 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap import isa
 from opswap._torch import constant_in_graphs, functorch_active
-from opswap.ops.norm import gradient_misread, group_norm_fits, instance_norm_fits, torch_instance_norm
+from opswap.ops.norm import (
+    gradient_misread,
+    gradient_missing,
+    group_norm_fits,
+    instance_norm_fits,
+    torch_group_norm,
+    torch_instance_norm,
+)
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
 from ..runtime.condition_texts import describe_condition
@@ -32,6 +39,7 @@ _FEWEST, _FEWEST_INSTANCES = 1 << 17, 1 << 13
 _MANY_POSITIONS = 1024  # from here on torch sums columns in 16 bits, too
 # What torch's instance_norm returns is contiguous; opswap's never is, if it runs.
 _NEVER = "False"
+_GIVEN = "torch computes it, and its gradient is right but in channels_last behind frozen layers"
 
 
 @constant_in_graphs
@@ -44,27 +52,19 @@ def has_vectors(input: Any) -> bool:
     return getattr(input, "dtype", None) is not torch.float64 and _tier_has_vectors()
 
 
-def _crashes(input: Any, groups: Any, weight: Any = None, bias: Any = None, *_: Any) -> bool:
-    """True if torch's backward may end the process: in channels_last it writes a gradient of input that is not there.
-
-    Seen with torch 2.13 where the input has no gradient and weight or bias has one, as behind frozen layers.
-    """
-    if not isinstance(input, torch.Tensor) or input.requires_grad or not torch.is_grad_enabled():
-        return False
-    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, bias))
-
-
 def _is_transformed() -> bool:
     """True under torch.func: torch's function raises there for images in channels_last if torch.vmap is active."""
     return not torch.compiler.is_compiling() and functorch_active()
 
 
 def group_norm_wins(input: Any, *arguments: Any) -> bool:
-    """`group_norm_fits`, for what was measured faster than torch.
+    """`group_norm_fits`, for what was measured faster than torch, and for a backward that torch has wrong.
 
     Without a gradient, 16 bits of large images are torch's, which is up to 10 % faster there.
     """
-    if _crashes(input, *arguments) or _is_transformed():
+    if gradient_missing(input, *arguments):
+        return True
+    if _is_transformed():
         return group_norm_fits(input, *arguments)
     if not has_vectors(input) or not group_norm_fits(input, *arguments) or input.numel() < _FEWEST:
         return False
@@ -83,6 +83,11 @@ def instance_norm_wins(input: Any, *arguments: Any) -> bool:
 def group_norm_able(module: nn.GroupNorm, input: Any) -> bool:
     """`group_norm_wins` for the options of a module."""
     return group_norm_wins(input, module.num_groups, module.weight, module.bias, module.eps)
+
+
+def group_norm_unsafe(module: nn.GroupNorm, input: Any) -> bool:
+    """`gradient_missing` for the options of a module."""
+    return gradient_missing(input, module.num_groups, module.weight, module.bias, module.eps)
 
 
 def instance_norm_able(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Any) -> bool:
@@ -139,14 +144,22 @@ def _why_right(input: Any) -> str:
 describe_condition(group_norm_wins, partial(_why_slower, _FEWEST))
 describe_condition(group_norm_able, lambda module, input: _why_slower(_FEWEST, input))
 describe_condition(instance_norm_wins, partial(_why_slower, _FEWEST_INSTANCES))
+describe_condition(gradient_missing, lambda *_: _GIVEN)
+describe_condition(group_norm_unsafe, lambda *_: _GIVEN)
 describe_condition(gradient_misread, _why_right)
 describe_condition(instance_norm_misread, lambda module, input: _why_right(input))
 describe_condition(instance_norm_able, lambda module, input: _why_slower(_FEWEST_INSTANCES, input))
 
+_GROUP_ARGUMENTS = "(x0, m0.num_groups, m0.weight, m0.bias, m0.eps)"
 _GROUP = Replacement(
     "group_norm_able(m0, x0)",
-    "group_norm(x0, m0.num_groups, m0.weight, m0.bias, m0.eps)",
+    f"group_norm{_GROUP_ARGUMENTS}",
     {"group_norm_able": group_norm_able, "group_norm": F.group_norm},
+)
+_GROUP_MENDED = Replacement(
+    "group_norm_unsafe(m0, x0)",
+    f"torch_group_norm{_GROUP_ARGUMENTS}",
+    {"group_norm_unsafe": group_norm_unsafe, "torch_group_norm": torch_group_norm},
 )
 # As torch's modules call it.
 _ARGUMENTS = (
@@ -196,6 +209,12 @@ def _prove_group(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(f"group_norm_wins({given})", f"group_norm({given})", names)
 
 
+def _prove_group_mended(region: Region, shapes: Shapes) -> Replacement:
+    given = ", ".join(_arguments(region, torch_functional.group_norm).values())
+    names = {"gradient_missing": gradient_missing, "torch_group_norm": torch_group_norm}
+    return Replacement(f"gradient_missing({given})", f"torch_group_norm({given})", names)
+
+
 def _prove_instance(region: Region, shapes: Shapes) -> Replacement:
     given = _arguments(region, torch_functional.instance_norm)
     if given["running_mean"] != "None" or given["running_var"] != "None":
@@ -237,7 +256,9 @@ RULES = (
     ),
     Rule("group_norm", False, partial(_find, torch_functional.group_norm), _prove_group),
     Rule("instance_norm", False, partial(_find, torch_functional.instance_norm), _prove_instance),
-    # After the rule above, for what it does not replace, and with exact=True.
+    # After the rules above, for what they do not replace, and with exact=True.
+    Rule("group_norm_gradient", True, modules=(nn.GroupNorm,), whole=_GROUP_MENDED),
+    Rule("group_norm_gradient", True, partial(_find, torch_functional.group_norm), _prove_group_mended),
     Rule("instance_norm_gradient", True, modules=_INSTANCE_NORMS, whole=_MENDED),
     Rule("instance_norm_gradient", True, partial(_find, torch_functional.instance_norm), _prove_mended),
 )

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap.ops._convolution import gradient_overruns
 from opswap.ops.conv import conv_able, conv_pays, why_left
 from opswap.ops.depthwise import FEWEST_CHANNELS, depthwise_able, depthwise_fits
-from opswap.ops.pointwise import pointwise_fits, takes_pixels
+from opswap.ops.pointwise import module_overruns, pointwise_fits, takes_pixels
 
 from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import contiguous_images, shown
@@ -18,6 +19,7 @@ from ..runtime.shown import contiguous_images, shown
 __all__ = ["elements", "images"]
 
 _FLOATS = (torch.float32, torch.float64)
+_RIGHT = "torch's gradient of its weight is right"
 
 
 def elements(input: Any, fewest: int) -> str:
@@ -66,5 +68,7 @@ describe_condition(conv_able, _dense_module)
 describe_condition(conv_pays, _dense)
 describe_condition(takes_pixels, lambda module, input: images(input, module.weight))
 describe_condition(pointwise_fits, images)
+describe_condition(module_overruns, lambda module, input: _RIGHT)
+describe_condition(gradient_overruns, lambda input, weight, stride: _RIGHT)
 describe_condition(depthwise_able, lambda module, input: _depthwise(input, module.weight))
 describe_condition(depthwise_fits, _depthwise)

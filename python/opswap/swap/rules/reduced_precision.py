@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from opswap import functional as F
 from opswap.ops.depthwise import depthwise_able
-from opswap.ops.pointwise import takes_pixels
+from opswap.ops.pointwise import module_overruns, takes_pixels
 from opswap.ops.reduced_precision import output_dtype, slow_dtype
 
 from ..rule import Replacement, Rule
@@ -53,7 +53,7 @@ def _computes_conv2d(module: nn.Conv2d, input: Tensor) -> bool:
         return False
     if output_dtype(_tensors(module, input), _has_depthwise_stride(module)) is not None:
         return True
-    return takes_pixels(module, input) or depthwise_able(module, input)
+    return takes_pixels(module, input) or depthwise_able(module, input) or module_overruns(module, input)
 
 
 def _computes_linear(module: nn.Linear, input: Tensor) -> bool:

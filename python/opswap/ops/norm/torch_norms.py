@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""torch's group_norm and instance_norm, for calls whose backward is wrong in torch 2.13."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as torch_functional
+from torch import Tensor
+from torch.autograd import Function
+
+from opswap._torch import functorch_active
+
+from .._function import base_apply, needs_graph, plain_cpu, plain_eager, tracing
+from .._layout import is_strided, suggest_memory_format
+from ._arguments import are_vectors
+from ._group_reference import normalize_groups_backward
+
+__all__ = ["gradient_misread", "gradient_missing", "torch_group_norm", "torch_instance_norm"]
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_compiling = torch.compiler.is_dynamo_compiling
+
+_Vector = Tensor | None
+
+
+def gradient_missing(
+    input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
+) -> bool:
+    """True if torch's backward of group_norm writes a gradient of input that is not there: the process may end.
+
+    Seen with torch 2.13 in channels_last, if weight or bias has a gradient and input has none, as behind frozen layers.
+    """
+    if not torch.is_grad_enabled() or not isinstance(input, Tensor) or input.requires_grad:
+        return False
+    trained = [t for t in (weight, bias) if isinstance(t, Tensor) and t.requires_grad]
+    if not trained or type(num_groups) is not int or num_groups < 1 or not isinstance(eps, float):
+        return False
+    if not input.is_cpu or not is_strided(input) or input.dtype not in _DTYPES:
+        return False
+    if suggest_memory_format(input) is torch.contiguous_format or input.shape[1] % num_groups:
+        return False
+    return are_vectors(input, input.shape[1], weight, bias)
+
+
+class GroupNorm(Function):
+    """torch's kernels, whose backward computes the gradient of the input always."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: _Vector, bias: _Vector, groups: int, eps: float) -> Tensor:
+        input = input.contiguous(memory_format=suggest_memory_format(input))
+        sizes = (input.shape[0], input.shape[1], input.shape[2:].numel(), groups)
+        output, mean, deviation = torch.native_group_norm(input, weight, bias, *sizes, eps)
+        ctx.sizes, ctx.eps = sizes, eps
+        ctx.save_for_backward(input, mean, deviation, weight)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        input, mean, deviation, weight = ctx.saved_tensors
+        mask = ctx.needs_input_grad[:3]
+        grads: Any
+        if needs_graph((grad_output, *(t for t in (input, weight) if t is not None))):
+            grads = normalize_groups_backward(grad_output, input, weight, ctx.sizes[3], ctx.eps)
+            grads = [g.to(input.dtype if weight is None else weight.dtype) for g in grads]
+        else:
+            grad_output = grad_output.contiguous(memory_format=suggest_memory_format(input))
+            wanted = [True, *mask[1:]]
+            grads = torch.ops.aten.native_group_norm_backward(
+                grad_output, input, mean, deviation, weight, *ctx.sizes, wanted
+            )
+        return *(g if asked else None for g, asked in zip(grads, mask, strict=True)), None, None
+
+
+_apply = base_apply(GroupNorm)
+
+
+def torch_group_norm(
+    input: Tensor, num_groups: int, weight: _Vector = None, bias: _Vector = None, eps: float = 1e-5
+) -> Tensor:
+    """torch.nn.functional.group_norm; its own kernels with a right backward where a gradient would be missing."""
+    missing = gradient_missing(input, num_groups, weight, bias, eps)
+    if (
+        missing
+        and not tracing()
+        and plain_eager()
+        and plain_cpu([t for t in (input, weight, bias) if t is not None])
+    ):
+        return _apply(input, weight, bias, num_groups, eps)
+    return torch_functional.group_norm(input, num_groups, weight, bias, eps)
+
+
+def gradient_misread(input: Any) -> bool:
+    """True for a single image: torch's backward of instance_norm reads a gradient in channels_last as if contiguous.
+
+    Seen with torch 2.13: the gradients are wrong then, without a word.
+    """
+    if _compiling() or not torch.is_grad_enabled() or functorch_active() or tracing():
+        return False
+    return isinstance(input, Tensor) and input.is_cpu and input.dim() in (4, 5) and input.shape[0] == 1
+
+
+def torch_instance_norm(input: Tensor, *arguments: Any) -> Tensor:
+    """torch.nn.functional.instance_norm, with contiguous gradients if it would misread others."""
+    output = torch_functional.instance_norm(input, *arguments)
+    if gradient_misread(input) and output.requires_grad:
+        output.register_hook(Tensor.contiguous)
+    return output
