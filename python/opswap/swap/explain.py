@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from .capture.dry_run import DryRuns
 from .capture.quiet import copied_inputs, generators_kept, quiet_call
 from .capture.shell import Shell
 from .planning.planned import planned_report
@@ -104,7 +105,7 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
         record.watch(module)
     token = listener.set(record)
     try:
-        with generators_kept():
+        with generators_kept(), DryRuns(model).undone():
             *given, named = copied_inputs((*inputs, keywords))
             shell.root(*given, **named)
     finally:

@@ -21,6 +21,7 @@ from opswap.memory import flush_denormals as set_flushing
 from opswap.memory.switches import flush_state_kept, reuse_kept
 
 from .api import select_rules, swap
+from .capture.dry_run import DryRuns
 from .capture.quiet import generators_kept, quiet_copy
 from .planning.contiguity import Contiguity
 from .planning.gains import losing_formats
@@ -132,7 +133,7 @@ class _Work:
     def decide(self) -> torch.memory_format | None:
         """The memory format to swap with. The model is not changed."""
         if self.inputs is not None:
-            with _switches_kept(), generators_kept():
+            with _switches_kept(), generators_kept(), DryRuns(self.model).undone():
                 self._measure()
         chosen, self.reason = self._choose_format()
         return chosen

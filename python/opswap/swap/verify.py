@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from opswap._torch import tree_leaves, tree_map
 
+from .capture.dry_run import DryRuns
 from .capture.quiet import generators_kept, quiet_copy, seed_generators
 from .nearness import Difference, Score, Terms, difference, same, spread
 from .ordered_draws import OrderedDraws
@@ -207,7 +208,8 @@ def _step(
     inputs = tree_map(lambda t: _prepared(t, formats) if isinstance(t, Tensor) else t, inputs)
     own = OwnDraws(0) if isolated else None
     generator = torch.default_generator if own is None else own.generator
-    with generators_kept(), torch.set_grad_enabled(mode != "inference"), own or nullcontext():
+    graph = torch.set_grad_enabled(mode != "inference")
+    with generators_kept(), DryRuns(model).undone(), graph, own or nullcontext():
         seed_generators(0)
         state = generator.get_state()
         with OrderedDraws(generator) if ordered else nullcontext():

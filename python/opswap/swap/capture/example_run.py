@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 
 from ..graph.metadata import ancestors
 from ..runtime.lists import flat, is_listed
+from .dry_run import DryRuns
 from .paths import Capture
 from .quiet import copied_inputs, draws_undone, leaves_out, quiet_call
 from .shell import Shell
@@ -35,6 +36,7 @@ class ModelInputs:
             raise TypeError(f"example_inputs must be a tuple, got {type(example_inputs).__name__}")
         self._seen: dict[nn.Module, tuple[Any, ...]] = {}
         self._left_out = False  # a hook of the user
+        self._dry = DryRuns(model)
         try:
             self._run(model, example_inputs)
         except Exception as error:
@@ -62,7 +64,7 @@ class ModelInputs:
         copies = Shell(model, own=True, call=call)
         copies.root.eval()  # an override may return None
         self._twin = copies.twin
-        with torch.no_grad(), draws_undone():
+        with torch.no_grad(), draws_undone(), self._dry.undone():
             copies.root(*copied_inputs(example_inputs))
         noting = False
 
@@ -70,7 +72,7 @@ class ModelInputs:
         """Makes values of the module's graphs as its first call in the run had them; None if it had none."""
         if module not in self._seen:
             return None
-        return lambda: _Values(self._twin(module), self._seen[module])
+        return lambda: _Values(self._twin(module), self._seen[module], self._dry)
 
     def shapes(self, capture: Capture) -> dict[Node, tuple[int, ...]]:
         """Sizes of the tensors in the graph; nothing if the module was not called or the run fails."""
@@ -79,7 +81,7 @@ class ModelInputs:
             return {}
         recorder = _Recorder(self._twin(capture.root), graph=capture.graph)
         try:
-            with torch.no_grad(), draws_undone():
+            with torch.no_grad(), draws_undone(), self._dry.undone():
                 recorder.run(*flat(inputs))
         except Exception:
             return {}
@@ -96,8 +98,8 @@ def _kept(argument: Any) -> Any:
 class _Values:
     """Values of the nodes of one graph, computed on demand."""
 
-    def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._interpreter = Interpreter(module, graph=Graph())
+    def __init__(self, module: nn.Module, inputs: tuple[Any, ...], dry: DryRuns) -> None:
+        self._interpreter, self._dry = Interpreter(module, graph=Graph()), dry
         self._inputs = inputs
         self._known: dict[Node, Any] = {}
 
@@ -109,7 +111,7 @@ class _Values:
         """The node's value, None if it cannot be computed."""
         needed = ancestors([node])
         try:
-            with torch.no_grad(), draws_undone():
+            with torch.no_grad(), draws_undone(), self._dry.undone():
                 for n in node.graph.nodes:
                     if n in needed and n not in self._known:
                         self._known[n] = self._compute(n)

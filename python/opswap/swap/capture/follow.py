@@ -121,6 +121,14 @@ class Follower:
         """
         return self.reached.undo(self._writes_elements, self._written)
 
+    def wrote(self) -> list[str]:
+        """What the traced code wrote by now and has not put back, in words."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            self._note_variables(frame)
+            frame = frame.f_back
+        return self.reached.wrote(self._writes_elements, self._written)
+
     def moved(self) -> list[str]:
         """What another thread wrote to after `undo`, in words."""
         return self.reached.moved()

@@ -404,11 +404,21 @@ class Reach:
 
         Args: elements: it may have written to elements of any container; containers: else to those of these ids.
         """
+        return self.ledger.undo(self._written(elements, containers))
+
+    def wrote(self, elements: bool, containers: Container[int]) -> list[str]:
+        """What the traced code wrote by now and has not put back, in words. Args: as of `undo`."""
+        written = self._written(elements, containers)
+        if not (written.stored is None or written.stored or written.elements or containers):
+            return []
+        return self.ledger.undo(written, restore=False)[0]
+
+    def _written(self, elements: bool, containers: Container[int]) -> Written:
         any_name = self.dynamic or not self.names.isdisjoint(_WRITE_ANY)
         stored = None if any_name else self.stored | self.texts
         elements = elements or any_name or not MUTATORS.isdisjoint(self.texts)
         alone = threading.active_count() == 1
-        return self.ledger.undo(Written(alone, self._read(), stored, elements, containers))
+        return Written(alone, self._read(), stored, elements, containers)
 
     def moved(self) -> list[str]:
         """What another thread wrote to after `undo`, in words."""

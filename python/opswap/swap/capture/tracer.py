@@ -272,11 +272,24 @@ class Tracer(fx.Tracer):
         if own_call(m) and id(m) not in self.inlined:
             # What it does beside this would be captured, and run by the call of the module as well.
             raise self.refuse(f"{class_name(m)} has a __call__ of its own")
+        if id(m) not in self.inlined:
+            self._check_written(m)
         self.owners.append(self.path_of_module(m))
         try:
             return super().call_module(m, m.forward, args, kwargs)
         finally:
             self.owners.pop()
+
+    def _check_written(self, m: nn.Module) -> None:
+        """The rewritten forward writes nothing: refuse what a module that is called as it is may read, though it is
+        put back later."""
+        before = self.follower.pause()
+        try:
+            written = self.follower.wrote()
+        finally:
+            self.follower.go_on(before)
+        if written:
+            raise self.refuse(f"forward writes to {written[0]} before it calls {class_name(m)}")
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         if threading.get_ident() != self.thread:

@@ -29,7 +29,7 @@ from ..runtime.state import INTERNAL, Reading
 from .bytecode import reads, resolved, stores
 from .element_writes import writes_to_others
 
-__all__ = ["LaterHooks", "what_may_change"]
+__all__ = ["LaterHooks", "Search", "own_code", "what_may_change"]
 
 _MANY = 20000  # values of one search
 # Python runs other special methods of an object without naming them.
@@ -73,12 +73,13 @@ _LISTS_OF_MODULES = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _SETTERS = (setattr, delattr, exec, eval)
 
 
-class _Search:
+class Search:
     """What is reached from values by the names that code mentions.
 
     names: the attributes that are followed, None for all. follow: add those that reached functions mention.
-    Afterwards: `containers` by their ids, and of the functions: the names of attributes and global variables that they
-    store, the ids of cells, `anything` if the names are not known, `elements` if they write to those of containers.
+    Afterwards: `seen` and `containers` by their ids, and of the functions: the names of attributes and global variables
+    that they store, the ids of cells, `anything` if the names are not known, `elements` if they write to those of
+    containers.
     """
 
     def __init__(self, values: Iterable[Any], names: Iterable[str] | None = (), follow: bool = True) -> None:
@@ -88,7 +89,7 @@ class _Search:
         self.anything = self.elements = False
         self._names = None if names is None else set(names)
         self._follow = follow
-        self._seen: dict[int, Any] = {}
+        self.seen: dict[int, Any] = {}
         self._holders: list[Any] = []
         self._new = list(values)
         self._run()
@@ -101,15 +102,15 @@ class _Search:
                     self._look_at(self._new.pop())
             mentioned = None if self._names is None else set(self._names)
             parts = (v for holder in self._holders for v in self._parts(holder))
-            self._new = [v for v in parts if id(v) not in self._seen and not is_plain(v)]
+            self._new = [v for v in parts if id(v) not in self.seen and not is_plain(v)]
 
     def _look_at(self, value: Any) -> None:
-        if id(value) in self._seen or is_plain(value):
+        if id(value) in self.seen or is_plain(value):
             return
-        self._seen[id(value)] = value
+        self.seen[id(value)] = value
         if isinstance(value, (torch.Tensor, CodeType)):
             return
-        if len(self._seen) > _MANY:
+        if len(self.seen) > _MANY:
             self.anything = True
             self._new.clear()
             self._holders.clear()
@@ -234,6 +235,16 @@ def _global_hooks() -> list[Any]:
     return [hook for hooks in held for hook in hooks.values()]
 
 
+def own_code(modules: Iterable[nn.Module]) -> list[Any]:
+    """What holds code of the user that calls of these modules run: modules, forwards set on one of them, hooks."""
+    values: list[Any] = []
+    for module in modules:
+        values += (vars(module).get("forward"), *_hooks(module))
+        if owner_of_class(type(module)) == purity.USER:
+            values.append(module)
+    return values
+
+
 def what_may_change(
     modules: Iterable[nn.Module], readers: Iterable[nn.Module], reading: Reading, outside: Outside
 ) -> str:
@@ -241,13 +252,8 @@ def what_may_change(
 
     Args: readers: the modules whose forwards were captured; reading, outside: what these read.
     """
-    values: list[Any] = []
     below = dict.fromkeys(m for called in modules for m in called.modules())
-    for module in below:
-        values += (vars(module).get("forward"), *_hooks(module))
-        if owner_of_class(type(module)) == purity.USER:
-            values.append(module)
-    found = _Search((*values, *_global_hooks()), ("forward",))
+    found = Search((*own_code(below), *_global_hooks()), ("forward",))
     for module in below:
         found.containers.pop(id(module), None)  # a list of modules that is called itself
     if any(isinstance(m, LazyModuleMixin) for m in below):
@@ -257,7 +263,7 @@ def what_may_change(
 
 
 def _meeting(
-    written: _Search,
+    written: Search,
     readers: Iterable[nn.Module],
     names: frozenset[str] | None,
     watches: Sequence[tuple[Any, str, Any]],
@@ -268,7 +274,7 @@ def _meeting(
     if not written.stored and not written.cells and not (written.elements and written.containers):
         return ""
     values = [read(h, n) for h, n, _ in watches]
-    known = _Search((*readers, *values), names, follow=False)
+    known = Search((*readers, *values), names, follow=False)
     watched = {name for holder, name, _ in watches if not isinstance(holder, CellType)}
     found = sorted(written.stored if names is None else written.stored & (names | watched))
     for name in found:
@@ -318,7 +324,7 @@ class LaterHooks:
         hooks = [h for m in module.modules() if m is not module for h in _hooks(m)] + _global_hooks()
         known = [reference() for reference in self._hooks]
         if len(hooks) != len(known) or any(map(is_not, hooks, known)):
-            self._found = _meeting(_Search(hooks), readers, self._names, outside.watches) if hooks else ""
+            self._found = _meeting(Search(hooks), readers, self._names, outside.watches) if hooks else ""
         self._hooks, self._number = list(map(_reference, hooks)), number
         return self._found
 

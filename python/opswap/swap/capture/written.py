@@ -80,8 +80,8 @@ class Ledger:
         if (id(holder), name) not in self._fields:
             self._fields[id(holder), name] = holder, name, _own(holder, name)
 
-    def undo(self, written: Written) -> tuple[list[str], list[str]]:
-        """Undo what the traced code wrote.
+    def undo(self, written: Written, restore: bool = True) -> tuple[list[str], list[str]]:
+        """Undo what the traced code wrote; only look if `restore` is false.
 
         Returns: in words, what it wrote to, and what another thread wrote to that it reads.
         """
@@ -92,15 +92,15 @@ class Ledger:
                 owner = getattr(holder, "__qualname__", None) or getattr(holder, "__name__", "a closure")
                 owns = written.owns(holder, name)
                 (ours if owns else others).append(f"{owner}.{name}")
-                if owns:
+                if owns and restore:
                     _set(holder, name, then)
         for value, elements, attributes in self._copies.values():
             if isinstance(attributes, dict):
-                _restore(value, attributes, written, ours, others)
+                _compare(value, attributes, written, restore, ours, others)
             if elements is not None and not _same(value, elements):
                 owns = written.owns_elements(value)
                 (ours if owns else others).append(f"a {type(value).__name__} that it does not own")
-                if owns:
+                if owns and restore:
                     _refill(value, elements)
         for value, member, then in self._slots:
             name = member.__name__
@@ -108,7 +108,8 @@ class Ledger:
                 continue
             if written.owns(value, name):
                 ours.append(f"the attribute {name!r}")
-                member.__delete__(value) if then is MISSING else member.__set__(value, then)
+                if restore:
+                    member.__delete__(value) if then is MISSING else member.__set__(value, then)
             elif written.reads(value, name):
                 others.append(f"the attribute {name!r}")
         return ours, others
@@ -162,10 +163,15 @@ def _refill(value: Any, elements: Any) -> None:
             return
 
 
-def _restore(
-    holder: Any, then: dict[str, tuple[Any, Any]], written: Written, ours: list[str], others: list[str]
+def _compare(
+    holder: Any,
+    then: dict[str, tuple[Any, Any]],
+    written: Written,
+    restore: bool,
+    ours: list[str],
+    others: list[str],
 ) -> None:
-    """Restore the attributes that the traced code has changed."""
+    """Compare the attributes with what they were, and restore those that the traced code has changed."""
     now = holder.__dict__
     in_place = written.writes_elements(now)  # as `vars(self)[name] = value` does
     kind = "the module's attribute" if isinstance(holder, nn.Module) else "the attribute"
@@ -175,14 +181,16 @@ def _restore(
         if now.get(name, MISSING) is not value:
             if in_place or written.owns(holder, name):
                 ours.append(what)
-                now[name] = value
-                if value is MISSING:
-                    del now[name]
+                if restore:
+                    now[name] = value
+                    if value is MISSING:
+                        del now[name]
             elif written.reads(holder, name):
                 others.append(what)
         if elements is not None and not _same(value, elements):
             if written.owns_elements(value) or (isinstance(holder, nn.Module) and type(value) in _CONTAINERS):
                 ours.append(what)
-                _refill(value, elements)
+                if restore:
+                    _refill(value, elements)
             elif written.reads(holder, name):
                 others.append(what)

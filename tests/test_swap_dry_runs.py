@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""What a model's code writes outside of the model while swap, optimize, verify or explain run it is taken back."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from swapping import images
+
+LOSSES: list[Tensor] = []
+BY_NAME: dict[str, int] = {}
+SEEN: set[int] = set()
+LAST: deque[int] = deque(maxlen=2)
+KINDS: Counter[str] = Counter()
+STATE = SimpleNamespace(calls=0, last=None)
+CALLS = 0
+
+
+class Meter:
+    total = 0
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.count = 0
+
+    def add(self) -> None:
+        self.values.append(1.0)
+        self.count += 1
+        Meter.total += 1
+
+
+METER = Meter()
+
+
+def counting() -> Callable[[], int]:
+    count = 0
+
+    def add() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return add
+
+
+ADD = counting()
+
+
+def write_to_globals(x: Tensor) -> None:
+    global CALLS
+    CALLS += 1
+    LOSSES.append(x.square().mean())
+    BY_NAME["calls"] = BY_NAME.get("calls", 0) + 1
+    SEEN.add(len(SEEN))
+    LAST.append(CALLS)
+    KINDS["call"] += 1
+    STATE.calls += 1
+    STATE.last = x.shape
+    METER.add()
+    ADD()
+
+
+class Penalty(nn.Module):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        write_to_globals(x)
+        type(self).calls += 1
+        return x * 1
+
+
+def state() -> list[Any]:
+    meter = (list(METER.values), METER.count, Meter.total)
+    containers = (list(LOSSES), dict(BY_NAME), set(SEEN), list(LAST), dict(KINDS))
+    cell = ADD.__closure__[0].cell_contents
+    return [*containers, STATE.calls, STATE.last, CALLS, meter, cell, Penalty.calls]
+
+
+def made() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), Penalty(), nn.MaxPool2d(2))
+    return nn.Sequential(*layers), images(2, 3, 8, 8)
+
+
+RUNS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "swap": opswap.swap,
+    "swap, inputs": lambda m, x: opswap.swap(m, example_inputs=(x,)),
+    "swap, verified": lambda m, x: opswap.swap(m, verify_with=(x,)),
+    "scan": lambda m, x: opswap.scan(m, example_inputs=(x,)),
+    "optimize": lambda m, x: opswap.optimize(m, example_inputs=(x,), reuse_memory=False),
+    "verify": lambda m, x: opswap.verify(m, (x,)),
+    "explain": lambda m, x: opswap.explain(opswap.swap(m), x),
+}
+
+
+@pytest.mark.parametrize(
+    "run", [v for k, v in RUNS.items() if k != "swap"], ids=[k for k in RUNS if k != "swap"]
+)
+def test_nothing_stays_written(run: Callable[[nn.Module, Tensor], Any]) -> None:
+    model, x = made()
+    model(x)
+    before = state()
+    run(model, x)
+    now = state()
+    assert all(a is b for a, b in zip(now.pop(0), before.pop(0), strict=True)) and now == before
+    model(x)
+    assert state()[1]["calls"] == before[0]["calls"] + 1  # the model's own calls are counted
+
+
+def test_a_run_that_fails_is_taken_back() -> None:
+    model, x = made()
+    before = state()[1:]
+    with pytest.raises(ValueError, match="does not run on example_inputs"):
+        opswap.swap(nn.Sequential(model, nn.Linear(1000, 2)), example_inputs=(x,))
+    assert state()[1:] == before
