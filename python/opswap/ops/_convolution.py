@@ -90,9 +90,11 @@ def _picked(input: Tensor, stride: Pair) -> Tensor:
     return input[:, :, ::rows, ::columns].contiguous(memory_format=torch.channels_last)
 
 
-def gradient_overruns(input: Any, weight: Any, stride: Any) -> bool:
-    """`_overruns`, for a call that will ask for this gradient."""
-    return torch.is_grad_enabled() and _overruns(input, weight, stride) and weight.requires_grad
+def gradient_overruns(input: Any, weight: Any, bias: Any, stride: Any) -> bool:
+    """`_overruns`, for a call that will ask for the gradient of weight or bias, which torch computes together."""
+    if not torch.is_grad_enabled() or not _overruns(input, weight, stride):
+        return False
+    return weight.requires_grad or (isinstance(bias, Tensor) and bias.requires_grad)
 
 
 def strided_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
@@ -100,7 +102,7 @@ def strided_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None, stride: P
 
     The output has the bits of torch's with AVX2 and AVX-512.
     """
-    if gradient_overruns(input, weight, stride):
+    if gradient_overruns(input, weight, bias, stride):
         return torch_functional.conv2d(_picked(input, stride), weight, bias)
     return torch_functional.conv2d(input, weight, bias, stride)
 
@@ -116,13 +118,13 @@ def library_backward(
     dilation: Sequence[int] = (1, 1),
 ) -> tuple[Tensor | None, ...]:
     """The gradients of input, weight and bias that mask selects, differentiable and seen by every transform."""
-    if mask[1] and groups == 1 and not any(padding) and _overruns(input, weight, stride):
-        of_input, _, of_bias = mask
-        rest = (of_input, False, of_bias)
-        made = library_backward(grad_output, input, weight, stride, padding, groups, rest, dilation)
-        picked, only = _picked(input, stride), (False, True, False)
-        return made[0], library_backward(grad_output, picked, weight, (1, 1), padding, 1, only)[1], made[2]
-    window = (list(stride), list(padding), list(dilation), False, [0, 0], groups)
+    of_input, of_weight, of_bias = mask
+    if (of_weight or of_bias) and groups == 1 and not any(padding) and _overruns(input, weight, stride):
+        window, others = (stride, padding, groups), (of_input, False, False)
+        first = library_backward(grad_output, input, weight, *window, others, dilation)[0]
+        picked, others = _picked(input, stride), (False, of_weight, of_bias)
+        return first, *library_backward(grad_output, picked, weight, (1, 1), padding, 1, others)[1:]
+    options = (list(stride), list(padding), list(dilation), False, [0, 0], groups)
     return torch.ops.aten.convolution_backward(
-        grad_output, input, weight, [weight.shape[0]], *window, list(mask)
+        grad_output, input, weight, [weight.shape[0]], *options, list(mask)
     )

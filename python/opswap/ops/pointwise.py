@@ -96,7 +96,8 @@ def module_overruns(module: nn.Conv2d, input: Any) -> bool:
     """`gradient_overruns` for the weight and the options of a module."""
     if "_conv_forward" in module.__dict__ or not is_pointwise(module):
         return False
-    return gradient_overruns(input, module._parameters.get("weight"), module.stride)
+    parameters = module._parameters
+    return gradient_overruns(input, parameters.get("weight"), parameters.get("bias"), module.stride)
 
 
 def pointwise_fits(input: Any, weight: Any) -> bool:

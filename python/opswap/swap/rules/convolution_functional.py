@@ -102,7 +102,7 @@ def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
     input, weight, bias = tensors.values()
     functions = (pointwise_fits, gradient_overruns, F.pointwise_conv2d)
     return Replacement(
-        f"(pointwise_fits({input}, {weight}) or gradient_overruns({input}, {weight}, {stride}))",
+        f"(pointwise_fits({input}, {weight}) or gradient_overruns({input}, {weight}, {bias}, {stride}))",
         f"pointwise_conv2d({input}, {weight}, {bias}, {stride})",
         {f.__name__: f for f in functions},
     )
@@ -116,7 +116,7 @@ def _prove_mended(region: Region, shapes: Shapes) -> Replacement:
         raise Refusal("torch's gradient is right", report=False)
     input, weight, bias = tensors.values()
     return Replacement(
-        f"gradient_overruns({input}, {weight}, {stride})",
+        f"gradient_overruns({input}, {weight}, {bias}, {stride})",
         f"strided_conv2d({input}, {weight}, {bias}, {stride})",
         {f.__name__: f for f in (gradient_overruns, strided_conv2d)},
     )
