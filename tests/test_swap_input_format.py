@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 import opswap
 from nearness import assert_model_as_near
 from opswap.models import lprnet
+from swapping import images
 from twins import twins
 
 LAST = torch.channels_last
@@ -207,3 +210,68 @@ class TestBadArguments:
         with pytest.raises(ValueError, match="preserve_format"):
             opswap.swap(model, memory_format=torch.preserve_format)
         assert not opswap.report(model).swapped
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        x.sub_(0.5).div_(0.25)
+        return self.conv(x) if other is None else self.conv(x + other.mul_(2))
+
+
+WRITING: dict[str, Callable[[], nn.Module]] = {
+    "arithmetic": Centred,
+    "activation": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 4, 3)),
+}
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("make", WRITING.values(), ids=WRITING)
+def test_the_callers_tensor_is_written_to(make: Callable[[], nn.Module], graph: bool) -> None:
+    torch.manual_seed(0)
+    stock = make()
+    model = opswap.swap(copy.deepcopy(stock), memory_format=torch.channels_last)
+    found, given = [], images(2, 3, 6, 6)
+    for m in (model, stock):
+        leaf = given.clone().requires_grad_(graph)
+        x = leaf * 1
+        y = m(x)
+        loss = y.square().mean() + (x * torch.arange(6.0)).sum()
+        if graph:
+            loss.backward()
+        found.append((y.detach(), x.detach(), leaf.grad if graph else loss))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_each_argument_that_was_converted_is_written_to() -> None:
+    model = opswap.swap(Centred(), memory_format=torch.channels_last)
+    x, other = images(2, 3, 6, 6), images(2, 3, 6, 6).contiguous(memory_format=torch.channels_last)
+    expected = (x - 0.5) / 0.25, other * 2
+    model(x, other=other)
+    torch.testing.assert_close((x, other), expected)
+    last = images(2, 3, 6, 6).requires_grad_()
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        model(last)
+
+
+def test_no_hook_is_left_by_unswap() -> None:
+    model = opswap.swap(Centred(), memory_format=torch.channels_last)
+    opswap.swap(model, memory_format=torch.channels_last)
+    assert len(model._forward_hooks) == len(model._forward_hooks_with_kwargs) == 1
+    opswap.unswap(model)
+    assert not model._forward_hooks and not model._forward_hooks_with_kwargs
+
+
+def test_a_converted_tensor_that_is_kept_can_be_saved() -> None:
+    class Keeping(Centred):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x
+            return self.conv(x)
+
+    model = opswap.swap(Keeping(), memory_format=torch.channels_last)
+    model(images(2, 3, 6, 6))
+    assert not vars(model.last) and pickle.loads(pickle.dumps(model.last)).shape == (2, 3, 6, 6)

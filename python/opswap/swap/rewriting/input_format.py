@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Run a model in one memory format: convert its parameters, and its inputs in a hook; and undo both."""
+"""Run a model in one memory format: convert its parameters, and its inputs in a hook; and undo both.
+
+What a forward writes to a converted argument in place is written to the caller's tensor too, in a second hook.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,17 @@ _NDIMS = {
 _Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
+class _Hook:
+    @property
+    def __name__(self) -> str:
+        """Looked up by torch.jit.script, which compiles hooks from their source."""
+        raise AttributeError(
+            "torch.jit.script cannot compile the conversion to a memory format: call opswap.unswap(model) first"
+        )
+
+
 @dataclass(eq=False)
-class _InputFormat:
+class _InputFormat(_Hook):
     """A forward pre-hook that converts the tensors among the arguments to a memory format.
 
     name: of the format, which torch.save cannot write. before: sizes and strides that parameters and buffers
@@ -42,13 +54,6 @@ class _InputFormat:
     name: str = ""
     before: dict[str, _Layout] = field(default_factory=dict)
     optimizers: list[ref[Optimizer]] = field(default_factory=list)
-
-    @property
-    def __name__(self) -> str:
-        """Looked up by torch.jit.script, which compiles hooks from their source."""
-        raise AttributeError(
-            "torch.jit.script cannot compile the conversion to a memory format: call opswap.unswap(model) first"
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "optimizers": []}
@@ -61,9 +66,28 @@ class _InputFormat:
     def _bring(self, value: Any) -> Any:
         memory_format = getattr(torch, self.name)
         # vmap cannot convert a tensor of which it hides a dimension
-        if isinstance(value, Tensor) and _has_format(value, memory_format) and not functorch_active():
-            return value.contiguous(memory_format=memory_format)
-        return value
+        if not isinstance(value, Tensor) or not _has_format(value, memory_format) or functorch_active():
+            return value
+        converted = value.contiguous(memory_format=memory_format)
+        if not _is_traced() and converted is not value and not converted.is_inference():
+            converted._opswap_given = ref(value), converted._version
+        return converted
+
+
+class _WriteBack(_Hook):
+    """A forward hook: the caller's tensors get what the model wrote to those that `_InputFormat` made of them."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        for value in () if _is_traced() else (*args, *kwargs.values()):
+            known = vars(value) if isinstance(value, Tensor) else {}
+            reference, version = known.pop("_opswap_given", (None, 0))
+            given = reference and reference()
+            if given is not None and value._version != version:
+                given.copy_(value)
+
+
+def _is_traced() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _has_format(tensor: Tensor, memory_format: torch.memory_format) -> bool:
@@ -102,6 +126,7 @@ def install_input_format(model: nn.Module, memory_format: torch.memory_format) -
         name = str(memory_format).removeprefix("torch.")
         hook = _InputFormat(name, before | former.before, former.optimizers)
         model.register_forward_pre_hook(hook, with_kwargs=True)
+        model.register_forward_hook(_WriteBack(), with_kwargs=True)
     except BaseException:
         for tensor, data in converted:
             tensor.data = data
@@ -111,8 +136,9 @@ def install_input_format(model: nn.Module, memory_format: torch.memory_format) -
         raise
 
 
-def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, bool]]:
-    return module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+def _hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    before = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+    return *before, module._forward_hooks, module._forward_hooks_with_kwargs
 
 
 def remove_input_formats(model: nn.Module) -> None:
@@ -167,8 +193,10 @@ def _format_hooks(module: nn.Module) -> list[tuple[int, _InputFormat]]:
 
 
 def _remove_hook(module: nn.Module) -> _InputFormat:
-    """Remove the hook; returns it, or one without a record."""
+    """Remove both hooks; returns the first, or one without a record."""
     removed = _InputFormat()
+    for key in [k for k, hook in module._forward_hooks.items() if isinstance(hook, _WriteBack)]:
+        del module._forward_hooks[key], module._forward_hooks_with_kwargs[key]
     for key, hook in _format_hooks(module):
         removed = hook
         del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
