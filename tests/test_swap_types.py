@@ -319,6 +319,16 @@ def test_bound_methods_outlive_no_module() -> None:
         forward(x)
 
 
+def test_generated_forwards_outlive_no_module() -> None:
+    """As of a model whose forwards were wrapped, and of which only a copy was kept."""
+    model = opswap.swap(nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))
+    forward, x = model.forward, torch.randn(2, 3, 4, 4)
+    del model
+    gc.collect()
+    with pytest.raises(ReferenceError, match="the module of this forward has been freed"):
+        forward(x)
+
+
 class Own(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + 1

@@ -66,9 +66,9 @@ class _Plan:
         return [f.held(state) for f, state in self.frozen] if stands(self.outside) else None
 
 
-def replay(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+def replay(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
     """The result of a call of a module with a generated forward, in a tuple; None if that forward has to run."""
-    if _compiling():
+    if _compiling() or module is None:  # it was freed, and the generated forward says so
         return None
     kept = module.__dict__.get(FROZEN)
     if type(kept) is not Replay or kwargs or _grad_enabled() or not _is_ordinary():
