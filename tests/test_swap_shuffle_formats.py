@@ -129,3 +129,52 @@ def test_writes_after_it(groups: int, memory_format: torch.memory_format) -> Non
     model = opswap.swap(copy.deepcopy(stock), exact=True)
     x = images(memory_format=memory_format)
     assert torch.equal(model(x), stock(x))
+
+
+class Branching(nn.Module):
+    """A head that cannot be captured, since values decide."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 2 if x.sum() > 0 else x).view(x.size(0), -1)
+
+
+class ToBranching(nn.Module):
+    def __init__(self, relu: bool) -> None:
+        super().__init__()
+        self.conv, self.shuffle, self.head, self.relu = nn.Conv2d(3, 12, 3), Shuffle(3), Branching(), relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.shuffle(self.conv(x))
+        return self.head(torch.relu(x) if self.relu else x)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, LAST], ids=str)
+def test_views_of_a_shuffle_in_code_that_is_not_known(relu: bool, memory_format: torch.memory_format) -> None:
+    stock = ToBranching(relu).to(memory_format=memory_format)
+    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    x = images(memory_format=memory_format)
+    assert torch.equal(model(x), stock(x))
+
+
+class TorchShuffle(nn.Module):
+    """torch's shuffle keeps channels_last: that the pool's pixel can be viewed does not restrict other shuffles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shuffle = nn.Conv2d(3, 12, 3, padding=1), Shuffle(3)
+        self.second, self.pool = nn.Conv2d(12, 12, 1), nn.AvgPool2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.shuffle(self.first(x)))
+        x = self.pool(nn.functional.channel_shuffle(x, 3))
+        return x.view(x.size(0), -1)
+
+
+@pytest.mark.usefixtures("every_rule_applies")
+def test_torchs_shuffle_before_a_view_restricts_no_other() -> None:
+    stock = TorchShuffle().train().to(memory_format=LAST)
+    model = opswap.swap(copy.deepcopy(stock))
+    assert ran(model, images())["channel_shuffle"] == 1
+    x = images()
+    torch.testing.assert_close(model(x), stock(x))

@@ -9,7 +9,7 @@ the two, its weights decide as well: in a model whose weights are in channels_la
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 
 from opswap.ops._layout import suggest_memory_format
 
-from ..graph.calls import subject
+from ..graph.calls import operation, subject
 from ..graph.layout import CONVOLUTION_CLASSES, is_flat, is_flat_call, is_view_or_copy, last_of, needs_layout
 from ..rule import Region, Replacement
 from ..rules.conditions import CONVOLUTIONS
@@ -37,6 +37,8 @@ def meant_for_channels_last(module: nn.Module) -> bool:
 
 # torch's results are contiguous, opswap's are not.
 _MADE_CONTIGUOUS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
+# torch's shuffles, which keep channels_last as opswap's do.
+_KEEP_FORMAT = ("channel_shuffle", "native_channel_shuffle")
 
 
 class Contiguity(enum.IntEnum):
@@ -47,21 +49,33 @@ class Contiguity(enum.IntEnum):
     ALWAYS = 2
 
 
-def contiguity_of(graph: Graph, whole: bool, replaced: Iterable[Node] = ()) -> Contiguity:
+def contiguity_of(
+    graph: Graph, whole: bool, shuffles: Collection[Region] = (), unknown: Collection[nn.Module] = ()
+) -> Contiguity:
     """What one captured forward needs.
 
     Args:
         whole: it is the model's own, whose arguments no shuffle made.
-        replaced: nodes of shuffles, whose rule has shown that code may get a new tensor in place of a view.
+        shuffles: what is replaced by a call that keeps the memory format. Its rule has shown that code may get a new
+            tensor in place of a view.
+        unknown: modules whose forwards could not be captured, and may need contiguous tensors.
     """
-    moved = {n for n in replaced if is_view_or_copy(n)}
-    asked = (_before(subject(n), whole) for n in graph.nodes if n not in moved and needs_layout(n))
+    moved = {n for r in shuffles for n in r.nodes if is_view_or_copy(n)}
+    made = {n for r in shuffles for n in r.outputs if operation(n) not in _KEEP_FORMAT}
+    needs = (n for n in graph.nodes if n not in moved and needs_layout(n))
+    asked = [_of_origin(o, whole, made) for n in needs for o in _origins(subject(n), made)]
+    calls = (n for n in graph.nodes if n.op == "call_module" and n.meta["module"] in unknown)
+    if any(o in made for n in calls for i in n.all_input_nodes for o in _origins(i, made)):
+        asked.append(Contiguity.ALWAYS)
     return max(asked, default=Contiguity.NONE)
 
 
-def _before(node: Node, whole: bool) -> Contiguity:
-    """Where the layout of a tensor comes from, walking back over what keeps the layout of its input."""
-    found = Contiguity.NONE
+def _origins(node: Node, made: Collection[Node]) -> set[Node]:
+    """The nodes that decide the layout of a tensor, walking back over those that keep the layout of their input.
+
+    made: tensors that are contiguous in the stock model alone.
+    """
+    found: set[Node] = set()
     seen: set[Node] = set()
     stack = [node]
     while stack:
@@ -69,18 +83,22 @@ def _before(node: Node, whole: bool) -> Contiguity:
         if n in seen or n.op == "get_attr":
             continue
         seen.add(n)
-        if n.op == "placeholder":
-            found = max(found, Contiguity.NONE if whole else Contiguity.ALWAYS)
+        if n in made or n.op == "placeholder" or n.target is F.instance_norm:
+            found.add(n)
         elif n.op == "call_module":
-            here = _of_module(n.meta["module"])
-            found = max(found, here)
-            if here is Contiguity.NONE and not is_flat(last_of(n.meta["module"])):
+            if _of_module(n.meta["module"]) is not Contiguity.NONE:
+                found.add(n)
+            elif not is_flat(last_of(n.meta["module"])):
                 stack += n.all_input_nodes
-        elif n.target is F.instance_norm:
-            found = Contiguity.ALWAYS
         elif not is_flat_call(n):
             stack += n.all_input_nodes
     return found
+
+
+def _of_origin(node: Node, whole: bool, made: Collection[Node]) -> Contiguity:
+    if node.op == "call_module" and node not in made:
+        return _of_module(node.meta["module"])
+    return Contiguity.NONE if node.op == "placeholder" and whole else Contiguity.ALWAYS
 
 
 def _of_module(module: nn.Module) -> Contiguity:

@@ -18,7 +18,7 @@ from ..capture.shell import Shell
 from ..capture.tracer import class_name
 from ..report import Report, Site
 from ..rewriting.code import containers_of
-from ..rule import UNPROBED
+from ..rule import UNPROBED, Region
 from ..rules import Rule
 from ..rules.activation import is_activation
 from ..runtime.guards import call_adds
@@ -50,9 +50,9 @@ class Path:
     changes: list[Change] = field(default_factory=list)
     refused: list[Site] = field(default_factory=list)
 
-    def shuffled(self) -> list[fx.Node]:
+    def shuffles(self) -> list[Region]:
         """What is replaced by a call that keeps the memory format."""
-        return [n for c in self.changes if c.replacement.contiguous for n in c.region.nodes]
+        return [c.region for c in self.changes if c.replacement.contiguous]
 
 
 @dataclass
@@ -194,9 +194,11 @@ class _Planner:
     def _respect_layout(self) -> None:
         """Restrict replacements that keep channels_last, if code of the model needs contiguous tensors."""
         paths = [p for m in self.known.values() for p in m.paths]
-        asked = [contiguity_of(p.capture.graph, p.capture.root is self.model, p.shuffled()) for p in paths]
         unknown = [
             m for m, path in self.paths.items() if path in {s.path for s in self.kept} and _may_view(m)
+        ]
+        asked = [
+            contiguity_of(p.capture.graph, p.capture.root is self.model, p.shuffles(), unknown) for p in paths
         ]
         self.contiguity = contiguity = max(
             [*asked, *(Contiguity.BEFORE_CONVOLUTIONS for _ in unknown)], default=Contiguity.NONE

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -12,16 +13,27 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from opswap import functional as F
+from opswap.ops._layout import is_strided
 from opswap.ops.permutation import is_permutation, shuffle_groups, take_channels
 
+from ..graph.layout import asks_for_layout
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from .channels.conditions import give_contiguous
 
-__all__ = ["RULES", "indexes"]
+__all__ = ["RULES", "indexes", "strides_fall"]
 
 
 def indexes(index: Tensor) -> bool:
     """True for a tensor of numbers of channels that opswap may read."""
     return index.dim() == 1 and index.dtype is torch.int64 and index.device.type == "cpu"
+
+
+def strides_fall(input: Tensor) -> bool:
+    """True if torch's input[:, index] is contiguous: it keeps the order of the other dimensions' strides and sizes."""
+    if not is_strided(input):
+        return False
+    first, _, *rest = zip(input.stride(), input.shape, strict=True)
+    return all(a >= b for a, b in itertools.pairwise((first, *rest)))
 
 
 def _index(node: Node) -> Any:
@@ -45,23 +57,29 @@ def _find(graph: Graph) -> Iterator[Region]:
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
-    """An order that is a constant in the code cannot change; one in a buffer may change, and is read on every call."""
+    """An order that is a constant in the code cannot change; one in a buffer may change, and is read on every call.
+
+    torch's results are contiguous; of an order that is a shuffle, opswap's keep channels_last.
+    """
     buffer = len(region.inputs) > 1
     index = region.inputs[1].meta["value"].tolist() if buffer else _index(region.main)
     numbers = isinstance(index, list) and all(type(i) is int for i in index)
     if not numbers or not is_permutation(index):
         raise Refusal("its index is not a permutation of the channels", report=False)
-    if buffer:
-        names = {"indexes": indexes, "take_channels": take_channels}
-        return Replacement("x0.dim() > 1 and indexes(x1)", "take_channels(x0, x1)", names)
     order = tuple(index)
-    condition = f"x0.dim() > 1 and x0.shape[1] == {len(order)}"
     groups = shuffle_groups(order)
-    if groups:
-        names = {"channel_shuffle": F.channel_shuffle}
-        return Replacement(condition, f"channel_shuffle(x0, {groups})", names)
-    names = {"channel_permutation": F.channel_permutation}
-    return Replacement(condition, f"channel_permutation(x0, {order})", names)
+    if buffer:
+        function, condition, result = take_channels, "x0.dim() > 1 and indexes(x1)", "take_channels(x0, x1)"
+    else:
+        condition = f"x0.dim() > 1 and x0.shape[1] == {len(order)}"
+        function = F.channel_shuffle if groups else F.channel_permutation
+        result = f"{function.__name__}(x0, {groups or order})"
+    condition += f" and {'strides_fall' if region.main.target is operator.getitem else 'is_strided'}(x0)"
+    contiguous = "give_contiguous((x0,))" if buffer or groups else ""
+    if contiguous and asks_for_layout(region.outputs):
+        condition += f" and {contiguous}"
+    names = {f.__name__: f for f in (function, give_contiguous, indexes, is_strided, strides_fall)}
+    return Replacement(condition, result, names, contiguous)
 
 
 class _Reversed(nn.Module):
