@@ -25,6 +25,18 @@ class Shuffle(nn.Module):
         return by_size(x)
 
 
+class Index(nn.Module):
+    """Permutes 12 channels by a buffer, and by a list in the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.arange(12).view(3, 4).t().reshape(-1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.index_select(1, self.order)
+        return x if x.layout is not torch.strided else x[:, [11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]]
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: nn.Sequential(nn.Conv2d(12, 12, 1), nn.BatchNorm2d(12), nn.ReLU()),
     "pointwise": lambda: nn.Conv2d(12, 24, 1),
@@ -38,6 +50,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "module of torch": lambda: nn.ChannelShuffle(3),
     "shuffle": Shuffle,
     "unit": Split,
+    "index": Index,
     "groups": GroupWiseLinear,
     "layers": lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.ReLU()),
 }
