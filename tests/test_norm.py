@@ -20,6 +20,7 @@ from nearness import Quantities, assert_as_near, named
 from norm_steps import parameters
 from opswap import _core
 from opswap import functional as F
+from opswap.ops._layout import suggest_memory_format
 from opswap.ops.norm import infer, reference
 from threads import same_on_any_threads
 
@@ -263,6 +264,67 @@ def test_strides_that_fit_two_formats(size: tuple[int, ...], last: bool, trainin
         "over": infer(x.clone(), *vectors, training, inplace=True),
     }
     assert {k: v.stride() for k, v in made.items()} == dict.fromkeys(made, want.stride())
+
+
+def laid_out(size: tuple[int, ...]) -> Iterator[Tensor]:
+    """Of this size in every order of memory, and with strides that mean nothing in dimensions of size 1."""
+    for order in itertools.permutations(range(len(size))):
+        x = torch.randn([size[d] for d in order]).permute([order.index(d) for d in range(len(size))])
+        yield x
+        for odd in (1, 7, 100):
+            yield x.as_strided(size, [odd if n == 1 else s for n, s in zip(size, x.stride(), strict=True)])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "size",
+    [(2, 3, 4, 1), (2, 3, 1, 4), (1, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (2, 3, 4, 5), (2, 3, 2, 4, 1)],
+    ids=str,
+)
+def test_memory_formats_are_torchs(size: tuple[int, ...], training: bool) -> None:
+    """Of the output and of the gradient of the input, whatever the formats of the input and the gradient."""
+    vectors = parameters(size[1], torch.float32)
+    operator = torch.ops.opswap.batch_norm_act.default
+    backward = torch.ops.opswap.batch_norm_act_backward.default
+    fixed = (None, None) if training else vectors[:2]
+    settings = (*vectors[2:], training, 1e-5, None, (True, False, False))
+    for x in itertools.islice(laid_out(size), 0, None, 1 if len(size) == 4 else 7):
+        leaf = x.detach().requires_grad_()
+        want, ours = (
+            T.batch_norm(leaf, *vectors, training=training),
+            F.batch_norm_act(leaf, *vectors, training),
+        )
+        with FakeTensorMode() as fake:
+            told, statistics = operator(
+                *(None if t is None else fake.from_tensor(t) for t in (x, *fixed, *vectors[2:])), 1e-5, None
+            )
+        with opswap.force_reference():
+            plain = operator(x, *fixed, *vectors[2:], 1e-5, None)[0]
+        made = {
+            "kernel": F.batch_norm_act(x, *vectors, training),
+            "graph": ours,
+            "fake": told,
+            "plain": plain,
+        }
+        assert {k: v.stride() for k, v in made.items()} == dict.fromkeys(made, want.stride()), x.stride()
+        over = infer(torch.empty_strided(size, x.stride()).copy_(x), *vectors, training, inplace=True)
+        assert suggest_memory_format(over) is suggest_memory_format(want), x.stride()
+        statistics = operator(x, *fixed, *vectors[2:], 1e-5, None)[1]
+        token = torch.empty(size[0], *size[2:], size[1]).movedim(-1, 1)
+        for grad in (torch.ones_like(want), torch.ones(size), token, torch.ones(()).expand(size)):
+            stride = torch.autograd.grad(want, leaf, grad, retain_graph=True)[0].stride()
+            with FakeTensorMode() as fake:
+                tensors = [fake.from_tensor(t) for t in (grad, x, statistics, *vectors[2:])]
+                told = backward(*tensors, *settings[2:])[0]
+            with opswap.force_reference():
+                plain = backward(grad, x, statistics, *settings)[0]
+            made = {
+                "graph": torch.autograd.grad(ours, leaf, grad, retain_graph=True)[0],
+                "operator": backward(grad, x, statistics, *settings)[0],
+                "fake": told,
+                "plain": plain,
+            }
+            assert {k: v.stride() for k, v in made.items()} == dict.fromkeys(made, stride), x.stride()
 
 
 def test_a_chunk_of_channels_is_read_in_place() -> None:

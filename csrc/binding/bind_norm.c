@@ -170,19 +170,49 @@ static int check_forward(osw_call *call)
     return -1;
 }
 
+/* Torch's is_contiguous for channels_last, of elements: dimensions of size 1 have any stride. */
+static bool is_channels_last(const osw_tensor *t)
+{
+    int64_t step = 1;
+    if (t->ndim < 4 || t->ndim > 5 || t->numel == 0)
+        return false;
+    /* Channels, then space from the last dimension, then the batch. */
+    for (int n = 0; n < t->ndim; n++) {
+        const int i = n == 0 ? 1 : n == t->ndim - 1 ? 0 : t->ndim - n;
+        if (t->size[i] > 1 && t->stride[i] != step)
+            return false;
+        step *= t->size[i];
+    }
+    return true;
+}
+
+/* The memory format of the output: batch_norm_format of ops/_layout.py. */
+static bool gives_channels_last(const osw_tensor *x)
+{
+    return !osw_is_dense(x, 0) && (is_channels_last(x) || osw_suggests_channels_last(x));
+}
+
+/* The memory format of the gradient of x: batch_norm_gradient_format of ops/_layout.py. */
+static bool gradient_is_channels_last(const osw_tensor *grad, const osw_tensor *x)
+{
+    const bool suggested = osw_suggests_channels_last(x);
+    const bool fits = osw_is_dense(grad, 0) || is_channels_last(grad);
+    return fits && osw_suggests_channels_last(grad) == suggested ? gives_channels_last(x)
+                                                                 : suggested;
+}
+
 static int make_results(osw_call *call)
 {
     const osw_result result = ((osw_norm_call *)call->job)->result;
     const osw_tensor *x = &call->tensors[INPUT];
     const int64_t size[2] = {2, x->size[1]};
-    /* As in torch, what fits both formats, by one pixel or channel, gives a contiguous output. */
-    const bool last = osw_suggests_channels_last(x), contiguous = osw_is_dense(x, 0);
+    const bool last = gives_channels_last(x);
     if (result == OVER) {
         call->objects[OUTPUT] = call->objects[INPUT];
         call->tensors[OUTPUT] = *x;
-        return osw_no_overlap(x) && !(last && contiguous) ? 0 : -1;
+        return osw_no_overlap(x) && last == osw_suggests_channels_last(x) ? 0 : -1;
     }
-    if (osw_norm_make_like(call, INPUT, OUTPUT, last && !contiguous) != 0)
+    if (osw_norm_make_like(call, INPUT, OUTPUT, last) != 0)
         return -1;
     return result == FRESH ? 0
                            : osw_call_make(call, STATISTICS, INPUT, OSW_FLOAT64, 2, size, false);
@@ -221,8 +251,8 @@ static int check_backward(osw_call *call)
 
 static int make_gradients(osw_call *call)
 {
-    return osw_norm_make_gradients(call, call->args[B_NEEDED],
-                                   osw_suggests_channels_last(&call->tensors[INPUT]));
+    const osw_tensor *grad = &call->tensors[GRAD_OUTPUT], *x = &call->tensors[INPUT];
+    return osw_norm_make_gradients(call, call->args[B_NEEDED], gradient_is_channels_last(grad, x));
 }
 
 OSW_ENTRY_OF(batch_norm_backward, false, (osw_norm_call){0}, .name = "batch_norm_backward",

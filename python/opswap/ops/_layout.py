@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "batch_norm_format",
+    "batch_norm_gradient_format",
     "cat_memory_format",
-    "contiguous_first",
     "dense_copy",
     "dense_strides",
     "empty",
@@ -49,9 +50,28 @@ def suggest_memory_format(input: Tensor) -> torch.memory_format:
     return _CHANNELS_LAST[ndim]
 
 
-def contiguous_first(input: Tensor) -> torch.memory_format:
-    """The memory format of the output of torch.nn.functional.batch_norm: contiguous if both formats fit."""
-    return torch.contiguous_format if input.is_contiguous() else suggest_memory_format(input)
+def _fits(input: Tensor) -> torch.memory_format | None:
+    """The memory format that the tensor is dense in, contiguous if several fit; None if it is in none."""
+    if input.is_contiguous():
+        return torch.contiguous_format
+    last = _CHANNELS_LAST.get(input.dim())
+    return last if last is not None and input.is_contiguous(memory_format=last) else None
+
+
+def batch_norm_format(input: Tensor) -> torch.memory_format:
+    """The memory format of the output of torch.nn.functional.batch_norm (ATen/native/Normalization.cpp).
+
+    A dense input decides by its elements alone: strides of dimensions of size 1 do not count, as they do in
+    `suggest_memory_format`, which decides for any other input. csrc/binding/bind_norm.c has the same rule.
+    """
+    return _fits(input) or suggest_memory_format(input)
+
+
+def batch_norm_gradient_format(grad_output: Tensor, input: Tensor) -> torch.memory_format:
+    """The memory format of the gradient of its input."""
+    suggested = suggest_memory_format(input)
+    alike = _fits(grad_output) and suggest_memory_format(grad_output) is suggested
+    return _fits(input) or suggested if alike else suggested
 
 
 def cat_memory_format(tensors: Sequence[Tensor]) -> torch.memory_format:

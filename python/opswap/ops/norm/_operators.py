@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opswap import _core
 
-from .._layout import contiguous_first, dense_copy, empty, exactly_dense, suggest_memory_format
+from .._layout import batch_norm_format, batch_norm_gradient_format, dense_copy, empty, exactly_dense
 from .._operator import Operator, join_batch, split_batch
 from .._stats import count_kernel
 from ._arguments import check
@@ -94,9 +94,10 @@ def run(
     options = (training, momentum, eps, activation)
     made = _core.batch_norm(*options, input, *vectors, _TRACED, False)
     if made is NotImplemented:
-        dense = dense_copy(input, suggest_memory_format(input))
+        memory_format = batch_norm_format(input)
+        dense = dense_copy(input, memory_format)
         output, statistics = _core.batch_norm(*options, dense, *vectors, _TRACED, False)
-        made = exactly_dense(output, contiguous_first(input)), statistics
+        made = exactly_dense(output, memory_format), statistics
     count_kernel(_NAME)
     return made
 
@@ -117,9 +118,10 @@ def run_backward(
     options = (training, eps, activation, tuple(needed))
     made = _core.batch_norm_backward(*options, grad_output, input, *tensors, False)
     if made is NotImplemented:
-        memory_format = suggest_memory_format(input)
+        memory_format = batch_norm_gradient_format(grad_output, input)
         dense = (dense_copy(t, memory_format) for t in (grad_output, input))
-        made = _core.batch_norm_backward(*options, *dense, *tensors, False)
+        of_input, *others = _core.batch_norm_backward(*options, *dense, *tensors, False)
+        made = (None if of_input is None else exactly_dense(of_input, memory_format), *others)
     count_kernel(_BACKWARD)
     return [t for t in made if t is not None]
 
@@ -134,7 +136,7 @@ def fake(
     activation: str | None,
 ) -> tuple[Tensor, Tensor]:
     check(input, mean, var, weight, bias, mean is None, eps)
-    output = empty(input, input.shape, contiguous_first(input))
+    output = empty(input, input.shape, batch_norm_format(input))
     return output, input.new_empty((2, input.shape[1]), dtype=torch.float64)
 
 
@@ -162,7 +164,7 @@ def _backward_fake(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[
     check_backward(_BACKWARD, grad_output, input)
     _, weight, bias, *_, needed = arguments
     outputs = (
-        empty(input, input.shape, suggest_memory_format(input)),
+        empty(input, input.shape, batch_norm_gradient_format(grad_output, input)),
         *(
             None if v is None else torch.empty_like(v, memory_format=torch.contiguous_format)
             for v in (weight, bias)
@@ -181,7 +183,7 @@ def _backward_reference(grad_output: Tensor, input: Tensor, *arguments: Any) -> 
     check_backward(_BACKWARD, grad_output, input)
     results = _batched_backward(grad_output, input, *arguments)
     if arguments[-1][0]:
-        results[0] = dense_copy(results[0], suggest_memory_format(input))
+        results[0] = dense_copy(results[0], batch_norm_gradient_format(grad_output, input))
     return results
 
 
@@ -296,9 +298,9 @@ def _batch(
 
 
 # input: (N, C, *); mean, var: (C) statistics to normalise with, None for those of the batch; statistics: (2, C)
-# float64, the means and biased variances used. The output and the gradient of input are dense in the memory format
-# of input; gradients if output_mask is False are neither computed nor returned. Under vmap the mapped dimension
-# joins the channels.
+# float64, the means and biased variances used. The output and the gradient of input have torch's memory formats, see
+# `batch_norm_format`. Gradients if output_mask is False are neither computed nor returned. Under vmap the mapped
+# dimension joins the channels.
 operator = Operator(
     f"{_NAME}(Tensor input, Tensor? mean, Tensor? var, Tensor? weight, Tensor? bias, float eps, "
     "str? activation) -> (Tensor, Tensor)",

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 
-from .._layout import contiguous_first, dense_copy
+from .._layout import batch_norm_format, dense_copy
 from ._activations import activate, slope
 
 __all__ = ["normalize", "normalize_backward", "normalize_jvp", "reference", "update_running"]
@@ -75,13 +75,13 @@ def normalize(
     eps: float,
     activation: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """The output, dense in the memory format of input, and the statistics used: those given or the batch's."""
+    """The output, dense in torch's memory format, and the statistics used: those given or the batch's."""
     x = input.double()
     given = mean is not None and var is not None
     statistics = torch.stack((mean.double(), var.double())) if given else _batch_statistics(x)
     _, scale, normalised = _parts(x, statistics, weight, bias, eps)
     output = activate(_affine(normalised, scale, bias), activation)
-    return dense_copy(output.to(input.dtype), contiguous_first(input)), statistics
+    return dense_copy(output.to(input.dtype), batch_norm_format(input)), statistics
 
 
 def normalize_backward(
