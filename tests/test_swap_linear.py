@@ -90,6 +90,51 @@ def test_einsum(size: tuple[int, ...], body: Callable[..., Tensor]) -> None:
     check(Product(size, body), torch.randn(N, G, IN))
 
 
+class Rows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1).view(-1, x.shape[-1])
+
+
+class Behind(nn.Module):
+    def __init__(self, first: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = first, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))
+
+
+@pytest.mark.parametrize("join", [nn.Sequential, Behind])
+@pytest.mark.parametrize("last", [nn.Dropout(0.5), Rows()], ids=["dropout", "view"])
+@pytest.mark.parametrize("features, form", [(IN, 0), (IN, 1), (1, 1), (IN, 3)])
+def test_code_that_depends_on_the_order_of_einsum_in_memory(
+    form: int, features: int, last: nn.Module, join: Callable[..., nn.Module]
+) -> None:
+    """A view that only that order allows, and the mask of a dropout. A weight in front is left to torch."""
+    size, body = EINSUMS[form]
+    stock = join(Product(tuple(features if n == IN else n for n in size), body), last)
+    x = torch.randn(N, G, features)
+    if (form == 3 or features == 1) and isinstance(last, Rows):
+        pytest.skip("the stock model raises")
+    results = []
+    for model in (stock, opswap.swap(copy.deepcopy(stock))):
+        opswap.reset_stats()
+        torch.manual_seed(7)
+        results.append(model(x))
+    assert opswap.stats()["kernel"].get("grouped_linear", 0) == int(features > 1 and form != 3)
+    assert results[0].stride() == results[1].stride()
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-4)
+
+
+def test_the_order_in_memory_is_kept_only_if_code_depends_on_it() -> None:
+    product = Product(*EINSUMS[1])
+    behind = nn.Sequential(nn.Linear(OUT, OUT), nn.Dropout(0.5))
+    for stock in (product, nn.Sequential(product, nn.Dropout(0.0)), nn.Sequential(product, *behind)):
+        model = opswap.swap(copy.deepcopy(stock), strict=True)
+        first = model if stock is product else model[0]
+        assert first(torch.randn(N, G, IN)).is_contiguous()
+
+
 def test_sizes_that_do_not_fit_run_the_original() -> None:
     wide = Product((G, IN, 40), EINSUMS[0][1])
     check(wide, torch.randn(N, G, IN), calls=0)  # the copy of the weight would cost more than einsum

@@ -456,6 +456,53 @@ def test_amax_that_trains_is_taken_at_any_size() -> None:
     assert kernels() == 2
 
 
+class Lines(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.size(0), -1)
+
+
+class Indices(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        output, indices = F.adaptive_max_pool3d(x, 2, return_indices=True)
+        return output.view(x.size(0), -1) + indices.view(x.size(0), -1)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("size", [(2, 8, 8, 8, 8), (8, 8, 8, 8)], ids=str)
+@pytest.mark.parametrize(
+    "stock",
+    [
+        nn.Sequential(nn.AvgPool3d(2), Lines()),
+        nn.Sequential(nn.AvgPool3d(2), nn.Identity(), nn.Dropout(0.5)),
+        nn.Sequential(nn.AdaptiveMaxPool3d(4), Lines()),
+        nn.Sequential(nn.AdaptiveMaxPool3d(4), nn.Dropout(0.5)),
+        Only(lambda x: F.avg_pool3d(x, 2).relu().view(x.size(0), -1)),
+        Only(lambda x: F.dropout(F.adaptive_max_pool3d(x, 2), 0.5)),
+        Indices(),
+    ],
+    ids=lambda m: f"{type(m[0]).__name__} {type(m[-1]).__name__}" if isinstance(m, nn.Sequential) else "",
+)
+def test_code_that_depends_on_the_order_of_volumes_in_memory(
+    stock: nn.Module, size: tuple[int, ...], exact: bool
+) -> None:
+    """torch's pools over volumes return contiguous tensors for an input in channels_last."""
+    last = torch.channels_last if len(size) == 4 else torch.channels_last_3d
+    x, results = torch.randn(size).contiguous(memory_format=last), []
+    for model in (stock, swap(copy.deepcopy(stock), exact=exact, strict=True)):
+        opswap.reset_stats()
+        torch.manual_seed(7)
+        results.append(model(x))
+    assert kernels() > 0
+    assert torch.equal(*results) and results[0].stride() == results[1].stride()
+
+
+def test_volumes_keep_channels_last_if_no_code_depends_on_it() -> None:
+    stock = nn.Sequential(nn.AvgPool3d(2), nn.Conv3d(8, 8, 1), nn.AdaptiveAvgPool3d(1), nn.Dropout(0.5))
+    model = swap(stock, memory_format=torch.channels_last_3d)
+    output = model[0](torch.randn(2, 8, 8, 8, 8).contiguous(memory_format=torch.channels_last_3d))
+    assert output.is_contiguous(memory_format=torch.channels_last_3d)
+
+
 @pytest.mark.parametrize("cls", [nn.MaxPool3d, nn.AvgPool3d])
 @pytest.mark.parametrize(("channels", "dtype"), [(4, torch.float32), (16, torch.float64)])
 @pytest.mark.parametrize("training", [False, True])

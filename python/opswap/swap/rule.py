@@ -91,6 +91,8 @@ class Replacement:
     names: the objects that the two texts mention.
     contiguous: true if the outputs are, for code whose outputs are always contiguous; "" elsewhere.
     otherwise: with `contiguous`, what runs where the outputs would have to be and are not.
+    ordered: what runs instead if later code depends on the order of the outputs in memory, which is one order for the
+        region's own code and another one for `result`; None if both have the same, or `contiguous` tells.
     label: "rule | module path", for the comment above the generated code; the planner sets it.
     """
 
@@ -99,6 +101,7 @@ class Replacement:
     names: Mapping[str, Any]
     contiguous: str = ""
     otherwise: Replacement | None = None
+    ordered: Replacement | None = None
     label: str = ""
 
 

@@ -17,17 +17,22 @@ __all__ = [
     "CONVOLUTION_CLASSES",
     "asks_for_layout",
     "asks_for_place",
+    "draws",
+    "draws_in",
     "is_flat",
     "is_flat_call",
     "is_view_or_copy",
     "last_of",
     "needs_layout",
+    "order_matters_behind",
 ]
 
 _STRIDES = names_of(Does.STRIDES)
 # What differs between a part of a tensor and a tensor of its own.
 _PLACE = _STRIDES - {"view", "view_as"}
 _VIEW_OR_COPY = names_of(Does.VIEW_OR_COPY)
+_DRAWS = names_of(Does.DRAWS)
+_DRAWING = (nn.Dropout, nn.AlphaDropout, nn.RReLU)
 CONVOLUTION_CLASSES = (nn.modules.conv._ConvNd,)
 _ONE_PIXEL = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _ONE_PIXEL += (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
@@ -40,6 +45,24 @@ def asks_for_layout(nodes: Iterable[Node]) -> bool:
     """True if later code, before the next convolution or unknown module, may need these tensors to be contiguous."""
     found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
     return any(needs_layout(user) for node in found for user in node.users)
+
+
+def order_matters_behind(nodes: Iterable[Node]) -> bool:
+    """True if later code asks for the layout of these tensors, or draws random numbers in the order of their memory."""
+    found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
+    return any(needs_layout(user) or draws(user) for node in found for user in node.users)
+
+
+def draws(node: Node) -> bool:
+    """True for a call that gives random numbers to the elements of its tensor in the order of memory."""
+    if node.op == "call_module":
+        return draws_in(node.meta["module"])
+    return _name(node) in _DRAWS
+
+
+def draws_in(module: nn.Module) -> bool:
+    """The same for a call of a module of torch; a dropout of nothing draws none."""
+    return isinstance(module, _DRAWING) and getattr(module, "p", 1) != 0
 
 
 def asks_for_place(nodes: Iterable[Node]) -> str:

@@ -31,6 +31,7 @@ class Does(enum.Flag):
     REDUCE = enum.auto()  # reduces given dimensions
     STRIDES = enum.auto()  # depends on the strides of its tensor, may fail, or gives access to its memory
     SAME_STRIDES = enum.auto()  # the result has the same strides in every memory format
+    DRAWS = enum.auto()  # gives random numbers to the elements of its tensor in the order of memory
 
 
 _POOLS = " ".join(
@@ -68,6 +69,7 @@ _ROWS = {
         "as_strided data_ptr is_contiguous resize_ resize_as_ storage storage_offset stride untyped_storage view",
         "view_as",
     ),
+    Does.DRAWS: ("alpha_dropout bernoulli dropout empty_like rand_like randint_like randn_like rrelu",),
     Does.SAME_STRIDES: ("amax contiguous flatten linear matmul max mean reshape softmax sum",),
 }
 _NAMES = {does: frozenset(" ".join(rows).split()) for does, rows in _ROWS.items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from ..graph.layout import order_matters_behind
 from ..report import Site
 from ..rule import Refusal, Region, Shapes
 from ..rules import Replacement, Rule
@@ -34,7 +35,8 @@ def without_kernel(rule: Rule, devices: Collection[str]) -> str:
 
 def guarded(rule: Rule, replacement: Replacement, path: str = "") -> Replacement:
     """The replacement with the condition that its tensor is on a device of the rule, which may change after a swap."""
-    replacement = replace(replacement, label=f"{rule.name} | {path}")
+    ordered = None if replacement.ordered is None else guarded(rule, replacement.ordered, path)
+    replacement = replace(replacement, ordered=ordered, label=f"{rule.name} | {path}")
     if not rule.devices:
         return replacement
     if rule.devices == ("cpu",):
@@ -70,6 +72,8 @@ def apply_rules(
             except Refusal as refusal:
                 refused.setdefault(region.main, []).append((refusal, site))
                 continue
+            if replacement.ordered is not None and order_matters_behind(region.outputs):
+                replacement = replacement.ordered
             taken.update(region.nodes)
             changes.append(Change(region, guarded(rule, replacement, path), site))
     refusals = [_refusal(tries) for node, tries in refused.items() if node not in taken]

@@ -20,11 +20,28 @@ from torch.fx import Graph, Node
 from opswap.ops._layout import suggest_memory_format
 
 from ..graph.calls import operation, subject
-from ..graph.layout import CONVOLUTION_CLASSES, is_flat, is_flat_call, is_view_or_copy, last_of, needs_layout
+from ..graph.layout import (
+    CONVOLUTION_CLASSES,
+    draws,
+    draws_in,
+    is_flat,
+    is_flat_call,
+    is_view_or_copy,
+    last_of,
+    needs_layout,
+)
 from ..rule import Region, Replacement
 from ..rules.conditions import CONVOLUTIONS
 
-__all__ = ["Contiguity", "calls_convolution", "contiguity_of", "meant_for_channels_last", "restricted"]
+__all__ = [
+    "Contiguity",
+    "calls_convolution",
+    "contiguity_of",
+    "meant_for_channels_last",
+    "order_matters",
+    "order_matters_in",
+    "restricted",
+]
 
 
 def meant_for_channels_last(module: nn.Module) -> bool:
@@ -99,6 +116,68 @@ def _of_origin(node: Node, whole: bool, made: Collection[Node]) -> Contiguity:
     if node.op == "call_module" and node not in made:
         return _of_module(node.meta["module"])
     return Contiguity.NONE if node.op == "placeholder" and whole else Contiguity.ALWAYS
+
+
+# What gives its output one order in memory, for inputs in any, where the replacement of a rule has another one.
+_ORDERED = (nn.AvgPool3d, nn.AdaptiveMaxPool3d)
+_ORDERED_CALLS = (
+    F.avg_pool3d,
+    F.adaptive_max_pool3d,
+    F.adaptive_max_pool3d_with_indices,
+    torch.einsum,
+)
+
+
+def order_matters(graph: Graph, whole: bool) -> bool:
+    """True if code of one captured forward depends on the order in memory of what one of these calls may give.
+
+    Args: whole: it is the model's own, whose arguments no such call made.
+    """
+    asked = (subject(n) for n in graph.nodes if needs_layout(n) or draws(n))
+    return any(_comes_from_ordered(node, whole) for node in asked if isinstance(node, Node))
+
+
+def order_matters_in(sequential: nn.Sequential, whole: bool) -> bool:
+    """The same for a Sequential that was not captured."""
+    before: bool | None = not whole
+    for module in sequential:
+        if before and draws_in(module):
+            return True
+        here = _gives_ordered(module)
+        before = before if here is None else here
+    return False
+
+
+def _gives_ordered(module: nn.Module) -> bool | None:
+    """Whether the module's output may come from such a call; None if that is so if its input does."""
+    if is_flat(last_of(module)):
+        return False
+    known = all(type(m).__module__.startswith("torch.nn.") for m in module.modules())
+    return True if not known or any(isinstance(m, _ORDERED) for m in module.modules()) else None
+
+
+def _comes_from_ordered(node: Node, whole: bool) -> bool:
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in seen or n.op == "get_attr":
+            continue
+        seen.add(n)
+        here = None
+        if n.op == "placeholder":
+            here = not whole
+        elif n.op == "call_module":
+            here = _gives_ordered(n.meta["module"])
+        elif n.target in _ORDERED_CALLS:
+            here = True
+        elif is_flat_call(n):
+            here = False
+        if here:
+            return True
+        if here is None:
+            stack += n.all_input_nodes
+    return False
 
 
 def _of_module(module: nn.Module) -> Contiguity:

@@ -35,7 +35,14 @@ from .block_ends import (
     last_module,
 )
 from .changes import Change, apply_rules, without_kernel
-from .contiguity import Contiguity, calls_convolution, contiguity_of, restricted
+from .contiguity import (
+    Contiguity,
+    calls_convolution,
+    contiguity_of,
+    order_matters,
+    order_matters_in,
+    restricted,
+)
 from .gains import gain
 from .seen_inside import SEEN_INSIDE, seen_inside
 
@@ -150,6 +157,7 @@ class _Planner:
             if module not in compiled and (type(module) in self.searched or not _is_library(module)):
                 self._look_at(module, paths[module])
         self._respect_layout()
+        self._respect_order()
         seen = self._seen_inside()
         chosen = self._choose()
         inlined = {o for m in chosen for o in m.inlined}
@@ -190,6 +198,25 @@ class _Planner:
             return None if known is None else [p.capture.graph for p in known.paths]
 
         return norm_at_end(module, graphs)
+
+    def _respect_order(self) -> None:
+        """What runs if code of the model depends on the order of tensors in memory."""
+        changes = [c for m in self.known.values() for c in m.changes if c.replacement.ordered]
+        if changes and self._order_matters():
+            for change in changes:
+                change.replacement = change.replacement.ordered
+
+    def _order_matters(self) -> bool:
+        kept = {s.path for s in self.kept}
+        for module, path in self.paths.items():
+            if path in kept and module not in self.known and not _is_library(module):
+                return True  # a forward that was not captured
+            if _is_sequential(module) and order_matters_in(module, module is self.model):
+                return True
+        # What calls a module of torch tells more than its own forward.
+        known = [m for m in self.known.values() if not _is_library(m.root) or m.root is self.model]
+        paths = [p.capture for m in known for p in m.paths]
+        return any(order_matters(c.graph, c.root is self.model) for c in paths)
 
     def _respect_layout(self) -> None:
         """Restrict replacements that keep channels_last, if code of the model needs contiguous tensors."""

@@ -78,6 +78,12 @@ def only_ours(input: Any) -> bool:
     return poolable(input, (4,), _WHOLE) and not input.is_contiguous()
 
 
+def made_contiguous(output: Any) -> Any:
+    """The output, or both, as torch's pools over volumes return them for an input in any memory format."""
+    return tuple([t.contiguous() for t in output]) if isinstance(output, tuple) else output.contiguous()
+
+
+_MADE_CONTIGUOUS = (F.avg_pool3d, F.adaptive_max_pool3d)
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FEWEST_CHANNELS = 8
 _MANY_PIXELS = 1 << 11
@@ -162,6 +168,7 @@ def _prove_pool(
     one = ", one=True" if arguments.get("output_size") in (1, (1,), (1, 1), (1, 1, 1)) else ""
     result = f"{ours.__name__}({', '.join([input, *options])})"
     tests = (poolable, large_enough, fills_vectors, only_ours, trains)
+    scope = {f.__name__: f for f in (ours, *tests)}
     condition = f"poolable({input})"
     batched = ", batched=5" if ours.__name__.endswith("3d") else ""
     if sizes is not None:
@@ -171,7 +178,11 @@ def _prove_pool(
         condition += f" and fills_vectors({input}, trains({input}){batched})"
         if ours is F.max_pool3d:
             condition = f"(only_ours({input}) or {condition})"
-    return Replacement(condition, result, {f.__name__: f for f in (ours, *tests)})
+    ordered = None
+    if ours in _MADE_CONTIGUOUS:
+        scope["made_contiguous"] = made_contiguous
+        ordered = Replacement(condition, f"made_contiguous({result})", scope)
+    return Replacement(condition, result, scope, ordered=ordered)
 
 
 def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> None:

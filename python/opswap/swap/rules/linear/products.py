@@ -21,6 +21,7 @@ from opswap import functional as F
 
 from ...graph.calls import hazard
 from ...rule import Refusal, Region, Replacement, Rule, Shapes
+from ...runtime.condition_texts import describe_condition
 from .conditions import has_narrow_weight, one_weight_per_group, worth_joining
 
 __all__ = ["RULES", "group_read", "is_call", "joined_linears"]
@@ -116,6 +117,19 @@ def _find_einsum(graph: Graph) -> Iterator[Region]:
                 yield _region(tuple(dict.fromkeys(operands)), (node,))
 
 
+def by_groups(output: Tensor) -> Tensor:
+    """(N, G, out) in the memory of (G, N, out), as einsum returns it."""
+    return output.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def lies_by_groups(input: Any, leads: bool) -> bool:
+    """True if einsum's result lies in memory as `by_groups` puts it: for an input of several features, named first."""
+    return leads and input.shape[-1] > 1
+
+
+describe_condition(lies_by_groups, lambda *_: "later code depends on the order of einsum's result in memory")
+
+
 def _prove_einsum(region: Region, shapes: Shapes) -> Replacement:
     """bgi,goi->bgo or bgi,gio->bgo, with any letters and in either order of the operands."""
     (node,) = region.nodes
@@ -134,9 +148,10 @@ def _prove_einsum(region: Region, shapes: Shapes) -> Replacement:
     view = f"x{weight}" if order == "goi" else f"x{weight}.transpose(1, 2)"
     condition = f"has_narrow_weight(x{x}, {view})"
     result = f"grouped_linear(x{x}, {view})"
-    return Replacement(
-        condition, result, {"grouped_linear": F.grouped_linear, "has_narrow_weight": has_narrow_weight}
-    )
+    scope = {f.__name__: f for f in (F.grouped_linear, has_narrow_weight, by_groups, lies_by_groups)}
+    condition_in_order = f"lies_by_groups(x{x}, {x == 0}) and {condition}"
+    ordered = Replacement(condition_in_order, f"by_groups({result})", scope)
+    return Replacement(condition, result, scope, ordered=ordered)
 
 
 def _same_pattern(terms: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
