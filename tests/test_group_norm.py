@@ -140,6 +140,25 @@ def test_without_parameters(weight: bool, bias: bool, tier: str) -> None:
 
 
 @pytest.mark.usefixtures("kernels_only")
+@pytest.mark.parametrize("needed", [(True, False), (False, True), (True, True), (False, False)], ids=str)
+def test_the_weight_of_an_instance_norm_may_change_before_the_backward(needed: tuple[bool, bool]) -> None:
+    """As with torch's, which repeats it for every image."""
+    x, grad = image((3, 12, 6, 5), torch.float32), image((3, 12, 6, 5), torch.float32)
+    tensors = [
+        t.detach().requires_grad_(n)
+        for t, n in zip((x, *vectors(12, torch.float32)), (*needed, True), strict=True)
+    ]
+    wanted, results = [t for t in tensors if t.requires_grad], []
+    for change in (0, 1):
+        output = F.instance_norm(tensors[0], None, None, *tensors[1:])
+        with torch.no_grad():
+            tensors[1].add_(change)
+        results.append(torch.autograd.grad(output, wanted, grad))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("kernels_only")
 @pytest.mark.parametrize("size", [(3, 5, 6, 7), (2, 32, 3, 5, 4)], ids=str)
 def test_instance_norm(size: tuple[int, ...], tier: str) -> None:
     x, grad = image(size, torch.float32), image(size, torch.float32)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -160,6 +161,63 @@ def test_hooks_on_saved_tensors_see_what_is_kept() -> None:
     assert [t is u for t, u in zip(kept, leaves[:2], strict=True)] == [True, True]
     got = torch.autograd.grad(output.square().sum(), leaves)
     assert close(got, torch.autograd.grad(plain(*leaves, None).square().sum(), leaves))
+
+
+@pytest.fixture
+def nan_in_new_memory() -> Iterator[None]:
+    """What torch.empty returns is NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Subclass(Tensor):
+    """Whose calls go through the dispatcher."""
+
+
+@every_form
+@pytest.mark.parametrize("kind", [Tensor, Subclass])
+@pytest.mark.parametrize("needed", [n for n in itertools.product((False, True), repeat=3) if any(n)], ids=str)
+def test_what_no_gradient_reads_may_change(needed: Any, kind: type[Tensor], sections: Any) -> None:
+    """As with torch's products: the input is kept for the gradient of the weight only, and the other way round."""
+    leaves = [t.detach().requires_grad_(n) for t, n in zip(tensors(sections), needed, strict=True)]
+    wanted = [t for t in leaves if t.requires_grad]
+    want = torch.autograd.grad(plain(*leaves, sections).square().sum(), wanted)
+    of_input, of_weight, _ = needed
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        F.grouped_linear(leaves[0].as_subclass(kind), *leaves[1:], sections)
+    assert len(kept) == of_input + of_weight
+    for changed, is_read in ((leaves[0], of_weight), (leaves[1], of_input)):
+        output = F.grouped_linear(leaves[0].as_subclass(kind), *leaves[1:], sections)
+        value = output.square().sum()
+        with torch.no_grad():
+            changed.mul_(1)
+        if is_read:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                value.backward()
+        else:
+            assert close(torch.autograd.grad(value, wanted), want)
+
+
+@every_form
+@pytest.mark.parametrize("needed", [n for n in itertools.product((False, True), repeat=3) if any(n)], ids=str)
+def test_double_backward_of_frozen_parts(needed: Any, sections: Any, nan_in_new_memory: None) -> None:
+    """Gradients of gradients do not read what the first backward got without values."""
+    leaves = [t.detach().requires_grad_(n) for t, n in zip(tensors(sections), needed, strict=True)]
+    wanted, results = [t for t in leaves if t.requires_grad], []
+    for function in (F.grouped_linear, plain):
+        output = function(*leaves, sections)
+        dy = torch.ones_like(output).requires_grad_()
+        first = torch.autograd.grad(output, wanted, dy, create_graph=True)
+        for gradient in first:
+            value = gradient.pow(3).sum()
+            results.append(
+                torch.autograd.grad(value, (*wanted, dy), retain_graph=True, materialize_grads=True)
+            )
+    half = len(results) // 2
+    for ours, theirs in zip(results[:half], results[half:], strict=True):
+        assert close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
 @every_form

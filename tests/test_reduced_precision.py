@@ -248,6 +248,24 @@ class TestLinear:
         with pytest.raises(theirs.type):
             F.linear(*arguments)
 
+    @pytest.mark.parametrize("needed", [(True, False), (False, True), (False, False)], ids=str)
+    def test_what_no_gradient_reads_may_change(self, needed: tuple[bool, bool], dtype: torch.dtype) -> None:
+        """As torch's linear, which keeps the input for the gradient of the weight only, and the other way round."""
+        x = torch.randn(2, 3, 6, dtype=dtype).requires_grad_(needed[0])
+        w = torch.randn(4, 6, dtype=dtype).requires_grad_(needed[1])
+        b = torch.randn(4, dtype=dtype, requires_grad=True)
+        output, exact = F.linear(x, w, b), T.linear(x.double(), w.double(), b.double())
+        assert counts()[0]["linear"]
+        grad, wanted = torch.randn_like(exact).to(dtype), [t for t in (x, w, b) if t.requires_grad]
+        truth = torch.autograd.grad(exact, wanted, grad.double())
+        with torch.no_grad():
+            for t, other in ((x, needed[1]), (w, needed[0])):
+                if not other:
+                    t.zero_()
+        for ours, true in zip(torch.autograd.grad(output, wanted, grad), truth, strict=True):
+            assert ours.dtype is dtype
+            torch.testing.assert_close(ours.double(), true.double(), rtol=1e-2, atol=1e-2)
+
 
 def _conv(x: Tensor, w: Tensor) -> Tensor:
     return F.conv2d(x, w, None, 1, 1)

@@ -161,6 +161,18 @@ def test_hooks_on_saved_tensors(case: Case) -> None:
 
 
 @every_case
+def test_hooks_that_return_other_strides(case: Case) -> None:
+    """The values of what was saved, two elements apart."""
+    tensors = make(case)
+    torch.manual_seed(0)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: torch.stack((t.detach(), t.detach()), -1), lambda t: t[..., 0]
+    ):
+        got = step(case.ours, case, tensors)
+    assert_near(got, step(case.ours, case, tensors), 1e-5)
+
+
+@every_case
 def test_subclasses_parameters_and_negative_views(case: Case) -> None:
     calls = []
 

@@ -44,32 +44,47 @@ def linear_pair(
     backward.tangent = lambda saved, settings, tangent, *_: backward(tangent, *saved, *settings)
 
 
-def bilinear_pair(forward: Operator, backward: Operator) -> None:
+def bilinear_pair(forward: Operator, backward: Operator, spares: bool = False) -> None:
     """Declare that `forward(input, weight, bias, *constants)` is linear in each of the first two, plus the bias.
 
     Args:
         backward: `backward(grad_output, input, weight, *constants, mask)` returns the gradients of input, weight and
             bias if mask is True, and tensors without elements for the others: an operator returns tensors only.
+        spares: save the input only for a gradient of the weight, and the other way round, as torch's products do. The
+            other may then change before the backward, which gets a dense tensor without values in its place. torch's
+            convolutions save both.
     """
     _Bilinear(forward, backward)
+    if spares:
+        forward.spare = _read_by_gradients
+
+
+def _read_by_gradients(saved: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    (input, weight), (of_input, of_weight, _) = saved, needed
+    return input if of_weight else None, weight if of_input else None
 
 
 class _Bilinear:
     def __init__(self, forward: Operator, backward: Operator) -> None:
         self._forward, self._backward = forward, backward
-        forward.keep = lambda constants, tensors, _: (tensors[:2], constants)
+        forward.keep = lambda constants, tensors, _: (
+            tensors[:2],
+            ([t.shape for t in tensors[:2]], constants),
+        )
         forward.gradient, forward.tangent = self._gradient, self._tangent
         backward.keep = lambda constants, tensors, _: (tensors, constants)
         backward.gradient, backward.tangent = self._second_gradient, self._second_tangent
 
     def _gradient(
-        self, saved: Sequence[Tensor], constants: Sequence[Any], needed: Sequence[bool], grad: Tensor
+        self, saved: Sequence[Tensor | None], settings: Any, needed: Sequence[bool], grad: Tensor
     ) -> list[Tensor | None]:
-        made = self._backward(grad, *saved, *constants, tuple(needed))
+        sizes, constants = settings
+        both = [grad.new_empty(s) if t is None else t for t, s in zip(saved, sizes, strict=True)]
+        made = self._backward(grad, *both, *constants, tuple(needed))
         return [t if wanted else None for t, wanted in zip(made, needed, strict=True)]
 
-    def _tangent(self, saved: Sequence[Tensor], constants: Sequence[Any], *tangents: Any) -> Tensor:
-        (input, weight), (t_input, t_weight, t_bias) = saved, tangents
+    def _tangent(self, saved: Sequence[Tensor], settings: Any, *tangents: Any) -> Tensor:
+        (input, weight), (t_input, t_weight, t_bias), (_, constants) = saved, tangents, settings
         first = self._forward(t_input, weight, t_bias, *constants)
         return first + self._forward(input, t_weight, None, *constants)
 
@@ -78,10 +93,11 @@ class _Bilinear:
     ) -> Tensor | None:
         """The gradient of grad_output."""
         _, input, weight = saved
-        if of_weight is None:
-            if of_input is None and of_bias is None:
+        if of_weight is None and of_input is None:  # neither has values if it is spared
+            if of_bias is None:
                 return None
-            of_input = torch.zeros_like(input) if of_input is None else of_input
+            return self._forward(torch.zeros_like(input), torch.zeros_like(weight), of_bias, *constants)
+        if of_weight is None:
             return self._forward(of_input, weight, of_bias, *constants)
         by_weight = self._forward(input, of_weight, of_bias, *constants)
         if of_input is None:

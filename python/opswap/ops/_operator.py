@@ -86,6 +86,8 @@ class Operator:
         gradient: `gradient(saved, settings, needed, *gradients)` -> one gradient per tensor, None if not needed; those
             given are None for outputs that were not used. Written with operators, so that it has a gradient again.
         tangent: `tangent(saved, settings, *tangents)` -> the tangent of each differentiable output.
+        spare: `spare(saved, needed)` -> of the tensors to save those that the gradient reads, None for the others;
+            set after the operator is made. A tangent gets all of them.
         in_forward_mode: in place of a tangent, the operator in torch's own, which torch differentiates.
         tags: of torch.library.
 
@@ -120,6 +122,7 @@ class Operator:
         self._differentiable, self._resize, self._batch = differentiable, resize, batch
         self._join, self._split, self._in_forward_mode = join, split, in_forward_mode
         self.keep, self.gradient, self.tangent = keep, gradient, tangent
+        self.spare: Callable[..., Sequence[Tensor | None]] | None = None
         self._define(schema, fake, batched, tags)
         self._eager = self.make_apply(self._run_kernel)
 
@@ -185,7 +188,7 @@ class Operator:
             outputs = below_autograd(self.overload, keys, self._arguments(constants, tensors))
             made = tuple(outputs) if self._lists else outputs
             ctx.outputs = len(_as_tuple(made))
-            ctx.save_for_forward(*self._record(ctx, constants, tensors, _as_tuple(made), True))
+            ctx.save_for_forward(*self._record(ctx, 2, constants, tensors, _as_tuple(made), True))
             return made
 
         def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -216,7 +219,7 @@ class Operator:
 
     def _setup_overload(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors = inputs[0] if self._listed else inputs[: self._count]
-        self._record(ctx, tuple(inputs[self._count :]), tensors, _as_tuple(output))
+        self._record(ctx, 0, tuple(inputs[self._count :]), tensors, _as_tuple(output))
 
     def _backward_of_overload(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         given = ctx.needs_input_grad
@@ -237,16 +240,26 @@ class Operator:
     # --- autograd ----------------------------------------------------------------------------------------------------
 
     def _record(
-        self, ctx: Any, constants: Any, tensors: Any, outputs: tuple[Any, ...], fill: bool = False
+        self,
+        ctx: Any,
+        others: int,
+        constants: Any,
+        tensors: Any,
+        outputs: tuple[Any, ...],
+        fill: bool = False,
     ) -> Sequence[Any]:
-        """Keep in ctx what the gradient needs. Returns: the tensors among it.
+        """Keep in ctx what the gradient needs. Returns: the tensors among it, and for a tangent those it spares.
 
-        fill: zeros replace gradients and tangents that are missing.
+        Args: others: arguments of the Function before the tensors; fill: zeros replace gradients and tangents that are
+            missing.
         """
         saved: Sequence[Tensor | None] = ()
         if self.keep is not None:
             saved, ctx.settings = self.keep(constants, tensors, outputs)
-        if saved:
+        if self.spare is not None:
+            needed = ctx.needs_input_grad[others : others + self._count]
+            ctx.save_for_backward(*self.spare(saved, needed))
+        elif saved:
             ctx.save_for_backward(*saved)
         if not fill and len(outputs) > 1:
             ctx.set_materialize_grads(False)
@@ -271,7 +284,7 @@ class Operator:
 
         def forward(ctx: Any, constants: tuple[Any, ...], *tensors: Any) -> Any:
             outputs = run(constants, *tensors)
-            self._record(ctx, constants, tensors, _as_tuple(outputs))
+            self._record(ctx, 1, constants, tensors, _as_tuple(outputs))
             return outputs
 
         members = {"forward": staticmethod(forward), "backward": staticmethod(self._backward)}

@@ -99,6 +99,7 @@ class _Window:
     """How a convolution moves over its input: pairs of numbers, and the number of groups."""
 
     __slots__ = ("dilation", "groups", "padding", "stride")
+    spares = False
 
     def __init__(self, stride: Pair, padding: Sequence[int], dilation: Pair, groups: int) -> None:
         self.stride, self.padding = pair(stride), padding
@@ -145,22 +146,29 @@ class _Window:
 class _Product:
     """A linear map, with the methods of a `_Window`."""
 
+    spares = True
+
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch_functional.linear(input, weight, bias)
 
     def backward(
-        self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]
+        self, grad_output: Tensor, input: Any, weight: Any, mask: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        rows = grad_output.reshape(-1, weight.shape[0])
+        """Reads the input for the gradient of the weight only, and the weight for that of the input."""
+        *lead, outputs = grad_output.shape
+        rows = grad_output.reshape(-1, outputs)
         return (
-            (rows @ weight.float()).view(input.shape) if mask[0] else None,
-            rows.t() @ input.float().reshape(-1, weight.shape[1]) if mask[1] else None,
+            (rows @ weight.float()).view(*lead, weight.shape[1]) if mask[0] else None,
+            rows.t() @ input.float().reshape(-1, input.shape[-1]) if mask[1] else None,
             rows.sum(0) if mask[2] else None,
         )
 
 
 class Reduced(Function):
-    """For calls that only autograd records. Keeps the tensors for the backward as they were given."""
+    """For calls that only autograd records. Keeps the tensors for the backward as they were given.
+
+    As torch: of a linear map those that the gradients read, which the backward computes then; of a convolution both.
+    """
 
     @staticmethod
     def forward(
@@ -171,8 +179,13 @@ class Reduced(Function):
         layer: _Window | _Product,
         dtype: torch.dtype,
     ) -> Tensor:
-        ctx.layer, ctx.bias_dtype = layer, dtype if bias is None else bias.dtype
-        ctx.save_for_backward(input, weight)
+        ctx.layer = layer
+        ctx.dtypes = (input.dtype, weight.dtype, dtype if bias is None else bias.dtype)
+        of_input, of_weight, *_ = ctx.needs_input_grad
+        if layer.spares and not (of_input and of_weight):
+            ctx.save_for_backward(input if of_weight else None, weight if of_input else None)
+        else:
+            ctx.save_for_backward(input, weight)
         with _without_autocast():
             return layer.forward(input.float(), weight.float(), _float(bias)).to(dtype)
 
@@ -181,7 +194,7 @@ class Reduced(Function):
         input, weight = ctx.saved_tensors
         with _without_autocast():
             gradients = ctx.layer.backward(grad_output.float(), input, weight, ctx.needs_input_grad[:3])
-            return *_rounded(gradients, (input.dtype, weight.dtype, ctx.bias_dtype)), None, None
+            return *_rounded(gradients, ctx.dtypes), None, None
 
 
 _NONE = (0, (0, 0), [0, 0])  # spellings of no padding

@@ -112,11 +112,12 @@ _backward_operator = Operator(
     _fake_backward,
     batch=_batch_backward,
 )
-bilinear_pair(operator, _backward_operator)
+bilinear_pair(operator, _backward_operator, spares=True)
 
 
 def gradients(
     saved: Sequence[Tensor], sections: Sections, needed: Sequence[bool], grad_output: Tensor
 ) -> Sequence[Tensor | None]:
     """Those of input, weight and bias that are needed, None for the others; saved: input and weight."""
-    return operator.gradient(saved, (sections,), needed, grad_output)
+    sizes = [t.shape for t in saved]
+    return operator.gradient(saved, (sizes, (sections,)), needed, grad_output)

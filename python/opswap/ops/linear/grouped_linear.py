@@ -44,19 +44,28 @@ class GroupedLinear(Function):
         if output is NotImplemented:
             raise DeclinedError
         ctx.sections = sections
-        ctx.save_for_backward(input, weight)
+        _, of_input, of_weight, _ = ctx.needs_input_grad
+        if of_input and of_weight:
+            ctx.save_for_backward(input, weight)
+        else:  # as torch's products: what no gradient reads may change before the backward
+            ctx.sizes = input.shape, weight.shape
+            ctx.save_for_backward(input if of_weight else None, weight if of_input else None)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         _, *needed = ctx.needs_input_grad
-        saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
+        input, weight = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
+        if input is None:
+            input = grad_output.new_empty(ctx.sizes[0])
+        if weight is None:
+            weight = grad_output.new_empty(ctx.sizes[1])
         if not _grad_enabled() and not reference_forced():
-            made = _core.plain_grouped_linear_backward(grad_output, *saved, ctx.sections, *needed)
+            made = _core.plain_grouped_linear_backward(grad_output, input, weight, ctx.sections, *needed)
             if made is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
                 return (None, *made)
-        return (None, *gradients(saved, ctx.sections, needed, grad_output))
+        return (None, *gradients((input, weight), ctx.sections, needed, grad_output))
 
 
 _apply_plain = base_apply(GroupedLinear)

@@ -219,7 +219,10 @@ def gradients(
 
     Args: saved: input, statistics, weight, bias; settings: training, eps, activation.
     """
-    results = iter(_backward_operator(grad_output, *saved, *settings, tuple(needed)))
+    input, statistics, *vectors = saved
+    if statistics is not None:  # a hook on saved tensors may return other strides
+        statistics = statistics.contiguous()
+    results = iter(_backward_operator(grad_output, input, statistics, *vectors, *settings, tuple(needed)))
     return [next(results) if wanted else None for wanted in needed]
 
 

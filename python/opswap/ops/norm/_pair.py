@@ -127,7 +127,9 @@ def make_pair(name: str, constants: str, forward: Forward, backward: Backward) -
     def gradient(saved: Any, settings: Any, needed: Sequence[bool], grad_output: Tensor, *_: Any) -> Any:
         described, *options = settings
         bias = stand_in(described, saved[0])
-        results = iter(of_gradient(grad_output, *saved, bias, *options, tuple(needed)))
+        input, statistics, weight = saved
+        statistics = statistics.contiguous()  # a hook on saved tensors may return other strides
+        results = iter(of_gradient(grad_output, input, statistics, weight, bias, *options, tuple(needed)))
         return [next(results) if asked else None for asked in needed]
 
     return Operator(

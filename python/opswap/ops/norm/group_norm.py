@@ -17,12 +17,12 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
 
-from .._function import tracing
+from .._function import needs_graph, tracing
 from .._layout import empty, suggest_memory_format
 from .._stats import count_reference, reference_forced
 from ._arguments import are_vectors
 from ._group_reference import normalize_groups, normalize_groups_backward
-from ._operators import wanted
+from ._operators import given, wanted
 from ._pair import Backward, Forward, make_pair
 from .torch_norms import torch_group_norm, torch_instance_norm
 
@@ -202,6 +202,9 @@ def instance_norm(
     if tracing():
         return torch_functional.instance_norm(input, *arguments)
     if instance_norm_fits(input, *vectors, use_input_stats, eps):
+        # As torch's, which repeats the weight for every image: it may change before the backward.
+        if weight is not None and needs_graph(given(input, weight, bias)):
+            weight = weight.clone()
         return group_norm(input, input.shape[1], weight, bias, eps)
     if not _compiling():
         count_reference("instance_norm")
