@@ -48,18 +48,18 @@ class GroupedLinear(Function):
         if of_input and of_weight:
             ctx.save_for_backward(input, weight)
         else:  # as torch's products: what no gradient reads may change before the backward
-            ctx.sizes = input.shape, weight.shape
             ctx.save_for_backward(input if of_weight else None, weight if of_input else None)
+            ctx.input_size, ctx.weight = input.shape, None if of_input else weight
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         _, *needed = ctx.needs_input_grad
         input, weight = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
-        if input is None:
-            input = grad_output.new_empty(ctx.sizes[0])
+        if input is None:  # values that are not read, in one row of memory
+            input = grad_output.new_empty_strided(ctx.input_size, (0, 0, 1))
         if weight is None:
-            weight = grad_output.new_empty(ctx.sizes[1])
+            weight = ctx.weight
         if not _grad_enabled() and not reference_forced():
             made = _core.plain_grouped_linear_backward(grad_output, input, weight, ctx.sections, *needed)
             if made is not NotImplemented:
