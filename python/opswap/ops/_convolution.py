@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 
-from ._layout import suggest_memory_format
+from opswap._torch import functorch_active
+
+from ._layout import is_strided, suggest_memory_format
 
 __all__ = [
     "BLOCK",
@@ -58,22 +60,18 @@ def _overruns(input: Any, weight: Any, stride: Any) -> bool:
 
     Args: input, weight, stride: of such a convolution without padding and with one group, or anything.
     """
-    if (
-        not isinstance(input, Tensor)
-        or not isinstance(weight, Tensor)
-        or input.dim() != 4
-        or weight.dim() != 4
-    ):
-        return False
-    if weight.shape[2] != 1 or weight.shape[3] != 1 or not input.shape[1] == weight.shape[1] < BLOCK:
+    if not isinstance(input, Tensor) or not isinstance(weight, Tensor) or not _picks(stride):
         return False
     if (
-        input.dtype is not torch.float32
+        not is_strided(input)
+        or not is_strided(weight)
         or not input.is_cpu
-        or not input.layout is weight.layout is torch.strided
+        or input.dtype is not torch.float32
     ):
         return False
-    if input.is_nested or not _picks(stride):
+    if input.dim() != 4 or weight.dim() != 4 or weight.shape[2] != 1 or weight.shape[3] != 1:
+        return False
+    if not input.shape[1] == weight.shape[1] < BLOCK:
         return False
     return any(suggest_memory_format(t) is torch.channels_last for t in (input, weight))
 
@@ -87,7 +85,9 @@ def _picks(stride: Any) -> bool:
 def _picked(input: Tensor, stride: Pair) -> Tensor:
     """The pixels that a 1 x 1 kernel reads."""
     rows, columns = (pair(stride) * 2)[:2]
-    return input[:, :, ::rows, ::columns].contiguous(memory_format=torch.channels_last)
+    picked = input[:, :, ::rows, ::columns]
+    # torch.vmap, which hides a dimension, cannot make it so.
+    return picked if functorch_active() else picked.contiguous(memory_format=torch.channels_last)
 
 
 def gradient_overruns(input: Any, weight: Any, bias: Any, stride: Any) -> bool:

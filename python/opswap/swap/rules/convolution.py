@@ -16,7 +16,7 @@ from ..rule import Replacement, Rule
 __all__ = ["RULES", "WINDOWS", "large"]
 
 _POINTWISE = Replacement(
-    "(takes_pixels(m0, x0) or module_overruns(m0, x0))",
+    "(module_overruns(m0, x0) or takes_pixels(m0, x0))",
     "pointwise_conv2d(x0, m0.weight, m0.bias, m0.stride)",
     {f.__name__: f for f in (takes_pixels, module_overruns, F.pointwise_conv2d)},
 )

@@ -53,7 +53,7 @@ def _computes_conv2d(module: nn.Conv2d, input: Tensor) -> bool:
         return False
     if output_dtype(_tensors(module, input), _has_depthwise_stride(module)) is not None:
         return True
-    return takes_pixels(module, input) or depthwise_able(module, input) or module_overruns(module, input)
+    return module_overruns(module, input) or takes_pixels(module, input) or depthwise_able(module, input)
 
 
 def _computes_linear(module: nn.Linear, input: Tensor) -> bool:
