@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._operator import Kept, Operator
 
-__all__ = ["bilinear_pair", "linear_pair"]
+__all__ = ["bilinear_pair", "linear_pair", "read_by_gradients"]
 
 
 def linear_pair(
@@ -56,11 +56,15 @@ def bilinear_pair(forward: Operator, backward: Operator, spares: bool = False) -
     """
     _Bilinear(forward, backward)
     if spares:
-        forward.spare = _read_by_gradients
+        forward.spare = read_by_gradients
 
 
-def _read_by_gradients(saved: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    (input, weight), (of_input, of_weight, _) = saved, needed
+def read_by_gradients(tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    """Of input and weight of a product those that its gradients read, None for the others.
+
+    needed: the gradients that are asked for, of the input and the weight first.
+    """
+    (input, weight), (of_input, of_weight, *_) = tensors, needed
     return input if of_weight else None, weight if of_input else None
 
 

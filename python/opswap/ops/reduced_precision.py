@@ -23,6 +23,7 @@ from opswap import _core
 from opswap._torch import half_instructions
 
 from ._convolution import Pair, library_backward, padding_numbers, pair
+from ._derivatives import read_by_gradients
 from ._function import base_apply, needs_graph, plain_eager, tracing
 from ._stats import count_kernel, count_reference, reference_forced
 from .conv import dense_conv2d, recorded_conv2d
@@ -181,11 +182,8 @@ class Reduced(Function):
     ) -> Tensor:
         ctx.layer = layer
         ctx.dtypes = (input.dtype, weight.dtype, dtype if bias is None else bias.dtype)
-        of_input, of_weight, *_ = ctx.needs_input_grad
-        if layer.spares and not (of_input and of_weight):
-            ctx.save_for_backward(input if of_weight else None, weight if of_input else None)
-        else:
-            ctx.save_for_backward(input, weight)
+        both = input, weight
+        ctx.save_for_backward(*(read_by_gradients(both, ctx.needs_input_grad) if layer.spares else both))
         with _without_autocast():
             return layer.forward(input.float(), weight.float(), _float(bias)).to(dtype)
 

@@ -20,6 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import constant_in_graphs, functorch_active
 
+from .._derivatives import read_by_gradients
 from .._function import DeclinedError, base_apply, check_memory, concrete_size, tracing
 from .._stats import count_kernel, count_reference, reference_forced
 from ._operators import gradients, operator
@@ -44,11 +45,11 @@ class GroupedLinear(Function):
         if output is NotImplemented:
             raise DeclinedError
         ctx.sections = sections
-        _, of_input, of_weight, _ = ctx.needs_input_grad
+        _, of_input, of_weight, of_bias = ctx.needs_input_grad
         if of_input and of_weight:
             ctx.save_for_backward(input, weight)
         else:  # as torch's products: what no gradient reads may change before the backward
-            ctx.save_for_backward(input if of_weight else None, weight if of_input else None)
+            ctx.save_for_backward(*read_by_gradients((input, weight), (of_input, of_weight, of_bias)))
             ctx.input_size, ctx.weight = input.shape, None if of_input else weight
         return output
 

@@ -13,6 +13,7 @@ from .._layout import is_strided
 from ._activations import ACTIVATIONS, parse
 
 __all__ = [
+    "FLOATS",
     "are_vectors",
     "check",
     "check_activation",
@@ -22,7 +23,7 @@ __all__ = [
     "moves_apart",
 ]
 
-_FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _REDUCED = frozenset({torch.bfloat16, torch.float16})
 _NAMES = ("running_mean", "running_var", "weight", "bias")
 
@@ -65,7 +66,7 @@ def is_covered(input: Tensor) -> bool:
 
     In a compiled graph no size is read.
     """
-    if input.dtype not in _FLOATS or not is_strided(input) or input.dim() < 2:
+    if input.dtype not in FLOATS or not is_strided(input) or input.dim() < 2:
         return False
     return torch.compiler.is_compiling() or input.numel() > 0
 
@@ -137,7 +138,7 @@ def check(
     eps: float,
 ) -> None:
     """Raise what torch.nn.functional.batch_norm raises for values, sizes and dtypes that do not fit."""
-    if input.dtype not in _FLOATS:
+    if input.dtype not in FLOATS:
         raise NotImplementedError(f'"batch_norm" not implemented for {input.dtype}')
     if input.dim() < 2:
         raise RuntimeError(f"batch_norm: expected at least 2 dimensions (N, C, *), got {tuple(input.shape)}")

@@ -20,7 +20,7 @@ from opswap import _core
 from .._function import needs_graph, tracing
 from .._layout import empty, suggest_memory_format
 from .._stats import count_reference, reference_forced
-from ._arguments import are_vectors
+from ._arguments import FLOATS, are_vectors
 from ._group_reference import normalize_groups, normalize_groups_backward
 from ._operators import given, wanted
 from ._pair import Backward, Forward, make_pair
@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 _NAME = "group_norm"
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _compiling = torch.compiler.is_dynamo_compiling
 
 _Vector = Tensor | None
@@ -47,7 +46,7 @@ def _is_dense_image(input: Any) -> bool:
     """True for a tensor on the CPU, in a dtype of the kernels, that is a matrix of pixels: dense in channels_last."""
     if not isinstance(input, Tensor) or not input.is_cpu or input.layout is not torch.strided:
         return False
-    if input.dtype not in _DTYPES or input.is_nested:
+    if input.dtype not in FLOATS or input.is_nested:
         return False
     if input.dim() == 4:
         n, c, h, w = input.shape

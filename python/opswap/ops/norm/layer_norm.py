@@ -20,14 +20,13 @@ from opswap import _core
 from .._function import tracing
 from .._layout import dense_copy
 from .._stats import count_reference, reference_forced
-from ._arguments import are_vectors
+from ._arguments import FLOATS, are_vectors
 from ._operators import wanted
 from ._pair import Backward, Forward, make_pair
 
 __all__ = ["layer_norm", "layer_norm2d", "layer_norm2d_fits", "layer_norm_fits"]
 
 _NAME = "layer_norm"
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _MOST_DIMENSIONS = 8  # of csrc/binding
 _CONTIGUOUS = torch.contiguous_format
 # Permutations of images to rows of channels, and back, by the number of dimensions.
@@ -45,7 +44,7 @@ def _is_plain(input: Any) -> bool:
     """True for a tensor on the CPU with elements, in a dtype of the kernels."""
     if not isinstance(input, Tensor) or not input.is_cpu or input.layout is not torch.strided:
         return False
-    return input.dtype in _DTYPES and not input.is_nested and input.numel() > 0
+    return input.dtype in FLOATS and not input.is_nested and input.numel() > 0
 
 
 def layer_norm_fits(

@@ -14,12 +14,11 @@ from opswap._torch import functorch_active
 
 from .._function import base_apply, needs_graph, plain_cpu, plain_eager, tracing
 from .._layout import is_strided, suggest_memory_format
-from ._arguments import are_vectors
+from ._arguments import FLOATS, are_vectors
 from ._group_reference import normalize_groups_backward
 
 __all__ = ["gradient_misread", "gradient_missing", "torch_group_norm", "torch_instance_norm"]
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _compiling = torch.compiler.is_dynamo_compiling
 
 _Vector = Tensor | None
@@ -37,7 +36,7 @@ def gradient_missing(
     trained = [t for t in (weight, bias) if isinstance(t, Tensor) and t.requires_grad]
     if not trained or type(num_groups) is not int or num_groups < 1 or not isinstance(eps, float):
         return False
-    if not input.is_cpu or not is_strided(input) or input.dtype not in _DTYPES:
+    if not input.is_cpu or not is_strided(input) or input.dtype not in FLOATS:
         return False
     if suggest_memory_format(input) is torch.contiguous_format or input.shape[1] % num_groups:
         return False

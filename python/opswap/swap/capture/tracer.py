@@ -269,10 +269,10 @@ class Tracer(fx.Tracer):
         # What is not a leaf has no hooks of its own, and those of the process must not fire.
         if self.is_passing(m):
             return m.forward(*args, **kwargs)
-        if own_call(m) and id(m) not in self.inlined:
-            # What it does beside this would be captured, and run by the call of the module as well.
-            raise self.refuse(f"{class_name(m)} has a __call__ of its own")
         if id(m) not in self.inlined:
+            if own_call(m):
+                # What it does beside this would be captured, and run by the call of the module as well.
+                raise self.refuse(f"{class_name(m)} has a __call__ of its own")
             self._check_written(m)
         self.owners.append(self.path_of_module(m))
         try:

@@ -9,7 +9,7 @@ the two, its weights decide as well: in a model whose weights are in channels_la
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 
 from opswap.ops._layout import suggest_memory_format
 
-from ..graph.calls import operation, subject
+from ..graph.calls import operation, reached, subject
 from ..graph.layout import (
     CONVOLUTION_CLASSES,
     draws,
@@ -93,22 +93,19 @@ def _origins(node: Node, made: Collection[Node]) -> set[Node]:
     made: tensors that are contiguous in the stock model alone.
     """
     found: set[Node] = set()
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        n = stack.pop()
-        if n in seen or n.op == "get_attr":
-            continue
-        seen.add(n)
+
+    def before(n: Node) -> Iterable[Node]:
+        module = n.meta["module"] if n.op == "call_module" else None
         if n in made or n.op == "placeholder" or n.target is F.instance_norm:
             found.add(n)
-        elif n.op == "call_module":
-            if _of_module(n.meta["module"]) is not Contiguity.NONE:
-                found.add(n)
-            elif not is_flat(last_of(n.meta["module"])):
-                stack += n.all_input_nodes
-        elif not is_flat_call(n):
-            stack += n.all_input_nodes
+            return ()
+        if module is not None and _of_module(module) is not Contiguity.NONE:
+            found.add(n)
+            return ()
+        flat = is_flat_call(n) if module is None else is_flat(last_of(module))
+        return () if flat else n.all_input_nodes
+
+    reached([node], before)
     return found
 
 
@@ -157,27 +154,26 @@ def _gives_ordered(module: nn.Module) -> bool | None:
 
 
 def _comes_from_ordered(node: Node, whole: bool) -> bool:
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        n = stack.pop()
-        if n in seen or n.op == "get_attr":
-            continue
-        seen.add(n)
-        here = None
-        if n.op == "placeholder":
-            here = not whole
-        elif n.op == "call_module":
-            here = _gives_ordered(n.meta["module"])
-        elif n.target in _ORDERED_CALLS:
-            here = True
-        elif is_flat_call(n):
-            here = False
-        if here:
-            return True
-        if here is None:
-            stack += n.all_input_nodes
-    return False
+    answers: set[bool | None] = set()
+
+    def before(n: Node) -> Iterable[Node]:
+        answer = _is_ordered(n, whole)
+        answers.add(answer)
+        return n.all_input_nodes if answer is None else ()
+
+    reached([node], before)
+    return True in answers
+
+
+def _is_ordered(node: Node, whole: bool) -> bool | None:
+    """Whether a tensor may come from such a call; None if that is so if its inputs do."""
+    if node.op == "placeholder":
+        return not whole
+    if node.op == "call_module":
+        return _gives_ordered(node.meta["module"])
+    if node.target in _ORDERED_CALLS:
+        return True
+    return False if node.op == "get_attr" or is_flat_call(node) else None
 
 
 def _of_module(module: nn.Module) -> Contiguity:
