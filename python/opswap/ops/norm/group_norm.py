@@ -24,7 +24,7 @@ from ._arguments import FLOATS, are_vectors
 from ._group_reference import normalize_groups, normalize_groups_backward
 from ._operators import given, wanted
 from ._pair import Backward, Forward, make_pair
-from .torch_norms import torch_group_norm, torch_instance_norm
+from .torch_norms import gradient_missing, torch_group_norm, torch_instance_norm
 
 __all__ = [
     "group_norm",
@@ -165,7 +165,9 @@ def group_norm(
         return _operator(input, weight, bias, num_groups, eps)[0]
     if not _compiling():
         count_reference(_NAME)
-    return torch_group_norm(input, num_groups, weight, bias, eps)
+    missing = gradient_missing(input, num_groups, weight, bias, eps)
+    function = torch_group_norm if missing else torch_functional.group_norm
+    return function(input, num_groups, weight, bias, eps)
 
 
 def instance_norm(

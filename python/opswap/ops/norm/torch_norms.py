@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 from opswap._torch import functorch_active
 
-from .._function import base_apply, needs_graph, plain_cpu, plain_eager, tracing
+from .._function import base_apply, needs_graph, plain_cpu, tracing
 from .._layout import is_strided, suggest_memory_format
 from ._arguments import FLOATS, are_vectors
 from ._group_reference import normalize_groups_backward
@@ -27,11 +27,12 @@ _Vector = Tensor | None
 def gradient_missing(
     input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5
 ) -> bool:
-    """True if torch's backward of group_norm writes a gradient of input that is not there: the process may end.
+    """True if torch's backward of group_norm may write a gradient of input that is not there: the process may end.
 
-    Seen with torch 2.13 in channels_last, if weight or bias has a gradient and input has none, as behind frozen layers.
+    Seen with torch 2.13 in channels_last, if weight or bias is asked for a gradient and input is not: as behind frozen
+    layers, or by `torch.autograd.grad(loss, [weight, bias])`, which a forward cannot foresee.
     """
-    if not torch.is_grad_enabled() or not isinstance(input, Tensor) or input.requires_grad:
+    if not torch.is_grad_enabled() or not isinstance(input, Tensor):
         return False
     trained = [t for t in (weight, bias) if isinstance(t, Tensor) and t.requires_grad]
     if not trained or type(num_groups) is not int or num_groups < 1 or not isinstance(eps, float):
@@ -66,7 +67,7 @@ class GroupNorm(Function):
         else:
             grad_output = grad_output.contiguous(memory_format=suggest_memory_format(input))
             wanted = [True, *mask[1:]]
-            grads = torch.ops.aten.native_group_norm_backward(
+            grads = torch.ops.aten.native_group_norm_backward.default(
                 grad_output, input, mean, deviation, weight, *ctx.sizes, wanted
             )
         return *(g if asked else None for g, asked in zip(grads, mask, strict=True)), None, None
@@ -78,14 +79,8 @@ _apply = base_apply(GroupNorm)
 def torch_group_norm(
     input: Tensor, num_groups: int, weight: _Vector = None, bias: _Vector = None, eps: float = 1e-5
 ) -> Tensor:
-    """torch.nn.functional.group_norm; its own kernels with a right backward where a gradient would be missing."""
-    missing = gradient_missing(input, num_groups, weight, bias, eps)
-    if (
-        missing
-        and not tracing()
-        and plain_eager()
-        and plain_cpu([t for t in (input, weight, bias) if t is not None])
-    ):
+    """torch.nn.functional.group_norm where `gradient_missing` is true, with a right backward."""
+    if not tracing() and plain_cpu([t for t in (input, weight, bias) if t is not None]):
         return _apply(input, weight, bias, num_groups, eps)
     return torch_functional.group_norm(input, num_groups, weight, bias, eps)
 

@@ -40,13 +40,14 @@ class DryRuns:
             return
         found, alone = self._found, threading.active_count() == 1
         stored = None if found.anything else frozenset({*found.stored, "cell_contents"})
-        ledger = self._ledger()
+        ledger = self._ledger(alone)
         try:
             yield
         finally:
             ledger.undo(Written(alone, frozenset(), stored, found.elements or found.anything, ()))
 
-    def _ledger(self) -> Ledger:
+    def _ledger(self, alone: bool) -> Ledger:
+        """alone: no other thread may run the model itself meanwhile, and write to its modules."""
         ledger, holders = Ledger(), dict[int, Any]()
         for value in self._found.seen.values():
             if isinstance(value, FunctionType):
@@ -62,8 +63,10 @@ class DryRuns:
                 holders.update((id(c), c) for c in type(value).__mro__)
                 if not isinstance(value, (nn.Module, Tensor)):
                     ledger.copy(value)
+                elif alone and isinstance(value, nn.Module):
+                    holders[id(value)] = value
         for holder in holders.values():
-            if isinstance(holder, ModuleType) or owner_of_class(holder) == USER:
+            if isinstance(holder, (ModuleType, nn.Module)) or owner_of_class(holder) == USER:
                 for name in tuple(vars(holder)) if self._found.anything else self._found.stored:
                     ledger.field(holder, name)
         return ledger

@@ -305,8 +305,8 @@ class _Explorer:
     def _unseen(self, graph: fx.Graph, reading: Reading, outside: Outside) -> CaptureError | None:
         """Why what the forward reads may change while it runs: modules that it calls write to it."""
         called = [n.meta["module"] for n in graph.nodes if n.op == "call_module"]
-        readers = (self.root, *self.inlined)
-        found = what_may_change(called, readers, reading, outside)
+        readers = (self.root, *self.inlined, *reading.modules, *reading.parents)
+        found = what_may_change(called, readers, reading.every_name, outside)
         reason = f"a module that forward calls may write to {found}, which forward reads"
         return CaptureError(reason) if found else None
 

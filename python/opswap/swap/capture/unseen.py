@@ -9,27 +9,34 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import ChainMap, UserDict, UserList, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
-from operator import is_not
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.utils.hooks import RemovableHandle
 
 from ..runtime import purity
+from ..runtime.instance_forward import without_links
 from ..runtime.outside import Outside, read
 from ..runtime.snapshot import attributes_of, contents_of, is_plain, owner_of_class
-from ..runtime.state import INTERNAL, Reading
+from ..runtime.state import INTERNAL
 from .bytecode import reads, resolved, stores
 from .element_writes import writes_to_others
 
-__all__ = ["LaterHooks", "Search", "own_code", "what_may_change"]
+__all__ = [
+    "Search",
+    "code_among",
+    "hooks_below",
+    "own_code",
+    "set_on",
+    "what_hooks_may_change",
+    "what_may_change",
+]
 
 _MANY = 20000  # values of one search
 # Python runs other special methods of an object without naming them.
@@ -71,6 +78,9 @@ _OF_LAZY = ("in_channels", "in_features", "num_features")  # written by the firs
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
 _LISTS_OF_MODULES = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _SETTERS = (setattr, delattr, exec, eval)
+# Classes whose instances run no code of their own.
+_PLAIN = (NoneType, bool, bytes, complex, float, int, str, tuple, list, set, frozenset, dict, OrderedDict)
+_DATA = frozenset((*_PLAIN, torch.Tensor, nn.Parameter, torch.Size, torch.dtype, torch.device))
 
 
 class Search:
@@ -235,22 +245,42 @@ def _global_hooks() -> list[Any]:
     return [hook for hooks in held for hook in hooks.values()]
 
 
+def hooks_below(module: nn.Module) -> list[Any]:
+    """The hooks of every module below this one, and those of all modules."""
+    own = [h for m in module.modules() if m is not module for h in _hooks(m)]
+    return own + _global_hooks()
+
+
+def set_on(module: nn.Module) -> list[Any]:
+    """What is set on the instance and may run code; of what cannot be called the class. Without opswap's own."""
+    held = {k: v for k, v in without_links(vars(module)).items() if k not in INTERNAL}
+    return code_among(held.values())
+
+
+def code_among(values: Iterable[Any]) -> list[Any]:
+    """Those of the values that may run code of their own; of what cannot be called the class."""
+    return [v if callable(v) else type(v) for v in values if type(v) not in _DATA]
+
+
 def own_code(modules: Iterable[nn.Module]) -> list[Any]:
-    """What holds code of the user that calls of these modules run: modules, forwards set on one of them, hooks."""
+    """What holds code of the user that calls of these modules run: modules, functions set on one of them, hooks."""
     values: list[Any] = []
     for module in modules:
-        values += (vars(module).get("forward"), *_hooks(module))
+        values += _hooks(module)
         if owner_of_class(type(module)) == purity.USER:
             values.append(module)
+        else:
+            values += set_on(module)
     return values
 
 
 def what_may_change(
-    modules: Iterable[nn.Module], readers: Iterable[nn.Module], reading: Reading, outside: Outside
+    modules: Iterable[nn.Module], readers: Iterable[nn.Module], names: frozenset[str] | None, outside: Outside
 ) -> str:
     """What the calls of modules may write to and a captured forward reads, in words; "" if nothing is known.
 
-    Args: readers: the modules whose forwards were captured; reading, outside: what these read.
+    Args: readers: the modules of which the forward reads attributes; names: of these attributes, None for all;
+        outside: what else it reads.
     """
     below = dict.fromkeys(m for called in modules for m in called.modules())
     found = Search((*own_code(below), *_global_hooks()), ("forward",))
@@ -258,8 +288,14 @@ def what_may_change(
         found.containers.pop(id(module), None)  # a list of modules that is called itself
     if any(isinstance(m, LazyModuleMixin) for m in below):
         found.stored.update(_OF_LAZY)
-    names = None if reading.names is None else reading.names | reading.texts
-    return _meeting(found, (*readers, *reading.modules, *reading.parents), names, outside.watches)
+    return _meeting(found, readers, names, outside.watches)
+
+
+def what_hooks_may_change(
+    hooks: Iterable[Any], readers: Iterable[nn.Module], names: frozenset[str] | None, outside: Outside
+) -> str:
+    """`what_may_change` for hooks."""
+    return _meeting(Search(hooks), readers, names, outside.watches)
 
 
 def _meeting(
@@ -286,56 +322,3 @@ def _meeting(
         return ""
     common = [v for key, v in written.containers.items() if key in known.containers]
     return f"a {type(common[0]).__name__}" if common else ""
-
-
-class LaterHooks:
-    """Whether hooks of the modules that a rewritten forward calls may write to what it reads.
-
-    A module may get them at any time. torch numbers all hooks of the process: none is new if the next number is as it
-    was.
-
-    Args: names: the attributes that the forward reads, None for all.
-    """
-
-    def __init__(self, names: frozenset[str] | None) -> None:
-        self._names = names
-        self._number: int | None = None
-        self._hooks: list[Callable[[], Any]] = []  # references, which are weak if they can be
-        self._found = ""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LaterHooks:
-        """A copy keeps the answer: hooks are shared with the original, and what they write to is not copied."""
-        copied = LaterHooks(self._names)
-        vars(copied).update(vars(self))
-        return copied
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_number": None, "_hooks": []}  # another process has other numbers
-
-    @property
-    def answer(self) -> str | None:
-        """See `guards.Hooks`. A hook that was found to conflict may be gone."""
-        number = getattr(RemovableHandle, "next_id", None)
-        return "" if number is not None and number == self._number and not self._found else None
-
-    def conflict(self, module: nn.Module, readers: Iterable[nn.Module], outside: Outside) -> str:
-        """See `guards.Hooks`."""
-        number = getattr(RemovableHandle, "next_id", None)
-        hooks = [h for m in module.modules() if m is not module for h in _hooks(m)] + _global_hooks()
-        known = [reference() for reference in self._hooks]
-        if len(hooks) != len(known) or any(map(is_not, hooks, known)):
-            self._found = _meeting(Search(hooks), readers, self._names, outside.watches) if hooks else ""
-        self._hooks, self._number = list(map(_reference, hooks)), number
-        return self._found
-
-    @property
-    def exist(self) -> bool:
-        """True if there are any, at the time of the last `conflict`."""
-        return bool(self._hooks)
-
-
-def _reference(value: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: value

@@ -28,8 +28,8 @@ from opswap.functional import grouped_linear
 from opswap.ops._switch import active, disabled_here
 from opswap.ops.linear import register_flops
 
+from ..capture.later_code import LaterCode
 from ..capture.paths import Capture
-from ..capture.unseen import LaterHooks
 from ..replay import replay
 from ..rule import Region, Replacement
 from ..runtime.fallback import arguments, checked, declined, report_fallback
@@ -39,7 +39,6 @@ from ..runtime.guards import (
     in_mode,
     listed,
     ordinary,
-    runs_other_code,
     size_guard_holds,
     unpackable,
 )
@@ -316,10 +315,9 @@ def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     found = [(m, observe_read(m, reading)) for m in reading.modules if m not in containers]
     read = tuple((m, state) for m, state in found if reading.classes or state.matters)
     outside = join((*(c.outside for c in captures), Outside(tuple(_forwards_below(root)))))
-    hooks = LaterHooks(None if reading.names is None else reading.names | reading.texts)
-    called = {n.meta["module"] for c in captures for n in c.graph.nodes if n.op == "call_module"}
-    others = any(map(runs_other_code, called))
-    return Record(observe(root, reading), *states, tuple(sites), read, outside, hooks, others)
+    paths = dict.fromkeys(n.target for c in captures for n in c.graph.nodes if n.op == "call_module")
+    later = LaterCode(map(root.get_submodule, paths), reading.every_name)
+    return Record(observe(root, reading), *states, tuple(sites), read, outside, later)
 
 
 def _forwards_below(root: nn.Module) -> Iterator[tuple[type, str, Any]]:

@@ -35,11 +35,12 @@ __all__ = ["RULES", "has_vectors"]
 _INSTANCE_NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
 _KEEPS = "its running statistics are torch's"
 # Elements of an input from which a step was measured faster than torch's, whose calls cost less.
-_FEWEST, _FEWEST_INSTANCES = 1 << 17, 1 << 13
-_MANY_POSITIONS = 1024  # from here on torch sums columns in 16 bits, too
+_FEWEST, _FEWEST_IN_NARROW_GROUPS, _FEWEST_INSTANCES = 1 << 17, 1 << 14, 1 << 13
+_NARROW = 32  # bytes of a group at one position; torch has no vectors for fewer, unless it sums columns
+_MANY_POSITIONS = 1024  # from here on torch sums columns
 # What torch's instance_norm returns is contiguous; opswap's never is, if it runs.
 _NEVER = "False"
-_GIVEN = "torch computes it, and its gradient is right but in channels_last behind frozen layers"
+_GIVEN = "torch computes it, and its gradient is right but for a trained weight or bias in channels_last"
 
 
 @constant_in_graphs
@@ -58,19 +59,24 @@ def _is_transformed() -> bool:
 
 
 def group_norm_wins(input: Any, *arguments: Any) -> bool:
-    """`group_norm_fits`, for what was measured faster than torch, and for a backward that torch has wrong.
+    """`group_norm_fits`, for what was measured faster than torch.
 
     Without a gradient, 16 bits of large images are torch's, which is up to 10 % faster there.
     """
-    if gradient_missing(input, *arguments):
-        return True
     if _is_transformed():
         return group_norm_fits(input, *arguments)
-    if not has_vectors(input) or not group_norm_fits(input, *arguments) or input.numel() < _FEWEST:
+    if not has_vectors(input) or input.numel() < _FEWEST_IN_NARROW_GROUPS:
+        return False
+    if not group_norm_fits(input, *arguments) or input.numel() < _fewest(input, *arguments):
         return False
     if input.dtype is torch.float32 or input.shape[2:].numel() < _MANY_POSITIONS:
         return True
     return any(isinstance(t, torch.Tensor) and trains(t) for t in (input, *arguments))
+
+
+def _fewest(input: Tensor, num_groups: int, *_: Any) -> int:
+    narrow = input.shape[1] // num_groups * input.element_size() < _NARROW
+    return _FEWEST_IN_NARROW_GROUPS if narrow and input.shape[2:].numel() < _MANY_POSITIONS else _FEWEST
 
 
 def instance_norm_wins(input: Any, *arguments: Any) -> bool:
@@ -105,6 +111,19 @@ def instance_norm_misread(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: 
     return gradient_misread(input) and _of_module(module, input)
 
 
+def fastest_group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """The kernel if `group_norm_wins`, else torch's, with the gradient that would be missing."""
+    wins = group_norm_wins(input, num_groups, weight, bias, eps)
+    function = F.group_norm if wins else torch_group_norm
+    return function(input, num_groups, weight, bias, eps)
+
+
 def fastest_instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -127,34 +146,38 @@ def _of_module(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Tensor) -> 
     return input.dim() == own and input.shape[1] == module.num_features
 
 
-def _why_slower(fewest: int, input: Any, *arguments: Any) -> str:
-    """Why `group_norm_wins` or `instance_norm_wins`, which needs `fewest` elements, is False."""
-    if not has_vectors(input):
+def _why_slower(fewest: Callable[..., int], input: Any, *arguments: Any) -> str:
+    """Why `group_norm_wins` or `instance_norm_wins`, which needs so many elements, is False."""
+    if not has_vectors(input) or input.dim() not in (4, 5):
         return f"no kernel for {shown(input)}"
     reason = contiguous_images(input)
     if reason:
         return f"{reason}; there torch is as fast"
-    return elements(input, fewest)
+    return elements(input, fewest(input, *arguments))
+
+
+def _fewest_instances(*_: Any) -> int:
+    return _FEWEST_INSTANCES
 
 
 def _why_right(input: Any) -> str:
     return f"torch computes it, and its gradient is right but for a single image: the input is {shown(input)}"
 
 
-describe_condition(group_norm_wins, partial(_why_slower, _FEWEST))
-describe_condition(group_norm_able, lambda module, input: _why_slower(_FEWEST, input))
-describe_condition(instance_norm_wins, partial(_why_slower, _FEWEST_INSTANCES))
+describe_condition(group_norm_wins, partial(_why_slower, _fewest))
+describe_condition(group_norm_able, lambda module, input: _why_slower(_fewest, input, module.num_groups))
+describe_condition(instance_norm_wins, partial(_why_slower, _fewest_instances))
 describe_condition(gradient_missing, lambda *_: _GIVEN)
 describe_condition(group_norm_unsafe, lambda *_: _GIVEN)
 describe_condition(gradient_misread, _why_right)
 describe_condition(instance_norm_misread, lambda module, input: _why_right(input))
-describe_condition(instance_norm_able, lambda module, input: _why_slower(_FEWEST_INSTANCES, input))
+describe_condition(instance_norm_able, lambda module, input: _why_slower(_fewest_instances, input))
 
 _GROUP_ARGUMENTS = "(x0, m0.num_groups, m0.weight, m0.bias, m0.eps)"
 _GROUP = Replacement(
-    "group_norm_able(m0, x0)",
-    f"group_norm{_GROUP_ARGUMENTS}",
-    {"group_norm_able": group_norm_able, "group_norm": F.group_norm},
+    "(group_norm_unsafe(m0, x0) or group_norm_able(m0, x0))",
+    f"fastest_group_norm{_GROUP_ARGUMENTS}",
+    {f.__name__: f for f in (group_norm_unsafe, group_norm_able, fastest_group_norm)},
 )
 _GROUP_MENDED = Replacement(
     "group_norm_unsafe(m0, x0)",
@@ -205,8 +228,12 @@ def _arguments(region: Region, function: Callable[..., Any]) -> dict[str, str]:
 
 def _prove_group(region: Region, shapes: Shapes) -> Replacement:
     given = ", ".join(_arguments(region, torch_functional.group_norm).values())
-    names = {"group_norm_wins": group_norm_wins, "group_norm": F.group_norm}
-    return Replacement(f"group_norm_wins({given})", f"group_norm({given})", names)
+    functions = (gradient_missing, group_norm_wins, fastest_group_norm)
+    return Replacement(
+        f"(gradient_missing({given}) or group_norm_wins({given}))",
+        f"fastest_group_norm({given})",
+        {f.__name__: f for f in functions},
+    )
 
 
 def _prove_group_mended(region: Region, shapes: Shapes) -> Replacement:

@@ -73,7 +73,7 @@ def checked(module: nn.Module, result: Any) -> Any:
     record = module.__dict__.get("_opswap_record")
     if record is None or torch.compiler.is_compiling() or any_global_hook():
         return result
-    others = record.calls_others or (record.hooks is not None and record.hooks.exist)
+    others = record.later is not None and record.later.runs_others
     if others and not record.moved and not capture_is_valid(module):
         _note_change(module, record)
     return result

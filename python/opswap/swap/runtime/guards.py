@@ -46,14 +46,13 @@ __all__ = [
 ]
 
 
-class Hooks(Protocol):
-    """The hooks of the modules below a rewritten one."""
+class Later(Protocol):
+    """The code of the modules that a rewritten forward calls, and of the hooks below it."""
 
-    exist: bool
-    answer: str | None  # what `conflict` returns, None if it has to look again
+    runs_others: bool  # some of it is neither torch's nor opswap's
 
     def conflict(self, module: nn.Module, readers: Iterable[nn.Module], outside: Outside) -> str:
-        """What they may write to and the forward reads, in words; "" if nothing is known.
+        """What code that came after the capture may write to and the forward reads, in words; "" if nothing is known.
 
         Args: readers: the modules of which it reads something; outside: what else it reads.
         """
@@ -66,8 +65,8 @@ class Record:
     `root` and `inlined` are the states at the time of the capture, `containers` those of containers whose children
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
     something was read, `outside` what belongs to no module. `known` has results of `size_guard_holds`, `logged` what
-    was written to the log. `hooks` tells what hooks of the modules below may write to that the forward reads;
-    `calls_others`: the forward calls modules that run other code than torch's. `moved`: what that changed.
+    was written to the log. `later` tells what code below that came later may write to and the forward reads; `moved`:
+    what such code has changed nevertheless.
     """
 
     root: State
@@ -76,21 +75,17 @@ class Record:
     sites: tuple[Any, ...]
     read: tuple[tuple[nn.Module, State], ...] = ()
     outside: Outside = field(default_factory=Outside)
-    hooks: Hooks | None = field(default=None, compare=False)
-    calls_others: bool = field(default=False, compare=False)
+    later: Later | None = field(default=None, compare=False)
     moved: list[str] = field(default_factory=list, compare=False)
     known: dict[Any, bool] = field(default_factory=dict, compare=False)
     logged: dict[str, object] = field(default_factory=dict, compare=False)
 
     def conflict(self, module: nn.Module) -> str:
-        """What hooks of the modules below may write to and the forward reads, in words; "" if nothing is known."""
-        if self.hooks is None:
+        """What later code below may write to and the forward reads, in words; "" if nothing is known."""
+        if self.later is None:
             return ""
-        answer = self.hooks.answer
-        if answer is not None:
-            return answer
         known = (m for states in (self.inlined, self.containers, self.read) for m, _ in states)
-        return self.hooks.conflict(module, itertools.chain((module,), known), self.outside)
+        return self.later.conflict(module, itertools.chain((module,), known), self.outside)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: calls in other threads may add to the dictionaries meanwhile."""

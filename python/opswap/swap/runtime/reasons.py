@@ -81,7 +81,7 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
             return changed
     written = record.conflict(module)
     if written:
-        return f"a hook of a module that forward calls may write to {written}, which forward reads"
+        return f"a hook or code of a module that forward calls may write to {written}, which forward reads"
     return outside_change(record.outside) or None
 
 

@@ -55,6 +55,11 @@ class Reading:
     classes: bool = False
     asked: tuple[tuple[Any, str], ...] = ()
 
+    @property
+    def every_name(self) -> frozenset[str] | None:
+        """The names of all attributes that were read or looked for; None is every attribute."""
+        return None if self.names is None else self.names | self.texts
+
     def __or__(self, other: Reading) -> Reading:
         """What either of the two read."""
         names = None if None in (self.names, other.names) else self.names | other.names

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""What is set, replaced or hooked below a rewritten forward after its capture, and what that code may write to.
+
+The search of `unseen` is made again when code has changed; whether it has is seen by identities, in every call.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from operator import attrgetter, is_not
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from ..runtime.guards import runs_other_code
+from ..runtime.outside import Outside
+from ..runtime.purity import USER
+from ..runtime.snapshot import owner_of_class
+from .unseen import code_among, hooks_below, set_on, what_hooks_may_change, what_may_change
+
+__all__ = ["LaterCode"]
+
+
+class LaterCode:
+    """Whether code of the modules that a rewritten forward calls may write to what it reads, if it came later.
+
+    Noticed are: other modules and classes, functions and objects that are set on a user's module or class, functions
+    that are set on a layer of torch, and hooks. torch numbers all hooks of the process: none is new if the next number
+    is as it was.
+
+    Args: called: the modules that the forward calls; names: the attributes that it reads, None for all.
+    """
+
+    def __init__(self, called: Iterable[nn.Module], names: frozenset[str] | None) -> None:
+        self._called, self._names = tuple(called), names
+        self._code: list[Any] | None = list(self._all_code())
+        self._signs: _Signs | None = None
+        self._number: int | None = None
+        self._hooks: list[Callable[[], Any]] = []  # references, which are weak if they can be
+        self._by_code = self._by_hooks = ""
+        self.runs_others = any(map(runs_other_code, self._called))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LaterCode:
+        """A copy keeps the answer: hooks are shared with the original, and what they write to is not copied."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied._called, copied._signs = copy.deepcopy(self._called, memo), None
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which has other numbers and identities."""
+        return {**self.__dict__, "_code": None, "_signs": None, "_number": None, "_hooks": []}
+
+    def conflict(self, module: nn.Module, readers: Iterable[nn.Module], outside: Outside) -> str:
+        """See `guards.Later`."""
+        number, signs = getattr(RemovableHandle, "next_id", None), self._signs
+        if number is None or number != self._number or signs is None or not signs.hold():
+            self._look(module, (tuple(readers), self._names, outside))
+            self._number = number
+        return self._by_code or self._by_hooks
+
+    def _look(self, module: nn.Module, reading: tuple[Any, ...]) -> None:
+        hooks, signs, code = hooks_below(module), _Signs(self._below()), list(self._all_code())
+        if not _same(hooks, [reference() for reference in self._hooks]):
+            self._by_hooks = what_hooks_may_change(hooks, *reading) if hooks else ""
+        if self._code is None or not _same(code, self._code):
+            self._by_code = what_may_change(self._called, *reading)
+        self._hooks, self._signs, self._code = list(map(_reference, hooks)), signs, code
+        self.runs_others = bool(hooks) or any(map(runs_other_code, self._called))
+
+    def _below(self) -> list[nn.Module]:
+        return list(dict.fromkeys(m for called in self._called for m in called.modules()))
+
+    def _all_code(self) -> Iterator[Any]:
+        """What is another object if and only if code below has changed."""
+        below = self._below()
+        for base in _classes_of_users(below):
+            yield from code_among(vars(base).values())
+        for module in below:
+            cls = type(module)
+            yield from (cls, cls.forward, module if owner_of_class(cls) == USER else None, *set_on(module))
+
+
+class _Signs:
+    """What stays as it is as long as no code comes to these modules; now and then it changes without. Quick to compare.
+
+    The forward of a layer of torch is watched elsewhere, by its class.
+    """
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules = modules
+        self._classes = list(map(type, modules))
+        self._dicts = list(map(_dict_of, modules))
+        self._sizes = list(map(len, self._dicts))
+        self._forwards = list(map(dict.get, self._dicts, repeat("forward")))
+        users = set(_classes_of_users(modules))
+        own = [
+            d for cls, d in zip(self._classes, self._dicts, strict=True) if not users.isdisjoint(cls.__mro__)
+        ]
+        held = [d["_modules"] for d in self._dicts if "_modules" in d]
+        self._children = [(d, list(d.values())) for d in held if d or own]
+        self._types = [(d, list(map(type, d.values()))) for d in own]
+        self._set = [(d, k, v) for d in own for k, v in d.items() if code_among((v,))]
+        self._of_classes = [(vars(cls), list(vars(cls).values())) for cls in users]
+
+    def hold(self) -> bool:
+        """True if all is as it was."""
+        modules, dicts = self._modules, self._dicts
+        if list(map(type, modules)) != self._classes or list(map(len, dicts)) != self._sizes:
+            return False
+        if any(map(is_not, map(_dict_of, modules), dicts)):
+            return False
+        if any(map(is_not, map(dict.get, dicts, repeat("forward")), self._forwards)):
+            return False
+        for held, children in self._children:
+            if len(held) != len(children) or any(map(is_not, held.values(), children)):
+                return False
+        for held, types in self._types:
+            if list(map(type, held.values())) != types:
+                return False
+        for held, key, value in self._set:
+            if held.get(key) is not value:
+                return False
+        for held, values in self._of_classes:
+            if len(held) != len(values) or any(map(is_not, held.values(), values)):
+                return False
+        return True
+
+
+_dict_of = attrgetter("__dict__")
+
+
+def _classes_of_users(modules: list[nn.Module]) -> list[type]:
+    bases = dict.fromkeys(base for cls in dict.fromkeys(map(type, modules)) for base in cls.__mro__)
+    return [base for base in bases if owner_of_class(base) == USER]
+
+
+def _same(values: list[Any], others: list[Any]) -> bool:
+    return len(values) == len(others) and not any(map(is_not, values, others))
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: MIT
+"""Code that comes to modules below a rewritten forward after the swap, and writes to what that forward reads."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from swapping import images
+
+
+def shuffle(x: Tensor, groups: int) -> Tensor:
+    n, c, h, w = x.size()
+    return x.view(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+class Keeper:
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Own(nn.Module):
+    """A user's module below the called child."""
+
+    callback: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.function: Any = None
+        self.keeper = Keeper()
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        for call in (self.callback, self.function, self.keeper):
+            x = x if call is None else call(x)
+        return self.finish(x)
+
+    def finish(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Child(nn.Sequential):
+    pass
+
+
+class Parent(nn.Module):
+    """Reads `groups` after the child has run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups = 2
+        self.first = nn.Conv2d(12, 12, 1)
+        self.child = nn.Sequential(nn.Conv2d(12, 12, 3), Child(nn.ReLU(), Own()), nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.child(self.first(x))
+        return shuffle(y, 2) * self.groups
+
+
+def writer(model: Parent) -> Callable[[Tensor], Tensor]:
+    def write(x: Tensor) -> Tensor:
+        model.groups = 6 - model.groups
+        return x
+
+    return write
+
+
+class Writes(nn.Module):
+    def __init__(self, model: Parent) -> None:
+        super().__init__()
+        self.holds = [model]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.holds[0].groups = 6 - self.holds[0].groups
+        return x
+
+
+class WritingConv(nn.Conv2d):
+    holds: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.holds[0].groups = 6 - self.holds[0].groups
+        return super().forward(x)
+
+
+class WritingOwn(Own):
+    holds: Any
+
+    def finish(self, x: Tensor) -> Tensor:
+        self.holds[0].groups = 6 - self.holds[0].groups
+        return x
+
+
+def patch(module: nn.Module, name: str, write: Callable[[Tensor], Tensor]) -> None:
+    old = getattr(module, name)
+    setattr(module, name, lambda x, *rest: old(write(x), *rest))
+
+
+def of_class(module: Any, cls: type, model: Parent) -> None:
+    module.__class__ = cls
+    object.__setattr__(module, "holds", [model])
+
+
+def stored(module: nn.Module, model: Parent) -> None:
+    """The module that was there, with another object in the place of one that was called before."""
+
+    class Other(Keeper):
+        def __call__(self, x: Tensor) -> Tensor:
+            return writer(model)(x)
+
+    module.keeper = Other()
+
+
+LATER: dict[str, Callable[[Parent], Any]] = {
+    "forward of the child": lambda m: patch(m.child, "forward", writer(m)),
+    "forward of a layer": lambda m: patch(m.first, "forward", writer(m)),
+    "forward below": lambda m: patch(m.child[0], "forward", writer(m)),
+    "forward deep below": lambda m: patch(m.child[1][0], "forward", writer(m)),
+    "forward of a user's module": lambda m: patch(m.child[1][1], "forward", writer(m)),
+    "_conv_forward": lambda m: patch(m.first, "_conv_forward", writer(m)),
+    "_conv_forward below": lambda m: patch(m.child[0], "_conv_forward", writer(m)),
+    "method": lambda m: patch(m.child[1][1], "finish", writer(m)),
+    "bound method": lambda m: setattr(
+        m.child[1][1], "finish", types.MethodType(lambda self, x: writer(m)(x), m.child[1][1])
+    ),
+    "function": lambda m: setattr(m.child[1][1], "function", writer(m)),
+    "object": lambda m: stored(m.child[1][1], m),
+    "appended": lambda m: m.child.append(Writes(m)),
+    "appended deep below": lambda m: m.child[1].append(Writes(m)),
+    "inserted": lambda m: m.child[1].insert(0, Writes(m)),
+    "replaced": lambda m: m.child.__setitem__(2, Writes(m)),
+    "replaced deep below": lambda m: m.child[1].__setitem__(0, Writes(m)),
+    "replaced child": lambda m: setattr(m, "child", nn.Sequential(m.child, Writes(m))),
+    "class of a layer": lambda m: of_class(m.first, WritingConv, m),
+    "class below": lambda m: of_class(m.child[0], WritingConv, m),
+    "class of a user's module": lambda m: of_class(m.child[1][1], WritingOwn, m),
+    "hook deep below": lambda m: m.child[1][0].register_forward_hook(lambda *_: writer(m)(m) and None),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def same(stock: nn.Module, model: nn.Module, calls: int = 3) -> None:
+    x = images()
+    for _ in range(calls):
+        torch.testing.assert_close(model(x), stock(x))
+
+
+def runs(model: nn.Module) -> bool:
+    """True if the parent's generated code runs."""
+    opswap.reset_stats()
+    model(images())
+    return "Parent" not in opswap.stats()["original"]
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("name", LATER)
+def test_it_is_seen_before_the_call(name: str, called: bool) -> None:
+    stock = Parent()
+    model = opswap.swap(copy.deepcopy(stock))
+    if called:
+        assert runs(model)
+    for m in (stock, model):
+        LATER[name](m)
+    assert not any(o.ran for o in opswap.explain(model, images()).outcomes if not o.path)
+    assert model.groups == 2  # what a copy ran wrote to the model
+    same(stock, model)
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_in_a_copy(name: str) -> None:
+    stock = Parent()
+    model = copy.deepcopy(opswap.swap(copy.deepcopy(stock)))
+    assert runs(model)
+    model, whole = copy.deepcopy(model), model
+    for m in (stock, model):
+        LATER[name](m)
+    same(stock, model)
+    assert runs(whole)
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_in_a_loaded_model(name: str) -> None:
+    stock = Parent()
+    model = pickle.loads(pickle.dumps(opswap.swap(copy.deepcopy(stock))))
+    for m in (stock, model):
+        LATER[name](m)
+    same(stock, model)
+
+
+def test_the_class_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = Parent()
+    model = opswap.swap(copy.deepcopy(stock))
+    held: list[Parent] = [model]
+
+    def finish(self: Own, x: Tensor) -> Tensor:
+        return writer(held[0])(x)
+
+    assert runs(model)
+    x = images()
+    for name in ("finish", "callback"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Own, name, finish)
+            outputs = []
+            for m in (stock, model):
+                held[0], m.groups = m, 2
+                outputs.append([m(x) for _ in range(3)])
+            torch.testing.assert_close(*outputs)
+
+
+def test_what_is_taken_away_again() -> None:
+    """The generated code runs before, and after."""
+    stock = Parent()
+    model = opswap.swap(copy.deepcopy(stock))
+    for m in (stock, model):
+        patch(m.child[0], "forward", writer(m))
+    same(stock, model, 2)
+    assert not runs(model)
+    model.groups = 2
+    del model.child[0].forward
+    assert runs(model)
+
+
+def test_what_writes_elsewhere_costs_nothing() -> None:
+    """Other layers, counters and functions: the generated code goes on."""
+    stock = Parent()
+    model = opswap.swap(copy.deepcopy(stock))
+    features: dict[str, Tensor] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        features["x"] = x
+        return x
+
+    for m in (stock, model):
+        patch(m.child[0], "forward", keep)
+        m.child[1][1].function = keep
+        m.child[1][0] = nn.LeakyReLU(0.2)
+        m.child[1][1].more = 1
+        m.child[1].append(nn.Dropout(0.0))
+    same(stock, model)
+    assert runs(model) and features
+
+
+def test_a_tree_that_holds_itself() -> None:
+    """torch lists the modules of such a tree once."""
+    stock = Parent()
+    stock.child[1].add_module("back", stock.child[1][0])
+    model = opswap.swap(copy.deepcopy(stock))
+    same(stock, model)
+    model.child[1]._modules["own"] = nn.Identity()
+    model.child[1].own._modules["cycle"] = model.child[1].own
+    assert model.child[1].own(images()) is not None and model(images()) is not None
