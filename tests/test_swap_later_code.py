@@ -60,7 +60,8 @@ class Parent(nn.Module):
         super().__init__()
         self.groups = 2
         self.first = nn.Conv2d(12, 12, 1)
-        self.child = nn.Sequential(nn.Conv2d(12, 12, 3), Child(nn.ReLU(), Own()), nn.Identity())
+        below = Child(nn.ReLU(), Own(), nn.Sequential())
+        self.child = nn.Sequential(nn.Conv2d(12, 12, 3), below, nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.child(self.first(x))
@@ -137,6 +138,7 @@ LATER: dict[str, Callable[[Parent], Any]] = {
     "object": lambda m: stored(m.child[1][1], m),
     "appended": lambda m: m.child.append(Writes(m)),
     "appended deep below": lambda m: m.child[1].append(Writes(m)),
+    "appended to nothing": lambda m: m.child[1][2].append(Writes(m)),
     "inserted": lambda m: m.child[1].insert(0, Writes(m)),
     "replaced": lambda m: m.child.__setitem__(2, Writes(m)),
     "replaced deep below": lambda m: m.child[1].__setitem__(0, Writes(m)),

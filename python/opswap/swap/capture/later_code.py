@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
 from operator import attrgetter, is_not
 from typing import Any
 
@@ -17,10 +16,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ..runtime.guards import runs_other_code
+from ..runtime.instance_forward import is_rewritten, overridden
 from ..runtime.outside import Outside
 from ..runtime.purity import USER
 from ..runtime.snapshot import owner_of_class
-from .unseen import code_among, hooks_below, set_on, what_hooks_may_change, what_may_change
+from .unseen import LISTS_OF_MODULES, code_among, hooks_below, set_on, what_hooks_may_change, what_may_change
 
 __all__ = ["LaterCode"]
 
@@ -82,13 +82,15 @@ class LaterCode:
             yield from code_among(vars(base).values())
         for module in below:
             cls = type(module)
-            yield from (cls, cls.forward, module if owner_of_class(cls) == USER else None, *set_on(module))
+            yield from (cls, cls.forward, module if owner_of_class(cls) == USER else None)
+            yield from code_among(set_on(module).values())
 
 
 class _Signs:
     """What stays as it is as long as no code comes to these modules; now and then it changes without. Quick to compare.
 
-    The forward of a layer of torch is watched elsewhere, by its class.
+    The forward of a layer of torch is watched elsewhere, by its class. A generated forward is not held here: `called`
+    counts its references.
     """
 
     def __init__(self, modules: list[nn.Module]) -> None:
@@ -96,15 +98,13 @@ class _Signs:
         self._classes = list(map(type, modules))
         self._dicts = list(map(_dict_of, modules))
         self._sizes = list(map(len, self._dicts))
-        self._forwards = list(map(dict.get, self._dicts, repeat("forward")))
+        self._rewritten = [vars(m) for m in modules if is_rewritten(m) and not overridden(m)]
+        self._set = [(vars(m), k, v) for m in modules for k, v in set_on(m).items() if callable(v)]
         users = set(_classes_of_users(modules))
-        own = [
-            d for cls, d in zip(self._classes, self._dicts, strict=True) if not users.isdisjoint(cls.__mro__)
-        ]
-        held = [d["_modules"] for d in self._dicts if "_modules" in d]
-        self._children = [(d, list(d.values())) for d in held if d or own]
-        self._types = [(d, list(map(type, d.values()))) for d in own]
-        self._set = [(d, k, v) for d in own for k, v in d.items() if code_among((v,))]
+        own = [m for m in modules if not users.isdisjoint(type(m).__mro__)]
+        holders = {*own, *(m for m in modules if m._modules or isinstance(m, LISTS_OF_MODULES))}
+        self._children = [(m._modules, list(m._modules.values())) for m in holders]
+        self._types = [(vars(m), list(map(type, vars(m).values()))) for m in own]
         self._of_classes = [(vars(cls), list(vars(cls).values())) for cls in users]
 
     def hold(self) -> bool:
@@ -114,8 +114,9 @@ class _Signs:
             return False
         if any(map(is_not, map(_dict_of, modules), dicts)):
             return False
-        if any(map(is_not, map(dict.get, dicts, repeat("forward")), self._forwards)):
-            return False
+        for held in self._rewritten:
+            if held.get("forward") is not held.get("_opswap_forward"):
+                return False
         for held, children in self._children:
             if len(held) != len(children) or any(map(is_not, held.values(), children)):
                 return False

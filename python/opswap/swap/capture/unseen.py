@@ -29,6 +29,7 @@ from .bytecode import reads, resolved, stores
 from .element_writes import writes_to_others
 
 __all__ = [
+    "LISTS_OF_MODULES",
     "Search",
     "code_among",
     "hooks_below",
@@ -76,7 +77,7 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
 }
 _OF_LAZY = ("in_channels", "in_features", "num_features")  # written by the first call
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
-_LISTS_OF_MODULES = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+LISTS_OF_MODULES = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _SETTERS = (setattr, delattr, exec, eval)
 # Classes whose instances run no code of their own.
 _PLAIN = (NoneType, bool, bytes, complex, float, int, str, tuple, list, set, frozenset, dict, OrderedDict)
@@ -146,7 +147,7 @@ class Search:
         self.elements = self.elements or (self._follow and isinstance(value, defaultdict))
         if isinstance(value, weakref.ref):
             self._new.append(value())
-        if isinstance(value, _LISTS_OF_MODULES):
+        if isinstance(value, LISTS_OF_MODULES):
             self.containers[id(value)] = value
         held = None if isinstance(value, nn.Module) else contents_of(value)
         if held is not None:
@@ -201,7 +202,7 @@ class Search:
             if name not in INTERNAL and self._is_mentioned(name):
                 yield value
         if self._follow and isinstance(holder, nn.Module):
-            every = isinstance(holder, _LISTS_OF_MODULES)
+            every = isinstance(holder, LISTS_OF_MODULES)
             yield from (m for n, m in holder._modules.items() if every or self._is_mentioned(n))
 
     def holds(self, name: str) -> bool:
@@ -251,10 +252,10 @@ def hooks_below(module: nn.Module) -> list[Any]:
     return own + _global_hooks()
 
 
-def set_on(module: nn.Module) -> list[Any]:
-    """What is set on the instance and may run code; of what cannot be called the class. Without opswap's own."""
-    held = {k: v for k, v in without_links(vars(module)).items() if k not in INTERNAL}
-    return code_among(held.values())
+def set_on(module: nn.Module) -> dict[str, Any]:
+    """What is set on the instance and may run code, by names; without what opswap has set."""
+    held = without_links(vars(module)).items()
+    return {k: v for k, v in held if type(v) not in _DATA and k not in INTERNAL}
 
 
 def code_among(values: Iterable[Any]) -> list[Any]:
@@ -270,7 +271,7 @@ def own_code(modules: Iterable[nn.Module]) -> list[Any]:
         if owner_of_class(type(module)) == purity.USER:
             values.append(module)
         else:
-            values += set_on(module)
+            values += set_on(module).values()
     return values
 
 
