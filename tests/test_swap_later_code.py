@@ -258,6 +258,24 @@ def test_what_writes_elsewhere_costs_nothing() -> None:
     assert runs(model) and features
 
 
+def test_what_a_patched_layer_calls_back() -> None:
+    """A list tells nothing before the call: a warning at its end."""
+    callbacks: list[Callable[[Tensor], Tensor]] = []
+    model = opswap.swap(Parent())
+
+    def call(x: Tensor) -> Tensor:
+        for callback in callbacks:
+            callback(x)
+        return x
+
+    patch(model.child[0], "forward", call)
+    assert runs(model)
+    callbacks.append(writer(model))
+    with pytest.warns(UserWarning, match="self.groups changed from 2 to 4"):
+        model(images())
+    assert not runs(model)
+
+
 def test_a_tree_that_holds_itself() -> None:
     """torch lists the modules of such a tree once."""
     stock = Parent()

@@ -129,9 +129,7 @@ def call_adds(module: nn.Module) -> str:
 
 def runs_other_code(module: nn.Module) -> bool:
     """True if calling the module runs code that is neither torch's nor opswap's, of which nothing is known."""
-    return any(
-        owner_of_class(type(m)) == USER or m._forward_hooks or m._forward_pre_hooks for m in module.modules()
-    )
+    return any(owner_of_class(type(m)) == USER or hooked(m) for m in module.modules())
 
 
 def globally_hooked() -> bool:
