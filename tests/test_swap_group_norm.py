@@ -30,7 +30,7 @@ pytestmark = [
 @pytest.fixture
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small inputs are replaced too."""
-    for name in ("_FEWEST", "_FEWEST_INSTANCES"):
+    for name in ("_FEWEST", "_FEWEST_IN_NARROW_GROUPS", "_FEWEST_INSTANCES"):
         monkeypatch.setattr(rules, name, 0)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
-from torch import Tensor
+from torch import Tensor, nn
 
 from opswap._torch import functorch_active
 
@@ -22,11 +22,20 @@ __all__ = [
     "padding_numbers",
     "pair",
     "strided_conv2d",
+    "taps_of",
 ]
 
 Pair = int | Sequence[int]
 
 BLOCK = 16  # channels of a block of the convolution library with AVX-512; 8 with AVX2
+
+
+def taps_of(module: nn.Conv2d) -> tuple[int, ...]:
+    """(kH, kW) of the weight that a convolution has now, which torch reads, unlike `kernel_size`; () without one."""
+    weight = module._parameters.get("weight")
+    if weight is None:  # parametrized, or deleted
+        weight = getattr(module, "weight", None)
+    return tuple(weight.shape[2:]) if isinstance(weight, Tensor) else ()
 
 
 def pair(value: Pair) -> list[int]:

@@ -20,7 +20,7 @@ from torch.autograd import Function
 from opswap import _core
 from opswap._torch import constant_in_graphs, functorch_active
 
-from ._convolution import Pair, library_backward, padding_numbers, pair
+from ._convolution import Pair, library_backward, padding_numbers, pair, taps_of
 from ._convolution_operator import ConvolutionOperator
 from ._function import DeclinedError, base_apply, concrete_size, plain_cpu, seen_by_tracer
 from ._stats import count_kernel, count_reference, reference_forced
@@ -138,9 +138,9 @@ def is_depthwise(module: nn.Conv2d) -> bool:
     """True for a convolution that the kernels support, by its options alone, independent of its input."""
     return (
         module.groups == module.in_channels == module.out_channels
-        and takes_window(module.kernel_size, module.stride, module.dilation)
+        and takes_window(taps_of(module), module.stride, module.dilation)
         and module.padding_mode == "zeros"
-        and _zeros(module.padding, module.kernel_size, module.stride, module.dilation) is not None
+        and _zeros(module.padding, taps_of(module), module.stride, module.dilation) is not None
     )
 
 
@@ -186,7 +186,7 @@ def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
             module.weight,
             module.bias,
             module.stride,
-            _zeros(module.padding, module.kernel_size, module.stride, module.dilation),
+            _zeros(module.padding, taps_of(module), module.stride, module.dilation),
             module.dilation,
         )
         and not _is_slower(input, module.weight)

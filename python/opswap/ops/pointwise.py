@@ -21,7 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import constant_in_graphs
 
-from ._convolution import Pair, gradient_overruns, library_backward, pair, strided_conv2d
+from ._convolution import Pair, gradient_overruns, library_backward, pair, strided_conv2d, taps_of
 from ._convolution_operator import ConvolutionOperator
 from ._function import (
     DeclinedError,
@@ -82,7 +82,7 @@ def _wins_as_constant() -> bool:
 
 def is_pointwise(module: nn.Conv2d) -> bool:
     """True for a convolution that is one map of pixels: 1 x 1, no padding, one group."""
-    return module.kernel_size == (1, 1) and module.padding in ((0, 0), "valid", "same") and module.groups == 1
+    return taps_of(module) == (1, 1) and module.padding in ((0, 0), "valid", "same") and module.groups == 1
 
 
 def takes_pixels(module: nn.Conv2d, input: Any) -> bool:

@@ -20,6 +20,7 @@ from ..runtime.instance_forward import is_rewritten, overridden
 from ..runtime.outside import Outside
 from ..runtime.purity import USER
 from ..runtime.snapshot import owner_of_class
+from ..runtime.state import forward_of
 from .unseen import LISTS_OF_MODULES, code_among, hooks_below, set_on, what_hooks_may_change, what_may_change
 
 __all__ = ["LaterCode"]
@@ -82,7 +83,7 @@ class LaterCode:
             yield from code_among(vars(base).values())
         for module in below:
             cls = type(module)
-            yield from (cls, cls.forward, module if owner_of_class(cls) == USER else None)
+            yield from (cls, forward_of(cls), module if owner_of_class(cls) == USER else None)
             yield from code_among(set_on(module).values())
 
 

@@ -17,6 +17,7 @@ from ..runtime.snapshot import attributes_of, is_plain, static_attribute
 __all__ = ["bypassed"]
 
 _MANY = 2000  # objects that a forward may refer to
+_NOT_FOLLOWED = ("forward", "_opswap_forward", "_opswap_record")
 
 
 def bypassed(module: nn.Module) -> str:
@@ -47,7 +48,7 @@ def _refers(start: Any, module: nn.Module) -> bool:
         if not isinstance(value, nn.Module):
             waiting += _parts(value)
         elif value is module:
-            waiting += [v for k, v in vars(module).items() if k not in ("forward", "_opswap_forward")]
+            waiting += [v for k, v in vars(module).items() if k not in _NOT_FOLLOWED]
     return False  # type(m).forward(m, x) is the stock forward
 
 

@@ -30,6 +30,7 @@ from opswap.ops.linear import register_flops
 
 from ..capture.later_code import LaterCode
 from ..capture.paths import Capture
+from ..capture.unseen import LISTS_OF_MODULES
 from ..replay import replay
 from ..rule import Region, Replacement
 from ..runtime.fallback import arguments, checked, declined, report_fallback
@@ -75,6 +76,7 @@ __all__ = [
 
 _serial = itertools.count()
 _SERIAL = "SERIAL"
+_WALKS = ("__iter__", "__len__", "__getitem__", "__contains__", "keys", "values", "items")
 
 
 @dataclass(eq=False)
@@ -314,7 +316,8 @@ def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     states = [tuple((m, observe(m, reading)) for m in modules) for modules in (inlined, containers)]
     found = [(m, observe_read(m, reading)) for m in reading.modules if m not in containers]
     read = tuple((m, state) for m, state in found if reading.classes or state.matters)
-    outside = join((*(c.outside for c in captures), Outside(tuple(_forwards_below(root)))))
+    below = (*_forwards_below(root), *_walks_below(root))
+    outside = join((*(c.outside for c in captures), Outside(below)))
     paths = dict.fromkeys(n.target for c in captures for n in c.graph.nodes if n.op == "call_module")
     later = LaterCode(map(root.get_submodule, paths), reading.every_name)
     return Record(observe(root, reading), *states, tuple(sites), read, outside, later)
@@ -326,6 +329,16 @@ def _forwards_below(root: nn.Module) -> Iterator[tuple[type, str, Any]]:
         forward = static_attribute(cls, "forward")
         if isinstance(forward, FunctionType) and owner_of_class(cls) != USER:
             yield cls, "forward", forward
+
+
+def _walks_below(root: nn.Module) -> Iterator[tuple[type, str, Any]]:
+    """How code walks through modules in lists and dicts of a user's class, which may get a method of its own later."""
+    for cls in dict.fromkeys(map(type, root.modules())):
+        if issubclass(cls, LISTS_OF_MODULES) and owner_of_class(cls) == USER:
+            for name in _WALKS:
+                walk = static_attribute(cls, name)
+                if isinstance(walk, FunctionType):
+                    yield cls, name, walk
 
 
 def containers_of(capture: Capture) -> Iterator[nn.Module]:

@@ -27,7 +27,6 @@ HARDSIGMOID, SIGMOID, SILU, MISH = ("hardsigmoid",), ("sigmoid",), ("silu",), ("
 SLOWER = (SIGMOID,)
 _PLAIN = {
     nn.ReLU: RELU,
-    nn.ReLU6: RELU6,
     nn.Hardswish: HARDSWISH,
     nn.Hardsigmoid: HARDSIGMOID,
     nn.Sigmoid: SIGMOID,
@@ -76,7 +75,7 @@ def activation_of(module: nn.Module) -> Activation | None:
     cls = type(module)
     if cls in _PLAIN:
         return _PLAIN[cls]
-    if cls is nn.Hardtanh:
+    if cls is nn.Hardtanh or cls is nn.ReLU6:  # whose bounds may be set, too
         return _hardtanh(None, module.min_val, module.max_val)
     if cls is nn.LeakyReLU:
         return _leaky_relu(None, module.negative_slope, module.inplace)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from opswap.nn.chain import apply_chain, apply_folded, settle, settled
+from opswap.ops._convolution import taps_of
 from opswap.ops.chain import (
     FEWEST_CHANNELS,
     MOST_CHANNELS,
@@ -40,7 +41,7 @@ _FEWEST_STAGES = 2  # a single one gains little over its parts
 
 def _is_paired(module: nn.Conv2d) -> bool:
     """True if each option is a pair, as nn.Conv2d makes them. Torch also accepts other forms, if assigned later."""
-    options = (module.kernel_size, module.stride, module.padding, module.dilation)
+    options = (taps_of(module), module.stride, module.padding, module.dilation)
     return all([type(option) is tuple and len(option) == 2 for option in options])  # noqa: C419, a list is faster
 
 
@@ -50,12 +51,12 @@ def is_link(module: nn.Module) -> bool:
         return False
     if not _is_paired(module):
         return False
-    side = module.kernel_size[0]
+    side = taps_of(module)[0]
     if not min(module.in_channels, module.out_channels) >= FEWEST_CHANNELS:
         return False
     if max(module.in_channels, module.out_channels) > MOST_CHANNELS or module.dilation != (1, 1):
         return False
-    if module.kernel_size != (side, side) or module.padding != (side // 2, side // 2):
+    if taps_of(module) != (side, side) or module.padding != (side // 2, side // 2):
         return False
     if side == 1:
         return module.groups == 1 and module.stride == (1, 1) and module.weight.numel() <= MOST_WEIGHTS
@@ -71,9 +72,9 @@ def is_foldable(module: nn.Module) -> bool:
     if not _is_paired(module):
         return False
     if module.groups == 1:
-        inside = all(p < k for p, k in zip(module.padding, module.kernel_size, strict=True))
+        inside = all(p < k for p, k in zip(module.padding, taps_of(module), strict=True))
         return inside and module.weight.numel() <= MOST_FOLDED
-    side = module.kernel_size[0]
+    side = taps_of(module)[0]
     return side in (3, 5) and is_depthwise(module) and module.padding == (side // 2, side // 2)
 
 
@@ -149,7 +150,7 @@ def _folded_stage(node: Node, sizes: set[Node]) -> Stage:
 def _is_tall(node: Node) -> bool:
     """True for a dense convolution that needs several rows of its input, which a chain would compute again."""
     module = node.meta["module"]
-    return module.groups == 1 and module.kernel_size[0] > 1
+    return module.groups == 1 and taps_of(module)[0] > 1
 
 
 def _follow(node: Node, stage_of: Callable[[Node, set[Node]], Stage], sizes: set[Node]) -> list[Stage]:

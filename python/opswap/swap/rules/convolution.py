@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import nn
 
 from opswap import functional as F
-from opswap.ops._convolution import BLOCK, strided_conv2d
+from opswap.ops._convolution import BLOCK, strided_conv2d, taps_of
 from opswap.ops.conv import conv_able, module_window, why_kept
 from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, module_overruns, pointwise_wins, takes_pixels
@@ -46,7 +46,7 @@ def large(size: int) -> str:
 
 
 def _declines_pointwise(module: nn.Module) -> str | None:
-    if module.kernel_size != (1, 1) or module.groups != 1 or not pointwise_wins():
+    if taps_of(module) != (1, 1) or module.groups != 1 or not pointwise_wins():
         return None
     if not is_pointwise(module):
         return f"the kernels support no padding, not padding={module.padding}"
@@ -55,12 +55,12 @@ def _declines_pointwise(module: nn.Module) -> str | None:
 
 
 def _declines_depthwise(module: nn.Module) -> str | None:
-    if not 1 < module.groups == module.in_channels or module.kernel_size == (1, 1) or not depthwise_wins():
+    if not 1 < module.groups == module.in_channels or taps_of(module) == (1, 1) or not depthwise_wins():
         return None
     if is_depthwise(module):
         return ""
-    if not takes_window(module.kernel_size, 1, 1):
-        return f"a window of {module.kernel_size}: {WINDOWS}"
+    if not takes_window(taps_of(module), 1, 1):
+        return f"a window of {taps_of(module)}: {WINDOWS}"
     if module.out_channels != module.in_channels:
         return f"{module.in_channels} channels in, {module.out_channels} out: the kernels support as many out as in"
     options = ("stride", "dilation", "padding", "padding_mode")

@@ -97,8 +97,8 @@ class Record:
 
 
 def hooked(module: nn.Module) -> bool:
-    """True if calling the module does more than its forward."""
-    return bool(
+    """True if calling the module does more than its forward; also for what is no module, in the place of one."""
+    return not isinstance(module, nn.Module) or bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
@@ -150,14 +150,10 @@ def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
     for child, state in record.inlined:
         if hooked(child) or type(child) is not state.cls or not unchanged(child, state):
             return False
-    for child, state in record.containers:
-        if not unchanged(child, state):
-            return False
-    for child, state in record.read:
-        if type(child) is not state.cls:
-            return False
-        if not unchanged(child, state):
-            return False
+    for states in (record.containers, record.read):
+        for child, state in states:
+            if type(child) is not state.cls or not unchanged(child, state):
+                return False
     if not torch.compiler.is_compiling() and record.conflict(module):
         return False
     return stands(record.outside)

@@ -25,6 +25,7 @@ __all__ = [
     "INTERNAL",
     "Reading",
     "State",
+    "forward_of",
     "names_of_tensors",
     "observe",
     "observe_read",
@@ -111,7 +112,7 @@ def observe(module: nn.Module, reading: Reading | None = None) -> State:
     """The state of a module that its capture depends on; of everything in it if reading is None."""
     reading = Reading(None) if reading is None else reading
     cls = type(module)
-    wanted = None if _is_read_by_torch(_forward_of(cls)) else reading.names
+    wanted = None if _is_read_by_torch(forward_of(cls)) else reading.names
     return _observe(module, reading, wanted, True)
 
 
@@ -159,7 +160,7 @@ def _observe(
     absent = [n for n in sorted(reading.texts) if _is_absent(module, cls, n)]
     return State(
         cls,
-        _forward_of(cls),
+        forward_of(cls),
         tuple(module._modules.values()) if parent else None,
         tuple(kept),
         tuple(kept.values()),
@@ -171,7 +172,7 @@ def _observe(
     )
 
 
-def _forward_of(cls: type[nn.Module]) -> Any:
+def forward_of(cls: type[nn.Module]) -> Any:
     """None for a scripted module, whose class raises an error if it is asked for it."""
     return None if issubclass(cls, torch.jit.ScriptModule) else cls.forward
 
