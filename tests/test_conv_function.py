@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as T
@@ -334,3 +335,20 @@ class TestCosts:
         assert not conv_able(nn.Conv2d(24, 32, 1), x)  # that of 1 x 1 has a kernel of its own
         with torch.no_grad():
             assert not conv_able(module, x)
+
+
+@pytest.mark.parametrize("sides", [(1, 1), (3, 3), (3, 2)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"padding": np.int64(1)},
+        {"padding": np.int64(0)},
+        {"padding": (np.int64(2), 1)},
+        {"stride": np.int64(2)},
+    ],
+    ids=str,
+)
+def test_options_of_numpy(sides: tuple[int, int], options: dict[str, Any]) -> None:
+    weight = torch.randn(4, 6, *sides)
+    for x in (torch.randn(2, 6, 9, 8), image(2, 6, 9, 8)):
+        torch.testing.assert_close(F.conv2d(x, weight, **options), T.conv2d(x, weight, **options))

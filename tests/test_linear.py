@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import l1_unstructured
 
 import opswap
 from nearness import assert_within_roundings
@@ -338,6 +339,25 @@ def _changed(change: Any) -> list[nn.Linear]:
     return linears
 
 
+def _with(**attributes: Any) -> nn.Linear:
+    linear = nn.Linear(4, 2)
+    for name, value in attributes.items():
+        setattr(linear, name, value)
+    return linear
+
+
+def _hooked(register: str) -> nn.Linear:
+    linear = nn.Linear(4, 2)
+    getattr(linear, register)(lambda *_: None)
+    return linear
+
+
+def _with_hook_of_bias() -> nn.Linear:
+    linear = nn.Linear(4, 2)
+    linear.bias.register_hook(lambda grad: grad)
+    return linear
+
+
 FROM_LINEARS: list[tuple[Any, type[Exception], str]] = [
     (lambda m: nn.Linear(5, 2), ValueError, r"linears\[1\] has in_features 5, linears\[0\] has 4"),
     (lambda m: nn.Linear(4, 2, False), ValueError, r"linears\[1\] has bias False"),
@@ -346,6 +366,14 @@ FROM_LINEARS: list[tuple[Any, type[Exception], str]] = [
     (lambda m: m[0], ValueError, r"linears\[1\] and linears\[0\] share their weight"),
     (lambda m: nn.Identity(), TypeError, r"linears\[1\] must be a torch.nn.Linear, got Identity"),
     (lambda m: nn.Linear(4, 2).requires_grad_(False), ValueError, "weight.requires_grad False"),
+    (lambda m: _with(bias=m[0].bias), ValueError, r"linears\[1\] and linears\[0\] share their bias"),
+    (lambda m: _hooked("register_forward_hook"), ValueError, r"linears\[1\] has hooks"),
+    (lambda m: _hooked("register_forward_pre_hook"), ValueError, r"linears\[1\] has hooks"),
+    (lambda m: _hooked("register_full_backward_hook"), ValueError, r"linears\[1\] has hooks"),
+    (lambda m: torch.nn.utils.weight_norm(nn.Linear(4, 2)), ValueError, r"linears\[1\] has hooks"),
+    (lambda m: l1_unstructured(nn.Linear(4, 2), "weight", 0.5), ValueError, r"linears\[1\] has hooks"),
+    (lambda m: _with(forward=torch.tanh), ValueError, "a forward of its own"),
+    (lambda m: _with_hook_of_bias(), ValueError, r"linears\[1\].bias has hooks"),
 ]
 
 

@@ -164,8 +164,8 @@ class GroupedLinear(nn.Module):
             ragged: return (*, sum(out_features)), as for a list, though all out_features are equal.
             classes_per_group, activation: as in the constructor.
         Raises: TypeError for a module that is not a Linear; ValueError that names the first difference if
-            in_features, bias, dtype, device, requires_grad, training, or the presence of gradients differ, or if one
-            is used twice.
+            in_features, bias, dtype, device, requires_grad, training, or the presence of gradients differ; ValueError
+            for a Linear or a parameter that is used twice, for hooks, and for a forward on an instance.
             Optimizer state is carried over by `opswap.merge.move_optimizer_state`.
         """
         linears = _require_alike(linears)
@@ -274,6 +274,22 @@ def _traits(linear: nn.Linear) -> dict[str, object]:
     return traits
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _require_plain(place: str, linear: nn.Linear) -> None:
+    """Refuse what one layer in the place of the Linear would not run."""
+    own = vars(linear)
+    if any(own.get(hooks) for hooks in _HOOKS):  # also those of weight_norm, spectral_norm and pruning
+        raise ValueError(f"{_NAME}: {place} has hooks, which one layer would not call")
+    if own.get("forward") is not own.get("_opswap_forward"):
+        raise ValueError(f"{_NAME}: {place} has a forward of its own, put on the instance")
+    for name, p in linear.named_parameters():
+        if any(getattr(p, hooks, None) for hooks in _TENSOR_HOOKS):
+            raise ValueError(f"{_NAME}: {place}.{name} has hooks, which one parameter would not call")
+
+
 def _require_alike(linears: Sequence[nn.Linear]) -> list[nn.Linear]:
     linears = list(linears)
     if not linears:
@@ -284,9 +300,11 @@ def _require_alike(linears: Sequence[nn.Linear]) -> list[nn.Linear]:
     first = _traits(linears[0])
     seen: dict[int, int] = {}
     for i, m in enumerate(linears):
-        if id(m.weight) in seen:
-            raise ValueError(f"{_NAME}: linears[{i}] and linears[{seen[id(m.weight)]}] share their weight")
-        seen[id(m.weight)] = i
+        _require_plain(f"linears[{i}]", m)
+        for name, p in m.named_parameters():
+            other = seen.setdefault(id(p), i)
+            if other != i:
+                raise ValueError(f"{_NAME}: linears[{i}] and linears[{other}] share their {name}")
         for key, value in _traits(m).items():
             if key in first and value != first[key]:
                 raise ValueError(f"{_NAME}: linears[{i}] has {key} {value}, linears[0] has {first[key]}")

@@ -195,8 +195,6 @@ class Reduced(Function):
             return *_rounded(gradients, ctx.dtypes), None, None
 
 
-_NONE = (0, (0, 0), [0, 0])  # spellings of no padding
-
 _apply = base_apply(Reduced)
 _PRODUCT = _Product()
 
@@ -205,7 +203,7 @@ def _is_none(padding: Any, stride: Pair) -> bool:
     """True for a padding of zero of a 1 x 1 window, in numbers or words."""
     if isinstance(padding, str):
         return padding_numbers(padding, (1, 1), stride, 1) == [0, 0]
-    return padding in _NONE
+    return tuple(padding) == (0, 0) if isinstance(padding, (tuple, list)) else bool(padding == 0)
 
 
 def _is_strided_depthwise(input: Tensor, weight: Tensor, stride: Any, groups: int) -> bool:
