@@ -77,6 +77,34 @@ def test_weights_of_another_window(name: str, sides: tuple[int, int]) -> None:
     compare(stock.float(), model.float(), torch.float32)
 
 
+class Half(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+@pytest.mark.parametrize("parametrized", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_methods_that_layers_call(name: str, parametrized: bool) -> None:
+    """Set on an instance, whose class torch may have made for a parametrization."""
+    torch.manual_seed(0)
+    stock = NETWORKS[name]().double().to(memory_format=LAST)
+    model = opswap.swap(copy.deepcopy(stock))
+    for m in (stock, model):
+        for layer in m:
+            if parametrized and hasattr(layer, "weight"):
+                nn.utils.parametrize.register_parametrization(layer, "weight", Half())
+    compare(stock, model, torch.float64)
+    seen: list[int] = []
+    for m in (stock, model):
+        for layer in m:
+            if isinstance(layer, nn.Conv2d):
+                layer._conv_forward = lambda x, w, b, own=layer: type(own)._conv_forward(own, x * 0.75, w, b)
+            elif isinstance(layer, nn.BatchNorm2d):
+                layer._check_input_dim = lambda x: seen.append(x.dim())
+    compare(stock, model, torch.float64)
+    assert len(seen) == 8 * sum(isinstance(layer, nn.BatchNorm2d) for layer in stock)
+
+
 def test_a_weight_that_is_gone() -> None:
     for name, make in NETWORKS.items():
         model = opswap.swap(make().to(memory_format=LAST))

@@ -27,6 +27,7 @@ from .snapshot import owner_of_class
 from .state import INTERNAL, State, unchanged
 
 __all__ = [
+    "SET_METHODS",
     "Record",
     "call_adds",
     "capture_is_valid",
@@ -96,6 +97,10 @@ class Record:
         self.__dict__.update({"moved": [], **state})  # older pickles have none
 
 
+# Methods that the forwards of torch's layers call, and that users set on an instance.
+SET_METHODS = ("_conv_forward", "_check_input_dim")
+
+
 def hooked(module: nn.Module) -> bool:
     """True if calling the module does more than its forward; also for what is no module, in the place of one."""
     return not isinstance(module, nn.Module) or bool(
@@ -108,7 +113,6 @@ def hooked(module: nn.Module) -> bool:
             "forward" in module.__dict__
             and module.__dict__["forward"] is not module.__dict__.get("_opswap_forward")
         )
-        # what the forwards of torch's layers call
         or "_conv_forward" in module.__dict__
         or "_check_input_dim" in module.__dict__
     )

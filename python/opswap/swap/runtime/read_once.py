@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .guards import SET_METHODS
 from .instance_forward import fits
 from .snapshot import static_attribute
 
@@ -24,7 +25,8 @@ class _Once:
     """Represents a layer of torch as `self` of its forward: methods are bound to this object."""
 
     def __init__(self, module: nn.Module) -> None:
-        vars(self)["_opswap_module"] = module
+        own = {name: value for name, value in vars(module).items() if name in SET_METHODS}
+        vars(self).update(own, _opswap_module=module)
 
     def __getattr__(self, name: str) -> Any:
         module = vars(self)["_opswap_module"]
