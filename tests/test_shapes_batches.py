@@ -90,6 +90,26 @@ class TestPadImages:
         assert padded.scale(0) == (0.25, 0.25) and padded.scale(1) == (1, 1)
         assert (shapes.unpad_images(padded)[0] == 7).all()
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_resize_of_16_bits(self, dtype: torch.dtype) -> None:
+        """That of float32, rounded."""
+        image = torch.rand(3, 40, 20).to(dtype)
+        (found,) = shapes.pad_images([image], 10, mode="resize").images
+        (want,) = shapes.pad_images([image.float()], 10, mode="resize").images
+        assert torch.equal(found, want.to(dtype))
+
+    @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+    def test_resize_of_large_whole_numbers(self, dtype: torch.dtype) -> None:
+        for value in (torch.iinfo(dtype).max, torch.iinfo(dtype).min, 2**24 + 1, -(2**24) - 1):
+            if abs(value) > 2**15 and dtype is torch.int16:
+                continue
+            image = torch.full((1, 40, 40), value, dtype=dtype)
+            found = shapes.pad_images([image], 10, mode="resize").images
+            # 53 bits are kept.
+            assert found.dtype is dtype and all(
+                abs(v - value) <= abs(value) >> 53 for v in found.flatten().tolist()
+            )
+
     @pytest.mark.parametrize(
         ("call", "error", "message"),
         [

@@ -235,6 +235,28 @@ def test_cross_entropy_of_bytes_with_weights() -> None:
         torch.testing.assert_close(losses.cross_entropy(x[:n], target[:n], valid[:n], weight=weight), want)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_cross_entropy_of_bytes_counts_class_156(reduction: str) -> None:
+    """-100 in a byte."""
+    x, valid = torch.randn(4, 200), torch.ones(4, dtype=torch.bool)
+    target = torch.tensor([156, 3, 156, 4], dtype=torch.uint8)
+    want = F.cross_entropy(x, target.long(), reduction=reduction)
+    torch.testing.assert_close(losses.cross_entropy(x, target, valid, reduction=reduction), want)
+    want = F.cross_entropy(x, target.long(), ignore_index=156, reduction=reduction)
+    found = losses.cross_entropy(x, target, valid, ignore_index=156, reduction=reduction)
+    torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_giou_of_whole_numbers(dtype: torch.dtype) -> None:
+    """Their areas exceed a byte."""
+    a, b = torch.tensor([[0, 0, 100, 90], [3, 3, 60, 120]]), torch.tensor([[5, 4, 90, 100], [0, 0, 30, 30]])
+    valid = torch.tensor([True, True])
+    want = losses.giou(a.float(), b.float(), valid, reduction="none")
+    found = losses.giou(a.to(dtype), b.to(dtype), valid, reduction="none")
+    torch.testing.assert_close(found, want)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_giou_of_large_boxes_in_16_bits(dtype: torch.dtype, reduction: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -245,10 +246,15 @@ def fit(image: Tensor, height: int, width: int, mode: str) -> tuple[Tensor, str]
         return image[:, :height, :width], "cropped"
     factor = min(height / h, width / w)
     size = min(height, max(1, round(h * factor))), min(width, max(1, round(w * factor)))
-    wide = image if image.is_floating_point() else image.float()
+    whole, large = not image.is_floating_point(), image.dtype.itemsize >= 4
+    wide = image.to(torch.float64 if large else torch.float32) if whole or not large else image
     small = F.interpolate(wide[None], size, mode="bilinear", antialias=True, align_corners=False)[0]
-    if not image.is_floating_point():
+    if whole:
         small = small.round()
+    if whole and large:
+        limits = torch.iinfo(image.dtype)
+        top = float(limits.max)
+        small = small.clamp(limits.min, top if int(top) <= limits.max else math.nextafter(top, 0))
     return small.to(image.dtype), "resized"
 
 

@@ -110,9 +110,9 @@ def giou(
         )
     unit = input.new_tensor([0, 0, 1, 1])
     dtype = torch.promote_types(input.dtype, target.dtype)
-    wide = (
-        torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    )  # for areas, which may exceed it
+    wide = dtype  # for areas, which may exceed it
+    if dtype not in (torch.float32, torch.float64):
+        wide = torch.float32 if dtype.is_floating_point else torch.int64
     a, b = (torch.where(valid[..., None], t, unit.to(t.dtype)).to(wide) for t in (input, target))
     (left, top, right, bottom), (left_b, top_b, right_b, bottom_b) = a.unbind(-1), b.unbind(-1)
     width = torch.minimum(right, right_b) - torch.maximum(left, left_b)
@@ -123,7 +123,7 @@ def giou(
     union = (right - left) * (bottom - top) + (right_b - left_b) * (bottom_b - top_b) - shared
     loss = 1 - shared / (union + eps) + (around - union) / (around + eps)
     found = _reduced("giou", loss, valid, reduction)
-    return found.to(dtype) if wide is not dtype else found
+    return found.to(dtype) if dtype.is_floating_point else found
 
 
 def cross_entropy(
@@ -160,7 +160,7 @@ def cross_entropy(
     if not indices:
         target = torch.where(mask.unsqueeze(1), target, target.new_zeros(()))
         return _reduced("cross_entropy", F.cross_entropy(input, target, **options), mask, reduction)
-    counted = mask & (target != ignore_index)
+    counted = mask & (target.long() != ignore_index)  # of bytes, -100 would be class 156
     target = torch.where(counted, target, target.new_zeros(()))
     loss = F.cross_entropy(input, target, **options)
     weights = None if weight is None else weight[target.long()]  # bytes would be a mask
