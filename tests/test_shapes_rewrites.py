@@ -135,8 +135,17 @@ REWRITES = [
     (
         "r = len(torch.unique(labels))",
         Facts("unique"),
-        "r = (labels.flatten().sort().values.diff() != 0).sum() + 1",
+        "r = ((ordered := labels.flatten().sort().values)[1:] != ordered[:-1]).sum() + (ordered.numel() > 0)",
     ),
+    (
+        "x = x.detach(); x[:3] = torch.tensor([1, -1, -1]) * torch.inf; r = len(torch.unique(x))",
+        Facts("unique"),
+        None,
+    ),
+    ("x = x.detach(); x[:3] = torch.nan; r = len(torch.unique(x))", Facts("unique"), None),
+    ("x = x.detach(); x[1:3] = torch.nan; r = len(torch.unique_consecutive(x))", Facts("unique"), None),
+    ("r = len(torch.unique(x[:0]))", Facts("unique"), None),
+    ("r = torch.unique(corners).numel()", Facts("unique"), None),
     (
         "r = torch.bincount(classes)",
         Facts("bincount"),
@@ -152,7 +161,26 @@ REWRITES = [
     ("r = x if (x > 0).any() else y", Facts("item"), "r = torch.where((x > 0).any(), x, y)"),
     ("r = x[:int(count)].sum()", Facts("item"), None),
     ("r = rows[:count].sum()", Facts("item"), None),
-    ("r = x * count.item()", Facts("item"), "r = x * count"),
+    (
+        "r = x[:int(count / 3)].sum()",
+        Facts("item"),
+        "r = torch.where((torch.arange(x.shape[0]) < (count / 3).long())"
+        ".reshape(-1, *[1] * (x.dim() - 1)), x, 0).sum()",
+    ),
+    ("n = count + 0.5; r = rows[:int(n)].sum()", Facts("item"), None),
+    ("r = x * count.item()", Facts("item"), "r = x * count.detach()"),
+    ("r = x.sum() / y.max().item()", Facts("item"), "r = x.sum() / y.max().detach()"),
+    ("r = x * float(y[0]) + float('2')", Facts("item"), "r = x * y[0].detach() + float('2')"),
+    ("r = x * int(y[0] * 4)", Facts("item"), "r = x * (y[0] * 4).long()"),
+    ("r = x * bool(y[0]) + bool(y[1] > 0)", Facts("item"), None),
+    (
+        "r = x[:int(count)].sum() / y.max().item()",
+        Facts("item"),
+        "r = x[:int(count)].sum() / y.max().detach()",
+    ),
+    ("r = x[:2] * torch.zeros(int(count)).sum() * y[0].item()", Facts("item"), None),
+    ("r = x if int(count / 3) > 0 else y * y[0].item()", Facts("item"), None),
+    ("r = x / 2 + y ** 2 if count > 3 else y.pow(3).div(4)", Facts("item"), None),
 ]
 
 
@@ -208,6 +236,15 @@ def test_equals_the_line(code: str, facts: Facts, text: str | None) -> None:
         ("x[mask] = x[mask] - x[other].mean()", Facts("index_put")),
         ("x[mask] = x[mask].log(base=y[mask])", Facts("index_put")),
         ("r = print(count.item()) if count.item() > 3 else None", Facts("item")),
+        ("r = x.sum() / n if n > 0 else x.sum() * 2", Facts("item")),
+        ("r = x if n <= 0 else torch.div(x, n)", Facts("item")),
+        ("r = x.log() if x.min() > 0 else x", Facts("item")),
+        ("r = x ** -1 if x.min() > 0 else x", Facts("item")),
+        ("r = x if x.min() < 0 else (x + 1).sqrt() * 2", Facts("item")),
+        ("r = x.norm() if n > 0 else x.sum()", Facts("item")),
+        ("r = x.pow(n) if n > 0 else x", Facts("item")),
+        ("r = x[:-int(n)].sum()", Facts("item")),
+        ("r = x[:int(n) - 3].sum()", Facts("item")),
         ("x[mask] = y[other]", Facts("index_put")),
         ("x[mask] = torch.cat([y[mask], y])", Facts("index_put")),
         ("x[mask] = f(x[mask])", Facts("index_put")),

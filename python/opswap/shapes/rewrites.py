@@ -95,6 +95,57 @@ _GUARDED = {
     **dict.fromkeys(("exp", "expm1", "log", "log1p", "log2", "pow", "reciprocal", "rsqrt", "sqrt"), 0),
     "div": 1,
 }
+_QUOTIENTS = (
+    *("div", "divide", "true_divide", "floor_divide", "fmod", "remainder"),
+    *("div_", "divide_", "true_divide_", "floor_divide_", "fmod_", "remainder_"),
+)
+# Functions and methods whose value or gradient may be infinite, or not a number, for finite arguments.
+_UNBOUNDED = frozenset(
+    (
+        *_QUOTIENTS,
+        *(
+            "acos",
+            "acosh",
+            "asin",
+            "arccos",
+            "arccosh",
+            "arcsin",
+            "arctanh",
+            "atan2",
+            "atanh",
+            "cosh",
+            "sinh",
+        ),
+        *(
+            "addcdiv",
+            "cdist",
+            "cosine_similarity",
+            "cov",
+            "corrcoef",
+            "det",
+            "digamma",
+            "dist",
+            "erfinv",
+            "exp",
+        ),
+        *(
+            "exp2",
+            "expm1",
+            "float_power",
+            "hypot",
+            "inv",
+            "inverse",
+            "lgamma",
+            "log",
+            "log10",
+            "log1p",
+            "log2",
+        ),
+        *("logdet", "logit", "norm", "pinverse", "pow", "reciprocal", "renorm", "rsqrt", "slogdet", "solve"),
+        *("exp_", "log_", "pow_", "reciprocal_", "rsqrt_", "sqrt_", "vector_norm", "matrix_norm", "xlogy"),
+        *("sqrt", "std", "std_mean", "tan", "var", "var_mean", "nanmean", "logsumexp", "svd", "eigh", "qr"),
+    )
+)
 
 
 def rewrite(statement: ast.stmt, facts: Facts) -> str:
@@ -195,6 +246,9 @@ class _Replacer(ast.NodeTransformer):
             if text is not None:
                 self.found = True
                 return ast.parse(text, mode="eval").body
+        if isinstance(node, ast.Subscript) and self._facts.op == "item":
+            node.value = self.visit(node.value)  # an index reads the number again
+            return node
         return self.generic_visit(node)
 
 
@@ -459,7 +513,8 @@ def _count_of_unique(node: ast.expr, facts: Facts) -> str | None:
         return None
     flat = f"{_text(call[1][0])}.flatten()"
     ordered = flat if call[0] == "unique_consecutive" else f"{flat}.sort().values"
-    return f"({ordered}.diff() != 0).sum() + 1"
+    # Not by diff(), which is NaN between two infinities.
+    return f"((ordered := {ordered})[1:] != ordered[:-1]).sum() + (ordered.numel() > 0)"
 
 
 def _bincount(node: ast.expr, facts: Facts) -> str | None:
@@ -488,19 +543,46 @@ def _choice(node: ast.expr, facts: Facts) -> str | None:
     for part in (node.body, node.orelse):
         if isinstance(part, ast.Constant) and not isinstance(part.value, (int, float)):
             return None  # torch.where has tensors and numbers
+        if _may_be_infinite(part):
+            return None  # torch.where multiplies the gradient of the side that it leaves out by 0
     return f"torch.where({_tensor(node.test)}, {ast.unparse(node.body)}, {ast.unparse(node.orelse)})"
 
 
+def _may_be_infinite(node: ast.expr) -> bool:
+    """True if the value or gradient of an expression may be infinite: of a quotient, a power, a logarithm, ..."""
+    for n in ast.walk(node):
+        if isinstance(n, ast.BinOp):
+            if isinstance(n.op, (ast.Div, ast.FloorDiv, ast.Mod)) and not _is_constant(n.right):
+                return True
+            if isinstance(n.op, ast.Pow) and not _is_smooth_exponent(n.right):
+                return True
+        call = _call(n) if isinstance(n, ast.expr) else None
+        if call is None or call[0] not in _UNBOUNDED:
+            continue
+        numbers = [*call[1][1:], *call[2].values()]
+        if call[0] in ("pow", "float_power") and len(numbers) == 1 and _is_smooth_exponent(numbers[0]):
+            continue
+        if call[0] in _QUOTIENTS and len(numbers) == 1 and _is_constant(numbers[0]):
+            continue
+        return True
+    return False
+
+
+def _is_smooth_exponent(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and (node.value >= 1)
+
+
 def _number(node: ast.expr, facts: Facts) -> str | None:
-    """x.item(), float(x) among tensors: the tensor itself will do."""
+    """x.item(), float(x) among tensors: the tensor itself will do, without its gradient."""
     if not isinstance(node, ast.BinOp):
         return None
-    text = _tensor(node)
+    text = _tensor(node, ".detach()")
     return None if text == ast.unparse(node) else text
 
 
 def _first_rows(node: ast.expr, facts: Facts) -> str | None:
-    """x[:n].sum(): n, a number made of a tensor, becomes a mask."""
+    """x[:n].sum(): n, a number made of a tensor, becomes a mask. None if a sign or difference may make n negative,
+    which counts from the end."""
     call = _call(node)
     part = call[1][0] if call is not None and call[1] else None
     if (
@@ -513,22 +595,44 @@ def _first_rows(node: ast.expr, facts: Facts) -> str | None:
     cut = part.slice
     if cut.lower is not None or cut.step is not None or cut.upper is None or len(call[1]) > 1 or call[2]:
         return None
+    if any(isinstance(n, (ast.USub, ast.Sub)) for n in ast.walk(cut.upper)):
+        return None
     x = ast.unparse(part.value)
     rows = f"torch.arange({_text(part.value)}.shape[0]) < {_tensor(cut.upper)}"
     return f"torch.where(({rows}).reshape(-1, *[1] * ({_text(part.value)}.dim() - 1)), {x}, 0).sum()"
 
 
-def _tensor(node: ast.expr) -> str:
-    """The expression with the tensors in place of x.item(), int(x), float(x) and bool(x)."""
-    return ast.unparse(_Tensors().visit(copy.deepcopy(node)))
+def _tensor(node: ast.expr, kept: str = "") -> str:
+    """The expression with the tensors in place of x.item(), int(x), float(x) and bool(x).
+
+    Args: kept: what is put behind a tensor whose gradient could go on, which that of a number does not.
+    """
+    return ast.unparse(_Tensors(kept).visit(copy.deepcopy(node)))
 
 
 class _Tensors(ast.NodeTransformer):
+    def __init__(self, kept: str) -> None:
+        self._kept = kept
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        node.value = self.visit(node.value)  # but no index, which is a number again
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         call = _call(node)
-        if call is not None and call[0] in ("item", "int", "float", "bool") and len(call[1]) == 1:
-            return self.visit(call[1][0])
-        return self.generic_visit(node)
+        if call is None or call[0] not in ("item", "int", "float", "bool") or len(call[1]) != 1:
+            # Of the arguments int(x) may be a size.
+            sizes = {id(a): a for a in node.args if (found := _call(a)) is not None and found[0] == "int"}
+            node.func = self.visit(node.func)
+            node.args = [a if id(a) in sizes else self.visit(a) for a in node.args]
+            node.keywords = [self.visit(k) for k in node.keywords]
+            return node
+        name, (x,), _ = call
+        if not any(isinstance(n, ast.Name) for n in ast.walk(x)):
+            return node  # float("inf")
+        text = _text(_Tensors("").visit(x))
+        behind = {"int": ".long()", "bool": ".bool()"}.get(name, self._kept)
+        return ast.parse(f"{text}{behind}", mode="eval").body
 
 
 _Rewrite = Callable[[ast.expr, Facts], "str | None"]
