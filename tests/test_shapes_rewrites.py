@@ -170,8 +170,8 @@ REWRITES = [
     ("n = count + 0.5; r = rows[:int(n)].sum()", Facts("item"), None),
     ("r = x * count.item()", Facts("item"), "r = x * count.detach()"),
     ("r = x.sum() / y.max().item()", Facts("item"), "r = x.sum() / y.max().detach()"),
-    ("r = x * float(y[0]) + float('2')", Facts("item"), "r = x * y[0].detach() + float('2')"),
-    ("r = x * int(y[0] * 4)", Facts("item"), "r = x * (y[0] * 4).long()"),
+    ("r = x * float(y[0].item()) + float('2')", Facts("item"), "r = x * y[0].detach() + float('2')"),
+    ("r = x * int((y[0] * 4).item())", Facts("item"), "r = x * (y[0] * 4).long()"),
     ("r = x * bool(y[0]) + bool(y[1] > 0)", Facts("item"), None),
     (
         "r = x[:int(count)].sum() / y.max().item()",

@@ -247,8 +247,8 @@ class _Replacer(ast.NodeTransformer):
                 self.found = True
                 return ast.parse(text, mode="eval").body
         if isinstance(node, ast.Subscript) and self._facts.op == "item":
-            node.value = self.visit(node.value)  # an index reads the number again
-            return node
+            value = self.visit(node.value)  # not the index, which reads the number again
+            return ast.Subscript(value, node.slice, node.ctx)  # type: ignore[arg-type]
         return self.generic_visit(node)
 
 
