@@ -243,6 +243,8 @@ def test_equals_the_line(code: str, facts: Facts, text: str | None) -> None:
         ("r = x if x.min() < 0 else (x + 1).sqrt() * 2", Facts("item")),
         ("r = x.norm() if n > 0 else x.sum()", Facts("item")),
         ("r = x.pow(n) if n > 0 else x", Facts("item")),
+        ("r = x if not x.any() else y", Facts("item")),
+        ("r = x if n > 0 and y.any() else y", Facts("item")),
         ("r = x[:-int(n)].sum()", Facts("item")),
         ("r = x[:int(n) - 3].sum()", Facts("item")),
         ("x[mask] = y[other]", Facts("index_put")),

@@ -540,6 +540,8 @@ def _choice(node: ast.expr, facts: Facts) -> str | None:
     """a if condition else b."""
     if not isinstance(node, ast.IfExp):
         return None
+    if any(isinstance(n, (ast.BoolOp, ast.Not)) for n in ast.walk(node.test)):
+        return None  # these ask for Python's own True and False
     for part in (node.body, node.orelse):
         if isinstance(part, ast.Constant) and not isinstance(part.value, (int, float)):
             return None  # torch.where has tensors and numbers
