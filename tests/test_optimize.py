@@ -433,6 +433,31 @@ def test_measuring_leaves_no_trace(net: type[nn.Module]) -> None:
     assert all(p.grad is None for p in model.parameters()) and X.grad is None
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_inputs_that_the_forward_writes_to_stay_as_they_are(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, seen = optimizing.step, []
+
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 16, 1, bias=False), nn.BatchNorm2d(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.norm(self.conv(x.mul_(2.0))))
+
+    def recorded(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen.append(inputs[0].max().item())
+        step(model, inputs)
+
+    monkeypatch.setattr(optimizing, "step", recorded)
+    x = torch.ones(2, 3, 64, 64)
+    opswap.optimize(Doubling().train(training), example_inputs=(x,))
+    assert x.unique().tolist() == [1.0] and x._version == 0
+    assert max(seen) < 2.0**100  # copies of each round, so that values do not grow
+
+
 def test_a_copy_of_model_and_optimizer() -> None:
     model = Net()
     optimizer = sgd(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from opswap.memory.switches import flush_state_kept, reuse_kept
 
 from .api import select_rules, swap
 from .capture.dry_run import DryRuns
-from .capture.quiet import generators_kept, quiet_copy
+from .capture.quiet import copied_inputs, generators_kept, quiet_copy
 from .planning.contiguity import Contiguity
 from .planning.gains import losing_formats
 from .planning.planner import make_plan
@@ -183,7 +183,7 @@ class _Work:
             stock, swapped = stock.to(self.dtype), swapped.to(self.dtype)
         inputs = self.inputs
         swap(swapped, exact=self.exact, example_inputs=inputs)
-        self.times = in_turn({_STOCK: lambda: step(stock, inputs)})
+        self.times = in_turn({_STOCK: _Step(stock, inputs)})
         if self.reuse:
             _reuse()
         forms = {_REUSED: (stock, False), _FLUSHED: (stock, self.flush), _SWAPPED: (swapped, self.flush)}
@@ -192,13 +192,13 @@ class _Work:
             formatted = quiet_copy(swapped, stock=False)
             install_input_format(formatted, memory_format)
             try:
-                step(formatted, inputs)
+                step(formatted, copied_inputs(inputs))
                 forms[_FORMATTED] = (formatted, self.flush)
             except Exception as error:
                 self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
         if not self.flush:
             del forms[_FLUSHED]
-        steps = {name: _flushing(flush, form, inputs) for name, (form, flush) in forms.items()}
+        steps = {name: _Step(form, inputs, flush) for name, (form, flush) in forms.items()}
         self.times |= in_turn(steps)
         self.times.setdefault(_FLUSHED, self.times[_REUSED])
 
@@ -235,15 +235,26 @@ class _Work:
         return _LAST, "channels_last, by rule: pass example_inputs to measure"
 
 
-def _flushing(flush: bool, model: nn.Module, inputs: tuple[Any, ...]) -> Callable[[], None]:
-    """A step, with denormal numbers flushed or not, if this processor has a switch for it."""
+class _Step:
+    """A step on copies of the inputs, which a forward may write to; `in_turn` makes them anew outside of the time.
 
-    def run() -> None:
-        with suppress(RuntimeError):
-            set_flushing(flush)
-        step(model, inputs)
+    flush: denormal numbers flushed or not, if this processor has a switch for it; None leaves it as it is.
+    """
 
-    return run
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...], flush: bool | None = None) -> None:
+        self._model, self._inputs, self._flush = model, inputs, flush
+        self._own: tuple[Any, ...] = ()
+
+    def prepare(self) -> None:
+        """Make the copies."""
+        self._own = ()  # frees the last ones first
+        self._own = copied_inputs(self._inputs)
+
+    def __call__(self) -> None:
+        if self._flush is not None:
+            with suppress(RuntimeError):
+                set_flushing(self._flush)
+        step(self._model, self._own)
 
 
 @contextmanager
