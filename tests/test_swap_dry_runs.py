@@ -99,11 +99,10 @@ RUNS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
     "verify": lambda m, x: opswap.verify(m, (x,)),
     "explain": lambda m, x: opswap.explain(opswap.swap(m), x),
 }
+DRY = {name: run for name, run in RUNS.items() if name != "swap"}
 
 
-@pytest.mark.parametrize(
-    "run", [v for k, v in RUNS.items() if k != "swap"], ids=[k for k in RUNS if k != "swap"]
-)
+@pytest.mark.parametrize("run", DRY.values(), ids=DRY)
 def test_nothing_stays_written(run: Callable[[nn.Module, Tensor], Any]) -> None:
     model, x = made()
     model(x)
@@ -121,3 +120,47 @@ def test_a_run_that_fails_is_taken_back() -> None:
     with pytest.raises(ValueError, match="does not run on example_inputs"):
         opswap.swap(nn.Sequential(model, nn.Linear(1000, 2)), example_inputs=(x,))
     assert state()[1:] == before
+
+
+class Sealed(type):
+    def __delattr__(cls, name: str) -> None:
+        raise TypeError("sealed")
+
+
+class Mark(metaclass=Sealed):
+    seen: bool
+
+
+class Generating(nn.Module):
+    """Draws from a generator of its own, whose member in C is another number at each read, and writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+        self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.rand(1, generator=self.generator)
+        self.last = torch.relu(self.norm(self.conv(x))) + noise
+        return self.last
+
+
+class Marking(Generating):
+    def forward(self, x: Tensor) -> Tensor:
+        Mark.seen = True
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Generating, Marking])
+@pytest.mark.parametrize("run", DRY.values(), ids=DRY)
+def test_what_cannot_be_put_back_stops_nothing(
+    run: Callable[[nn.Module, Tensor], Any], kind: type[Generating]
+) -> None:
+    model, x = made()
+    writer = kind()
+    if "seen" in vars(Mark):
+        type.__delattr__(Mark, "seen")
+    run(model.append(writer), x)
+    assert writer.last is None
+    assert model(x) is writer.last

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CellType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -73,7 +74,7 @@ class Ledger:
         if isinstance(attributes, dict):
             attributes = {k: (v, _elements(v)) for k, v in tuple(attributes.items())}
         self._copies[id(value)] = value, _elements(value), attributes
-        self._slots += [(value, member, _held(member, value)) for member in slots_of(type(value))]
+        self._slots += [(value, member, _held(member, value)) for member in slots_of(type(value)) if _is_declared(member)]
 
     def field(self, holder: Any, name: str) -> None:
         """Remember an attribute of a Python module, a class, a function or a cell."""
@@ -93,7 +94,8 @@ class Ledger:
                 owns = written.owns(holder, name)
                 (ours if owns else others).append(f"{owner}.{name}")
                 if owns and restore:
-                    _set(holder, name, then)
+                    with suppress(Exception):  # a metaclass may refuse; the others are restored all the same
+                        _set(holder, name, then)
         for value, elements, attributes in self._copies.values():
             if isinstance(attributes, dict):
                 _compare(value, attributes, written, restore, ours, others)
@@ -113,6 +115,11 @@ class Ledger:
             elif written.reads(value, name):
                 others.append(f"the attribute {name!r}")
         return ours, others
+
+
+def _is_declared(member: MemberDescriptorType) -> bool:
+    """True for a member of `__slots__`; one in C, as `torch.Generator._cdata`, may be a new object at each read."""
+    return "__slots__" in vars(member.__objclass__)
 
 
 def _held(member: MemberDescriptorType, value: Any) -> Any:
