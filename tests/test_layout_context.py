@@ -401,6 +401,24 @@ def test_inference_mode_and_no_grad() -> None:
     assert only(report, "lost").count == 2
 
 
+@pytest.mark.parametrize("name", ["bytes", "lstm", "dropout", "bilinear"])
+def test_inference_mode_runs_the_kernels_that_run_without_the_checker(name: str) -> None:
+    x, lstm = torch.rand(2, 3, 8, 17), nn.LSTM(17, 5, 2, dropout=0.3)
+    run = {
+        "bytes": lambda: F.interpolate((x * 255).byte(), scale_factor=1.9, mode="bilinear"),
+        "lstm": lambda: lstm(x[0])[0],
+        "dropout": lambda: F.dropout(x, 1.0),
+        "bilinear": lambda: F.interpolate(x, scale_factor=1.9, mode="bilinear"),
+    }[name]
+    with torch.inference_mode():
+        state = torch.get_rng_state()
+        expected, after = run(), torch.get_rng_state()
+        torch.set_rng_state(state)
+        with check():
+            got = run()
+    assert torch.equal(got, expected) and torch.equal(torch.get_rng_state(), after)
+
+
 def _distributed(rank: int) -> None:
     torch.manual_seed(0)
     model, x = lossy()

@@ -17,6 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -39,6 +40,7 @@ __all__ = [
     "can_write_autograd",
     "compile_lock",
     "compiled_graphs",
+    "composite_kernel",
     "constant_in_graphs",
     "current_node",
     "dispatch_modes",
@@ -471,6 +473,23 @@ DispatchMode: Any = _find("torch.utils._python_dispatch", "TorchDispatchMode") o
 no_dispatch: Any = _find("torch._C", "_DisableTorchDispatch") or contextlib.nullcontext
 # The class of operators; without the name, none is known to be one.
 OpOverload: Any = _find("torch._ops", "OpOverload") or ()
+_has_kernel = _find("torch._C", "_dispatch_has_kernel_for_dispatch_key")
+_dispatch_key = getattr(_find("torch._C", "DispatchKey"), "CompositeImplicitAutograd", None)
+
+
+def composite_kernel(func: Any) -> Callable[..., Any] | None:
+    """torch's own kernel in C++ of an operator that consists of others, None if it has none.
+
+    `decompose` prefers decompositions in Python, which round and draw otherwise. In a torch that lacks a name, None:
+    such operators are seen as a whole.
+    """
+    if not (_has_kernel and _dispatch_key and hasattr(func, "_op_dk")):
+        return None
+    if not _has_kernel(func.name(), "CompositeImplicitAutograd"):
+        return None
+    return partial(func._op_dk, _dispatch_key)
+
+
 # Without these names a backward operator has no line of its own, and is shown at the line that called backward.
 sequence_number: Callable[[], int] = _find("torch._C._autograd", "_get_sequence_nr") or (lambda: 0)
 current_node: Callable[[], Any] = _find("torch._C", "_current_autograd_node") or (lambda: None)

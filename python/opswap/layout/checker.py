@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from opswap._torch import OpOverload
+from opswap._torch import OpOverload, composite_kernel
 from opswap.finding import Finder, Locator, Origin, short_path
 from opswap.finding.mode import FinderMode
 from opswap.finding.operators import tensors_in
@@ -117,10 +117,10 @@ class _Mode(FinderMode):
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):
             # Without autograd, composite operators come as a whole; elsewhere their parts do.
-            with self:
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
+            kernel = composite_kernel(func)
+            if kernel is not None:
+                with self:
+                    return kernel(*args, **kwargs)
         known = self._known.get(id(func)) or self._know(func)
         start = perf_counter_ns()
         try:
