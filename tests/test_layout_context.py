@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import tracemalloc
 import warnings
@@ -417,6 +418,28 @@ def test_inference_mode_runs_the_kernels_that_run_without_the_checker(name: str)
         with check():
             got = run()
     assert torch.equal(got, expected) and torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_pass(inference: bool) -> None:
+    _, x = lossy()
+    with torch.inference_mode(inference):
+        expected = torch.nested.nested_tensor([x[0], x[1]]).sin().transpose(1, 2).unbind()[0]
+        with check() as report:
+            nested = torch.nested.nested_tensor([x[0], x[1]]).sin().transpose(1, 2)
+            got = nested.unbind()[0]
+            nested.contiguous().reshape(2, *expected.shape)
+    assert torch.equal(got, expected) and not report.findings
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_sizes_under_a_trace_are_numbers() -> None:
+    model, x = in_channels_last(nn.Conv2d(4, 4, 3, padding=1), 2, 4, 8, 8)
+    with check() as report:
+        torch.jit.trace(model.requires_grad_(False), x.detach())
+    sites = json.loads(report.to_json())["sites"]
+    assert sites and all(site["shapes"] == [[2, 4, 8, 8]] for site in sites)
 
 
 def _distributed(rank: int) -> None:

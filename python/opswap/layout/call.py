@@ -164,4 +164,4 @@ def _operand(tensor: Tensor, marks: Marks) -> Operand:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is _STRIDED and not tensor.is_meta
+    return tensor.layout is _STRIDED and not (tensor.is_meta or tensor.is_nested)

@@ -117,7 +117,8 @@ class _Mode(FinderMode):
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):
             # Without autograd, composite operators come as a whole; elsewhere their parts do.
-            kernel = composite_kernel(func)
+            nested = any(t.is_nested for t in tensors_in((*args, *kwargs.values())))  # has kernels of its own
+            kernel = None if nested else composite_kernel(func)
             if kernel is not None:
                 with self:
                     return kernel(*args, **kwargs)
@@ -173,6 +174,8 @@ class _Mode(FinderMode):
         if not self._observer.is_refusal(error):
             return
         for tensor in tensors_in(args):
+            if tensor.is_nested:
+                continue
             known = self._observer.marks.get(storage_key(tensor))
             if format_of(tensor) is Format.LAST or known is not None:
                 with self._lock:

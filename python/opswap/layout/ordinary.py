@@ -126,7 +126,7 @@ def _bytes(value: Any, marks: Marks) -> int:
         return 0 if type(value) in _SCALARS else -1
     if value.dim() < 2:
         return 0
-    if value.layout is not _STRIDED or not value.is_cpu:
+    if value.layout is not _STRIDED or not value.is_cpu or value.is_nested:
         return -1
     if value.is_contiguous() or not value.is_contiguous(memory_format=_LAST):
         return -1

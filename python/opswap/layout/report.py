@@ -39,13 +39,14 @@ class LayoutSite(Site):
 
     @staticmethod
     def of(tally: Tally) -> LayoutSite:
+        shapes = [tuple(map(int, shape)) for shape in tally.shapes]  # tensors under torch.jit.trace
         return LayoutSite.at(
             tally.origin,
             status=tally.status,
             op=tally.op,
             count=tally.count,
             bytes=tally.bytes,
-            shapes=tuple(tally.shapes),
+            shapes=tuple(dict.fromkeys(shapes)),
             hint=tally.hint,
             allowed=tally.allowed,
             seconds=tally.nanoseconds * 1e-9,

@@ -74,7 +74,9 @@ class Ledger:
         if isinstance(attributes, dict):
             attributes = {k: (v, _elements(v)) for k, v in tuple(attributes.items())}
         self._copies[id(value)] = value, _elements(value), attributes
-        self._slots += [(value, member, _held(member, value)) for member in slots_of(type(value)) if _is_declared(member)]
+        self._slots += [
+            (value, member, _held(member, value)) for member in slots_of(type(value)) if _is_declared(member)
+        ]
 
     def field(self, holder: Any, name: str) -> None:
         """Remember an attribute of a Python module, a class, a function or a cell."""
