@@ -435,9 +435,9 @@ def test_nested_tensors_pass(inference: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_sizes_under_a_trace_are_numbers() -> None:
-    model, x = in_channels_last(nn.Conv2d(4, 4, 3, padding=1), 2, 4, 8, 8)
+    x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
     with check() as report:
-        torch.jit.trace(model.requires_grad_(False), x.detach())
+        torch.jit.trace(nn.Conv2d(4, 4, 3, padding=1), x)(x)
     sites = json.loads(report.to_json())["sites"]
     assert sites and all(site["shapes"] == [[2, 4, 8, 8]] for site in sites)
 
