@@ -95,57 +95,20 @@ _GUARDED = {
     **dict.fromkeys(("exp", "expm1", "log", "log1p", "log2", "pow", "reciprocal", "rsqrt", "sqrt"), 0),
     "div": 1,
 }
-_QUOTIENTS = (
-    *("div", "divide", "true_divide", "floor_divide", "fmod", "remainder"),
-    *("div_", "divide_", "true_divide_", "floor_divide_", "fmod_", "remainder_"),
-)
+_DIVIDING = """
+    div div_ divide divide_ floor_divide floor_divide_ fmod fmod_ remainder remainder_ true_divide
+    true_divide_
+"""
 # Functions and methods whose value or gradient may be infinite, or not a number, for finite arguments.
-_UNBOUNDED = frozenset(
-    (
-        *_QUOTIENTS,
-        *(
-            "acos",
-            "acosh",
-            "asin",
-            "arccos",
-            "arccosh",
-            "arcsin",
-            "arctanh",
-            "atan2",
-            "atanh",
-            "cosh",
-            "sinh",
-        ),
-        *(
-            "addcdiv",
-            "cdist",
-            "cosine_similarity",
-            "cov",
-            "corrcoef",
-            "det",
-            "digamma",
-            "dist",
-            "erfinv",
-            "exp",
-        ),
-        *(
-            "exp2",
-            "expm1",
-            "float_power",
-            "hypot",
-            "inv",
-            "inverse",
-            "lgamma",
-            "log",
-            "log10",
-            "log1p",
-            "log2",
-        ),
-        *("logdet", "logit", "norm", "pinverse", "pow", "reciprocal", "renorm", "rsqrt", "slogdet", "solve"),
-        *("exp_", "log_", "pow_", "reciprocal_", "rsqrt_", "sqrt_", "vector_norm", "matrix_norm", "xlogy"),
-        *("sqrt", "std", "std_mean", "tan", "var", "var_mean", "nanmean", "logsumexp", "svd", "eigh", "qr"),
-    )
-)
+_GROWING = """
+    acos acosh addcdiv arccos arccosh arcsin arctanh asin atan2 atanh cdist corrcoef cosh
+    cosine_similarity cov det digamma dist eigh erfinv exp exp2 exp_ expm1 float_power hypot inv
+    inverse lgamma log log10 log1p log2 log_ logdet logit logsumexp matrix_norm nanmean norm
+    pinverse pow pow_ qr reciprocal reciprocal_ renorm rsqrt rsqrt_ sinh slogdet solve sqrt sqrt_
+    std std_mean svd tan var var_mean vector_norm xlogy
+"""
+_QUOTIENTS = frozenset(_DIVIDING.split())
+_UNBOUNDED = _QUOTIENTS | frozenset(_GROWING.split())
 
 
 def rewrite(statement: ast.stmt, facts: Facts) -> str:
