@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from opswap.swap.capture.later_code import LaterCode
 from swapping import images
 
 
@@ -33,6 +34,7 @@ class Own(nn.Module):
     """A user's module below the called child."""
 
     callback: Any = None
+    calls = 1000
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,12 +44,17 @@ class Own(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps += 1
+        type(self).calls += 1
         for call in (self.callback, self.function, self.keeper):
             x = x if call is None else call(x)
         return self.finish(x)
 
     def finish(self, x: Tensor) -> Tensor:
-        return x
+        return x if self.shift is None else x + 0
+
+    @property
+    def shift(self) -> Any:
+        return None
 
 
 class Child(nn.Sequential):
@@ -216,16 +223,36 @@ def test_the_class_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     def finish(self: Own, x: Tensor) -> Tensor:
         return writer(held[0])(x)
 
-    assert runs(model)
     x = images()
-    for name in ("finish", "callback"):
+    shift = property(lambda self: writer(held[0])(x))
+    for name, value in (("finish", finish), ("callback", finish), ("shift", shift)):
         with monkeypatch.context() as patched:
-            patched.setattr(Own, name, finish)
+            model.groups = 2
+            assert runs(model)
+            patched.setattr(Own, name, value)
             outputs = []
             for m in (stock, model):
                 held[0], m.groups = m, 2
                 outputs.append([m(x) for _ in range(3)])
             torch.testing.assert_close(*outputs)
+
+
+def test_counters_are_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules are looked at anew when something changes that may run code, not in every call."""
+    model = opswap.swap(Parent())
+    looks: list[Any] = []
+    look = LaterCode._look
+
+    def counted(self: LaterCode, *args: Any) -> None:
+        looks.append(self)
+        look(self, *args)
+
+    monkeypatch.setattr(LaterCode, "_look", counted)
+    assert runs(model) and looks
+    looks.clear()
+    assert runs(model) and not looks
+    model.child[1][1].function = writer(model)
+    assert not runs(model) and looks
 
 
 def test_what_is_taken_away_again() -> None:

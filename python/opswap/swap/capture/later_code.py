@@ -21,7 +21,7 @@ from ..runtime.outside import Outside
 from ..runtime.purity import USER
 from ..runtime.snapshot import owner_of_class
 from ..runtime.state import forward_of
-from .unseen import LISTS_OF_MODULES, code_among, hooks_below, set_on, what_hooks_may_change, what_may_change
+from .unseen import LISTS_OF_MODULES, code_of, hooks_below, set_on, what_hooks_may_change, what_may_change
 
 __all__ = ["LaterCode"]
 
@@ -80,11 +80,11 @@ class LaterCode:
         """What is another object if and only if code below has changed."""
         below = self._below()
         for base in _classes_of_users(below):
-            yield from code_among(vars(base).values())
+            yield from code_of(vars(base)).values()
         for module in below:
             cls = type(module)
             yield from (cls, forward_of(cls), module if owner_of_class(cls) == USER else None)
-            yield from code_among(set_on(module).values())
+            yield from (v if callable(v) else type(v) for v in set_on(module).values())
 
 
 class _Signs:
@@ -100,13 +100,13 @@ class _Signs:
         self._dicts = list(map(_dict_of, modules))
         self._sizes = list(map(len, self._dicts))
         self._rewritten = [vars(m) for m in modules if is_rewritten(m) and not overridden(m)]
-        self._set = [(vars(m), k, v) for m in modules for k, v in set_on(m).items() if callable(v)]
-        users = set(_classes_of_users(modules))
-        own = [m for m in modules if not users.isdisjoint(type(m).__mro__)]
+        users = _classes_of_users(modules)
+        own = [m for m in modules if not set(users).isdisjoint(type(m).__mro__)]
         holders = {*own, *(m for m in modules if m._modules or isinstance(m, LISTS_OF_MODULES))}
         self._children = [(m._modules, list(m._modules.values())) for m in holders]
-        self._types = [(vars(m), list(map(type, vars(m).values()))) for m in own]
-        self._of_classes = [(vars(cls), list(vars(cls).values())) for cls in users]
+        self._types = [(vars(v), list(map(type, vars(v).values()))) for v in (*own, *users)]
+        self._set = [(vars(m), k, v) for m in modules for k, v in set_on(m).items() if callable(v)]
+        self._set += [(vars(cls), k, v) for cls in users for k, v in code_of(vars(cls)).items()]
 
     def hold(self) -> bool:
         """True if all is as it was."""
@@ -124,13 +124,7 @@ class _Signs:
         for held, types in self._types:
             if list(map(type, held.values())) != types:
                 return False
-        for held, key, value in self._set:
-            if held.get(key) is not value:
-                return False
-        for held, values in self._of_classes:
-            if len(held) != len(values) or any(map(is_not, held.values(), values)):
-                return False
-        return True
+        return all([held.get(key) is value for held, key, value in self._set])  # noqa: C419, a list is faster
 
 
 _dict_of = attrgetter("__dict__")

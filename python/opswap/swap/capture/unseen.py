@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
@@ -31,7 +31,7 @@ from .element_writes import writes_to_others
 __all__ = [
     "LISTS_OF_MODULES",
     "Search",
-    "code_among",
+    "code_of",
     "hooks_below",
     "own_code",
     "set_on",
@@ -254,13 +254,12 @@ def hooks_below(module: nn.Module) -> list[Any]:
 
 def set_on(module: nn.Module) -> dict[str, Any]:
     """What is set on the instance and may run code, by names; without what opswap has set."""
-    held = without_links(vars(module)).items()
-    return {k: v for k, v in held if type(v) not in _DATA and k not in INTERNAL}
+    return {k: v for k, v in code_of(without_links(vars(module))).items() if k not in INTERNAL}
 
 
-def code_among(values: Iterable[Any]) -> list[Any]:
-    """Those of the values that may run code of their own; of what cannot be called the class."""
-    return [v if callable(v) else type(v) for v in values if type(v) not in _DATA]
+def code_of(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the attributes that may run code of their own."""
+    return {k: v for k, v in attributes.items() if type(v) not in _DATA}
 
 
 def own_code(modules: Iterable[nn.Module]) -> list[Any]:
