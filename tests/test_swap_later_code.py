@@ -20,6 +20,9 @@ from opswap.swap.capture.later_code import LaterCode
 from swapping import images
 
 
+pytestmark = pytest.mark.once
+
+
 def shuffle(x: Tensor, groups: int) -> Tensor:
     n, c, h, w = x.size()
     return x.view(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w)

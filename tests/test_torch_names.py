@@ -214,6 +214,7 @@ TOGETHER = [
         "torch._C._DisableTorchDispatch",
         "torch._C._autograd._get_sequence_nr",
         "torch._C._current_autograd_node",
+        "here:torch._C._dispatch_has_kernel_for_dispatch_key",
     ),
     (
         "torch._C._current_graph_task_id",
@@ -240,7 +241,7 @@ TOGETHER = [
         "torch._sync",
         "torch.utils._python_dispatch._disable_current_modes",
     ),
-    ("torch.autograd.forward_ad._set_fwd_grad_enabled",),
+    ("torch.autograd.forward_ad._set_fwd_grad_enabled", "here:torch._C.DispatchKey"),
     (
         "torch._C._profiler._RecordFunctionFast",
         "torch.storage._StorageBase._new_shared",
