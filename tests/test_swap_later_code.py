@@ -19,7 +19,6 @@ import opswap
 from opswap.swap.capture.later_code import LaterCode
 from swapping import images
 
-
 pytestmark = pytest.mark.once
 
 
