@@ -53,6 +53,7 @@ __all__ = [
     "fx_trace",
     "graph_task",
     "half_instructions",
+    "has_hooks",
     "is_compiled_module",
     "is_ordinary",
     "library_takes",
@@ -473,6 +474,16 @@ DispatchMode: Any = _find("torch.utils._python_dispatch", "TorchDispatchMode") o
 no_dispatch: Any = _find("torch._C", "_DisableTorchDispatch") or contextlib.nullcontext
 # The class of operators; without the name, none is known to be one.
 OpOverload: Any = _find("torch._ops", "OpOverload") or ()
+_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def has_hooks(value: Any) -> bool:
+    """True for a module or a tensor that has hooks of its own, which what is merged of it would not call."""
+    names = _MODULE_HOOKS if isinstance(value, torch.nn.Module) else _TENSOR_HOOKS
+    return any(getattr(value, name, None) for name in names)
+
+
 _has_kernel = _find("torch._C", "_dispatch_has_kernel_for_dispatch_key")
 _dispatch_key = getattr(_find("torch._C", "DispatchKey"), "CompositeImplicitAutograd", None)
 

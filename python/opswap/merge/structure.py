@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap._torch import has_hooks
+
 from ..swap.runtime.instance_forward import overridden, without_links
 
 __all__ = ["check_structure", "is_plain", "owned_tensors"]
 
 _NAME = "branches"
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _PLAIN = (Number, str, bytes, type(None), torch.dtype)
 _INTERNAL = frozenset(vars(nn.Module()))
 # What a Linear of its own number of classes may differ in.
@@ -58,7 +58,7 @@ def _check_shared(modules: Sequence[nn.Module]) -> None:
         for path, m in branch.named_modules():
             where = f"branches[{i}]" + (f".{path}" if path else "")
             _claim(places, m, where, "the same module")
-            if any(getattr(m, hooks) for hooks in _HOOKS):
+            if has_hooks(m):
                 raise ValueError(f"{_NAME}: {where} has hooks, which a merged layer would not call")
             if "forward" in vars(m) and overridden(m):
                 raise ValueError(f"{_NAME}: {where} has a forward of its own, put on the instance")
@@ -66,7 +66,7 @@ def _check_shared(modules: Sequence[nn.Module]) -> None:
                 if tensor is None:
                     continue
                 _claim(places, tensor, f"{where}.{name}", "the same tensor")
-                if any(getattr(tensor, hooks, None) for hooks in _TENSOR_HOOKS):
+                if has_hooks(tensor):
                     raise ValueError(
                         f"{_NAME}: {where}.{name} has hooks, which a merged tensor would not call"
                     )

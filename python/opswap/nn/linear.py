@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opswap import functional as F
+from opswap._torch import has_hooks
 from opswap.ops.linear import register_flops
 
 __all__ = ["GroupFC", "GroupedLinear"]
@@ -274,19 +275,15 @@ def _traits(linear: nn.Linear) -> dict[str, object]:
     return traits
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
 def _require_plain(place: str, linear: nn.Linear) -> None:
     """Refuse what one layer in the place of the Linear would not run."""
     own = vars(linear)
-    if any(own.get(hooks) for hooks in _HOOKS):  # also those of weight_norm, spectral_norm and pruning
+    if has_hooks(linear):  # also those of weight_norm, spectral_norm and pruning
         raise ValueError(f"{_NAME}: {place} has hooks, which one layer would not call")
     if own.get("forward") is not own.get("_opswap_forward"):
         raise ValueError(f"{_NAME}: {place} has a forward of its own, put on the instance")
     for name, p in linear.named_parameters():
-        if any(getattr(p, hooks, None) for hooks in _TENSOR_HOOKS):
+        if has_hooks(p):
             raise ValueError(f"{_NAME}: {place}.{name} has hooks, which one parameter would not call")
 
 
