@@ -381,17 +381,18 @@ def test_names_that_tensors_have() -> None:
 
 
 class Below(nn.Module):
-    """Has the convolution one level below, and calls what is in a list."""
+    """Has the convolution one level below, and calls what is in a long list."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(12, 12, 3)
-        self.callbacks: list[Any] = []
+        self.callbacks: list[Any] = [None] * 300
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x) + 0
         for callback in self.callbacks:
-            callback(y)
+            if callback is not None:
+                callback(y)
         return y
 
 
@@ -402,11 +403,11 @@ class Deep(Hooked):
 
 
 def keeps_later(model: Deep) -> None:
-    model.conv.callbacks.append(lambda y: setattr(model, "last", y))
+    model.conv.callbacks[150] = lambda y: setattr(model, "last", y)
 
 
 def test_what_comes_later_is_noticed_at_the_end_of_a_call() -> None:
-    """Nothing tells that a list holds more: one call may use what was read before, and says so."""
+    """Of many values in one list not each is compared: one call may use what was read before, and says so."""
     model = opswap.swap(Deep())
     x = images()
     model(x)

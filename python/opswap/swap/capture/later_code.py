@@ -21,7 +21,16 @@ from ..runtime.outside import Outside
 from ..runtime.purity import USER
 from ..runtime.snapshot import owner_of_class
 from ..runtime.state import forward_of
-from .unseen import LISTS_OF_MODULES, code_of, hooks_below, set_on, what_hooks_may_change, what_may_change
+from .reached import Reached
+from .unseen import (
+    LISTS_OF_MODULES,
+    Search,
+    code_of,
+    hooks_below,
+    search_calls,
+    set_on,
+    what_may_change,
+)
 
 __all__ = ["LaterCode"]
 
@@ -30,8 +39,8 @@ class LaterCode:
     """Whether code of the modules that a rewritten forward calls may write to what it reads, if it came later.
 
     Noticed are: other modules and classes, functions and objects that are set on a user's module or class, functions
-    that are set on a layer of torch, and hooks. torch numbers all hooks of the process: none is new if the next number
-    is as it was.
+    that are set on a layer of torch, hooks, and what their code finds in variables, attributes and containers. torch
+    numbers all hooks of the process: none is new if the next number is as it was.
 
     Args: called: the modules that the forward calls; names: the attributes that it reads, None for all.
     """
@@ -43,33 +52,44 @@ class LaterCode:
         self._number: int | None = None
         self._hooks: list[Callable[[], Any]] = []  # references, which are weak if they can be
         self._by_code = self._by_hooks = ""
+        self._of_code: Reached | None = Reached(search_calls(self._called), self._below())
+        self._of_hooks: Reached | None = None
         self.runs_others = any(map(runs_other_code, self._called))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LaterCode:
         """A copy keeps the answer: hooks are shared with the original, and what they write to is not copied."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
-        copied._called, copied._signs = copy.deepcopy(self._called, memo), None
+        copied._called = copy.deepcopy(self._called, memo)
+        copied._signs = copied._of_code = None
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which has other numbers and identities."""
-        return {**self.__dict__, "_code": None, "_signs": None, "_number": None, "_hooks": []}
+        gone = ("_code", "_signs", "_of_code", "_of_hooks", "_number")
+        return {**self.__dict__, **dict.fromkeys(gone), "_hooks": []}
 
     def conflict(self, module: nn.Module, readers: Iterable[nn.Module], outside: Outside) -> str:
         """See `guards.Later`."""
         number, signs = getattr(RemovableHandle, "next_id", None), self._signs
-        if number is None or number != self._number or signs is None or not signs.hold():
+        if number is None or number != self._number or signs is None or not signs.hold() or not self._hold():
             self._look(module, (tuple(readers), self._names, outside))
             self._number = number
         return self._by_code or self._by_hooks
 
+    def _hold(self) -> bool:
+        return all([r is not None and r.hold() for r in (self._of_code, self._of_hooks)])  # noqa: C419, as below
+
     def _look(self, module: nn.Module, reading: tuple[Any, ...]) -> None:
         hooks, signs, code = hooks_below(module), _Signs(self._below()), list(self._all_code())
-        if not _same(hooks, [reference() for reference in self._hooks]):
-            self._by_hooks = what_hooks_may_change(hooks, *reading) if hooks else ""
-        if self._code is None or not _same(code, self._code):
-            self._by_code = what_may_change(self._called, *reading)
+        known = [reference() for reference in self._hooks]
+        if self._of_hooks is None or not self._of_hooks.hold() or not _same(hooks, known):
+            found = Search(hooks)
+            self._by_hooks, self._of_hooks = what_may_change(found, *reading), Reached(found)
+        known = self._code or []
+        if self._of_code is None or not self._of_code.hold() or not _same(code, known):
+            found = search_calls(self._called)
+            self._by_code, self._of_code = what_may_change(found, *reading), Reached(found, self._below())
         self._hooks, self._signs, self._code = list(map(_reference, hooks)), signs, code
         self.runs_others = bool(hooks) or any(map(runs_other_code, self._called))
 

@@ -43,7 +43,7 @@ from .follow import Follower
 from .texts import Piece, Texts, has_mark, without_marks
 from .trace_frames import raised_by_user
 from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, ExampleValues, Tracer
-from .unseen import what_may_change
+from .unseen import search_calls, what_may_change
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
@@ -306,7 +306,7 @@ class _Explorer:
         """Why what the forward reads may change while it runs: modules that it calls write to it."""
         called = [n.meta["module"] for n in graph.nodes if n.op == "call_module"]
         readers = (self.root, *self.inlined, *reading.modules, *reading.parents)
-        found = what_may_change(called, readers, reading.every_name, outside)
+        found = what_may_change(search_calls(called), readers, reading.every_name, outside)
         reason = f"a module that forward calls may write to {found}, which forward reads"
         return CaptureError(reason) if found else None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
@@ -29,13 +29,15 @@ from .bytecode import reads, resolved, stores
 from .element_writes import writes_to_others
 
 __all__ = [
+    "DATA",
     "LISTS_OF_MODULES",
     "Search",
+    "cell_value",
     "code_of",
     "hooks_below",
     "own_code",
+    "search_calls",
     "set_on",
-    "what_hooks_may_change",
     "what_may_change",
 ]
 
@@ -81,16 +83,16 @@ LISTS_OF_MODULES = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _SETTERS = (setattr, delattr, exec, eval)
 # Classes whose instances run no code of their own.
 _PLAIN = (NoneType, bool, bytes, complex, float, int, str, tuple, list, set, frozenset, dict, OrderedDict)
-_DATA = frozenset((*_PLAIN, torch.Tensor, nn.Parameter, torch.Size, torch.dtype, torch.device))
+DATA = frozenset((*_PLAIN, torch.Tensor, nn.Parameter, torch.Size, torch.dtype, torch.device))
 
 
 class Search:
     """What is reached from values by the names that code mentions.
 
     names: the attributes that are followed, None for all. follow: add those that reached functions mention.
-    Afterwards: `seen` and `containers` by their ids, and of the functions: the names of attributes and global variables
-    that they store, the ids of cells, `anything` if the names are not known, `elements` if they write to those of
-    containers.
+    Afterwards: `seen` and `containers` by their ids, `holders` of attributes, and of the functions: `globals` and
+    `variables`, as which they have other values; the names of attributes and global variables that they store, the ids
+    of cells, `anything` if the names are not known, `elements` if they write to those of containers.
     """
 
     def __init__(self, values: Iterable[Any], names: Iterable[str] | None = (), follow: bool = True) -> None:
@@ -101,7 +103,9 @@ class Search:
         self._names = None if names is None else set(names)
         self._follow = follow
         self.seen: dict[int, Any] = {}
-        self._holders: list[Any] = []
+        self.holders: list[Any] = []
+        self.globals: list[tuple[dict[str, Any], Iterable[str]]] = []
+        self.variables: list[CellType] = []
         self._new = list(values)
         self._run()
 
@@ -112,7 +116,7 @@ class Search:
                 with suppress(Exception):  # as of a weakref.proxy whose object is gone
                     self._look_at(self._new.pop())
             mentioned = None if self._names is None else set(self._names)
-            parts = (v for holder in self._holders for v in self._parts(holder))
+            parts = (v for holder in self.holders for v in self._parts(holder))
             self._new = [v for v in parts if id(v) not in self.seen and not is_plain(v)]
 
     def _look_at(self, value: Any) -> None:
@@ -124,14 +128,14 @@ class Search:
         if len(self.seen) > _MANY:
             self.anything = True
             self._new.clear()
-            self._holders.clear()
+            self.holders.clear()
         elif isinstance(value, FunctionType):
             self._look_in(value)
         elif isinstance(value, type):
-            self._holders.append(value)
+            self.holders.append(value)
         elif isinstance(value, ModuleType):
             if purity.module_kind(value) == purity.USER:
-                self._holders.append(value)
+                self.holders.append(value)
         elif any(value is f for f in _SETTERS):
             self.anything = True
         else:
@@ -155,14 +159,15 @@ class Search:
             if type(value) not in (tuple, partial, MethodType):
                 self.containers[id(value)] = value
         if own:
-            self._holders.append(value)
+            self.holders.append(value)
 
     def _look_in(self, function: FunctionType) -> None:
         code = function.__code__
         if not self._follow:
             return
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        self._new += map(_held, cells.values())
+        self.variables += cells.values()
+        self._new += map(cell_value, cells.values())
         self._new += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         self._new += vars(function).values()  # as __wrapped__
         if purity.owner(code.co_filename, function.__module__ or "") != purity.USER:
@@ -181,6 +186,7 @@ class Search:
                 if found.dynamic:
                     self._names = None
             variables = function.__globals__
+            self.globals.append((variables, found.names))
             self._new += (variables[n] for n in found.names if n in variables)
             with suppress(ImportError):  # a relative import outside of a package
                 self._new += [sys.modules.get(resolved(n, level, variables)) for n, level in found.imports]
@@ -207,7 +213,7 @@ class Search:
 
     def holds(self, name: str) -> bool:
         """True if something that was reached has an attribute of this name."""
-        for holder in self._holders:
+        for holder in self.holders:
             held = (
                 getattr(holder, "__dict__", {}).get(k, ()) for k in ("_parameters", "_buffers", "_modules")
             )
@@ -217,6 +223,10 @@ class Search:
             if any(name in vars(b) for b in cls.__mro__ if owner_of_class(b) == purity.USER):
                 return True
         return False
+
+    def mentioned(self, names: Iterable[str]) -> set[str]:
+        """The attributes of these that code may look up."""
+        return set(filter(self._is_mentioned, tuple(names)))
 
     def _is_mentioned(self, name: str) -> bool:
         return name not in _NOT_CALLED if self._names is None else name in self._names
@@ -229,7 +239,8 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
             yield from _with_inner(inner)
 
 
-def _held(cell: CellType) -> Any:
+def cell_value(cell: CellType) -> Any:
+    """What the variable holds, None if nothing."""
     try:
         return cell.cell_contents
     except ValueError:  # it is empty
@@ -259,7 +270,7 @@ def set_on(module: nn.Module) -> dict[str, Any]:
 
 def code_of(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the attributes that may run code of their own."""
-    return {k: v for k, v in attributes.items() if type(v) not in _DATA}
+    return {k: v for k, v in attributes.items() if type(v) not in DATA}
 
 
 def own_code(modules: Iterable[nn.Module]) -> list[Any]:
@@ -274,37 +285,26 @@ def own_code(modules: Iterable[nn.Module]) -> list[Any]:
     return values
 
 
-def what_may_change(
-    modules: Iterable[nn.Module], readers: Iterable[nn.Module], names: frozenset[str] | None, outside: Outside
-) -> str:
-    """What the calls of modules may write to and a captured forward reads, in words; "" if nothing is known.
-
-    Args: readers: the modules of which the forward reads attributes; names: of these attributes, None for all;
-        outside: what else it reads.
-    """
+def search_calls(modules: Iterable[nn.Module]) -> Search:
+    """What calls of these modules run."""
     below = dict.fromkeys(m for called in modules for m in called.modules())
     found = Search((*own_code(below), *_global_hooks()), ("forward",))
     for module in below:
         found.containers.pop(id(module), None)  # a list of modules that is called itself
     if any(isinstance(m, LazyModuleMixin) for m in below):
         found.stored.update(_OF_LAZY)
-    return _meeting(found, readers, names, outside.watches)
+    return found
 
 
-def what_hooks_may_change(
-    hooks: Iterable[Any], readers: Iterable[nn.Module], names: frozenset[str] | None, outside: Outside
+def what_may_change(
+    written: Search, readers: Iterable[nn.Module], names: frozenset[str] | None, outside: Outside
 ) -> str:
-    """`what_may_change` for hooks."""
-    return _meeting(Search(hooks), readers, names, outside.watches)
+    """What the code that was found may write to and a captured forward reads, in words; "" if nothing is known.
 
-
-def _meeting(
-    written: Search,
-    readers: Iterable[nn.Module],
-    names: frozenset[str] | None,
-    watches: Sequence[tuple[Any, str, Any]],
-) -> str:
-    """What was found to be written and is read: by these modules by name, and of the holders of the watches."""
+    Args: readers: the modules of which the forward reads attributes; names: of these attributes, None for all;
+        outside: what else it reads.
+    """
+    watches = outside.watches
     if written.anything:
         return "an attribute of any name"
     if not written.stored and not written.cells and not (written.elements and written.containers):

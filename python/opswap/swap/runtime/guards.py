@@ -158,9 +158,17 @@ def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
         for child, state in states:
             if type(child) is not state.cls or not unchanged(child, state):
                 return False
-    if not torch.compiler.is_compiling() and record.conflict(module):
+    if record.later is not None and later_conflict(module):
         return False
     return stands(record.outside)
+
+
+def later_conflict(module: nn.Module) -> str:
+    """See `Record.conflict`; torch.compile takes the answer as a constant of the module whose code it traces."""
+    return module._opswap_record.conflict(module)
+
+
+later_conflict.__dict__["_dynamo_marked_constant"] = True
 
 
 def ordinary(input: Any, *others: Any) -> bool:

@@ -323,8 +323,16 @@ _OF_EVERY_MODULE = frozenset(_LOOKED_UP.split())
 _UNUSED = frozenset(f"__{name}__" for name in _DESCRIBING.split())
 
 
-@lru_cache(maxsize=64)
 def _adds_nothing(kind: type, cls: type) -> bool:
+    """A constant for torch.compile, which warns of caches that it traces through."""
+    return _names_nothing(kind, cls)
+
+
+_adds_nothing.__dict__["_dynamo_marked_constant"] = True
+
+
+@lru_cache(maxsize=64)
+def _names_nothing(kind: type, cls: type) -> bool:
     if cls not in kind.__mro__:
         return False
     order = kind.__mro__
