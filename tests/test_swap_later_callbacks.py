@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: MIT
+"""What code below a rewritten forward calls and no module is: functions and objects that come after the swap."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opswap
+from later import Parent, compiled, count_looks, patch, runs, writer
+from swapping import images
+
+pytestmark = pytest.mark.once
+
+
+class Hub:
+    """An object of a user that no module is."""
+
+    then: Any = None
+
+    def __init__(self) -> None:
+        self.plugins: list[Any] = []
+        self.slot = Slotted()
+
+
+class Slotted:
+    __slots__ = ("then",)
+
+    then: Any
+
+
+class Plugin:
+    def run(self, x: Tensor) -> Tensor:
+        return x
+
+
+class WritingPlugin(Plugin):
+    def __init__(self, write: Callable[[Tensor], Tensor]) -> None:
+        self.write = write
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.write(x)
+
+
+HELPERS = types.ModuleType("helpers_of_a_user")
+exec("then = None\ndef through(x):\n    return x if then is None else then(x)", HELPERS.__dict__)
+
+
+THEN: Any = None
+
+
+def through_helpers(x: Tensor) -> Tensor:
+    return HELPERS.through(x)
+
+
+class Calls(nn.Module):
+    """Finds what it calls in containers, variables and objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: list[Any] = []
+        self.queue: deque[Any] = deque(maxlen=4)
+        self.named: dict[str, Any] = {"first": lambda x: x}
+        self.nested: list[Any] = [(1, [])]
+        self.unique: set[Any] = set()
+        self.hub = Hub()
+        then = None
+
+        def through(x: Tensor) -> Tensor:
+            return x if then is None else then(x)
+
+        def change(value: Any) -> None:
+            nonlocal then
+            then = value
+
+        self.through, self.change = through, change
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [*self.listed, *self.queue, *self.named.values(), *self.nested[0][1], *self.unique]
+        for _, nested in self.nested[1:]:
+            found += nested
+        if self.hub.then is not None:
+            found.append(self.hub.then)
+        found += [self.hub.slot.then] if hasattr(self.hub.slot, "then") else []
+        if THEN is not None:
+            found.append(THEN)
+        for call in found:
+            x = call(x)
+        for plugin in self.hub.plugins:
+            x = plugin.run(x)
+        return through_helpers(self.through(x))
+
+
+class Caller(Parent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Sequential(nn.Conv2d(12, 12, 3), Calls())
+
+
+REACHED: dict[str, Callable[[Any, Any, pytest.MonkeyPatch], Any]] = {
+    "list": lambda c, write, _: c.listed.append(write),
+    "deque": lambda c, write, _: c.queue.append(write),
+    "dict": lambda c, write, _: c.named.update(then=write),
+    "value of a dict": lambda c, write, _: c.named.update(first=write),
+    "set": lambda c, write, _: c.unique.add(write),
+    "nested list": lambda c, write, _: c.nested[0][1].append(write),
+    "nested tuple": lambda c, write, _: c.nested.append((2, [write])),
+    "attribute of an object": lambda c, write, _: setattr(c.hub, "then", write),
+    "slot of an object": lambda c, write, _: setattr(c.hub.slot, "then", write),
+    "attribute of the class of an object": lambda c, write, patch: patch.setattr(
+        Hub, "then", staticmethod(write)
+    ),
+    "object in a list of an object": lambda c, write, _: c.hub.plugins.append(WritingPlugin(write)),
+    "method of a class": lambda c, write, patch: (
+        c.hub.plugins.append(Plugin()),
+        patch.setattr(Plugin, "run", lambda self, x: write(x)),
+    ),
+    "variable of a closure": lambda c, write, _: c.change(write),
+    "global variable": lambda c, write, patch: patch.setitem(globals(), "THEN", write),
+    "function of a Python module": lambda c, write, patch: patch.setattr(HELPERS, "through", write),
+    "variable of a Python module": lambda c, write, patch: patch.setattr(HELPERS, "then", write),
+    "function": lambda c, write, patch: patch.setitem(globals(), "through_helpers", write),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("name", REACHED)
+def test_what_code_below_calls(name: str, called: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that it finds when it runs, which are not modules."""
+    stock = Caller()
+    model = opswap.swap(copy.deepcopy(stock))
+    for c in (stock.child[1], model.child[1]):
+        c.__init__()
+        if name == "method of a class":
+            c.hub.plugins.append(Plugin())
+    assert runs(model, "Caller")
+    held: list[Any] = []
+    outputs, x = [], images()
+    for m in (stock, model):
+        with monkeypatch.context() as patched:
+            held[:] = [m]
+            REACHED[name](m.child[1], lambda x: writer(held[0])(x), patched)
+            if m is model and not called:
+                assert not runs(model, "Caller")
+                model.groups = 2
+            outputs.append([m(x) for _ in range(3)])
+    torch.testing.assert_close(*outputs)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(REACHED.keys() - {"nested list"})
+)  # torch 2.13 misses it in stock models
+def test_what_code_below_calls_in_a_compiled_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = Caller()
+    model = opswap.swap(copy.deepcopy(stock))
+    monkeypatch.setitem(sys.modules, HELPERS.__name__, HELPERS)
+    held: list[Any] = []
+    outputs, x = [], images()
+    for m, call in ((stock, stock), (model, compiled(model))):
+        m.child[1].__init__()
+        m.child[1].hub.plugins.append(Plugin())
+        call(x)
+        held[:] = [m]
+        with monkeypatch.context() as patched:
+            REACHED[name](m.child[1], lambda x: writer(held[0])(x), patched)
+            outputs.append([call(x) for _ in range(3)])
+    torch.testing.assert_close(*outputs)
+
+
+def test_what_a_patched_layer_calls_back() -> None:
+    callbacks: list[Callable[[Tensor], Tensor]] = []
+    stock = Parent()
+    model = opswap.swap(copy.deepcopy(stock))
+
+    def call(x: Tensor) -> Tensor:
+        for callback in callbacks:
+            callback(x)
+        return x
+
+    for m in (stock, model):
+        patch(m.child[0], "forward", call)
+    assert runs(model)
+    outputs, x = [], images()
+    for m in (stock, model):
+        callbacks[:] = [writer(m)]
+        outputs.append([m(x) for _ in range(3)])
+    torch.testing.assert_close(*outputs)
+    assert not runs(model)
+    callbacks.clear()
+    model.groups = 2
+    assert runs(model)
+
+
+def test_what_a_hook_calls_back() -> None:
+    """Also in a copy, whose hooks are those of the original."""
+    callbacks: list[Callable[[Tensor], Tensor]] = []
+    model = opswap.swap(Parent())
+
+    def hook(module: nn.Module, args: Any, y: Tensor) -> None:
+        for callback in callbacks:
+            callback(y)
+
+    model.child[0].register_forward_hook(hook)
+    assert runs(model)
+    callbacks.append(writer(model))
+    assert not runs(model)
+    model.groups = 2
+    assert not runs(copy.deepcopy(model))
+
+
+def test_lists_that_grow_are_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors and numbers that code below collects, and more of them than are compared."""
+    model = opswap.swap(Caller())
+    kept, collected = model.child[1].hub, []
+    kept.plugins = [Plugin(), collected]
+    model.child[1].listed.append(lambda x: [collected.append((x, 1.0)) for _ in range(40)] and x)
+    model.child[1].hub.plugins.remove(collected)
+    looks = count_looks(monkeypatch)
+    assert runs(model, "Caller") and looks
+    looks.clear()
+    for _ in range(8):
+        assert runs(model, "Caller")
+    assert len(collected) > 300 and not looks
+
+
+def test_what_is_not_seen_before_the_call() -> None:
+    """One value of many: a warning at the end of the call."""
+    model = opswap.swap(Caller())
+    model.child[1].listed = [lambda x: x] * 300
+    assert runs(model, "Caller")
+    model.child[1].listed[150] = writer(model)
+    with pytest.warns(UserWarning, match="self.groups changed from 2 to 4"):
+        model(images())
+    assert not runs(model, "Caller")
