@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 import types
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,6 +38,12 @@ class Slotted:
     __slots__ = ("then",)
 
     then: Any
+
+
+def hub_with(write: Callable[[Tensor], Tensor]) -> Hub:
+    hub = Hub()
+    hub.plugins.append(WritingPlugin(write))
+    return hub
 
 
 class Plugin:
@@ -108,6 +116,7 @@ class Caller(Parent):
 
 REACHED: dict[str, Callable[[Any, Any, pytest.MonkeyPatch], Any]] = {
     "list": lambda c, write, _: c.listed.append(write),
+    "another list": lambda c, write, _: setattr(c, "listed", [write]),
     "deque": lambda c, write, _: c.queue.append(write),
     "dict": lambda c, write, _: c.named.update(then=write),
     "value of a dict": lambda c, write, _: c.named.update(first=write),
@@ -115,6 +124,7 @@ REACHED: dict[str, Callable[[Any, Any, pytest.MonkeyPatch], Any]] = {
     "nested list": lambda c, write, _: c.nested[0][1].append(write),
     "nested tuple": lambda c, write, _: c.nested.append((2, [write])),
     "attribute of an object": lambda c, write, _: setattr(c.hub, "then", write),
+    "another object": lambda c, write, _: setattr(c, "hub", hub_with(write)),
     "slot of an object": lambda c, write, _: setattr(c.hub.slot, "then", write),
     "attribute of the class of an object": lambda c, write, patch: patch.setattr(
         Hub, "then", staticmethod(write)
@@ -237,6 +247,40 @@ def test_lists_that_grow_are_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(8):
         assert runs(model, "Caller")
     assert len(collected) > 300 and not looks
+
+
+class Keeps(nn.Module):
+    """Makes a list and an object for what it finds in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+        self.hub = Hub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.found = [x + 1]
+        self.hub = Hub()
+        self.hub.plugins = [x + 2]
+        return x
+
+
+def test_nothing_is_kept_alive() -> None:
+    """Lists and objects that other ones have replaced, and what the hook of one call has seen."""
+    model = opswap.swap(Caller())
+    model.child.append(Keeps())
+    seen: list[Tensor] = []
+    handle = model.child[0].register_forward_hook(lambda module, args, y: seen.append(y * 2))
+    x = images()
+    model(x)
+    kept = model.child[2]
+    tensors = [weakref.ref(t) for t in (*seen, *kept.found, *kept.hub.plugins)]
+    handle.remove()
+    seen.clear()
+    del handle
+    for _ in range(2):
+        model(x)
+    gc.collect()
+    assert not any(t() is not None for t in tensors)
 
 
 def test_what_is_not_seen_before_the_call() -> None:

@@ -285,6 +285,24 @@ def test_the_check_of_a_norm_is_replaced(training: bool) -> None:
         model(torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last))
 
 
+@pytest.mark.parametrize("replaced", [0, 1, 2])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_call_of_a_layer_is_replaced(training: bool, replaced: int) -> None:
+    layers = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()
+    stock = nn.Sequential(*layers).to(memory_format=torch.channels_last).train(training)
+    model = opswap.swap(copy.deepcopy(stock))
+    x = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    for m in (stock, model):
+        m(x)
+        m[replaced]._call_impl = lambda input: input * 2
+    for _ in range(2):
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
+    # A convolution in a forward of its own is called, or not.
+    assert replaced == 0 or "_call_impl was replaced" in str(opswap.explain(model, x))
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_statistics_that_require_a_gradient(training: bool) -> None:
     stock = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()).train(training)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
 from operator import is_not
-from types import MemberDescriptorType
+from types import MemberDescriptorType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -20,77 +23,162 @@ from .unseen import DATA, Search, cell_value
 __all__ = ["Reached"]
 
 _MANY = 256  # values of one container that are compared in every call
-_VALUES: dict[type, Callable[[Any], Iterable[Any]]] = {
-    dict: dict.values,
-    list: list.__iter__,
-    tuple: tuple.__iter__,
-    deque: deque.__iter__,
-    set: set.__iter__,
-    frozenset: frozenset.__iter__,
-}
+_KINDS: tuple[tuple[type, Callable[[Any], Iterable[Any]]], ...] = (
+    (dict, dict.values),
+    (list, list.__iter__),
+    (tuple, tuple.__iter__),
+    (deque, deque.__iter__),
+    (set, set.__iter__),
+    (frozenset, frozenset.__iter__),
+)
 
 
 class Reached:
     """The places through which a search came to code. Quick to compare, as it is in every call.
 
-    What can be called is compared by identity, everything else by its type. Not compared is what is in containers of
-    many values.
+    Functions, classes, Python modules and a user's objects are compared by identity, everything else by its type; of a
+    container, what is in it. Not compared is what is in containers of many values.
 
-    Args: known: modules whose attributes and classes are compared elsewhere.
+    Args: known: modules whose attributes and classes are compared elsewhere, but for what containers hold.
     """
 
     def __init__(self, search: Search, known: Iterable[nn.Module] = ()) -> None:
-        below = set(map(id, known))
-        holders = [h for h in search.holders if id(h) not in below and _has_dict(h)]
-        named: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
-        for held, names in (*search.globals, *_attributes(search, holders)):
+        named: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for held, names in search.globals:
             named.setdefault(id(held), (held, set()))[1].update(names)
-        self._sized = [held for held, _ in named.values()]
-        self._sizes = list(map(len, self._sized))
-        self._named = [(held, there) for held, names in named.values() if (there := held.keys() & names)]
-        self._cells = list({id(c): c for c in search.variables}.values())
-        self._slots = [(m, h) for h in search.holders if not isinstance(h, type) for m in slots_of(type(h))]
-        containers = [(c, _values_of(c)) for c in search.containers.values()]
-        self._containers = [(c, values) for c, values in containers if values is not None]
-        self._signs = list(map(_sign, self._values()))
-        self._contents = [_code_within(c, values) for c, values in self._containers]
+        self._globals = [(held, len(held), held.keys() & names) for held, names in named.values()]
+        # Nothing is kept alive but code: objects may hold the tensors of a step.
+        self._functions = list(map(weakref.ref, search.functions))
+        self._attributes = list(_attributes(search, set(map(id, known))))
+        self._signs = list(map(_sign, self._values() or ()))
 
     def hold(self) -> bool:
         """True if no other code is there."""
-        if not (self._sized or self._cells or self._slots or self._containers):
+        if not (self._globals or self._functions or self._attributes):
             return True
-        if list(map(len, self._sized)) != self._sizes:
+        values = self._values()
+        if values is None:
             return False
-        for value, sign in zip(self._values(), self._signs, strict=True):
-            if value is not sign and type(value) is not sign:
+        for value, (exact, kind) in zip(values, self._signs, strict=True):
+            if value is exact or type(value) is kind:
+                continue
+            if type(exact) is not _Contents or not exact.same(value):
                 return False
-        now = (_code_within(c, values) for c, values in self._containers)
-        return all(map(_same, now, self._contents))
+        return True
 
-    def _values(self) -> list[Any]:
-        values = [held.get(name) for held, names in self._named for name in names]
-        values += map(cell_value, self._cells)
-        return values + [_slot(member, holder) for member, holder in self._slots]
+    def _values(self) -> list[Any] | None:
+        """What is at the places; None if an object is gone, or has other attributes."""
+        values: list[Any] = []
+        for held, size, names in self._globals:
+            if len(held) != size:
+                return None
+            values += map(held.get, names)
+        for reference in self._functions:
+            function = reference()
+            if function is None:
+                return None
+            values += map(cell_value, function.__closure__ or ())
+            values += (function.__defaults__, function.__kwdefaults__, function.__dict__)
+        for holder_of, part, size, names in self._attributes:
+            holder = holder_of()
+            held = getattr(holder, part, {})
+            if holder is None or (size is not None and len(held) != size):
+                return None
+            values += map(held.get, names)
+        return values
 
 
-def _attributes(search: Search, holders: Iterable[Any]) -> Iterator[tuple[Mapping[str, Any], Iterable[str]]]:
-    """The dictionaries of these objects, and of the classes of users, with the names in them that code mentions."""
-    for holder in holders:
-        names = search.mentioned(vars(holder))
-        if isinstance(holder, nn.Module):
-            names &= without_links(vars(holder)).keys() - INTERNAL
-            yield holder._modules, holder._modules.keys()
-        if not isinstance(holder, type):
-            yield vars(holder), names
-    classes = dict.fromkeys(holder if isinstance(holder, type) else type(holder) for holder in holders)
+def _attributes(
+    search: Search, known: set[int]
+) -> Iterator[tuple[Callable[[], Any], str, int | None, set[str]]]:
+    """Of objects, classes and Python modules: a reference, one of its dictionaries, and names that code mentions."""
+    for holder in search.holders:
+        if not isinstance(getattr(holder, "__dict__", None), dict):
+            continue
+        reference, held = _reference(holder), vars(holder)
+        names = search.mentioned(held)
+        if not isinstance(holder, nn.Module):
+            yield reference, "__dict__", len(held), names
+        elif id(holder) in known:
+            held_by = {name for name in names - INTERNAL if _contents_of(type(held[name])) is not None}
+            if held_by and owner_of_class(type(holder)) == USER:
+                yield reference, "__dict__", None, held_by
+        else:
+            yield reference, "__dict__", len(held), names & (without_links(held).keys() - INTERNAL)
+            yield reference, "_modules", len(holder._modules), set(holder._modules)
+    others = (h for h in search.holders if id(h) not in known)
+    classes = dict.fromkeys(h if isinstance(h, type) else type(h) for h in others)
     for base in dict.fromkeys(base for cls in classes for base in cls.__mro__):
         if owner_of_class(base) == USER:
-            held = vars(base)
-            yield held, search.mentioned(held) | {name for name in held if name[:2] == "__"}
+            special = {name for name in vars(base) if name[:2] == "__"}
+            yield _reference(base), "__dict__", len(vars(base)), special | search.mentioned(vars(base))
 
 
-def _has_dict(holder: Any) -> bool:
-    return isinstance(getattr(holder, "__dict__", None), Mapping)
+class _Contents:
+    """The code in a container and in those that it holds, and the types of what else is there, but for plain data."""
+
+    def __init__(self, container: Any) -> None:
+        self.kind = type(container)
+        self.code: list[Any] = []
+        self.types: set[type] = set()
+        left, number = [container], 0
+        while left:
+            found = _values_in(left.pop())
+            number += len(found)
+            if number > _MANY:
+                self.code, self.types = [], set()
+                return
+            for value in found:
+                kind = type(value)
+                if _contents_of(kind) is not None:
+                    left.append(value)
+                elif _is_code(kind):
+                    self.code.append(value)
+                elif kind not in DATA:
+                    self.types.add(kind)
+
+    def same(self, value: Any) -> bool:
+        """True if the same is in this container."""
+        if type(value) is not self.kind:
+            return False
+        now = _Contents(value)
+        same = len(now.code) == len(self.code) and not any(map(is_not, now.code, self.code))
+        return same and now.types == self.types
+
+
+_NOTHING = object()
+
+
+def _sign(value: Any) -> tuple[Any, type | None]:
+    """What is compared by identity, or the contents of a container, or the type."""
+    if _contents_of(type(value)) is not None:
+        return _Contents(value), None
+    return (value, None) if _is_code(type(value)) else (_NOTHING, type(value))
+
+
+def _values_in(container: Any) -> Sequence[Any]:
+    values = _contents_of(type(container))
+    return tuple(islice(values(container), _MANY + 1)) if values is not None else ()
+
+
+@lru_cache(maxsize=1024)
+def _contents_of(kind: type) -> Callable[[Any], Iterable[Any]] | None:
+    """How to get what an object of this type holds: a container, or an object of a user that has slots alone."""
+    for container, values in _KINDS:
+        if issubclass(kind, container):
+            return values
+    if owner_of_class(kind) != USER or kind.__dictoffset__:
+        return None
+    members = slots_of(kind)
+    return lambda value: [_slot(member, value) for member in members]
+
+
+@lru_cache(maxsize=1024)
+def _is_code(kind: type) -> bool:
+    """True if objects of this type are functions, classes or Python modules, or may have methods of a user."""
+    if kind in DATA:
+        return False
+    return hasattr(kind, "__call__") or issubclass(kind, ModuleType) or owner_of_class(kind) == USER  # noqa: B004
 
 
 def _slot(member: MemberDescriptorType, holder: Any) -> Any:
@@ -100,38 +188,8 @@ def _slot(member: MemberDescriptorType, holder: Any) -> Any:
         return None
 
 
-def _sign(value: Any) -> Any:
-    """The value itself if it can be called, else its type; a class stands for itself."""
-    return value if callable(value) else type(value)
-
-
-def _values_of(container: Any) -> Callable[[Any], Iterable[Any]] | None:
-    return next((values for kind, values in _VALUES.items() if isinstance(container, kind)), None)
-
-
-def _code_within(container: Any, values: Callable[[Any], Iterable[Any]]) -> tuple[list[Any], set[type]]:
-    """What can be called in a container and in those that it holds, and the types of the other objects there."""
-    if len(container) > _MANY:
-        return [], set()
-    called: list[Any] = []
-    types: set[type] = set()
-    left = [(container, values)]
-    for _ in range(_MANY):
-        if not left:
-            break
-        container, values = left.pop()
-        for value in tuple(values(container))[:_MANY]:
-            kind = type(value)
-            if kind in _VALUES:
-                left.append((value, _VALUES[kind]))
-            elif kind in DATA:
-                continue
-            elif callable(value):
-                called.append(value)
-            else:
-                types.add(kind)
-    return called, types
-
-
-def _same(now: tuple[list[Any], set[type]], then: tuple[list[Any], set[type]]) -> bool:
-    return len(now[0]) == len(then[0]) and not any(map(is_not, now[0], then[0])) and now[1] == then[1]
+def _reference(holder: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(holder)
+    except TypeError:
+        return lambda: holder

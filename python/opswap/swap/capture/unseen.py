@@ -90,9 +90,9 @@ class Search:
     """What is reached from values by the names that code mentions.
 
     names: the attributes that are followed, None for all. follow: add those that reached functions mention.
-    Afterwards: `seen` and `containers` by their ids, `holders` of attributes, and of the functions: `globals` and
-    `variables`, as which they have other values; the names of attributes and global variables that they store, the ids
-    of cells, `anything` if the names are not known, `elements` if they write to those of containers.
+    Afterwards: `seen` and `containers` by their ids, `holders` of attributes, `functions`, and of these: the `globals`
+    that they name; the names of attributes and global variables that they store, the ids of cells, `anything` if the
+    names are not known, `elements` if they write to those of containers.
     """
 
     def __init__(self, values: Iterable[Any], names: Iterable[str] | None = (), follow: bool = True) -> None:
@@ -105,7 +105,7 @@ class Search:
         self.seen: dict[int, Any] = {}
         self.holders: list[Any] = []
         self.globals: list[tuple[dict[str, Any], Iterable[str]]] = []
-        self.variables: list[CellType] = []
+        self.functions: list[FunctionType] = []
         self._new = list(values)
         self._run()
 
@@ -166,7 +166,7 @@ class Search:
         if not self._follow:
             return
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        self.variables += cells.values()
+        self.functions.append(function)
         self._new += map(cell_value, cells.values())
         self._new += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         self._new += vars(function).values()  # as __wrapped__
@@ -204,10 +204,15 @@ class Search:
                     special = special or (known and name in _USES)
                     if special or self._is_mentioned(name):
                         yield value
+        is_module = isinstance(holder, nn.Module)
+        # In place of a generated forward, that of the class.
+        hidden = (
+            INTERNAL | (vars(holder).keys() - without_links(vars(holder)).keys()) if is_module else INTERNAL
+        )
         for name, value in () if known else attributes_of(holder):
-            if name not in INTERNAL and self._is_mentioned(name):
+            if name not in hidden and self._is_mentioned(name):
                 yield value
-        if self._follow and isinstance(holder, nn.Module):
+        if self._follow and is_module:
             every = isinstance(holder, LISTS_OF_MODULES)
             yield from (m for n, m in holder._modules.items() if every or self._is_mentioned(n))
 

@@ -115,6 +115,7 @@ def hooked(module: nn.Module) -> bool:
         )
         or "_conv_forward" in module.__dict__
         or "_check_input_dim" in module.__dict__
+        or "_call_impl" in module.__dict__
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from opswap._torch import is_ordinary
 
 from .condition_texts import text_of_condition
-from .guards import globally_hooked, hooked, listed
+from .guards import SET_METHODS, globally_hooked, hooked, listed
 from .instance_forward import generated_forward, overridden, recipe_of, set_by_user
 from .lists import names_in
 from .outside import Outside, read
@@ -88,7 +88,7 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
 def _hooked(module: nn.Module, name: str) -> str:
     """What calling the module does more than the forward that the swap knows."""
     replaced = "forward" in vars(module) and overridden(module)
-    found = [m for m in ("_conv_forward", "_check_input_dim") if m in vars(module)]
+    found = [m for m in (*SET_METHODS, "_call_impl") if m in vars(module)]
     if replaced or found:
         return f"{name}.{'forward' if replaced else found[0]} was replaced"
     return f"hooks on {name}"
