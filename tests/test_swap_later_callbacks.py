@@ -249,6 +249,20 @@ def test_lists_that_grow_are_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(collected) > 300 and not looks
 
 
+def test_one_object_in_the_place_of_another() -> None:
+    """Both are there all the time."""
+    stock = Caller()
+    model = opswap.swap(copy.deepcopy(stock))
+    assert runs(model, "Caller")
+    outputs, hubs, x = [], [model.child[1].hub], images()
+    for m in (stock, model):
+        hubs.append(hub_with(writer(m)))
+        m.child[1].hub = hubs[-1]
+        outputs.append([m(x) for _ in range(3)])
+    torch.testing.assert_close(*outputs)
+    assert not runs(model, "Caller")
+
+
 class Keeps(nn.Module):
     """Makes a list and an object for what it finds in each call."""
 

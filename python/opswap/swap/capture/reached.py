@@ -39,7 +39,7 @@ class Reached:
     Functions, classes, Python modules and a user's objects are compared by identity, everything else by its type; of a
     container, what is in it. Not compared is what is in containers of many values.
 
-    Args: known: modules whose attributes and classes are compared elsewhere, but for what containers hold.
+    Args: known: modules whose classes are compared elsewhere, and their attributes by type.
     """
 
     def __init__(self, search: Search, known: Iterable[nn.Module] = ()) -> None:
@@ -100,9 +100,9 @@ def _attributes(
         if not isinstance(holder, nn.Module):
             yield reference, "__dict__", len(held), names
         elif id(holder) in known:
-            held_by = {name for name in names - INTERNAL if _contents_of(type(held[name])) is not None}
-            if held_by and owner_of_class(type(holder)) == USER:
-                yield reference, "__dict__", None, held_by
+            names = {name for name in names - INTERNAL if _sign(held[name])[1] is None}
+            if names and owner_of_class(type(holder)) == USER:
+                yield reference, "__dict__", None, names & without_links(held).keys()
         else:
             yield reference, "__dict__", len(held), names & (without_links(held).keys() - INTERNAL)
             yield reference, "_modules", len(holder._modules), set(holder._modules)
