@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from opswap import functional as F
-from opswap.ops.norm import check_activation, infer
+from opswap.ops.norm import check_activation, infer, torch_batch_norm
 
 from ._activation import kept
 
-__all__ = ["BatchNormAct1d", "BatchNormAct2d", "BatchNormAct3d", "apply_norm"]
+__all__ = ["BatchNormAct1d", "BatchNormAct2d", "BatchNormAct3d", "apply_norm", "apply_torch_norm"]
+
+_Vector = Tensor | None
 
 
 def apply_norm(
@@ -23,6 +25,21 @@ def apply_norm(
 
     Args: inplace: the result may overwrite `input`, which nothing else reads afterwards.
     """
+    arguments = _arguments(norm, input)
+    if inplace:
+        return infer(input, *arguments, activation, inplace=True)
+    return F.batch_norm_act(input, *arguments, activation)
+
+
+def apply_torch_norm(norm: nn.modules.batchnorm._BatchNorm, input: Tensor) -> Tensor:
+    """The forward of torch's BatchNorm on `norm`, where `vector_misread` is true of its parameters and statistics."""
+    return torch_batch_norm(input, *_arguments(norm, input))
+
+
+def _arguments(
+    norm: nn.modules.batchnorm._BatchNorm, input: Tensor
+) -> tuple[_Vector, _Vector, _Vector, _Vector, bool, float, float]:
+    """What torch's BatchNorm passes to the function, behind the input. Counts the batch."""
     norm._check_input_dim(input)
     momentum = 0.0 if norm.momentum is None else norm.momentum
     if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
@@ -32,13 +49,7 @@ def apply_norm(
     of_batch = True if norm.training else (norm.running_mean is None and norm.running_var is None)
     running = not norm.training or norm.track_running_stats
     mean, var = (norm.running_mean, norm.running_var) if running else (None, None)
-    if inplace:
-        return infer(
-            input, mean, var, norm.weight, norm.bias, of_batch, momentum, norm.eps, activation, inplace=True
-        )
-    return F.batch_norm_act(
-        input, mean, var, norm.weight, norm.bias, of_batch, momentum, norm.eps, activation
-    )
+    return mean, var, norm.weight, norm.bias, of_batch, momentum, norm.eps
 
 
 class _BatchNormAct(nn.modules.batchnorm._BatchNorm):

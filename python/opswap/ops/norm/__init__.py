@@ -13,7 +13,14 @@ from .group_norm import (
     instance_norm_fits,
 )
 from .layer_norm import layer_norm, layer_norm2d, layer_norm2d_fits, layer_norm_fits
-from .torch_norms import gradient_misread, gradient_missing, torch_group_norm, torch_instance_norm
+from .torch_norms import (
+    gradient_misread,
+    gradient_missing,
+    torch_batch_norm,
+    torch_group_norm,
+    torch_instance_norm,
+    vector_misread,
+)
 
 __all__ = [
     "activate",
@@ -36,6 +43,8 @@ __all__ = [
     "parse",
     "reference",
     "spell",
+    "torch_batch_norm",
     "torch_group_norm",
     "torch_instance_norm",
+    "vector_misread",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._layout import batch_norm_format, dense_copy
 from ._activations import activate, slope
+from .torch_norms import torch_batch_norm, vector_misread
 
 __all__ = ["normalize", "normalize_backward", "normalize_jvp", "reference", "update_running"]
 
@@ -32,9 +33,9 @@ def reference(
 
     Args, returns and raises: as `batch_norm_act`.
     """
-    output = torch_functional.batch_norm(
-        input, running_mean, running_var, weight, bias, training, momentum, eps
-    )
+    misread = vector_misread(input, weight, running_mean, running_var)
+    function = torch_batch_norm if misread else torch_functional.batch_norm
+    output = function(input, running_mean, running_var, weight, bias, training, momentum, eps)
     return activate(output, activation)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""torch's group_norm and instance_norm, for calls whose backward is wrong in torch 2.13."""
+"""torch's batch, group and instance norms, for calls whose backward is wrong in torch 2.13."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from .._layout import is_strided, suggest_memory_format
 from ._arguments import FLOATS, are_vectors
 from ._group_reference import normalize_groups_backward
 
-__all__ = ["gradient_misread", "gradient_missing", "torch_group_norm", "torch_instance_norm"]
+__all__ = [
+    "gradient_misread",
+    "gradient_missing",
+    "torch_batch_norm",
+    "torch_group_norm",
+    "torch_instance_norm",
+    "vector_misread",
+]
 
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -101,3 +108,34 @@ def torch_instance_norm(input: Tensor, *arguments: Any) -> Tensor:
     if gradient_misread(input) and output.requires_grad:
         output.register_hook(Tensor.contiguous)
     return output
+
+
+def vector_misread(input: Any, *vectors: Any) -> bool:
+    """True if torch's backward of batch_norm may read these vectors of the channels as if they were contiguous.
+
+    Seen with torch 2.13 in channels_last, of the weight and of given statistics: the gradients are wrong then.
+    """
+    if all(not isinstance(v, Tensor) or v.is_contiguous() for v in vectors) or not isinstance(input, Tensor):
+        return False
+    return torch.is_grad_enabled() and input.is_cpu and input.dim() in (4, 5) and is_strided(input)
+
+
+def torch_batch_norm(
+    input: Tensor,
+    running_mean: _Vector,
+    running_var: _Vector,
+    weight: _Vector = None,
+    bias: _Vector = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """torch.nn.functional.batch_norm where `vector_misread` is true, with a right backward."""
+    weight = None if weight is None else weight.contiguous()
+    if (
+        not training and running_mean is not None and running_var is not None
+    ):  # else they are written, and not read
+        running_mean, running_var = running_mean.contiguous(), running_var.contiguous()
+    return torch_functional.batch_norm(
+        input, running_mean, running_var, weight, bias, training, momentum, eps
+    )

@@ -12,11 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from opswap.nn.norm import apply_norm
+from opswap.nn.norm import apply_norm, apply_torch_norm
 from opswap.ops._function import plain_cpu
-from opswap.ops.norm import spell
+from opswap.ops.norm import spell, vector_misread
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..runtime.condition_texts import describe_condition
 from ..runtime.guards import call_adds, unhooked
 from .activation import SILU, SLOWER, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, poolable, trains
@@ -177,11 +178,28 @@ def _prove_in_place(region: Region, shapes: Shapes) -> Replacement:
     )
 
 
+def norm_misread(norm: nn.Module, input: Any) -> bool:
+    """`vector_misread` for a module."""
+    return vector_misread(input, norm.weight, norm.running_mean, norm.running_var)
+
+
+def _declines_contiguous(norm: nn.Module) -> str | None:
+    vectors = (norm.weight, norm.running_mean, norm.running_var)
+    return None if all(v is None or v.is_contiguous() for v in vectors) else ""
+
+
+describe_condition(norm_misread, lambda *_: "its weight and statistics are contiguous, or need no gradient")
+
 # With given statistics and a new result torch's own is as fast: both read and write at the speed of memory.
 _ALONE = Replacement(
-    "m0.training and poolable(x0)",
+    "(m0.training or norm_misread(m0, x0)) and poolable(x0)",
     "apply_norm(m0, x0, None)",
-    {"poolable": poolable, "apply_norm": apply_norm},
+    {"poolable": poolable, "norm_misread": norm_misread, "apply_norm": apply_norm},
+)
+_MENDED = Replacement(
+    "norm_misread(m0, x0)",
+    "apply_torch_norm(m0, x0)",
+    {"norm_misread": norm_misread, "apply_torch_norm": apply_torch_norm},
 )
 
 
@@ -193,4 +211,6 @@ RULES = (
     Rule("batch_norm_act", False, _find_act, _prove_act, calls=NORMS, example=lambda: _example(nn.ReLU())),
     Rule("batch_norm_in_place", False, _find_in_place, _prove_in_place, calls=NORMS, inference=True),
     Rule("batch_norm", False, modules=NORMS, whole=_ALONE, example=_example),
+    # After the rules above, for what they do not replace, and with exact=True.
+    Rule("batch_norm_gradient", True, modules=NORMS, whole=_MENDED, declines=_declines_contiguous),
 )

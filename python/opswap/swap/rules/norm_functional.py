@@ -10,6 +10,7 @@ import torch.nn.functional as torch_functional
 from torch.fx import Graph, Node
 
 from opswap import functional as F
+from opswap.ops.norm import vector_misread
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
@@ -53,7 +54,12 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     input = arguments.pop("input")
     options = [f"{name}={text}" for name, text in arguments.items()]
     condition = f"poolable({input})"
-    names = {"batch_norm_act": F.batch_norm_act, "poolable": poolable, "unhooked": unhooked}
+    names = {
+        "batch_norm_act": F.batch_norm_act,
+        "poolable": poolable,
+        "unhooked": unhooked,
+        "vector_misread": vector_misread,
+    }
     if len(region.nodes) > 1:
         name, still, more = act_of(region)
         names |= more
@@ -62,7 +68,8 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
         hooks = f"unhooked({', '.join(calls)}) and " if calls else ""
         condition = f"{hooks}{condition}{still}"
     else:
-        condition = f"{arguments['training']} and {condition}"
+        vectors = ", ".join(arguments[name] for name in ("weight", "running_mean", "running_var"))
+        condition = f"({arguments['training']} or vector_misread({input}, {vectors})) and {condition}"
     result = f"batch_norm_act({', '.join([input, *options])})"
     return Replacement(condition, result, names)
 
