@@ -263,6 +263,34 @@ def test_one_object_in_the_place_of_another() -> None:
     assert not runs(model, "Caller")
 
 
+class Asked:
+    """Counts who asks for its attributes, as a lazy object would."""
+
+    asked = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        type(self).asked += 1
+        return object.__getattribute__(self, name)
+
+    def run(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_nobody_asks_a_users_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a proxy whose object is gone."""
+    model = opswap.swap(Caller())
+    plugin, gone = Asked(), Plugin()
+    model.child[1].hub.plugins.append(plugin)
+    model.child[1].hub.proxy = weakref.proxy(gone)
+    model.child[1].hub.parent = weakref.proxy(model)
+    assert runs(model, "Caller")
+    monkeypatch.setattr(Asked, "asked", 0)
+    del gone
+    for _ in range(2):
+        assert runs(model, "Caller")
+    assert object.__getattribute__(plugin, "asked") == 2  # for `run`, and for nothing else
+
+
 class Keeps(nn.Module):
     """Makes a list and an object for what it finds in each call."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from operator import is_not
@@ -81,7 +81,7 @@ class Reached:
             values += (function.__defaults__, function.__kwdefaults__, function.__dict__)
         for holder_of, part, size, names in self._attributes:
             holder = holder_of()
-            held = getattr(holder, part, {})
+            held = _dict_of(holder, part)
             if holder is None or (size is not None and len(held) != size):
                 return None
             values += map(held.get, names)
@@ -93,25 +93,34 @@ def _attributes(
 ) -> Iterator[tuple[Callable[[], Any], str, int | None, set[str]]]:
     """Of objects, classes and Python modules: a reference, one of its dictionaries, and names that code mentions."""
     for holder in search.holders:
-        if not isinstance(getattr(holder, "__dict__", None), dict):
-            continue
-        reference, held = _reference(holder), vars(holder)
+        held, reference = _dict_of(holder), _reference(holder)
         names = search.mentioned(held)
-        if not isinstance(holder, nn.Module):
-            yield reference, "__dict__", len(held), names
+        if reference is None or not isinstance(held, dict):
+            continue
+        if "_modules" not in held:
+            yield reference, "", len(held), names
         elif id(holder) in known:
             names = {name for name in names - INTERNAL if _sign(held[name])[1] is None}
             if names and owner_of_class(type(holder)) == USER:
-                yield reference, "__dict__", None, names & without_links(held).keys()
+                yield reference, "", None, names & without_links(held).keys()
         else:
-            yield reference, "__dict__", len(held), names & (without_links(held).keys() - INTERNAL)
-            yield reference, "_modules", len(holder._modules), set(holder._modules)
+            yield reference, "", len(held), names & (without_links(held).keys() - INTERNAL)
+            yield reference, "_modules", len(held["_modules"]), set(held["_modules"])
     others = (h for h in search.holders if id(h) not in known)
-    classes = dict.fromkeys(h if isinstance(h, type) else type(h) for h in others)
+    classes = dict.fromkeys(h if issubclass(type(h), type) else type(h) for h in others)
     for base in dict.fromkeys(base for cls in classes for base in cls.__mro__):
         if owner_of_class(base) == USER:
             special = {name for name in vars(base) if name[:2] == "__"}
-            yield _reference(base), "__dict__", len(vars(base)), special | search.mentioned(vars(base))
+            yield weakref.ref(base), "", len(vars(base)), special | search.mentioned(vars(base))
+
+
+def _dict_of(holder: Any, part: str = "") -> Mapping[str, Any]:
+    """The attributes of an object or a class, without code of the user; of a module, those that `part` names."""
+    try:
+        held = object.__getattribute__(holder, "__dict__")
+    except AttributeError:  # it has none
+        return {}
+    return held[part] if part else held
 
 
 class _Contents:
@@ -188,8 +197,8 @@ def _slot(member: MemberDescriptorType, holder: Any) -> Any:
         return None
 
 
-def _reference(holder: Any) -> Callable[[], Any]:
+def _reference(holder: Any) -> Callable[[], Any] | None:
     try:
         return weakref.ref(holder)
-    except TypeError:
-        return lambda: holder
+    except TypeError:  # of an object with slots, or of a weakref.proxy
+        return None
