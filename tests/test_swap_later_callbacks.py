@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import copy
-import gc
+import enum
 import sys
 import types
 import warnings
 import weakref
-from collections import deque
+from collections import UserList, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -64,6 +69,8 @@ exec("then = None\ndef through(x):\n    return x if then is None else then(x)", 
 
 
 THEN: Any = None
+BEHIND: dict[str, Any] = {}
+PROXIED = MappingProxyType(BEHIND)
 
 
 def through_helpers(x: Tensor) -> Tensor:
@@ -76,7 +83,9 @@ class Calls(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.listed: list[Any] = []
+        self.partial = partial(lambda calls, x: [c(x) for c in calls] and x, [])
         self.queue: deque[Any] = deque(maxlen=4)
+        self.user = UserList()
         self.named: dict[str, Any] = {"first": lambda x: x}
         self.nested: list[Any] = [(1, [])]
         self.unique: set[Any] = set()
@@ -94,6 +103,8 @@ class Calls(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         found = [*self.listed, *self.queue, *self.named.values(), *self.nested[0][1], *self.unique]
+        found += [*PROXIED.values(), *self.user]
+        self.partial(x)
         for _, nested in self.nested[1:]:
             found += nested
         if self.hub.then is not None:
@@ -121,6 +132,9 @@ REACHED: dict[str, Callable[[Any, Any, pytest.MonkeyPatch], Any]] = {
     "dict": lambda c, write, _: c.named.update(then=write),
     "value of a dict": lambda c, write, _: c.named.update(first=write),
     "set": lambda c, write, _: c.unique.add(write),
+    "list in a partial": lambda c, write, _: c.partial.args[0].append(write),
+    "dict behind a proxy": lambda c, write, patch: patch.setitem(BEHIND, "then", write),
+    "UserList": lambda c, write, _: c.user.append(write),
     "nested list": lambda c, write, _: c.nested[0][1].append(write),
     "nested tuple": lambda c, write, _: c.nested.append((2, [write])),
     "attribute of an object": lambda c, write, _: setattr(c.hub, "then", write),
@@ -291,23 +305,60 @@ def test_nobody_asks_a_users_object(monkeypatch: pytest.MonkeyPatch) -> None:
     assert object.__getattribute__(plugin, "asked") == 2  # for `run`, and for nothing else
 
 
+@dataclass
+class Info:
+    value: Any
+
+
 class Keeps(nn.Module):
-    """Makes a list and an object for what it finds in each call."""
+    """Makes objects of all kinds in each call, and keeps them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Tensor] = []
+        self.found: list[Any] = []
+        self.all: list[Any] = []
         self.hub = Hub()
+        self.info: Any = None
+        self.array, self.when, self.numbers = np.zeros(2), datetime.now(), iter(())
+        self.drawn, self.space = torch.Generator(), types.SimpleNamespace()
+        self.state = types.SimpleNamespace()
+        self.color = Color.RED
 
     def forward(self, x: Tensor) -> Tensor:
         self.found = [x + 1]
+        self.info = None
+        self.info = Info(x + 2)
+        self.all.append(Info(x.shape))
         self.hub = Hub()
-        self.hub.plugins = [x + 2]
-        return x
+        self.hub.plugins = [x + 3, Info(x + 4)]
+        self.hub.more = x + 5
+        self.array, self.when, self.numbers = self.array + 1, datetime.now(), iter(self.found)
+        self.drawn, self.space = torch.Generator(), types.SimpleNamespace(x=1)
+        self.color = Color.RED if self.color is Color.BLUE else Color.BLUE
+        return x + self.info.value.sum() * 0
+
+    def tensors(self) -> list[Tensor]:
+        plugins = self.hub.plugins
+        return [*self.found, self.info.value, plugins[0], plugins[1].value, self.hub.more]
+
+
+class Color(enum.Enum):
+    RED = 0
+    BLUE = 1
+
+
+def test_objects_of_each_call_are_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = opswap.swap(Caller())
+    model.child.append(Keeps())
+    assert runs(model, "Caller") and runs(model, "Caller")
+    looks = count_looks(monkeypatch)
+    for _ in range(4):
+        assert runs(model, "Caller")
+    assert not looks
 
 
 def test_nothing_is_kept_alive() -> None:
-    """Lists and objects that other ones have replaced, and what the hook of one call has seen."""
+    """What objects of the last call hold, what the hook of one call has seen, and the model."""
     model = opswap.swap(Caller())
     model.child.append(Keeps())
     seen: list[Tensor] = []
@@ -315,14 +366,91 @@ def test_nothing_is_kept_alive() -> None:
     x = images()
     model(x)
     kept = model.child[2]
-    tensors = [weakref.ref(t) for t in (*seen, *kept.found, *kept.hub.plugins)]
+    tensors = [weakref.ref(t) for t in (*seen, *kept.tensors())]
     handle.remove()
     seen.clear()
     del handle
-    for _ in range(2):
-        model(x)
-    gc.collect()
+    kept.found = kept.numbers = kept.info = kept.hub = None
     assert not any(t() is not None for t in tensors)
+    model(x)
+    whole = weakref.ref(model)
+    del model, kept
+    assert whole() is None
+
+
+class Meta(type):
+    """Its classes have no hash."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+
+class Closed(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Registry:
+    def __init__(self, modules: Any) -> None:
+        self._modules = modules
+
+    def run(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("modules", [None, 3, [], ["a"], {}], ids=repr)
+def test_an_object_that_is_no_module(modules: Any, called: bool) -> None:
+    model = opswap.swap(Caller())
+    assert not called or runs(model, "Caller")
+    model.child[1].hub.plugins.append(Registry(modules))
+    for _ in range(2):
+        assert runs(model, "Caller")
+
+
+@pytest.mark.parametrize("meta", [Meta, Closed])
+def test_unusual_classes(meta: type) -> None:
+    """What is not known costs a search; nothing is raised."""
+    stock = Caller()
+    model = opswap.swap(copy.deepcopy(stock))
+    x = images()
+    for m in (stock, model):
+        m.child[1].hub.plugins.append(meta("Odd", (), {"run": lambda self, x: x})())
+    for _ in range(2):
+        torch.testing.assert_close(model(x), stock(x))
+
+
+def test_objects_that_hold_each_other() -> None:
+    stock = Caller()
+    model = opswap.swap(copy.deepcopy(stock))
+    outputs, x = [], images()
+    for m in (stock, model):
+        plugin = Plugin()
+        plugin.hub, plugin.own = m.child[1].hub, plugin
+        m.child[1].hub.plugins.append(plugin)
+        m(x)
+        plugin.hub.then = writer(m)
+        m.groups = 2
+        outputs.append([m(x) for _ in range(3)])
+    torch.testing.assert_close(*outputs)
+
+
+def test_a_module_whose_attributes_are_cleared() -> None:
+    model = opswap.swap(Caller())
+    layer = nn.Linear(2, 2)
+    model.child[1].hub.layer = layer
+    assert runs(model, "Caller")
+    layer.__dict__.clear()
+    for _ in range(2):
+        model(images())
+
+
+def test_an_older_pickle() -> None:
+    model = opswap.swap(Caller())
+    state = vars(model._opswap_record.later)
+    for name in ("_of_code", "_of_hooks"):
+        state.pop(name, None)
+    assert runs(model, "Caller")
 
 
 def test_what_is_not_seen_before_the_call() -> None:

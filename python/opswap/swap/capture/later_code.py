@@ -45,6 +45,9 @@ class LaterCode:
     Args: called: the modules that the forward calls; names: the attributes that it reads, None for all.
     """
 
+    _of_code: Reached | None = None
+    _of_hooks: Reached | None = None
+
     def __init__(self, called: Iterable[nn.Module], names: frozenset[str] | None) -> None:
         self._called, self._names = tuple(called), names
         self._code: list[Any] | None = list(self._all_code())
@@ -52,8 +55,7 @@ class LaterCode:
         self._number: int | None = None
         self._hooks: list[Callable[[], Any]] = []  # references, which are weak if they can be
         self._by_code = self._by_hooks = ""
-        self._of_code: Reached | None = Reached(search_calls(self._called), self._below())
-        self._of_hooks: Reached | None = None
+        self._of_code = Reached(search_calls(self._called), self._below())
         self.runs_others = any(map(runs_other_code, self._called))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LaterCode:

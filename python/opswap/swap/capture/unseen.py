@@ -116,8 +116,10 @@ class Search:
                 with suppress(Exception):  # as of a weakref.proxy whose object is gone
                     self._look_at(self._new.pop())
             mentioned = None if self._names is None else set(self._names)
-            parts = (v for holder in self.holders for v in self._parts(holder))
-            self._new = [v for v in parts if id(v) not in self.seen and not is_plain(v)]
+            for holder in self.holders:
+                with suppress(Exception):  # as of a module whose attributes were cleared
+                    parts = tuple(self._parts(holder))
+                    self._new += (v for v in parts if id(v) not in self.seen and not is_plain(v))
 
     def _look_at(self, value: Any) -> None:
         if id(value) in self.seen or is_plain(value):
@@ -228,6 +230,11 @@ class Search:
             if any(name in vars(b) for b in cls.__mro__ if owner_of_class(b) == purity.USER):
                 return True
         return False
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """The attributes that code may look up, None for all."""
+        return None if self._names is None else frozenset(self._names)
 
     def mentioned(self, names: Iterable[str]) -> set[str]:
         """The attributes of these that code may look up."""
