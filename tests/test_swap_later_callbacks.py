@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import gc
 import sys
 import types
 import warnings
@@ -37,6 +38,14 @@ class Hub:
     def __init__(self) -> None:
         self.plugins: list[Any] = []
         self.slot = Slotted()
+
+    @property
+    def always(self) -> Any:
+        return None
+
+    @classmethod
+    def finish(cls, x: Tensor) -> Tensor:
+        return x
 
 
 class Slotted:
@@ -110,13 +119,15 @@ class Calls(nn.Module):
         if self.hub.then is not None:
             found.append(self.hub.then)
         found += [self.hub.slot.then] if hasattr(self.hub.slot, "then") else []
+        if self.hub.always is not None:
+            found.append(self.hub.always)
         if THEN is not None:
             found.append(THEN)
         for call in found:
             x = call(x)
         for plugin in self.hub.plugins:
             x = plugin.run(x)
-        return through_helpers(self.through(x))
+        return through_helpers(self.through(self.hub.finish(x)))
 
 
 class Caller(Parent):
@@ -142,6 +153,12 @@ REACHED: dict[str, Callable[[Any, Any, pytest.MonkeyPatch], Any]] = {
     "slot of an object": lambda c, write, _: setattr(c.hub.slot, "then", write),
     "attribute of the class of an object": lambda c, write, patch: patch.setattr(
         Hub, "then", staticmethod(write)
+    ),
+    "property of the class of an object": lambda c, write, patch: patch.setattr(
+        Hub, "always", property(lambda self: write)
+    ),
+    "class method of an object": lambda c, write, patch: patch.setattr(
+        Hub, "finish", classmethod(lambda cls, x: write(x))
     ),
     "object in a list of an object": lambda c, write, _: c.hub.plugins.append(WritingPlugin(write)),
     "method of a class": lambda c, write, patch: (
@@ -360,6 +377,7 @@ def test_objects_of_each_call_are_no_code(monkeypatch: pytest.MonkeyPatch) -> No
 def test_nothing_is_kept_alive() -> None:
     """What objects of the last call hold, what the hook of one call has seen, and the model."""
     model = opswap.swap(Caller())
+    gc.collect()  # what the swap has made
     model.child.append(Keeps())
     seen: list[Tensor] = []
     handle = model.child[0].register_forward_hook(lambda module, args, y: seen.append(y * 2))

@@ -212,8 +212,9 @@ def _children_of(kind: type) -> _Children | None:
 
 @lru_cache(maxsize=1024)
 def _is_code(kind: type) -> bool:
-    """True if objects of this type can be called, or are Python modules."""
-    return issubclass(kind, ModuleType) or any("__call__" in vars(base) for base in kind.__mro__)
+    """True if objects of this type can be called, are Python modules, or run code as attributes of a class."""
+    names = {"__call__", "__get__"}
+    return issubclass(kind, ModuleType) or any(names & vars(base).keys() for base in kind.__mro__)
 
 
 def _slot(member: MemberDescriptorType, holder: Any) -> Any:

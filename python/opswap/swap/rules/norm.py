@@ -192,7 +192,7 @@ describe_condition(norm_misread, lambda *_: "its weight and statistics are conti
 
 # With given statistics and a new result torch's own is as fast: both read and write at the speed of memory.
 _ALONE = Replacement(
-    "(m0.training or norm_misread(m0, x0)) and poolable(x0)",
+    "(norm_misread(m0, x0) or m0.training) and poolable(x0)",
     "apply_norm(m0, x0, None)",
     {"poolable": poolable, "norm_misread": norm_misread, "apply_norm": apply_norm},
 )

@@ -69,7 +69,7 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
         condition = f"{hooks}{condition}{still}"
     else:
         vectors = ", ".join(arguments[name] for name in ("weight", "running_mean", "running_var"))
-        condition = f"({arguments['training']} or vector_misread({input}, {vectors})) and {condition}"
+        condition = f"(vector_misread({input}, {vectors}) or {arguments['training']}) and {condition}"
     result = f"batch_norm_act({', '.join([input, *options])})"
     return Replacement(condition, result, names)
 
