@@ -204,9 +204,11 @@ def test_what_code_below_calls(name: str, called: bool, monkeypatch: pytest.Monk
     torch.testing.assert_close(*outputs)
 
 
-@pytest.mark.parametrize(
-    "name", sorted(REACHED.keys() - {"nested list"})
-)  # torch 2.13 misses it in stock models
+# What torch 2.13 does not compile again in stock models either.
+MISSED = {"nested list", "class method of an object"}
+
+
+@pytest.mark.parametrize("name", sorted(REACHED.keys() - MISSED))
 def test_what_code_below_calls_in_a_compiled_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stock = Caller()
     model = opswap.swap(copy.deepcopy(stock))
