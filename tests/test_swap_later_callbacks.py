@@ -10,7 +10,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections import UserList, deque
+from collections import OrderedDict, UserList, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,6 +37,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.plugins: list[Any] = []
+        self.losses: list[float] = []
         self.slot = Slotted()
 
     @property
@@ -86,8 +87,26 @@ def through_helpers(x: Tensor) -> Tensor:
     return HELPERS.through(x)
 
 
+class Calling(list):
+    then: Any = None
+
+
+HUB = Hub()
+HELD: list[Any] = []
+
+
+def plain(x: Tensor) -> Tensor:
+    return x
+
+
+def writing(x: Tensor) -> Tensor:
+    return HELD[0](x)
+
+
 class Calls(nn.Module):
     """Finds what it calls in containers, variables and objects."""
+
+    shared: list[Any] = []  # noqa: RUF012, as a user may write it
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,6 +114,11 @@ class Calls(nn.Module):
         self.partial = partial(lambda calls, x: [c(x) for c in calls] and x, [])
         self.queue: deque[Any] = deque(maxlen=4)
         self.user = UserList()
+        self.ordered: OrderedDict[str, Any] = OrderedDict()
+        self.keys: dict[Any, int] = {}
+        self.behind = weakref.ref(HUB)
+        self.subclass = Calling()
+        self.late: Any = None
         self.named: dict[str, Any] = {"first": lambda x: x}
         self.nested: list[Any] = [(1, [])]
         self.unique: set[Any] = set()
@@ -113,6 +137,16 @@ class Calls(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found = [*self.listed, *self.queue, *self.named.values(), *self.nested[0][1], *self.unique]
         found += [*PROXIED.values(), *self.user]
+        found += [
+            *self.ordered.values(),
+            *self.keys,
+            *self.behind().plugins,
+            *self.shared,
+            *(self.late or ()),
+        ]
+        found += getattr(self, "later", ())
+        if self.subclass.then is not None:
+            found.append(self.subclass.then)
         self.partial(x)
         for _, nested in self.nested[1:]:
             found += nested
@@ -127,7 +161,7 @@ class Calls(nn.Module):
             x = call(x)
         for plugin in self.hub.plugins:
             x = plugin.run(x)
-        return through_helpers(self.through(self.hub.finish(x)))
+        return through_helpers(plain(self.through(self.hub.finish(x))))
 
 
 class Caller(Parent):
@@ -144,6 +178,22 @@ REACHED: dict[str, Callable[[Any, Any, pytest.MonkeyPatch], Any]] = {
     "value of a dict": lambda c, write, _: c.named.update(first=write),
     "set": lambda c, write, _: c.unique.add(write),
     "list in a partial": lambda c, write, _: c.partial.args[0].append(write),
+    "OrderedDict": lambda c, write, _: c.ordered.update(then=write),
+    "key of a dict": lambda c, write, _: c.keys.update({write: 1}),
+    "behind a weak reference": lambda c, write, patch: patch.setattr(HUB, "plugins", [write]),
+    "attribute of a list": lambda c, write, _: setattr(c.subclass, "then", write),
+    "list in the place of None": lambda c, write, _: setattr(c, "late", [write]),
+    "list that was not there": lambda c, write, _: setattr(c, "later", [write]),
+    "list of the class": lambda c, write, patch: patch.setattr(Calls, "shared", [write]),
+    "appended to the list of the class": lambda c, write, _: Calls.shared.append(write),
+    "behind many numbers": lambda c, write, _: (
+        c.hub.losses.extend(range(300)),
+        setattr(c.hub, "then", write),
+    ),
+    "code of a function": lambda c, write, patch: (
+        HELD.insert(0, write),
+        patch.setattr(plain, "__code__", writing.__code__),
+    ),
     "dict behind a proxy": lambda c, write, patch: patch.setitem(BEHIND, "then", write),
     "UserList": lambda c, write, _: c.user.append(write),
     "nested list": lambda c, write, _: c.nested[0][1].append(write),
@@ -201,6 +251,7 @@ def test_what_code_below_calls(name: str, called: bool, monkeypatch: pytest.Monk
                 assert not runs(model, "Caller")
                 model.groups = 2
             outputs.append([m(x) for _ in range(3)])
+            Calls.shared.clear()
     torch.testing.assert_close(*outputs)
 
 
@@ -223,6 +274,7 @@ def test_what_code_below_calls_in_a_compiled_model(name: str, monkeypatch: pytes
         with monkeypatch.context() as patched:
             REACHED[name](m.child[1], lambda x: writer(held[0])(x), patched)
             outputs.append([call(x) for _ in range(3)])
+            Calls.shared.clear()
     torch.testing.assert_close(*outputs)
 
 
@@ -280,6 +332,61 @@ def test_lists_that_grow_are_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(8):
         assert runs(model, "Caller")
     assert len(collected) > 300 and not looks
+
+
+class Tracker:
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def hook(self, module: nn.Module, args: Any, y: Tensor) -> None:
+        for call in self.calls:
+            call(y)
+
+    __call__ = hook
+
+
+class Wrapper:
+    def __init__(self, forward: Any) -> None:
+        self.forward, self.calls = forward, []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for call in self.calls:
+            call(x)
+        return self.forward(x)
+
+
+def calling(layer: Any) -> Callable[[Tensor], Tensor]:
+    def call(x: Tensor) -> Tensor:
+        for c in layer.calls:
+            c(x)
+        return x
+
+    return call
+
+
+@pytest.mark.parametrize("kind", ["method", "object", "forward", "list on a layer"])
+def test_where_code_below_begins(kind: str) -> None:
+    """Hooks and forwards that are methods or objects, and a forward that reads what a layer of torch holds."""
+    stock = Parent()
+    model = opswap.swap(copy.deepcopy(stock))
+    outputs, x = [], images()
+    for m in (stock, model):
+        tracker: Any = Tracker()
+        layer = m.child[0]
+        if kind == "forward":
+            tracker = layer.forward = Wrapper(layer.forward)
+        elif kind == "list on a layer":
+            tracker = layer
+            layer.calls = []
+            patch(layer, "forward", calling(layer))
+        else:
+            layer.register_forward_hook(tracker.hook if kind == "method" else tracker)
+        m(x)
+        assert m is stock or runs(model)
+        tracker.calls.append(writer(m))
+        outputs.append([m(x) for _ in range(3)])
+    torch.testing.assert_close(*outputs)
+    assert not runs(model)
 
 
 def test_one_object_in_the_place_of_another() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter, is_not
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..runtime.instance_forward import is_rewritten, overridden
 from ..runtime.outside import Outside
 from ..runtime.purity import USER
 from ..runtime.snapshot import owner_of_class
-from ..runtime.state import forward_of
+from ..runtime.state import INTERNAL, forward_of
 from .reached import Reached
 from .unseen import (
     LISTS_OF_MODULES,
@@ -103,10 +104,12 @@ class LaterCode:
         below = self._below()
         for base in _classes_of_users(below):
             yield from code_of(vars(base)).values()
+            yield from _containers(vars(base))
         for module in below:
             cls = type(module)
             yield from (cls, forward_of(cls), module if owner_of_class(cls) == USER else None)
             yield from (v if callable(v) else type(v) for v in set_on(module).values())
+            yield from _containers({k: v for k, v in vars(module).items() if k not in INTERNAL})
 
 
 class _Signs:
@@ -150,11 +153,17 @@ class _Signs:
 
 
 _dict_of = attrgetter("__dict__")
+_CONTAINERS = (dict, list, tuple, set, frozenset, OrderedDict, deque)
 
 
 def _classes_of_users(modules: list[nn.Module]) -> list[type]:
     bases = dict.fromkeys(base for cls in dict.fromkeys(map(type, modules)) for base in cls.__mro__)
     return [base for base in bases if owner_of_class(base) == USER]
+
+
+def _containers(attributes: Mapping[str, Any]) -> list[type]:
+    """The types of those attributes that may hold code, though they are none."""
+    return [type(v) for v in attributes.values() if type(v) in _CONTAINERS]
 
 
 def _same(values: list[Any], others: list[Any]) -> bool:

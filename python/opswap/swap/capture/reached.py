@@ -6,12 +6,13 @@ from __future__ import annotations
 import weakref
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
-from itertools import islice
+from functools import cached_property, lru_cache, partial, partialmethod
+from itertools import chain, islice
 from operator import is_not
-from types import MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..runtime.instance_forward import without_links
@@ -22,11 +23,12 @@ from .unseen import DATA, Search, cell_value
 
 __all__ = ["Reached"]
 
-_MANY = 256  # values that are compared of one place
+_MANY = 256  # values that are compared of one container
+_MOST = 1024  # objects that are compared of one place
 _Names = frozenset[str] | None  # None for all
 _Children = Callable[[Any, _Names], Iterable[Any]]
 _CONTAINERS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    dict: dict.values,
+    dict: lambda held: chain(dict.keys(held), dict.values(held)),
     list: list.__iter__,
     tuple: tuple.__iter__,
     deque: deque.__iter__,
@@ -35,8 +37,14 @@ _CONTAINERS: dict[type, Callable[[Any], Iterable[Any]]] = {
     MappingProxyType: MappingProxyType.values,
     MethodType: lambda method: (method.__func__, method.__self__),
     partial: lambda made: (made.func, made.args, made.keywords),
+    partialmethod: lambda made: (made.func, made.args, made.keywords),
+    property: lambda made: (made.fget, made.fset, made.fdel),
+    staticmethod: lambda made: (made.__func__,),
+    classmethod: lambda made: (made.__func__,),
+    cached_property: lambda made: (made.func,),
+    weakref.ref: lambda reference: (reference(),),
 }
-_PLAIN = DATA - _CONTAINERS.keys()
+_PLAIN = frozenset(k for k in DATA if k is torch.Size or not issubclass(k, tuple(_CONTAINERS)))
 _WITH_DATA = (UserDict, UserList, ChainMap)
 
 
@@ -45,7 +53,7 @@ class Reached:
 
     Functions, classes, modules of torch and Python modules are compared by identity. Of containers, of a user's objects
     and of methods, what they hold is; of all other values, and of these objects, the types. Plain data is not code.
-    Of more than 256 values at one place nothing is compared. Nothing is kept alive.
+    Of containers with more than 256 values nothing is compared. No object is kept alive.
 
     Args: known: modules whose classes are compared elsewhere, and what is set on them.
     """
@@ -56,7 +64,8 @@ class Reached:
             named: dict[int, tuple[dict[str, Any], set[str]]] = {}
             for held, names in search.globals:
                 named.setdefault(id(held), (held, set()))[1].update(names)
-            self._globals = [(held, len(held), held.keys() & names) for held, names in named.values()]
+            self._globals = list(named.values())
+            self._roots = list(map(_reference, search.roots))
             self._functions = list(map(weakref.ref, search.functions))
             self._attributes = list(_attributes(search, set(map(id, known))))
             self._names = search.names
@@ -82,9 +91,11 @@ class Reached:
         """The code at the places, and the types of what else is there; None if a function or a module is gone."""
         code: list[Any] = []
         types: set[type] = set()
-        for held, size, names in self._globals:
-            if len(held) != size:
-                return None
+        roots = [reference() for reference in self._roots]
+        if any(root is None for root in roots):
+            return None
+        _add_code(roots, self._names, code, types)
+        for held, names in self._globals:
             _add_code(map(held.get, names), self._names, code, types)
         for reference in self._functions:
             function = reference()
@@ -93,7 +104,7 @@ class Reached:
             if function.__closure__ is not None:
                 _add_code(map(cell_value, function.__closure__), self._names, code, types)
             others = (function.__defaults__, function.__kwdefaults__, function.__dict__)
-            _add_code(others, self._names, code, types)
+            _add_code((function.__code__, *others), self._names, code, types)
         for holder_of, part, size, names in self._attributes:
             holder = holder_of()
             held = _dict_of(holder)
@@ -116,22 +127,31 @@ def _attributes(
         if not issubclass(type(holder), (nn.Module, ModuleType)):
             continue  # it is at a place
         held, reference = _dict_of(holder), weakref.ref(holder)
-        names = search.mentioned(held)
         if issubclass(type(holder), ModuleType):
-            yield reference, "", len(held), names
+            yield reference, "", None, set(held if search.names is None else search.names)
             continue
-        names &= without_links(vars(holder)).keys() - INTERNAL
-        if id(holder) not in known:
+        names = search.mentioned(held) & (without_links(vars(holder)).keys() - INTERNAL)
+        if id(holder) in known:
+            yield reference, "", None, _with_children(held, names, type(holder))
+        else:
             yield reference, "", len(held), names
             yield reference, "_modules", len(held["_modules"]), set(held["_modules"])
-        elif owner_of_class(type(holder)) == USER:
-            yield reference, "", None, {name for name in names if type(held[name]) not in _PLAIN}
-    others = (h for h in search.holders if id(h) not in known)
-    classes = dict.fromkeys(h if issubclass(type(h), type) else type(h) for h in others)
-    for base in dict.fromkeys(base for cls in classes for base in cls.__mro__):
+    found: dict[type, bool] = {}
+    for holder in search.holders:
+        for base in (holder if issubclass(type(holder), type) else type(holder)).__mro__:
+            found[base] = found.get(base, True) and id(holder) in known
+    for base, compared in found.items():
         if owner_of_class(base) == USER:
-            special = {name for name in vars(base) if name[:2] == "__"}
-            yield weakref.ref(base), "", len(vars(base)), special | search.mentioned(vars(base))
+            held = vars(base)
+            special = {name for name in held if name[:2] == "__"} | search.mentioned(held)
+            names = _with_children(held, special, base) if compared else special
+            yield weakref.ref(base), "", None if compared else len(held), names
+
+
+def _with_children(held: Mapping[str, Any], names: Iterable[str], cls: type) -> set[str]:
+    """Those of the attributes that hold something that may change; tuples of a layer of torch are its options."""
+    kinds = {name: type(held[name]) for name in names if _children_of(type(held[name])) is not None}
+    return {name for name, kind in kinds.items() if kind is not tuple or owner_of_class(cls) == USER}
 
 
 def _dict_of(holder: Any) -> Mapping[str, Any]:
@@ -161,7 +181,7 @@ def _add_code(values: Iterable[Any], names: _Names, code: list[Any], types: set[
 
 
 def _add_code_within(value: Any, names: _Names, code: list[Any], types: set[type]) -> None:
-    left, number = [value], 0
+    left = [value]
     found: list[Any] = []
     kinds: set[type] = set()
     seen: dict[int, Any] = {}
@@ -171,13 +191,13 @@ def _add_code_within(value: Any, names: _Names, code: list[Any], types: set[type
         if kind in _PLAIN or id(value) in seen:
             continue
         seen[id(value)] = value
+        if len(seen) > _MOST:
+            return
         children = _children_of(kind)
         if children is not None:
             more = tuple(islice(children(value, names), _MANY + 1))
-            number += len(more)
-            if number > _MANY:
-                return
-            left += more
+            if len(more) <= _MANY:
+                left += more
             if kind not in _CONTAINERS:
                 kinds.add(kind)
         elif _is_code(kind):
@@ -193,28 +213,33 @@ def _children_of(kind: type) -> _Children | None:
     """How to get what an object of this type holds; None if that is not looked at."""
     if issubclass(kind, (nn.Module, type, ModuleType)):
         return None
-    for container, values in _CONTAINERS.items():
-        if issubclass(kind, container):
-            return lambda value, names: values(value)
-    if owner_of_class(kind) != USER and not issubclass(kind, _WITH_DATA):
+    values = next((values for container, values in _CONTAINERS.items() if issubclass(kind, container)), None)
+    own = owner_of_class(kind) == USER or issubclass(kind, _WITH_DATA)
+    if values is None and not own:
         return None
-    members = slots_of(kind)
+    members = slots_of(kind) if own else []
 
-    def children(value: Any, names: _Names) -> Iterable[Any]:
-        held = _dict_of(value)
-        for name in held if names is None or kind in _WITH_DATA else held.keys() & names:
-            yield held[name]
-        for member in members:
-            yield _slot(member, value)
+    def children(value: Any, names: _Names) -> Iterator[Any]:
+        if values is not None:
+            yield from values(value)
+        if own:
+            held = _dict_of(value)
+            for name in (
+                held if names is None or (values is None and kind in _WITH_DATA) else held.keys() & names
+            ):
+                yield held[name]
+            for member in members:
+                yield _slot(member, value)
 
-    return children
+    return children if own else lambda value, names: values(value)
 
 
 @lru_cache(maxsize=1024)
 def _is_code(kind: type) -> bool:
-    """True if objects of this type can be called, are Python modules, or run code as attributes of a class."""
-    names = {"__call__", "__get__"}
-    return issubclass(kind, ModuleType) or any(names & vars(base).keys() for base in kind.__mro__)
+    """True if objects of this type can be called, or are Python modules or machine code of Python."""
+    if not kind.__weakrefoffset__:  # it would be kept alive
+        return False
+    return issubclass(kind, (CodeType, ModuleType)) or any("__call__" in vars(base) for base in kind.__mro__)
 
 
 def _slot(member: MemberDescriptorType, holder: Any) -> Any:

@@ -106,7 +106,8 @@ class Search:
         self.holders: list[Any] = []
         self.globals: list[tuple[dict[str, Any], Iterable[str]]] = []
         self.functions: list[FunctionType] = []
-        self._new = list(values)
+        self.roots = tuple(values)
+        self._new = list(self.roots)
         self._run()
 
     def _run(self) -> None:
@@ -221,9 +222,8 @@ class Search:
     def holds(self, name: str) -> bool:
         """True if something that was reached has an attribute of this name."""
         for holder in self.holders:
-            held = (
-                getattr(holder, "__dict__", {}).get(k, ()) for k in ("_parameters", "_buffers", "_modules")
-            )
+            parts = ("_parameters", "_buffers", "_modules") if isinstance(holder, nn.Module) else ()
+            held = (vars(holder).get(k, ()) for k in parts)
             if name in getattr(holder, "__dict__", ()) or any(name in h for h in held):
                 return True
             cls = holder if isinstance(holder, type) else type(holder)
