@@ -67,7 +67,10 @@ class Reached:
             self._globals = list(named.values())
             self._roots = list(map(_reference, search.roots))
             self._functions = list(map(weakref.ref, search.functions))
-            self._attributes = list(_attributes(search, set(map(id, known))))
+            found_in = _attributes(search, set(map(id, known)))
+            self._attributes = [
+                a for a in found_in if a[2] is not None or a[3]
+            ]  # else nothing can be compared
             self._names = search.names
             found = self._find()
             if found is not None:
@@ -79,6 +82,8 @@ class Reached:
         """True if no other code is there."""
         if self._then is None:
             return False
+        if not (self._roots or self._globals or self._functions or self._attributes):
+            return True
         try:
             found = self._find()
         except Exception:  # as above
