@@ -124,18 +124,14 @@ def torch_batch_norm(
     input: Tensor,
     running_mean: _Vector,
     running_var: _Vector,
-    weight: _Vector = None,
-    bias: _Vector = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
+    weight: _Vector,
+    bias: _Vector,
+    training: bool,
+    *rest: float,
 ) -> Tensor:
     """torch.nn.functional.batch_norm where `vector_misread` is true, with a right backward."""
     weight = None if weight is None else weight.contiguous()
-    if (
-        not training and running_mean is not None and running_var is not None
-    ):  # else they are written, and not read
+    # In training the statistics are written, and not read.
+    if not training and running_mean is not None and running_var is not None:
         running_mean, running_var = running_mean.contiguous(), running_var.contiguous()
-    return torch_functional.batch_norm(
-        input, running_mean, running_var, weight, bias, training, momentum, eps
-    )
+    return torch_functional.batch_norm(input, running_mean, running_var, weight, bias, training, *rest)

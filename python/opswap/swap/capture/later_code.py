@@ -7,8 +7,6 @@ The search of `unseen` is made again when code has changed; whether it has is se
 from __future__ import annotations
 
 import copy
-import weakref
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter, is_not
 from typing import Any
@@ -22,7 +20,7 @@ from ..runtime.outside import Outside
 from ..runtime.purity import USER
 from ..runtime.snapshot import owner_of_class
 from ..runtime.state import INTERNAL, forward_of
-from .reached import Reached
+from .reached import CONTAINERS, Reached, reference_to
 from .unseen import (
     LISTS_OF_MODULES,
     Search,
@@ -93,7 +91,7 @@ class LaterCode:
         if self._of_code is None or not self._of_code.hold() or not _same(code, known):
             found = search_calls(self._called)
             self._by_code, self._of_code = what_may_change(found, *reading), Reached(found, self._below())
-        self._hooks, self._signs, self._code = list(map(_reference, hooks)), signs, code
+        self._hooks, self._signs, self._code = list(map(reference_to, hooks)), signs, code
         self.runs_others = bool(hooks) or any(map(runs_other_code, self._called))
 
     def _below(self) -> list[nn.Module]:
@@ -153,7 +151,6 @@ class _Signs:
 
 
 _dict_of = attrgetter("__dict__")
-_CONTAINERS = (dict, list, tuple, set, frozenset, OrderedDict, deque)
 
 
 def _classes_of_users(modules: list[nn.Module]) -> list[type]:
@@ -163,15 +160,8 @@ def _classes_of_users(modules: list[nn.Module]) -> list[type]:
 
 def _containers(attributes: Mapping[str, Any]) -> list[type]:
     """The types of those attributes that may hold code, though they are none."""
-    return [type(v) for v in attributes.values() if type(v) in _CONTAINERS]
+    return [type(v) for v in attributes.values() if type(v) in CONTAINERS]
 
 
 def _same(values: list[Any], others: list[Any]) -> bool:
     return len(values) == len(others) and not any(map(is_not, values, others))
-
-
-def _reference(value: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: value

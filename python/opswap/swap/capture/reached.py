@@ -21,7 +21,7 @@ from ..runtime.snapshot import owner_of_class, slots_of
 from ..runtime.state import INTERNAL
 from .unseen import DATA, Search, cell_value
 
-__all__ = ["Reached"]
+__all__ = ["CONTAINERS", "Reached", "reference_to"]
 
 _MANY = 256  # values that are compared of one container
 _MOST = 1024  # objects that are compared of one place
@@ -45,6 +45,7 @@ _CONTAINERS: dict[type, Callable[[Any], Iterable[Any]]] = {
     weakref.ref: lambda reference: (reference(),),
 }
 _PLAIN = frozenset(k for k in DATA if k is torch.Size or not issubclass(k, tuple(_CONTAINERS)))
+CONTAINERS = DATA - _PLAIN  # those that Python has, and no class of a user
 _WITH_DATA = (UserDict, UserList, ChainMap)
 
 
@@ -65,16 +66,13 @@ class Reached:
             for held, names in search.globals:
                 named.setdefault(id(held), (held, set()))[1].update(names)
             self._globals = list(named.values())
-            self._roots = list(map(_reference, search.roots))
+            self._roots = list(map(reference_to, search.roots))
             self._functions = list(map(weakref.ref, search.functions))
-            found_in = _attributes(search, set(map(id, known)))
-            self._attributes = [
-                a for a in found_in if a[2] is not None or a[3]
-            ]  # else nothing can be compared
+            self._attributes = list(_attributes(search, set(map(id, known))))
             self._names = search.names
             found = self._find()
             if found is not None:
-                self._then = list(map(_reference, found[0])), found[1]
+                self._then = list(map(reference_to, found[0])), found[1]
         except Exception:  # of an unusual metaclass: nothing is known, and the search is made again
             self._then = None
 
@@ -137,7 +135,9 @@ def _attributes(
             continue
         names = search.mentioned(held) & (without_links(vars(holder)).keys() - INTERNAL)
         if id(holder) in known:
-            yield reference, "", None, _with_children(held, names, type(holder))
+            names = _with_children(held, names, type(holder))
+            if names:
+                yield reference, "", None, names
         else:
             yield reference, "", len(held), names
             yield reference, "_modules", len(held["_modules"]), set(held["_modules"])
@@ -149,8 +149,10 @@ def _attributes(
         if owner_of_class(base) == USER:
             held = vars(base)
             special = {name for name in held if name[:2] == "__"} | search.mentioned(held)
-            names = _with_children(held, special, base) if compared else special
-            yield weakref.ref(base), "", None if compared else len(held), names
+            if not compared:
+                yield weakref.ref(base), "", len(held), special
+            elif names := _with_children(held, special, base):
+                yield weakref.ref(base), "", None, names
 
 
 def _with_children(held: Mapping[str, Any], names: Iterable[str], cls: type) -> set[str]:
@@ -254,7 +256,8 @@ def _slot(member: MemberDescriptorType, holder: Any) -> Any:
         return None
 
 
-def _reference(value: Any) -> Callable[[], Any]:
+def reference_to(value: Any) -> Callable[[], Any]:
+    """A weak reference, or a strong one to an object that has none."""
     try:
         return weakref.ref(value)
     except TypeError:

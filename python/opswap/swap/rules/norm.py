@@ -180,12 +180,16 @@ def _prove_in_place(region: Region, shapes: Shapes) -> Replacement:
 
 def norm_misread(norm: nn.Module, input: Any) -> bool:
     """`vector_misread` for a module."""
-    return vector_misread(input, norm.weight, norm.running_mean, norm.running_var)
+    return vector_misread(input, *_read(norm))
+
+
+def _read(norm: nn.Module) -> tuple[Any, ...]:
+    """What torch's backward reads of a module."""
+    return norm.weight, norm.running_mean, norm.running_var
 
 
 def _declines_contiguous(norm: nn.Module) -> str | None:
-    vectors = (norm.weight, norm.running_mean, norm.running_var)
-    return None if all(v is None or v.is_contiguous() for v in vectors) else ""
+    return None if all(v is None or v.is_contiguous() for v in _read(norm)) else ""
 
 
 describe_condition(norm_misread, lambda *_: "its weight and statistics are contiguous, or need no gradient")
