@@ -79,7 +79,8 @@ class LaterCode:
         return self._by_code or self._by_hooks
 
     def _hold(self) -> bool:
-        return all([r is not None and r.hold() for r in (self._of_code, self._of_hooks)])  # noqa: C419, as below
+        code, hooks = self._of_code, self._of_hooks
+        return code is not None and code.hold() and hooks is not None and hooks.hold()
 
     def _look(self, module: nn.Module, reading: tuple[Any, ...]) -> None:
         hooks, signs, code = hooks_below(module), _Signs(self._below()), list(self._all_code())

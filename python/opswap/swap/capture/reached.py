@@ -56,20 +56,23 @@ class Reached:
     and of methods, what they hold is; of all other values, and of these objects, the types. Plain data is not code.
     Of containers with more than 256 values nothing is compared. No object is kept alive.
 
-    Args: known: modules whose classes are compared elsewhere, and what is set on them.
+    Args: known: modules that are compared elsewhere: they, their classes and what is set on them.
     """
 
     def __init__(self, search: Search, known: Iterable[nn.Module] = ()) -> None:
         self._then: tuple[list[Callable[[], Any]], set[type]] | None = None
+        self._is_empty = False
+        compared = set(map(id, known))
         try:
             named: dict[int, tuple[dict[str, Any], set[str]]] = {}
             for held, names in search.globals:
                 named.setdefault(id(held), (held, set()))[1].update(names)
             self._globals = list(named.values())
-            self._roots = list(map(reference_to, search.roots))
+            self._roots = [reference_to(root) for root in search.roots if id(root) not in compared]
             self._functions = list(map(weakref.ref, search.functions))
-            self._attributes = list(_attributes(search, set(map(id, known))))
+            self._attributes = list(_attributes(search, compared))
             self._names = search.names
+            self._is_empty = not (self._roots or self._globals or self._functions or self._attributes)
             found = self._find()
             if found is not None:
                 self._then = list(map(reference_to, found[0])), found[1]
@@ -78,10 +81,10 @@ class Reached:
 
     def hold(self) -> bool:
         """True if no other code is there."""
+        if self._is_empty:
+            return True
         if self._then is None:
             return False
-        if not (self._roots or self._globals or self._functions or self._attributes):
-            return True
         try:
             found = self._find()
         except Exception:  # as above
