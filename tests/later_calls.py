@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import types
 import weakref
 from collections import OrderedDict, UserList, deque
@@ -103,6 +104,7 @@ class Calls(nn.Module):
         self.partial = partial(lambda calls, x: [c(x) for c in calls] and x, [])
         self.queue: deque[Any] = deque(maxlen=4)
         self.user = UserList()
+        self.space, self.options = types.SimpleNamespace(then=None), argparse.Namespace(then=None)
         self.ordered: OrderedDict[str, Any] = OrderedDict()
         self.keys: dict[Any, int] = {}
         self.behind = weakref.ref(HUB)
@@ -139,6 +141,7 @@ class Calls(nn.Module):
         self.partial(x)
         for _, nested in self.nested[1:]:
             found += nested
+        found += [space.then for space in (self.space, self.options) if space.then is not None]
         if self.hub.then is not None:
             found.append(self.hub.then)
         found += [self.hub.slot.then] if hasattr(self.hub.slot, "then") else []
@@ -185,6 +188,8 @@ REACHED: dict[str, Callable[[Any, Any, pytest.MonkeyPatch], Any]] = {
     ),
     "dict behind a proxy": lambda c, write, patch: patch.setitem(BEHIND, "then", write),
     "UserList": lambda c, write, _: c.user.append(write),
+    "SimpleNamespace": lambda c, write, _: setattr(c.space, "then", write),
+    "argparse.Namespace": lambda c, write, _: setattr(c.options, "then", write),
     "nested list": lambda c, write, _: c.nested[0][1].append(write),
     "nested tuple": lambda c, write, _: c.nested.append((2, [write])),
     "attribute of an object": lambda c, write, _: setattr(c.hub, "then", write),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import ChainMap, UserDict, UserList, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache, partial, partialmethod
 from itertools import chain, islice
@@ -19,7 +19,7 @@ from ..runtime.instance_forward import without_links
 from ..runtime.purity import USER
 from ..runtime.snapshot import owner_of_class, slots_of
 from ..runtime.state import INTERNAL
-from .unseen import DATA, Search, cell_value
+from .unseen import DATA, WITH_DATA, Search, cell_value
 
 __all__ = ["CONTAINERS", "Reached", "reference_to"]
 
@@ -46,7 +46,6 @@ _CONTAINERS: dict[type, Callable[[Any], Iterable[Any]]] = {
 }
 _PLAIN = frozenset(k for k in DATA if k is torch.Size or not issubclass(k, tuple(_CONTAINERS)))
 CONTAINERS = DATA - _PLAIN  # those that Python has, and no class of a user
-_WITH_DATA = (UserDict, UserList, ChainMap)
 
 
 class Reached:
@@ -224,7 +223,7 @@ def _children_of(kind: type) -> _Children | None:
     if issubclass(kind, (nn.Module, type, ModuleType)):
         return None
     values = next((values for container, values in _CONTAINERS.items() if issubclass(kind, container)), None)
-    own = owner_of_class(kind) == USER or issubclass(kind, _WITH_DATA)
+    own = owner_of_class(kind) == USER or issubclass(kind, WITH_DATA)
     if values is None and not own:
         return None
     members = slots_of(kind) if own else []
@@ -235,7 +234,7 @@ def _children_of(kind: type) -> _Children | None:
         if own:
             held = _dict_of(value)
             for name in (
-                held if names is None or (values is None and kind in _WITH_DATA) else held.keys() & names
+                held if names is None or (values is None and kind in WITH_DATA) else held.keys() & names
             ):
                 yield held[name]
             for member in members:

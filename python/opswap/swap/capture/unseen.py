@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 import weakref
+from argparse import Namespace
 from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from .element_writes import writes_to_others
 __all__ = [
     "DATA",
     "LISTS_OF_MODULES",
+    "WITH_DATA",
     "Search",
     "cell_value",
     "code_of",
@@ -79,6 +81,8 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
 }
 _OF_LAZY = ("in_channels", "in_features", "num_features")  # written by the first call
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
+# Classes of Python whose attributes hold what a user puts there.
+WITH_DATA = (UserDict, UserList, ChainMap, SimpleNamespace, Namespace)
 LISTS_OF_MODULES = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _SETTERS = (setattr, delattr, exec, eval)
 # Classes whose instances run no code of their own.
@@ -148,7 +152,7 @@ class Search:
         own = isinstance(value, nn.Module) or owner_of_class(type(value)) == purity.USER
         if not own:  # as a property, a bound method, what functools.lru_cache returns, or a UserDict
             self._new += (getattr(value, part) for part in _WRAPPERS.get(type(value), ()))
-            if isinstance(value, (UserDict, UserList, ChainMap)):
+            if isinstance(value, WITH_DATA):
                 self._new += vars(value).values()
         # Reading one may add to it.
         self.elements = self.elements or (self._follow and isinstance(value, defaultdict))
