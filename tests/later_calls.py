@@ -6,9 +6,9 @@ from __future__ import annotations
 import argparse
 import types
 import weakref
-from collections import OrderedDict, UserList, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -81,6 +81,44 @@ class Calling(list):
     then: Any = None
 
 
+class Listing(UserList):
+    pass
+
+
+class Naming(UserDict):
+    pass
+
+
+class Chaining(ChainMap):
+    pass
+
+
+class Property(property):
+    def own(self) -> None: ...
+
+
+class StaticMethod(staticmethod):
+    def own(self) -> None: ...
+
+
+class ClassMethod(classmethod):
+    def own(self) -> None: ...
+
+
+class CachedProperty(cached_property):
+    def own(self) -> None: ...
+
+
+class Partial(partial):
+    def own(self) -> None: ...
+
+
+def cached(write: Callable[[Tensor], Tensor]) -> CachedProperty:
+    made = CachedProperty(lambda self: write)
+    made.__set_name__(Hub, "always")
+    return made
+
+
 HUB = Hub()
 HELD: list[Any] = []
 
@@ -103,7 +141,7 @@ class Calls(nn.Module):
         self.listed: list[Any] = []
         self.partial = partial(lambda calls, x: [c(x) for c in calls] and x, [])
         self.queue: deque[Any] = deque(maxlen=4)
-        self.user = UserList()
+        self.user, self.own = UserList(), (Listing(), Naming(), Chaining())
         self.space, self.options = types.SimpleNamespace(then=None), argparse.Namespace(then=None)
         self.ordered: OrderedDict[str, Any] = OrderedDict()
         self.keys: dict[Any, int] = {}
@@ -128,6 +166,8 @@ class Calls(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found = [*self.listed, *self.queue, *self.named.values(), *self.nested[0][1], *self.unique]
         found += [*PROXIED.values(), *self.user]
+        listing, naming, chaining = self.own
+        found += [*listing, *naming.values(), *chaining.values()]
         found += [
             *self.ordered.values(),
             *self.keys,
@@ -188,6 +228,9 @@ REACHED: dict[str, Callable[[Any, Any, pytest.MonkeyPatch], Any]] = {
     ),
     "dict behind a proxy": lambda c, write, patch: patch.setitem(BEHIND, "then", write),
     "UserList": lambda c, write, _: c.user.append(write),
+    "UserList of a user": lambda c, write, _: c.own[0].append(write),
+    "UserDict of a user": lambda c, write, _: c.own[1].update(then=write),
+    "ChainMap of a user": lambda c, write, _: c.own[2].update(then=write),
     "SimpleNamespace": lambda c, write, _: setattr(c.space, "then", write),
     "argparse.Namespace": lambda c, write, _: setattr(c.options, "then", write),
     "nested list": lambda c, write, _: c.nested[0][1].append(write),
@@ -204,6 +247,15 @@ REACHED: dict[str, Callable[[Any, Any, pytest.MonkeyPatch], Any]] = {
     "class method of an object": lambda c, write, patch: patch.setattr(
         Hub, "finish", classmethod(lambda cls, x: write(x))
     ),
+    "static method of a user's kind": lambda c, write, patch: patch.setattr(Hub, "then", StaticMethod(write)),
+    "property of a user's kind": lambda c, write, patch: patch.setattr(
+        Hub, "always", Property(lambda self: write)
+    ),
+    "cached property of a user's kind": lambda c, write, patch: patch.setattr(Hub, "always", cached(write)),
+    "class method of a user's kind": lambda c, write, patch: patch.setattr(
+        Hub, "finish", ClassMethod(lambda cls, x: write(x))
+    ),
+    "partial of a user's kind": lambda c, write, _: c.listed.append(Partial(write)),
     "object in a list of an object": lambda c, write, _: c.hub.plugins.append(WritingPlugin(write)),
     "method of a class": lambda c, write, patch: (
         c.hub.plugins.append(Plugin()),

@@ -63,10 +63,13 @@ def test_what_code_below_calls(name: str, called: bool, monkeypatch: pytest.Monk
 
 # What torch 2.13 does not compile again in stock models either.
 MISSED = {"nested list", "class method of an object", "attribute of the class of an object", "key of a dict"}
+MISSED |= {"class method of a user's kind", "static method of a user's kind"}
 
 
 @pytest.mark.parametrize("name", sorted(REACHED.keys() - MISSED))
 def test_what_code_below_calls_in_a_compiled_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch.compile itself reads it of what a cached property has kept.
+    warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor")
     stock = Caller()
     model = opswap.swap(copy.deepcopy(stock))
     monkeypatch.setitem(sys.modules, HELPERS.__name__, HELPERS)

@@ -223,7 +223,8 @@ def _children_of(kind: type) -> _Children | None:
     if issubclass(kind, (nn.Module, type, ModuleType)):
         return None
     values = next((values for container, values in _CONTAINERS.items() if issubclass(kind, container)), None)
-    own = owner_of_class(kind) == USER or issubclass(kind, WITH_DATA)
+    has_data = issubclass(kind, WITH_DATA)
+    own = has_data or owner_of_class(kind) == USER
     if values is None and not own:
         return None
     members = slots_of(kind) if own else []
@@ -233,9 +234,7 @@ def _children_of(kind: type) -> _Children | None:
             yield from values(value)
         if own:
             held = _dict_of(value)
-            for name in (
-                held if names is None or (values is None and kind in WITH_DATA) else held.keys() & names
-            ):
+            for name in held if names is None or has_data else held.keys() & names:
                 yield held[name]
             for member in members:
                 yield _slot(member, value)

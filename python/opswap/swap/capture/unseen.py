@@ -75,7 +75,8 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
     cached_property: ("func",),
-    partialmethod: ("func", "args"),
+    partial: ("func", "args", "keywords"),
+    partialmethod: ("func", "args", "keywords"),
     singledispatchmethod: ("func", "dispatcher"),
     type(lru_cache(max)): ("__wrapped__",),
 }
@@ -150,10 +151,11 @@ class Search:
 
     def _look_at_object(self, value: Any) -> None:
         own = isinstance(value, nn.Module) or owner_of_class(type(value)) == purity.USER
-        if not own:  # as a property, a bound method, what functools.lru_cache returns, or a UserDict
-            self._new += (getattr(value, part) for part in _WRAPPERS.get(type(value), ()))
-            if isinstance(value, WITH_DATA):
-                self._new += vars(value).values()
+        for cls, parts in _WRAPPERS.items():
+            if issubclass(type(value), cls):
+                self._new += (getattr(value, part) for part in parts)
+        if issubclass(type(value), WITH_DATA):  # their methods, which read the attributes, are Python's
+            self._new += vars(value).values()
         # Reading one may add to it.
         self.elements = self.elements or (self._follow and isinstance(value, defaultdict))
         if isinstance(value, weakref.ref):
