@@ -33,6 +33,24 @@ def smallest(family: str) -> list[Case]:
     return list(kinds.values())
 
 
+def check(case: Case) -> None:
+    """The results agree, with one of three draws if they may differ by rounding.
+
+    A value at the kink of an activation falls on either side, and moves a small gradient by more than rounding does.
+    """
+    draws = 3 if case.tolerance else 1
+    for draw in range(1, draws + 1):
+        functions, refused = _usable(case, case.build())
+        assert not set(refused) & set(case.ours), case.label
+        try:
+            _check_results(dataclasses.replace(case, kernels=False), functions)
+        except RuntimeError:
+            if draw == draws:
+                raise
+        else:
+            return
+
+
 @pytest.mark.skipif(
     opswap.isa.current() not in ("avx2", "avx512"),
     reason="some cases call kernels that this tier does not have",
@@ -42,9 +60,7 @@ def test_cases(family: str) -> None:
     cases = smallest(family)
     assert cases
     for case in cases:
-        functions, refused = _usable(case, case.build())
-        assert not set(refused) & set(case.ours), case.label
-        _check_results(dataclasses.replace(case, kernels=False), functions)
+        check(case)
 
 
 def test_the_copy_of_a_batch_allocates_as_many_bytes() -> None:
