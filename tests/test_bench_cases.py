@@ -33,12 +33,8 @@ def smallest(family: str) -> list[Case]:
     return list(kinds.values())
 
 
-def check(case: Case) -> None:
-    """The results agree, with one of three draws if they may differ by rounding.
-
-    A value at the kink of an activation falls on either side, and moves a small gradient by more than rounding does.
-    """
-    draws = 3 if case.tolerance else 1
+def check(case: Case, draws: int) -> None:
+    """The results agree with one of so many draws."""
     for draw in range(1, draws + 1):
         functions, refused = _usable(case, case.build())
         assert not set(refused) & set(case.ours), case.label
@@ -60,7 +56,9 @@ def test_cases(family: str) -> None:
     cases = smallest(family)
     assert cases
     for case in cases:
-        check(case)
+        # Behind a chain's normalisation, a value at the kink of an activation falls on either side by rounding alone,
+        # and moves the few gradients of one image by more than that.
+        check(case, draws=3 if family == "chain" else 1)
 
 
 def test_the_copy_of_a_batch_allocates_as_many_bytes() -> None:
