@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """How much of other people's networks `opswap.swap` reaches, counted apart from it.
 
-    python benchmarks/coverage.py [--library timm ...] [--network TEXT ...] [--verify] [--json FILE]
+    python benchmarks/coverage.py [--library timm ...] [--network TEXT ...] [--batch 32 --side 224]
+        [--verify] [--json FILE]
     python benchmarks/coverage.py --rows FILE.json ... > benchmarks/results/coverage.md
 
 runs a forward in training mode of a small network of each family of timm, torchvision, pytorchcv, transformers and
@@ -45,7 +46,7 @@ _LAST = torch.channels_last
 class Row:
     """One network. sites, left: by kind, what the stock and the swapped network leave to torch.
 
-    kept: reasons of the report, with the number of places. size: the side of the images. check: what `verify` said.
+    kept: reasons of the report, with the number of places. batch, size: of the images. check: what `verify` said.
     faster: by kind, what is left because torch's code was measured as fast or faster. untold: by kind, what is left
     without a reason in the report. Both None in rows that were counted before these.
     """
@@ -54,6 +55,7 @@ class Row:
     family: str
     name: str
     size: int = 0
+    batch: int = 2
     sites: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
@@ -68,13 +70,13 @@ class Row:
         return sum(n - self.left.get(kind, 0) for kind, n in self.sites.items())
 
 
-def measure(library: str, family: str, name: str, verify: bool) -> Row:
-    """One row; what the network or the swap raises is its text."""
-    row = Row(library, family, name)
+def measure(library: str, family: str, name: str, batch: int, side: int, verify: bool) -> Row:
+    """One row; what the network or the swap raises is its text. side: 0: the first that the network supports."""
+    row = Row(library, family, name, batch=batch)
     torch.manual_seed(0)
     try:
         stock = networks.make(library, name).train()
-        arguments, row.size, memory_format = _arguments(stock, library, name)
+        arguments, row.size, memory_format = _arguments(stock, library, name, batch, side)
     except Exception as error:  # the library's own
         row.error = f"the stock network raises {_first_line(error)}"
         return row
@@ -159,17 +161,19 @@ def sort_out(left: dict[str, int], why: list[Why]) -> tuple[dict[str, int], dict
     )
 
 
-def _arguments(model: nn.Module, library: str, name: str) -> tuple[tuple[Any, ...], int, Any]:
-    """Two images, and targets for a detector, of the first size that the network supports, and the format that it
-    supports.
+def _arguments(
+    model: nn.Module, library: str, name: str, batch: int, side: int
+) -> tuple[tuple[Any, ...], int, Any]:
+    """Images, and targets for a detector, of the side, or of the first that the network supports, and the format that
+    it supports.
 
     A network that views what it computes as another size does not run in channels_last.
     """
     error: Exception = ValueError("no size")
     for memory_format in (_LAST, torch.contiguous_format):
         _convert(model, memory_format)
-        for size in networks.sizes(library, name):
-            arguments = networks.arguments(library, name, size, memory_format)
+        for size in (side,) if side else networks.sizes(library, name):
+            arguments = networks.arguments(library, name, batch, size, memory_format)
             try:
                 model(*arguments)
             except Exception as found:  # too small a picture, or not the one size that it supports
@@ -213,9 +217,10 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
 
 
-def _in_a_process(library: str, family: str, name: str, verify: bool) -> Row:
-    found = row_of(__file__, library, family, name, *(["--verify"] if verify else []))
-    return Row(**{"library": library, "family": family, "name": name, **found})
+def _in_a_process(library: str, family: str, name: str, options: argparse.Namespace) -> Row:
+    size = ("--batch", options.batch, "--side", options.side)
+    found = row_of(__file__, library, family, name, *size, *(["--verify"] if options.verify else []))
+    return Row(**{"library": library, "family": family, "name": name, "batch": options.batch, **found})
 
 
 def table(rows: Iterable[Row]) -> list[str]:
@@ -265,8 +270,9 @@ def summary(rows: list[Row]) -> list[str]:
     return lines
 
 
-def page(rows: list[Row]) -> list[str]:
-    """Markdown of all rows: the machine, the summary, the table, and what is listed and was not run."""
+def page(every: list[Row]) -> list[str]:
+    """Markdown of all rows: the machine, the summary, the table, rows of more images, and what was not run."""
+    rows, larger = [row for row in every if row.batch == 2], [row for row in every if row.batch != 2]
     names = {(row.library, row.name) for row in rows}
     left_out = [
         f"{library}: {', '.join(missing)}"
@@ -285,12 +291,21 @@ def page(rows: list[Row]) -> list[str]:
         "",
         *table(rows),
         "",
+        *_with_larger(larger),
         "An empty cell of the two columns before the reasons: counted before these columns were there.",
         "",
         "Not run:",
         "",
         *(f"- {line}" for line in left_out),
     ]
+
+
+def _with_larger(rows: list[Row]) -> list[str]:
+    lines = []
+    for batch, size in sorted({(row.batch, row.size) for row in rows}):
+        of_size = [row for row in rows if (row.batch, row.size) == (batch, size)]
+        lines += [f"## {batch} images of {size} x {size} pixels", "", *table(of_size), ""]
+    return lines
 
 
 def main() -> None:
@@ -300,6 +315,10 @@ def main() -> None:
     parser.add_argument("--library", nargs="+", default=list(networks.listed()), metavar="NAME")
     parser.add_argument(
         "--network", nargs="+", default=[""], metavar="TEXT", help="only names with one of these texts"
+    )
+    parser.add_argument("--batch", type=int, default=2, help="images")
+    parser.add_argument(
+        "--side", type=int, default=0, help="of the images; 0: the first that a network supports"
     )
     parser.add_argument("--verify", action="store_true", help="also run opswap.verify, exact and default")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
@@ -314,7 +333,7 @@ def main() -> None:
     if arguments.one:
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
-        print(json.dumps(asdict(measure(*arguments.one, arguments.verify))))
+        print(json.dumps(asdict(measure(*arguments.one, arguments.batch, arguments.side, arguments.verify))))
         return
     wanted = [
         (library, family, name)
@@ -324,7 +343,7 @@ def main() -> None:
     ]
     rows: list[Row] = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for row in pool.map(lambda one: _in_a_process(*one, arguments.verify), wanted):
+        for row in pool.map(lambda one: _in_a_process(*one, arguments), wanted):
             rows.append(row)
             print(" | ".join(_cells(row)), file=sys.stderr, flush=True)
             if arguments.json is not None:

@@ -41,9 +41,11 @@ def sizes(library: str, name: str) -> tuple[int, ...]:
     return (96, 128, 224, 256, 299)
 
 
-def arguments(library: str, name: str, size: int, memory_format: torch.memory_format) -> tuple[Any, ...]:
-    """The arguments of a forward in training mode: two images, and for a detector its targets."""
-    images = torch.randn(2, 3, size, size).contiguous(memory_format=memory_format)
+def arguments(
+    library: str, name: str, batch: int, size: int, memory_format: torch.memory_format
+) -> tuple[Any, ...]:
+    """The arguments of a forward in training mode: `batch` images, and for a detector its targets."""
+    images = torch.randn(batch, 3, size, size).contiguous(memory_format=memory_format)
     if library != "torchvision" or not _is_detector(name):
         return (images,)
     target: dict[str, Tensor] = {
@@ -54,7 +56,7 @@ def arguments(library: str, name: str, size: int, memory_format: torch.memory_fo
         target["masks"] = torch.ones(1, size, size, dtype=torch.uint8)
     if name.startswith("keypoint"):
         target["keypoints"] = torch.tensor([[[30.0, 40.0, 1.0]] * 17])
-    return list(images), [target, dict(target)]
+    return list(images), [dict(target) for _ in range(batch)]
 
 
 def _is_detector(name: str) -> bool:

@@ -150,6 +150,15 @@ def test_the_page_names_what_was_not_run() -> None:
     assert "1 rows" in text and "pool: 2 of 3" in text
 
 
+def test_rows_of_more_images_have_a_table_of_their_own() -> None:
+    rows = [
+        coverage.Row("timm", "resnet", "resnet10t", size=96, sites={"pool": 4}, left={"pool": 3}),
+        coverage.Row("timm", "resnet", "resnet10t", 224, 32, sites={"pool": 4}, left={"pool": 1}),
+    ]
+    first, _, second = "\n".join(coverage.page(rows)).partition("## 32 images of 224 x 224 pixels")
+    assert "pool: 1 of 4" in first and "3 of 4" not in first.partition("| library")[2] and "3 of 4" in second
+
+
 def test_the_networks_are_listed_once_a_family() -> None:
     listed = networks.listed()
     assert set(listed) >= {"timm", "torchvision", "transformers"}
