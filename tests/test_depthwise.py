@@ -160,6 +160,29 @@ def test_slices_of_more_channels() -> None:
     assert not results[0][2][:, :12].any()
 
 
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("size", "taps", "options"),
+    [
+        ((2, 12, 8, 7), (3, 3), {"padding": 1}),
+        ((1, 24, 9, 9), (5, 5), {"padding": 2, "stride": 2}),
+        ((3, 9, 6, 1), (1, 5), {"padding": "same"}),
+        ((2, 147, 6, 6), (3, 3), {"dilation": 2}),
+    ],
+)
+def test_contiguous_images_beside_a_weight_in_channels_last(
+    size: tuple[int, ...], taps: tuple[int, int], options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """torch makes a copy of the images, and its output and the gradients are in channels_last."""
+    x, b = torch.randn(size, dtype=dtype).requires_grad_(), torch.randn(size[1], dtype=dtype).requires_grad_()
+    w = torch.randn(size[1], 1, *taps, dtype=dtype)
+    last = w.to(memory_format=LAST).requires_grad_()
+    assert_as_torch(x, w.requires_grad_(), b, kernel=False, **options)
+    assert_as_torch(x, last, b, kernel=True, **options)
+    assert_as_torch(x, last, None, kernel=True, **options)
+
+
 @pytest.mark.parametrize(
     "weight", [(24, 1, 3, 3), (12, 1, 1, 1), (12, 1, 3, 4), (12, 1, 11, 11), (12, 1, 4, 4), (12, 1, 1, 11)]
 )
@@ -296,7 +319,8 @@ def test_able() -> None:
         opswap.reset_stats()
         F.depthwise_conv2d(x, good.weight, good.bias, good.stride, good.padding, good.dilation)
         assert opswap.stats()["kernel"]
-        assert not depthwise_able(good, x.contiguous()) and not depthwise_able(good, x.double())
+        copies = good.weight.stride(1) == 1  # torch's output is in channels_last too
+        assert depthwise_able(good, x.contiguous()) is copies and not depthwise_able(good, x.double())
         assert not depthwise_able(good, x[:0]) and not depthwise_able(good, x[0])
         with opswap.force_reference():
             assert not depthwise_able(good, x)

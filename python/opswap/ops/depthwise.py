@@ -23,6 +23,7 @@ from opswap._torch import constant_in_graphs, functorch_active
 from ._convolution import Pair, library_backward, padding_numbers, pair, taps_of
 from ._convolution_operator import ConvolutionOperator
 from ._function import DeclinedError, base_apply, concrete_size, plain_cpu, seen_by_tracer
+from ._layout import suggest_memory_format
 from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = [
@@ -149,22 +150,25 @@ def _zeros(padding: Any, taps: Sequence[int], stride: Pair, dilation: Pair) -> A
     return padding_numbers(padding, taps, stride, dilation) if isinstance(padding, str) else padding
 
 
-def _is_slice(input: Any) -> bool:
-    """True for a slice of the channels of images in channels_last, of which torch's convolution makes a copy too."""
+def _is_copied(input: Any, weight: Any) -> bool:
+    """True for images of which torch's convolution makes a copy in channels_last too: a slice of the channels of such,
+    and contiguous ones if the weight is in channels_last."""
     if not isinstance(input, Tensor) or not plain_cpu((input,)) or input.dim() != 4:
         return False
     _, channels, height, width = input.shape
     steps = input.stride()
+    if steps[1] != 1 and input.is_contiguous():
+        return plain_cpu((weight,)) and suggest_memory_format(weight) is torch.channels_last
     if steps[1] != 1 or channels < 2 or steps == (height * width * channels, 1, width * channels, channels):
         return False
     return steps[3] >= channels and steps[2] >= width * steps[3] and steps[0] >= height * steps[2]
 
 
 def _supports(input: Any, weight: Any, bias: Any, *window: Any) -> bool:
-    """True if the kernels support these arguments, or a dense copy of a slice of channels."""
+    """True if the kernels support these arguments, or a copy of the input that torch makes too."""
     if _core.depthwise_fits(input, weight, bias, *window):
         return True
-    if not _is_slice(input):
+    if not _is_copied(input, weight):
         return False
     like = torch.empty_like(input, memory_format=torch.channels_last, requires_grad=False)
     return _core.depthwise_fits(like, weight, bias, *window)
@@ -245,7 +249,8 @@ def depthwise_conv2d(
 
     Args:
         input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least,
-            if the tier in use is avx2 or avx512. A slice of more channels is copied first, as torch's convolution does.
+            if the tier in use is avx2 or avx512. A slice of more channels, and contiguous images beside a weight in
+            channels_last, are copied first, as torch's convolution does.
         weight: (C, 1, kH, kW). The kernels support 1, 3, 5, 7 and 9 in each direction, but not 1 x 1.
         bias: (C,), or None.
         stride: the kernels support 1 and 2, the same in both directions.
@@ -267,7 +272,7 @@ def depthwise_conv2d(
         if isinstance(padding, str) and plain_cpu((weight,)) and weight.dim() == 4:
             padding = padding_numbers(padding, weight.shape[2:], stride, dilation) or padding
         output = _try_kernel(input, weight, bias, stride, padding, dilation)
-        if output is NotImplemented and _is_slice(input):
+        if output is NotImplemented and _is_copied(input, weight):
             dense = input.contiguous(memory_format=torch.channels_last)
             output = _try_kernel(dense, weight, bias, stride, padding, dilation)
         if output is not NotImplemented:

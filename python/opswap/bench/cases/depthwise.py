@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Depthwise convolutions at the shapes of ShuffleNetV2 x1.0, ConvNeXt, EdgeNeXt, LR-ASPP, GhostNetV2 and InceptionNeXt,
-against torch's own in channels_last.
+against torch's own in channels_last; of contiguous images with a weight in channels_last at those of EfficientViM.
 
 A forward records its graph; a backward gives the gradients of input and weight, a "step" is both. A payload is half of
 what a kernel must move: input and output forward; both, their gradients and no output backward.
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as T
 
 from opswap import functional as F
-from opswap.bench.case import Case
+from opswap.bench.case import LAYOUTS, Case
 
 from .calls import DIRECTIONS, Step
 
@@ -48,6 +48,8 @@ _SHAPES: tuple[tuple[int, int, int | tuple[int, int], int, int], ...] = (
     (40, 56, (1, 9), 1, 1),
     (40, 56, (9, 1), 1, 1),
 )
+# Contiguous images, which both copy into channels_last.
+_MIXED = ((147, 14, 3, 1, 1), (75, 7, 3, 1, 1))
 _DIRECTIONS = ("inference", "forward", "backward", "step")
 # Of the largest value: sums of up to some 25,000 terms.
 _TOLERANCE = 1e-4
@@ -55,7 +57,8 @@ _TOLERANCE = 1e-4
 
 def cases(batch: int) -> Iterator[Case]:
     """Every shape in float32 in all directions."""
-    for channels, size, sides, stride, dilation in _SHAPES:
+    shapes = [(s, "NHWC") for s in _SHAPES] + [(s, "NCHW") for s in _MIXED]
+    for (channels, size, sides, stride, dilation), layout in shapes:
         shape = (batch, channels, size, size)
         taps = (sides, sides) if isinstance(sides, int) else sides
         side = sides if isinstance(sides, int) else "x".join(map(str, sides))
@@ -64,7 +67,7 @@ def cases(batch: int) -> Iterator[Case]:
         moved = {"inference": inputs + outputs, "backward": 2 * inputs + outputs}
         moved |= {"forward": moved["inference"], "step": sum(moved.values())}
         for direction in _DIRECTIONS:
-            build = partial(_build, shape, taps, stride, dilation, direction)
+            build = partial(_build, shape, taps, stride, dilation, layout, direction)
             payload = moved[direction] * torch.float32.itemsize // 2
             yield Case(
                 "depthwise_conv2d",
@@ -72,17 +75,17 @@ def cases(batch: int) -> Iterator[Case]:
                 "float32",
                 direction,
                 build,
-                {"opswap": "NHWC"},
+                {"opswap": layout},
                 payload,
                 _TOLERANCE,
             )
 
 
 def _build(
-    shape: tuple[int, ...], taps: tuple[int, int], stride: int, dilation: int, direction: str
+    shape: tuple[int, ...], taps: tuple[int, int], stride: int, dilation: int, layout: str, direction: str
 ) -> dict[str, Step]:
-    x = torch.randn(shape).contiguous(memory_format=torch.channels_last).requires_grad_()
-    weight = torch.randn(shape[1], 1, *taps).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(shape).contiguous(memory_format=LAYOUTS[layout]).requires_grad_()
+    weight = torch.randn(shape[1], 1, *taps).to(memory_format=torch.channels_last)
     leaves = (x, weight.requires_grad_())
     window = (None, stride, tuple(k // 2 * dilation for k in taps), dilation)
     forms = {
