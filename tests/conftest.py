@@ -52,6 +52,7 @@ HIDDEN_TIERS_OF = (
     "test_norm_errors",
     "test_norm_modules",
     "test_pointwise",
+    "test_pointwise_planes",
     "test_pool",
     "test_pool_adaptive",
     "test_pool_avg",

@@ -26,6 +26,7 @@ FAMILIES = (
     "dropout",
     "channels",
     "linear",
+    "pointwise",
     "depthwise",
     "conv",
     "chain",
@@ -36,7 +37,7 @@ FAMILIES = (
 )
 # Families whose kernels a family calls.
 CALLED = {"chain": ("depthwise",)}
-CORE = ("isa", "prefetch", "scratch", "memory")
+CORE = ("isa", "prefetch", "scratch", "memory", "parts")
 PORTABLE = ("portable16", "portable32", "portable64")
 TIERS = {"x86_64": ("avx2", "avx512"), "aarch64": ("neon",)}
 EVERY_TIER = ("neon", "avx2", "avx512", *PORTABLE)

@@ -39,7 +39,7 @@ class Net(nn.Module):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(12, 12, 1)
+        self.conv = nn.Conv2d(12, 12, 3, padding=1)
         for name, value in attributes.items():
             setattr(self, name, value)
 

@@ -35,7 +35,7 @@ class Tree(Net):
         self.named = nn.ModuleDict()
         self.seq = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Conv2d(12, 12, 1, groups=2)))
         self.down = None
-        self.free = nn.Conv2d(12, 12, 1, bias=False)
+        self.free = nn.Conv2d(12, 12, (1, 3), bias=False)
         self.register_buffer("scale", None)
         self.register_parameter("shift", None)
 
@@ -97,7 +97,7 @@ tree(
     lambda s, x: F.batch_norm(x, s.bn.running_mean, s.bn.running_var, eps=s.bn.eps),
     lambda m: setattr(m.bn, "eps", 9.0),
 )
-tree("child", lambda s, x: F.conv2d(x, s.free.weight, s.free.bias, s.other.stride), strided)
+tree("child", lambda s, x: F.conv2d(x, s.free.weight, s.free.bias, s.other.stride, (0, 1)), strided)
 tree("child", lambda s, x: by_size(x, s.other.groups), lambda m: setattr(m.other, "groups", 3))
 tree("child", lambda s, x: by_size(x, s.seq[1][0].groups), lambda m: setattr(m.seq[1][0], "groups", 3))
 tree(

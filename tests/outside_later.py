@@ -42,7 +42,7 @@ class LateConv(nn.Conv2d):
 
 def with_late_conv() -> nn.Module:
     net = Falsy()
-    net.conv = LateConv(12, 12, 1)
+    net.conv = LateConv(12, 12, 3, padding=1)
     return net
 
 

@@ -62,7 +62,7 @@ class Scaled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(12, 12, 1)
+        self.conv = nn.Conv2d(12, 12, 3, padding=1)
         self.scales = nn.ParameterList()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ x = torch.randn(2, 64, 32, 32).to(memory_format=torch.channels_last)
 wide, taps = torch.randn(64, 64, 3, 3), torch.randn(64, 1, 3, 3)
 rows, weight = torch.randn(512, 2, 96), torch.randn(2, 80, 96)
 stage, options = (torch.randn(64, 64, 1, 1), *(torch.ones(64) for _ in range(4))), ((1, 0.1, 1e-5, "relu"),)
-folded = ((1, 1, 0, 0, 1, 1e-5, "relu"),)
+folded, planes = ((1, 1, 0, 0, 1, 1e-5, "relu"),), x.contiguous()
 CALLS = {
     "pool": lambda: _core.max_pool(x, (3, 3), (2, 2), (1, 1), (1, 1), False, 1, True),
     "norm": lambda: _core.batch_norm(True, 0.1, 1e-5, None, x, None, None, None, None, 2, False),
@@ -58,6 +58,7 @@ CALLS = {
     "linear": lambda: _core.grouped_linear(rows, weight, None, None),
     "depthwise": lambda: _core.depthwise(x, taps, None, 1, 1, 1),
     "conv": lambda: _core.plain_conv_backward(x, x, wide, 1, 1, 1, True, True, True),
+    "pointwise": lambda: _core.plain_pointwise(planes, stage[0], None, 1),
     "chain": lambda: _core.plain_chain(options, (x, *stage)),
     "chain folded": lambda: _core.plain_chain_folded(folded, (x, *stage, None), None),
 }
@@ -131,6 +132,10 @@ def run():
             square = torch.randn(64, 64, side, side, dtype=dtype)
             _core.plain_conv(x, square, None, 1, side // 2, 1)
             _core.plain_conv_backward(x, x, square, 1, side // 2, 1, True, True, True)
+        w = torch.randn(64, 64, 1, 1, dtype=dtype)
+        for images in (x.contiguous(), x[:, :, :3, :5].contiguous()):
+            y = _core.plain_pointwise(images, w, None, 1)
+            _core.plain_pointwise_backward(y, images, w, 1, True, True, True)
     print("done", flush=True)
 
 on_small_stacks(run)

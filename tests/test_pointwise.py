@@ -234,9 +234,11 @@ class TestKernels:
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
+    @pytest.mark.parametrize("memory_format", [LAST, torch.contiguous_format])
     @pytest.mark.parametrize("frozen", range(1, 8))
-    def test_only_what_is_needed(self, frozen: int) -> None:
-        tensors = inputs((1, 6, 4, 4), 7)
+    def test_only_what_is_needed(self, frozen: int, memory_format: torch.memory_format) -> None:
+        tensors = [t.detach() for t in inputs((1, 6, 4, 4), 7)]
+        tensors[0] = tensors[0].contiguous(memory_format=memory_format)
         for i, t in enumerate(tensors):
             t.requires_grad_(not frozen >> i & 1)
         y = F.pointwise_conv2d(*tensors)

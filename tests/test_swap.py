@@ -425,7 +425,7 @@ class TestModelsThatShare:
 
     def test_one_block_at_two_sizes(self) -> None:
         shuffle = Shuffle(2)
-        stock = nn.Sequential(nn.Conv2d(12, 12, 1), shuffle, nn.Conv2d(12, 16, 2), shuffle)
+        stock = nn.Sequential(nn.Conv2d(12, 12, 3, padding=1), shuffle, nn.Conv2d(12, 16, 2), shuffle)
         model = opswap.swap(copy.deepcopy(stock))
         x = blocks_input()
         assert fused_calls(model, x) == 2

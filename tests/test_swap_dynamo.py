@@ -193,7 +193,9 @@ def test_what_holds_at_one_size_only_is_left() -> None:
 
 
 def test_batch_normalisation() -> None:
-    stock = nn.Sequential(nn.Conv2d(3, 12, 1), nn.BatchNorm2d(12), nn.ReLU(inplace=True), nn.BatchNorm2d(12))
+    stock = nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(inplace=True), nn.BatchNorm2d(12)
+    )
     model = copy.deepcopy(stock)
     backend = opswap.dynamo_backend()
     compiled = torch.compile(model, backend=backend)

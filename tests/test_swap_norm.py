@@ -34,7 +34,7 @@ class Pair(nn.Module):
         self.norm = nn.BatchNorm2d(6)
         self.act = nn.ReLU(inplace=True)
         self.sigmoid = nn.Sigmoid()
-        self.conv = nn.Conv2d(6, 6, 1)
+        self.conv = nn.Conv2d(6, 6, 3, padding=1)
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class NormAct(nn.BatchNorm2d):
 
 @pytest.mark.parametrize("act", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.LeakyReLU(0.2)], ids=str)
 def test_a_norm_that_calls_its_activation(act: nn.Module) -> None:
-    stock = nn.Sequential(nn.Conv2d(6, 6, 1), NormAct(6, act))
+    stock = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), NormAct(6, act))
     model = opswap.swap(copy.deepcopy(stock))
     assert sites(model) == {"batch_norm_act": 1}, str(opswap.report(model))
     x = torch.randn(SIZE)
@@ -393,7 +393,7 @@ class TestOnlyTorchsOwn:
 
     def test_shared(self) -> None:
         norm, act = nn.BatchNorm2d(6), nn.ReLU()
-        stock = nn.Sequential(norm, act, nn.Conv2d(6, 6, 1), nn.Sequential(norm, act), norm)
+        stock = nn.Sequential(norm, act, nn.Conv2d(6, 6, 3, padding=1), nn.Sequential(norm, act), norm)
         model = opswap.swap(copy.deepcopy(stock))
         assert model[0] is model[3][0] is model[4]
         x = torch.randn(SIZE)

@@ -50,7 +50,7 @@ class TestHooks:
 
 class TestChangesAfterTheSwap:
     def pair(self) -> tuple[nn.Module, nn.Module]:
-        stock = nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.BatchNorm2d(6))
+        stock = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.BatchNorm2d(6))
         return stock, opswap.swap(copy.deepcopy(stock))
 
     @pytest.mark.parametrize(

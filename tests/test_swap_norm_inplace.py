@@ -37,7 +37,7 @@ class TestInPlace:
 
     def model(self, *after: nn.Module) -> nn.Module:
         return opswap.swap(
-            nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), *(after or (nn.ReLU(),)))
+            nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), *(after or (nn.ReLU(),)))
         ).eval()
 
     @pytest.mark.parametrize("after", [nn.ReLU(), nn.Flatten(0, 0)], ids=["activation", "alone"])
@@ -50,7 +50,7 @@ class TestInPlace:
         assert not self.storage(model, x)
 
     def test_alone_it_equals_torch_up_to_rounding(self) -> None:
-        stock = nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.Sigmoid())
+        stock = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Sigmoid())
         x = torch.randn(SIZE)
         stock(x)
         model = opswap.swap(copy.deepcopy(stock.eval()))
@@ -67,7 +67,7 @@ class TestInPlace:
         model[0].register_forward_hook(lambda m, args, y: kept.append(y))
         with torch.no_grad():
             model(x)
-            assert torch.equal(kept[0], F.conv2d(x, model[0].weight, model[0].bias))
+            assert torch.equal(kept[0], F.conv2d(x, model[0].weight, model[0].bias, padding=1))
 
     def test_not_where_the_output_is_used_again(self) -> None:
         stock = Pair(lambda m, x: (lambda y: F.relu(m.norm(y)) + y)(m.conv(x)))
@@ -93,7 +93,7 @@ class TestWrittenOver:
         self, activation: nn.Module, write: nn.Module
     ) -> None:
         stock = nn.Sequential(
-            nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), activation, copy.deepcopy(write)
+            nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), activation, copy.deepcopy(write)
         ).double()
         model = opswap.swap(copy.deepcopy(stock))
         stock[3].inplace = False

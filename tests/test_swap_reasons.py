@@ -129,7 +129,8 @@ def test_norms() -> None:
 )
 def test_convolutions() -> None:
     x = torch.randn(2, 16, 4, 4)
-    assert "memory_format=torch.channels_last" in why(nn.Conv2d(16, 16, 1), x)
+    assert "memory_format=torch.channels_last" in why(nn.Conv2d(16, 16, 3, padding=1, groups=16), x)
+    assert "contiguous images without a stride: it is (2, 1)" in why(nn.Conv2d(16, 16, 1, (2, 1)), x)
     one = torch.randn(2, 512, 1, 1)
     assert "one pixel per image" in why(nn.Conv2d(512, 512, 1), one)
     last = torch.randn(2, 64, 8, 8).contiguous(memory_format=LAST)

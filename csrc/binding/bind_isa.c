@@ -12,6 +12,7 @@
 #include "layer_norm/layer_norm.h"
 #include "linear/linear.h"
 #include "norm/norm.h"
+#include "pointwise/pointwise.h"
 #include "pool/pool.h"
 
 #include <stdlib.h>
@@ -36,9 +37,9 @@ int osw_isa_start(void)
     }
     osw_prefetch_detect();
     void (*const families[])(osw_isa) = {
-        osw_channels_select, osw_norm_select,    osw_pool_select,
-        osw_linear_select,   osw_dropout_select, osw_depthwise_select,
-        osw_conv_select,     osw_chain_select,   osw_layer_norm_select};
+        osw_channels_select,   osw_norm_select,      osw_pool_select, osw_linear_select,
+        osw_dropout_select,    osw_depthwise_select, osw_conv_select, osw_chain_select,
+        osw_layer_norm_select, osw_pointwise_select};
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         if (osw_isa_register(families[i]) != 0) {
             PyErr_SetString(PyExc_ImportError, "opswap: more families than core/isa has room for");

@@ -32,8 +32,7 @@ int osw_layer_gradients(osw_call *call, PyObject *const *wanted, bool input_last
 
 bool osw_layer_gives_channels_last(const osw_tensor *input, const osw_tensor *weight)
 {
-    const bool pixel = input->ndim == 4 && input->size[2] == 1 && input->size[3] == 1;
-    return osw_suggests_channels_last(input) || (pixel && osw_suggests_channels_last(weight));
+    return osw_suggests_channels_last(input) || osw_suggests_channels_last(weight);
 }
 
 bool osw_layer_is_bias(const osw_tensor *bias, const osw_tensor *weight)

@@ -38,8 +38,8 @@ int osw_layer_check_dtypes(const osw_call *call, int model);
 int osw_layer_gradients(osw_call *call, PyObject *const *wanted, bool input_last, bool weight_last,
                         int bias_ndim);
 
-/* True if torch's convolution of both gives channels_last. The strides of a single pixel may belong
- * to either format, as those of an average over the image do; then the weight decides. */
+/* True if torch's convolution of both gives channels_last: one of them is. The strides of a single
+ * pixel may belong to either format, as those of an average over the image do. */
 bool osw_layer_gives_channels_last(const osw_tensor *input, const osw_tensor *weight);
 
 /* One dense number per output of the weight. */

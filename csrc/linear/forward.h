@@ -46,14 +46,14 @@ static void LOCAL(packed_forward)(const osw_linear *l, int64_t g, int64_t begin,
         .a =
             (const ELEMENT *)l->input.base + (steps ? 0 : begin * x_step) + g * l->input.group_step,
         .a_row = x_step,
-        .a_term = 1,
+        .a_term = osw_linear_feature_step(l),
         .b = (const ELEMENT *)l->weight + o * l->in_features,
         .b_term = l->in_features,
         .start = l->bias ? (const ELEMENT *)l->bias + o : NULL,
         .c = (ELEMENT *)l->output.base + begin * y_step + o,
         .c_row = y_step,
         .transposed = true,
-        .asks = LOCAL(is_far)(l),
+        .asks = !l->planes && LOCAL(is_far)(l),
         .lines = &l->lines,
         .a_steps = steps,
         .first = begin,
@@ -66,7 +66,9 @@ static void KERNEL(linear_forward)(const osw_linear *l, const osw_linear_block *
 {
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
         const int64_t o = l->first[g], outputs = l->first[g + 1] - o, rest = outputs % VLANES;
-        if (!LOCAL(pays_packing)(l, outputs)) {
+        if (l->planes) {
+            LOCAL(packed_forward)(l, g, block->begin, block->end, outputs);
+        } else if (!LOCAL(pays_packing)(l, outputs)) {
             LOCAL(dot_forward)(l, g, block->begin, block->end);
         } else if (rest == 0 || rest > osw_min_int(VLANES / 2, FEW_DOTS) || outputs > 2 * VLANES) {
             LOCAL(packed_forward)(l, g, block->begin, block->end, outputs);

@@ -89,7 +89,7 @@ static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_blo
             LOCAL(grad_bias)(l, g, part);
         if (!grad_weight)
             continue;
-        if (outputs <= FEW_OUTPUTS) {
+        if (outputs <= FEW_OUTPUTS && !l->planes) {
             for (int64_t i = block->begin; i < block->end; i += STRIP) {
                 const int64_t count = osw_min_int(block->end - i, STRIP);
                 LOCAL(few_grad_weights)(l, g, part, i, count, grad_weight);
@@ -104,8 +104,9 @@ static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_blo
             .a_row = 1,
             .a_term = l->grad_output.row_step,
             .b = (const ELEMENT *)l->input.base + (steps ? 0 : row * l->input.row_step) +
-                 g * l->input.group_step + block->begin,
-            .b_term = l->input.row_step,
+                 g * l->input.group_step + block->begin * osw_linear_feature_step(l),
+            .b_term = l->planes ? l->plane_step : l->input.row_step,
+            .transposed = l->planes,
             .lines = &l->lines,
             .b_steps = steps,
             .first = row,

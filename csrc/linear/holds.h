@@ -16,17 +16,18 @@ static inline bool osw_linear_sizes_hold(const osw_linear *l)
 }
 
 /* Images of whole lines, of one group and of `wide` elements; those of grad_input do not overlap.
- */
+ * The pixels of planes lie one after another. */
 static inline bool osw_linear_lines_hold(const osw_linear *l, bool wide)
 {
     const osw_linear_lines *lines = &l->lines;
     if (lines->rows == 0)
-        return true;
+        return !l->planes;
     const int64_t row = l->grad_input.row_step, line = l->grad_input_steps.line;
     const bool apart = row >= l->in_features && line >= (lines->rows - 1) * row + l->in_features &&
                        l->grad_input_steps.image >=
                            (lines->count - 1) * line + (lines->rows - 1) * row + l->in_features;
-    return wide && l->groups == 1 && lines->rows > 0 && lines->count > 0 &&
+    const bool planes = !l->planes || l->input.row_step == 1;
+    return wide && planes && l->groups == 1 && lines->rows > 0 && lines->count > 0 &&
            l->rows % (lines->rows * lines->count) == 0 && (!l->grad_input.base || apart);
 }
 

@@ -56,25 +56,6 @@ void osw_linear_zero_gaps(const osw_linear *linear, int64_t element_bytes, int64
     }
 }
 
-#define ADD_PARTS(name, type)                                                                      \
-    static void name(int64_t parts, int64_t count, const type *restrict from, type *restrict to)   \
-    {                                                                                              \
-        memcpy(to, from, (size_t)count * sizeof *to);                                              \
-        for (int64_t p = 1; p < parts; p++)                                                        \
-            for (int64_t i = 0; i < count; i++)                                                    \
-                to[i] += from[p * count + i];                                                      \
-    }
-ADD_PARTS(add_floats, float)
-ADD_PARTS(add_doubles, double)
-
-void osw_linear_add_parts(bool is_double, int64_t parts, int64_t count, const void *from, void *to)
-{
-    if (is_double)
-        add_doubles(parts, count, from, to);
-    else
-        add_floats(parts, count, from, to);
-}
-
 /* One group a block, or, if threads would wait for each other for more than an eighth of the
  * time, each group in parts of whole `unit`s; `copies` of it side by side. */
 static osw_linear_grid by_group(const osw_linear *linear, int64_t total, int64_t unit,

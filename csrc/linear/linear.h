@@ -15,7 +15,8 @@
  * on the number of threads.
  *
  * The rows of input and grad_input may be pixels of images, those that a convolution with a stride
- * reads: see osw_linear_lines. They have one group, and float32 or float64.
+ * reads: see osw_linear_lines. They have one group, and float32 or float64. The rows of the input
+ * may then also be pixels of planes: see `planes`.
  */
 #ifndef OSW_LINEAR_LINEAR_H
 #define OSW_LINEAR_LINEAR_H
@@ -57,6 +58,8 @@ typedef struct osw_linear {
     osw_linear_rows grad_input;  /* written */
     osw_linear_lines lines;
     osw_linear_steps input_steps;
+    bool planes;        /* rows of the input are pixels of planes: their row_step is 1, and */
+    int64_t plane_step; /* from one feature to the next it is so many elements */
     osw_linear_steps grad_input_steps; /* dense images: what is between rows gets zeros, by run.c */
     const void *weight;                /* [first[groups]][in_features] */
     const void *bias;                  /* [first[groups]], or NULL: none */
@@ -93,6 +96,11 @@ static inline int64_t osw_linear_place(const osw_linear_lines *lines, const osw_
 static inline int64_t osw_linear_input_at(const osw_linear *l, int64_t n)
 {
     return osw_linear_place(&l->lines, &l->input_steps, l->input.row_step, n);
+}
+
+static inline int64_t osw_linear_feature_step(const osw_linear *l)
+{
+    return l->planes ? l->plane_step : 1;
 }
 
 static inline int64_t osw_linear_grad_input_at(const osw_linear *l, int64_t n)
@@ -158,9 +166,6 @@ static inline int64_t osw_linear_part_end(const osw_linear *linear, int64_t part
 /* Write zeros behind each of the rows [begin, end) of grad_input, up to the next one. */
 void osw_linear_zero_gaps(const osw_linear *linear, int64_t element_bytes, int64_t begin,
                           int64_t end);
-
-/* to[i] = sum of from[p][i] over p < parts, in this order. */
-void osw_linear_add_parts(bool is_double, int64_t parts, int64_t count, const void *from, void *to);
 
 /* Blocks of rows (forward, grad_input) or of features (grad_weight), for so many threads. */
 osw_linear_grid osw_linear_row_grid(const osw_linear *linear, int threads);

@@ -52,6 +52,7 @@ LOCAL(multiply_panel)(const osw_product *p, int64_t m, int64_t end, int64_t j, i
                      : p->start ? (const ELEMENT *)p->start + j
                                 : NULL,
             .start_row = adds ? p->c_row : 0,
+            .row_start = adds || !p->row_start ? NULL : (const ELEMENT *)p->row_start + m,
             .c = c,
             .c_row = p->c_row,
             .last = last,
@@ -60,22 +61,31 @@ LOCAL(multiply_panel)(const osw_product *p, int64_t m, int64_t end, int64_t j, i
     }
 }
 
-/* LOCAL(pack) of the terms [d, d + terms) of b from column j on, one line of images after the other
- * if b consists of them. */
+/* The terms [d, d + terms) of b from column j on, one line of images after the other if b consists
+ * of them. */
 static void
 LOCAL(pack_terms)(const osw_product *p, int64_t j, int64_t d, int64_t terms, int64_t columns,
                        int64_t width, ELEMENT *panel)
 {
-    const ELEMENT *const b = (const ELEMENT *)p->b + j;
-    if (!p->b_steps) {
-        LOCAL(pack)(b + d * p->b_term, p->b_term, terms, columns, width, panel);
-        return;
-    }
+    const ELEMENT *const b = (const ELEMENT *)p->b + (p->transposed ? j * p->b_term : j);
     for (int64_t length; terms > 0; terms -= length, d += length, panel += length * width) {
-        length = osw_linear_in_line(p->lines, p->first + d, terms);
-        LOCAL(
-            pack)(b + place_in(p, p->b_steps, p->b_term, d), p->b_term, length, columns, width, panel);
+        const ELEMENT *from = b + place_in(p, p->b_steps, p->transposed ? 1 : p->b_term, d);
+        length = p->b_steps ? osw_linear_in_line(p->lines, p->first + d, terms) : terms;
+        if (p->transposed)
+            LOCAL(pack_transposed)(from, p->b_term, length, columns, width, panel);
+        else
+            LOCAL(pack)(from, p->b_term, length, columns, width, panel);
     }
+}
+
+/* Bring into L1 columns [j, j + columns) of the terms [d, d + terms) of b. */
+static void
+LOCAL(ask_columns)(const osw_product *p, int64_t j, int64_t columns, int64_t d, int64_t terms)
+{
+    const ELEMENT *b = (const ELEMENT *)p->b + d * p->b_term + j;
+    for (; terms > 0; terms--, b += p->b_term)
+        for (int64_t i = 0; i < columns * (int64_t)sizeof(ELEMENT); i += 64)
+            prefetch_near((const char *)b + i);
 }
 
 /* Rows [begin, end) and columns [j, j + columns) of c, terms [d, d + terms). b is packed, then the
@@ -85,8 +95,6 @@ static void LOCAL(multiply_columns)(const osw_product *p, int64_t begin, int64_t
 {
     const int64_t row_bytes = osw_max_int(terms, 1) * TILE_ROWS * (int64_t)sizeof(ELEMENT);
     const int64_t block = osw_max_int(ROW_BLOCK_BYTES / row_bytes, 1) * TILE_ROWS;
-    const ELEMENT *const b =
-        (const ELEMENT *)p->b + (p->transposed ? j * p->b_term + d : d * p->b_term + j);
     for (int64_t m = begin; m < end; m += block) {
         const int64_t next = osw_min_int(m + block, end);
         for (int64_t k = 0; k < columns;) {
@@ -94,13 +102,13 @@ static void LOCAL(multiply_columns)(const osw_product *p, int64_t begin, int64_t
             const int64_t width = vectors * VLANES, count = osw_min_int(rest, width);
             const bool packs = p->transposed || p->b_steps || p->rows > FEW_ROWS || count < width;
             ELEMENT *const panel = panels + k * terms;
-            const ELEMENT *const from = b + (p->transposed ? k * p->b_term : k);
-            if (packs && m == begin && p->transposed)
-                LOCAL(pack_transposed)(from, p->b_term, terms, count, width, panel);
-            else if (packs && m == begin)
+            const ELEMENT *const b = packs ? panel : (const ELEMENT *)p->b + d * p->b_term + j + k;
+            const int64_t b_term = packs ? width : p->b_term, last = count - width + VLANES;
+            if (packs && m == begin)
                 LOCAL(pack_terms)(p, j + k, d, terms, count, width, panel);
-            LOCAL(multiply_panel)(p, m, next, j + k, vectors, count - width + VLANES, d, terms,
-                           packs ? panel : from, packs ? width : p->b_term);
+            if (p->asks_b && m == begin)
+                LOCAL(ask_columns)(p, j + k + count, osw_min_int(rest - count, width), d, terms);
+            LOCAL(multiply_panel)(p, m, next, j + k, vectors, last, d, terms, b, b_term);
             k += width;
         }
     }

@@ -11,7 +11,7 @@
 #    include "core/each_float.h"
 #endif
 
-/* Sums of all terms to c, on top of what `start` holds. */
+/* Sums of all terms to c, on top of what `start` and `row_start` hold. */
 OSW_INLINE void LOCAL(finish_tile)(const int rows, const int vectors, const osw_tile *t,
                             VECTOR sums[MOST_ROWS][MOST_VECTORS])
 {
@@ -26,6 +26,8 @@ OSW_INLINE void LOCAL(finish_tile)(const int rows, const int vectors, const osw_
             if (t->start)
                 sums[m][v] +=
                     full ? LOCAL(load)(start + v * VLANES) : LOCAL(load_first)(start + v * VLANES, t->last);
+            if (t->row_start)
+                sums[m][v] += LOCAL(set1)(((const ELEMENT *)t->row_start)[m]);
             if (full)
                 LOCAL(store)(c + v * VLANES, sums[m][v]);
             else

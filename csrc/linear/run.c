@@ -3,6 +3,7 @@
 
 #include "core/ints.h"
 #include "core/parallel.h"
+#include "core/parts.h"
 #include "linear/holds.h"
 
 #include <assert.h>
@@ -93,7 +94,7 @@ void osw_linear_run(osw_linear_job *job, char *parts)
     l->grad_bias = grad_bias ? bias_parts : NULL;
     run_kernels(job);
     if (grad_weight)
-        osw_linear_add_parts(is_double, l->row_parts, weight, parts, grad_weight);
+        osw_add_parts(is_double, l->row_parts, weight, parts, grad_weight);
     if (grad_bias)
-        osw_linear_add_parts(is_double, l->row_parts, outputs, bias_parts, grad_bias);
+        osw_add_parts(is_double, l->row_parts, outputs, bias_parts, grad_bias);
 }

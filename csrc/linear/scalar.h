@@ -42,16 +42,17 @@ static void LOCAL(sum_rows)(const osw_linear *l, int64_t g, int64_t part)
 }
 
 /* Several sums side by side, so that the compiler may use vectors without changing any order. */
-static VALUE LOCAL(dot)(const ELEMENT *restrict x, const ELEMENT *restrict w, int64_t count)
+static VALUE LOCAL(dot)(const ELEMENT *restrict x, int64_t x_step, const ELEMENT *restrict w,
+                 int64_t count)
 {
     enum { SUMS = 8 };
     VALUE sums[SUMS] = {0}, total = 0;
     int64_t i = 0;
-    for (; i + SUMS <= count; i += SUMS)
+    for (; x_step == 1 && i + SUMS <= count; i += SUMS)
         for (int j = 0; j < SUMS; j++)
             sums[j] += LOAD(x[i + j]) * LOAD(w[i + j]);
     for (; i < count; i++)
-        total += LOAD(x[i]) * LOAD(w[i]);
+        total += LOAD(x[i * x_step]) * LOAD(w[i]);
     for (int j = 0; j < SUMS; j++)
         total += sums[j];
     return total;
@@ -64,15 +65,16 @@ static void LOCAL(combine)(int64_t terms, const ELEMENT *restrict factors, int64
                     ELEMENT *restrict y, const osw_linear *images, int64_t n)
 {
     enum { STRIP = 256 };
+    const int64_t step = images ? osw_linear_feature_step(images) : 1;
     for (int64_t begin = 0; begin < count; begin += STRIP) {
         const int64_t length = count - begin < STRIP ? count - begin : STRIP;
         VALUE sums[STRIP] = {0};
         for (int64_t t = 0; t < terms; t++) {
             const VALUE factor = LOAD(factors[t * factor_step]);
             const int64_t at = images ? osw_linear_input_at(images, n + t) : t * row_step;
-            const ELEMENT *row = rows + at + begin;
+            const ELEMENT *row = rows + at + begin * step;
             for (int64_t i = 0; i < length; i++)
-                sums[i] += factor * LOAD(row[i]);
+                sums[i] += factor * LOAD(row[i * step]);
         }
         for (int64_t i = 0; i < length; i++)
             y[begin + i] = STORE(sums[i]);
@@ -82,12 +84,13 @@ static void LOCAL(combine)(int64_t terms, const ELEMENT *restrict factors, int64
 static void KERNEL(linear_forward)(const osw_linear *l, const osw_linear_block *block)
 {
     const ELEMENT *weight = l->weight, *bias = l->bias, *input = l->input.base;
+    const int64_t inputs = l->in_features, step = osw_linear_feature_step(l);
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
         for (int64_t n = block->begin; n < block->end; n++) {
             const ELEMENT *x = input + osw_linear_input_at(l, n) + g * l->input.group_step;
             ELEMENT *y = (ELEMENT *)l->output.base + n * l->output.row_step;
             for (int64_t o = l->first[g]; o < l->first[g + 1]; o++) {
-                const VALUE sum = LOCAL(dot)(x, weight + o * l->in_features, l->in_features);
+                const VALUE sum = LOCAL(dot)(x, step, weight + o * inputs, inputs);
                 y[o] = STORE(bias ? sum + LOAD(bias[o]) : sum);
             }
         }
@@ -119,7 +122,8 @@ static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_blo
     for (int64_t g = block->group_begin; g < block->group_end; g++) {
         if (block->begin == 0 && l->grad_bias)
             LOCAL(sum_rows)(l, g, part);
-        const ELEMENT *x = input + g * l->input.group_step + block->begin;
+        const ELEMENT *x =
+            input + g * l->input.group_step + block->begin * osw_linear_feature_step(l);
         const int64_t count = block->end - block->begin;
         for (int64_t o = l->first[g]; grad_weight && o < l->first[g + 1]; o++) {
             const int64_t row = part * l->first[l->groups] + o;

@@ -39,17 +39,19 @@ enum {
 
 /* c = start + a b. Element (m, d) of a lies at a[m * a_row + d * a_term]; (d, j) of b at
  * b[d * b_term + j], or at b[d + j * b_term] if transposed; (m, j) of c at c[m * c_row + j]. start:
- * one value per column, or NULL for zero. adds: c holds what is added instead; not for 16-bit
- * elements. asks: for rows of a ahead of their use; only if a_term is 1.
+ * one value per column, or NULL for zero; row_start: one per row. adds: c holds what is added
+ * instead. asks, asks_b: for rows of a ahead of their use, only if a_term is 1, and for the columns
+ * of the next panel of b. 16-bit elements have neither row_start nor adds.
  *
  * a_steps, b_steps or c_steps: the rows of a, the terms of b or the rows of c are rows `first` and
- * on of images, and the pointer is that of the images; not for 16-bit elements. */
+ * on of images, and the pointer is that of the images; terms of a transposed b lie one after
+ * another in a line; not for 16-bit elements. */
 typedef struct osw_product {
     int64_t rows, columns, terms;
-    const void *a, *b, *start;
+    const void *a, *b, *start, *row_start;
     void *c;
     int64_t a_row, a_term, b_term, c_row;
-    bool transposed, adds, asks;
+    bool transposed, adds, asks, asks_b;
     const osw_linear_lines *lines;
     const osw_linear_steps *a_steps, *b_steps, *c_steps; /* NULL: no images */
     int64_t first;
@@ -66,6 +68,7 @@ typedef struct osw_tile {
     int64_t panel_step; /* from one term to the next */
     const void *start;
     int64_t start_row;
+    const void *row_start; /* one value per row, or NULL for zero */
     void *c;
     int64_t c_row;
     int64_t last;

@@ -37,6 +37,7 @@ typedef struct shape {
     int64_t rows, groups, features, outputs; /* outputs of a group at most */
     int64_t gap;                             /* elements behind every row */
     osw_linear_lines lines;                  /* of input and grad_input; gaps behind lines, too */
+    bool planes;                             /* the rows of the input are pixels of planes */
 } shape;
 
 /* Rows, lines and images with gaps behind them. */
@@ -49,6 +50,17 @@ static osw_linear_rows images_of(driver *d, const shape *s, osw_linear_steps *st
     const int64_t count = s->rows / (s->lines.rows * s->lines.count) * steps->image;
     void *base = error ? driver_inout(d, s->type, count, *error) : driver_input(d, s->type, count);
     return (osw_linear_rows){base, row, 0};
+}
+
+static osw_linear_rows planes_of(driver *d, const shape *s, osw_linear *l)
+{
+    const int64_t line = s->lines.rows + s->gap, plane = s->lines.count * line + s->gap;
+    const int64_t image = s->features * plane + s->gap;
+    const int64_t images = s->rows / (s->lines.rows * s->lines.count);
+    l->input_steps = (osw_linear_steps){line, image};
+    l->planes = true;
+    l->plane_step = driver_below(8) ? plane : 0; /* as of an expanded tensor */
+    return (osw_linear_rows){driver_input(d, s->type, images * image), 1, 0};
 }
 
 /* Groups of all sizes up to `outputs`, none among them. */
@@ -71,12 +83,19 @@ static osw_linear_rows rows_of(driver *d, const shape *s, int64_t length, driver
     return (osw_linear_rows){base, step, s->features};
 }
 
+static osw_linear_rows input_of(driver *d, const shape *s, osw_linear *l)
+{
+    if (s->planes)
+        return planes_of(d, s, l);
+    return s->lines.rows ? images_of(d, s, &l->input_steps, NULL)
+                         : rows_of(d, s, s->groups * s->features, NULL);
+}
+
 static void check_forward(driver *d, const shape *s, job *j, int64_t outputs)
 {
     driver_error error = DRIVER_SUM(s->features + 1);
     osw_linear *l = &j->linear;
-    l->input = s->lines.rows ? images_of(d, s, &l->input_steps, NULL)
-                             : rows_of(d, s, s->groups * s->features, NULL);
+    l->input = input_of(d, s, l);
     l->output = rows_of(d, s, outputs, &error);
     l->bias = driver_below(2) ? driver_input(d, s->type, outputs) : NULL;
     j->total = s->rows;
@@ -98,8 +117,7 @@ static void check_grad_weight(driver *d, const shape *s, job *j, int64_t outputs
 {
     const int64_t which = driver_below(4);
     osw_linear *l = &j->linear;
-    l->input = s->lines.rows ? images_of(d, s, &l->input_steps, NULL)
-                             : rows_of(d, s, s->groups * s->features, NULL);
+    l->input = input_of(d, s, l);
     l->grad_output = rows_of(d, s, outputs, NULL);
     if (s->type == DRIVER_F32 || s->type == DRIVER_F64)
         osw_linear_cut(l);
@@ -124,10 +142,10 @@ static void check_shape(driver *d, const shape *s)
                         .lines = s->lines,
                         .row_parts = 1,
                         .part_rows = s->rows}};
-    driver_case(d, s->name,
-                "rows %lld, groups %lld, features %lld, outputs %lld, gap %lld, line %lld",
-                (long long)s->rows, (long long)s->groups, (long long)s->features,
-                (long long)s->outputs, (long long)s->gap, (long long)s->lines.rows);
+    driver_case(
+        d, s->name, "rows %lld, groups %lld, features %lld, outputs %lld, gap %lld, line %lld%s",
+        (long long)s->rows, (long long)s->groups, (long long)s->features, (long long)s->outputs,
+        (long long)s->gap, (long long)s->lines.rows, s->planes ? ", planes" : "");
     j.linear.weight = driver_input(d, s->type, outputs * s->features);
     if (s->id < OSW_LINEAR_grad_input_f32)
         check_forward(d, s, &j, outputs);
@@ -143,8 +161,9 @@ static void check_shape(driver *d, const shape *s)
 static void check_images(driver *d, shape s, const int64_t *lengths, int count)
 {
     static const int64_t lines[] = {1, 2, 5, 7, 9, 14, 28};
-    for (int i = 0; i < 2 * count; i++) {
+    for (int i = 0; i < 4 * count; i++) {
         d->values = (driver_values)driver_below(3);
+        s.planes = i >= 2 * count;
         s.lines = (osw_linear_lines){lines[driver_below(7)], 1 + driver_below(4)};
         s.rows = s.lines.rows * s.lines.count * (1 + driver_below(3));
         s.groups = 1;
@@ -156,6 +175,8 @@ static void check_images(driver *d, shape s, const int64_t *lengths, int count)
     s.lines = (osw_linear_lines){9, 7}; /* parts of rows that begin in a line */
     s.rows = 63 * 17, s.features = 3, s.outputs = 4;
     check_shape(d, &s);
+    s.planes = false;
+    check_shape(d, &s);
 }
 
 static void check_variant(driver *d, const char *name, osw_linear_id id, driver_type type)
@@ -165,7 +186,7 @@ static void check_variant(driver *d, const char *name, osw_linear_id id, driver_
     const int count = driver_lengths(d, type == DRIVER_F64 ? 8 : 4, lengths);
     shape s = {.name = name, .id = id, .type = type};
     if (d->timed) {
-        s = (shape){name, id, type, 128, 2, 256, 256, 0, {0, 0}};
+        s = (shape){name, id, type, 128, 2, 256, 256, 0, {0, 0}, false};
         check_shape(d, &s);
         return;
     }
@@ -178,7 +199,7 @@ static void check_variant(driver *d, const char *name, osw_linear_id id, driver_
         s.outputs = i < count ? some[driver_below(7)] : lengths[i - count];
         check_shape(d, &s);
     }
-    s = (shape){name, id, type, 1061, 1, 3, 4, 0, {0, 0}}; /* parts of rows */
+    s = (shape){name, id, type, 1061, 1, 3, 4, 0, {0, 0}, false}; /* parts of rows */
     check_shape(d, &s);
     if (type == DRIVER_F32 || type == DRIVER_F64)
         check_images(d, s, lengths, count);

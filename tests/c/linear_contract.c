@@ -6,9 +6,11 @@
     X(NOTHING)                                                                                     \
     X(ROWS)                                                                                        \
     X(GROUPS)                                                                                      \
-    X(IN_FEATURES) X(FIRST) X(FALLING) X(DTYPE) X(WEIGHT) X(PART_ROWS) X(ROW_PARTS)                \
-        X(PARTS_OF_16_BITS) X(LINES) X(LINE_COUNT) X(PART_OF_AN_IMAGE) X(LINES_OF_16_BITS)         \
-            X(LINES_OF_GROUPS) X(STEP_OF_A_LINE)
+    X(IN_FEATURES)                                                                                 \
+    X(FIRST)                                                                                       \
+    X(FALLING) X(DTYPE) X(WEIGHT) X(PART_ROWS) X(ROW_PARTS) X(PARTS_OF_16_BITS) X(LINES)           \
+        X(LINE_COUNT) X(PART_OF_AN_IMAGE) X(LINES_OF_16_BITS) X(LINES_OF_GROUPS) X(STEP_OF_A_LINE) \
+            X(STEP_OF_A_PIXEL) X(PLANES_WITHOUT_LINES)
 enum { BREACHES(DRIVER_BREACH_ID) };
 enum { FEATURES = 3, OUTPUTS = 3, COUNT = 2 };
 
@@ -36,6 +38,10 @@ static void call(int breach)
         job.dtype = breach == LINES_OF_16_BITS ? OSW_F16 : OSW_F32;
         if (breach == STEP_OF_A_LINE) /* rows of the gradient overlap */
             job.linear.grad_input = (osw_linear_rows){y, FEATURES - 1, 0};
+        if (breach == STEP_OF_A_PIXEL || breach == PLANES_WITHOUT_LINES)
+            job.linear.planes = true;
+        if (breach == PLANES_WITHOUT_LINES)
+            job.linear.lines.rows = 0;
     }
     osw_linear_plan(&job, calls);
     if (breach == PART_ROWS)

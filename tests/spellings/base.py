@@ -36,8 +36,8 @@ class Wrapped(nn.Module):
     def __init__(self, body: Callable[[Tensor], Tensor], channels: int = 12, dims: int = 2) -> None:
         super().__init__()
         conv = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[dims]
-        self.before = conv(channels, channels, 1)
-        self.after = conv(channels, channels, 1)
+        self.before = conv(channels, channels, 3, padding=1)
+        self.after = conv(channels, channels, 3, padding=1)
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,9 +49,9 @@ class Joined(nn.Module):
 
     def __init__(self, body: Callable[[Tensor], Tensor], channels: int = 12, axis: str = "dim") -> None:
         super().__init__()
-        self.left = nn.Conv2d(channels, channels // 2, 1)
-        self.right = nn.Conv2d(channels, channels // 2, 1)
-        self.after = nn.Conv2d(channels, channels, 1)
+        self.left = nn.Conv2d(channels, channels // 2, 3, padding=1)
+        self.right = nn.Conv2d(channels, channels // 2, 3, padding=1)
+        self.after = nn.Conv2d(channels, channels, 3, padding=1)
         self.body, self.axis = body, axis
 
     def forward(self, x: Tensor) -> Tensor:

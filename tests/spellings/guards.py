@@ -98,7 +98,7 @@ class Counted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(12, 12, 1)
+        self.conv = nn.Conv2d(12, 12, 3, padding=1)
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class NumberOfSize(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(12, 12, 1)
+        self.conv = nn.Conv2d(12, 12, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         half = int(x.size(1) * 0.5)

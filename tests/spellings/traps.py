@@ -124,8 +124,8 @@ class WritesInPlace(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before = nn.Conv2d(12, 12, 1)
-        self.branch = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(6, 6, 1))
+        self.before = nn.Conv2d(12, 12, 3, padding=1)
+        self.branch = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(6, 6, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.before(x)
@@ -145,7 +145,7 @@ class WritesToViews(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(12, 12, 1)
+        self.conv = nn.Conv2d(12, 12, 3, padding=1)
         self.views = ReturnsViews()
 
     def forward(self, x: Tensor) -> Tensor:

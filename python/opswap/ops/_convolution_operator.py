@@ -127,7 +127,7 @@ class ConvolutionOperator:
 
     def _run_backward(self, grad: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
         *options, mask = arguments
-        if grad.stride(1) != 1:
+        if grad.stride(1) != 1 and input.stride(1) == 1:
             grad = grad.contiguous(memory_format=torch.channels_last)
         made = self._kernel_backward(grad, input, weight, *options, *mask)
         if made is NotImplemented:

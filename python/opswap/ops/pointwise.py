@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Convolutions with a 1 x 1 kernel in channels_last, as one linear map of all pixels.
+"""Convolutions with a 1 x 1 kernel, as one linear map of all pixels or of planes.
 
 A tensor (N, C, H, W) in channels_last is a matrix of N * H * W rows of C channels. The kernels of the grouped linear
 map read it in place; the convolution library pads channels that are not a multiple of its vectors, such as the 58 and
 116 of ShuffleNetV2. With a stride the rows are every s-th pixel of a line, of every s-th line: the kernels read and
-write them in place. Everything else is torch's own convolution.
+write them in place. Each image of a contiguous tensor is a matrix of C planes, the factor of a product with the weight:
+the library puts contiguous tensors into another order before, and back. Everything else is torch's own convolution.
 """
 
 from __future__ import annotations
@@ -86,10 +87,11 @@ def is_pointwise(module: nn.Conv2d) -> bool:
 
 
 def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
-    """True if the kernels compute this convolution: in channels_last, on the CPU, without autocast or trace."""
+    """True if the kernels compute this convolution: on the CPU, without autocast or trace, in channels_last, or in
+    planes without a stride."""
     if _compiling() or not isinstance(input, Tensor) or "_conv_forward" in module.__dict__:
         return False
-    return is_pointwise(module) and _is_candidate(input)
+    return is_pointwise(module) and _reads(input, module._parameters.get("weight"), module.stride)
 
 
 def module_overruns(module: nn.Conv2d, input: Any) -> bool:
@@ -100,17 +102,38 @@ def module_overruns(module: nn.Conv2d, input: Any) -> bool:
     return gradient_overruns(input, parameters.get("weight"), parameters.get("bias"), module.stride)
 
 
-def pointwise_fits(input: Any, weight: Any) -> bool:
-    """`takes_pixels` for a call of torch.nn.functional.conv2d without padding and with one group."""
+def pointwise_fits(input: Any, weight: Any, stride: Any = None) -> bool:
+    """`takes_pixels` for a call of torch.nn.functional.conv2d without padding and with one group.
+
+    Args: stride: None: in channels_last alone.
+    """
     if _compiling() or not isinstance(input, Tensor) or not isinstance(weight, Tensor):
         return False
-    return weight.dim() == 4 and weight.shape[2] == weight.shape[3] == 1 and _is_candidate(input)
+    return weight.dim() == 4 and weight.shape[2] == weight.shape[3] == 1 and _reads(input, weight, stride)
+
+
+def _has_planes(input: Tensor, weight: Tensor | None, stride: Any) -> bool:
+    """True if the kernels for planes compute a 1 x 1 convolution of these images and were measured faster.
+
+    That is one without a stride, of images whose pixels lie one after another in each plane, slices of more channels
+    included. As torch's, the output is contiguous, or in channels_last if the weight is.
+    """
+    if type(input) is not Tensor:  # a fake one, whose sizes may be open, among others
+        return False
+    columns, (_, plane, row, pixel) = input.shape[3], input.stride()
+    if pixel != 1 or row != columns or plane == 1 or type(stride) not in (int, tuple, list) or weight is None:
+        return False
+    return stride in (1, (1, 1), [1, 1]) and weight.numel() < FEW_WEIGHTS
+
+
+def _reads(input: Tensor, weight: Tensor | None, stride: Any) -> bool:
+    return _is_candidate(input) and (input.stride(1) == 1 or _has_planes(input, weight, stride))
 
 
 def _is_candidate(input: Tensor) -> bool:
     if _autocast("cpu") or input.dim() != 4 or input.dtype not in _DTYPES or not input.is_cpu:
         return False
-    return input.layout is torch.strided and not input.is_nested and input.stride(1) == 1
+    return input.layout is torch.strided and not input.is_nested
 
 
 class PointwiseConv2d(Function):
@@ -122,6 +145,7 @@ class PointwiseConv2d(Function):
         if output is NotImplemented:
             raise DeclinedError
         ctx.stride = stride
+        ctx.format = torch.channels_last if output.stride(1) == 1 else torch.contiguous_format
         ctx.save_for_backward(input, weight)
         return output
 
@@ -134,7 +158,7 @@ class PointwiseConv2d(Function):
             return *library_backward(grad_output, input, weight, *window), None
         gradients = _core.plain_pointwise_backward(grad_output, input, weight, stride, *mask)
         if gradients is NotImplemented and plain_cpu((grad_output,)):
-            dense = grad_output.contiguous(memory_format=torch.channels_last)
+            dense = grad_output.contiguous(memory_format=ctx.format)
             gradients = _core.plain_pointwise_backward(dense, input, weight, stride, *mask)
         if gradients is NotImplemented:
             count_reference(f"{_NAME}_backward")
@@ -172,6 +196,8 @@ def _is_recorded(input: Tensor, weight: Tensor, stride: Any) -> bool:
     """True if the operator is recorded in a graph."""
     if not seen_by_tracer() or not _is_candidate(input) or weight.dtype is not input.dtype:
         return False
+    if input.stride(1) != 1:
+        return False
     steps = pair(stride)
     return len(steps) == 2 and min(steps) > 0 and _wins_as_constant()
 
@@ -180,15 +206,15 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     """Convolve with a kernel of 1 x 1: output[n, :, i, j] = weight @ input[n, :, i * sh, j * sw] + bias.
 
     Args:
-        input: (N, C, H, W) or (C, H, W). The kernels support float32 and float64 in channels_last, slices of more
-            channels included, if the tier in use is avx2 or avx512; everything else, autocast, torch.func and
-            torch.jit.trace run torch's operator. torch.compile, torch.export and make_fx record
-            `opswap::pointwise_conv2d`.
+        input: (N, C, H, W) or (C, H, W). The kernels support float32 and float64, slices of more channels included, if
+            the tier in use is avx2 or avx512: in channels_last, and contiguous without a stride and with a weight of
+            fewer than 131,072 elements. Everything else, autocast, torch.func and torch.jit.trace run torch's operator.
+            torch.compile, torch.export and make_fx record `opswap::pointwise_conv2d` in channels_last.
         weight: (out, C, 1, 1).
         bias: (out,) or None.
         stride: (sh, sw), or one number for both.
 
-    Returns: (N, out, H', W') with H' = (H - 1) // sh + 1, in channels_last if the input is, as
+    Returns: (N, out, H', W') with H' = (H - 1) // sh + 1, in channels_last if the input or the weight is, as
         torch.nn.functional.conv2d. Sums are taken in the dtype, in an order that depends on the sizes alone.
 
     Raises: as torch.nn.functional.conv2d; RuntimeError for a weight whose kernel is not 1 x 1.
@@ -205,7 +231,7 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
         raise RuntimeError(f"{_NAME}: weight must be (out, in, 1, 1), got {tuple(size)}")
     if tracing():
         return torch_functional.conv2d(input, weight, bias, stride)
-    if not _compiling() and _is_candidate(input) and not reference_forced():
+    if not _compiling() and _reads(input, weight, stride) and not reference_forced():
         output = _by_kernel(input, weight, bias, stride)
         if output is not NotImplemented:
             count_kernel(_NAME)

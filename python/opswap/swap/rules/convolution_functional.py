@@ -102,7 +102,7 @@ def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
     input, weight, bias = tensors.values()
     functions = (pointwise_fits, gradient_overruns, F.pointwise_conv2d)
     return Replacement(
-        f"(gradient_overruns({input}, {weight}, {bias}, {stride}) or pointwise_fits({input}, {weight}))",
+        f"(gradient_overruns({input}, {weight}, {bias}, {stride}) or pointwise_fits({input}, {weight}, {stride}))",
         f"pointwise_conv2d({input}, {weight}, {bias}, {stride})",
         {f.__name__: f for f in functions},
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opswap.ops._convolution import gradient_overruns
+from opswap.ops._convolution import gradient_overruns, pair
 from opswap.ops.conv import conv_able, conv_pays, why_left
 from opswap.ops.depthwise import FEWEST_CHANNELS, depthwise_able, depthwise_fits
 from opswap.ops.pointwise import module_overruns, pointwise_fits, takes_pixels
@@ -49,15 +49,21 @@ def images(input: Any, weight: Any = None) -> str:
     return "" if input.stride(1) == 1 else f"the kernels support channels_last: the input is {shown(input)}"
 
 
+def _pixels(input: Any, weight: Any, stride: Any = None) -> str:
+    if contiguous_images(input) and pair(stride or 1) != [1, 1]:
+        return f"the kernels support contiguous images without a stride: it is {stride}"
+    return images(input, weight)
+
+
 def _dense(input: Any, weight: Any, *options: Any) -> str:
     return images(input, weight) or why_left(input, weight, *options)
 
 
 def _depthwise(input: Any, weight: Any, *options: Any) -> str:
-    reason = images(input, weight)
-    if reason or input.shape[1] >= FEWEST_CHANNELS:
-        return reason
-    return f"torch is faster on fewer than {FEWEST_CHANNELS} channels: the input is {shown(input)}"
+    few = isinstance(input, Tensor) and input.dim() == 4 and input.shape[1] < FEWEST_CHANNELS
+    if few and input.dtype in _FLOATS and not torch.is_autocast_enabled("cpu"):
+        return f"torch is faster on fewer than {FEWEST_CHANNELS} channels: the input is {shown(input)}"
+    return images(input, weight)
 
 
 def _dense_module(module: nn.Conv2d, input: Any) -> str:
@@ -66,8 +72,8 @@ def _dense_module(module: nn.Conv2d, input: Any) -> str:
 
 describe_condition(conv_able, _dense_module)
 describe_condition(conv_pays, _dense)
-describe_condition(takes_pixels, lambda module, input: images(input, module.weight))
-describe_condition(pointwise_fits, images)
+describe_condition(takes_pixels, lambda module, input: _pixels(input, module.weight, module.stride))
+describe_condition(pointwise_fits, _pixels)
 describe_condition(module_overruns, lambda module, input: _RIGHT)
 describe_condition(gradient_overruns, lambda *_: _RIGHT)
 describe_condition(depthwise_able, lambda module, input: _depthwise(input, module.weight))
