@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import opswap
 from nearness import assert_model_as_near
+from opswap.ops.depthwise import depthwise_wins
 
 BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
@@ -137,6 +138,19 @@ def test_wrappers(kind: str) -> None:
     model = opswap.swap(copy.deepcopy(stock), memory_format=torch.channels_last, example_inputs=(images,))
     assert opswap.report(model).swapped
     assert_model_as_near(model, stock, lambda: (torch.randn(2, 3, 64, 64),))
+
+
+def test_zeros_as_in_tensorflow() -> None:
+    """`Conv2dSame` counts the zeros from the size of its input: in every forward, of any size."""
+    if not depthwise_wins():
+        pytest.skip("torch is as fast on this tier")
+    stock = network("tf_mobilenetv3_small_minimal_100")
+    model = opswap.swap(stock, memory_format=torch.channels_last)
+    windows = sum(isinstance(m, nn.Conv2d) and m.groups > 1 for m in stock.modules())
+    for side in (64, 65, 75):
+        opswap.reset_stats()
+        model(torch.randn(2, 3, side, side))
+        assert opswap.stats()["kernel"]["depthwise_conv2d"] == windows
 
 
 def test_features() -> None:

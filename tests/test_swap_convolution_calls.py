@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,29 @@ class Padded(nn.Conv2d):
         return torch.conv2d(padded, self.weight, self.bias, self.stride, padding=0, groups=self.groups)
 
 
+def zeros_of(size: int, taps: int, stride: int, ceil: Callable[[float], int]) -> int:
+    """Zeros in both directions for an output of size / stride, rounded up."""
+    if isinstance(size, Tensor):
+        return (ceil(size / stride) - 1).mul(stride).add(taps).sub(size).clamp(min=0)
+    return max((ceil(size / stride) - 1) * stride + taps - size, 0)
+
+
+class Same(nn.Conv2d):
+    """As many zeros as TensorFlow adds, in the spelling of timm's `pad_same`."""
+
+    ceil = staticmethod(math.ceil)
+
+    def forward(self, input: Tensor) -> Tensor:
+        height, width = input.size()[-2:]
+        taps = self.weight.shape[-2:]
+        rows = zeros_of(height, taps[0], self.stride[0], self.ceil)
+        columns = zeros_of(width, taps[1], self.stride[1], self.ceil)
+        edges = (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
+        return F.conv2d(
+            F.pad(input, edges), self.weight, self.bias, self.stride, (0, 0), self.dilation, self.groups
+        )
+
+
 def images(channels: int = 16, size: int = 9) -> Tensor:
     return torch.randn(2, channels, size, size).contiguous(memory_format=LAST)
 
@@ -75,6 +99,8 @@ REPLACED: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "a window of 7 x 7": ("depthwise_conv", lambda: Own(16, 16, 7, 1, 3, groups=16)),
     "dilated": ("depthwise_conv", lambda: Own(16, 16, 5, 1, "same", 2, groups=16)),
     "valid": ("depthwise_conv", lambda: Own(16, 16, 3, padding="valid", groups=16)),
+    "same with a stride": ("depthwise_conv", lambda: Same(16, 16, 3, 2, groups=16)),
+    "same, 1x1": ("pointwise_conv", lambda: Same(16, 24, 1, 2)),
     "padded": ("depthwise_conv", lambda: Padded(16, 16, 3, 2, groups=16)),
     "of standardised weights": ("depthwise_conv", lambda: Standardised(16, 16, 3, 1, 1, groups=16)),
 }
@@ -97,6 +123,39 @@ def test_replaced(name: str) -> None:
         theirs = stock(other)
         torch.testing.assert_close(model(other), theirs)
         assert model(other).stride() == theirs.stride()
+
+
+def test_zeros_for_any_size() -> None:
+    """How many there are depends on the size, which the capture of a forward leaves open."""
+    stock = net(Same(16, 16, 3, 2, groups=16))
+    model = opswap.swap(copy.deepcopy(stock))
+    for height in (8, 9):
+        for width in (10, 11):
+            x = torch.randn(2, 16, height, width).contiguous(memory_format=LAST)
+            opswap.reset_stats()
+            torch.testing.assert_close(model(x), stock(x))
+            assert opswap.stats()["kernel"] == {"depthwise_conv2d": 1}
+
+
+def test_a_size_is_no_tensor() -> None:
+    """But the capture does not say what else it is: `x.size()[1:]` is a tuple, `x.size()[1]` an int."""
+
+    class Asks(nn.Module):
+        def __init__(self, kind: type) -> None:
+            super().__init__()
+            self.conv, self.kind = nn.Conv2d(16, 16, 3, padding=1, groups=16), kind
+
+        def forward(self, x: Tensor) -> Tensor:
+            sizes = x.size()[1:]
+            return self.conv(x) if isinstance(sizes, self.kind) else self.conv(x) + 1
+
+    for kind, answered in ((Tensor, True), (tuple, False), (int, False)):
+        stock = Asks(kind).to(memory_format=LAST)
+        model = opswap.swap(copy.deepcopy(stock))
+        x = images()
+        torch.testing.assert_close(model(x), stock(x))
+        refused = [s.reason for s in opswap.report(model).kept if "type of a result" in s.reason]
+        assert bool(refused) is not answered, kind
 
 
 KEPT: dict[str, Callable[[], nn.Module]] = {

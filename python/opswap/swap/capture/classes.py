@@ -65,6 +65,8 @@ def answer(tracer: Tracer, obj: fx.Proxy, frame: FrameType) -> type:
         kinds = _named(frame)
         if kinds is None:
             raise _refuse(tracer, "isinstance() checks for classes that a capture cannot see")
+        if _is_size(obj.node) and all(issubclass(k, TensorBase) for k in kinds):
+            return type(obj)
     elif name == "_abc_instancecheck":
         kinds = _asked(frame)
     elif name == _CHECK or getattr(called, "__module__", None) in _CALL_OTHERS:
@@ -127,6 +129,11 @@ def _bind(tracer: Tracer, node: fx.Node, kinds: tuple[Any, ...] | None) -> None:
     known = ancestors([node])
     for source in [n for n in node.graph.nodes if n.op == "placeholder" and n in known]:
         tracer.bind(source, is_plain_tensor)
+
+
+def _is_size(node: fx.Node) -> bool:
+    """True for what a size yields, ints and tuples of them, which are no tensors."""
+    return node.op != "placeholder" and graph_kinds(node.graph)[node] == "size"
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

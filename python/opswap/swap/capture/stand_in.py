@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dis
+import math
 import operator
 import os
 import sys
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["StandIn", "has_attributes"]
 
 _FX = f"{TORCH_FOLDER}fx{os.sep}"
+_CEIL, _FLOOR = math.ceil, math.floor  # themselves: a trace puts others into the module
 # Attributes of tensors that are None at times: no proxy is.
 _NONE_OR_NOT = frozenset(("_backward_hooks", "_base", "_grad", "_grad_fn", "grad", "grad_fn"))
 _OF_HISTORY = _NONE_OR_NOT | {"_version"}  # a replacement writes less often to what it returns
@@ -84,6 +86,17 @@ class StandIn(fx.Proxy):
 
     def __float__(self) -> float:
         return float(self.tracer.integer(self))
+
+    def __ceil__(self) -> Any:
+        return self._rounded(_CEIL)
+
+    def __floor__(self) -> Any:
+        return self._rounded(_FLOOR)
+
+    def _rounded(self, function: Callable[[Any], int]) -> Any:
+        if not is_metadata(self.node):
+            return self.tracer.integer(self)
+        return self.tracer.create_proxy("call_function", function, (self,), {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})

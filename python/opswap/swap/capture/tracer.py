@@ -9,6 +9,7 @@ from an example or a guess, and every answer is kept as a `Decision`, for a guar
 from __future__ import annotations
 
 import inspect
+import operator
 import os
 import sys
 import threading
@@ -393,7 +394,8 @@ class Tracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         if not is_metadata(obj.node, self._known_metadata):
             raise self.refuse(f"control flow depends on the elements of a tensor at {self.inspect_frames()}")
-        return bool(self._decide(obj.node, bool, (True, False)))
+        below_zero = obj.node.target is operator.lt and obj.node.args[1:] == (0,)
+        return bool(self._decide(obj.node, bool, (False, True) if below_zero else (True, False)))
 
     def integer(self, obj: fx.Proxy) -> int:
         """The value of a number; the captured path is then valid for this value only."""

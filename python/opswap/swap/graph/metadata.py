@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 import operator
 from collections.abc import Iterable
 
@@ -32,6 +33,8 @@ _METHODS = names_of(Does.METADATA)
 _OF_TENSORS = {builtins.len, is_plain_tensor, torch.is_complex, torch.is_floating_point, torch.numel}
 _OF_METADATA = {
     builtins.getattr,
+    math.ceil,
+    math.floor,
     operator.abs,
     operator.add,
     operator.and_,
