@@ -33,6 +33,17 @@ def torch_assert(x: Tensor) -> Tensor:
     return by_size(x, 3)
 
 
+def torch_assert_of_names(x: Tensor) -> Tensor:
+    """As timm's MaxViT checks the sides of its windows."""
+    _, channels, height, _ = x.shape
+    groups = [3]
+    _assert(
+        channels % groups[0] == 0, f"channels ({channels}) must be divisible by {groups[0]}, height {height}"
+    )
+    _assert((height + channels) % 2 < 2, f"height {height}")
+    return by_size(x, 3)
+
+
 def imported_assert(x: Tensor) -> Tensor:
     _assert(x.shape[1] % 3 == 0, f"channels: {x.shape[1]}, size: {x.shape!r}")
     return by_size(x, 3)
@@ -79,6 +90,7 @@ MESSAGES = (
     assert_with_fstring,
     assert_over_lines,
     torch_assert,
+    torch_assert_of_names,
     imported_assert,
     torch_assert_of_text,
     raise_with_fstring,
@@ -110,6 +122,12 @@ def in_a_test_by_percent(x: Tensor) -> Tensor:
 
 def in_a_torch_assert(x: Tensor) -> Tensor:
     _assert(f"{x.shape[2]}" in ("4", "5"), "height")
+    return by_size(x, 3)
+
+
+def in_a_torch_assert_by_percent(x: Tensor) -> Tensor:
+    wanted = "%s"
+    _assert(wanted % x.shape[2] in ("4", "5"), f"height {x.shape[2]}")
     return by_size(x, 3)
 
 
@@ -158,7 +176,14 @@ def two_statements(x: Tensor) -> Tensor:
     return by_size(x, k)
 
 
-DECIDING = (in_a_test, in_a_test_by_percent, in_a_torch_assert, kept_in_a_variable, two_statements)
+DECIDING = (
+    in_a_test,
+    in_a_test_by_percent,
+    in_a_torch_assert,
+    in_a_torch_assert_by_percent,
+    kept_in_a_variable,
+    two_statements,
+)
 LEFT = (
     an_error_that_looks,
     a_function_that_looks,

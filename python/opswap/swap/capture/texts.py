@@ -23,7 +23,7 @@ from functools import lru_cache
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import Node, Proxy
 
 from opswap._torch import assert_function
 
@@ -80,7 +80,8 @@ def is_for_a_message(frame: FrameType) -> bool:
         read, message = call.args[:1], call.args[1:]
     else:
         return False
-    return not any(map(_makes_texts, read)) and all(_shows_values(part, frame) for part in message)
+    decides = any(_makes_texts(part, frame) for part in read)
+    return not decides and all(_shows_values(part, frame) for part in message)
 
 
 def _asserts(value: Any) -> bool:
@@ -107,10 +108,10 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
     return None
 
 
-def _makes_texts(node: ast.expr) -> bool:
+def _makes_texts(node: ast.expr, frame: FrameType) -> bool:
     """True if evaluating this may make a text that decides something."""
     for part in ast.walk(node):
-        if isinstance(part, ast.JoinedStr) or (isinstance(part, ast.Mod) and not _is_arithmetic(node)):
+        if isinstance(part, ast.JoinedStr) or (isinstance(part, ast.Mod) and not _is_arithmetic(node, frame)):
             return True
         if isinstance(part, ast.Name) and part.id in _MAKERS:
             return True
@@ -119,18 +120,21 @@ def _makes_texts(node: ast.expr) -> bool:
     return False
 
 
-def _is_arithmetic(node: ast.expr) -> bool:
+def _is_arithmetic(node: ast.expr, frame: FrameType) -> bool:
     """True if every remainder in it is that of a division by a plain number, which a text has not."""
     remainders = [n for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod)]
-    return all(_has_no_format(n.left) for n in remainders)
+    return all(_has_no_format(n.left, frame) for n in remainders)
 
 
-def _has_no_format(node: ast.expr) -> bool:
-    """True for values that are not texts: sizes and numbers of dimensions, and arithmetic on them."""
+def _has_no_format(node: ast.expr, frame: FrameType) -> bool:
+    """True for values that are not texts: sizes and numbers of dimensions, by any name, and arithmetic on them."""
     if isinstance(node, ast.Constant):
         return not isinstance(node.value, (str, bytes))
+    if isinstance(node, ast.Name):
+        kind = type(_value(node, frame))
+        return kind in (int, float) or issubclass(kind, Proxy)
     if isinstance(node, ast.BinOp):
-        return _has_no_format(node.left) and _has_no_format(node.right)
+        return _has_no_format(node.left, frame) and _has_no_format(node.right, frame)
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr in ("dim", "numel", "size")
     if isinstance(node, ast.Subscript):
@@ -159,9 +163,10 @@ def _shows_values(message: ast.expr, frame: FrameType) -> bool:
             return False
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and not _is_plain_format(part.left):
             return False
-        if isinstance(part, ast.BinOp) and not isinstance(part.op, (ast.Add, ast.Mod)) and _makes_texts(part):
+        other = isinstance(part, ast.BinOp) and not isinstance(part.op, (ast.Add, ast.Mod))
+        if other and _makes_texts(part, frame):
             return False
-        if isinstance(part, ast.Subscript) and (_makes_texts(part.value) or _makes_texts(part.slice)):
+        if isinstance(part, ast.Subscript) and any(_makes_texts(p, frame) for p in (part.value, part.slice)):
             return False
         if isinstance(part, ast.Call) and not _is_known(part.func, frame):
             return False
