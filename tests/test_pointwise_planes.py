@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -41,6 +42,8 @@ SIZES = [
     ((2, 116, 23, 24), 116),
     ((1, 130, 40, 41), 2),
     ((1, 450, 3, 3), 270),
+    ((1, 450, 3, 3), 300),
+    ((2, 330, 9, 8), 400),
 ]
 
 
@@ -174,7 +177,7 @@ class TestKernels:
 LEFT: dict[str, Any] = {
     "stride": lambda x, w, b: (x, w, b, 2),
     "strides": lambda x, w, b: (x, w, b, (1, 2)),
-    "large weight": lambda x, w, b: (x.repeat(1, 60, 1, 1), torch.randn(400, 360, 1, 1), None, 1),
+    "large weight": lambda x, w, b: (x.repeat(11, 60, 1, 1), torch.randn(400, 360, 1, 1), None, 1),
     "every second column": lambda x, w, b: (x[:, :, :, ::2], w, b, 1),
     "every second row": lambda x, w, b: (x[:, :, ::2], w, b, 1),
     "turned images": lambda x, w, b: (x.transpose(2, 3), w, b, 1),
@@ -208,6 +211,23 @@ def test_a_model_as_it_comes(kernels: None) -> None:  # noqa: F811
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     (row,) = [o for o in opswap.explain(model, x).outcomes if (o.path, o.rule) == ("2", "pointwise_conv")]
     assert (row.result, "contiguous images without a stride" in row.reason) == ("original", True)
+
+
+@pytest.mark.skipif(opswap.isa.current() not in ("avx2", "avx512"), reason="left to torch on this tier")
+def test_large_weights() -> None:
+    """Are replaced by the rule for dense convolutions; many small images are torch's."""
+    stock = nn.Conv2d(400, 330, 1)
+    model = opswap.swap(nn.Sequential(copy.deepcopy(stock)))
+    assert [s.rule for s in opswap.report(model).swapped] == ["conv2d"]
+    for size, runs in (((2, 9, 8), True), ((9, 7, 8), True), ((10, 7, 8), False), ((1, 1, 1), False)):
+        x = torch.randn(size[0], 400, *size[1:])
+        opswap.reset_stats()
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
+        assert counts()[0].get("pointwise_conv2d", 0) == runs, size
+    last = copy.deepcopy(model).to(memory_format=LAST)
+    opswap.reset_stats()
+    y = last(torch.randn(9, 400, 7, 8))
+    assert counts()[0]["pointwise_conv2d"] == 1 and y.is_contiguous(memory_format=LAST)
 
 
 @pytest.mark.parametrize("strict", [True, False])

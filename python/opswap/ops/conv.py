@@ -298,13 +298,15 @@ def module_window(module: nn.Conv2d) -> Window | None:
 
 def conv_pays(input: Any, weight: Any, stride: Pair, padding: Pair | str, dilation: Pair) -> bool:
     """True if `conv2d` is faster than torch's function for this call with one group: by `conv_fits`, or because it is
-    a 1 x 1 convolution with a large weight and few pixels, with or without a gradient."""
+    a 1 x 1 convolution with a large weight, of few pixels or of contiguous images, with or without a gradient."""
     if conv_fits(input, weight, stride, padding, dilation) is not None:
         return True
-    if not pointwise_fits(input, weight) or weight.numel() < FEW_WEIGHTS:
+    if not pointwise_fits(input, weight, stride) or weight.numel() < FEW_WEIGHTS:
         return False
     window = _window(weight, stride, padding, dilation)
-    return window is not None and _is_left_to_pointwise(weight.shape, window, input.shape)
+    if window is None or input.stride(1) != 1:
+        return window is not None and _is_one_map(weight.shape, window)
+    return _is_left_to_pointwise(weight.shape, window, input.shape)
 
 
 def conv_able(module: nn.Conv2d, input: Any) -> bool:
