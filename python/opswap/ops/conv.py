@@ -304,8 +304,10 @@ def conv_pays(input: Any, weight: Any, stride: Pair, padding: Pair | str, dilati
     if not pointwise_fits(input, weight, stride) or weight.numel() < FEW_WEIGHTS:
         return False
     window = _window(weight, stride, padding, dilation)
-    if window is None or input.stride(1) != 1:
-        return window is not None and _is_one_map(weight.shape, window)
+    if window is None:
+        return False
+    if input.stride(1) != 1:
+        return _is_one_map(weight.shape, window)
     return _is_left_to_pointwise(weight.shape, window, input.shape)
 
 

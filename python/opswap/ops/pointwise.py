@@ -106,11 +106,8 @@ def module_overruns(module: nn.Conv2d, input: Any) -> bool:
     return gradient_overruns(input, parameters.get("weight"), parameters.get("bias"), module.stride)
 
 
-def pointwise_fits(input: Any, weight: Any, stride: Any = None) -> bool:
-    """`takes_pixels` for a call of torch.nn.functional.conv2d without padding and with one group.
-
-    Args: stride: None: in channels_last alone.
-    """
+def pointwise_fits(input: Any, weight: Any, stride: Any) -> bool:
+    """`takes_pixels` for a call of torch.nn.functional.conv2d without padding and with one group."""
     if _compiling() or not isinstance(input, Tensor) or not isinstance(weight, Tensor):
         return False
     return weight.dim() == 4 and weight.shape[2] == weight.shape[3] == 1 and _reads(input, weight, stride)

@@ -394,6 +394,7 @@ class Tracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         if not is_metadata(obj.node, self._known_metadata):
             raise self.refuse(f"control flow depends on the elements of a tensor at {self.inspect_frames()}")
+        # As max(size, 0) asks, where it seldom is.
         below_zero = obj.node.target is operator.lt and obj.node.args[1:] == (0,)
         return bool(self._decide(obj.node, bool, (False, True) if below_zero else (True, False)))
 

@@ -49,8 +49,8 @@ def images(input: Any, weight: Any = None) -> str:
     return "" if input.stride(1) == 1 else f"the kernels support channels_last: the input is {shown(input)}"
 
 
-def _pixels(input: Any, weight: Any, stride: Any = None) -> str:
-    if contiguous_images(input) and pair(stride or 1) != [1, 1]:
+def _pixels(input: Any, weight: Any, stride: Any) -> str:
+    if contiguous_images(input) and pair(stride) != [1, 1]:
         return f"the kernels support contiguous images without a stride: it is {stride}"
     return images(input, weight)
 
