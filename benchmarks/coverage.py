@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import sys
 import time
 import warnings
@@ -236,12 +237,17 @@ def _cells(row: Row) -> list[str]:
     for kind in KINDS:
         there = row.sites.get(kind, 0)
         kinds.append(f"{there - row.left.get(kind, 0)} of {there}" if there else "")
-    reasons = "; ".join(f"{n}: {reason}" for reason, n in list(row.kept.items())[:4])
+    reasons = "; ".join(f"{n}: {_within(row.library, reason)}" for reason, n in list(row.kept.items())[:4])
     check = f"; verify: {row.check}" if row.check and row.check != "holds" else ""
     untold = "".join(f"; {n} of {kind} without a reason" for kind, n in (row.untold or {}).items())
     left = "" if row.faster is None else str(sum(row.faster.values()))
     ends = [_share([row]), left, _share_of_rest(row), reasons.replace("|", "\\|") + untold + check]
     return [row.library, row.name, *kinds, *ends]
+
+
+def _within(library: str, reason: str) -> str:
+    """A reason with the names of files as they are in the library, wherever that is installed."""
+    return re.sub(rf"/\S*/(?={re.escape(library)}/)", "", reason)
 
 
 def _share(rows: Iterable[Row]) -> str:

@@ -124,6 +124,8 @@ def test_what_is_better_left_to_torch_is_counted_apart() -> None:
     assert faster == {"pool": 2} and untold == {"pool": 1}
     assert coverage.sort_out({"pool": 3}, [*why, coverage.Why("", "", "calls hasattr()", 1)])[1] == {}
     row = coverage.Row("lib", "net", "net", sites={"pool": 5}, left={"pool": 3}, faster=faster, untold=untold)
+    row.kept = {"calls type() at /home/me/site-packages/lib/models/net.py:3": 1}
+    assert "1: calls type() at lib/models/net.py:3" in coverage.table([row])[2]
     assert coverage._share_of_rest(row) == "67%" and "1 of pool without a reason" in coverage.table([row])[2]
 
 
