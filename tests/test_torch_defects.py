@@ -162,6 +162,34 @@ def test_a_memory_format_brings_none_into_play(rules: str) -> None:
     assert survive(f"import copy\nfrom opswap.swap.rules import DEFAULT\n{code}") == "ran\n"
 
 
+CHECKED = """
+from opswap.cli import main
+
+sys.modules["factories"] = sys.modules["__main__"]
+x = torch.randn(4, 3, 96, 96)
+for number in (0, 1, 3, 4, 5, 6):
+    torch.manual_seed(0)
+    model = nets[number]()
+    for exact in (False, True):
+        assert all(check.holds for check in opswap.verify(model, (x,), exact=exact).checks)
+    opswap.verify(opswap.swap(model, inplace=False), (x.contiguous(memory_format=LAST),))
+    layers = copy.deepcopy(model).to(memory_format=LAST)
+    for given in (x, x.contiguous(memory_format=LAST)):
+        opswap.optimize(copy.deepcopy(layers), example_inputs=(given,), reuse_memory=False)
+    opswap.optimize(model, example_inputs=(x,), reuse_memory=False)
+make = nets[0]
+arguments = "verify factories:make --input 4x3x96x96 --channels-last --seconds 0.1 --exact".split()
+assert main(arguments) == 0
+print("ran")
+"""
+
+
+def test_whoever_runs_the_stock_model_in_the_format_goes_on() -> None:
+    """`verify` and `optimize` run a stock model in channels_last, which the caller may never have done."""
+    code = f"import copy\n{NETWORKS.split('for make in')[0]}{CHECKED}"
+    assert survive(code, timeout=900).endswith("ran\n")
+
+
 ALONE = """
 trained = lambda: nn.Conv2d(3, 16, 1)
 nets = [

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from .capture.dry_run import DryRuns
-from .capture.quiet import copied_inputs, generators_kept, quiet_call
+from .capture.quiet import copied_inputs, generators_kept, hooks_left_out, quiet_call
 from .capture.shell import Shell
 from .planning.planned import planned_report
 from .report import Site, table
@@ -89,7 +89,7 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
 
     Args: inputs, keywords: the arguments of one call of the model.
     Returns: an outcome for each rewrite, and the sites that the swap refused.
-    Raises: TypeError if model is not a module; what the model itself raises on these inputs.
+    Raises: TypeError if model is not a module; what the model itself raises on these inputs, and without your hooks.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
@@ -108,6 +108,11 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
         with generators_kept(), DryRuns(model).undone():
             *given, named = copied_inputs((*inputs, keywords))
             shell.root(*given, **named)
+    except Exception as error:
+        left_out = hooks_left_out(shell.root)
+        if left_out and hasattr(error, "add_note"):  # from Python 3.11 on
+            error.add_note(left_out)
+        raise
     finally:
         listener.reset(token)
     planned = planned_report(model)

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from opswap._torch import tree_map
+from opswap._torch import tree_leaves, tree_map
 from opswap.memory import denormal_parameters, reuse_freed
 from opswap.memory import flush_denormals as set_flushing
 from opswap.memory.switches import flush_state_kept, reuse_kept
+from opswap.ops._layout import suggest_memory_format
 
 from .api import select_rules, swap
 from .capture.dry_run import DryRuns
@@ -28,6 +29,7 @@ from .planning.gains import losing_formats
 from .planning.planner import make_plan
 from .report import Part
 from .rewriting.input_format import check_memory_format, install_input_format, keep_optimizer
+from .rules import MENDS
 from .runtime.plan_of import keep_plan, plan_of
 from .step_time import in_turn, step
 
@@ -182,6 +184,8 @@ class _Work:
         if self.dtype is not None:
             stock, swapped = stock.to(self.dtype), swapped.to(self.dtype)
         inputs = self.inputs
+        if any(map(_in_channels_last, (*stock.parameters(), *tree_leaves(inputs)))):
+            swap(stock, rules=MENDS)
         swap(swapped, exact=self.exact, example_inputs=inputs)
         self.times = in_turn({_STOCK: _Step(stock, inputs)})
         if self.reuse:
@@ -291,6 +295,10 @@ def _follow(optimizer: Optimizer, model: nn.Module, dtype: torch.dtype | None) -
 def _uninitialised(model: nn.Module) -> bool:
     """Whether a lazy module has yet to learn its sizes: such tensors have no memory format."""
     return any(map(is_lazy, itertools.chain(model.parameters(), model.buffers())))
+
+
+def _in_channels_last(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 4 and suggest_memory_format(value) is _LAST
 
 
 def _is_float(value: Any) -> bool:

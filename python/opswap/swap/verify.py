@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from opswap._torch import tree_leaves, tree_map
 
 from .capture.dry_run import DryRuns
-from .capture.quiet import generators_kept, quiet_copy, seed_generators
+from .capture.quiet import generators_kept, hooks_left_out, quiet_copy, seed_generators
 from .nearness import Difference, Score, Terms, difference, same, spread
 from .ordered_draws import OrderedDraws
 from .own_draws import OwnDraws
@@ -109,7 +109,9 @@ def _compare_once(
     except Exception as error:
         if ordered or isolated:
             return Check(name, False, f"it does not run: {error}".splitlines()[0] + note)
-        return _check_where_stock_fails(swapped, inputs, layout, mode, name, error)
+        check = _check_where_stock_fails(swapped, inputs, layout, mode, name, error)
+        left_out = hooks_left_out(stock)
+        return replace(check, detail=f"{check.detail}; {left_out}") if left_out else check
     try:
         ours, _ = step(swapped, inputs)
     except Exception as error:

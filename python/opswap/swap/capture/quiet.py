@@ -17,13 +17,14 @@ from opswap._dispatch_mode import DispatchMode
 from opswap._draws import generators_kept
 from opswap._torch import is_compiled_module, tree_map
 
-from .shell import Shell, is_part_of_torch, own_hooks
+from .shell import Shell, computes, own_hooks
 
 __all__ = [
     "Draws",
     "copied_inputs",
     "draws_undone",
     "generators_kept",
+    "hooks_left_out",
     "leaves_out",
     "quiet_call",
     "quiet_copy",
@@ -32,7 +33,7 @@ __all__ = [
 
 
 def quiet_copy(model: nn.Module, *, stock: bool) -> nn.Module:
-    """A copy of the model that may be run: code sees its hooks, but only torch's own hooks are called.
+    """A copy of the model that may be run: code sees its hooks, but only those that `computes` knows are called.
 
     Args: stock: the copy is as before a swap; else it is swapped as the model is.
     """
@@ -71,9 +72,15 @@ def leaves_out(module: nn.Module, *, before: bool) -> bool:
     return not all(_is_called(module, key, hook) for key, hook in hooks.items())
 
 
+def hooks_left_out(model: nn.Module) -> str:
+    """A sentence for an error of a quiet copy that has hooks which are not called; else ""."""
+    left_out = any(leaves_out(m, before=before) for m in model.modules() for before in (True, False))
+    return "hooks of the model do not run here, which its forward may need" if left_out else ""
+
+
 def _is_called(module: nn.Module, key: int, hook: Any) -> bool:
-    """True for hooks of torch, as those of weight_norm, and for those that a forward has put on the copy itself."""
-    return is_part_of_torch(hook) or key in own_hooks(module)
+    """True for hooks that `computes` knows, and for those that a forward has put on the copy itself."""
+    return computes(hook) or key in own_hooks(module)
 
 
 def copied_inputs(inputs: Any) -> Any:

@@ -31,7 +31,7 @@ from ..runtime.instance_forward import (
 )
 from ..runtime.plan_of import PLAN, keep_plan, plan_of
 
-__all__ = ["Shell", "holds_modules", "is_part_of_torch", "own_hooks"]
+__all__ = ["Shell", "computes", "holds_modules", "own_hooks"]
 
 _ATOMS = (
     bool,
@@ -53,6 +53,14 @@ _DROPPED = frozenset(("_opswap_record", PLAN, "_compiled_call_impl"))
 _CALL = "_compiled_call_impl"  # what torch.nn.Module.__call__ runs in place of forward and hooks
 # By twin: the keys of the hooks that its original had. torch gives each hook of the process another key.
 _hooks_of_originals: weakref.WeakKeyDictionary[nn.Module, frozenset[int]] = weakref.WeakKeyDictionary()
+# The Python modules whose hooks a model computes by; those of the last two collect features for its forward.
+_COMPUTING = (
+    "torch.nn.",
+    "torch.ao.",
+    "opswap.",
+    "timm.models._features",
+    "transformers.utils.output_capturing",
+)
 _OWN_PROTOCOL = ("__deepcopy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
 
 
@@ -160,9 +168,7 @@ class Shell:
             if name.startswith("_opswap_"):
                 copied = self._deepcopy(value)
             elif name in _HOOKS:
-                copied = type(value)(
-                    (k, self.value(h) if is_part_of_torch(h) else h) for k, h in value.items()
-                )
+                copied = type(value)((k, self._hook(h)) for k, h in value.items())
             else:
                 copied = self.value(value)
             if name in vars(module):
@@ -175,6 +181,12 @@ class Shell:
             put_as(twin, module, recipe_of(module))
         if self._call is not None:
             vars(twin)[_CALL] = partial(self._call, twin)
+
+    def _hook(self, hook: Any) -> Any:
+        """What a twin has in place of a hook: one by which a model computes writes to objects of the twins."""
+        if not computes(hook):
+            return hook
+        return self._deepcopy(hook) if self._own and not _holds_modules(hook) else self.value(hook)
 
     def _fill_by_protocol(self, module: nn.Module, twin: nn.Module) -> None:
         """A class that controls how it is copied may hold what must not be copied; its children have twins already."""
@@ -316,13 +328,15 @@ def _hook_keys(module: nn.Module) -> list[int]:
     return [key for name in _HOOKS for key in vars(module).get(name, ())]
 
 
-def is_part_of_torch(hook: Any) -> bool:
-    """True for a hook by which torch computes, such as that of weight_norm, of a lazy module or of an observer."""
+def computes(hook: Any) -> bool:
+    """True for a hook by which a model computes: of torch, such as that of weight_norm, of a lazy module or of an
+    observer; or of a library whose forwards read what their hooks have collected.
+    """
     while isinstance(hook, partial):
         hook = hook.func
     hook = getattr(hook, "__func__", hook)
     found = (hook,) if isinstance(hook, types.FunctionType) else type(hook).__mro__
-    return any((c.__module__ or "").startswith(("torch.nn.", "torch.ao.", "opswap.")) for c in found)
+    return any((c.__module__ or "").startswith(_COMPUTING) for c in found)
 
 
 def _is(a: Any, b: Any) -> bool:

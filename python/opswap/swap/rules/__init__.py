@@ -20,7 +20,7 @@ from . import (
     reduced_precision,
 )
 
-__all__ = ["DEFAULT", "OPTIONAL", "Replacement", "Rule"]
+__all__ = ["DEFAULT", "MENDS", "OPTIONAL", "Replacement", "Rule"]
 
 _NORMS = norm.RULES + norm_functional.RULES + group_norm.RULES + layer_norm.RULES
 _CONVOLUTIONS = reduced_precision.RULES + convolution.RULES + convolution_functional.RULES
@@ -34,4 +34,8 @@ def _where_kernels_are(rule: Rule) -> Rule:
 
 
 DEFAULT: tuple[Rule, ...] = tuple(map(_where_kernels_are, _KERNELS))
+# What keeps a stock model in channels_last from gradients of torch that end the process.
+MENDS: tuple[Rule, ...] = tuple(
+    r for r in DEFAULT if r.name in ("strided_conv_gradient", "group_norm_gradient")
+)
 OPTIONAL: tuple[Rule, ...] = tuple(map(_where_kernels_are, pool.OPTIONAL))
