@@ -116,6 +116,37 @@ def test_what_is_lost_by_chance_holds(chance: float, holds: float) -> None:
     assert held >= 1000 * holds if holds else not held
 
 
+def flips(ours: float, stock: float, least: float, generator: random.Random) -> Iterator[list[Difference]]:
+    """An error of 1e-2 with these chances, besides `least` in ours and 1e-6 in stock."""
+    while True:
+        error = least + 1e-2 * (generator.random() < ours)
+        bound = 1e-6 + 1e-2 * (generator.random() < stock)
+        yield [Difference("a", error / (4 * bound), error, bound, allowed=4 * bound)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock", "least", "least_held", "most_held"),
+    [
+        (0.8, 0.4, 1e-6, 0.98, 1.0),
+        (0.95, 0.0, 1e-6, 0.0, 0.1),
+        (1.0, 0.1, 1e-6, 0.0, 0.2),
+        (0.5, 0.02, 1e-4, 0.0, 0.1),
+    ],
+)
+def test_what_is_lost_in_most_rounds(
+    ours: float, stock: float, least: float, least_held: float, most_held: float
+) -> None:
+    """Values at kinks hold; what stock never meets, and an error in each round, do not but for a lucky first round."""
+    generator, held = random.Random(0), 0
+    for _ in range(500):
+        draws = flips(ours, stock, least, generator)
+        score = Score(next(draws))
+        while score.open:
+            score.add(next(draws))
+        held += score.failed is None
+    assert 500 * least_held <= held <= 500 * most_held
+
+
 def test_each_quantity_has_its_own_score() -> None:
     """Another one is lost in each round, and all hold."""
     names = [f"{i}" for i in range(20)]

@@ -1,12 +1,27 @@
 /* SPDX-License-Identifier: MIT */
-/* Sums that are made in parts, so that threads can share them. */
+/* Gradients of a weight and a bias that are summed in parts, so that threads can share them. */
 #ifndef OSW_CORE_PARTS_H
 #define OSW_CORE_PARTS_H
 
-#include <stdbool.h>
+#include "core/dtype.h"
+
 #include <stdint.h>
 
-/* to[i] = sum of from[p][i] over p < parts, in this order; of double or float. */
-void osw_add_parts(bool is_double, int64_t parts, int64_t count, const void *from, void *to);
+/* weights, biases: elements of the two gradients, of which either may be NULL. dtype: OSW_F32 or
+ * OSW_F64. */
+typedef struct {
+    int64_t count, weights, biases;
+    osw_dtype dtype;
+    void *grad_weight, *grad_bias; /* set by osw_parts_begin: where the sums go, */
+    char *memory;                  /* and where the parts are */
+} osw_parts;
+
+/* Let both pointers, and kernels that write to part p at p times the number of elements, use this
+ * memory: count * (weights + biases) elements. A single part is the gradient itself, and needs
+ * none. */
+void osw_parts_begin(osw_parts *parts, char *memory, void **grad_weight, void **grad_bias);
+
+/* Sum the parts, in their order, into the gradients. */
+void osw_parts_end(const osw_parts *parts);
 
 #endif

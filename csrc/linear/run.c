@@ -79,22 +79,15 @@ static void run_kernels(osw_linear_job *job)
                          run_blocks, job);
 }
 
-void osw_linear_run(osw_linear_job *job, char *parts)
+void osw_linear_run(osw_linear_job *job, char *memory)
 {
     osw_linear *l = &job->linear;
-    if (l->row_parts == 1) {
-        run_kernels(job);
-        return;
-    }
-    const bool is_double = job->dtype == OSW_F64;
-    const int64_t outputs = l->first[l->groups], weight = outputs * l->in_features;
-    char *bias_parts = parts + l->row_parts * weight * osw_dtype_bytes(job->dtype);
-    void *const grad_weight = l->grad_weight, *const grad_bias = l->grad_bias;
-    l->grad_weight = grad_weight ? parts : NULL;
-    l->grad_bias = grad_bias ? bias_parts : NULL;
+    const int64_t outputs = l->first[l->groups];
+    osw_parts parts = {.count = l->row_parts,
+                       .weights = outputs * l->in_features,
+                       .biases = outputs,
+                       .dtype = job->dtype};
+    osw_parts_begin(&parts, memory, &l->grad_weight, &l->grad_bias);
     run_kernels(job);
-    if (grad_weight)
-        osw_add_parts(is_double, l->row_parts, weight, parts, grad_weight);
-    if (grad_bias)
-        osw_add_parts(is_double, l->row_parts, outputs, bias_parts, grad_bias);
+    osw_parts_end(&parts);
 }

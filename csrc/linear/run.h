@@ -27,7 +27,7 @@ typedef struct osw_linear_job {
  * needs for parts of the gradients, 0 if there are none. */
 size_t osw_linear_plan(osw_linear_job *job, uint64_t *calls);
 
-/* Write the output, or every gradient that is wanted. */
-void osw_linear_run(osw_linear_job *job, char *parts);
+/* Write the output, or every gradient that is wanted; memory: of the size that the plan told. */
+void osw_linear_run(osw_linear_job *job, char *memory);
 
 #endif

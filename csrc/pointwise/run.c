@@ -73,22 +73,14 @@ static void run_kernels(osw_pointwise_job *job)
                          run_blocks, job);
 }
 
-void osw_pointwise_run(osw_pointwise_job *job, char *parts)
+void osw_pointwise_run(osw_pointwise_job *job, char *memory)
 {
     osw_pointwise *p = &job->planes;
-    if (p->parts == 1) {
-        run_kernels(job);
-        return;
-    }
-    const bool is_double = job->dtype == OSW_F64;
-    const int64_t weight = p->out_planes * p->in_planes;
-    char *bias_parts = parts + p->parts * weight * osw_dtype_bytes(job->dtype);
-    void *const grad_weight = p->grad_weight, *const grad_bias = p->grad_bias;
-    p->grad_weight = grad_weight ? parts : NULL;
-    p->grad_bias = grad_bias ? bias_parts : NULL;
+    osw_parts parts = {.count = p->parts,
+                       .weights = p->out_planes * p->in_planes,
+                       .biases = p->out_planes,
+                       .dtype = job->dtype};
+    osw_parts_begin(&parts, memory, &p->grad_weight, &p->grad_bias);
     run_kernels(job);
-    if (grad_weight)
-        osw_add_parts(is_double, p->parts, weight, parts, grad_weight);
-    if (grad_bias)
-        osw_add_parts(is_double, p->parts, p->out_planes, bias_parts, grad_bias);
+    osw_parts_end(&parts);
 }

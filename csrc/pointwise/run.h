@@ -26,7 +26,7 @@ typedef struct osw_pointwise_job {
  * needs for parts of the gradients, 0 if there are none. */
 size_t osw_pointwise_plan(osw_pointwise_job *job, uint64_t *calls);
 
-/* Write the output, or every gradient that is wanted. */
-void osw_pointwise_run(osw_pointwise_job *job, char *parts);
+/* Write the output, or every gradient that is wanted; memory: of the size that the plan told. */
+void osw_pointwise_run(osw_pointwise_job *job, char *memory);
 
 #endif
