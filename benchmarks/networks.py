@@ -26,6 +26,12 @@ def listed() -> dict[str, dict[str, str]]:
     return json.loads(LISTED.read_text())
 
 
+def of_images(library: str) -> list[str]:
+    """Names of the listed networks whose forward takes images alone: all but detectors."""
+    names = listed().get(library, {}).values()
+    return [name for name in names if library != "torchvision" or not _is_detector(name)]
+
+
 def make(library: str, name: str) -> nn.Module:
     """A network with random weights.
 

@@ -2,23 +2,25 @@
 """How much faster a training step of other people's networks is, swapped, than in the faster format of stock.
 
     python benchmarks/speed.py [--network TEXT ...] [--side 128 224] [--threads 1 2] [--batch 32] [--json FILE]
+    python benchmarks/speed.py --library timm ... --side 0 --threads 1 --batch 8 [--network TEXT ...] [--json FILE]
     python benchmarks/speed.py --rows FILE.json ... > benchmarks/results/speed.md
 
 times zero_grad, forward, loss, backward and plain SGD of float32 networks: stock in both memory formats, and swapped in
 channels_last, in turn in one process per row, with freed memory reused. Networks of timm and torchvision are left out
-if these are not installed.
+if these are not installed. `--library` times networks of networks.json instead, detectors left out: no family may be
+slower swapped. Side 0 is the first that the network supports.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import datetime
 import json
 import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,7 +35,9 @@ import opswap
 from opswap._machine import cpu_model
 from opswap._table import markdown, milliseconds
 from opswap._timing import Spread, ratio_spread, time_in_turn
+from opswap._torch import tree_leaves
 from opswap.bench.cases.models import step
+from opswap.swap.rules import MENDS
 from process import row_of
 
 _LAST = torch.channels_last
@@ -109,11 +113,13 @@ def measure(name: str, side: int, threads: int, batch: int) -> Row:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     opswap.memory.reuse_freed(True)
-    shape = (batch, 3, *_SIZES.get(name, (side, side)))
+    shape: tuple[int, ...] = (batch, 3, *_SIZES.get(name, (side, side)))
     machine = f"{cpu_model()}, {opswap.isa.current()}, torch {torch.__version__}, {datetime.date.today()}"
     row = Row(name, shape, threads, machine=machine)
     try:
-        samples = _samples(NETWORKS[name](), torch.randn(shape))
+        model = (NETWORKS[name] if name in NETWORKS else partial(networks.make, *name.split("/")))().train()
+        row.shape = shape if side else (batch, 3, *[_first_side(model, *name.split("/"))] * 2)
+        samples = _samples(model, torch.randn(row.shape))
     except Exception as error:  # a library that is not installed, or that raises
         row.error = f"{type(error).__name__}: {error}".splitlines()[0]
         return row
@@ -124,13 +130,22 @@ def measure(name: str, side: int, threads: int, batch: int) -> Row:
     return row
 
 
+def _first_side(model: nn.Module, library: str, name: str) -> int:
+    """Of the images, the first that a network in training mode supports."""
+    for side in networks.sizes(library, name):
+        with suppress(Exception):  # the library's own
+            model(torch.randn(2, 3, side, side))
+            return side
+    raise ValueError(f"{name} supports none of {networks.sizes(library, name)}")
+
+
 def _samples(model: nn.Module, x: Tensor) -> dict[str, list[float]]:
-    model.train()
+    """Milliseconds by form. A network that does not run in channels_last is swapped in the contiguous format."""
     last = x.contiguous(memory_format=_LAST)
     swapped = opswap.swap(model, memory_format=_LAST, example_inputs=(x,), inplace=False)
     forms = {
-        "contiguous": (copy.deepcopy(model), x),
-        "channels_last": (model.to(memory_format=_LAST), last),
+        "contiguous": (model, x),
+        "channels_last": (_in_channels_last(model), last),
         "swapped": (swapped, last),
     }
     steps = {}
@@ -138,15 +153,32 @@ def _samples(model: nn.Module, x: Tensor) -> dict[str, list[float]]:
         steps[form] = one = step(*pair, pair[1], _loss)
         try:
             one()
-        except RuntimeError:  # MaxPool3d of LPRNet
-            if form != "channels_last":
-                raise
+        except RuntimeError:  # MaxPool3d of LPRNet, and code that views what it computes
             del steps[form]
+            if form == "contiguous":
+                raise
+    if "swapped" not in steps:
+        swapped = opswap.swap(model, example_inputs=(x,), inplace=False)
+        steps["swapped"] = step(swapped, x, x, _loss)
     return time_in_turn(steps, _SECONDS, _ROUNDS)
 
 
-def _loss(output: Tensor, _: Tensor) -> Tensor:
-    return output.float().log_softmax(1)[:, 0].mean().neg()
+def _in_channels_last(model: nn.Module) -> nn.Module:
+    """A copy, without the gradients of torch that may end the process. Parameters of five dimensions stay."""
+    model = opswap.swap(model, rules=MENDS, inplace=False)
+    with torch.no_grad():
+        for t in (*model.parameters(), *model.buffers()):
+            if t.dim() == 4:
+                t.data = t.data.contiguous(memory_format=_LAST)
+    return model
+
+
+def _loss(output: Any, _: Tensor) -> Tensor:
+    """Of one tensor, or of all in what a network returns."""
+    if isinstance(output, Tensor):
+        return output.float().log_softmax(1)[:, 0].mean().neg()
+    outputs = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
+    return torch.stack([y.float().square().mean() for y in outputs]).sum()
 
 
 def table(rows: Iterable[Row]) -> list[str]:
@@ -209,6 +241,7 @@ def main() -> None:
     parser.add_argument(
         "--network", nargs="+", default=[""], metavar="TEXT", help="only names with one of these"
     )
+    parser.add_argument("--library", nargs="+", default=[], metavar="NAME", help="networks of networks.json")
     parser.add_argument("--side", type=int, nargs="+", default=[128, 224], help="of the images")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch", type=int, default=32)
@@ -226,7 +259,8 @@ def main() -> None:
         print(json.dumps(asdict(measure(name, *map(int, numbers)))))
         return
     rows = []
-    for name in NETWORKS:
+    listed = [f"{library}/{name}" for library in arguments.library for name in networks.of_images(library)]
+    for name in listed or NETWORKS:
         if not any(text in name for text in arguments.network):
             continue
         for side in arguments.side[: 1 if name in _SIZES else None]:
