@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 import opswap
 from opswap.swap import Rule, VerificationError
-from opswap.swap.nearness import difference, spread
+from opswap.swap.nearness import difference, same, spread
 from opswap.swap.rules import DEFAULT, Replacement
+from opswap.swap.verify import _moved
 from spellings import Joined, Shuffle, Split, Wrapped, by_size
 from spellings.blocks import ToolboxUnit
 
@@ -104,6 +106,23 @@ def test_a_kink_that_rounding_crosses_holds() -> None:
     assert all(c.holds for c in report.checks) and report.checks[0].error is not None
     with pytest.raises(VerificationError):
         opswap.verify(nn.Sequential(Steps()), (x,), rules=wrong("channel_shuffle(x0, 2) + 0.6"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_inputs_of_the_rounds(dtype: torch.dtype) -> None:
+    """Other values in each, smaller by little; equal ones, zeros, infinities and strides stay."""
+    x = torch.rand(2, 3, 4, 5).to(dtype).contiguous(memory_format=torch.channels_last)
+    x[0, 0, 0] = torch.tensor([0.0, 0.5, 1.0, float("inf"), float("nan")], dtype=dtype)
+    x[1, 1, 1] = x[0, 0, 0]
+    rounds = [_moved(x, n) for n in range(4)]
+    assert rounds[0] is x
+    for before, moved in pairwise(rounds):
+        assert moved.dtype == dtype and moved.stride() == x.stride() and same(moved[0, 0, 0], moved[1, 1, 1])
+        assert moved[0, 0, 0, 0] == 0 and moved[0, 0, 0, 3] == float("inf") and moved[0, 0, 0, 4].isnan()
+        inner = slice(2, None)
+        assert ((moved[:, inner] <= x[:, inner]) & (moved[:, inner] >= x[:, inner] * 0.93)).all()
+        assert (moved != before).float().mean() > 0.5 and moved[0, 0, 0, 2] < 1
+    assert _moved(torch.arange(3), 1).equal(torch.arange(3))
 
 
 def test_zeros_and_ties_are_not_moved_away() -> None:

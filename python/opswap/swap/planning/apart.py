@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from ..capture.tracer import class_name
 from ..report import Site
-from ..rules.activation import SLOWER, activation, activation_of, gated
+from ..rules.activation import RELU, RELU6, SLOWER, activation, activation_of, gated
 from ..rules.norm import NORMS
 from ..runtime.guards import call_adds
 from .block_ends import last_module
@@ -29,6 +29,7 @@ _READ_TWICE = (
     "something else reads the result of the normalisation too, at {}: if all that reads it is this activation, call it "
     "once and share the result"
 )
+_ALONE = "; torch is as fast on the activation alone, which takes as long as a copy"
 _IN_A_BLOCK = (
     "the normalisation is the end of the forward of {} ({}), which is not inlined here: let that forward call the "
     "activation"
@@ -88,7 +89,8 @@ def _before(node: fx.Node) -> fx.Node | None:
 def _why(node: fx.Node, before: fx.Node, block: nn.Module | None, norm: nn.Module | None) -> str:
     others = [u for u in before.users if u is not node]
     if others and gated(before) is None:
-        return _READ_TWICE.format(", ".join(dict.fromkeys(_place(u) for u in others)))
+        read_at = _READ_TWICE.format(", ".join(dict.fromkeys(_place(u) for u in others)))
+        return read_at + _ALONE * (activation(node) in (RELU, RELU6))
     if activation(node) in SLOWER:
         return _SLOWER
     if block is not None and block is not norm:
