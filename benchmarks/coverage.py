@@ -172,7 +172,7 @@ def _arguments(
     """
     error: Exception = ValueError("no size")
     for memory_format in (_LAST, torch.contiguous_format):
-        _convert(model, memory_format)
+        networks.convert(model, memory_format)
         for size in (side,) if side else networks.sizes(library, name):
             arguments = networks.arguments(library, name, batch, size, memory_format)
             try:
@@ -182,14 +182,6 @@ def _arguments(
             else:
                 return arguments, size, _LAST if memory_format is _LAST else None
     raise error
-
-
-def _convert(model: nn.Module, memory_format: torch.memory_format) -> None:
-    """`Module.to(memory_format=...)`, which raises for channels_last and parameters of five dimensions."""
-    with torch.no_grad():
-        for t in (*model.parameters(), *model.buffers()):
-            if t.dim() == 4:
-                t.data = t.data.contiguous(memory_format=memory_format)
 
 
 def _swapped(stock: nn.Module, arguments: tuple[Any, ...], memory_format: Any) -> nn.Module:

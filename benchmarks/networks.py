@@ -40,6 +40,14 @@ def make(library: str, name: str) -> nn.Module:
     return _MAKERS[library](name)
 
 
+def convert(model: nn.Module, memory_format: torch.memory_format) -> None:
+    """`Module.to(memory_format=...)`, which raises for channels_last and parameters of five dimensions."""
+    with torch.no_grad():
+        for t in (*model.parameters(), *model.buffers()):
+            if t.dim() == 4:
+                t.data = t.data.contiguous(memory_format=memory_format)
+
+
 def sizes(library: str, name: str) -> tuple[int, ...]:
     """Sides of the square images to try, in this order: some networks support a single size, or only larger ones."""
     if library == "torchvision" and _is_detector(name):

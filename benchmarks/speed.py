@@ -166,10 +166,7 @@ def _samples(model: nn.Module, x: Tensor) -> dict[str, list[float]]:
 def _in_channels_last(model: nn.Module) -> nn.Module:
     """A copy, without the gradients of torch that may end the process. Parameters of five dimensions stay."""
     model = opswap.swap(model, rules=MENDS, inplace=False)
-    with torch.no_grad():
-        for t in (*model.parameters(), *model.buffers()):
-            if t.dim() == 4:
-                t.data = t.data.contiguous(memory_format=_LAST)
+    networks.convert(model, _LAST)
     return model
 
 
