@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import enum
+import functools
 import math
 import numbers
 import operator
@@ -61,6 +62,7 @@ def reset() -> None:
     Holder.steps, Holder.table = 2, {"k": 2}
     Holder.__dict__["described"].v = 2
     noted.k = 2
+    vars(functools).pop("another_", None)
     cached.cache_clear()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import abc
 import collections.abc
+import functools
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -189,10 +190,107 @@ def another(m: Any) -> None:
     m.another = 1
 
 
+def in_functools(m: Any) -> None:
+    functools.another_ = 1  # type: ignore[attr-defined]
+
+
+def mark(m: Any) -> None:
+    m.conv.weight.mark = 1
+
+
 def another_below(m: Any) -> None:
     m.seq.another = m.conv.another = 1
 
 
+# --- what something has ---
+
+
+def remove_another(m: Any) -> None:
+    del m.another
+
+
+class Meter:
+    """An object whose property may fail."""
+
+    factor: float
+
+    @property
+    def doubled(self) -> float:
+        return 2 * self.factor
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("any_"):
+            return self.__dict__["of_any"]
+        raise AttributeError(name)
+
+
+def meter(m: Any) -> None:
+    m.meter = Meter()
+
+
+def on_the_class(m: Any) -> None:
+    type(m).another = 1
+
+
+def off_the_class(m: Any) -> None:
+    del type(m).another
+
+
+def on_the_meter(name: str) -> Callable[[Any], None]:
+    return lambda m: setattr(m.meter, name, 1.5)
+
+
+add("hasattr of a child", lambda s, x: x * (2 if hasattr(s.seq, "another") else 3), another_below)
+add("hasattr, then removed", lambda s, x: x * (2 if hasattr(s, "another") else 3), another, remove_another)
+add(
+    "hasattr and its value",
+    lambda s, x: x * (s.another if hasattr(s, "another") else 3),
+    another,
+    put(another=4),
+)
+add(
+    "hasattr of a layer",
+    lambda s, x: x * (2 if hasattr(s, "more") else 3),
+    lambda m: m.add_module("more", nn.ReLU()),
+)
+add("hasattr by a variable", lambda s, x: x * sum(hasattr(s, n) for n in ("another", "conv")), another)
+add("hasattr in a map", lambda s, x: x * sum(map(hasattr, [s, s.conv], ["another", "bias"])), another)
+add("hasattr under a name", lambda s, x: (lambda has: x * (1 + has(s, "another")))(hasattr), another)
+add(
+    "hasattr of the class",
+    lambda s, x: x * (1 + hasattr(type(s), "another")),
+    on_the_class,
+    off_the_class,
+)
+add(
+    "hasattr through the class",
+    lambda s, x: x * (1 + hasattr(s, "another")),
+    on_the_class,
+    off_the_class,
+)
+add(
+    "getattr by a variable",
+    lambda s, x: x * sum(getattr(s, n, 0.5) for n in ("another", "that")),
+    put(another=4),
+)
+add("getattr in a map", lambda s, x: x * sum(map(getattr, [s], ["another"], [3])), put(another=4))
+add("hasattr of an object", lambda s, x: x * (1 + hasattr(s.meter, "k")), on_the_meter("k"), setup=meter)
+add(
+    "hasattr of a property",
+    lambda s, x: x * (1 + hasattr(s.meter, "doubled")),
+    on_the_meter("factor"),
+    setup=meter,
+)
+add(
+    "hasattr of any name",
+    lambda s, x: x * (1 + hasattr(s.meter, "any_k")),
+    on_the_meter("of_any"),
+    setup=meter,
+)
+add("hasattr of a module of Python", lambda s, x: x * (1 + hasattr(functools, "another_")), in_functools)
+add("hasattr of a tensor", lambda s, x: x * (2 if hasattr(x, "shape") else 3), another)
+add("hasattr of a tensor, not there", lambda s, x: x * (2 if hasattr(x, "scale_of_mine") else 3), another)
+add("hasattr of a parameter", lambda s, x: x * (2 if hasattr(s.conv.weight, "mark") else 3), mark)
 add("vars(self)", lambda s, x: x * len(vars(s)), another)
 add("self.__dict__", lambda s, x: x * len(s.__dict__), another)
 add("a loop over self.__dict__", loop_over_dict, another)

@@ -91,21 +91,26 @@ def deletes_global():
 def asks_type(x): return type(x) is int
 def asks_vars(x): return vars(x)
 def asks_dict(x): return x.__dict__
-def asks_hasattr(x): return hasattr(x, "y")
+def asks_hasattr(x, n): return hasattr(x, n)
+def asks_getattr(x, n): return getattr(x, n, 3)
+def asks_formatted(x, n): return getattr(x, f"b{n}", 3)
+def asks_chosen(x, c): return getattr(x, "u" if c else "v", 3)
+def asks_all(x): return list(map(getattr, x, ["z"]))
+def asks_renamed(x):
+    g = getattr
+    return g(x, "q")
+def asks_is_tensor(x): return is_tensor(x)
 """
 FAITHFUL = 12  # the first ones
 LOOKS = """
 def constant(s): return getattr(s, "a")
 def default(s): return getattr(s.x[0]["k"], "b", None)
 def variable(s, n): return getattr(s, n)
-def formatted(s, n): return getattr(s, f"b{n}", 3)
+def formatted(s, n): return getattr(s, f"b{n}")
 def nested(s): return getattr(getattr(s, "a"), "b")
 def call(s): return getattr(s, "c", s.d(1, "e"))(4)
-def passed(s): return list(map(getattr, s, ["z"]))
 def chosen(s, c): return getattr(s, "u" if c else "v")
-def renamed(s):
-    g = getattr
-    return g(s, "q")
+def asked(s): return hasattr(s.x, "h")
 def imports(s):
     import os.path as p
     from . import q
@@ -321,9 +326,8 @@ EXPECTED = {
     "formatted": ([], True),
     "nested": (["a", "b"], False),
     "call": (["c"], False),
-    "passed": ([], True),
     "chosen": ([], True),
-    "renamed": ([], True),
+    "asked": (["h"], False),
     "imports": ([], False),
 }
 

@@ -34,7 +34,6 @@ __all__ = [
 _BAKED = frozenset(
     {
         "callable",
-        "hasattr",
         "is_",
         "is_autocast_enabled",
         "is_grad_enabled",
@@ -118,7 +117,7 @@ def reads(code: CodeType) -> Reads:
     for i, op in enumerate(steps):
         if op.opname in _GLOBALS:
             names[op.argval] = None
-            if op.argval == "getattr":
+            if op.argval in ("getattr", "hasattr"):
                 text = _looked_up(steps, i)
                 dynamic = dynamic or text is None
                 texts.update(filter(None, [text]))
@@ -178,23 +177,48 @@ def _loads_first(op: dis.Instruction, code: CodeType) -> bool:
 
 
 def _looked_up(steps: list[dis.Instruction], start: int) -> str | None:
-    """The constant name in the call getattr(object, name, ...) that begins here; None for any other use."""
-    depth, name = 0, None
-    for last, op in zip(steps[start:], steps[start + 1 :], strict=False):
+    """The constant name in the call of getattr or hasattr that begins here; None for any other use."""
+    return _look_up_at(steps, start)[1]
+
+
+def _look_up_at(steps: list[dis.Instruction], start: int) -> tuple[int, str | None]:
+    """The number of arguments of the call of getattr that begins here, 0 if it is not seen, and its constant name."""
+    depth, name, i = 0, None, start
+    places = {op.offset: k for k, op in enumerate(steps)}
+    straight = True
+    while i + 1 < len(steps):
+        last, op = steps[i], steps[i + 1]
+        i += 1
         if op.opname in _CALLS and last.opname != "PRECALL":
             count = op.arg or 0
             if depth == count:
-                return name.argval if name is not None and isinstance(name.argval, str) else None
-        if "JUMP" in op.opname or op.opname.startswith("RETURN"):
-            return None
+                constant = straight and name is not None and isinstance(name.argval, str)
+                return count, name.argval if constant and name is not None else None
+        if op.opname.startswith("RETURN"):
+            break
+        if "JUMP" in op.opname:  # one of two values, of which the first is followed
+            straight = False
+            if op.opname in ("JUMP_ABSOLUTE", "JUMP_FORWARD"):
+                i = places[op.argval] - 1
+                continue
         before = depth
         depth += dis.stack_effect(op.opcode, op.arg if op.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
         if depth <= 0:
-            return None
+            break
         if before == 1 and depth == 2:
             name = op if op.opname == "LOAD_CONST" else None
         elif depth <= 2 and op.opname not in ("CACHE", "KW_NAMES", "NOP", "PRECALL"):
             name = None  # something was made of it
+    return 0, None
+
+
+def _asks_by_variable(steps: list[dis.Instruction]) -> str | None:
+    """The function, getattr or hasattr, that may find that an attribute of a computed name is absent."""
+    for i, op in enumerate(steps):
+        if op.opname in _GLOBALS and op.argval in ("getattr", "hasattr"):
+            count, name = _look_up_at(steps, i)
+            if name is None and (op.argval == "hasattr" or count != 2):  # getattr raises without a default
+                return str(op.argval)
     return None
 
 
@@ -290,6 +314,8 @@ def unfaithful(code: CodeType) -> str | None:
     if "training" in read.texts:
         return f"{place(code)} reads .training of another module"
     steps = list(dis.get_instructions(code))
+    if asks := _asks_by_variable(steps):
+        return f"{place(code)} calls {asks}() with a computed name, of which a capture cannot see that it appears later"
     own = {name for op in steps for name in _stored(op)}
     before = None
     for i, op in enumerate(steps):

@@ -45,7 +45,13 @@ class StandIn(fx.Proxy):
         if is_compared(frame.f_code, frame.f_lasti) and not _called_from_torch():
             where = self.tracer.inspect_frames()
             raise self.tracer.refuse(f"the {name} of a tensor is compared by identity at {where}: use ==")
-        if not _is_of_tensors(name) and self.tracer.follower.called_by(frame) is getattr:
+        called = self.tracer.follower.called_by(frame)
+        if called is hasattr and not _called_from_torch():
+            where = self.tracer.inspect_frames()
+            raise self.tracer.refuse(
+                f"hasattr() asks a tensor, or what a module returns, for {name} at {where}"
+            )
+        if called is getattr and not _is_of_tensors(name):
             where = self.tracer.inspect_frames()
             raise self.tracer.refuse(f"a tensor, or what a module returns, may have no {name} at {where}")
         return _Attribute(self, name)
