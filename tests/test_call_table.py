@@ -175,10 +175,14 @@ def test_new_memory(name: str) -> None:
     }
     for form in run_forms(name):
         for memory_format in (torch.contiguous_format, LAST):
-            x = torch.rand(SIZE).contiguous(memory_format=memory_format)
+            x = image_of(name) if "pool" in name else torch.rand(SIZE)
+            x = x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
             before = x.clone()
             if name in given:
                 y = given[name](form, x)
+            elif "pool" in name:  # also if every window is one element
+                alike = x.shape[2:] if name.startswith("adaptive") else 1
+                y = [call(form, name, x), form(x, *((2.0,) if name.startswith("lp") else ()), alike)]
             elif name in names_of(Does.JOIN):
                 y = form([x], 1)
             elif name in ("add", "mul", "sub"):

@@ -102,6 +102,8 @@ def _reads(node: Node, kinds: dict[Node, str]) -> bool:
     """True if the node surely writes to none of its inputs."""
     if writes(node):
         return False
+    if node.op == "call_module" and type(node.meta["module"]) is nn.Identity:
+        return not hooked(node.meta["module"])
     return kinds[node] != "opaque" or _makes_new(node, kinds)
 
 

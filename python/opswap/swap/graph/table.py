@@ -54,6 +54,7 @@ _ROWS = {
     Does.NEW_MEMORY: (
         "abs add batch_norm cat clone concat conv1d conv2d conv3d gelu linear max mean min mul pow",
         "relu sigmoid silu square stack sub sum",
+        _POOLS,
     ),
     Does.ELEMENTWISE: (
         "abs alpha_dropout celu clamp clamp_max clamp_min clip clone contiguous cos detach dropout elu erf exp expm1",

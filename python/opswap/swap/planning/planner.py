@@ -21,19 +21,14 @@ from ..rewriting.code import containers_of
 from ..rule import UNPROBED, Region
 from ..rules import Rule
 from ..rules.activation import is_activation
+from ..rules.shared import SHARED
 from ..runtime.guards import call_adds
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
 from .apart import RULE as apart_rule
 from .apart import activations_apart, in_a_row, key_of, norm_at_end
-from .block_ends import (
-    begins_with_activation,
-    continues,
-    cuts_its_input,
-    is_continuation,
-    joins_its_output,
-    last_module,
-)
+from .block_ends import continues, cuts_its_input, joins_its_output
+from .blocks import Blocks
 from .changes import Change, apply_rules, without_kernel
 from .contiguity import (
     Contiguity,
@@ -70,6 +65,10 @@ class _Module:
     root: nn.Module
     inlined: tuple[nn.Module, ...]
     paths: list[Path]
+
+    @property
+    def graphs(self) -> list[fx.Graph]:
+        return [p.capture.graph for p in self.paths]
 
     @property
     def changes(self) -> list[Change]:
@@ -145,6 +144,7 @@ class _Planner:
         self.inference = {rule.name for rule in rules if rule.inference}
         self.inlined = {cls for rule in rules for cls in rule.opens}
         self.known: dict[nn.Module, _Module] = {}
+        self.blocks = Blocks(self.known, self.called, any(r.name == SHARED for r in rules))
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in self.model.named_modules()}
         self.contiguity = Contiguity.NONE
@@ -319,7 +319,7 @@ class _Planner:
 
     def _with_chains(self, found: _Module) -> _Module:
         """The same module, with the blocks inlined that its forward calls one after another, if that helps."""
-        chained = dict.fromkeys((*found.inlined, *self._chained(found)))
+        chained = dict.fromkeys((*found.inlined, *self.blocks.chained(found)))
         if _is_sequential(found.root) or len(chained) == len(found.inlined):
             return found
         try:
@@ -327,40 +327,6 @@ class _Planner:
         except CaptureError:
             return found
         return inlined if any(self._is_new(inlined, c) for c in inlined.changes) else found
-
-    def _chained(self, found: _Module) -> Iterator[nn.Module]:
-        """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
-        with a module of torch and the next call is another one, an activation, or a block that begins with one."""
-        for path in found.paths:
-            for node in path.capture.graph.nodes:
-                before = node.args[0] if node.args else None
-                if not isinstance(before, fx.Node) or before.op != "call_module":
-                    continue
-                if is_continuation(node, self.called):
-                    yield from self._down_to_end(before.meta["module"])
-                if node.op != "call_module" or type(node.meta["module"]) in self.called:
-                    continue
-                if len(before.users) == 1 and (begun := self._begins_with_activation(node.meta["module"])):
-                    ended = self._down_to_end(before.meta["module"])
-                    yield from (*ended, *begun) if ended else ()
-                pair = [self.known.get(n.meta["module"]) for n in (before, node)]
-                if None in pair or any(call_adds(m.root) for m in pair):
-                    continue
-                if pair[0].joins_its_output() and pair[1].cuts_its_input():
-                    for m in pair:
-                        yield from (m.root, *m.inlined)
-
-    def _down_to_end(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
-        """The block and the blocks that it ends with, down to a module whose calls a rule looks for; () without one."""
-        known = self.known.get(module) if module is not None else None
-        if known is None or call_adds(known.root):
-            return ()
-        for path in known.paths:
-            last = last_module(path.capture.graph)
-            inside = self._down_to_end(last)
-            if inside or type(last) in self.called:
-                return (known.root, *known.inlined, *inside)
-        return ()
 
     def _capture(self, module: nn.Module, path: str, inlined: tuple[nn.Module, ...]) -> _Module:
         examples = self.inputs.examples(module) if self.inputs is not None else None
@@ -394,18 +360,10 @@ class _Planner:
                 yield child
                 yield from known.inlined if known is not None else ()
             elif _is_sequential(module) and continues(after, self.called):
-                yield from self._down_to_end(child)
-            elif _is_sequential(module) and (begun := self._begins_with_activation(after)):
-                ended = self._down_to_end(child)
+                yield from self.blocks.down_to_end(child)
+            elif _is_sequential(module) and (begun := self.blocks.begins_with_activation(after)):
+                ended = self.blocks.down_to_end(child)
                 yield from (*ended, *begun) if ended else ()
-
-    def _begins_with_activation(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
-        """The block and what is inlined in it, if all that reads its input is an activation; () if not."""
-        known = self.known.get(module) if module is not None else None
-        if known is None or call_adds(known.root) or len(known.paths) != 1:
-            return ()
-        begins = begins_with_activation(known.paths[0].capture.graph, self.called)
-        return (known.root, *known.inlined) if begins else ()
 
     def _is_activation(self, known: _Module) -> bool:
         """True for the user's own module of an activation, which a rule can join with the normalisation before it."""

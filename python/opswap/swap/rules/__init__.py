@@ -18,6 +18,7 @@ from . import (
     permutation,
     pool,
     reduced_precision,
+    shared,
 )
 
 __all__ = ["DEFAULT", "MENDS", "OPTIONAL", "Replacement", "Rule"]
@@ -25,7 +26,9 @@ __all__ = ["DEFAULT", "MENDS", "OPTIONAL", "Replacement", "Rule"]
 _NORMS = norm.RULES + norm_functional.RULES + group_norm.RULES + layer_norm.RULES
 _CONVOLUTIONS = reduced_precision.RULES + convolution.RULES + convolution_functional.RULES
 _ARITHMETIC = _NORMS + linear.RULES + _CONVOLUTIONS
-_KERNELS = chain.RULES + channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES
+_KERNELS = (
+    chain.RULES + channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES + shared.RULES
+)
 
 
 def _where_kernels_are(rule: Rule) -> Rule:

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""Which blocks a forward has inlined because a rule may join the code of one with that of another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Protocol
+
+from torch import fx, nn
+
+from ..rules.activation import Activation, activation
+from ..runtime.guards import call_adds
+from .block_ends import begins_with_activation, is_continuation, last_module
+
+__all__ = ["Blocks"]
+
+
+class Known(Protocol):
+    """What is known of a module of the user: the graphs of its forward, and what is inlined in them."""
+
+    root: nn.Module
+    inlined: tuple[nn.Module, ...]
+
+    @property
+    def graphs(self) -> list[fx.Graph]: ...
+
+    def joins_its_output(self) -> bool: ...
+
+    def cuts_its_input(self) -> bool: ...
+
+
+class Blocks:
+    """Searches in the modules that are known.
+
+    Args: known: the modules that were captured so far. called: classes of torch whose calls the rules look for.
+        shares: a rule computes once what several blocks begin with.
+    """
+
+    def __init__(self, known: Mapping[nn.Module, Known], called: Collection[type], shares: bool) -> None:
+        self._known, self._called, self._shares = known, called, shares
+
+    def chained(self, found: Known) -> Iterator[nn.Module]:
+        """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
+        with a module of torch and the next call is another one, an activation, or a block that begins with one."""
+        for graph in found.graphs:
+            if any(map(self._shares_a_beginning, graph.nodes)):
+                # All of them: a block that is only called may write to what the others read.
+                for node in graph.nodes:
+                    yield from self._whole(node.meta["module"]) or () if node.op == "call_module" else ()
+            for node in graph.nodes:
+                before = node.args[0] if node.args else None
+                if not isinstance(before, fx.Node) or before.op != "call_module":
+                    continue
+                if is_continuation(node, self._called):
+                    yield from self.down_to_end(before.meta["module"])
+                if node.op != "call_module" or type(node.meta["module"]) in self._called:
+                    continue
+                if len(before.users) == 1 and (begun := self.begins_with_activation(node.meta["module"])):
+                    ended = self.down_to_end(before.meta["module"])
+                    yield from (*ended, *begun) if ended else ()
+                pair = [self._known.get(n.meta["module"]) for n in (before, node)]
+                first, second = pair
+                if first is None or second is None or any(call_adds(m.root) for m in (first, second)):
+                    continue
+                if first.joins_its_output() and second.cuts_its_input():
+                    for m in (first, second):
+                        yield from (m.root, *m.inlined)
+
+    def down_to_end(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
+        """The block and the blocks that it ends with, down to a module whose calls a rule looks for; () without one."""
+        known = self._known.get(module) if module is not None else None
+        if known is None or call_adds(known.root):
+            return ()
+        for graph in known.graphs:
+            last = last_module(graph)
+            inside = self.down_to_end(last)
+            if inside or type(last) in self._called:
+                return (known.root, *known.inlined, *inside)
+        return ()
+
+    def begins_with_activation(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
+        """The block and what is inlined in it, if all that reads its input is an activation; () if not."""
+        known = self._known.get(module) if module is not None else None
+        if known is None or call_adds(known.root) or len(known.graphs) != 1:
+            return ()
+        begins = begins_with_activation(known.graphs[0], self._called)
+        return (known.root, *known.inlined) if begins else ()
+
+    def _shares_a_beginning(self, node: fx.Node) -> bool:
+        """True if several of the calls that read a node begin with the same activation."""
+        if not self._shares or len(node.users) < 2:
+            return False
+        begun = [act for user in node.users if (act := self._first(user)) is not None]
+        return len(set(begun)) < len(begun)
+
+    def _first(self, node: fx.Node) -> Activation | None:
+        """The activation that a call computes of its only tensor before all else."""
+        act = activation(node)
+        known = self._known.get(node.meta["module"]) if node.op == "call_module" and act is None else None
+        if known is None or len(node.all_input_nodes) != 1 or len(known.graphs) != 1:
+            return act
+        (graph,) = known.graphs
+        inputs = [n for n in graph.nodes if n.op == "placeholder"]
+        readers = [u for n in inputs for u in n.users]
+        return self._first(readers[0]) if len(inputs) == len(readers) == 1 else None
+
+    def _whole(self, module: nn.Module) -> tuple[nn.Module, ...] | None:
+        """A block with all blocks inside it; () for a module of torch, None if one of them is not inlined."""
+        known = self._known.get(module)
+        if known is None:
+            return () if next(module.children(), None) is None else None
+        if call_adds(known.root) or len(known.graphs) != 1:
+            return None
+        inside: list[nn.Module] = [known.root, *known.inlined]
+        for node in known.graphs[0].nodes:
+            if node.op == "call_module" and node.meta["module"] not in known.inlined:
+                below = self._whole(node.meta["module"])
+                if below is None:
+                    return None
+                inside += below
+        return tuple(inside)
