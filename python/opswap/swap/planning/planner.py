@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from .block_ends import (
     begins_with_activation,
     continues,
     cuts_its_input,
+    ends_with_norm,
     is_continuation,
     joins_its_output,
     last_module,
@@ -351,23 +353,32 @@ class _Planner:
                         yield from (m.root, *m.inlined)
 
     def _down_to_end(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
-        """The block and the blocks that it ends with, down to a module whose calls a rule looks for; () without one."""
+        """The block and the blocks that it ends with, down to a module or function whose calls a rule looks for, ()
+        without one."""
         known = self.known.get(module) if module is not None else None
         if known is None or call_adds(known.root):
             return ()
         for path in known.paths:
             last = last_module(path.capture.graph)
             inside = self._down_to_end(last)
-            if inside or type(last) in self.called:
+            if inside or type(last) in self.called or (self.called and ends_with_norm(path.capture.graph)):
                 return (known.root, *known.inlined, *inside)
         return ()
 
     def _capture(self, module: nn.Module, path: str, inlined: tuple[nn.Module, ...]) -> _Module:
-        examples = self.inputs.examples(module) if self.inputs is not None else None
-        found = _Module(path, module, inlined, [Path(c) for c in capture(module, inlined, examples)])
+        found = _Module(path, module, inlined, [Path(c) for c in self._captures(module, inlined)])
         for p in found.paths:
             self._apply_rules(p)
         return found
+
+    def _captures(self, module: nn.Module, inlined: tuple[nn.Module, ...]) -> list[Capture]:
+        """The paths for the arguments of the example run, or else for those without a default alone."""
+        if self.inputs is None:
+            return capture(module, inlined)
+        if self.inputs.given(module):
+            with suppress(CaptureError):
+                return capture(module, inlined, self.inputs.examples(module))
+        return capture(module, inlined, self.inputs.examples(module, defaults=True))
 
     def _inlinable(self, module: nn.Module) -> Iterator[nn.Module]:
         """Descendants whose calls are inlined: modules that only move data, activations, and blocks of a Sequential."""
