@@ -80,7 +80,11 @@ def _follows_norm(node: Any) -> bool:
     if name not in _ACTIVATIONS or not number.isdigit() or len(node._input_metadata[0].shape) != 4:
         return False
     before = node.next_functions[0][0]
-    return before is not None and any(norm in before.name() for norm in _NORMS) and not _ends_with_activation(before)
+    return (
+        before is not None
+        and any(norm in before.name() for norm in _NORMS)
+        and not _ends_with_activation(before)
+    )
 
 
 def _ends_with_activation(node: Any) -> bool:

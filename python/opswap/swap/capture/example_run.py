@@ -73,7 +73,9 @@ class ModelInputs:
         known = self._seen.get(module)
         defaulted = _defaulted(module)
         if known is None:
-            kinds = {name: isinstance(value, Tensor) or name not in defaulted for name, value in given.items()}
+            kinds = {
+                name: isinstance(value, Tensor) or name not in defaulted for name, value in given.items()
+            }
             self._seen[module] = {name: _kept(value) for name, value in given.items() if kinds[name]}
             return
         for name in defaulted & known.keys():

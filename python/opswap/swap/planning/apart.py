@@ -91,12 +91,17 @@ def _why(node: fx.Node, before: fx.Node, block: nn.Module | None, norm: nn.Modul
         return read_at + _ALONE * (activation(node) in (RELU, RELU6))
     if activation(node) in SLOWER:
         return _SLOWER
-    if block is not None and block is not norm:
-        return _IN_A_BLOCK.format(type(block).__name__, before.target)
-    modules = {before.target: norm, node.target: node.meta.get("module")}
+    modules = {
+        before.target: block,
+        f"the normalisation at the end of {before.target}": norm,
+        node.target: node.meta.get("module"),
+    }
     found = [(name, call_adds(m)) for name, m in modules.items() if m is not None]
     adding = next((f"{name} {adds}" for name, adds in found if adds), None)
-    return "" if adding is None else f"{adding}: its call is not merged with the calls around it"
+    if adding is not None:
+        return f"{adding}: its call is not merged with the calls around it"
+    own = block is not None and type(block) not in NORMS
+    return _IN_A_BLOCK.format(type(block).__name__, before.target) if own else ""
 
 
 def _place(node: fx.Node) -> str:

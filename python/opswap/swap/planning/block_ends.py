@@ -76,7 +76,11 @@ def ends_with_norm(graph: fx.Graph) -> bool:
 
 def is_norm_call(node: object) -> bool:
     """True for a call of F.batch_norm."""
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is torch_functional.batch_norm
+    return (
+        isinstance(node, fx.Node)
+        and node.op == "call_function"
+        and node.target is torch_functional.batch_norm
+    )
 
 
 def _last_call(graph: fx.Graph) -> object:

@@ -356,8 +356,12 @@ class _Planner:
         """The block and the blocks that it ends with, down to a module or function whose calls a rule looks for, ()
         without one."""
         known = self.known.get(module) if module is not None else None
-        if known is None or call_adds(known.root):
+        if module is None or call_adds(module):
             return ()
+        if known is None:  # a Sequential of blocks, which was not captured
+            *_, last = (None, *module.children()) if type(module) is nn.Sequential else (None,)
+            inside = self._down_to_end(last)
+            return (module, *inside) if inside else ()
         for path in known.paths:
             last = last_module(path.capture.graph)
             inside = self._down_to_end(last)
