@@ -330,7 +330,7 @@ class Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Proxies for parameters that have no default or got a tensor in the example run; the caller guards the others."""
+        """Proxies for parameters that have no default, or got a tensor in the example run; others are guarded."""
         seen = self.examples.arguments() if self.examples is not None else {}
         taken, values, kept = [], [], []
         for p in list(inspect.signature(root_fn).parameters.values())[1:]:
