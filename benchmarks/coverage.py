@@ -117,22 +117,24 @@ class Why:
 def reasons(swapped: nn.Module, arguments: tuple[Any, ...]) -> list[Why]:
     """What the report and `explain` say about a forward: refused at the swap, or stopped by a condition.
 
-    Replacements that are for evaluation are left out while the model trains: another one is for training.
+    Replacements that are for evaluation are left out while the model trains: another one is for training. A folded
+    convolution that was reached has run its normalisation and activation as one.
     """
     of_inference = {rule.name for rule in DEFAULT if rule.inference} if swapped.training else set()
     found = opswap.explain(swapped, *arguments)
-    left = [(s.path, s.rule, s.reason, 1) for s in found.kept]
-    left += [(o.path, o.rule, o.reason, o.calls - o.ran) for o in found.outcomes if o.calls > o.ran]
-    modules = dict(swapped.named_modules())
-    return [
-        Why(_kind_of(rule, modules.get(path)), rule, reason, calls)
-        for path, rule, reason, calls in left
-        if rule not in of_inference
+    left = [(s.path, s.rule, s.reason, 1) for s in found.kept if s.rule not in of_inference]
+    left += [
+        (o.path, o.rule, o.reason, o.calls - o.ran)
+        for o in found.outcomes
+        if o.calls > o.ran and o.rule not in of_inference - {_FOLDED}
     ]
+    modules = dict(swapped.named_modules())
+    return [Why(_kind_of(rule, modules.get(path)), rule, reason, calls) for path, rule, reason, calls in left]
 
 
+_FOLDED = "conv_folded"
 _KINDS = {
-    **dict.fromkeys(("batch_norm_act", "chain"), "activation after it"),
+    **dict.fromkeys(("batch_norm_act", "chain", _FOLDED), "activation after it"),
     "batch_norm": "batch norm",
     "dropout": "dropout",
     **dict.fromkeys(("channel_shuffle", "cat_channel_shuffle_split"), "channel shuffle"),
@@ -141,7 +143,7 @@ _KINDS = {
 
 def _kind_of(rule: str, module: nn.Module | None) -> str:
     weight = getattr(module, "weight", None)
-    if "conv" in rule and isinstance(weight, torch.Tensor) and weight.dim() == 4:
+    if "conv" in rule and rule != _FOLDED and isinstance(weight, torch.Tensor) and weight.dim() == 4:
         return convolution_kind(list(weight.shape), getattr(module, "groups", 1))
     return "pool" if "pool" in rule else _KINDS.get(rule, "")
 

@@ -26,7 +26,7 @@ _ACTIVATIONS = {
     *("Relu", "Hardtanh", "Hardswish", "Silu", "LeakyRelu", "Elu", "Hardsigmoid", "Gelu", "Mish", "Sigmoid"),
     *("Softplus", "Clamp", "ClampMin", "ClampMax"),
 }
-# torch's, opswap's, and a chain of opswap's, which may end with one.
+# torch's, opswap's, and a chain of opswap's, which may end with one; both may hold the activation after it.
 _NORMS = ("BatchNorm", "Chain")
 # Adaptive averages are left out: of a whole image, as networks use them, they are one pass in torch too.
 _POOLS = {
@@ -80,7 +80,18 @@ def _follows_norm(node: Any) -> bool:
     if name not in _ACTIVATIONS or not number.isdigit() or len(node._input_metadata[0].shape) != 4:
         return False
     before = node.next_functions[0][0]
-    return before is not None and any(norm in before.name() for norm in _NORMS)
+    return (
+        before is not None
+        and any(norm in before.name() for norm in _NORMS)
+        and not _ends_with_activation(before)
+    )
+
+
+def _ends_with_activation(node: Any) -> bool:
+    """True for a normalisation of opswap's, or a chain of them, whose result an activation has gone through."""
+    if "Chain" in node.name():
+        return getattr(node, "options", ((None,),))[-1][-1] is not None
+    return getattr(node, "activation", None) is not None
 
 
 def _kind(name: str, shapes: list[Any], values: list[Any]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,47 @@ def test_reasons_of_a_forward() -> None:
 
     found = coverage.reasons(opswap.swap(Gate()), (torch.randn(2, 8, 4, 4),))
     assert {(w.kind, w.is_faster) for w in found} == {("activation after it", True), ("dropout", True)}
+
+
+def test_reasons_of_a_folded_convolution() -> None:
+    """Its activation is left to torch in calls that take another path, and only in these."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)
+
+        def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+            return torch.relu(self.bn(self.conv(x))) + (x if shortcut is None else shortcut)
+
+    x = torch.randn(2, 32, 8, 8)
+    model = opswap.swap(Block(), memory_format=torch.channels_last)
+    assert "conv_folded" in {s.rule for s in opswap.report(model).swapped}
+    for arguments in ((x,), (x, x)):
+        left = count_sites(lambda given=arguments: model(*given))["activation after it"]
+        why = [w for w in coverage.reasons(model, arguments) if w.kind == "activation after it"]
+        assert left == len(why) == len(arguments) - 1
+        assert all("shortcut" in w.reason for w in why)
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_an_activation_of_an_activation_is_none_behind_a_norm(chain: bool) -> None:
+    """As where the stem of Xception ends with one, and its first block begins with another one."""
+
+    def part() -> list[nn.Module]:
+        conv = nn.Conv2d(32, 32, 1, bias=False) if chain else nn.Identity()
+        return [conv, nn.BatchNorm2d(32), nn.ReLU()]
+
+    layers = [*part(), *part()]
+    stock = nn.Sequential(*layers, nn.LeakyReLU(0.5)).to(memory_format=torch.channels_last)
+    x = torch.randn(4, 32, 28, 28).contiguous(memory_format=torch.channels_last)
+    assert count_sites(lambda: stock(x))["activation after it"] == 2
+    model = opswap.swap(copy.deepcopy(stock))
+    if chain and opswap.isa.current() in ("avx2", "avx512"):
+        assert "Chain" in model(x).grad_fn.next_functions[0][0].name()
+    assert not count_sites(lambda: model(x))["activation after it"]
+    left = nn.Sequential(opswap.swap(nn.Sequential(*layers[:5])), nn.ReLU())
+    assert count_sites(lambda: left(x))["activation after it"] == 1
 
 
 def test_the_page_names_what_was_not_run() -> None:

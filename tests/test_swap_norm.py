@@ -241,6 +241,50 @@ def test_a_norm_that_calls_its_activation(act: nn.Module) -> None:
     check(model, stock, x)
 
 
+class Ends(nn.Module):
+    """ReXNet's: a block that ends with timm's norm without an activation, and the activation behind it."""
+
+    def __init__(self, norm: nn.Module, *inner: nn.Module) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), norm) if not inner else inner[0]
+        self.act = nn.ReLU6()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.block(x))
+
+
+class ConvNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(6, 6, 3, padding=1), NormAct(6, nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x))
+
+
+BEHIND = {
+    "a norm": lambda: nn.Sequential(NormAct(6, nn.Identity()), nn.ReLU()),
+    "a block": lambda: nn.Sequential(ConvNorm(), nn.SiLU()),
+    "a Sequential": lambda: Ends(NormAct(6, nn.Identity())),
+    "a block in a forward": lambda: Ends(nn.Identity(), ConvNorm()),
+    "a norm in a forward": lambda: Ends(nn.Identity(), NormAct(6, nn.Identity())),
+    "blocks": lambda: Ends(nn.Identity(), nn.Sequential(ConvNorm(), ConvNorm())),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_an_activation_behind_a_norm_that_calls_the_function(name: str) -> None:
+    stock = BEHIND[name]()
+    model = opswap.swap(copy.deepcopy(stock), strict=True)
+    assert sites(model)["batch_norm_act"] == 1, str(opswap.report(model))
+    x = 3 * torch.randn(SIZE)
+    check(model, stock, x)
+    for net in (model, stock):
+        *_, last = (m for m in net.modules() if isinstance(m, NormAct))
+        last.register_forward_hook(lambda module, args, result: 2 * result)
+    check(model, stock, x)
+
+
 def test_parameters_that_change() -> None:
     """A slope is read on every call: with another one the modules themselves run."""
     stock = nn.Sequential(nn.BatchNorm2d(6), nn.LeakyReLU(0.2))

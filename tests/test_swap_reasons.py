@@ -73,9 +73,47 @@ def test_activations_apart(model: nn.Module, path: str, text: str) -> None:
     assert not opswap.scan(model, exact=True).kept
 
 
+class Calls(nn.BatchNorm2d):
+    """timm's BatchNormAct2d without an activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training)
+
+
+class Once(Gate):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block, self.act = block, nn.ReLU()
+
+
+def hooked(module: nn.Module, inner: str = "") -> nn.Module:
+    module.get_submodule(inner).register_forward_hook(lambda module, args, result: result + 1)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "text"),
+    [
+        (nn.Sequential(Calls(8), nn.Sigmoid()), "1", "torch is faster: its Sigmoid"),
+        (Once(hooked(Calls(8))), "block", "block has hooks"),
+        (Once(hooked(Block())), "act", "block has hooks"),
+        (Once(hooked(Block(), "bn")), "act", "the normalisation at the end of block has hooks"),
+        (
+            Once(hooked(nn.Sequential(Calls(8)), "0")),
+            "act",
+            "the normalisation at the end of block has hooks",
+        ),
+    ],
+)
+def test_reasons_behind_blocks(model: nn.Module, path: str, text: str) -> None:
+    found = [s for s in opswap.scan(model).kept if s.rule == "batch_norm_act"]
+    assert any(text in s.reason and s.path in (path, "") for s in found), str(opswap.scan(model))
+
+
 @pytest.mark.parametrize(
     "model",
     [
+        nn.Sequential(Calls(8), nn.ReLU()),
         nn.Sequential(Block(), nn.ReLU()),
         nn.Sequential(nn.BatchNorm2d(8), nn.Identity(), nn.SiLU()),
         nn.Sequential(nn.Conv2d(8, 8, 1), nn.Sigmoid()),

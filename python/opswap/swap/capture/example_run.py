@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.fx import Graph, Interpreter, Node
 from torch.fx.node import map_arg
 
 from ..graph.metadata import ancestors
-from ..runtime.lists import flat, is_listed
+from ..runtime.lists import Listed, is_listed, names_in
 from .dry_run import DryRuns
 from .paths import Capture
 from .quiet import copied_inputs, draws_undone, leaves_out, quiet_call
@@ -34,7 +35,7 @@ class ModelInputs:
     def __init__(self, model: nn.Module, example_inputs: tuple[Any, ...]) -> None:
         if not isinstance(example_inputs, tuple):
             raise TypeError(f"example_inputs must be a tuple, got {type(example_inputs).__name__}")
-        self._seen: dict[nn.Module, tuple[Any, ...]] = {}
+        self._seen: dict[nn.Module, dict[str, Any]] = {}
         self._left_out = False  # a hook of the user
         self._dry = DryRuns(model)
         try:
@@ -54,8 +55,7 @@ class ModelInputs:
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if noting:
-                seen = tuple(_kept(a) for a in args)
-                self._seen.setdefault(copies.live(module), seen)
+                self._note(copies.live(module), _bound(module, args, kwargs))
             self._left_out = self._left_out or leaves_out(module, before=True)
             result = quiet_call(module, *args, **kwargs)
             self._left_out = self._left_out or leaves_out(module, before=False)
@@ -68,11 +68,34 @@ class ModelInputs:
             copies.root(*copied_inputs(example_inputs))
         noting = False
 
-    def examples(self, module: nn.Module) -> Callable[[], _Values] | None:
-        """Makes values of the module's graphs as its first call in the run had them; None if it had none."""
+    def _note(self, module: nn.Module, given: dict[str, Any]) -> None:
+        """Keep the arguments of the first call; of those with a default, the tensors that all calls give."""
+        known = self._seen.get(module)
+        defaulted = _defaulted(module)
+        if known is None:
+            kinds = {
+                name: isinstance(value, Tensor) or name not in defaulted for name, value in given.items()
+            }
+            self._seen[module] = {name: _kept(value) for name, value in given.items() if kinds[name]}
+            return
+        for name in defaulted & known.keys():
+            if not isinstance(given.get(name), Tensor):
+                del known[name]
+
+    def given(self, module: nn.Module) -> bool:
+        """True if all calls in the run gave a tensor for an argument with a default."""
+        return not _defaulted(module).isdisjoint(self._seen.get(module, ()))
+
+    def examples(self, module: nn.Module, defaults: bool = False) -> Callable[[], _Values] | None:
+        """Makes values of the module's graphs as its first call in the run had them; None if it had none.
+
+        Args: defaults: as if arguments with a default had not been given.
+        """
         if module not in self._seen:
             return None
-        return lambda: _Values(self._twin(module), self._seen[module], self._dry)
+        left_out = _defaulted(module) if defaults else ()
+        seen = {name: value for name, value in self._seen[module].items() if name not in left_out}
+        return lambda: _Values(self._twin(module), seen, self._dry)
 
     def shapes(self, capture: Capture) -> dict[Node, tuple[int, ...]]:
         """Sizes of the tensors in the graph; nothing if the module was not called or the run fails."""
@@ -81,11 +104,43 @@ class ModelInputs:
             return {}
         recorder = _Recorder(self._twin(capture.root), graph=capture.graph)
         try:
+            values = _by_placeholder(inputs)
+            given = [values[n.target] for n in capture.graph.nodes if n.op == "placeholder"]
             with torch.no_grad(), draws_undone(), self._dry.undone():
-                recorder.run(*flat(inputs))
+                recorder.run(*given)
         except Exception:
             return {}
         return recorder.shapes
+
+
+def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names of the parameters; nothing if they do not fit."""
+    try:
+        bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
+    except (TypeError, ValueError):
+        return {}
+    _, *parameters = bound.signature.parameters.values()
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [p.name for p in parameters if p.kind not in starred]
+    return {name: bound.arguments[name] for name in names if name in bound.arguments}
+
+
+def _defaulted(module: nn.Module) -> set[str]:
+    """The parameters of the forward that have a default, but for those that a call must name."""
+    try:
+        parameters = inspect.signature(type(module).forward).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    return {p.name for p in parameters if p.default is not p.empty and p.kind is not p.KEYWORD_ONLY}
+
+
+def _by_placeholder(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by the names that they have in a graph: of a list, each tensor has one."""
+    values: dict[str, Any] = {}
+    for name, value in arguments.items():
+        names = names_in(name, Listed(type(value), len(value))) if is_listed(value) else [name]
+        values.update(zip(names, value if is_listed(value) else [value], strict=True))
+    return values
 
 
 def _kept(argument: Any) -> Any:
@@ -98,13 +153,13 @@ def _kept(argument: Any) -> Any:
 class _Values:
     """Values of the nodes of one graph, computed on demand."""
 
-    def __init__(self, module: nn.Module, inputs: tuple[Any, ...], dry: DryRuns) -> None:
+    def __init__(self, module: nn.Module, inputs: Mapping[str, Any], dry: DryRuns) -> None:
         self._interpreter, self._dry = Interpreter(module, graph=Graph()), dry
         self._inputs = inputs
         self._known: dict[Node, Any] = {}
 
-    def arguments(self) -> tuple[Any, ...]:
-        """What the module was called with."""
+    def arguments(self) -> Mapping[str, Any]:
+        """What the module was called with, by the names of the forward's parameters."""
         return self._inputs
 
     def value(self, node: Node) -> Any:
@@ -121,8 +176,7 @@ class _Values:
 
     def _compute(self, node: Node) -> Any:
         if node.op == "placeholder":
-            place = [n for n in node.graph.nodes if n.op == "placeholder"].index(node)
-            return flat(self._inputs)[place]
+            return _by_placeholder(self._inputs)[node.target]
         args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
         return getattr(self._interpreter, node.op)(node.target, args, kwargs)
 

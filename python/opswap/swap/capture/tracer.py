@@ -13,7 +13,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import CodeType, FrameType
@@ -105,8 +105,8 @@ class ExampleValues(Protocol):
     def value(self, node: fx.Node) -> Any:
         """The node's value; None if it is not known."""
 
-    def arguments(self) -> tuple[Any, ...]:
-        """What the forward is called with by position."""
+    def arguments(self) -> Mapping[str, Any]:
+        """What the forward is called with, by the names of its parameters; of those with a default, the tensors."""
 
 
 class Tracer(fx.Tracer):
@@ -330,25 +330,30 @@ class Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Proxies for the parameters without a default; the others keep theirs, which the caller guards."""
-        required = []
+        """Proxies for parameters that have no default, or got a tensor in the example run; others are guarded."""
+        seen = self.examples.arguments() if self.examples is not None else {}
+        taken, values, kept = [], [], []
         for p in list(inspect.signature(root_fn).parameters.values())[1:]:
-            if p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                continue
+            if p.default is not p.empty and (p.kind is p.KEYWORD_ONLY or p.name not in seen):
+                kept.append(p)
                 continue
             if p.kind is p.KEYWORD_ONLY:
                 raise self.refuse(f"forward has the required keyword-only argument {p.name!r}")
-            required.append(p.name)
-        self.arguments = tuple(required)
+            values += [k.default for k in kept]  # between arguments that are given
+            kept = []
+            taken.append(p.name)
+            values.append(self._argument(p.name, seen.get(p.name)))
+        self.arguments = tuple(taken)
         self.follower.start()  # the forward runs next
-        return root_fn, [self.root, *map(self._argument, range(len(required)))]
+        return root_fn, [self.root, *values]
 
-    def _argument(self, place: int) -> Any:
+    def _argument(self, name: str, seen: Any) -> Any:
         """A proxy; a list of proxies if a run has shown a list of tensors."""
-        name = self.arguments[place]
-        seen = self.examples.arguments() if self.examples is not None else ()
-        if place >= len(seen) or not is_listed(seen[place]):
+        if not is_listed(seen):
             return self.create_proxy("placeholder", name, (), {})
-        listed = self.lists[name] = Listed(type(seen[place]), len(seen[place]))
+        listed = self.lists[name] = Listed(type(seen), len(seen))
         names = names_in(name, listed)
         return self.given.add(listed, (self.create_proxy("placeholder", n, (), {}) for n in names))
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 
-import torch.nn.functional as torch_functional
 from torch import fx, nn
 
 from ..capture.tracer import class_name
@@ -14,7 +13,7 @@ from ..report import Site
 from ..rules.activation import RELU, RELU6, SLOWER, activation, activation_of, gated
 from ..rules.norm import NORMS
 from ..runtime.guards import call_adds
-from .block_ends import last_module
+from .block_ends import ends_with_norm, is_norm_call, last_module
 
 __all__ = ["RULE", "Key", "activations_apart", "in_a_row", "key_of", "norm_at_end"]
 
@@ -82,8 +81,7 @@ def _before(node: fx.Node) -> fx.Node | None:
         before.op == "call_module" and type(before.meta["module"]) is nn.Identity and before.all_input_nodes
     ):
         before = before.all_input_nodes[0]
-    called = before.op == "call_function" and before.target is torch_functional.batch_norm
-    return before if called or before.op == "call_module" else None
+    return before if is_norm_call(before) or before.op == "call_module" else None
 
 
 def _why(node: fx.Node, before: fx.Node, block: nn.Module | None, norm: nn.Module | None) -> str:
@@ -93,12 +91,17 @@ def _why(node: fx.Node, before: fx.Node, block: nn.Module | None, norm: nn.Modul
         return read_at + _ALONE * (activation(node) in (RELU, RELU6))
     if activation(node) in SLOWER:
         return _SLOWER
-    if block is not None and block is not norm:
-        return _IN_A_BLOCK.format(type(block).__name__, before.target)
-    modules = {before.target: norm, node.target: node.meta.get("module")}
+    modules = {
+        before.target: block,
+        f"the normalisation at the end of {before.target}": norm,
+        node.target: node.meta.get("module"),
+    }
     found = [(name, call_adds(m)) for name, m in modules.items() if m is not None]
     adding = next((f"{name} {adds}" for name, adds in found if adds), None)
-    return "" if adding is None else f"{adding}: its call is not merged with the calls around it"
+    if adding is not None:
+        return f"{adding}: its call is not merged with the calls around it"
+    own = block is not None and type(block) not in NORMS
+    return _IN_A_BLOCK.format(type(block).__name__, before.target) if own else ""
 
 
 def _place(node: fx.Node) -> str:
@@ -108,7 +111,8 @@ def _place(node: fx.Node) -> str:
 def norm_at_end(
     module: nn.Module | None, graphs: Callable[[nn.Module], Collection[fx.Graph] | None]
 ) -> nn.Module | None:
-    """The normalisation whose result a module returns, or None.
+    """The normalisation whose result a module returns: torch's, or one of a forward that ends with F.batch_norm; or
+    None.
 
     Args: graphs: of the captured paths of a module, None if it was not captured.
     """
@@ -118,5 +122,7 @@ def norm_at_end(
     if found is None:
         row = list(module.children()) if type(module) is nn.Sequential else []
         return norm_at_end(row[-1], graphs) if row else None
+    if any(map(ends_with_norm, found)):
+        return module
     ends = (last_module(graph) for graph in found)
     return next((n for last in ends if last is not module and (n := norm_at_end(last, graphs))), None)

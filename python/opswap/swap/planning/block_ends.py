@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch.nn.functional as torch_functional
 from torch import fx, nn
 
 from ..graph.calls import graph_kinds
@@ -14,7 +15,9 @@ __all__ = [
     "begins_with_activation",
     "continues",
     "cuts_its_input",
+    "ends_with_norm",
     "is_continuation",
+    "is_norm_call",
     "joins_its_output",
     "last_module",
 ]
@@ -62,13 +65,32 @@ def begins_with_activation(graph: fx.Graph, called: Collection[type]) -> bool:
 
 def last_module(graph: fx.Graph) -> nn.Module | None:
     """The module whose result the forward returns, but for Identities, None if it returns something else."""
+    last = _last_call(graph)
+    return last.meta["module"] if isinstance(last, fx.Node) and last.op == "call_module" else None
+
+
+def ends_with_norm(graph: fx.Graph) -> bool:
+    """True if the forward returns the result of F.batch_norm, but for Identities, as timm's BatchNormAct2d does."""
+    return is_norm_call(_last_call(graph))
+
+
+def is_norm_call(node: object) -> bool:
+    """True for a call of F.batch_norm."""
+    return (
+        isinstance(node, fx.Node)
+        and node.op == "call_function"
+        and node.target is torch_functional.batch_norm
+    )
+
+
+def _last_call(graph: fx.Graph) -> object:
+    """What the forward returns, before it went through Identities."""
     result = _result(graph)
     while isinstance(result, fx.Node) and result.op == "call_module":
-        module = result.meta["module"]
-        if type(module) is not nn.Identity or not result.args:
-            return module
+        if type(result.meta["module"]) is not nn.Identity or not result.args:
+            return result
         result = result.args[0]
-    return None
+    return result
 
 
 def _result(graph: fx.Graph) -> object:

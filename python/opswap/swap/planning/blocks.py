@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from ..rules.activation import Activation, activation
 from ..runtime.guards import call_adds
-from .block_ends import begins_with_activation, is_continuation, last_module
+from .block_ends import begins_with_activation, ends_with_norm, is_continuation, last_module
 
 __all__ = ["Blocks"]
 
@@ -67,14 +67,19 @@ class Blocks:
                         yield from (m.root, *m.inlined)
 
     def down_to_end(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
-        """The block and the blocks that it ends with, down to a module whose calls a rule looks for; () without one."""
-        known = self._known.get(module) if module is not None else None
-        if known is None or call_adds(known.root):
+        """The block and the blocks that it ends with, down to a module or function whose calls a rule looks for, ()
+        without one."""
+        if module is None or call_adds(module):
             return ()
+        known = self._known.get(module)
+        if known is None:  # a Sequential of blocks, which was not captured
+            *_, last = (None, *module.children()) if type(module) is nn.Sequential else (None,)
+            inside = self.down_to_end(last)
+            return (module, *inside) if inside else ()
         for graph in known.graphs:
             last = last_module(graph)
             inside = self.down_to_end(last)
-            if inside or type(last) in self._called:
+            if inside or type(last) in self._called or (self._called and ends_with_norm(graph)):
                 return (known.root, *known.inlined, *inside)
         return ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -329,11 +330,19 @@ class _Planner:
         return inlined if any(self._is_new(inlined, c) for c in inlined.changes) else found
 
     def _capture(self, module: nn.Module, path: str, inlined: tuple[nn.Module, ...]) -> _Module:
-        examples = self.inputs.examples(module) if self.inputs is not None else None
-        found = _Module(path, module, inlined, [Path(c) for c in capture(module, inlined, examples)])
+        found = _Module(path, module, inlined, [Path(c) for c in self._captures(module, inlined)])
         for p in found.paths:
             self._apply_rules(p)
         return found
+
+    def _captures(self, module: nn.Module, inlined: tuple[nn.Module, ...]) -> list[Capture]:
+        """The paths for the arguments of the example run, or else for those without a default alone."""
+        if self.inputs is None:
+            return capture(module, inlined)
+        if self.inputs.given(module):
+            with suppress(CaptureError):
+                return capture(module, inlined, self.inputs.examples(module))
+        return capture(module, inlined, self.inputs.examples(module, defaults=True))
 
     def _inlinable(self, module: nn.Module) -> Iterator[nn.Module]:
         """Descendants whose calls are inlined: modules that only move data, activations, and blocks of a Sequential."""

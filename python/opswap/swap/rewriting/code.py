@@ -60,6 +60,7 @@ from .forward_text import (
     fits_text,
     forward_text,
     original_text,
+    required,
 )
 
 __all__ = [
@@ -84,7 +85,8 @@ class Recipe:
     """The text of a rewritten forward and what it needs to run; makes the class, also after pickling.
 
     modules: names in the text that are modules, by their import name. names: other objects in the text.
-    lists: arguments of the forward that are lists or tuples of so many tensors.
+    lists: arguments of the forward that are lists or tuples of so many tensors. given: those with a default that a call
+    must give, as the calls of the example run did.
     """
 
     original: type[nn.Module]
@@ -92,6 +94,7 @@ class Recipe:
     modules: dict[str, str]
     names: dict[str, Any]
     lists: dict[str, Listed] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
     _cls: type[Any] | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -176,14 +179,15 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
         for (region, _), text in zip(changes, path, strict=True):
             replace_region(capture.graph, region, distinct[text], replaced)
         parts.append(_function_text(capture.graph, f"fused_{i}", scope, ("self",)))
-    lists = dict(paths[0][0].lists)
-    parts.append(forward_text(type(root).forward, paths[0][0].arguments, lists, conditions))
+    lists, arguments = dict(paths[0][0].lists), paths[0][0].arguments
+    parts.append(forward_text(type(root).forward, arguments, lists, conditions))
     code = "\n\n".join(parts)
     used = _names(compile(code, "<opswap>", "exec"))
     scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}
     modules = {k: v.__name__ for k, v in scope.items() if isinstance(v, ModuleType)}
     names = {k: v for k, v in scope.items() if k not in modules}
-    return Recipe(type(root), code, modules, names, lists)
+    given = tuple(p.name for p in defaulted(type(root).forward) if p.name in arguments)
+    return Recipe(type(root), code, modules, names, lists, given)
 
 
 def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], parts: list[str]) -> str:
@@ -362,11 +366,11 @@ def write_whole(original: type[nn.Module], replacement: Replacement) -> Recipe:
     condition = f"{fits_text('opswap_module')} and {stock} and {ENABLED} and {holds}"
     lines = [
         f"# | {replacement.label}",
-        *bind_text(original.forward),
+        *bind_text(original.forward, required(original.forward)),
         "",
         f"def forward({PARAMETERS}):",
         *entry_text("opswap_module"),
-        *arguments_text(original.forward),
+        *arguments_text(original.forward, required(original.forward)),
         "    if opswap_bound is not None:",
         "        x0, = opswap_bound",
         "        same = type(opswap_module) is opswap_link.cls",

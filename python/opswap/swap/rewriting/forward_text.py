@@ -19,6 +19,7 @@ __all__ = [
     "fits_text",
     "forward_text",
     "original_text",
+    "required",
 ]
 
 PARAMETERS = "opswap_link, *opswap_args, **opswap_kwargs"
@@ -42,17 +43,16 @@ def forward_text(
     inputs = ", ".join((me, *as_arguments(captured, lists)))
     condition = " and ".join([fits_text(me), ENABLED, *conditions, f"opswap_holds({inputs})"])
     lines = [
-        *bind_text(forward),
+        *bind_text(forward, captured),
         "",
         f"def forward({PARAMETERS}):",
         *entry_text(me),
         *replay_text(me),
-        *arguments_text(forward),
+        *arguments_text(forward, captured),
     ]
     lines += ["    if opswap_bound is not None:"]
-    names = required(forward)
-    if names:
-        lines.append(f"        {', '.join(names)}, = opswap_bound")
+    if captured:
+        lines.append(f"        {', '.join(captured)}, = opswap_bound")
     lines.append(f"        if {condition}:")
     for i, path in enumerate(paths):
         indent = " " * 12
@@ -74,8 +74,8 @@ def required(forward: Any) -> list[str]:
     return [p.name for p in rest if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
-def bind_text(forward: Any) -> list[str]:
-    """A function that returns the required arguments of a call, None if there are others that are not defaults."""
+def bind_text(forward: Any, captured: Sequence[str]) -> list[str]:
+    """A function that returns the captured arguments of a call, None if there are others that are not defaults."""
     _, *rest = inspect.signature(forward).parameters.values()
     declared, conditions = [], []
     starred = False
@@ -88,24 +88,28 @@ def bind_text(forward: Any) -> list[str]:
         declared.append(prefix + p.name + default)
         if prefix:
             conditions.append(f"not {p.name}")
-        elif default:
+        elif default and p.name not in captured:
             conditions.append(f"{p.name} is opswap_default_{p.name}")
         if p.kind is p.POSITIONAL_ONLY and (i + 1 == len(rest) or rest[i + 1].kind is not p.kind):
             declared.append("/")
-    result = f"({''.join(f'{name}, ' for name in required(forward))})"
+    result = f"({''.join(f'{name}, ' for name in captured)})"
     otherwise = f" if {' and '.join(conditions)} else None" if conditions else ""
     return [f"def opswap_bind({', '.join(declared)}):", f"    return {result}{otherwise}", ""]
 
 
-def arguments_text(forward: Any) -> list[str]:
-    """The lines that set `opswap_bound` to the required arguments or None, most often without a call.
+def arguments_text(forward: Any, captured: Sequence[str]) -> list[str]:
+    """The lines that set `opswap_bound` to the captured arguments or None, most often without a call.
 
     The class may have another forward by now, of other parameters: it gets the arguments as they were given.
     """
+    binds = "opswap_bound = opswap_arguments(opswap_bind, opswap_args, opswap_kwargs)"
+    _, *rest = inspect.signature(forward).parameters
+    if rest[: len(captured)] != list(captured):  # others come between
+        return [f"    {binds}"]
     return [
         "    opswap_bound = opswap_args",
-        f"    if opswap_kwargs or len(opswap_args) != {len(required(forward))}:",
-        "        opswap_bound = opswap_arguments(opswap_bind, opswap_args, opswap_kwargs)",
+        f"    if opswap_kwargs or len(opswap_args) != {len(captured)}:",
+        f"        {binds}",
     ]
 
 

@@ -13,6 +13,7 @@ from . import (
     group_norm,
     layer_norm,
     linear,
+    local_response_norm,
     norm,
     norm_functional,
     permutation,
@@ -26,8 +27,9 @@ __all__ = ["DEFAULT", "MENDS", "OPTIONAL", "Replacement", "Rule"]
 _NORMS = norm.RULES + norm_functional.RULES + group_norm.RULES + layer_norm.RULES
 _CONVOLUTIONS = reduced_precision.RULES + convolution.RULES + convolution_functional.RULES
 _ARITHMETIC = _NORMS + linear.RULES + _CONVOLUTIONS
+_POOLS = pool.RULES + local_response_norm.RULES
 _KERNELS = (
-    chain.RULES + channels.RULES + permutation.RULES + pool.RULES + _ARITHMETIC + dropout.RULES + shared.RULES
+    chain.RULES + channels.RULES + permutation.RULES + _POOLS + _ARITHMETIC + dropout.RULES + shared.RULES
 )
 
 

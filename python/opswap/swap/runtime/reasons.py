@@ -263,8 +263,10 @@ def call_reason(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             if given.arguments.get(p.name):
                 return f"arguments were given in {'*' * (1 + (p.kind is p.VAR_KEYWORD))}{p.name}"
-        elif p.default is p.empty:
-            required[p.name] = given.arguments[p.name]
+        elif p.default is p.empty or p.name in recipe_of(module).given:
+            value = required[p.name] = given.arguments.get(p.name, p.default)
+            if value is p.default:
+                return f"argument {p.name} is {shown(value)}, was a tensor in the run with example_inputs"
         elif given.arguments.get(p.name, p.default) is not p.default:
             return f"argument {p.name} is {shown(given.arguments[p.name])}, was {shown(p.default)} by default"
     lists = recipe_of(module).lists
