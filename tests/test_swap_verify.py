@@ -16,7 +16,7 @@ import opswap
 from opswap.swap import Rule, VerificationError
 from opswap.swap.nearness import difference, same, spread
 from opswap.swap.rules import DEFAULT, Replacement
-from opswap.swap.verify import _moved
+from opswap.swap.verify import _moved, _moved_model
 from spellings import Joined, Shuffle, Split, Wrapped, by_size
 from spellings.blocks import ToolboxUnit
 
@@ -106,6 +106,45 @@ def test_a_kink_that_rounding_crosses_holds() -> None:
     assert all(c.holds for c in report.checks) and report.checks[0].error is not None
     with pytest.raises(VerificationError):
         opswap.verify(nn.Sequential(Steps()), (x,), rules=wrong("channel_shuffle(x0, 2) + 0.6"))
+
+
+class Faded(nn.Module):
+    """Has a kink at 1, where inputs change less than rounding does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2, 12, 4, 8), 1.5))
+        self.weight.data[0, 0, 0, 0] = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(by_size(self.weight - 1e-12 * x.abs()) - 1)
+
+
+def test_a_kink_that_inputs_do_not_reach_holds() -> None:
+    model = nn.Sequential(Faded())
+    report = opswap.verify(model, images(), rules=wrong("channel_shuffle(x0, 2) * (1 + 2e-7)"))
+    assert all(c.holds for c in report.checks) and report.checks[0].error is not None
+    for result in (
+        "channel_shuffle(x0, 2) * (1 + 1e-5)",
+        "channel_shuffle(x0 + 1e-4 * (x0 - x0.detach()), 2)",
+    ):
+        with pytest.raises(VerificationError):
+            opswap.verify(model, images(), rules=wrong(result))
+
+
+def test_models_of_the_rounds() -> None:
+    """Other parameters in each, on copies: shared ones are moved once, those of equal values stay."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU(), nn.LazyConv2d(4, 3))
+    model.append(model[0]).register_parameter("none", nn.Parameter(torch.empty(0, 3)))
+    before = copy.deepcopy(model[:3].state_dict())
+    assert _moved_model(model, 0) is model
+    for n in range(1, 4):
+        moved = _moved_model(model, n)
+        weight = moved[0].weight
+        assert weight is moved[4].weight and weight.requires_grad and weight is not model[0].weight
+        assert same(weight, _moved(model[0].weight, n)) and not same(weight, model[0].weight)
+        assert all(same(v, before[k]) for k, v in moved[:3].state_dict().items() if not k.startswith("0."))
+    assert all(same(v, before[k]) for k, v in model[:3].state_dict().items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)

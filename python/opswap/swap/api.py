@@ -150,11 +150,11 @@ def verify(
     contiguous and in channels_last, and compares the outputs, the gradients of inputs and parameters, and the
     buffers afterwards. Tensors that are not bit-equal must be as near to the same step in float64 as the stock
     model's, up to a factor of 4; in channels_last, the stock model is also run with that format held from module to
-    module, as the swapped one holds it. A tensor that is not is compared in up to 40 runs, whose inputs differ by up
-    to 0.1 %: it must be near more often than not, or in the sum of all runs and in the best one. Gradients of one value
-    per channel may be sums of terms that cancel: their errors are compared with the terms. The stock model runs without
-    the gradients of torch that end the process in channels_last: the backward of strided 1x1 convolutions of few
-    channels, and of a GroupNorm behind frozen layers.
+    module, as the swapped one holds it. A tensor that is not is compared in up to 40 runs, whose inputs and parameters
+    differ by up to 0.1 %: it must be near more often than not, or in the sum of all runs and in the best one. Gradients
+    of one value per channel may be sums of terms that cancel: their errors are compared with the terms. The stock model
+    runs without the gradients of torch that end the process in channels_last: the backward of strided 1x1 convolutions
+    of few channels, and of a GroupNorm behind frozen layers.
 
     The copies run without your hooks. The random generators, which belong to the process, are seeded and put back as
     they were. Other threads may train meanwhile, swapped models too, but should draw from generators of their own: what
