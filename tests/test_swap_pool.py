@@ -388,20 +388,22 @@ class TestLPRNet:
     [
         (nn.AvgPool2d(2), 1 << 14, 1 << 18),
         (nn.AvgPool3d((1, 2, 2)), 1 << 14, 1 << 14),
-        (nn.AdaptiveMaxPool2d(1), 1 << 15, 1 << 20),
-        (nn.AdaptiveMaxPool2d(3), 1 << 15, 1 << 20),
+        (nn.AdaptiveMaxPool2d(1), 1 << 15, 3 << 17),
+        (nn.AdaptiveMaxPool2d(3), 1 << 15, 1 << 19),
         (Only(lambda x: x.amax((2, 3))), 1 << 18, 1 << 18),
     ],
     ids=["avg2d", "avg3d", "global", "adaptive", "amax"],
 )
 def test_small_inputs_stay_torchs(stock: nn.Module, planes: int, pixels: int) -> None:
-    """Unless the rules for any size are asked for."""
+    """Unless the rules for any size are asked for. Adaptive pools train here: in inference other limits hold."""
     model = opswap.swap(copy.deepcopy(stock), strict=True)
+    training = isinstance(stock, nn.AdaptiveMaxPool2d)
     for memory_format, enough in ((torch.contiguous_format, planes), (torch.channels_last, pixels)):
         for channels, calls in ((enough // 256, 1), (enough // 256 - 1, 0)):
             x = torch.randn(1, channels, 16, 16).contiguous(memory_format=memory_format)
             opswap.reset_stats()
-            assert torch.equal(model(x), stock(x.contiguous())) and kernels() == calls
+            y = model(x.requires_grad_(training))
+            assert torch.equal(y, stock(x.contiguous())) and kernels() == calls
     if not isinstance(stock, Only):
         opswap.reset_stats()
         swap(copy.deepcopy(stock))(torch.randn(IMAGE))
@@ -437,10 +439,14 @@ def test_overlapping_windows_count_what_they_read(pool: nn.Module, channels: int
 def test_pixels_that_fill_no_vector_stay_torchs(
     make: Callable[[], nn.Module], channels: int, dtype: torch.dtype
 ) -> None:
-    """In channels_last, where torch is faster in a step; not if they are planes, or of more channels."""
+    """In channels_last, where torch is faster in a step; not if they are planes, or of more channels.
+
+    An average pool of float64 stays torch's as planes too.
+    """
     model = opswap.swap(make(), strict=True)
     x = torch.randn(2, channels, 160, 160, dtype=dtype)
-    for images, calls in ((x.contiguous(memory_format=torch.channels_last), 0), (x, 1)):
+    planes = 0 if isinstance(model, nn.AvgPool2d) and dtype is torch.float64 else 1
+    for images, calls in ((x.contiguous(memory_format=torch.channels_last), 0), (x, planes)):
         opswap.reset_stats()
         model(images.clone().requires_grad_())
         assert kernels() == calls

@@ -22,55 +22,9 @@ from opswap import functional as F
 
 from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes
 from .conditions import poolable, trains
+from .pool_sizes import AVERAGE, adaptive_pays, fills_vectors, large_enough
 
-__all__ = ["OPTIONAL", "RULES", "fills_vectors", "large_enough"]
-
-
-def large_enough(
-    input: Any,
-    planes: int,
-    pixels: int,
-    ndims: tuple[int, ...] | None = None,
-    window: tuple[tuple[int, int], ...] | None = None,
-) -> bool:
-    """`poolable`, and of as many elements as a call costs: of `planes` if contiguous, in channels_last of `pixels`.
-
-    Args: window: kernel_size, stride and padding of a pool. If its windows overlap, elements count as often as they are
-        read.
-    """
-    if not poolable(input, ndims):
-        return False
-    contiguous, elements = input.is_contiguous(), input.numel()
-    if elements >= (planes if contiguous else pixels):
-        return True
-    if window is None or contiguous or input.dim() != 4:
-        return False
-    reads = input.shape[0] * input.shape[1]
-    for size, kernel, stride, padding in zip(input.shape[2:], *window, strict=True):
-        reads *= kernel * ((size + 2 * padding - kernel) // max(stride, 1) + 1)
-    return reads > elements and reads >= _OVERLAPPING
-
-
-def fills_vectors(input: Tensor, in_training: bool = True, batched: int = 4, one: bool = False) -> bool:
-    """False for images in channels_last on which torch is faster: of float64, and in training of few channels.
-
-    Measured on Zen 5: a step takes torch 0.15 to 0.6 of the time for float64, 0.15 to 0.6 for 3 to 7 channels.
-
-    Args:
-        batched: dimensions of a batch. Without one torch refuses channels_last, as MaxPool3d does for 4-D tensors.
-        one: the output is one pixel. Then torch takes 0.71 to 0.83 of the time for 64 channels of 56 x 56 and 112 x 112
-            pixels of float32; with 48 or 96 channels, 28 x 28 pixels or bfloat16 more than opswap.
-    """
-    if input.is_contiguous() or input.dim() < batched:
-        return True
-    if (
-        one
-        and input.dtype is torch.float32
-        and 48 < input.shape[1] < 96
-        and input[0, 0].numel() >= _MANY_PIXELS
-    ):
-        return False
-    return input.dtype is not torch.float64 and (not in_training or input.shape[1] >= _FEWEST_CHANNELS)
+__all__ = ["OPTIONAL", "RULES"]
 
 
 def only_ours(input: Any) -> bool:
@@ -83,19 +37,12 @@ def made_contiguous(output: Any) -> Any:
     return tuple([t.contiguous() for t in output]) if isinstance(output, tuple) else output.contiguous()
 
 
+_SPATIAL = {F.adaptive_max_pool1d: 1, F.adaptive_max_pool2d: 2, F.adaptive_max_pool3d: 3}
 _MADE_CONTIGUOUS = (F.avg_pool3d, F.adaptive_max_pool3d)
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_FEWEST_CHANNELS = 8
-_MANY_PIXELS = 1 << 11
 _PLANE = ({2, 3}, {-2, -1})
 
-# Elements of an input from which a step with our pool was measured faster than with torch's, whose call costs less:
-# in contiguous memory, and in channels_last.
-_AVERAGE = (1 << 14, 1 << 18)
-# The same in channels_last for windows that overlap, in elements that they read: 1.1 to 2.4 times as fast with AVX2 and
-# AVX-512 (Zen 5, 3 x 3 and 5 x 5), 0.8 to 1.2 times with fewer.
-_OVERLAPPING = 3 << 16
-_ADAPTIVE = (1 << 15, 1 << 20)
+# Elements from which global_max_pool2d without a gradient is faster than torch.amax.
 _INFERRED_AMAX = 1 << 18
 
 
@@ -153,11 +100,11 @@ def _prove_pool(
 ) -> Replacement:
     """`sizes`: elements from which the pool is replaced, contiguous and in channels_last; None is any number.
 
-    `optional`: also where torch is faster.
+    An adaptive pool has its own condition. `optional`: also where torch is faster.
     """
     node = region.main
     arguments = _arguments(node, ours)
-    window = _window(arguments) if sizes is _AVERAGE else ""
+    window = _window(arguments) if ours is F.avg_pool2d else ""
     if targets[node.target]:
         arguments["return_indices"] = True
     names = _names(region)
@@ -167,11 +114,14 @@ def _prove_pool(
     options = [f"{name}={text}" for name, text in given.items() if text != defaults[name]]
     one = ", one=True" if arguments.get("output_size") in (1, (1,), (1, 1), (1, 1, 1)) else ""
     result = f"{ours.__name__}({', '.join([input, *options])})"
-    tests = (poolable, large_enough, fills_vectors, only_ours, trains)
+    tests = (poolable, large_enough, fills_vectors, adaptive_pays, only_ours, trains)
     scope = {f.__name__: f for f in (ours, *tests)}
     condition = f"poolable({input})"
     batched = ", batched=5" if ours.__name__.endswith("3d") else ""
-    if sizes is not None:
+    if ours in _SPATIAL and not optional:
+        adaptive = f"adaptive_pays({input}, {_SPATIAL[ours]}, {given['output_size']})"
+        condition = f"{adaptive} and fills_vectors({input}{batched}{one})"
+    elif sizes is not None:
         limits = f"{sizes[0]}, {sizes[1]}" + f", window={window}" * bool(window)
         condition = f"large_enough({input}, {limits}) and fills_vectors({input}{batched}{one})"
     elif not optional:
@@ -206,7 +156,7 @@ def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     keepdim = _text(arguments.get("keepdim", False), names)
     few = f"0 if trains({input}) else {_INFERRED_AMAX}"
     return Replacement(
-        f"large_enough({input}, {few}, {few}, (4,))",
+        f"large_enough({input}, {few}, {few}, (4,), doubles=trains({input}))",
         f"global_max_pool2d({input}, ties='split', keepdim={keepdim})",
         {"global_max_pool2d": F.global_max_pool2d, "large_enough": large_enough, "trains": trains},
     )
@@ -270,11 +220,11 @@ _AVG_3D_EXAMPLE = partial(_example, nn.AvgPool3d, (1, 2, 2), size=(4, 8, 8, 28, 
 RULES = (
     _pool(F.max_pool2d, _MAX_2D, nn.MaxPool2d, example=_MAX_2D_EXAMPLE),
     _pool(F.max_pool3d, _MAX_3D, nn.MaxPool3d, example=_MAX_3D_EXAMPLE),
-    _pool(F.avg_pool3d, _AVG_3D, nn.AvgPool3d, (_AVERAGE[0], _AVERAGE[0]), example=_AVG_3D_EXAMPLE),
-    _pool(F.avg_pool2d, _AVG_2D, nn.AvgPool2d, _AVERAGE, example=partial(_example, nn.AvgPool2d, 2)),
-    _pool(F.adaptive_max_pool1d, _ADAPTIVE_1D, nn.AdaptiveMaxPool1d, _ADAPTIVE),
-    _pool(F.adaptive_max_pool2d, _ADAPTIVE_2D, nn.AdaptiveMaxPool2d, _ADAPTIVE, example=_ADAPTIVE_EXAMPLE),
-    _pool(F.adaptive_max_pool3d, _ADAPTIVE_3D, nn.AdaptiveMaxPool3d, _ADAPTIVE),
+    _pool(F.avg_pool3d, _AVG_3D, nn.AvgPool3d, (AVERAGE[0], AVERAGE[0]), example=_AVG_3D_EXAMPLE),
+    _pool(F.avg_pool2d, _AVG_2D, nn.AvgPool2d, AVERAGE, example=partial(_example, nn.AvgPool2d, 2)),
+    _pool(F.adaptive_max_pool1d, _ADAPTIVE_1D, nn.AdaptiveMaxPool1d),
+    _pool(F.adaptive_max_pool2d, _ADAPTIVE_2D, nn.AdaptiveMaxPool2d, example=_ADAPTIVE_EXAMPLE),
+    _pool(F.adaptive_max_pool3d, _ADAPTIVE_3D, nn.AdaptiveMaxPool3d),
     Rule("amax", True, _find_amax, _prove_amax, example=partial(_example, _Amax)),
 )
 

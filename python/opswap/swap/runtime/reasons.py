@@ -421,19 +421,6 @@ def _wins(input: Tensor, losing: tuple[str, ...]) -> str:
     )
 
 
-def _pays(input: Any, planes: int, pixels: int, ndims: Any = None, window: Any = None) -> str:
-    if not isinstance(input, Tensor) or (ndims is not None and input.dim() not in ndims):
-        return ""
-    needed = planes if input.is_contiguous() else pixels
-    few = input.numel() < needed
-    return f"torch is faster on fewer than {needed} elements: the input has {input.numel()}" if few else ""
-
-
-def _fills(input: Tensor, in_training: bool = True, batched: int = 4, one: bool = False) -> str:
-    many = ", and on large images of 49 to 95 channels that become one pixel," if one else ""
-    return f"torch is faster on float64 and fewer than 8 channels{many} in channels_last: the input is {shown(input)}"
-
-
 def _other_class(input: Any, *others: Any) -> str:
     tensors = [v for v in (input, *others) if isinstance(v, Tensor) and not is_ordinary(v)]
     if not tensors:
@@ -446,8 +433,6 @@ _TEXTS: dict[str, Callable[..., str]] = {
     "within_proof": _covers,
     "supported_norm": lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}",
     "on_cpu": lambda input: f"no kernel for {input.device.type}",
-    "large_enough": _pays,
-    "fills_vectors": _fills,
     "opswap_ordinary": _other_class,
     "poolable": lambda input, ndims=None: f"no kernel for {shown(input)}",
     "unhooked": lambda *modules: GLOBAL_HOOKS,
