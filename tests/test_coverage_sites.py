@@ -137,7 +137,8 @@ def test_reasons_of_a_forward() -> None:
             self.bn, self.drop = nn.BatchNorm2d(8), nn.Dropout2d()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.drop(torch.sigmoid(self.bn(x)))
+            y = self.bn(x)
+            return self.drop(torch.relu(y) + y)
 
     found = coverage.reasons(opswap.swap(Gate()), (torch.randn(2, 8, 4, 4),))
     assert {(w.kind, w.is_faster) for w in found} == {("activation after it", True), ("dropout", True)}

@@ -480,7 +480,7 @@ def test_the_operators_on_plain_code() -> None:
             assert a.dtype == b.dtype and a.stride() == b.stride() and torch.allclose(a, b, 1e-3, 1e-4)
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize("activation", [None, "relu", "silu", "sigmoid"])
 def test_a_bias_that_is_trained_alone_may_change_before_the_backward(activation: str | None) -> None:
     """As in torch, which does not keep it; a weight that changes raises."""
     x, vectors = torch.randn(3, 6, 4, 5), parameters(6, torch.float32)

@@ -161,6 +161,8 @@ ENDS: dict[str, Callable[[], nn.Module]] = {
     "first in the next block, in place": lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.ReLU(inplace=True))),
     "first in the block called next": lambda: Calls(ConvNorm(), ActsFirst(nn.ReLU())),
     "first in the block called next, in place": lambda: Calls(ConvNorm(), ActsFirst(nn.ReLU(inplace=True))),
+    "a Sigmoid behind it": lambda: Calls(ConvNorm(), nn.Sigmoid()),
+    "a Sigmoid first in the next block": lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.Sigmoid())),
     "between two of DARTS": lambda: Calls(Darts(), Darts()),
 }
 
@@ -185,14 +187,12 @@ def test_behind_a_block(kind: str) -> None:
         lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.ReLU(), used_twice=True)),
         lambda: Calls(ConvNorm(), ActsFirst(nn.ReLU()), used_twice=True),
         lambda: Calls(ConvNorm(), ActsFirst(nn.ReLU(), used_twice=True)),
-        lambda: nn.Sequential(ConvNorm(), ActsFirst(nn.Sigmoid())),
     ],
     ids=[
         "in a forward",
         "in the next block",
         "before the block called next",
         "in the block called next",
-        "slower",
     ],
 )
 def test_behind_a_block_used_elsewhere(make: Callable[[], nn.Module]) -> None:

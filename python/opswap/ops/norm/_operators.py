@@ -20,6 +20,8 @@ from ._reference import normalize, normalize_backward, normalize_jvp
 __all__ = [
     "FRESH",
     "OVER",
+    "before_activation",
+    "bends_by_bias",
     "check_backward",
     "description",
     "fake",
@@ -27,6 +29,7 @@ __all__ = [
     "gradients",
     "operator",
     "run",
+    "saved_last",
     "second_gradients",
     "stand_in",
     "try_backward",
@@ -35,6 +38,12 @@ __all__ = [
 ]
 
 _NAME, _BACKWARD = "batch_norm_act", "batch_norm_act_backward"
+
+
+# Computed by torch, in place on what the normalisation has written, and their slope is found from the output. The
+# kernels take an exponential in each direction instead, which is slower than to read the output once more.
+_BY_TORCH = ("sigmoid",)
+_sigmoid_backward: Any = torch.ops.aten.sigmoid_backward.default
 
 
 def given(*tensors: Tensor | None) -> list[Tensor]:
@@ -54,12 +63,17 @@ def try_kernel(result: int, *arguments: Any) -> Any:
     Returns: the output; False if a graph must be recorded; NotImplemented if nothing was done for another
         reason, be it an error.
     """
+    by_torch = arguments[3] in _BY_TORCH
+    if by_torch:
+        arguments = (*arguments[:3], None, *arguments[4:])
     try:
         output = _core.batch_norm(*arguments, result, torch.is_grad_enabled())
     except (TypeError, ValueError, RuntimeError):
         return NotImplemented
     if output is not False and output is not NotImplemented:
         count_kernel(_NAME)
+        if by_torch:
+            output.sigmoid_()
     return output
 
 
@@ -91,7 +105,8 @@ def run(
     Args: momentum: None leaves the running statistics alone; vectors: running_mean, running_var, weight, bias.
     Raises: for all that does not fit, and has done nothing.
     """
-    options = (training, momentum, eps, activation)
+    by_torch = activation in _BY_TORCH
+    options = (training, momentum, eps, None if by_torch else activation)
     made = _core.batch_norm(*options, input, *vectors, _TRACED, False)
     if made is NotImplemented:
         memory_format = batch_norm_format(input)
@@ -99,6 +114,8 @@ def run(
         output, statistics = _core.batch_norm(*options, dense, *vectors, _TRACED, False)
         made = exactly_dense(output, memory_format), statistics
     count_kernel(_NAME)
+    if by_torch:
+        made[0].sigmoid_()
     return made
 
 
@@ -236,26 +253,59 @@ def stand_in(described: tuple[Any, ...] | None, input: Tensor) -> Tensor | None:
     return None if described is None else input.new_empty(described[0], dtype=described[1])
 
 
+def bends_by_bias(activation: str | None) -> bool:
+    """True if a gradient reads the values of the bias."""
+    return activation is not None and activation not in _BY_TORCH
+
+
+def saved_last(activation: str | None, bias: Tensor | None, output: Tensor) -> Tensor | None:
+    """What a gradient reads besides input, statistics and weight: nothing, the output, or the bias."""
+    if bends_by_bias(activation):
+        return bias
+    return None if activation is None else output
+
+
+def before_activation(
+    activation: str | None, last: Tensor | None, grad_output: Tensor
+) -> tuple[str | None, Tensor]:
+    """The activation that is left to the backward of the normalisation, and the gradient that this backward gets.
+
+    Args: last: as `saved_last` returns it.
+    """
+    if activation not in _BY_TORCH or last is None:
+        return activation, grad_output
+    return None, _sigmoid_backward(grad_output, last)
+
+
 def _keep(constants: tuple[Any, ...], tensors: Sequence[Tensor | None], outputs: Any) -> Any:
-    """What a gradient reads: of a bias without an activation its description.
+    """What a gradient reads: of a bias whose values it does not need, the description.
 
     Every way to record saves as many tensors: a checkpoint may run the forward again in another way.
     """
     input, mean, _, weight, bias = tensors
-    saved = (input, outputs[1], weight, None if constants[-1] is None else bias)
+    saved = (input, outputs[1], weight, saved_last(constants[-1], bias, outputs[0]))
     return saved, (mean is None, *constants, description(bias))
 
 
 def _gradient(saved: Any, settings: Any, needed: Sequence[bool], grad_output: Tensor) -> Any:
-    *settings, described = settings
-    if saved[3] is None:
-        saved = (*saved[:3], stand_in(described, saved[0]))
+    *settings, activation, described = settings
+    if not bends_by_bias(activation):
+        *tensors, last = saved
+        activation, grad_output = before_activation(activation, last, grad_output)
+        saved = (*tensors, stand_in(described, tensors[0]))
+    settings = (*settings, activation)
     of_input, of_weight, of_bias = gradients(saved, settings, (needed[0], *needed[3:]), grad_output)
     return of_input, None, None, of_weight, of_bias
 
 
 def _tangent(saved: Sequence[Tensor | None], settings: tuple[Any, ...], *tangents: Tensor | None) -> Tensor:
-    return normalize_jvp(*saved, *settings[:-1], (tangents[0], *tangents[3:]))
+    *tensors, last = saved
+    *options, activation, _ = settings
+    of_affine = (tangents[0], *tangents[3:])
+    if bends_by_bias(activation):
+        return normalize_jvp(*saved, *options, activation, of_affine)
+    tangent = normalize_jvp(*tensors, None, *options, None, of_affine)
+    return before_activation(activation, last, tangent)[1]  # the slope multiplies a tangent too
 
 
 def second_gradients(

@@ -2,7 +2,7 @@
 """BatchNorm and the activation that follows it: one pass for the statistics, one that writes; backward the same.
 
 Saved for the backward are the input, the statistics and the parameters: the activation's slope is found again from
-the input, so neither the output nor a mask is kept.
+the input, so neither the output nor a mask is kept. Sigmoid's slope alone is found from the output, see `_operators`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,19 @@ from .._stats import count_reference, reference_forced
 from ._activations import activate
 from ._arguments import check, check_kinds, count_values, is_covered, moves_apart
 from ._moving import is_checkpointed, is_watched, moving_operator
-from ._operators import FRESH, OVER, given, gradients, operator, run, try_backward, try_kernel
+from ._operators import (
+    FRESH,
+    OVER,
+    before_activation,
+    bends_by_bias,
+    given,
+    gradients,
+    operator,
+    run,
+    saved_last,
+    try_backward,
+    try_kernel,
+)
 from ._reference import reference, update_running
 
 __all__ = ["batch_norm", "batch_norm_act", "batch_norm_relu", "infer"]
@@ -76,17 +88,17 @@ class BatchNormAct(Function):
         output, statistics = (_moving if dispatch_modes() else run)(*args)
         ctx.training, _, ctx.eps, activation, input, _, _, weight, bias = args
         ctx.activation = activation
-        ctx.save_for_backward(input, statistics, weight, None if activation is None else bias)
-        ctx.bias = (
-            bias if activation is None else None
-        )  # its value is not read, and may change before the backward
+        ctx.save_for_backward(input, statistics, weight, saved_last(activation, bias, output))
+        # If its values are not read, it may change before the backward.
+        ctx.bias = None if bends_by_bias(activation) else bias
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         needed = (ctx.needs_input_grad[4], *ctx.needs_input_grad[7:])
-        settings, made = (ctx.training, ctx.eps, ctx.activation), NotImplemented
         saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
+        activation, grad_output = before_activation(ctx.activation, saved[3], grad_output)
+        settings, made = (ctx.training, ctx.eps, activation), NotImplemented
         if ctx.bias is not None:
             saved = (*saved[:3], ctx.bias)
         if plain_eager() and not torch.is_grad_enabled():
@@ -99,11 +111,11 @@ class BatchNormAct(Function):
 def _train(
     training: bool, momentum: float, eps: float, activation: str | None, input: Tensor, *vectors: _Vector
 ) -> Tensor:
-    """With a graph. The slope of an activation is found from the bias, so that autograd does not allow changes of it
+    """With a graph. The slope of most activations is found from the bias, so that autograd does not allow changes of it
     before the backward. Torch's batch norm keeps its weight alone: if only the bias is trained, it may change."""
     weight, bias = vectors[2:]
     alone = bias is not None and bias.requires_grad and (weight is None or not weight.requires_grad)
-    if activation is None or not alone:
+    if not (alone and bends_by_bias(activation)):
         return BatchNormAct.apply(training, momentum, eps, activation, input, *vectors)
     return activate(BatchNormAct.apply(training, momentum, eps, None, input, *vectors), activation)
 

@@ -4,26 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from itertools import pairwise
 
 from torch import fx, nn
 
-from ..capture.tracer import class_name
 from ..report import Site
-from ..rules.activation import RELU, RELU6, SLOWER, activation, activation_of, gated
+from ..rules.activation import RELU, RELU6, activation, gated
 from ..rules.norm import NORMS
 from ..runtime.guards import call_adds
 from .block_ends import ends_with_norm, is_norm_call, last_module
 
-__all__ = ["RULE", "Key", "activations_apart", "in_a_row", "key_of", "norm_at_end"]
+__all__ = ["RULE", "Key", "activations_apart", "key_of", "norm_at_end"]
 
 Key = tuple[str, str]  # path of a module, and "file:line"
 
 RULE = "batch_norm_act"
-_SLOWER = (
-    "torch is faster: its Sigmoid keeps the result, from which the gradient needs no exponential; "
-    "the normalisation before it is replaced alone"
-)
 _READ_TWICE = (
     "something else reads the result of the normalisation too, at {}: if all that reads it is this activation, call it "
     "once and share the result"
@@ -62,16 +56,6 @@ def activations_apart(
             yield Site(path, RULE, key_of(node, name)[1], False, reason)
 
 
-def in_a_row(
-    sequential: nn.Sequential, name: str, ends_with: Callable[[nn.Module], nn.Module | None]
-) -> Iterator[Site]:
-    """The same for the children of a Sequential that was not captured."""
-    children = list(sequential.named_children())
-    for (_, before), (path, after) in pairwise(children):
-        if activation_of(after) in SLOWER and ends_with(before) is not None:
-            yield Site(".".join(p for p in (name, path) if p), RULE, class_name(after), False, _SLOWER)
-
-
 def _before(node: fx.Node) -> fx.Node | None:
     """What an activation reads, past Identities; None for everything but a call."""
     if activation(node) is None:
@@ -89,8 +73,6 @@ def _why(node: fx.Node, before: fx.Node, block: nn.Module | None, norm: nn.Modul
     if others and gated(before) is None:
         read_at = _READ_TWICE.format(", ".join(dict.fromkeys(_place(u) for u in others)))
         return read_at + _ALONE * (activation(node) in (RELU, RELU6))
-    if activation(node) in SLOWER:
-        return _SLOWER
     modules = {
         before.target: block,
         f"the normalisation at the end of {before.target}": norm,

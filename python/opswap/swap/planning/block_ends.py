@@ -9,7 +9,7 @@ import torch.nn.functional as torch_functional
 from torch import fx, nn
 
 from ..graph.calls import graph_kinds
-from ..rules.activation import SLOWER, activation, activation_of
+from ..rules.activation import activation, activation_of
 
 __all__ = [
     "begins_with_activation",
@@ -45,7 +45,7 @@ def continues(module: nn.Module | None, called: Collection[type]) -> bool:
 
     Args: called: classes of torch whose calls the rules look for.
     """
-    acts = module is not None and activation_of(module) not in (None, *SLOWER)
+    acts = module is not None and activation_of(module) is not None
     return type(module) in called or (bool(called) and acts)
 
 
@@ -53,14 +53,14 @@ def is_continuation(node: fx.Node, called: Collection[type]) -> bool:
     """`continues` for a call of a module, or of an activation."""
     if node.op == "call_module" and type(node.meta["module"]) in called:
         return True
-    return bool(called) and activation(node) not in (None, *SLOWER)
+    return bool(called) and activation(node) is not None
 
 
 def begins_with_activation(graph: fx.Graph, called: Collection[type]) -> bool:
     """True if an activation, which a rule may join with what comes before, is all that reads the forward's input."""
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     users = [u for n in inputs for u in n.users]
-    return bool(called) and len(inputs) == len(users) == 1 and activation(users[0]) not in (None, *SLOWER)
+    return bool(called) and len(inputs) == len(users) == 1 and activation(users[0]) is not None
 
 
 def last_module(graph: fx.Graph) -> nn.Module | None:

@@ -27,7 +27,7 @@ from ..runtime.guards import call_adds
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
 from .apart import RULE as apart_rule
-from .apart import activations_apart, in_a_row, key_of, norm_at_end
+from .apart import activations_apart, key_of, norm_at_end
 from .block_ends import continues, cuts_its_input, joins_its_output
 from .blocks import Blocks
 from .changes import Change, apply_rules, without_kernel
@@ -190,8 +190,6 @@ class _Planner:
             known = self.known.get(module)
             for p in known.paths if known is not None else ():
                 yield from activations_apart(p.capture.graph, path, joined, self._norm_at_end)
-            if known is None and type(module) is nn.Sequential:
-                yield from in_a_row(module, path, self._norm_at_end)
 
     def _norm_at_end(self, module: nn.Module) -> nn.Module | None:
         def graphs(m: nn.Module) -> list[fx.Graph] | None:

@@ -19,7 +19,7 @@ from opswap.ops.norm import spell, vector_misread
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.condition_texts import describe_condition
 from ..runtime.guards import call_adds, unhooked
-from .activation import SILU, SLOWER, activation, activation_of, gated
+from .activation import SILU, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, poolable, trains
 
 __all__ = [
@@ -64,7 +64,7 @@ def behind(norm: Node) -> tuple[Node, ...]:
     while len(last.users) == 1 and _is_identity(*last.users):
         (last,) = last.users
         nodes = (*nodes, last)
-    users = gated(last) or tuple(u for u in last.users if activation(u) not in (None, *SLOWER))[:1]
+    users = gated(last) or tuple(u for u in last.users if activation(u) is not None)[:1]
     return (*nodes, *users) if users else ()
 
 
