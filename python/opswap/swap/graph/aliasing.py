@@ -22,15 +22,20 @@ __all__ = ["escape_or_write", "reads_only", "returns_tensor", "seen_apart"]
 _MODULES = {
     *(getattr(nn, f"{name}{n}d") for name in ("Conv", "ConvTranspose", "BatchNorm") for n in (1, 2, 3)),
     *(getattr(nn, f"{name}Pool{n}d") for name in ("Max", "Avg", "AdaptiveMax") for n in (1, 2, 3)),
+    nn.ELU,
     nn.GELU,
+    nn.Hardsigmoid,
     nn.Hardswish,
+    nn.Hardtanh,
     nn.LeakyReLU,
     nn.Linear,
+    nn.Mish,
     nn.PReLU,
     nn.ReLU,
     nn.ReLU6,
     nn.SiLU,
     nn.Sigmoid,
+    nn.Softplus,
     nn.Tanh,
 }
 _FUNCTIONS = {

@@ -7,8 +7,10 @@ sizes. What it computes is left to the proof: no name of a user's function or cl
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -140,4 +142,16 @@ def writes(node: Node) -> bool:
     """True if the call's name or arguments show that it writes to a tensor."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name in inplace_methods or bool(node.kwargs.get("inplace") or node.kwargs.get("out"))
+    if in_place or name in inplace_methods or node.kwargs.get("inplace") or node.kwargs.get("out"):
+        return True
+    place = _place_of_inplace(node.target) if node.op == "call_function" else None
+    return place is not None and bool(node.args[place:][:1] == (True,))
+
+
+@lru_cache(maxsize=1024)
+def _place_of_inplace(function: Callable[..., Any]) -> int | None:
+    """The position of the argument `inplace` of a function of torch.nn.functional; None without one."""
+    if getattr(function, "__module__", None) != "torch.nn.functional":
+        return None
+    names = list(inspect.signature(function).parameters)
+    return names.index("inplace") if "inplace" in names else None

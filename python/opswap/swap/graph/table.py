@@ -52,8 +52,8 @@ _ROWS = {
     Does.VIEW: ("chunk data getitem narrow select split tensor_split unbind",),
     Does.VIEW_OR_COPY: ("contiguous flatten ravel reshape reshape_as",),
     Does.NEW_MEMORY: (
-        "abs add batch_norm cat clone concat conv1d conv2d conv3d gelu linear max mean min mul pow",
-        "relu sigmoid silu square stack sub sum",
+        "abs add batch_norm cat clone concat conv1d conv2d conv3d elu gelu hardsigmoid hardswish hardtanh leaky_relu",
+        "linear max mean min mish mul pow relu relu6 sigmoid silu softplus square stack sub sum tanh",
         _POOLS,
     ),
     Does.ELEMENTWISE: (
