@@ -202,6 +202,8 @@ NAMES = [
     "torch.autograd.forward_ad._current_level",
     "torch.utils._device.DeviceContext",
     "here:torch._C._functorch",
+    "torch._C._functorch.get_interpreter_stack",
+    "torch._C._functorch.TransformType",
     "here:torch.utils._python_dispatch.TorchDispatchMode",
     "here:torch._ops.OpOverload",
 ]

@@ -115,6 +115,22 @@ def test_func_transforms(case: Case) -> None:
     assert_near(results(case.ours), results(case.stock), 1e-6)
 
 
+@every_case
+def test_forward_mode_of_forward_mode(case: Case) -> None:
+    """A second derivative along one direction, against that of two backward passes: torch's own batch_norm is wrong."""
+    made, numbers = make(case, torch.float64, grad=False), argnums(case)
+    tangents = {i: torch.randn_like(made[i]) for i in numbers}
+    drawn = seeded(case.ours)
+
+    def along(s: Tensor) -> Tensor:
+        return loss(drawn)(*(t + s * tangents[i] if i in tangents else t for i, t in enumerate(made)))
+
+    one, start = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    _, forward = torch.func.jvp(lambda s: torch.func.jvp(along, (s,), (one,))[1], (start,), (one,))
+    backward = torch.func.grad(torch.func.grad(along))(start)
+    assert_near((forward,), (backward,), 1e-6)
+
+
 def test_hessian() -> None:
     x = torch.randn(1, 4, 2, 2)
     for function, stock in (

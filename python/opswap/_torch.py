@@ -59,6 +59,7 @@ __all__ = [
     "library_takes",
     "lookup_backend",
     "mode_stack",
+    "nested_forward_mode",
     "nn_functions",
     "no_dispatch",
     "on_its_own",
@@ -96,11 +97,20 @@ def _yes() -> bool:
 # serves them is right, and slower, for all callers.
 functorch_active: Callable[[], bool] = _find("torch._C", "_are_functorch_transforms_active") or _yes
 _forward_ad = _find("torch.autograd", "forward_ad")
+_interpreters = _find("torch._C._functorch", "get_interpreter_stack")
+_transforms = _find("torch._C._functorch", "TransformType")
 
 
 def forward_mode_active() -> bool:
     """True within a level of forward-mode AD, torch.func.jvp's too, or if nobody knows."""
     return getattr(_forward_ad, "_current_level", 0) >= 0
+
+
+def nested_forward_mode() -> bool:
+    """True within torch.func.jvp of torch.func.jvp, where the tangent of a Function has no tangent itself."""
+    if not (functorch_active() and forward_mode_active() and _interpreters and _transforms):
+        return False
+    return sum(level.key() == _transforms.Jvp for level in _interpreters() or ()) > 1
 
 
 def transforms_active() -> bool:

@@ -139,11 +139,11 @@ def base_apply(function: type[Function]) -> Callable[..., Any]:
 
 
 def cached_constant(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keep the tensors that `make` makes of hashable arguments; not those that only a trace may hold."""
+    """Keep the tensors that `make` makes of hashable arguments; not those that only a trace or a transform may hold."""
     kept = lru_cache(maxsize=256)(make)
 
     def get(*args: Any) -> Tensor:
-        traced = torch.compiler.is_compiling() or dispatch_modes() or tracing()
-        return make(*args) if traced else kept(*args)
+        inside = torch.compiler.is_compiling() or dispatch_modes() or tracing() or transforms_active()
+        return make(*args) if inside else kept(*args)
 
     return get

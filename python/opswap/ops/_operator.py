@@ -25,6 +25,7 @@ from opswap._torch import (
     forward_mode_active,
     function_below_transforms,
     functorch_active,
+    nested_forward_mode,
     under_transforms,
 )
 
@@ -203,6 +204,8 @@ class Operator:
             args = self._with_defaults(args)
             if self._in_forward_mode is not None and self._may_be_forward():
                 return self._in_forward_mode(*args)
+            if nested_forward_mode():
+                return self._counted_reference(*args)
             tensors = args[0] if self._listed else args[: self._count]
             if not (needs_graph(t for t in tensors if t is not None) or transforms_active()):
                 return below_autograd(self.overload, keys, args)
