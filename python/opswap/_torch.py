@@ -107,9 +107,11 @@ def forward_mode_active() -> bool:
 
 
 def nested_forward_mode() -> bool:
-    """True within torch.func.jvp of torch.func.jvp, where the tangent of a Function has no tangent itself."""
-    if not (functorch_active() and forward_mode_active() and _interpreters and _transforms):
+    """True within torch.func.jvp of torch.func.jvp, where the tangent of a Function has no tangent; or nobody knows."""
+    if not (functorch_active() and forward_mode_active()):
         return False
+    if not (_interpreters and _transforms):
+        return True
     return sum(level.key() == _transforms.Jvp for level in _interpreters() or ()) > 1
 
 
