@@ -420,3 +420,23 @@ def test_modules(activation: str) -> None:
     for twin in (ours.eval(), pickle.loads(pickle.dumps(ours)), converted):
         torch.testing.assert_close(twin(x), want, rtol=1e-4, atol=1e-5)
     assert repr(ours.act) == repr(MODULES[activation])
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("shifted", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_sigmoid_without_a_weight_or_a_bias(scaled: bool, shifted: bool, training: bool) -> None:
+    """The output takes the place of the bias among the tensors that are kept, also of one that is not there."""
+    results = []
+    for function in (
+        lambda x, *v: F.batch_norm_act(x, *v, training, activation="sigmoid"),
+        lambda x, *v: torch.sigmoid(torch.nn.functional.batch_norm(x, *v, training)),
+    ):
+        torch.manual_seed(0)
+        x = torch.randn(3, 5, 4, 6).requires_grad_()
+        weight, bias = (torch.rand(5).requires_grad_() if given else None for given in (scaled, shifted))
+        y = function(x, torch.zeros(5), torch.ones(5), weight, bias)
+        leaves = [t for t in (x, weight, bias) if t is not None]
+        results.append((y, *torch.autograd.grad(y.square().sum(), leaves)))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -98,7 +98,6 @@ def hooked(module: nn.Module, inner: str = "") -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "path", "text"),
     [
-        (nn.Sequential(Calls(8), nn.Sigmoid()), "1", "torch is faster: its Sigmoid"),
         (Once(hooked(Calls(8))), "block", "block has hooks"),
         (Once(hooked(Block())), "act", "block has hooks"),
         (Once(hooked(Block(), "bn")), "act", "the normalisation at the end of block has hooks"),

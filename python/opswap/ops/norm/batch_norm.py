@@ -99,7 +99,7 @@ class BatchNormAct(Function):
         saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
         activation, grad_output = before_activation(ctx.activation, saved[3], grad_output)
         settings, made = (ctx.training, ctx.eps, activation), NotImplemented
-        if ctx.bias is not None:
+        if not bends_by_bias(ctx.activation):
             saved = (*saved[:3], ctx.bias)
         if plain_eager() and not torch.is_grad_enabled():
             made = try_backward(*settings, needed, grad_output, *saved)
