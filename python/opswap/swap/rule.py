@@ -126,6 +126,8 @@ class Rule:
     calls: classes of torch whose calls `find` looks for; a Sequential that holds one is looked at too.
     opens: classes of torch whose calls, if a torch.nn.ModuleList holds several, are looked at as part of the
         forward that makes them.
+    branches: blocks that read one tensor and begin with the same activation are looked at as part of the forward that
+        calls them.
     whole: in place of the whole forward of instances of exactly `modules`, which has no graph; x0 is its
         input and m0 the module.
     declines: of these instances, "" for those that `whole` is for, None for those that the rule is not about, else why
@@ -143,6 +145,7 @@ class Rule:
     example: Example | None = None
     calls: tuple[type[nn.Module], ...] = ()
     opens: tuple[type[nn.Module], ...] = ()
+    branches: bool = False
     whole: Replacement | None = None
     declines: Callable[[nn.Module], str | None] = _take_all
     inference: bool = False

@@ -20,6 +20,7 @@ __all__ = [
     "is_norm_call",
     "joins_its_output",
     "last_module",
+    "only_reader",
 ]
 
 
@@ -58,9 +59,15 @@ def is_continuation(node: fx.Node, called: Collection[type]) -> bool:
 
 def begins_with_activation(graph: fx.Graph, called: Collection[type]) -> bool:
     """True if an activation, which a rule may join with what comes before, is all that reads the forward's input."""
+    reader = only_reader(graph)
+    return bool(called) and reader is not None and activation(reader) is not None
+
+
+def only_reader(graph: fx.Graph) -> fx.Node | None:
+    """What reads the forward's input, if it has one input and nothing else reads it."""
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
-    users = [u for n in inputs for u in n.users]
-    return bool(called) and len(inputs) == len(users) == 1 and activation(users[0]) is not None
+    readers = [u for n in inputs for u in n.users]
+    return readers[0] if len(inputs) == len(readers) == 1 else None
 
 
 def last_module(graph: fx.Graph) -> nn.Module | None:

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from ..rules.activation import Activation, activation
 from ..runtime.guards import call_adds
-from .block_ends import begins_with_activation, ends_with_norm, is_continuation, last_module
+from .block_ends import begins_with_activation, ends_with_norm, is_continuation, last_module, only_reader
 
 __all__ = ["Blocks"]
 
@@ -58,8 +58,7 @@ class Blocks:
                 if len(before.users) == 1 and (begun := self.begins_with_activation(node.meta["module"])):
                     ended = self.down_to_end(before.meta["module"])
                     yield from (*ended, *begun) if ended else ()
-                pair = [self._known.get(n.meta["module"]) for n in (before, node)]
-                first, second = pair
+                first, second = (self._known.get(n.meta["module"]) for n in (before, node))
                 if first is None or second is None or any(call_adds(m.root) for m in (first, second)):
                     continue
                 if first.joins_its_output() and second.cuts_its_input():
@@ -104,10 +103,8 @@ class Blocks:
         known = self._known.get(node.meta["module"]) if node.op == "call_module" and act is None else None
         if known is None or len(node.all_input_nodes) != 1 or len(known.graphs) != 1:
             return act
-        (graph,) = known.graphs
-        inputs = [n for n in graph.nodes if n.op == "placeholder"]
-        readers = [u for n in inputs for u in n.users]
-        return self._first(readers[0]) if len(inputs) == len(readers) == 1 else None
+        reader = only_reader(known.graphs[0])
+        return None if reader is None else self._first(reader)
 
     def _whole(self, module: nn.Module) -> tuple[nn.Module, ...] | None:
         """A block with all blocks inside it; () for a module of torch, None if one of them is not inlined."""

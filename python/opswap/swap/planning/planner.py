@@ -22,7 +22,6 @@ from ..rewriting.code import containers_of
 from ..rule import UNPROBED, Region
 from ..rules import Rule
 from ..rules.activation import is_activation
-from ..rules.shared import SHARED
 from ..runtime.guards import call_adds
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
@@ -145,7 +144,7 @@ class _Planner:
         self.inference = {rule.name for rule in rules if rule.inference}
         self.inlined = {cls for rule in rules for cls in rule.opens}
         self.known: dict[nn.Module, _Module] = {}
-        self.blocks = Blocks(self.known, self.called, any(r.name == SHARED for r in rules))
+        self.blocks = Blocks(self.known, self.called, any(rule.branches for rule in rules))
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in self.model.named_modules()}
         self.contiguity = Contiguity.NONE

@@ -17,7 +17,8 @@ from torch.fx import Graph
 from opswap import functional as F
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
-from .pool import large_enough, made_contiguous
+from .pool import made_contiguous
+from .pool_sizes import large_enough
 
 __all__ = ["RULES"]
 

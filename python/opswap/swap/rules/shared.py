@@ -23,9 +23,7 @@ from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import call_adds, runs_other_code, unhooked
 from .activation import Activation, activation, activation_of
 
-__all__ = ["RULES", "SHARED", "shared_activations"]
-
-SHARED = "shared_activation"
+__all__ = ["RULES", "shared_activations"]
 
 
 def shared_activations(node: Node) -> list[tuple[Node, ...]]:
@@ -42,7 +40,7 @@ def shared_activations(node: Node) -> list[tuple[Node, ...]]:
 def _in_place(node: Node) -> bool:
     if node.op == "call_module":
         return bool(getattr(node.meta["module"], "inplace", False))
-    return writes(node) or any(a is True for a in node.args)
+    return writes(node)
 
 
 def still(act: Activation, modules: tuple[nn.Module, ...]) -> bool:
@@ -117,4 +115,8 @@ class _Branches(nn.Module):
         return y
 
 
-RULES = (Rule(SHARED, False, _find, _prove, example=lambda: (_Branches(), ((32, 58, 28, 28),))),)
+def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return _Branches(), ((32, 58, 28, 28),)
+
+
+RULES = (Rule("shared_activation", False, _find, _prove, example=_example, branches=True),)
