@@ -10,6 +10,7 @@ from . import (
     convolution,
     convolution_functional,
     dropout,
+    dropout_add,
     group_norm,
     layer_norm,
     linear,
@@ -28,9 +29,8 @@ _NORMS = norm.RULES + norm_functional.RULES + group_norm.RULES + layer_norm.RULE
 _CONVOLUTIONS = reduced_precision.RULES + convolution.RULES + convolution_functional.RULES
 _ARITHMETIC = _NORMS + linear.RULES + _CONVOLUTIONS
 _POOLS = pool.RULES + local_response_norm.RULES
-_KERNELS = (
-    chain.RULES + channels.RULES + permutation.RULES + _POOLS + _ARITHMETIC + dropout.RULES + shared.RULES
-)
+_DROPOUTS = dropout_add.RULES + dropout.RULES
+_KERNELS = chain.RULES + channels.RULES + permutation.RULES + _POOLS + _ARITHMETIC + _DROPOUTS + shared.RULES
 
 
 def _where_kernels_are(rule: Rule) -> Rule:

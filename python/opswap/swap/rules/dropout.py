@@ -17,17 +17,17 @@ from opswap.ops.dropout import FEWEST, draws_alike, dropout_pays
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.condition_texts import describe_condition
 from .conditions import on_cpu, poolable
+from .dropout_add import OF_CHANNELS
 from .kept import elements
 
 __all__ = ["RULES"]
 
 
-# torch draws a number per channel and multiplies once, at the speed of memory.
-_OF_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_FUNCTIONS_OF_CHANNELS = (torch_functional.dropout1d, torch_functional.dropout2d, torch_functional.dropout3d)
+# torch draws a number per channel and multiplies once, at the speed of memory. Rule dropout_add joins an addition.
+_OF_CHANNELS = tuple(kind for kind in OF_CHANNELS if isinstance(kind, type))
 _ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 _FUNCTIONS_ALPHA = (torch_functional.alpha_dropout, torch_functional.feature_alpha_dropout)
-_AS_FAST = "torch is as fast: {} multiplies by one number per channel"
+_AS_FAST = "torch is as fast: {} alone multiplies by one number per channel"
 _NO_KERNEL = "no kernel for {}, which keeps mean and variance"
 
 
@@ -38,13 +38,13 @@ def _declines(module: nn.Module) -> str | None:
 
 def _find_another(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in (*_FUNCTIONS_OF_CHANNELS, *_FUNCTIONS_ALPHA):
+        if node.op == "call_function" and node.target in (*OF_CHANNELS, *_FUNCTIONS_ALPHA):
             yield Region.of_call(node)
 
 
 def _refuse(region: Region, shapes: Shapes) -> Replacement:
     function = region.main.target
-    text = _AS_FAST if function in _FUNCTIONS_OF_CHANNELS else _NO_KERNEL
+    text = _AS_FAST if function in OF_CHANNELS else _NO_KERNEL
     raise Refusal(text.format(function.__name__))
 
 

@@ -20,7 +20,7 @@ from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.condition_texts import describe_condition
 from ..runtime.guards import call_adds, unhooked
 from .activation import SILU, activation, activation_of, gated
-from .conditions import CONVOLUTIONS, poolable, trains
+from .conditions import CONVOLUTIONS, normed_fast, poolable, trains
 
 __all__ = [
     "RULES",
@@ -146,8 +146,9 @@ def _prove_act(region: Region, shapes: Shapes) -> Replacement:
     """The graph holds torch's own modules, so that no run has to show what they compute."""
     name, still, names = act_of(region)
     calls = [f"m{i}" for i, _ in enumerate(module_calls(region.nodes))]
-    condition = f"unhooked({', '.join(calls)}) and supported_norm(m0, x0){still}"
+    condition = f"unhooked({', '.join(calls)}) and supported_norm(m0, x0) and normed_fast(x0){still}"
     names |= {"unhooked": unhooked, "supported_norm": supported_norm, "apply_norm": apply_norm}
+    names["normed_fast"] = normed_fast
     inplace = ""
     if len(region.modules) > len(calls):
         inplace = f", inplace=may_overwrite(x0, m{len(calls)})"
@@ -167,12 +168,13 @@ def _find_in_place(graph: Graph) -> Iterator[Region]:
 
 def _prove_in_place(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
-        "not m0.training and unhooked(m0) and supported_norm(m0, x0) and may_overwrite(x0, m1)",
+        "not m0.training and unhooked(m0) and supported_norm(m0, x0) and may_overwrite(x0, m1) and normed_fast(x0)",
         "apply_norm(m0, x0, None, inplace=True)",
         {
             "unhooked": unhooked,
             "supported_norm": supported_norm,
             "may_overwrite": may_overwrite,
+            "normed_fast": normed_fast,
             "apply_norm": apply_norm,
         },
     )

@@ -14,7 +14,7 @@ from opswap.ops.norm import vector_misread
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
-from .conditions import poolable
+from .conditions import normed_fast, poolable
 from .norm import act_of, behind, region_of
 
 __all__ = ["RULES"]
@@ -53,10 +53,12 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     arguments = _arguments(region)
     input = arguments.pop("input")
     options = [f"{name}={text}" for name, text in arguments.items()]
-    condition = f"poolable({input})"
+    vectors = ", ".join(arguments[name] for name in ("weight", "running_mean", "running_var"))
+    misread = f"vector_misread({input}, {vectors})"
     names = {
         "batch_norm_act": F.batch_norm_act,
         "poolable": poolable,
+        "normed_fast": normed_fast,
         "unhooked": unhooked,
         "vector_misread": vector_misread,
     }
@@ -66,10 +68,9 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
         options.append(f"activation={name!r}")
         calls = [f"m{i}" for i, _ in enumerate(region.modules)]
         hooks = f"unhooked({', '.join(calls)}) and " if calls else ""
-        condition = f"{hooks}{condition}{still}"
+        condition = f"{hooks}poolable({input}) and ({misread} or normed_fast({input})){still}"
     else:
-        vectors = ", ".join(arguments[name] for name in ("weight", "running_mean", "running_var"))
-        condition = f"(vector_misread({input}, {vectors}) or {arguments['training']}) and {condition}"
+        condition = f"poolable({input}) and ({misread} or {arguments['training']} and normed_fast({input}))"
     result = f"batch_norm_act({', '.join([input, *options])})"
     return Replacement(condition, result, names)
 
