@@ -25,7 +25,7 @@ import torch
 import opswap
 from opswap.ops import chain
 from opswap.swap.planning import gains
-from opswap.swap.rules import DEFAULT, OPTIONAL
+from opswap.swap.rules import DEFAULT, OPTIONAL, conditions
 from opswap.swap.rules import chain as chain_rule
 from threads import on_threads
 
@@ -199,6 +199,7 @@ def chains_on_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
 def every_rule_applies(recorded_gains: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules are applied whatever was measured; for tests that count what was replaced."""
     monkeypatch.setattr(gains, "_table", dict)
+    monkeypatch.setattr(conditions, "_NORMED", conditions._FLOATS)
 
 
 @pytest.fixture

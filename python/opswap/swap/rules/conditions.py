@@ -18,7 +18,8 @@ __all__ = ["CONVOLUTIONS", "normed_fast", "on_cpu", "plain_floats", "poolable", 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# The kernels of BatchNorms go through float64 one element at a time: a step takes 1.0 to 2.4 times torch's time (Zen 4).
+# The kernels of BatchNorms go through float64 one element at a time: a step takes 1.0 to 2.4 times as long as torch's
+# (Zen 4).
 _NORMED = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -198,9 +198,14 @@ describe_condition(norm_misread, lambda *_: "its weight and statistics are conti
 
 # With given statistics and a new result torch's own is as fast: both read and write at the speed of memory.
 _ALONE = Replacement(
-    "(norm_misread(m0, x0) or m0.training) and poolable(x0)",
+    "poolable(x0) and (norm_misread(m0, x0) or m0.training and normed_fast(x0))",
     "apply_norm(m0, x0, None)",
-    {"poolable": poolable, "norm_misread": norm_misread, "apply_norm": apply_norm},
+    {
+        "poolable": poolable,
+        "norm_misread": norm_misread,
+        "normed_fast": normed_fast,
+        "apply_norm": apply_norm,
+    },
 )
 _MENDED = Replacement(
     "norm_misread(m0, x0)",
