@@ -26,6 +26,7 @@ from . import (
     pointwise,
     pool,
     reduced_precision,
+    rules,
 )
 
 __all__ = ["FAMILIES"]
@@ -43,6 +44,7 @@ FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "conv": conv.cases,
     "chain": chain.cases,
     "batch": batch.cases,
+    "rules": rules.cases,
     "merge": merge.cases,
     "models": models.cases,
     "half": reduced_precision.cases,

@@ -163,7 +163,7 @@ class _Residual(nn.Module):
 
 
 def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
-    return _Residual(), ((8, 64, 64, 64),)
+    return _Residual(), ((32, 64, 56, 56),)
 
 
 _MODULES = tuple(kind for kind in OF_CHANNELS if isinstance(kind, type))

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""Rules of `swap` that join operators of torch, on the example of each, and a Sigmoid behind a BatchNorm.
+
+A step of the stock module against that of the swapped one, both of which draw the same numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from opswap.bench.case import LAYOUTS, Case
+from opswap.swap import swap
+from opswap.swap.rule import Example
+from opswap.swap.rules import DEFAULT
+
+__all__ = ["cases"]
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+
+
+def _sigmoid() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return nn.Sequential(nn.BatchNorm2d(64), nn.Sigmoid()), ((32, 64, 28, 28),)
+
+
+def _examples() -> dict[str, Example]:
+    named = {rule.name: rule.example for rule in DEFAULT if rule.example is not None}
+    chosen = ("dropout_add", "shared_activation", "local_response_norm")
+    return {name: named[name] for name in chosen} | {"batch_norm_act Sigmoid": _sigmoid}
+
+
+def cases(batch: int) -> Iterator[Case]:
+    """Each in both formats; the examples have sizes of their own, of which `batch` is a 32nd part of the images."""
+    for name, example in _examples().items():
+        module, ((images, *size),) = example()
+        shape = (max(1, images * batch // 32), *size)
+        for dtype, tolerance in _TOLERANCE.items():
+            if name == "local_response_norm" and dtype is not torch.float32:
+                continue  # torch's avg_pool3d has no kernel for 16 bits
+            for layout, memory_format in LAYOUTS.items():
+                yield Case(
+                    name,
+                    ",".join(map(str, shape)),
+                    str(dtype).removeprefix("torch."),
+                    "step",
+                    partial(_build, module, name.split()[0], shape, dtype, memory_format),
+                    {"opswap": layout},
+                    0,
+                    tolerance,
+                    kernels=name.startswith(("batch_norm", "local")),
+                )
+
+
+def _build(
+    module: nn.Module,
+    rule: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
+) -> dict[str, Callable[[], Sequence[Tensor]]]:
+    stock = copy.deepcopy(module).train().to(dtype, memory_format=memory_format)
+    swapped = swap(copy.deepcopy(stock), rules=[r for r in DEFAULT if r.name == rule], strict=True)
+    x = torch.randn(shape).to(dtype).contiguous(memory_format=memory_format).requires_grad_()
+    gradient = torch.randn_like(stock(x))
+    return {name: partial(_step, m, x, gradient) for name, m in (("torch", stock), ("opswap", swapped))}
+
+
+def _step(model: nn.Module, x: Tensor, gradient: Tensor) -> Sequence[Tensor]:
+    torch.default_generator.manual_seed(0)
+    y = model(x)
+    return [y, *torch.autograd.grad(y, [x, *model.parameters()], gradient)]
