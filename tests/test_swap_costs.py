@@ -124,12 +124,13 @@ def test_a_broken_table_is_not_read(cache: Path, text: str) -> None:
 
 
 def test_tune_keeps_what_it_measures(cache: Path) -> None:
-    names = {"cat_channel_shuffle", "channel_shuffle", "max_pool3d"}
+    names = {"cat_channel_shuffle", "channel_shuffle", "max_pool3d", "dropout_add"}
     table = opswap.tune([r for r in DEFAULT if r.name in names], rounds=1)
     assert set(table) == names
     assert set(table["cat_channel_shuffle"]) == {"contiguous", "channels_last"}
     assert set(table["channel_shuffle"]) == {"channels_last"}, "in contiguous layout it is torch's own"
     assert set(table["max_pool3d"]) == {"contiguous"}, "torch has no such pool in channels_last"
+    assert set(table["dropout_add"]) == {"contiguous", "channels_last"}, "it calls no kernel"
     assert json.loads(cache.read_text())["gains"] == table
     ratios = table["cat_channel_shuffle"].values()
     assert gains.gain("cat_channel_shuffle") == pytest.approx((min(ratios) * max(ratios)) ** 0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from opswap.ops._stats import stats
 
 from .api import swap
 from .capture.quiet import generators_kept
+from .explain import explain
 from .planning import gains
 from .rules import DEFAULT, OPTIONAL, Rule
 
@@ -53,17 +55,32 @@ def tune(
                 progress(rule.name, len(table), names)
             with generators_kept():
                 module, shapes = rule.example()
-                ratios = {k: _ratio(rule, module, shapes, k, rounds) for k in _FORMATS}
-            table[rule.name] = {k: ratio for k, ratio in ratios.items() if ratio is not None}
+                timed = {k: _timed(rule, module, shapes, k, rounds) for k in _FORMATS}
+            table[rule.name] = _ratios(timed)
     gains.keep_gains(gains.cache_file(), table)
     gains.forget_tables()
     return table
 
 
-def _ratio(
+def _ratios(timed: dict[str, _Timed | None]) -> dict[str, float]:
+    """By memory format. A rule that has a kernel is timed where it runs one: elsewhere its code is torch's."""
+    found = {k: t for k, t in timed.items() if t is not None}
+    has_kernel = any(t.kernel for t in found.values())
+    return {k: t.ratio for k, t in found.items() if t.kernel or not has_kernel}
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Time of torch over ours, and whether ours ran a kernel."""
+
+    ratio: float
+    kernel: bool
+
+
+def _timed(
     rule: Rule, module: nn.Module, shapes: Sequence[tuple[int, ...]], layout: str, rounds: int
-) -> float | None:
-    """Time of torch over ours, None if torch, or every kernel of ours, leaves this memory format out."""
+) -> _Timed | None:
+    """None if torch, or the replacement, leaves this memory format out."""
     stock = module.train()
     ours = swap(copy.deepcopy(stock), rules=[rule])
     inputs = [_input(shape, layout) for shape in shapes]
@@ -71,12 +88,13 @@ def _ratio(
         theirs = _step(stock, inputs)
     except RuntimeError:
         return None
-    before = stats()["kernel"]
+    before = stats()
     forms = {"stock": theirs, "swapped": _step(ours, inputs)}
-    if stats()["kernel"] == before:
+    kernel = stats()["kernel"] != before["kernel"]
+    if not kernel and (stats() != before or not any(o.ran for o in explain(ours, *inputs).outcomes)):
         return None
     times = time_in_turn(forms, 0.0, rounds)
-    return round(ratio_spread(times["stock"], times["swapped"]).median, 3)
+    return _Timed(round(ratio_spread(times["stock"], times["swapped"]).median, 3), kernel)
 
 
 def _input(shape: tuple[int, ...], layout: str) -> Tensor:
