@@ -333,31 +333,6 @@ class TestNetworks:
         assert norms(model, x) == 6
         torch.testing.assert_close(model(x), stock(x), rtol=1e-3, atol=1e-4)
 
-    @pytest.mark.parametrize("alone", [True, False])
-    @pytest.mark.parametrize("spelling", ["module", "function"])
-    def test_float64_is_torchs(
-        self, spelling: str, alone: bool, monkeypatch: pytest.MonkeyPatch, recorded_gains: None
-    ) -> None:
-        """The kernels are slower than torch's there; gradients that torch reads wrongly are mended all the same."""
-        monkeypatch.undo()
-
-        def forward(m: Pair, x: Tensor) -> Tensor:
-            norm = m.norm
-            if spelling == "module":
-                y = norm(x)
-            else:
-                y = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, True)
-            return y if alone else F.relu(y)
-
-        stock = Pair(forward).double()
-        model = opswap.swap(copy.deepcopy(stock), strict=True)
-        x = torch.randn(SIZE, dtype=torch.float64)
-        assert norms(model, x) == 0
-        reasons = {o.reason for o in opswap.explain(model, x).outcomes if o.rule.startswith("batch_norm")}
-        assert any("torch is faster on float64" in r for r in reasons), reasons
-        check(model, stock, x)
-        assert norms(model.float().train(), x.float()) == 1
-
     def test_modules_from_elsewhere(self) -> None:
         """Somebody else may change them between two calls."""
         drop = nn.Dropout(0.5)
