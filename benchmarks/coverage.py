@@ -76,7 +76,8 @@ def measure(library: str, family: str, name: str, batch: int, side: int, verify:
     row = Row(library, family, name, batch=batch)
     torch.manual_seed(0)
     try:
-        stock = networks.make(library, name).train()
+        stock = networks.make(library, name)
+        stock.train()  # which does not return the module in every library
         arguments, row.size, memory_format = _arguments(stock, library, name, batch, side)
     except Exception as error:  # the library's own
         row.error = f"the stock network raises {_first_line(error)}"
@@ -262,7 +263,7 @@ def summary(rows: list[Row]) -> list[str]:
     """One line per kind, over all networks."""
     ran = [row for row in rows if not row.error]
     lines = [
-        f"{len(ran)} networks, {len(rows) - len(ran)} that raise; of all operators {_share(ran)} replaced"
+        f"{len(ran)} networks, {len(rows) - len(ran)} not counted; of all operators {_share(ran)} replaced"
     ]
     for kind in KINDS:
         there, left = (sum(getattr(row, name).get(kind, 0) for row in ran) for name in ("sites", "left"))
@@ -292,11 +293,7 @@ def page(every: list[Row]) -> list[str]:
         *table(rows),
         "",
         *_with_larger(larger),
-        "An empty cell of the two columns before the reasons: counted before these columns were there.",
-        "",
-        "Not run:",
-        "",
-        *(f"- {line}" for line in left_out),
+        *(["Not run:", "", *(f"- {line}" for line in left_out)] if left_out else []),
     ]
 
 

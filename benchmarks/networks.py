@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,10 +183,58 @@ def _of_segmentation(name: str) -> nn.Module:
     return getattr(_segmentation(), name)(encoder_name="resnet18", encoder_weights=None)
 
 
+_MMPRETRAIN: dict[str, dict[str, Any]] = {
+    "ConvNeXt": {"arch": "atto"},
+    "CSPDarkNet": {"depth": 53},
+    "CSPResNet": {"depth": 50},
+    "DenseNet": {"arch": "121"},
+    "EdgeNeXt": {"arch": "xxsmall"},
+    "EfficientFormer": {"arch": "l1"},
+    "EfficientNet": {"arch": "b0"},
+    "EfficientNetV2": {"arch": "b0"},
+    "HorNet": {"arch": "tiny"},
+    "LeViT": {"arch": "128s"},
+    "MobileNetV3": {"arch": "small"},
+    "MobileOne": {"arch": "s0"},
+    "MobileViT": {"arch": "xx_small"},
+    "PoolFormer": {"arch": "s12"},
+    "RegNet": {"arch": "regnetx_400mf"},
+    "RepVGG": {"arch": "A0"},
+    "Res2Net": {"depth": 50},
+    "ResNeSt": {"depth": 50},
+    "ResNet": {"depth": 18},
+    "ResNetV1d": {"depth": 50},
+    "ResNeXt": {"depth": 50},
+    "RIFormer": {"arch": "s12"},
+    "SEResNet": {"depth": 50},
+    "TinyViT": {"arch": "5m", "img_size": (224, 224)},
+    "VAN": {"arch": "tiny"},
+    "VGG": {"depth": 11, "norm_cfg": {"type": "BN"}},
+}
+
+
+def _of_mmpretrain(name: str) -> nn.Module:
+    """A backbone. Of mmcv the wheel mmcv-lite is enough, and of modelindex, which lists trained weights, the names."""
+    _torchvision()
+    for module, names in (
+        ("modelindex", ()),
+        ("modelindex.load_model_index", ("load",)),
+        ("modelindex.models", ()),
+        ("modelindex.models.Model", ("Model",)),
+        ("modelindex.models.ModelIndex", ("ModelIndex",)),
+    ):
+        stand_in = sys.modules.setdefault(module, types.ModuleType(module))
+        for attribute in names:
+            setattr(stand_in, attribute, object)
+    backbones = importlib.import_module("mmpretrain.models.backbones")
+    return getattr(backbones, name)(**_MMPRETRAIN.get(name, {}))
+
+
 _MAKERS: dict[str, Callable[[str], nn.Module]] = {
     "timm": lambda name: _timm().create_model(name),
     "torchvision": _of_torchvision,
     "pytorchcv": lambda name: _pytorchcv().get_model(name),
     "transformers": _of_transformers,
     "segmentation_models_pytorch": _of_segmentation,
+    "mmpretrain": _of_mmpretrain,
 }

@@ -117,7 +117,8 @@ def measure(name: str, side: int, threads: int, batch: int) -> Row:
     machine = f"{cpu_model()}, {opswap.isa.current()}, torch {torch.__version__}, {datetime.date.today()}"
     row = Row(name, shape, threads, machine=machine)
     try:
-        model = (NETWORKS[name] if name in NETWORKS else partial(networks.make, *name.split("/")))().train()
+        model = (NETWORKS[name] if name in NETWORKS else partial(networks.make, *name.split("/")))()
+        model.train()
         row.shape = shape if side else (batch, 3, *[_first_side(model, *name.split("/"))] * 2)
         samples = _samples(model, torch.randn(row.shape))
     except Exception as error:  # a library that is not installed, or that raises

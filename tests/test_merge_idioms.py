@@ -386,3 +386,28 @@ def test_copies_are_layers_of_torch_too(blocks: list[nn.Module]) -> None:
     twin = copy.deepcopy(merge.branches(blocks))
     assert isinstance(twin.get_submodule("bn"), nn.BatchNorm2d)
     check(twin, blocks)
+
+
+class OfMmengine(nn.Module):
+    """Its `train`, and so `eval`, does not return the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 6, 1), nn.BatchNorm2d(6)
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.bn(self.conv(x)))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_train_that_returns_nothing(training: bool) -> None:
+    branches = [OfMmengine() for _ in range(N)]
+    for branch in branches:
+        branch.train(training)
+    merged = merge.branches(copy.deepcopy(branches), shared_input=True)
+    x = torch.randn(5, 4, 3, 3)
+    for ours, branch in zip(merged(x).unbind(1), branches, strict=True):
+        assert_near(ours, branch(x))

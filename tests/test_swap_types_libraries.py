@@ -195,3 +195,26 @@ def test_parts_of_a_sequential() -> None:
 def test_blocks_of_users_keep_their_class() -> None:
     model = opswap.swap(nn.Sequential(Split()), strict=True)
     assert type(model[0]) is Split and type(opswap.unswap(model)[0]) is Split
+
+
+def test_train_that_returns_nothing() -> None:
+    """As mmengine's modules."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network()
+
+        def train(self, mode: bool = True) -> None:  # type: ignore[override]
+            super().train(mode)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.body(x)
+            return y
+
+    x = torch.randn(4, 3, 24, 24)
+    opswap.verify(Block(), (x,))
+    model = opswap.optimize(Block(), example_inputs=(x,))
+    assert opswap.report(model).swapped
+    with opswap.layout.check(model), opswap.shapes.detect(model):
+        model(x.contiguous(memory_format=torch.channels_last))

@@ -24,7 +24,8 @@ def guess_example(branch: nn.Module) -> tuple[Tensor, ...]:
 
     Raises: ValueError if none of the guesses does.
     """
-    twin = copy.deepcopy(branch).eval()
+    twin = copy.deepcopy(branch)
+    twin.eval()
     tried = []
     for sizes in _guesses(branch):
         dtype = next((p.dtype for p in branch.parameters()), torch.float32)

@@ -74,7 +74,8 @@ def prove(
 
 
 def _twin(module: nn.Module, training: bool) -> Any:
-    twin = copy.deepcopy(module).to("cpu", torch.float64).train(training)
+    twin = copy.deepcopy(module).to("cpu", torch.float64)
+    twin.train(training)
     for m in twin.modules():
         if type(m) in RANDOM:
             m.training = False

@@ -185,7 +185,9 @@ def _sizes(value: Any) -> Any:
 
 
 def _observe(graph: fx.Graph, branch: nn.Module, inputs: tuple[Tensor, ...]) -> dict[fx.Node, Any]:
-    observer = _Observer(copy.deepcopy(branch).eval(), graph)
+    twin = copy.deepcopy(branch)
+    twin.eval()  # which does not return the module in every library
+    observer = _Observer(twin, graph)
     try:
         with torch.no_grad():
             observer.run(*(x.clone() for x in inputs))
