@@ -309,11 +309,13 @@ def test_layouts_of_sigmoid(size: tuple[int, ...], layout: str) -> None:
     x = LAYOUTS[layout](torch.randn(size)).detach().requires_grad_()
     affine = parameters(size[1], torch.float32)[2:]
     leaves = [x, *(v.requires_grad_() for v in affine)]
+    # Of equal images the variance is 0 and the gradient 0, as a difference of terms that are 316 times as large.
+    atol = 1e-4 if layout == "expanded_batch" and len(size) == 2 else 1e-5
     outputs = sigmoid(*leaves), stock_sigmoid(*leaves)
     torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
     for grad in (LAYOUTS[layout](torch.randn(size)), torch.randn(size), torch.ones(()).expand(size)):
         ours, theirs = (torch.autograd.grad(y, leaves, grad, retain_graph=True) for y in outputs)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=atol)
         assert ours[0].stride() == theirs[0].stride()
 
 
