@@ -17,22 +17,21 @@ from opswap.ops.dropout import FEWEST, draws_alike, dropout_pays
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.condition_texts import describe_condition
 from .conditions import on_cpu, poolable
-from .dropout_add import OF_CHANNELS
+from .dropout_add import MODULES, OF_CHANNELS
 from .kept import elements
 
 __all__ = ["RULES"]
 
 
-# torch draws a number per channel and multiplies once, at the speed of memory. Rule dropout_add joins an addition.
-_OF_CHANNELS = tuple(kind for kind in OF_CHANNELS if isinstance(kind, type))
 _ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 _FUNCTIONS_ALPHA = (torch_functional.alpha_dropout, torch_functional.feature_alpha_dropout)
+# torch draws a number per channel and multiplies once, at the speed of memory. Rule dropout_add joins an addition.
 _AS_FAST = "torch is as fast: {} alone multiplies by one number per channel"
 _NO_KERNEL = "no kernel for {}, which keeps mean and variance"
 
 
 def _declines(module: nn.Module) -> str | None:
-    text = _AS_FAST if type(module) in _OF_CHANNELS else _NO_KERNEL
+    text = _AS_FAST if type(module) in OF_CHANNELS else _NO_KERNEL
     return text.format(type(module).__name__) if module.p > 0 else None
 
 
@@ -89,6 +88,6 @@ describe_condition(dropout_pays, _too_small)
 _NEVER = Replacement("False", "x0", {})
 RULES = (
     Rule("dropout", True, _find, _prove, (nn.Dropout,), lambda: (nn.Dropout(0.5), ((8, 64, 18, 44),))),
-    Rule("dropout", True, modules=_OF_CHANNELS + _ALPHA, whole=_NEVER, declines=_declines),
+    Rule("dropout", True, modules=MODULES + _ALPHA, whole=_NEVER, declines=_declines),
     Rule("dropout", True, _find_another, _refuse),
 )

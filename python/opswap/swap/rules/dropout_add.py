@@ -21,12 +21,12 @@ from opswap.ops._function import plain_cpu
 from ..graph.calls import subject
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
 from ..runtime.condition_texts import describe_condition
-from ..runtime.guards import call_adds, unhooked
+from ..runtime.guards import call_problem, unhooked
 from ..runtime.shown import shown
 from .conditions import poolable
 from .kept import elements
 
-__all__ = ["OF_CHANNELS", "RULES"]
+__all__ = ["MODULES", "OF_CHANNELS", "RULES"]
 
 # Modules and functions by the dimensions of a batch.
 OF_CHANNELS: dict[Any, int] = {
@@ -37,6 +37,7 @@ OF_CHANNELS: dict[Any, int] = {
     torch_functional.dropout2d: 4,
     torch_functional.dropout3d: 5,
 }
+MODULES = tuple(kind for kind in OF_CHANNELS if isinstance(kind, type))
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 # Elements from which a step was measured to take torch 1.0 to 2.2 times as long (Zen 4). Of two bytes each it takes 1.2
 # to 1.6 times as long for 6,422,528, and 0.9 to 1.1 times for fewer.
@@ -119,8 +120,7 @@ def _problem_of(node: Node, total: Node) -> str:
         if between.op.startswith("call"):
             return f"{between.name} runs between the dropout and the addition"
         between = between.next
-    adds = call_adds(node.meta["module"]) if node.op == "call_module" else ""
-    return f"{node.target} {adds}: its call is not merged with the calls around it" if adds else ""
+    return call_problem(node.target, node.meta["module"]) if node.op == "call_module" else ""
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
@@ -166,5 +166,4 @@ def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
     return _Residual(), ((32, 64, 56, 56),)
 
 
-_MODULES = tuple(kind for kind in OF_CHANNELS if isinstance(kind, type))
-RULES = (Rule("dropout_add", False, _find, _prove, calls=_MODULES, example=_example),)
+RULES = (Rule("dropout_add", False, _find, _prove, calls=MODULES, example=_example),)

@@ -18,7 +18,7 @@ from opswap.ops.norm import spell, vector_misread
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.condition_texts import describe_condition
-from ..runtime.guards import call_adds, unhooked
+from ..runtime.guards import call_problem, unhooked
 from .activation import SILU, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, normed_fast, poolable, trains
 
@@ -95,8 +95,8 @@ def _problem_of(nodes: tuple[Node, ...]) -> str:
     if other_code_between(nodes):
         return "code between the calls may change the activation"
     for node in module_calls(nodes):
-        if adds := call_adds(node.meta["module"]):
-            return f"{node.target} {adds}: its call is not merged with the calls around it"
+        if problem := call_problem(node.target, node.meta["module"]):
+            return problem
     return ""
 
 

@@ -20,7 +20,7 @@ from opswap.ops.norm._activations import activate, spell
 from ..graph.aliasing import escape_or_write
 from ..graph.calls import writes
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
-from ..runtime.guards import call_adds, runs_other_code, unhooked
+from ..runtime.guards import call_problem, runs_other_code, unhooked
 from .activation import Activation, activation, activation_of
 
 __all__ = ["RULES", "shared_activations"]
@@ -84,8 +84,8 @@ def _problem_of(source: Node, nodes: tuple[Node, ...], calls: tuple[Node, ...]) 
         module = call.meta["module"]
         if runs_other_code(module) or next(module.children(), None) is not None:
             return f"{call.target} runs in between: its code may change the activation"
-        if adds := call_adds(module):
-            return f"{call.target} {adds}: its call is not merged with the calls around it"
+        if problem := call_problem(call.target, module):
+            return problem
     if writer := escape_or_write(source, nodes):
         return f"{writer} may write to the result that the others read"
     return ""

@@ -132,6 +132,12 @@ def call_adds(module: nn.Module) -> str:
     return "has hooks" if hooked(module) else ""
 
 
+def call_problem(name: Any, module: nn.Module) -> str:
+    """Why the call of a module of this name is not merged with the calls around it, or ""."""
+    adds = call_adds(module)
+    return f"{name} {adds}: its call is not merged with the calls around it" if adds else ""
+
+
 def runs_other_code(module: nn.Module) -> bool:
     """True if calling the module runs code that is neither torch's nor opswap's, of which nothing is known."""
     return any(owner_of_class(type(m)) == USER or hooked(m) for m in module.modules())
