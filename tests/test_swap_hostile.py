@@ -37,18 +37,6 @@ class Pair:
     second: Tensor
 
 
-class ReadsAFlag(nn.Module):
-    """Asks a child whether it trains, which may be in another mode than the module itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(12, 12, 1)
-        self.child = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return by_size(self.conv(x), 2 if self.child.training else 3)
-
-
 class CallsItself(nn.Module):
     """As often as its argument says."""
 
@@ -99,7 +87,6 @@ def by_dtype_in_a_set(x: Tensor) -> Tensor:
 
 
 KEPT: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "flag of a child": (ReadsAFlag, "reads .training of another module"),
     "calls itself": (CallsItself, "calls its own module"),
     **{
         body.__name__: (lambda body=body: Wrapped(body), reason)

@@ -26,7 +26,6 @@ __all__ = [
     "reads",
     "resolved",
     "stores",
-    "trains_of",
     "unfaithful",
 ]
 
@@ -52,6 +51,7 @@ _ATTRIBUTES = frozenset(
 _STORES = frozenset({"DELETE_ATTR", "STORE_ATTR"})
 _GLOBALS = frozenset({"LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"})
 _CALLS = frozenset({"CALL", "CALL_FUNCTION", "PRECALL"})
+_NO_OPERATION = frozenset({"CACHE", "KW_NAMES", "NOP", "PRECALL", "PUSH_NULL"})
 # Read the type of a value past all that a stand-in for a tensor or a size could answer.
 _PATTERNS = frozenset({"MATCH_CLASS", "MATCH_MAPPING", "MATCH_SEQUENCE"})
 _WRITES = frozenset({"DELETE_GLOBAL", "STORE_GLOBAL"})
@@ -73,9 +73,10 @@ _REGISTER = frozenset({"add_module", "register_buffer", "register_module", "regi
 class Reads:
     """The names in one function, without those of the functions inside it.
 
-    names: global variables, or builtins. attributes: of any object; `stored` are those that are also written, a
-    variable of an enclosing function as "cell_contents".
-    imports: (name, level) of import statements. texts: attributes that are looked up by a constant text.
+    names: global variables, or builtins. attributes: of any object, read or written; `stored` are those that are
+    written, a variable of an enclosing function as "cell_contents", `unread` those that are only written.
+    imports: (name, level) of import statements. texts: attributes that are looked up by a constant text. indirect: the
+    attributes of its first argument that have the name of another one, as in `getattr(self, self.norm_name)`.
     dynamic: attributes are looked up by other texts; those that an object's own look-up reads from the object itself
     are not among them.
     """
@@ -83,8 +84,10 @@ class Reads:
     names: tuple[str, ...]
     attributes: frozenset[str]
     stored: frozenset[str]
+    unread: frozenset[str]
     imports: tuple[tuple[str, int], ...]
     texts: frozenset[str]
+    indirect: frozenset[str]
     dynamic: bool
 
 
@@ -93,11 +96,13 @@ class Stores:
     """What one function may write to, without the functions inside it.
 
     names: attributes of any object, and global variables; `of_others` are those not of its first argument alone.
-    variables: those of enclosing functions. anything: attributes whose names are not known.
+    of_parts: (x, name) of the attributes that are written by `self.x.name = ...`, with self the first argument, which
+    are not among the names. variables: those of enclosing functions. anything: attributes whose names are not known.
     """
 
     names: frozenset[str]
     of_others: frozenset[str]
+    of_parts: frozenset[tuple[str, str]]
     variables: frozenset[str]
     anything: bool
 
@@ -111,20 +116,20 @@ def place(code: CodeType) -> str:
 def reads(code: CodeType) -> Reads:
     """What one function reads and writes by name."""
     names: dict[str, None] = {}
-    attributes, stored, texts, imports = set(), set(), set(), []
+    attributes, stored, loaded, texts, indirect, imports = set(), set(), set(), set(), set(), []
     dynamic = False
     steps = list(dis.get_instructions(code))
     for i, op in enumerate(steps):
         if op.opname in _GLOBALS:
             names[op.argval] = None
             if op.argval in ("getattr", "hasattr"):
-                text = _looked_up(steps, i)
-                dynamic = dynamic or text is None
+                text, attribute = _looked_up(steps, i), _looked_up_by(steps, i, code)
+                dynamic = dynamic or (text is None and attribute is None)
                 texts.update(filter(None, [text]))
+                indirect.update(filter(None, [attribute]))
         elif op.opname in _ATTRIBUTES:
             attributes.add(op.argval)
-            if op.opname in _STORES:
-                stored.add(op.argval)
+            (stored if op.opname in _STORES else loaded).add(op.argval)
         elif op.opname in ("DELETE_DEREF", "STORE_DEREF") and op.argval in code.co_freevars:
             stored.add("cell_contents")
         elif op.opname == "IMPORT_NAME":
@@ -133,8 +138,8 @@ def reads(code: CodeType) -> Reads:
         dynamic = dynamic or op.opname == "MATCH_CLASS"
     asked = _LOOK_UPS - {"__getattribute__"} if is_look_up(code) else _LOOK_UPS
     dynamic = dynamic or not asked.isdisjoint(names) or not asked.isdisjoint(attributes)
-    sets = map(frozenset, (attributes, stored))
-    return Reads(tuple(names), *sets, tuple(imports), frozenset(texts), dynamic)
+    sets = map(frozenset, (attributes, stored, attributes - loaded))
+    return Reads(tuple(names), *sets, tuple(imports), frozenset(texts), frozenset(indirect), dynamic)
 
 
 @lru_cache(maxsize=4096)
@@ -142,11 +147,20 @@ def stores(code: CodeType) -> Stores:
     """What one function may write to by name."""
     names: set[str] = set()
     of_others: set[str] = set()
+    of_parts: set[tuple[str, str]] = set()
     variables: set[str] = set()
     steps = list(dis.get_instructions(code))
+    fixed = not _changes_first(steps, code)
     anything = False
     for i, op in enumerate(steps):
-        if op.opname in _STORES | _WRITES:
+        if (
+            fixed
+            and op.opname in _STORES
+            and steps[i - 1].opname == "LOAD_ATTR"
+            and _loads_first(steps[i - 2], code)
+        ):
+            of_parts.add((steps[i - 1].argval, op.argval))
+        elif op.opname in _STORES | _WRITES:
             names.add(op.argval)
             if op.opname in _WRITES or not _loads_first(steps[i - 1], code):
                 of_others.add(op.argval)
@@ -167,7 +181,14 @@ def stores(code: CodeType) -> Stores:
                 names.add("training")
                 of_others.add("training")
             anything = anything or (op.argval in _HOLD_ANY and writes_to_others(code))
-    return Stores(frozenset(names), frozenset(of_others), frozenset(variables), anything)
+    sets = map(frozenset, (names, of_others, of_parts, variables))
+    return Stores(*sets, anything)
+
+
+def _changes_first(steps: list[dis.Instruction], code: CodeType) -> bool:
+    """True if the variable that is the first argument is written to."""
+    me = code.co_varnames[: min(1, code.co_argcount)]
+    return any(name in me for op in steps for name in _stored(op))
 
 
 def _loads_first(op: dis.Instruction, code: CodeType) -> bool:
@@ -179,6 +200,26 @@ def _loads_first(op: dis.Instruction, code: CodeType) -> bool:
 def _looked_up(steps: list[dis.Instruction], start: int) -> str | None:
     """The constant name in the call of getattr or hasattr that begins here; None for any other use."""
     return _look_up_at(steps, start)[1]
+
+
+def _looked_up_by(steps: list[dis.Instruction], start: int, code: CodeType) -> str | None:
+    """The x of `getattr(self, self.x)`, a call that begins here, with self the first argument; None for any other."""
+    me = code.co_varnames[: min(1, code.co_argcount)]
+    variables: list[str] = []
+    attribute = None
+    for op in steps[start + 1 :]:
+        if op.opname in _NO_OPERATION:
+            continue
+        if attribute is not None:
+            alone = op.opname in _CALLS and op.arg == 2 and steps[start].argval == "getattr"
+            return attribute if alone and not _changes_first(steps, code) else None
+        if op.opname == "LOAD_ATTR" and variables == [*me, *me] and me:
+            attribute = op.argval
+        elif "LOAD_FAST" in op.opname and "STORE" not in op.opname:
+            variables += op.argval if isinstance(op.argval, tuple) else (op.argval,)
+        else:
+            return None
+    return None
 
 
 def _look_up_at(steps: list[dis.Instruction], start: int) -> tuple[int, str | None]:
@@ -207,7 +248,7 @@ def _look_up_at(steps: list[dis.Instruction], start: int) -> tuple[int, str | No
             break
         if before == 1 and depth == 2:
             name = op if op.opname == "LOAD_CONST" else None
-        elif depth <= 2 and op.opname not in ("CACHE", "KW_NAMES", "NOP", "PRECALL"):
+        elif depth <= 2 and op.opname not in _NO_OPERATION:
             name = None  # something was made of it
     return 0, None
 
@@ -238,14 +279,6 @@ def _catches(steps: list[dis.Instruction], i: int) -> bool:
     return op.opname == "POP_EXCEPT" and (i == 0 or steps[i - 1].opname != "COPY")
 
 
-def _loads_self(op: dis.Instruction | None, code: CodeType) -> bool:
-    """True if the instruction leaves the first argument, or a variable called self, on the stack."""
-    if op is None:
-        return False
-    name = op.argval[-1] if isinstance(op.argval, tuple) else op.argval
-    return "LOAD_" in op.opname and (name == "self" or name in code.co_varnames[: min(1, code.co_argcount)])
-
-
 def _stored(op: dis.Instruction) -> tuple[str, ...]:
     """The local variables that an instruction writes."""
     if op.opname in ("DELETE_DEREF", "DELETE_FAST", "STORE_DEREF", "STORE_FAST", "STORE_FAST_MAYBE_NULL"):
@@ -253,17 +286,6 @@ def _stored(op: dis.Instruction) -> tuple[str, ...]:
     if op.opname == "STORE_FAST_LOAD_FAST":
         return op.argval[:1]
     return tuple(op.argval) if op.opname == "STORE_FAST_STORE_FAST" else ()
-
-
-@lru_cache(maxsize=4096)
-def trains_of(code: CodeType) -> str | None:
-    """The variable whose `.training` the code reads, None if it reads none."""
-    before = None
-    for op in dis.get_instructions(code):
-        if op.opname in ("LOAD_ATTR", "LOAD_METHOD") and op.argval == "training" and before is not None:
-            return before.argval[-1] if isinstance(before.argval, tuple) else str(before.argval)
-        before = op
-    return None
 
 
 @lru_cache(maxsize=4096)
@@ -311,25 +333,16 @@ def unfaithful(code: CodeType) -> str | None:
         looked += [t for t in code.co_consts if t == "__dict__"]  # of object.__getattribute__
     if looked:
         return f"{place(code)} reads {looked[0]}, which a capture cannot follow"
-    if "training" in read.texts:
-        return f"{place(code)} reads .training of another module"
     steps = list(dis.get_instructions(code))
     if asks := _asks_by_variable(steps):
         return f"{place(code)} calls {asks}() with a computed name, of which a capture cannot see that it appears later"
-    own = {name for op in steps for name in _stored(op)}
-    before = None
     for i, op in enumerate(steps):
         if _catches(steps, i):
             return f"{place(code)} catches exceptions, which a capture does not record"
-        if op.opname in ("LOAD_ATTR", "LOAD_METHOD") and op.argval == "training":
-            name = trains_of(code)
-            if not _loads_self(before, code) or name in own:
-                return f"{place(code)} reads .training of another module"
         if op.opname in _WITH or (op.opname, op.argrepr) == ("LOAD_SPECIAL", "__enter__"):
             return f"{place(code)} has a with statement, as for the gradient mode, which a capture does not record"
         if op.opname in _PATTERNS:
             return f"{place(code)} matches the pattern of a sequence, mapping or class, which a capture cannot follow"
         if op.opname in _WRITES:
             return f"{place(code)} writes to the global variable {op.argval!r}"
-        before = op
     return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["fingerprint", "read_flags"]
+__all__ = ["fingerprint", "line", "lines", "read_flags"]
 
 
 def read_flags(graph: fx.Graph, other: fx.Graph) -> bool | None:
@@ -57,6 +57,20 @@ def fingerprint(graph: fx.Graph, flags: dict[str, bool]) -> list[tuple[Any, ...]
             args = fx.node.map_arg((node.args, node.kwargs), lambda n: _Shown(values[n]))
             lines.append((node.op, node.target, str(args)))
     return lines
+
+
+def lines(graph: fx.Graph, nothing: str = "") -> list[str]:
+    """The steps of a graph in words, with None in the place of one of them."""
+    return [line(node, nothing) for node in graph.nodes]
+
+
+def line(node: fx.Node, nothing: str = "") -> str:
+    """One step of a graph in words."""
+
+    def named(n: fx.Node) -> str | None:
+        return None if n.name == nothing else f"%{n.name}"
+
+    return repr((node.op, node.target, fx.node.map_arg((node.args, node.kwargs), named)))
 
 
 def _compare(x: Any, y: Any, twins: dict[fx.Node, fx.Node]) -> bool | None:

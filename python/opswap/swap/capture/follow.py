@@ -24,7 +24,7 @@ from torch.fx import Proxy
 from ..runtime import purity
 from ..runtime.outside import Outside, Scope
 from ..runtime.state import INTERNAL, Reading
-from .bytecode import place, reads, resolved, trains_of, unfaithful
+from .bytecode import place, reads, resolved, unfaithful
 from .element_writes import MUTATORS, element_writes
 from .frames import fetch, has_cells
 from .identity import Chain, identities
@@ -32,6 +32,7 @@ from .layer_methods import CHILDREN, DESCENDANTS, LISTS, SEEN
 from .look_up import is_look_up
 from .reach import Reach
 from .shell import holds_modules
+from .trace_frames import reads_modules
 
 __all__ = ["CHECKPOINTED", "Follower"]
 
@@ -72,6 +73,7 @@ class Follower:
         self._inlined = tuple(inlined)
         self.inlined = {id(m) for m in (root, *self._inlined)}
         self.paused = self.asks_none = False
+        self.flags: dict[nn.Module, str] = {}  # where `training` of another module is read, by the module
         self._calls: list[tuple[FrameType, Any]] = []  # of functions in C that have not returned
         self._owners: dict[int, tuple[str, CodeType]] = {}
         self._ran: dict[CodeType, None] = {}
@@ -132,6 +134,14 @@ class Follower:
     def moved(self) -> list[str]:
         """What another thread wrote to after `undo`, in words."""
         return self.reached.moved()
+
+    def read_flag(self, module: nn.Module, owner: nn.Module, frame: FrameType) -> None:
+        """Code reads `training` of a module, in the forward of `owner`."""
+        if not self.listens or module is owner or not reads_modules(frame):
+            return
+        if id(module) not in self.reached.tree:
+            raise self.refuse(f"{place(frame.f_code)} reads .training of a module that is not a submodule")
+        self.flags[module] = _line(frame)
 
     def outside(self) -> Outside:
         """What to watch that belongs to no module."""
@@ -310,12 +320,8 @@ class Follower:
 
     def _follow(self, frame: FrameType) -> None:
         code = frame.f_code
-        name = trains_of(code)
-        if name is not None:
-            me = frame.f_locals.get(name)
-            if isinstance(me, nn.Module) and id(me) not in self.inlined:
-                raise self.refuse(f"{place(code)} reads .training of another module")
         self._compare(frame)
+        self._look_up_by_attributes(frame)
         if is_look_up(code):
             self._note_question(frame)
         if code in self._ran and not code.co_freevars:
@@ -327,6 +333,18 @@ class Follower:
             if id(function) not in self._followed:
                 self._followed.add(id(function))
                 self._follow_function(function)
+
+    def _look_up_by_attributes(self, frame: FrameType) -> None:
+        """The code may look up attributes of its first argument by texts that this argument holds."""
+        code = frame.f_code
+        for name in reads(code).indirect:
+            me = frame.f_locals.get(code.co_varnames[0])
+            text = vars(me).get(name) if isinstance(me, nn.Module) else None
+            if type(text) is str and name not in self.reached.stored:
+                self.reached.texts.add(text)
+                self.reached.look_for((text,))
+            elif not (isinstance(me, nn.Module) and text is None and name in vars(me)):  # None is no name
+                self.reached.look_everywhere()
 
     def _note_question(self, frame: FrameType) -> None:
         """Code reads an attribute through an object's own `__getattribute__`; the rewritten forward reads it again."""
@@ -393,7 +411,7 @@ class Follower:
         if hidden:
             raise self.refuse(f"{place(code)} reads {hidden[0]}, which a capture cannot follow")
         self.reached.texts |= found.texts
-        self.reached.look_for(found.attributes | found.texts, found.stored)
+        self.reached.look_for(found.attributes | found.texts, found.stored, found.unread)
         if found.dynamic and not self.reached.dynamic:
             self.reached.look_everywhere()
         if found.dynamic or "finfo" in found.attributes | found.texts:

@@ -9,18 +9,20 @@ has patched over them, and pass every call on afterwards.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch import nn
 
 from opswap._torch import fx_trace
 
-__all__ = ["Patches", "trace_with"]
+__all__ = ["Patches", "reading_flags", "trace_with"]
 
 _MISSING = object()
 _METHODS = threading.RLock()  # held while a method of a class is replaced or put back
@@ -127,6 +129,41 @@ def _remove(cls: type, name: str, here: Callable[..., Any], old: Callable[..., A
                 setattr(cls, name, old)
         finally:
             _METHODS.release()
+
+
+class _Flag:
+    """`training` of modules in place of the entry of the instance, which it writes to. read: told of each read."""
+
+    def __init__(self, read: Callable[[nn.Module, FrameType], None]) -> None:
+        self._read = read
+
+    def __get__(self, module: nn.Module | None, cls: type) -> Any:
+        if module is None or "training" not in module.__dict__:  # as in a scripted module
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute 'training'")
+        if not torch.compiler.is_dynamo_compiling():  # another thread's code
+            self._read(module, sys._getframe(1))
+        return module.__dict__["training"]
+
+    def __set__(self, module: nn.Module, value: Any) -> None:
+        module.__dict__["training"] = value
+
+    def __delete__(self, module: nn.Module) -> None:
+        del module.__dict__["training"]
+
+
+@contextmanager
+def reading_flags(read: Callable[[nn.Module, FrameType], None]) -> Iterator[None]:
+    """Tell of each read of `training` in this context: of the module, and of the frame that reads it.
+
+    Other threads' too: a capture runs in one thread at a time.
+    """
+    flag = _Flag(read)
+    nn.Module.training = flag
+    try:
+        yield
+    finally:
+        if vars(nn.Module).get("training") is flag:
+            del nn.Module.training
 
 
 def trace_with(patches: Patches, tracer: Any, root: Any) -> Any:

@@ -32,17 +32,18 @@ from ..graph.metadata import (
     is_metadata,
     without_joins,
 )
-from ..runtime.guards import find_class, hooked, require
+from ..runtime.guards import find_class, hooked, one_mode, require
 from ..runtime.lists import Listed
 from ..runtime.outside import Outside, join
 from ..runtime.state import Reading
 from . import einops_backend
 from .concrete import TraceDraws
-from .flags import fingerprint, read_flags
+from .flags import line, lines
 from .follow import Follower
+from .modes import capture_modes
 from .texts import Piece, Texts, has_mark, without_marks
 from .trace_frames import raised_by_user
-from .tracer import BorrowedModuleError, CaptureError, Decision, EndlessError, ExampleValues, Tracer
+from .tracer import CaptureError, Decision, EndlessError, ExampleValues, Tracer
 from .unseen import search_calls, what_may_change
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
@@ -100,7 +101,7 @@ def capture(
     with compile_lock(), _TRACING:  # in this order: a backend of torch.compile holds the first already
         einops_backend.register()
         try:
-            return _capture_modes(_Explorer(root, tuple(inlined), examples))
+            return capture_modes(_Explorer(root, tuple(inlined), examples))
         except _DisturbedError as error:
             raise CaptureError(str(error)) from error
 
@@ -117,42 +118,11 @@ def capture_unguarded(root: nn.Module, inlined: Sequence[nn.Module] = ()) -> Cap
     if first.training is not None or "training" in reads:
         other = f", in {'eval' if first.training else 'train'}(): {first.refused}" if first.refused else ""
         raise CaptureError(f"forward differs between train() and eval(){other}")
+    if any(n.target is one_mode for guard in first.guards for n in guard.nodes):
+        raise CaptureError("forward reads .training of several modules")
     if others or first.guards or first.size_guards or any(n.target is require for n in first.graph.nodes):
         raise CaptureError("control flow depends on the size of a tensor")
     return first
-
-
-def _capture_modes(explorer: _Explorer) -> list[Capture]:
-    modules = (explorer.root, *explorer.inlined)
-    flags = [m.training for m in modules]
-    paths: dict[bool, list[Capture]] = {}
-    errors: dict[bool, CaptureError] = {}
-    try:
-        for training in (True, False):
-            _set_flags(modules, [training] * len(modules))
-            try:
-                paths[training] = explorer.explore()
-            except CaptureError as error:
-                errors[training] = error
-        borrowed = next((e for e in errors.values() if isinstance(e, BorrowedModuleError)), None)
-        if borrowed is not None or not paths:
-            raise borrowed or errors[flags[0]]
-        joined = None if errors else _join_modes(explorer, paths[True], paths[False])
-    finally:
-        _set_flags(modules, flags)
-    if joined is not None:
-        both = zip(joined, paths[False], strict=True)
-        return [
-            replace(a, reading=a.reading | b.reading, outside=join((a.outside, b.outside))) for a, b in both
-        ]
-    modes = (flags[0], not flags[0])
-    refused = "".join(map(str, errors.values()))
-    return [replace(c, training=mode, refused=refused) for mode in modes for c in paths.get(mode, ())]
-
-
-def _set_flags(modules: Sequence[nn.Module], flags: Sequence[bool]) -> None:
-    for module, training in zip(modules, flags, strict=True):
-        module.__dict__["training"] = training
 
 
 @dataclass
@@ -181,6 +151,7 @@ class _Explorer:
     ) -> None:
         self.root, self.inlined, self.examples = root, inlined, examples
         self.made: list[nn.Module] = []
+        self.flags: dict[nn.Module, str] = {}  # where `training` of another module was read, by the module
 
     def explore(self) -> list[Capture]:
         first = self._first()
@@ -292,6 +263,7 @@ class _Explorer:
         error = tracer.refusal or error
         # Objects with a look-up of their own are read again, and that look-up may be the code that writes.
         outside = Outside() if written else follower.outside()
+        self.flags = {**follower.flags, **self.flags}
         reading = follower.reading()
         moved = moved or follower.moved()  # before it was written down what was read
         error = error or self._unseen(tracer.graph, reading, outside)
@@ -359,7 +331,7 @@ class _Explorer:
             refused = isinstance(other.error, CaptureError) or (
                 other.error is not None and raised_by_user(other.error)
             )
-            differs = other.error is None and _lines(other.graph) != _lines(trace.graph, node.name)
+            differs = other.error is None and lines(other.graph) != lines(trace.graph, node.name)
             if refused or differs:
                 where = node.meta["source"]
                 raise CaptureError(
@@ -381,18 +353,6 @@ def _iterates_over_changes(error: BaseException | None) -> bool:
     return (
         isinstance(error, RuntimeError) and "during iteration" in str(error) and threading.active_count() > 1
     )
-
-
-def _lines(graph: fx.Graph, nothing: str = "") -> list[str]:
-    """The steps of a graph in words, with None in the place of one of them."""
-    return [_line(node, nothing) for node in graph.nodes]
-
-
-def _line(node: fx.Node, nothing: str = "") -> str:
-    def named(n: fx.Node) -> str | None:
-        return None if n.name == nothing else f"%{n.name}"
-
-    return repr((node.op, node.target, fx.node.map_arg((node.args, node.kwargs), named)))
 
 
 def _can_be_made_again(error: BaseException) -> bool:
@@ -438,50 +398,10 @@ def _insert_check(graph: fx.Graph, decision: Decision, error: BaseException, tex
 def _copied(graph: fx.Graph, node: fx.Node, known: dict[str, fx.Node], meta: dict[str, Any]) -> fx.Node:
     """The node of another trace in this graph: the same node before the traces differ, or a copy of metadata."""
     twin = known.get(node.name)
-    if twin is not None and _line(twin) == _line(node):
+    if twin is not None and line(twin) == line(node):
         return twin
     if not is_metadata(node):
         raise CaptureError(f"a string is built from what a module returns, at {node.meta['source']}")
     copy = graph.node_copy(node, lambda n: _copied(graph, n, known, meta))
     copy.meta.update(meta)
     return copy
-
-
-def _join_modes(explorer: _Explorer, trains: list[Capture], evaluates: list[Capture]) -> list[Capture] | None:
-    """The paths that are valid in both modes, which may read the training flag; None if the modes differ in more."""
-    if len(trains) != len(evaluates):
-        return None
-    read = False
-    for a, b in zip(trains, evaluates, strict=True):
-        if (list(map(str, a.guards)), list(map(str, a.size_guards))) != (
-            list(map(str, b.guards)),
-            list(map(str, b.size_guards)),
-        ):
-            return None
-        reads = read_flags(a.graph, b.graph)
-        if reads is None:
-            return None
-        read = read or reads
-    if read and explorer.inlined and not _reads_owners(explorer, trains):
-        return None
-    return trains
-
-
-def _reads_owners(explorer: _Explorer, joined: list[Capture]) -> bool:
-    """True if every flag read is that of the module whose forward reads it, shown by mixed flags."""
-    modules = (explorer.root, *explorer.inlined)
-    names = {id(m): path for path, m in explorer.root.named_modules()}
-    for first in (True, False):
-        flags = [first] + [not first] * len(explorer.inlined)
-        _set_flags(modules, flags)
-        try:
-            mixed = explorer.explore()
-        except CaptureError:
-            return False
-        known = {names[id(m)]: flag for m, flag in zip(modules, flags, strict=True)}
-        if len(mixed) != len(joined):
-            return False
-        for a, b in zip(joined, mixed, strict=True):
-            if fingerprint(a.graph, known) != fingerprint(b.graph, known):
-                return False
-    return True

@@ -15,7 +15,7 @@ import operator
 import threading
 from abc import ABCMeta
 from collections.abc import Callable, Container, Iterable, Iterator
-from functools import cached_property, partial, partialmethod
+from functools import partial
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -55,6 +55,15 @@ from ..runtime.snapshot import (
 )
 from ..runtime.state import INTERNAL, Reading
 from ..runtime.virtual import look_up, virtual
+from .class_entries import (
+    WRAPPERS,
+    functions_in,
+    givers,
+    has_own,
+    is_fixed,
+    is_of_user,
+    public_names,
+)
 from .element_writes import MUTATORS
 from .kinds import is_constant, is_pure_class
 from .written import Ledger, Written
@@ -69,8 +78,6 @@ _BUILTINS = (
     WrapperDescriptorType,
 )
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
-_WRAPPERS = (property, staticmethod, classmethod, cached_property, partialmethod)
-_HEAP_TYPE = 1 << 9  # set by every class statement
 _MANY = 20000  # objects that a forward may reach
 _OF_FUNCTIONS = frozenset(
     {"__annotations__", "__code__", "__defaults__", "__doc__", "__kwdefaults__", "__name__", "__qualname__"}
@@ -101,7 +108,8 @@ _WRITE_ANY = frozenset({"__delattr__", "__setattr__"})  # methods that write to 
 class Reach:
     """What is reached from one module.
 
-    refuse: makes the exception for a reason. names: attributes that code reads; `look_for` adds to them. classes: code
+    refuse: makes the exception for a reason. names: attributes that code reads or writes; `look_for` adds to them;
+    loaded: those that it reads. classes: code
     runs isinstance checks. functions: by their code. members: (class, name) under which a function
     stands, by its id.
     """
@@ -111,6 +119,7 @@ class Reach:
         self.tree = {id(m) for m in root.modules()}
         self.ledger = Ledger()
         self.names: set[str] = set()
+        self.loaded: set[str] = set()
         self.stored: set[str] = set()
         self.texts: set[str] = set()
         self.dynamic = self.classes = False
@@ -125,14 +134,16 @@ class Reach:
         self._watched: dict[tuple[int, str], tuple[Any, str, Any]] = {}
         self._special: set[tuple[int, str]] = set()  # of these, what stands in for a method of the user
         self._abstract: dict[type, None] = {}
-        self._layers: dict[
-            type[nn.Module], None
-        ] = {}  # whose classes of the user have no look-up of their own
+        self._layers: dict[type, None] = {}  # whose classes of the user have no look-up of their own
         self._queries: dict[int, tuple[Callable[[], Any], Any]] = {}
 
-    def look_for(self, names: Iterable[str], stored: Iterable[str] = ()) -> None:
-        """Code that is about to run reads these attributes of any object that it gets, and writes the `stored` ones."""
+    def look_for(self, names: Iterable[str], stored: Iterable[str] = (), unread: Iterable[str] = ()) -> None:
+        """Code that is about to run reads these attributes of any object that it gets, and writes the `stored` ones.
+
+        Args: unread: those of the names that it only writes.
+        """
         new, written = set(names) - self.names, set(stored) - self.stored
+        self.loaded |= set(names) - set(unread)
         self.names |= new
         self.stored |= written
         for look, holder in tuple(self._holders):
@@ -193,7 +204,7 @@ class Reach:
             self._reach_builtin(value, what)
         elif isinstance(value, enum.Enum):
             self.reach(type(value), what)
-        elif isinstance(value, _WRAPPERS):
+        elif isinstance(value, WRAPPERS):
             for part in ("fget", "fset", "__func__", "func", "args", "keywords"):
                 self.reach(getattr(value, part, None), what)
         elif not isinstance(value, _SLOTS):
@@ -233,36 +244,34 @@ class Reach:
         self.ledger.copy(module)
         self.reach(type(module), what)
         self._look_for_special(type(module), _FALL_BACK_OF_LAYERS)
-        if owner_of_class(type(module)) == purity.USER and not _is_of_user(type(module), "__getattr__"):
+        if owner_of_class(type(module)) == purity.USER and not is_of_user(type(module), "__getattr__"):
             self._layers[type(module)] = None
         self._hold(self._look_in_layer, module)
 
     def _reach_class(self, cls: type, what: str) -> None:
         if isinstance(cls, ABCMeta):
             self._abstract[cls] = None
-        if (
-            cls is torch.finfo
-        ):  # without an argument it uses the default dtype, and a trace does not see calls of a class
+        if cls is torch.finfo:  # without an argument it uses the default dtype; calls of a class are not seen
             self.ask(torch.get_default_dtype)
         users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
         if not users and not is_pure_class(cls):
             raise self.refuse(f"{what} is {cls.__module__}.{cls.__qualname__}, whose results may change")
         for base in users:
             for name, value in tuple(vars(base).items()):
-                for function in _functions_in(value):
+                for function in functions_in(value):
                     places = self.members.setdefault(id(function), [])
-                    places += [(c, name) for c in _givers(cls, name)]
+                    places += [(c, name) for c in givers(cls, name)]
                     self.reach(function, f"{base.__qualname__}.{name}")
         if type(cls) is not type and owner_of_class(type(cls)) == purity.USER:
             self.reach(type(cls), what)
-        if users or not _is_fixed(cls):
+        if users or not is_fixed(cls):
             self._hold(self._look_in_class, cls)
 
     def _look_for_special(self, cls: type, names: Iterable[str]) -> None:
         """Watch the special methods that a class of the user does not have; existing ones are watched when they run."""
         if owner_of_class(cls) == purity.USER:
             for name in names:
-                if not _is_of_user(cls, name):
+                if not is_of_user(cls, name):
                     self._special.add((id(cls), name))
                     self.watch(cls, name, f"{cls.__qualname__}.{name}")
 
@@ -303,21 +312,21 @@ class Reach:
                 self.watch(function, name, f"{function.__qualname__}.{name}")
 
     def _look_in_class(self, cls: type, names: Iterable[str]) -> None:
-        for name in (*names, *_public_names(cls)) if self.dynamic else names:
-            givers = _givers(cls, name)
-            for giver in givers:
-                self._look_in_one(giver, name, len(givers) > 1 or name in self.texts)
+        for name in (*names, *public_names(cls)) if self.dynamic else names:
+            found = givers(cls, name)
+            for giver in found:
+                self._look_in_one(giver, name, len(found) > 1 or name in self.texts)
 
     def _look_in_one(self, cls: type, name: str, absent: bool) -> None:
         """Args: absent: it matters that the class has no such attribute."""
-        if name in _NOT_INHERITED and (owner_of_class(cls) != purity.USER or not _has_own(cls, name)):
+        if name in _NOT_INHERITED and (owner_of_class(cls) != purity.USER or not has_own(cls, name)):
             return
         value = static_attribute(cls, name)
         what = f"{cls.__qualname__}.{name}"
         if value is MISSING:
             if absent or name in _OF_CLASSES:
                 self.watch(cls, name, what)
-        elif isinstance(value, _SLOTS) or not (_is_of_user(cls, name) or is_added(value)):
+        elif isinstance(value, _SLOTS) or not (is_of_user(cls, name) or is_added(value)):
             return
         elif isinstance(value, (FunctionType, property, staticmethod)) or not hasattr(value, "__get__"):
             self.watch(cls, name, what)
@@ -452,49 +461,7 @@ class Reach:
     def reading(self, inlined: set[int]) -> Reading:
         """What was read of modules by name."""
         names = None if self.dynamic else frozenset(self.names)
+        unread = frozenset(self.names - self.loaded)
         modules = tuple(m for m in self.modules if id(m) not in inlined)
         asked = {"counted": tuple(self.counted), "listed": tuple(self.listed), "classes": self.classes}
-        return Reading(names, frozenset(self.texts), modules, tuple(self.parents), **asked)
-
-
-def _functions_in(value: Any) -> Iterator[FunctionType]:
-    """The functions in an entry of a class."""
-    if isinstance(value, FunctionType):
-        yield value
-    elif isinstance(value, _WRAPPERS):
-        for part in ("fget", "fset", "fdel", "__func__", "func"):
-            yield from _functions_in(getattr(value, part, None))
-
-
-def _givers(cls: type, name: str) -> list[type]:
-    """The classes in which an attribute is looked up: by `super()`, also those that hide or may hide one of a base."""
-    if sum(name in vars(b) for b in cls.__mro__) < 2:
-        return [cls]
-    users = [b for b in cls.__mro__ if owner_of_class(b) == purity.USER]
-    having = [i for i, b in enumerate(users) if name in vars(b)]
-    return [cls, *(b for b in users[: having[-1] + 1] if b is not cls)] if len(having) > 1 else [cls]
-
-
-def _public_names(cls: type) -> list[str]:
-    return [
-        n
-        for b in cls.__mro__
-        if owner_of_class(b) == purity.USER
-        for n, v in vars(b).items()
-        if is_public(n, v)
-    ]
-
-
-def _is_of_user(cls: type, name: str) -> bool:
-    """True if a class of the user, not one of torch, gives the attribute."""
-    return any(name in vars(b) and owner_of_class(b) == purity.USER for b in cls.__mro__)
-
-
-def _has_own(cls: type, name: str) -> bool:
-    """True if a class itself has the entry; from Python 3.14 on, annotations are created when they are read."""
-    return name in vars(cls) or (name == "__annotations__" and "__annotate_func__" in vars(cls))
-
-
-def _is_fixed(cls: type) -> bool:
-    """True for a class whose attributes cannot be changed."""
-    return not cls.__flags__ & _HEAP_TYPE
+        return Reading(names, frozenset(self.texts), modules, tuple(self.parents), unread=unread, **asked)

@@ -27,7 +27,7 @@ from torch.utils import checkpoint
 from opswap._torch import assert_function, tree_leaves
 
 from ..graph.calls import operation
-from ..graph.metadata import counts_dimensions, is_metadata, is_shape
+from ..graph.metadata import counts_dimensions, expression, is_metadata, is_shape
 from ..runtime.guards import hooked, own_call, require
 from ..runtime.lists import Listed, is_listed, names_in
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
@@ -36,7 +36,7 @@ from .bytecode import unfaithful
 from .concrete import Concrete
 from .follow import CHECKPOINTED, Follower
 from .given import Given
-from .patches import Patches, trace_with
+from .patches import Patches, reading_flags, trace_with
 from .stand_in import StandIn, has_attributes
 from .texts import Texts, has_mark, is_for_a_message
 from .trace_frames import frames, reads_modules
@@ -172,7 +172,8 @@ class Tracer(fx.Tracer):
         self.follower.meet = meet
         self.follower.check_class = partial(classes.check, self)
         try:
-            return trace_with(patches, self, root)
+            with reading_flags(self._read_flag):
+                return trace_with(patches, self, root)
         finally:
             self.follower.stop()
             if any(map(has_attributes, self._stand_ins)):
@@ -303,6 +304,10 @@ class Tracer(fx.Tracer):
             return super().getattr(attr, attr_val, parameter_proxy_cache)
         finally:
             self.follower.go_on(before)
+
+    def _read_flag(self, module: nn.Module, frame: FrameType) -> None:
+        if threading.get_ident() == self.thread and not self.computing_example:
+            self.follower.read_flag(module, self.root.get_submodule(self.owners[-1]), frame)
 
     def create_arg(self, a: Any) -> Any:
         """What a node may have as an argument; fx would make plain lists and dicts of those of other classes."""
@@ -447,7 +452,7 @@ class Tracer(fx.Tracer):
             self.follower.go_on(before)
 
     def _decide(self, node: fx.Node, kind: type, guesses: tuple[bool | int, ...]) -> bool | int:
-        key = f"{kind.__name__} {_expression(node, self._known_metadata)}"
+        key = f"{kind.__name__} {expression(node, self._known_metadata)}"
         if key in self.answered:
             return self.answered[key]
         place = len(self.decisions)
@@ -472,17 +477,6 @@ class Tracer(fx.Tracer):
         self.decisions.append(Decision(node, answer, others, self.inspect_frames()))
         self.answered[key] = answer
         return answer
-
-
-def _expression(node: Any, known: dict[fx.Node, bool]) -> str:
-    """A fact in words that are equal if it is the same fact of the same tensors."""
-    if not isinstance(node, fx.Node):
-        return repr(node)
-    if not is_metadata(node, known):
-        return node.name
-    target = getattr(node.target, "__name__", node.target)
-    options = [f"{k}={_expression(v, known)}" for k, v in node.kwargs.items()]
-    return f"{target}({', '.join([*(_expression(a, known) for a in node.args), *options])})"
 
 
 def class_name(module: nn.Module) -> str:

@@ -24,7 +24,14 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from ..runtime import purity
 from ..runtime.instance_forward import without_links
 from ..runtime.outside import Outside, read
-from ..runtime.snapshot import attributes_of, contents_of, is_plain, owner_of_class
+from ..runtime.snapshot import (
+    MISSING,
+    attributes_of,
+    contents_of,
+    is_plain,
+    owner_of_class,
+    static_attribute,
+)
 from ..runtime.state import INTERNAL
 from .bytecode import reads, resolved, stores
 from .element_writes import writes_to_others
@@ -97,12 +104,16 @@ class Search:
     names: the attributes that are followed, None for all. follow: add those that reached functions mention.
     Afterwards: `seen` and `containers` by their ids, `holders` of attributes, `functions`, and of these: the `globals`
     that they name; the names of attributes and global variables that they store, the ids of cells, `anything` if the
-    names are not known, `elements` if they write to those of containers.
+    names are not known, `elements` if they write to those of containers. `of_modules` are those of the names that are
+    stored in known modules only, and these.
     """
 
     def __init__(self, values: Iterable[Any], names: Iterable[str] | None = (), follow: bool = True) -> None:
         self.containers: dict[int, Any] = {}
         self.stored: set[str] = set()
+        self.of_modules: dict[str, list[nn.Module]] = {}
+        self._of_parts: set[tuple[str, str]] = set()
+        self._indirect: set[str] = set()
         self.cells: set[int] = set()
         self.anything = self.elements = False
         self._names = None if names is None else set(names)
@@ -114,6 +125,7 @@ class Search:
         self.roots = tuple(values)
         self._new = list(self.roots)
         self._run()
+        self._note_parts()
 
     def _run(self) -> None:
         mentioned: Any = ()
@@ -126,6 +138,17 @@ class Search:
                 with suppress(Exception):  # as of a module whose attributes were cleared
                     parts = tuple(self._parts(holder))
                     self._new += (v for v in parts if id(v) not in self.seen and not is_plain(v))
+
+    def _note_parts(self) -> None:
+        """What is stored in a part of an object is stored in these modules, if all such parts are modules."""
+        for part, name in self._of_parts - {(p, n) for p, n in self._of_parts if n in self.stored}:
+            found = [_part_of(h, part) for h in self.holders]
+            self.of_modules.setdefault(name, []).extend(v for v in found if isinstance(v, nn.Module))
+            if any(v is not MISSING and not isinstance(v, nn.Module) for v in found):
+                self.stored.add(name)
+        for name in self.stored & self.of_modules.keys():
+            del self.of_modules[name]
+        self.stored.update(name for _, name in self._of_parts)
 
     def _look_at(self, value: Any) -> None:
         if id(value) in self.seen or is_plain(value):
@@ -165,7 +188,7 @@ class Search:
         held = None if isinstance(value, nn.Module) else contents_of(value)
         if held is not None:
             self._new += (*held[1], *held[2])
-            if type(value) not in (tuple, partial, MethodType):
+            if type(value) not in (tuple, frozenset, partial, MethodType):
                 self.containers[id(value)] = value
         if own:
             self.holders.append(value)
@@ -184,14 +207,16 @@ class Search:
         for part in _with_inner(code):
             found, written = reads(part), stores(part)
             if function.__name__ in _MAKES:  # what it stores in the new object is new
-                self.stored |= written.of_others
+                self.stored |= written.of_others | {name for _, name in written.of_parts}
             else:
+                self._of_parts |= written.of_parts
                 self.stored |= written.names
                 self.anything = self.anything or written.anything
             self.cells.update(id(cells[n]) for n in written.variables if n in cells)
             self.elements = self.elements or writes_to_others(part)
             if self._names is not None:
                 self._names |= found.attributes | found.texts
+                self._indirect |= found.indirect
                 if found.dynamic:
                     self._names = None
             variables = function.__globals__
@@ -218,12 +243,21 @@ class Search:
         hidden = (
             INTERNAL | (vars(holder).keys() - without_links(vars(holder)).keys()) if is_module else INTERNAL
         )
+        for name in self._indirect:
+            self._look_up_by(_part_of(holder, name))
         for name, value in () if known else attributes_of(holder):
             if name not in hidden and self._is_mentioned(name):
                 yield value
         if self._follow and is_module:
             every = isinstance(holder, LISTS_OF_MODULES)
             yield from (m for n, m in holder._modules.items() if every or self._is_mentioned(n))
+
+    def _look_up_by(self, text: Any) -> None:
+        """Code looks up an attribute by a text that an object holds."""
+        if isinstance(text, str) and self._names is not None:
+            self._names.add(text)
+        elif text is not None and text is not MISSING:
+            self._names = None
 
     def holds(self, name: str) -> bool:
         """True if something that was reached has an attribute of this name."""
@@ -248,6 +282,15 @@ class Search:
 
     def _is_mentioned(self, name: str) -> bool:
         return name not in _NOT_CALLED if self._names is None else name in self._names
+
+
+def _part_of(holder: Any, name: str) -> Any:
+    """What an object or its class holds under a name, without running code; MISSING if nothing."""
+    own = getattr(holder, "__dict__", {})
+    for held in (own, *(own.get(k, {}) for k in ("_modules", "_parameters", "_buffers"))):
+        if name in held:
+            return held[name]
+    return static_attribute(holder if isinstance(holder, type) else type(holder), name)
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
@@ -322,7 +365,7 @@ def what_may_change(
     Args: readers: the modules of which the forward reads attributes; names: of these attributes, None for all;
         outside: what else it reads.
     """
-    watches = outside.watches
+    readers, watches = tuple(readers), outside.watches
     if written.anything:
         return "an attribute of any name"
     if not written.stored and not written.cells and not (written.elements and written.containers):
@@ -332,7 +375,12 @@ def what_may_change(
     watched = {name for holder, name, _ in watches if not isinstance(holder, CellType)}
     found = sorted(written.stored if names is None else written.stored & (names | watched))
     for name in found:
-        if name in watched or known.holds(name):  # else it is read of tensors, as mean or shape
+        if names is not None and name in written.of_modules and name not in names:
+            # A class, or another object, keeps its attribute of this name.
+            modules = (*readers, *(h for h, n, _ in watches if n == name))
+            if any(m is module for m in written.of_modules[name] for module in modules):
+                return repr(name)
+        elif name in watched or known.holds(name):  # else it is read of tensors, as mean or shape
             return repr(name)
     if any(isinstance(h, CellType) and id(h) in written.cells for h, _, _ in watches):
         return "a variable of a closure"

@@ -7,6 +7,7 @@ import builtins
 import math
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -21,6 +22,7 @@ __all__ = [
     "copy_with_inputs",
     "counts_dimensions",
     "drop_unused_metadata",
+    "expression",
     "is_known_before_forward",
     "is_metadata",
     "is_shape",
@@ -140,6 +142,17 @@ def drop_unused_metadata(graph: Graph) -> None:
             and (of_data or is_metadata(node, known))
         ):
             graph.erase_node(node)
+
+
+def expression(node: Any, known: dict[Node, bool]) -> str:
+    """A fact in words that are equal if it is the same fact of the same tensors."""
+    if not isinstance(node, Node):
+        return repr(node)
+    if not is_metadata(node, known):
+        return node.name
+    target = getattr(node.target, "__name__", node.target)
+    options = [f"{k}={expression(v, known)}" for k, v in node.kwargs.items()]
+    return f"{target}({', '.join([*(expression(a, known) for a in node.args), *options])})"
 
 
 def joined_shape(*tensors: torch.Tensor) -> torch.Size:

@@ -37,6 +37,7 @@ __all__ = [
     "in_mode",
     "is_plain_tensor",
     "listed",
+    "one_mode",
     "ordinary",
     "own_call",
     "require",
@@ -206,6 +207,14 @@ def in_mode(module: nn.Module, training: bool) -> bool:
         return False
     for child, _ in module._opswap_record.inlined:  # noqa: SIM110 (a generator is not traceable)
         if child.training is not training:
+            return False
+    return True
+
+
+def one_mode(*flags: bool) -> bool:
+    """True if these training flags are equal."""
+    for flag in flags:  # noqa: SIM110 (a generator is not traceable)
+        if flag is not flags[0]:
             return False
     return True
 

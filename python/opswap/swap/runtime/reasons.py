@@ -321,7 +321,8 @@ def _guard(path: ast.FunctionDef, functions: _Functions, scope: dict[str, Any]) 
         name = term.func.id if term.func.id in functions else term.args[0].id
         function, source = functions[name]
         values = [f"{a.arg} is {shown(scope[a.arg])}" for a in function.args.args[1:] if a.arg in scope]
-        return f"{_expression(function)} is False: {', '.join(values)} ({source})"
+        shows = f": {', '.join(values)}" if values else ""
+        return f"{_expression(function)} is False{shows} ({source})"
     return "a condition on sizes fails"
 
 

@@ -54,6 +54,7 @@ _PARTS = (partial, types.MethodType)
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _C_METHODS = (types.ClassMethodDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType)
 # Entries that statements of Python, and dataclasses, make.
+_OF_ABSTRACT = "_abc_impl"  # which classes are registered
 _MADE = frozenset(
     f"__{name}__"
     for name in (
@@ -272,7 +273,7 @@ def is_public(name: str, value: Any, asked: bool = False) -> bool:
     Args: asked: code reads the attribute by this name.
     """
     if not name.startswith("__"):
-        return True
+        return asked or name != _OF_ABSTRACT
     return name not in _MADE and (asked or (is_added(value) and not isinstance(value, types.FunctionType)))
 
 

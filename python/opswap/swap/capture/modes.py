@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: MIT
+"""The paths of one forward in train() and in eval(), and which training flags decide about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from torch import fx, nn
+
+from ..runtime.guards import one_mode
+from ..runtime.outside import join
+from .flags import fingerprint, lines, read_flags
+from .tracer import BorrowedModuleError, CaptureError
+
+__all__ = ["capture_modes"]
+
+
+class Explorer(Protocol):
+    """Finds the paths of the forward of `root`, with `inlined`, under the present training flags.
+
+    flags: the modules of which another one's forward has read `training`, so far, and where.
+    """
+
+    root: nn.Module
+    inlined: tuple[nn.Module, ...]
+    flags: dict[nn.Module, str]
+
+    def explore(self) -> list[Any]:
+        """The paths; raises CaptureError."""
+
+
+def capture_modes(explorer: Explorer) -> list[Any]:
+    """The paths in both modes; a guard compares the flags of other modules that the forward reads."""
+    own = (explorer.root, *explorer.inlined)
+    flags = {m: m.training for m in own}
+    try:
+        alone = None
+        while alone is None or not flags.keys() >= explorer.flags.keys():
+            flags.update((m, m.training) for m in explorer.flags if m not in flags)
+            paths, errors = _explore_modes(explorer)
+            borrowed = next((e for e in errors.values() if isinstance(e, BorrowedModuleError)), None)
+            if borrowed is not None or not paths:
+                raise borrowed or errors[flags[explorer.root]]
+            alone = _is_alone(explorer, paths)
+        joined = None if errors or not alone else _join_modes(explorer, paths[True], paths[False])
+    finally:
+        _set_flags(flags)
+    guarded = tuple(explorer.flags) if alone else tuple(dict.fromkeys((explorer.root, *explorer.flags)))
+    if joined is not None:
+        both = zip(joined, paths[False], strict=True)
+        found = [
+            replace(a, reading=a.reading | b.reading, outside=join((a.outside, b.outside))) for a, b in both
+        ]
+    else:
+        modes = (flags[explorer.root], not flags[explorer.root])
+        refused = "".join(map(str, errors.values()))
+        found = [replace(c, training=mode, refused=refused) for mode in modes for c in paths.get(mode, ())]
+    return [_guarded(c, guarded, explorer.flags) for c in found] if len(guarded) > 1 else found
+
+
+def _explore_modes(explorer: Explorer) -> tuple[dict[bool, list[Any]], dict[bool, CaptureError]]:
+    """The paths by the mode of all modules whose flags count, and why one of them has none."""
+    paths, errors = {}, {}
+    for training in (True, False):
+        _set_flags(dict.fromkeys((explorer.root, *explorer.inlined, *explorer.flags), training))
+        try:
+            paths[training] = explorer.explore()
+        except CaptureError as error:
+            errors[training] = error
+    return paths, errors
+
+
+def _is_alone(explorer: Explorer, paths: Mapping[bool, list[Any]]) -> bool:
+    """True if the flags of other modules, as long as these agree, do not decide about the paths.
+
+    What the forward reads outside if they are in the other mode is added to the paths.
+    """
+    own = (explorer.root, *explorer.inlined)
+    others = tuple(explorer.flags)
+    if not others or any(m in own for m in others):
+        return not others
+    for training, known in paths.items():
+        _set_flags({**dict.fromkeys(own, training), **dict.fromkeys(others, not training)})
+        try:
+            mixed = explorer.explore()
+        except CaptureError:
+            return False
+        if list(map(_words, mixed)) != list(map(_words, known)):
+            return False
+        known[:] = [
+            replace(a, reading=a.reading | b.reading, outside=join((a.outside, b.outside)))
+            for a, b in zip(known, mixed, strict=True)
+        ]
+    return True
+
+
+def _words(capture: Any) -> list[Any]:
+    return [list(map(str, capture.guards)), list(map(str, capture.size_guards)), lines(capture.graph)]
+
+
+def _guarded(capture: Any, modules: Sequence[nn.Module], where: Mapping[nn.Module, str]) -> Any:
+    """The path with a guard: these modules are in one mode."""
+    names = {id(m): path for path, m in capture.root.named_modules()}
+    guard = fx.Graph()
+    for node in capture.graph.nodes:
+        if node.op == "placeholder":
+            guard.node_copy(node)
+    flags = [guard.get_attr(".".join(filter(None, (names[id(m)], "training")))) for m in modules]
+    value = guard.call_function(one_mode, tuple(flags))
+    value.meta["source"] = next(filter(None, map(where.get, modules)))
+    guard.output(value)
+    return replace(capture, guards=(*capture.guards, guard))
+
+
+def _set_flags(flags: Mapping[nn.Module, bool]) -> None:
+    for module, training in flags.items():
+        module.__dict__["training"] = training
+
+
+def _join_modes(explorer: Explorer, trains: list[Any], evaluates: list[Any]) -> list[Any] | None:
+    """The paths that are valid in both modes, which may read the training flag; None if the modes differ in more."""
+    if len(trains) != len(evaluates):
+        return None
+    read = False
+    for a, b in zip(trains, evaluates, strict=True):
+        if (list(map(str, a.guards)), list(map(str, a.size_guards))) != (
+            list(map(str, b.guards)),
+            list(map(str, b.size_guards)),
+        ):
+            return None
+        reads = read_flags(a.graph, b.graph)
+        if reads is None:
+            return None
+        read = read or reads
+    if read and explorer.inlined and not _reads_owners(explorer, trains):
+        return None
+    return trains
+
+
+def _reads_owners(explorer: Explorer, joined: list[Any]) -> bool:
+    """True if every flag read is that of the module whose forward reads it, shown by mixed flags."""
+    modules = (explorer.root, *explorer.inlined)
+    names = {id(m): path for path, m in explorer.root.named_modules()}
+    for first in (True, False):
+        flags = dict(zip(modules, [first] + [not first] * len(explorer.inlined), strict=True))
+        _set_flags(flags)
+        try:
+            mixed = explorer.explore()
+        except CaptureError:
+            return False
+        known = {names[id(m)]: flag for m, flag in flags.items()}
+        if len(mixed) != len(joined):
+            return False
+        for a, b in zip(joined, mixed, strict=True):
+            if fingerprint(a.graph, known) != fingerprint(b.graph, known):
+                return False
+    return True
