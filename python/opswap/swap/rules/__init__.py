@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ..rule import Replacement, Rule
 from . import (
+    activation_alone,
     chain,
     channels,
     convolution,
@@ -31,6 +32,7 @@ _ARITHMETIC = _NORMS + linear.RULES + _CONVOLUTIONS
 _POOLS = pool.RULES + local_response_norm.RULES
 _DROPOUTS = dropout_add.RULES + dropout.RULES
 _KERNELS = chain.RULES + channels.RULES + permutation.RULES + _POOLS + _ARITHMETIC + _DROPOUTS + shared.RULES
+_KERNELS += activation_alone.RULES
 
 
 def _where_kernels_are(rule: Rule) -> Rule:
