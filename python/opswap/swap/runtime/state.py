@@ -39,9 +39,10 @@ INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", PLAN, "_opswap
 class Reading:
     """What a capture read of modules by name; None is every attribute.
 
-    names: attributes; `unread` are those that its code only writes, or would. texts: attributes that may be looked up if there are none. modules: those that were fetched
-    from their parents and neither called nor inlined. parents: those whose children were fetched or counted; `counted`
-    are those of which code read all children, `listed` those of which it read all parameters or buffers.
+    names: attributes; `unread` are those that its code only writes, or would. texts: attributes that may be looked up
+    if there are none. modules: those that were fetched from their parents and neither called nor inlined. parents:
+    those whose children were fetched or counted; `counted` are those of which code read all children, `listed` those
+    of which it read all parameters or buffers.
     classes: their classes matter too. asked: (object, attribute) that were read from objects with their own look-up.
     optional: (module, name) of parameters and buffers that were fetched, which may be None.
     """
