@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from opswap import merge
-from opswap.swap.capture import paths as capture
+from opswap.swap.capture import modes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -292,7 +292,7 @@ def test_the_live_branches_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> N
     branches = [branch(lambda s, x: s.block(x))() for _ in range(2)]
     live = {id(m) for b in branches for m in b.modules()}
     flagged: list[nn.Module] = []
-    set_flags = capture._set_flags
-    monkeypatch.setattr(capture, "_set_flags", lambda ms, flags: (flagged.extend(ms), set_flags(ms, flags)))
+    set_flags = modes._set_flags
+    monkeypatch.setattr(modes, "_set_flags", lambda flags: (flagged.extend(flags), set_flags(flags)))
     merge.branches(branches)
     assert flagged and not any(id(m) in live for m in flagged)

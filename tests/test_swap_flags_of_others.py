@@ -237,6 +237,7 @@ def test_a_scripted_layer() -> None:
     stock = OfAChild()
     stock.first = torch.jit.script(nn.Identity())
     model = opswap.swap(copy.deepcopy(stock), exact=True)
+    assert "reads .training of a scripted module" in opswap.report(model).kept[0].reason
     for training in (True, False):
         same(model.train(training), stock.train(training), images(2, 12, 4, 8))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rules of `swap` that join operators of torch, on the example of each, and a Sigmoid behind a BatchNorm.
+"""Rules of `swap` that join operators of torch, on the example of each; Sigmoid behind a BatchNorm; activations alone.
 
 A step of the stock module against that of the swapped one, both of which draw the same numbers.
 """
@@ -20,6 +20,8 @@ from opswap.swap.rules import DEFAULT
 
 __all__ = ["cases"]
 
+# torch's avg_pool3d has no kernel for 16 bits, and its GELU is faster there.
+_FLOAT32 = ("local_response_norm", "activation GELU tanh")
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 
 
@@ -27,10 +29,17 @@ def _sigmoid() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
     return nn.Sequential(nn.BatchNorm2d(64), nn.Sigmoid()), ((32, 64, 28, 28),)
 
 
+def _alone(module: nn.Module) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    return module, ((32, 64, 28, 28),)
+
+
 def _examples() -> dict[str, Example]:
     named = {rule.name: rule.example for rule in DEFAULT if rule.example is not None}
     chosen = ("dropout_add", "shared_activation", "local_response_norm")
-    return {name: named[name] for name in chosen} | {"batch_norm_act Sigmoid": _sigmoid}
+    others: dict[str, Example] = {"batch_norm_act Sigmoid": _sigmoid}
+    alone = {"activation Mish": nn.Mish(), "activation GELU tanh": nn.GELU(approximate="tanh")}
+    others |= {name: partial(_alone, module) for name, module in alone.items()}
+    return {name: named[name] for name in chosen} | others
 
 
 def cases(batch: int) -> Iterator[Case]:
@@ -39,8 +48,8 @@ def cases(batch: int) -> Iterator[Case]:
         module, ((images, *size),) = example()
         shape = (max(1, images * batch // 32), *size)
         for dtype, tolerance in _TOLERANCE.items():
-            if name == "local_response_norm" and dtype is not torch.float32:
-                continue  # torch's avg_pool3d has no kernel for 16 bits
+            if name in _FLOAT32 and dtype is not torch.float32:
+                continue
             for layout, memory_format in LAYOUTS.items():
                 yield Case(
                     name,
@@ -51,7 +60,7 @@ def cases(batch: int) -> Iterator[Case]:
                     {"opswap": layout},
                     0,
                     tolerance,
-                    kernels=name.startswith(("batch_norm", "local")),
+                    kernels=name.startswith(("activation", "batch_norm", "local")),
                 )
 
 

@@ -67,6 +67,9 @@ class DryRuns:
                     holders[id(value)] = value
         for holder in holders.values():
             if isinstance(holder, (ModuleType, nn.Module)) or owner_of_class(holder) == USER:
-                for name in tuple(vars(holder)) if self._found.anything else self._found.stored:
+                if self._found.anything:
+                    ledger.scope(holder)
+                    continue
+                for name in self._found.stored:
                     ledger.field(holder, name)
         return ledger

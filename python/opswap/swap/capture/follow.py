@@ -141,6 +141,8 @@ class Follower:
             return
         if id(module) not in self.reached.tree:
             raise self.refuse(f"{place(frame.f_code)} reads .training of a module that is not a submodule")
+        if "training" not in module.__dict__:
+            raise self.refuse(f"{place(frame.f_code)} reads .training of a scripted module")
         self.flags[module] = _line(frame)
 
     def outside(self) -> Outside:

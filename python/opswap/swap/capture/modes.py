@@ -33,17 +33,19 @@ class Explorer(Protocol):
 
 def capture_modes(explorer: Explorer) -> list[Any]:
     """The paths in both modes; a guard compares the flags of other modules that the forward reads."""
-    own = (explorer.root, *explorer.inlined)
-    flags = {m: m.training for m in own}
+    modules = (m for m in explorer.root.modules() if "training" in m.__dict__)  # a scripted one has none
+    flags = {m: m.training for m in modules}
+    paths, errors = {}, {}
     try:
-        alone = None
-        while alone is None or not flags.keys() >= explorer.flags.keys():
-            flags.update((m, m.training) for m in explorer.flags if m not in flags)
-            paths, errors = _explore_modes(explorer)
-            borrowed = next((e for e in errors.values() if isinstance(e, BorrowedModuleError)), None)
-            if borrowed is not None or not paths:
-                raise borrowed or errors[flags[explorer.root]]
-            alone = _is_alone(explorer, paths)
+        for training in (True, False):
+            try:
+                paths[training] = _explore(explorer, training, training)
+            except CaptureError as error:
+                errors[training] = error
+        borrowed = next((e for e in errors.values() if isinstance(e, BorrowedModuleError)), None)
+        if borrowed is not None or not paths:
+            raise borrowed or errors[flags[explorer.root]]
+        alone = _is_alone(explorer, paths)
         joined = None if errors or not alone else _join_modes(explorer, paths[True], paths[False])
     finally:
         _set_flags(flags)
@@ -60,16 +62,21 @@ def capture_modes(explorer: Explorer) -> list[Any]:
     return [_guarded(c, guarded, explorer.flags) for c in found] if len(guarded) > 1 else found
 
 
-def _explore_modes(explorer: Explorer) -> tuple[dict[bool, list[Any]], dict[bool, CaptureError]]:
-    """The paths by the mode of all modules whose flags count, and why one of them has none."""
-    paths, errors = {}, {}
-    for training in (True, False):
-        _set_flags(dict.fromkeys((explorer.root, *explorer.inlined, *explorer.flags), training))
+def _explore(explorer: Explorer, own: bool, others: bool) -> list[Any]:
+    """The paths with these flags of root and `inlined`, and of the others that count."""
+    modules = (explorer.root, *explorer.inlined)
+    while True:
+        known = set(explorer.flags)
+        _set_flags({**dict.fromkeys(known, others), **dict.fromkeys(modules, own)})
+        found, failed = [], None
         try:
-            paths[training] = explorer.explore()
+            found = explorer.explore()
         except CaptureError as error:
-            errors[training] = error
-    return paths, errors
+            failed = error
+        if all(m.training is others for m in explorer.flags if m not in known and m not in modules):
+            if failed is not None:
+                raise failed
+            return found
 
 
 def _is_alone(explorer: Explorer, paths: Mapping[bool, list[Any]]) -> bool:
@@ -77,23 +84,25 @@ def _is_alone(explorer: Explorer, paths: Mapping[bool, list[Any]]) -> bool:
 
     What the forward reads outside if they are in the other mode is added to the paths.
     """
-    own = (explorer.root, *explorer.inlined)
-    others = tuple(explorer.flags)
-    if not others or any(m in own for m in others):
-        return not others
+    if not explorer.flags or _reads_own(explorer):
+        return not explorer.flags
     for training, known in paths.items():
-        _set_flags({**dict.fromkeys(own, training), **dict.fromkeys(others, not training)})
         try:
-            mixed = explorer.explore()
+            mixed = _explore(explorer, training, not training)
         except CaptureError:
             return False
-        if list(map(_words, mixed)) != list(map(_words, known)):
+        if _reads_own(explorer) or list(map(_words, mixed)) != list(map(_words, known)):
             return False
         known[:] = [
             replace(a, reading=a.reading | b.reading, outside=join((a.outside, b.outside)))
             for a, b in zip(known, mixed, strict=True)
         ]
     return True
+
+
+def _reads_own(explorer: Explorer) -> bool:
+    """True if one of the modules of the capture reads the flag of another one of them."""
+    return any(m in explorer.flags for m in (explorer.root, *explorer.inlined))
 
 
 def _words(capture: Any) -> list[Any]:

@@ -138,10 +138,10 @@ class _Flag:
         self._read = read
 
     def __get__(self, module: nn.Module | None, cls: type) -> Any:
-        if module is None or "training" not in module.__dict__:  # as in a scripted module
-            raise AttributeError(f"type object {cls.__name__!r} has no attribute 'training'")
-        if not torch.compiler.is_dynamo_compiling():  # another thread's code
+        if module is not None and not torch.compiler.is_dynamo_compiling():  # another thread's code
             self._read(module, sys._getframe(1))
+        if module is None or "training" not in module.__dict__:  # Python asks `__getattr__`
+            raise AttributeError(f"{cls.__name__!r} has no attribute 'training'")
         return module.__dict__["training"]
 
     def __set__(self, module: nn.Module, value: Any) -> None:

@@ -263,7 +263,7 @@ class _Explorer:
         error = tracer.refusal or error
         # Objects with a look-up of their own are read again, and that look-up may be the code that writes.
         outside = Outside() if written else follower.outside()
-        self.flags = {**follower.flags, **self.flags}
+        self.flags = {**follower.flags, **self.flags}  # the place of the first read
         reading = follower.reading()
         moved = moved or follower.moved()  # before it was written down what was read
         error = error or self._unseen(tracer.graph, reading, outside)

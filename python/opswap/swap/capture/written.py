@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import is_
 from types import CellType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -64,7 +65,9 @@ class Ledger:
     def __init__(self) -> None:
         self._copies: dict[int, tuple[Any, Any, Any]] = {}
         self._fields: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._scopes: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._slots: list[tuple[Any, MemberDescriptorType, Any]] = []
+        self._members: dict[type, list[MemberDescriptorType]] = {}
 
     def copy(self, value: Any) -> None:
         """Remember the elements of a container and the attributes of an object."""
@@ -74,14 +77,27 @@ class Ledger:
         if isinstance(attributes, dict):
             attributes = {k: (v, _elements(v)) for k, v in tuple(attributes.items())}
         self._copies[id(value)] = value, _elements(value), attributes
-        self._slots += [
-            (value, member, _held(member, value)) for member in slots_of(type(value)) if _is_declared(member)
-        ]
+        cls = type(value)
+        if cls not in self._members:
+            self._members[cls] = list(filter(_is_declared, slots_of(cls)))
+        self._slots += [(value, member, _held(member, value)) for member in self._members[cls]]
 
     def field(self, holder: Any, name: str) -> None:
         """Remember an attribute of a Python module, a class, a function or a cell."""
         if (id(holder), name) not in self._fields:
             self._fields[id(holder), name] = holder, name, _own(holder, name)
+
+    def scope(self, holder: Any) -> None:
+        """Remember all attributes that a Python module, a class or a module of a model has."""
+        self._scopes.setdefault(id(holder), (holder, dict(vars(holder))))
+
+    def _compared(self) -> Iterator[tuple[Any, str, Any]]:
+        """(holder, name, what it held) of the fields, and of those in scopes that are not as they were."""
+        yield from self._fields.values()
+        for holder, then in self._scopes.values():
+            now = vars(holder)
+            if not now.keys() >= then.keys() or not all(map(is_, map(now.get, then), then.values())):
+                yield from ((holder, name, unpatched(value)) for name, value in then.items())
 
     def undo(self, written: Written, restore: bool = True) -> tuple[list[str], list[str]]:
         """Undo what the traced code wrote; only look if `restore` is false.
@@ -90,7 +106,7 @@ class Ledger:
         """
         ours: list[str] = []
         others: list[str] = []
-        for holder, name, then in self._fields.values():
+        for holder, name, then in self._compared():
             if _own(holder, name) is not then:
                 owner = getattr(holder, "__qualname__", None) or getattr(holder, "__name__", "a closure")
                 owns = written.owns(holder, name)
@@ -149,6 +165,8 @@ def _set(holder: Any, name: str, value: Any) -> None:
 
 def _elements(value: Any) -> Any:
     """A copy of a container's elements; None for an object that is not a container."""
+    if not isinstance(value, _CONTAINERS):
+        return None
     if isinstance(value, dict):
         return dict(dict.items(value))
     for kind in (list, set, deque):
