@@ -376,6 +376,94 @@ def test_a_forward_that_is_set_on_a_layer() -> None:
     same(model, stock, images(2, 12, 4, 8))
 
 
+STATE = nn.Module()
+STATE.groups = 2
+
+
+class Holder:
+    """An object that is made anew in each call."""
+
+    def __init__(self) -> None:
+        self.conv = STATE
+
+    def sets(self, groups: int) -> None:
+        self.conv.groups = groups
+
+
+def sets(holder: Holder, groups: int) -> None:
+    holder.conv.groups = groups
+
+
+class Delegates(nn.Module):
+    """Finds what it has not in another object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["holder"] = Holder()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.__dict__["holder"], name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.conv.groups = 3
+        return x
+
+
+class Inside(nn.Module):
+    """Writes in a function inside of its method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        def inside(holder: Holder) -> None:
+            holder.conv.groups = 3
+
+        inside(Holder())
+        return x
+
+
+class ByAFunction(Inside):
+    def forward(self, x: Tensor) -> Tensor:
+        sets(Holder(), 3)
+        return x
+
+
+class ByAnObject(Inside):
+    def forward(self, x: Tensor) -> Tensor:
+        Holder().sets(3)
+        return x
+
+
+class OfItsPart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = STATE
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.conv.groups = 3
+        return x
+
+
+@pytest.mark.parametrize("kind", [Delegates, Inside, ByAFunction, ByAnObject, OfItsPart])
+def test_what_is_written_in_parts(kind: type[nn.Module]) -> None:
+    """A module that is called writes to what the forward reads afterwards."""
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.writes, self.state = kind(), STATE
+
+        def forward(self, x: Tensor) -> Tensor:
+            return by_size(self.writes(x), self.state.groups)
+
+    model = opswap.swap(Root(), exact=True)
+    x = images(2, 12, 4, 8)
+    STATE.groups = 2
+    assert torch.equal(model(x), by_size(x, 3))
+
+
 def test_a_forward_that_is_set_on_a_block_which_runs_later() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:

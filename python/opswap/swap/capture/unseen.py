@@ -112,7 +112,7 @@ class Search:
         self.containers: dict[int, Any] = {}
         self.stored: set[str] = set()
         self.of_modules: dict[str, list[nn.Module]] = {}
-        self._of_parts: set[tuple[str, str]] = set()
+        self._of_parts: set[tuple[FunctionType, str, str]] = set()
         self._indirect: set[str] = set()
         self.cells: set[int] = set()
         self.anything = self.elements = False
@@ -140,15 +140,15 @@ class Search:
                     self._new += (v for v in parts if id(v) not in self.seen and not is_plain(v))
 
     def _note_parts(self) -> None:
-        """What is stored in a part of an object is stored in these modules, if all such parts are modules."""
-        for part, name in self._of_parts - {(p, n) for p, n in self._of_parts if n in self.stored}:
-            found = [_part_of(h, part) for h in self.holders]
+        """What a method of a module stores in its parts is stored in these modules, if all such parts are modules."""
+        for function, part, name in self._of_parts:
+            found = [_part_of(h, part) for h in self.holders if _has_method(h, function)]
             self.of_modules.setdefault(name, []).extend(v for v in found if isinstance(v, nn.Module))
-            if any(v is not MISSING and not isinstance(v, nn.Module) for v in found):
+            if not found or not all(isinstance(v, nn.Module) for v in found):
                 self.stored.add(name)
         for name in self.stored & self.of_modules.keys():
             del self.of_modules[name]
-        self.stored.update(name for _, name in self._of_parts)
+        self.stored |= self.of_modules.keys()
 
     def _look_at(self, value: Any) -> None:
         if id(value) in self.seen or is_plain(value):
@@ -206,10 +206,13 @@ class Search:
             return  # such as a decorator of torch, which holds the function that it calls
         for part in _with_inner(code):
             found, written = reads(part), stores(part)
-            if function.__name__ in _MAKES:  # what it stores in the new object is new
-                self.stored |= written.of_others | {name for _, name in written.of_parts}
+            if part is code and function.__name__ not in _MAKES:
+                self._of_parts |= {(function, *p) for p in written.of_parts}
             else:
-                self._of_parts |= written.of_parts
+                self.stored |= {name for _, name in written.of_parts}
+            if function.__name__ in _MAKES:  # what it stores in the new object is new
+                self.stored |= written.of_others
+            else:
                 self.stored |= written.names
                 self.anything = self.anything or written.anything
             self.cells.update(id(cells[n]) for n in written.variables if n in cells)
@@ -244,7 +247,9 @@ class Search:
             INTERNAL | (vars(holder).keys() - without_links(vars(holder)).keys()) if is_module else INTERNAL
         )
         for name in self._indirect:
-            self._look_up_by(_part_of(holder, name))
+            found = _part_of(holder, name)
+            if found is not MISSING or _looks_up(holder):
+                self._look_up_by(found)
         for name, value in () if known else attributes_of(holder):
             if name not in hidden and self._is_mentioned(name):
                 yield value
@@ -256,7 +261,7 @@ class Search:
         """Code looks up an attribute by a text that an object holds."""
         if isinstance(text, str) and self._names is not None:
             self._names.add(text)
-        elif text is not None and text is not MISSING:
+        elif text is not None:
             self._names = None
 
     def holds(self, name: str) -> bool:
@@ -291,6 +296,20 @@ def _part_of(holder: Any, name: str) -> Any:
         if name in held:
             return held[name]
     return static_attribute(holder if isinstance(holder, type) else type(holder), name)
+
+
+def _has_method(holder: Any, function: FunctionType) -> bool:
+    """True for a module that has this function as a method, or in a property."""
+    if not isinstance(holder, nn.Module):
+        return False
+    entries = (v for base in type(holder).__mro__ for v in vars(base).values())
+    return any(v is function or (isinstance(v, property) and v.fget is function) for v in entries)
+
+
+def _looks_up(holder: Any) -> bool:
+    """True for an object whose class finds attributes by code of the user."""
+    bases = (b for b in type(holder).__mro__ if owner_of_class(b) == purity.USER)
+    return any("__getattr__" in vars(b) or "__getattribute__" in vars(b) for b in bases)
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
