@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Forwards that read `training` of other modules, and attributes by names that a module holds."""
+"""Forwards that read `training` of other modules."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
+from opswap.swap.capture.paths import capture
 from spellings import by_size
 from swapping import images, same
 
@@ -122,6 +122,26 @@ class ByAMethod(Base):
 
     def forward(self, x: Tensor) -> Tensor:
         return by_size(self.block.inner.helps(self.block(x)), 2)
+
+
+class AsksTwice(nn.Module):
+    """Its inner block is called, and a method that reads the inner block's flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Asks(nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.helps(self.inner(x))
+
+
+def test_a_flag_of_an_inlined_block_that_another_one_reads() -> None:
+    root = nn.Sequential(AsksTwice())
+    paths = capture(root, (root[0], root[0].inner))
+    assert [p.training for p in paths] == [True, False]
+    for path in paths:
+        (guard,) = path.guards
+        assert "0.inner.training" in str(guard)
 
 
 class Changes(nn.Module):
@@ -249,232 +269,3 @@ def test_compiled() -> None:
         model = torch.compile(opswap.swap(copy.deepcopy(stock), exact=True), backend="eager", fullgraph=True)
         for training in (True, False):
             same(model.train(training), stock.train(training), images(2, 12, 4, 8))
-
-
-# --- attributes by the names that a module holds ---------------------------------------------------------------------
-
-
-class ByName(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = nn.Conv2d(12, 12, 1)
-        self.name = "conv"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return by_size(self.layer(x), 2)
-
-
-class Computes(ByName):
-    """The name is a property, of another name."""
-
-    def __init__(self) -> None:
-        self.chosen = "conv"
-        super().__init__()
-
-    @property
-    def name(self) -> str:
-        return "other" if self.training else self.chosen
-
-    @name.setter
-    def name(self, value: str) -> None:
-        pass
-
-
-class OfTheClass(ByName):
-    def __init__(self) -> None:
-        super().__init__()
-        del self.name
-
-    name = "conv"
-
-
-@pytest.mark.parametrize("kind", [ByName, Computes, OfTheClass])
-def test_a_name_that_changes(kind: type[nn.Module]) -> None:
-    stock = kind()
-    model = opswap.swap(copy.deepcopy(stock), exact=True)
-    for training in (True, False):
-        same(model.train(training), stock.train(training), images(2, 12, 4, 8))
-    for m in (stock, model):
-        if kind is Computes:
-            m.chosen = "other"
-        else:
-            m.name = "other"
-    for training in (True, False):
-        same(model.train(training), stock.train(training), images(2, 12, 4, 8))
-
-
-def test_only_the_named_attribute_is_followed() -> None:
-    """A method that writes to attributes of any name is there, but not named."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bn, self.name = nn.BatchNorm2d(12), "bn"
-
-        @property
-        def norm(self) -> nn.Module:
-            return getattr(self, self.name)
-
-        def reset(self, name: str, value: Tensor) -> None:
-            setattr(self, name, value)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.norm(x) * 2
-
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block, self.groups = Block(), 2
-
-        def forward(self, x: Tensor) -> Tensor:
-            return by_size(self.block(x), self.groups)
-
-    stock = Root()
-    model = opswap.swap(copy.deepcopy(stock), exact=True)
-    assert any(s.path == "" for s in opswap.report(model).swapped), str(opswap.report(model))
-    same(model, stock, images(2, 12, 4, 8))
-    model.block.name = stock.block.name = "reset"  # no module: stock raises
-    for m in (stock, model):
-        with pytest.raises(TypeError, match="missing 1 required positional argument"):
-            m(images(2, 12, 4, 8))
-
-
-class Sets(nn.Module):
-    """As mmcv's ConvModule: its code replaces the forward of a layer for one call."""
-
-    def __init__(self, conv: nn.Module, other: Callable[[Tensor], Tensor] | None = None) -> None:
-        super().__init__()
-        self.conv, self.other = conv, other
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.other is not None:
-            self.conv.forward = self.other
-        return self.conv(x)
-
-
-class CallsSets(nn.Module):
-    """Calls a module that sets the forward of `of`, then another one."""
-
-    def __init__(self, of: nn.Module, then: nn.Module) -> None:
-        super().__init__()
-        self.sets, self.then = Sets(of, None), then
-
-    def forward(self, x: Tensor) -> Tensor:
-        return by_size(self.then(self.sets(x)), 2)
-
-
-def double(x: Tensor) -> Tensor:
-    return x * 2
-
-
-def test_a_forward_that_is_set_on_a_layer() -> None:
-    stock = CallsSets(nn.Conv2d(12, 12, 1), Sets(nn.Conv2d(12, 12, 1)))
-    model = opswap.swap(copy.deepcopy(stock), exact=True)
-    assert opswap.report(model).swapped
-    same(model, stock, images(2, 12, 4, 8))
-    model.sets.other = stock.sets.other = double
-    same(model, stock, images(2, 12, 4, 8))
-
-
-STATE = nn.Module()
-STATE.groups = 2
-
-
-class Holder:
-    """An object that is made anew in each call."""
-
-    def __init__(self) -> None:
-        self.conv = STATE
-
-    def sets(self, groups: int) -> None:
-        self.conv.groups = groups
-
-
-def sets(holder: Holder, groups: int) -> None:
-    holder.conv.groups = groups
-
-
-class Delegates(nn.Module):
-    """Finds what it has not in another object."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.__dict__["holder"] = Holder()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.__dict__["holder"], name)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.conv.groups = 3
-        return x
-
-
-class Inside(nn.Module):
-    """Writes in a function inside of its method."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        def inside(holder: Holder) -> None:
-            holder.conv.groups = 3
-
-        inside(Holder())
-        return x
-
-
-class ByAFunction(Inside):
-    def forward(self, x: Tensor) -> Tensor:
-        sets(Holder(), 3)
-        return x
-
-
-class ByAnObject(Inside):
-    def forward(self, x: Tensor) -> Tensor:
-        Holder().sets(3)
-        return x
-
-
-class OfItsPart(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = STATE
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.conv.groups = 3
-        return x
-
-
-@pytest.mark.parametrize("kind", [Delegates, Inside, ByAFunction, ByAnObject, OfItsPart])
-def test_what_is_written_in_parts(kind: type[nn.Module]) -> None:
-    """A module that is called writes to what the forward reads afterwards."""
-
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.writes, self.state = kind(), STATE
-
-        def forward(self, x: Tensor) -> Tensor:
-            return by_size(self.writes(x), self.state.groups)
-
-    model = opswap.swap(Root(), exact=True)
-    x = images(2, 12, 4, 8)
-    STATE.groups = 2
-    assert torch.equal(model(x), by_size(x, 3))
-
-
-def test_a_forward_that_is_set_on_a_block_which_runs_later() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bn = nn.BatchNorm2d(12)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.relu(self.bn(x))
-
-    block = Block()
-    stock = CallsSets(block, nn.Sequential(nn.Conv2d(12, 12, 1), block))
-    stock.sets.other = double
-    model = opswap.swap(copy.deepcopy(stock), exact=True)
-    same(model, stock, images(2, 12, 4, 8))

@@ -23,6 +23,7 @@ from torch.fx import Proxy
 
 from ..runtime import purity
 from ..runtime.outside import Outside, Scope
+from ..runtime.snapshot import MISSING
 from ..runtime.state import INTERNAL, Reading
 from .bytecode import place, reads, resolved, unfaithful
 from .element_writes import MUTATORS, element_writes
@@ -227,6 +228,8 @@ class Follower:
                 self.reached.ask(argument)
             if argument is isinstance:
                 self.check_class(frame)
+            if argument is getattr:
+                self._look_up_by_attributes(frame)
 
     def _enter(self, frame: FrameType) -> None:
         kind = self._owner(frame)
@@ -323,7 +326,6 @@ class Follower:
     def _follow(self, frame: FrameType) -> None:
         code = frame.f_code
         self._compare(frame)
-        self._look_up_by_attributes(frame)
         if is_look_up(code):
             self._note_question(frame)
         if code in self._ran and not code.co_freevars:
@@ -337,15 +339,15 @@ class Follower:
                 self._follow_function(function)
 
     def _look_up_by_attributes(self, frame: FrameType) -> None:
-        """The code may look up attributes of its first argument by texts that this argument holds."""
+        """getattr() runs next: maybe with the first argument of the code, and a text that this argument holds."""
         code = frame.f_code
         for name in reads(code).indirect:
             me = frame.f_locals.get(code.co_varnames[0])
-            text = vars(me).get(name) if isinstance(me, nn.Module) else None
-            if type(text) is str and name not in self.reached.stored:
+            text = vars(me).get(name, MISSING) if isinstance(me, nn.Module) else MISSING
+            if type(text) is str:
                 self.reached.texts.add(text)
                 self.reached.look_for((text,))
-            elif not (isinstance(me, nn.Module) and text is None and name in vars(me)):  # None is no name
+            elif text is not None:
                 self.reached.look_everywhere()
 
     def _note_question(self, frame: FrameType) -> None:
