@@ -27,7 +27,7 @@ from torch.utils import checkpoint
 from opswap._torch import assert_function, tree_leaves
 
 from ..graph.calls import operation
-from ..graph.metadata import counts_dimensions, expression, is_metadata, is_shape
+from ..graph.metadata import counts_dimensions, expression, is_metadata, is_shape, known_dimensions
 from ..runtime.guards import hooked, own_call, require
 from ..runtime.lists import Listed, is_listed, names_in
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
@@ -415,13 +415,16 @@ class Tracer(fx.Tracer):
             raise self.refuse(
                 f"an element of a tensor is converted to a Python number at {self.inspect_frames()}"
             )
-        return self._decide(node, int, _DIMENSIONS if counts_dimensions(node) else ())
+        known = known_dimensions(node) if counts_dimensions(node) else None
+        return known or self._decide(node, int, _DIMENSIONS if counts_dimensions(node) else ())
 
     def length(self, obj: fx.Proxy) -> int:
         """len() of a tensor, of a size, or of what torch.chunk gives."""
         node = obj.node
         if operation(node) == "getitem" and is_shape(node.args[0]) and isinstance(node.args[1], slice):
             return len(range(self.length(fx.Proxy(node.args[0], self)))[node.args[1]])
+        if is_shape(node) and (known := known_dimensions(node)):
+            return known
         guesses = _DIMENSIONS if is_shape(node) else ()
         if operation(node) == "chunk":
             chunks = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")

@@ -27,6 +27,7 @@ __all__ = [
     "is_metadata",
     "is_shape",
     "joined_shape",
+    "known_dimensions",
     "without_joins",
 ]
 
@@ -93,6 +94,18 @@ def counts_dimensions(node: Node) -> bool:
     if node.target is getattr:
         return node.args[1] == "ndim"
     return node.target is len and isinstance(node.args[0], Node) and is_shape(node.args[0])
+
+
+def known_dimensions(node: Node) -> int | None:
+    """What `counts_dimensions` tells of a view whose sizes are written one by one, as x.view(n, -1, *x.shape[2:])."""
+    while node.target is len or is_shape(node) or counts_dimensions(node):
+        node = node.args[0]
+    if node.op != "call_method" or node.target not in ("reshape", "view") or node.kwargs:
+        return None
+    sizes = node.args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)):
+        return len(sizes[0])
+    return len(sizes) if len(sizes) > 1 else None  # a single one may be a size of several dimensions
 
 
 def is_shape(node: Node) -> bool:
