@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -100,6 +101,31 @@ RUNS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
     "explain": lambda m, x: opswap.explain(opswap.swap(m), x),
 }
 DRY = {name: run for name, run in RUNS.items() if name != "swap"}
+
+
+class ByName(nn.Module):
+    """Writes attributes of a class, and global variables, whose names are put together."""
+
+    first_calls = 0
+    second_calls: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for kind in ("first", "second"):
+            setattr(ByName, f"{kind}_calls", (getattr(ByName, f"{kind}_calls") or 0) + 1)
+        setattr(sys.modules[__name__], "CAL" + "LS", CALLS + 1)
+        return x * 1
+
+
+@pytest.mark.parametrize("run", DRY.values(), ids=DRY)
+def test_nothing_stays_written_by_names_that_are_put_together(
+    run: Callable[[nn.Module, Tensor], Any],
+) -> None:
+    model, x = nn.Sequential(nn.BatchNorm2d(3), ByName(), nn.MaxPool2d(2)), images(2, 3, 8, 8)
+    before = ByName.first_calls, ByName.second_calls, CALLS
+    run(model, x)
+    assert (ByName.first_calls, ByName.second_calls, CALLS) == before
+    model(x)
+    assert (ByName.first_calls, CALLS) == (before[0] + 1, before[2] + 1)
 
 
 @pytest.mark.parametrize("run", DRY.values(), ids=DRY)

@@ -40,7 +40,7 @@ def asked(x: Tensor, y: Tensor) -> Tensor:
 
 
 def of_a_size(x: Tensor, y: Tensor) -> Tensor:
-    return by_size(x, 2 if y.view(x.shape).dim() == 4 else 3)
+    return by_size(x, 3 - len(range(y.view(x.shape).dim())) % 2)
 
 
 class Net(Wrapped):

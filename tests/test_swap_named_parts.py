@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
+from opswap.swap.runtime.state import Reading
 from spellings import by_size
 from swapping import images, same
 from test_swap_flags_of_others import Base
@@ -122,6 +123,64 @@ def test_only_the_named_attribute_is_followed() -> None:
     for m in (stock, model):
         with pytest.raises(TypeError, match="missing 1 required positional argument"):
             m(images(2, 12, 4, 8))
+
+
+class Counter:
+    """What a forward and a module that it calls share."""
+
+    def __init__(self) -> None:
+        self.groups, self.calls = 2, 0
+
+
+class Counts(nn.Module):
+    def __init__(self, counter: Counter) -> None:
+        super().__init__()
+        self.counter = counter
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counter.calls += 1
+        self.counter.groups = 3
+        return x
+
+
+class Writes(nn.Module):
+    """Would write what the module that it calls writes, and reads one of the two."""
+
+    off = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = Counter()
+        self.child = Counts(self.counter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.off:
+            self.counter.calls = 0
+        return by_size(self.child(x), 2)
+
+
+class WritesAndReads(Writes):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.off:
+            self.counter.groups = 2
+        return by_size(self.child(x), self.counter.groups)
+
+
+def test_what_a_forward_only_writes() -> None:
+    model = opswap.swap(Writes(), exact=True)
+    assert opswap.report(model).swapped, str(opswap.report(model))
+    x = images(2, 12, 4, 8)
+    assert torch.equal(model(x), by_size(x, 2)) and model.counter.calls == 1
+    model = opswap.swap(WritesAndReads(), exact=True)
+    assert "may write to 'groups'" in opswap.report(model).kept[0].reason
+    assert torch.equal(model(x), by_size(x, 3))
+
+
+def test_what_is_read_in_one_mode_is_read() -> None:
+    reads = Reading(names=frozenset({"a", "b"}), unread=frozenset({"b"}))
+    writes = Reading(names=frozenset({"a", "b", "c"}), unread=frozenset({"a", "b", "c"}))
+    for both in (reads | writes, writes | reads):
+        assert both.every_name == {"a"} and both.unread == {"b", "c"}
 
 
 class Sets(nn.Module):
