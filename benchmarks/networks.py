@@ -8,6 +8,7 @@ Python code is used, with the declarations of these operators and `nms` in Pytho
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
 import types
@@ -213,16 +214,20 @@ _MMPRETRAIN: dict[str, dict[str, Any]] = {
 }
 
 
+_MODEL_INDEX: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("modelindex", ()),
+    ("modelindex.load_model_index", ("load",)),
+    ("modelindex.models", ()),
+    ("modelindex.models.Model", ("Model",)),
+    ("modelindex.models.ModelIndex", ("ModelIndex",)),
+)
+
+
 def _of_mmpretrain(name: str) -> nn.Module:
     """A backbone. Of mmcv the wheel mmcv-lite is enough, and of modelindex, which lists trained weights, the names."""
     _torchvision()
-    for module, names in (
-        ("modelindex", ()),
-        ("modelindex.load_model_index", ("load",)),
-        ("modelindex.models", ()),
-        ("modelindex.models.Model", ("Model",)),
-        ("modelindex.models.ModelIndex", ("ModelIndex",)),
-    ):
+    missing = "modelindex" not in sys.modules and importlib.util.find_spec("modelindex") is None
+    for module, names in _MODEL_INDEX if missing else ():
         stand_in = sys.modules.setdefault(module, types.ModuleType(module))
         for attribute in names:
             setattr(stand_in, attribute, object)

@@ -10,7 +10,7 @@ from torch import fx, nn
 from ..report import Site
 from ..rules.activation import RELU, RELU6, activation, gated
 from ..rules.norm import NORMS
-from ..runtime.guards import call_adds
+from ..runtime.guards import call_problem
 from .block_ends import ends_with_norm, is_norm_call, last_module
 
 __all__ = ["RULE", "Key", "activations_apart", "key_of", "norm_at_end"]
@@ -78,10 +78,9 @@ def _why(node: fx.Node, before: fx.Node, block: nn.Module | None, norm: nn.Modul
         f"the normalisation at the end of {before.target}": norm,
         node.target: node.meta.get("module"),
     }
-    found = [(name, call_adds(m)) for name, m in modules.items() if m is not None]
-    adding = next((f"{name} {adds}" for name, adds in found if adds), None)
-    if adding is not None:
-        return f"{adding}: its call is not merged with the calls around it"
+    problems = (call_problem(name, m) for name, m in modules.items() if m is not None)
+    if problem := next(filter(None, problems), ""):
+        return problem
     own = block is not None and type(block) not in NORMS
     return _IN_A_BLOCK.format(type(block).__name__, before.target) if own else ""
 

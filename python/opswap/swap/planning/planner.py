@@ -22,7 +22,7 @@ from ..rewriting.code import containers_of
 from ..rule import UNPROBED, Region
 from ..rules import Rule
 from ..rules.activation import is_activation
-from ..runtime.guards import call_adds
+from ..runtime.guards import NOT_MERGED, call_adds
 from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
 from .apart import RULE as apart_rule
@@ -360,7 +360,7 @@ class _Planner:
                 moves = (known.changes or known.refused) and known.calls_no_module()
                 shuffles = bool(moves or (_is_sequential(module) and joins)) or self._is_activation(known)
             if shuffles and (adds := call_adds(child)):
-                reason = f"{adds}: its call is not merged with the calls around it"
+                reason = f"{adds}: {NOT_MERGED}"
                 self.kept.append(Site(self.paths[child], "", _source(child), False, reason))
             elif shuffles:
                 yield child

@@ -27,6 +27,7 @@ from .snapshot import owner_of_class
 from .state import INTERNAL, State, unchanged
 
 __all__ = [
+    "NOT_MERGED",
     "SET_METHODS",
     "Record",
     "call_adds",
@@ -133,10 +134,13 @@ def call_adds(module: nn.Module) -> str:
     return "has hooks" if hooked(module) else ""
 
 
+NOT_MERGED = "its call is not merged with the calls around it"
+
+
 def call_problem(name: Any, module: nn.Module) -> str:
     """Why the call of a module of this name is not merged with the calls around it, or ""."""
     adds = call_adds(module)
-    return f"{name} {adds}: its call is not merged with the calls around it" if adds else ""
+    return f"{name} {adds}: {NOT_MERGED}" if adds else ""
 
 
 def runs_other_code(module: nn.Module) -> bool:
