@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
-from opswap.swap.runtime.state import Reading
 from spellings import by_size
 from swapping import images, same
 from test_swap_flags_of_others import Base
@@ -166,21 +165,17 @@ class WritesAndReads(Writes):
         return by_size(self.child(x), self.counter.groups)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_what_a_forward_only_writes() -> None:
     model = opswap.swap(Writes(), exact=True)
     assert opswap.report(model).swapped, str(opswap.report(model))
     x = images(2, 12, 4, 8)
-    assert torch.equal(model(x), by_size(x, 2)) and model.counter.calls == 1
+    for calls in (1, 2):  # without a warning that another module has written to it
+        assert torch.equal(model(x), by_size(x, 2)) and model.counter.calls == calls
+    assert not model._opswap_record.moved
     model = opswap.swap(WritesAndReads(), exact=True)
     assert "may write to 'groups'" in opswap.report(model).kept[0].reason
     assert torch.equal(model(x), by_size(x, 3))
-
-
-def test_what_is_read_in_one_mode_is_read() -> None:
-    reads = Reading(names=frozenset({"a", "b"}), unread=frozenset({"b"}))
-    writes = Reading(names=frozenset({"a", "b", "c"}), unread=frozenset({"a", "b", "c"}))
-    for both in (reads | writes, writes | reads):
-        assert both.every_name == {"a"} and both.unread == {"b", "c"}
 
 
 class Sets(nn.Module):

@@ -445,7 +445,7 @@ class Reach:
 
         Args: asked: (object, attribute) that were read from objects with a look-up of their own.
         """
-        wanted = Wanted(None if self.dynamic else frozenset(self.names), frozenset(self.texts), asked)
+        wanted = Wanted(None if self.dynamic else frozenset(self.loaded), frozenset(self.texts), asked)
         watches = [(h, n, snapshot(v, wanted)) for h, n, v in self._needed(set(ran))]
         for holder in map(virtual, self._abstract if self.classes else ()):
             watches.append((holder, "registered", holder.registered))
@@ -460,8 +460,7 @@ class Reach:
 
     def reading(self, inlined: set[int]) -> Reading:
         """What was read of modules by name."""
-        names = None if self.dynamic else frozenset(self.names)
-        unread = frozenset(self.names - self.loaded)
+        names = None if self.dynamic else frozenset(self.loaded)
         modules = tuple(m for m in self.modules if id(m) not in inlined)
         asked = {"counted": tuple(self.counted), "listed": tuple(self.listed), "classes": self.classes}
-        return Reading(names, frozenset(self.texts), modules, tuple(self.parents), unread=unread, **asked)
+        return Reading(names, frozenset(self.texts), modules, tuple(self.parents), **asked)

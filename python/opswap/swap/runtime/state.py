@@ -39,10 +39,9 @@ INTERNAL = frozenset(vars(nn.Module())) | {"_compiled_call_impl", PLAN, "_opswap
 class Reading:
     """What a capture read of modules by name; None is every attribute.
 
-    names: attributes; `unread` are those that its code only writes, or would. texts: attributes that may be looked up
-    if there are none. modules: those that were fetched from their parents and neither called nor inlined. parents:
-    those whose children were fetched or counted; `counted` are those of which code read all children, `listed` those
-    of which it read all parameters or buffers.
+    names: attributes. texts: attributes that may be looked up if there are none. modules: those that were fetched
+    from their parents and neither called nor inlined. parents: those whose children were fetched or counted; `counted`
+    are those of which code read all children, `listed` those of which it read all parameters or buffers.
     classes: their classes matter too. asked: (object, attribute) that were read from objects with their own look-up.
     optional: (module, name) of parameters and buffers that were fetched, which may be None.
     """
@@ -56,12 +55,11 @@ class Reading:
     listed: tuple[nn.Module, ...] = ()
     classes: bool = False
     asked: tuple[tuple[Any, str], ...] = ()
-    unread: frozenset[str] = frozenset()
 
     @property
     def every_name(self) -> frozenset[str] | None:
         """The names of all attributes that were read or looked for; None is every attribute."""
-        return None if self.names is None else (self.names - self.unread) | self.texts
+        return None if self.names is None else self.names | self.texts
 
     def __or__(self, other: Reading) -> Reading:
         """What either of the two read."""
@@ -78,9 +76,7 @@ class Reading:
         ]
         asked = {(id(o), name): (o, name) for o, name in (*self.asked, *other.asked)}
         classes = self.classes or other.classes
-        loaded = ((self.names or frozenset()) - self.unread) | ((other.names or frozenset()) - other.unread)
-        unread = (self.unread | other.unread) - loaded
-        return Reading(names, self.texts | other.texts, *lists, classes, tuple(asked.values()), unread)
+        return Reading(names, self.texts | other.texts, *lists, classes, tuple(asked.values()))
 
 
 @dataclass(frozen=True)
