@@ -173,6 +173,7 @@ def test_what_a_forward_only_writes() -> None:
     for calls in (1, 2):  # without a warning that another module has written to it
         assert torch.equal(model(x), by_size(x, 2)) and model.counter.calls == calls
     assert not model._opswap_record.moved
+    assert opswap.explain(model, x).outcomes[0].ran == 1  # it copies the model, which adds to the classes
     model = opswap.swap(WritesAndReads(), exact=True)
     assert "may write to 'groups'" in opswap.report(model).kept[0].reason
     assert torch.equal(model(x), by_size(x, 3))

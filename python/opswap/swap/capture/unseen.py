@@ -71,6 +71,7 @@ _NOT_CALLED = frozenset(
         "__set_name__",
         "__setattr__",
         "__setstate__",
+        "__slotnames__",  # which copies and pickles add to a class
         "__str__",
     }
 )

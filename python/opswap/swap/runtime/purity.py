@@ -50,6 +50,7 @@ OWN, TORCH, LAYERS, LIBRARY, STATEFUL, USER = "own", "torch", "layers", "library
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 SWAP_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # opswap.swap
 _OPSWAP = os.path.dirname(os.path.dirname(SWAP_FOLDER)) + os.sep
+_OF_TRACES = os.path.join(_OPSWAP, "_torch.py")  # which runs in traces
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _SITE = tuple({sysconfig.get_path(k) + os.sep for k in ("purelib", "platlib")})
 
@@ -320,7 +321,7 @@ def owner(file: str, module: str) -> str:
     if file.startswith(TORCH_FOLDER):
         name = file[len(TORCH_FOLDER) :]
         return LAYERS if name.startswith(os.path.join("nn", "modules") + os.sep) else TORCH
-    if file.startswith(SWAP_FOLDER):
+    if file.startswith(SWAP_FOLDER) or file == _OF_TRACES:
         return OWN
     if file.startswith(_OPSWAP):
         return USER if _is_model(module) else LAYERS

@@ -78,6 +78,7 @@ _MADE = frozenset(
         "package",
         "parameters",
         "path",
+        "slotnames",
         "slots",
         "spec",
         "static_attributes",
