@@ -43,6 +43,22 @@ class Computes(ByName):
         pass
 
 
+class Hides(ByName):
+    """A property that comes before the attribute of the instance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["name"] = "first"
+
+    def _name(self) -> str:
+        return self.chosen
+
+    def _set(self, value: str) -> None: ...
+
+    chosen = "conv"
+    name = property(_name, _set)
+
+
 class OfTheClass(ByName):
     def __init__(self) -> None:
         super().__init__()
@@ -51,14 +67,14 @@ class OfTheClass(ByName):
     name = "conv"
 
 
-@pytest.mark.parametrize("kind", [ByName, Computes, OfTheClass])
+@pytest.mark.parametrize("kind", [ByName, Computes, Hides, OfTheClass])
 def test_a_name_that_changes(kind: type[nn.Module]) -> None:
     stock = kind()
     model = opswap.swap(copy.deepcopy(stock), exact=True)
     for training in (True, False):
         same(model.train(training), stock.train(training), images(2, 12, 4, 8))
     for m in (stock, model):
-        if kind is Computes:
+        if kind in (Computes, Hides):
             m.chosen = "other"
         else:
             m.name = "other"

@@ -34,6 +34,7 @@ from .look_up import is_look_up
 from .reach import Reach
 from .shell import holds_modules
 from .trace_frames import reads_modules
+from .unseen import part_of
 
 __all__ = ["CHECKPOINTED", "Follower"]
 
@@ -343,7 +344,7 @@ class Follower:
         code = frame.f_code
         for name in reads(code).indirect:
             me = frame.f_locals.get(code.co_varnames[0])
-            text = vars(me).get(name, MISSING) if isinstance(me, nn.Module) else MISSING
+            text = part_of(me, name) if isinstance(me, nn.Module) and name in vars(me) else MISSING
             if type(text) is str:
                 self.reached.texts.add(text)
                 self.reached.look_for((text,))

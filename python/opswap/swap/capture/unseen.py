@@ -45,6 +45,7 @@ __all__ = [
     "code_of",
     "hooks_below",
     "own_code",
+    "part_of",
     "search_calls",
     "set_on",
     "what_may_change",
@@ -143,7 +144,7 @@ class Search:
     def _note_parts(self) -> None:
         """What a method of a module stores in its parts is stored in these modules, if all such parts are modules."""
         for function, part, name in self._of_parts:
-            found = [_part_of(h, part) for h in self.holders if _has_method(h, function)]
+            found = [part_of(h, part) for h in self.holders if _has_method(h, function)]
             self.of_modules.setdefault(name, []).extend(v for v in found if isinstance(v, nn.Module))
             if not found or not all(isinstance(v, nn.Module) for v in found):
                 self.stored.add(name)
@@ -248,7 +249,7 @@ class Search:
             INTERNAL | (vars(holder).keys() - without_links(vars(holder)).keys()) if is_module else INTERNAL
         )
         for name in self._indirect:
-            found = _part_of(holder, name)
+            found = part_of(holder, name)
             if found is not MISSING or _looks_up(holder):
                 self._look_up_by(found)
         for name, value in () if known else attributes_of(holder):
@@ -290,13 +291,16 @@ class Search:
         return name not in _NOT_CALLED if self._names is None else name in self._names
 
 
-def _part_of(holder: Any, name: str) -> Any:
-    """What an object or its class holds under a name, without running code; MISSING if nothing."""
+def part_of(holder: Any, name: str) -> Any:
+    """What an object or its class holds under a name, or what finds it; MISSING if nothing. No code runs."""
+    of_class = static_attribute(holder if isinstance(holder, type) else type(holder), name)
+    if hasattr(type(of_class), "__set__"):  # a property, which comes first
+        return of_class
     own = getattr(holder, "__dict__", {})
     for held in (own, *(own.get(k, {}) for k in ("_modules", "_parameters", "_buffers"))):
         if name in held:
             return held[name]
-    return static_attribute(holder if isinstance(holder, type) else type(holder), name)
+    return of_class
 
 
 def _has_method(holder: Any, function: FunctionType) -> bool:
