@@ -120,3 +120,18 @@ def test_transforms(stock: nn.Module) -> None:
     near = x.clone().requires_grad_()
     first, second = (torch.autograd.grad(m(near).sum(), near, create_graph=True)[0] for m in (stock, model))
     torch.testing.assert_close(*(torch.autograd.grad(g.sum(), near)[0] for g in (first, second)))
+
+
+def test_behind_a_batch_norm_and_alone() -> None:
+    """One entry in the report; where the two are not computed in one, the activation still is."""
+    stock = nn.Sequential(nn.BatchNorm2d(6), nn.Mish())
+    model = opswap.swap(copy.deepcopy(stock))
+    assert [(s.path, s.rule) for s in opswap.report(model).swapped] == [("0", "batch_norm_act")]
+    x = torch.randn(4, 6, 5, 7)
+    opswap.reset_stats()
+    model(x)
+    assert kernels() == 1
+    model[0].register_forward_hook(lambda m, args, y: None)
+    opswap.reset_stats()
+    torch.testing.assert_close(model(x), stock(x), atol=1e-5, rtol=1e-5)
+    assert kernels() == 2  # one of each

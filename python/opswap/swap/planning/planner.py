@@ -59,12 +59,13 @@ class Path:
 
 @dataclass
 class _Module:
-    """What is known of one module."""
+    """What is known of one module. merged: its calls are parts of other changes, which the report names instead."""
 
     name: str
     root: nn.Module
     inlined: tuple[nn.Module, ...]
     paths: list[Path]
+    merged: bool = False
 
     @property
     def graphs(self) -> list[fx.Graph]:
@@ -79,9 +80,9 @@ class _Module:
         return [s for p in self.paths for s in p.refused]
 
     def sites(self) -> list[Site]:
-        """Where it changes; what several paths share counts once."""
+        """Where it changes; what several paths share counts once. Nowhere if its calls are merged with others."""
         counts: Counter[Site] = Counter()
-        for path in self.paths:
+        for path in () if self.merged else self.paths:
             counts |= Counter(c.site for c in path.changes)
         return list(counts.elements())
 
@@ -162,7 +163,10 @@ class _Planner:
         chosen = self._choose()
         inlined = {o for m in chosen for o in m.inlined}
         top = [m for m in reversed(chosen) if m.root not in inlined]
-        module_replacements = list(self._module_replacements(top, compiled, seen))
+        merged = self._merged(top)
+        for m in top:
+            m.merged = m.root in merged
+        module_replacements = list(self._module_replacements(merged, compiled, seen))
         swapped = [s.below(m.name) for m in top for s in m.sites()]
         swapped += [s.below(w.path) for w in module_replacements for s in w.sites]
         kept = [s.below(m.name) for m in reversed(self.known.values()) for s in m.refused]
@@ -253,11 +257,14 @@ class _Planner:
         containers = {q for m in chosen for p in m.paths for q in containers_of(p.capture)}
         return [m for m in chosen if m.root not in containers]
 
-    def _module_replacements(
-        self, top: Sequence[_Module], compiled: Collection[nn.Module], seen: Collection[nn.Module]
-    ) -> Iterator[ModuleReplacement]:
+    def _merged(self, top: Sequence[_Module]) -> set[nn.Module]:
+        """The modules whose calls are merged with the calls around them, in training too."""
         changes = [c for m in top for c in m.changes if c.site.rule not in self.inference]
-        merged = {n.meta["module"] for c in changes for n in c.region.nodes if n.op == "call_module"}
+        return {n.meta["module"] for c in changes for n in c.region.nodes if n.op == "call_module"}
+
+    def _module_replacements(
+        self, merged: Collection[nn.Module], compiled: Collection[nn.Module], seen: Collection[nn.Module]
+    ) -> Iterator[ModuleReplacement]:
         for module, path in self.paths.items():
             rule, declined = self._whole_for(module)
             if rule is None or module in compiled:
