@@ -142,8 +142,9 @@ class Reach:
 
         Args: unread: those of the names that it only writes.
         """
-        new, written = set(names) - self.names, set(stored) - self.stored
-        self.loaded |= set(names) - set(unread)
+        every = set(names)
+        new, written = every - self.names, set(stored) - self.stored
+        self.loaded |= every - set(unread)
         self.names |= new
         self.stored |= written
         for look, holder in tuple(self._holders):
