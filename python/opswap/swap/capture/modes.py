@@ -51,10 +51,7 @@ def capture_modes(explorer: Explorer) -> list[Any]:
         _set_flags(flags)
     guarded = tuple(explorer.flags) if alone else tuple(dict.fromkeys((explorer.root, *explorer.flags)))
     if joined is not None:
-        both = zip(joined, paths[False], strict=True)
-        found = [
-            replace(a, reading=a.reading | b.reading, outside=join((a.outside, b.outside))) for a, b in both
-        ]
+        found = _read_by_both(joined, paths[False])
     else:
         modes = (flags[explorer.root], not flags[explorer.root])
         refused = "".join(map(str, errors.values()))
@@ -93,11 +90,14 @@ def _is_alone(explorer: Explorer, paths: Mapping[bool, list[Any]]) -> bool:
             return False
         if _reads_own(explorer) or list(map(_words, mixed)) != list(map(_words, known)):
             return False
-        known[:] = [
-            replace(a, reading=a.reading | b.reading, outside=join((a.outside, b.outside)))
-            for a, b in zip(known, mixed, strict=True)
-        ]
+        known[:] = _read_by_both(known, mixed)
     return True
+
+
+def _read_by_both(paths: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """The paths, with what the others, their twins in another mode, read too."""
+    both = zip(paths, others, strict=True)
+    return [replace(a, reading=a.reading | b.reading, outside=join((a.outside, b.outside))) for a, b in both]
 
 
 def _reads_own(explorer: Explorer) -> bool:
@@ -106,7 +106,11 @@ def _reads_own(explorer: Explorer) -> bool:
 
 
 def _words(capture: Any) -> list[Any]:
-    return [list(map(str, capture.guards)), list(map(str, capture.size_guards)), lines(capture.graph)]
+    return [*_guards(capture), lines(capture.graph)]
+
+
+def _guards(capture: Any) -> list[list[str]]:
+    return [list(map(str, capture.guards)), list(map(str, capture.size_guards))]
 
 
 def _guarded(capture: Any, modules: Sequence[nn.Module], where: Mapping[nn.Module, str]) -> Any:
@@ -134,10 +138,7 @@ def _join_modes(explorer: Explorer, trains: list[Any], evaluates: list[Any]) -> 
         return None
     read = False
     for a, b in zip(trains, evaluates, strict=True):
-        if (list(map(str, a.guards)), list(map(str, a.size_guards))) != (
-            list(map(str, b.guards)),
-            list(map(str, b.size_guards)),
-        ):
+        if _guards(a) != _guards(b):
             return None
         reads = read_flags(a.graph, b.graph)
         if reads is None:

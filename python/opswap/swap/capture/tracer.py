@@ -415,8 +415,9 @@ class Tracer(fx.Tracer):
             raise self.refuse(
                 f"an element of a tensor is converted to a Python number at {self.inspect_frames()}"
             )
-        known = known_dimensions(node) if counts_dimensions(node) else None
-        return known or self._decide(node, int, _DIMENSIONS if counts_dimensions(node) else ())
+        if not counts_dimensions(node):
+            return self._decide(node, int, ())
+        return known_dimensions(node) or self._decide(node, int, _DIMENSIONS)
 
     def length(self, obj: fx.Proxy) -> int:
         """len() of a tensor, of a size, or of what torch.chunk gives."""

@@ -34,6 +34,7 @@ from ..runtime.snapshot import (
 )
 from ..runtime.state import INTERNAL
 from .bytecode import reads, resolved, stores
+from .class_entries import is_of_user
 from .element_writes import writes_to_others
 
 __all__ = [
@@ -313,8 +314,7 @@ def _has_method(holder: Any, function: FunctionType) -> bool:
 
 def _looks_up(holder: Any) -> bool:
     """True for an object whose class finds attributes by code of the user."""
-    bases = (b for b in type(holder).__mro__ if owner_of_class(b) == purity.USER)
-    return any("__getattr__" in vars(b) or "__getattribute__" in vars(b) for b in bases)
+    return any(is_of_user(type(holder), name) for name in ("__getattr__", "__getattribute__"))
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
