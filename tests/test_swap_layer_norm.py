@@ -19,7 +19,7 @@ from opswap.swap.rules import layer_norm as rules
 from step import assert_equal, outcome, outputs_and_gradients
 
 LAST, RULES = torch.channels_last, rules.RULES
-SIZES = ("_FEWEST", "_FEWEST_TRAINED", "_FEWEST_SHARED", "_FEWEST_ARITHMETIC")
+SIZES = ("_FEWEST", "_FEWEST_LONG", "_FEWEST_TRAINED", "_FEWEST_SHARED", "_FEWEST_ARITHMETIC")
 pytestmark = [
     pytest.mark.skipif(opswap.isa.current() == "scalar", reason="left to torch on this tier"),
     pytest.mark.usefixtures("every_rule_applies", "every_size"),
@@ -220,19 +220,34 @@ def test_what_changes_is_noticed(change: str) -> None:
 
 def test_sizes_that_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    few, many = torch.randn(8, 96), torch.randn(12288, 96)
+    few, many, more = (torch.randn(rows, 96) for rows in (1024, 12288, 24576))
     weight = torch.ones(96, requires_grad=True)
-    assert not rules.layer_norm_wins(few, (96,)) and rules.layer_norm_wins(many, (96,))
-    assert rules.layer_norm_wins(many[:800], (96,))
-    assert rules.layer_norm_wins(many, (96,), weight) and not rules.layer_norm_wins(many[:800], (96,), weight)
-    assert rules.layer_norm_wins(many[:800].bfloat16(), (96,), weight)
+    assert not rules.layer_norm_wins(few, (96,)) and rules.layer_norm_wins(many[:3000], (96,))
+    assert not rules.layer_norm_wins(many[:5000], (96,), weight)
+    threads = torch.get_num_threads()
+    try:
+        for count, wins in ((1, True), (2, False)):
+            torch.set_num_threads(count)
+            assert rules.layer_norm_wins(many, (96,), weight) == wins and rules.layer_norm_wins(more, (96,), weight)
+    finally:
+        torch.set_num_threads(threads)
+    assert rules.layer_norm_wins(many[:3000].bfloat16(), (96,), weight)
     assert not rules.layer_norm_wins(many.double(), (96,)) and not rules.layer_norm_wins(None, (96,))
+    long = torch.ones(256, requires_grad=True)
+    rows = more.view(-1, 256)
+    assert rules.layer_norm_wins(rows, (256,)) and not rules.layer_norm_wins(rows[:4000], (256,))
+    assert not rules.layer_norm_wins(rows, (256,), long) and rules.layer_norm_wins(rows.bfloat16(), (256,), long)
     vectors = torch.ones(12), torch.ones(12)
     assert not rules.arithmetic_wins(images(), *vectors, 1e-6)
     large = torch.randn(2, 12, 32, 32).contiguous(memory_format=LAST)
     assert rules.arithmetic_wins(large, *vectors, 1e-6)
     assert not rules.arithmetic_wins(large.contiguous(), *vectors, 1e-6)
     assert not rules.arithmetic_wins(None, *vectors, 1e-6)
+
+
+def test_why_long_rows_are_torchs() -> None:
+    model = opswap.swap(nn.Sequential(nn.LayerNorm(160)))
+    assert "rows of more than 128 values" in str(opswap.explain(model, torch.randn(64, 160)))
 
 
 def test_explain_and_unswap() -> None:

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Several rows side by side, which share what is loaded of the parameters and the sums of lanes;
- * included once per dtype. */
+/* Several rows at a time, which share the sums of lanes and, in a backward, what is loaded and
+ * stored of the parameters; included once per dtype. Memory is walked in its order, one row after
+ * another: from beyond the caches, rows side by side take twice as long. */
 #include "core/simd.h"
 #include "layer_norm/layer_norm.h"
 
@@ -17,38 +18,43 @@
 #ifndef OSW_LAYER_NORM_ROWS_H
 #    define OSW_LAYER_NORM_ROWS_H
 
-/* ROWS: whose lanes sum4_f32 adds up together. Rows of up to FEW_CHANNELS go by MOST_ROWS, which
- * hides how long a sum of lanes takes; a backward, which has more to hold, by ROWS_BACK. */
+/* ROWS: whose lanes sum4_f32 adds up together. Rows shorter than WIDE go by MOST_ROWS, which hides
+ * how long a sum of lanes takes. In a backward they are side by side for the sums over rows: two,
+ * or ROWS where they are no longer than NARROW and registers are many. */
 enum {
     ROWS = 4,
     MOST_ROWS = 2 * ROWS,
-    FEW_CHANNELS = REGISTERS >= 32 ? 256 : 0,
-    ROWS_BACK = REGISTERS >= 32 ? 4 : 2,
+    WIDE = 256,
+    ROWS_BACK = 2,
+    NARROW = REGISTERS >= 32 ? 64 : 0,
 };
 
-/* What h of the rows takes: h = (x - center) * rstd + beyond. */
-typedef struct osw_rows {
-    float center[MOST_ROWS], rstd[MOST_ROWS], beyond[MOST_ROWS];
-} osw_rows;
+/* What h of a row takes: h = (x - center) * rstd + beyond. */
+typedef struct osw_row {
+    float center, rstd, beyond;
+} osw_row;
 
-OSW_INLINE vf32 normalised(vf32 x, const osw_rows *rows, int r)
+OSW_INLINE vf32 normalised(vf32 x, osw_row row)
 {
-    return fma_f32(x - set1_f32(rows->center[r]), set1_f32(rows->rstd[r]),
-                   set1_f32(rows->beyond[r]));
+    return fma_f32(x - set1_f32(row.center), set1_f32(row.rstd), set1_f32(row.beyond));
 }
 
-/* The moments of row r from the sums of x - center and of its squares. */
-OSW_INLINE void finish_row(const osw_layer_norm *n, int64_t row, osw_rows *rows, int r, float first,
-                           float second)
+/* What h takes from the sums of x - center and of its squares; sets the statistics of the row. */
+OSW_INLINE osw_row finish_row(const osw_layer_norm *n, int64_t row, float center, float first,
+                              float second)
 {
     const double share = 1 / (double)n->channels, shift = (double)first * share;
     const double variance = (double)second * share - shift * shift;
     const double rstd = 1 / sqrt((variance < 0 ? 0 : variance) + n->eps);
-    n->statistics[2 * (row + r)] = (double)rows->center[r] + shift;
-    n->statistics[2 * (row + r) + 1] = rstd;
-    rows->rstd[r] = (float)rstd;
-    rows->beyond[r] = (float)(-shift * rstd);
+    n->statistics[2 * row] = (double)center + shift;
+    n->statistics[2 * row + 1] = rstd;
+    return (osw_row){center, (float)rstd, (float)(-shift * rstd)};
 }
+
+/* Sums by lanes of x - center and of its squares. */
+typedef struct osw_moments {
+    vf32 off, squares;
+} osw_moments;
 
 /* out[r] = the sum of the lanes of v[r]. */
 OSW_INLINE void sum_rows(const vf32 v[MOST_ROWS], float out[MOST_ROWS], const int rows)
@@ -58,16 +64,11 @@ OSW_INLINE void sum_rows(const vf32 v[MOST_ROWS], float out[MOST_ROWS], const in
         sum4_f32(v + ROWS, out + ROWS);
 }
 
-OSW_INLINE osw_rows read_rows(const osw_layer_norm *n, int64_t row, const int rows)
+OSW_INLINE osw_row read_row(const osw_layer_norm *n, int64_t row)
 {
-    osw_rows of = {.center = {0}};
-    for (int r = 0; r < rows; r++) {
-        const double mean = n->statistics[2 * (row + r)], rstd = n->statistics[2 * (row + r) + 1];
-        of.center[r] = (float)mean;
-        of.rstd[r] = (float)rstd;
-        of.beyond[r] = (float)(((double)of.center[r] - mean) * rstd);
-    }
-    return of;
+    const double mean = n->statistics[2 * row], rstd = n->statistics[2 * row + 1];
+    const float center = (float)mean;
+    return (osw_row){center, (float)rstd, (float)(((double)center - mean) * rstd)};
 }
 #endif
 
@@ -91,49 +92,54 @@ OSW_INLINE void LOCAL(put)(ELEMENT *p, vf32 v, int64_t lanes, const bool whole)
     do {                                                                                           \
         int64_t at = 0;                                                                            \
         for (; at + LANES <= (channels); at += LANES)                                              \
-            body(__VA_ARGS__, at, LANES, true, rows);                                              \
+            body(__VA_ARGS__, at, LANES, true);                                                    \
         if (at < (channels))                                                                       \
-            body(__VA_ARGS__, at, (channels) - at, false, rows);                                   \
+            body(__VA_ARGS__, at, (channels) - at, false);                                         \
     } while (0)
 
-OSW_INLINE void LOCAL(add_values)(vf32 *sums, const ELEMENT *x, int64_t channels, int64_t at,
-                           int64_t lanes, const bool whole, const int rows)
+/* The same for sums: vectors go to into[0] and into[1] in turn, so that none waits for the one
+ * before it. */
+#undef EACH_IN_TURN
+#define EACH_IN_TURN(channels, body, into, ...)                                                    \
+    do {                                                                                           \
+        int64_t at = 0;                                                                            \
+        for (; at + 2 * LANES <= (channels); at += 2 * LANES) {                                    \
+            body(into, __VA_ARGS__, at, LANES, true);                                              \
+            body((into) + 1, __VA_ARGS__, at + LANES, LANES, true);                                \
+        }                                                                                          \
+        if (at + LANES <= (channels)) {                                                            \
+            body(into, __VA_ARGS__, at, LANES, true);                                              \
+            at += LANES;                                                                           \
+        }                                                                                          \
+        if (at < (channels))                                                                       \
+            body((into) + 1, __VA_ARGS__, at, (channels) - at, false);                             \
+    } while (0)
+
+OSW_INLINE void
+LOCAL(add_values)(vf32 *sum, const ELEMENT *x, int64_t at, int64_t lanes, const bool whole)
 {
-    OSW_UNROLL
-    for (int r = 0; r < rows; r++) {
-        const ELEMENT *from = x + r * channels + at;
-        prefetch_near(from + rows * channels);
-        sums[r] += LOCAL(read)(from, lanes, whole);
-    }
+    *sum += LOCAL(read)(x + at, lanes, whole);
 }
 
-OSW_INLINE void LOCAL(add_moments)(vf32 *first, vf32 *second, const float *center, const ELEMENT *x,
-                            int64_t channels, int64_t at, int64_t lanes, const bool whole,
-                            const int rows)
+OSW_INLINE void LOCAL(add_moments)(osw_moments *into, float center, const ELEMENT *x, int64_t at,
+                            int64_t lanes, const bool whole)
 {
-    OSW_UNROLL
-    for (int r = 0; r < rows; r++) {
-        vf32 off = LOCAL(read)(x + r * channels + at, lanes, whole) - set1_f32(center[r]);
-        if (!whole)
-            off = keep_f32(first_lanes_i32(lanes), off);
-        first[r] += off;
-        second[r] = fma_f32(off, off, second[r]);
-    }
+    vf32 off = LOCAL(read)(x + at, lanes, whole) - set1_f32(center);
+    if (!whole)
+        off = keep_f32(first_lanes_i32(lanes), off);
+    into->off += off;
+    into->squares = fma_f32(off, off, into->squares);
 }
 
-OSW_INLINE void LOCAL(write_values)(const osw_layer_norm *n, const osw_rows *of, const ELEMENT *x,
-                             ELEMENT *y, int64_t at, int64_t lanes, const bool whole,
-                             const int rows)
+OSW_INLINE void
+LOCAL(write_values)(const osw_layer_norm *n, osw_row row, const ELEMENT *x, ELEMENT *y,
+                             int64_t at, int64_t lanes, const bool whole)
 {
     const float *weights = n->weight, *biases = n->bias;
     const vf32 weight = whole ? load_f32(weights + at) : load_first_f32(weights + at, lanes);
     const vf32 bias = whole ? load_f32(biases + at) : load_first_f32(biases + at, lanes);
-    OSW_UNROLL
-    for (int r = 0; r < rows; r++) {
-        const int64_t i = r * n->channels + at;
-        const vf32 h = normalised(LOCAL(read)(x + i, lanes, whole), of, r);
-        LOCAL(put)(y + i, fma_f32(h, weight, bias), lanes, whole);
-    }
+    const vf32 h = normalised(LOCAL(read)(x + at, lanes, whole), row);
+    LOCAL(put)(y + at, fma_f32(h, weight, bias), lanes, whole);
 }
 
 OSW_INLINE void LOCAL(forward_rows)(const osw_layer_norm *n, int64_t row, const int rows)
@@ -142,35 +148,44 @@ OSW_INLINE void LOCAL(forward_rows)(const osw_layer_norm *n, int64_t row, const 
     const ELEMENT *x = (const ELEMENT *)n->x + row * channels;
     ELEMENT *y = (ELEMENT *)n->y + row * channels;
     vf32 sums[MOST_ROWS] = {{0}}, first[MOST_ROWS] = {{0}}, second[MOST_ROWS] = {{0}};
-    float total[MOST_ROWS], squares[MOST_ROWS];
-    osw_rows of = {.center = {0}};
-    EACH_VECTOR(channels, LOCAL(add_values), sums, x, channels);
+    float total[MOST_ROWS], center[MOST_ROWS], squares[MOST_ROWS];
+    OSW_UNROLL
+    for (int r = 0; r < rows; r++) {
+        vf32 parts[2] = {{0}};
+        EACH_IN_TURN(channels, LOCAL(add_values), parts, x + r * channels);
+        sums[r] = parts[0] + parts[1];
+    }
     sum_rows(sums, total, rows);
-    for (int r = 0; r < rows; r++)
-        of.center[r] = total[r] / (float)channels;
-    EACH_VECTOR(channels, LOCAL(add_moments), first, second, of.center, x, channels);
+    OSW_UNROLL
+    for (int r = 0; r < rows; r++) {
+        osw_moments parts[2] = {{.off = {0}}};
+        center[r] = total[r] / (float)channels;
+        EACH_IN_TURN(channels, LOCAL(add_moments), parts, center[r], x + r * channels);
+        first[r] = parts[0].off + parts[1].off;
+        second[r] = parts[0].squares + parts[1].squares;
+    }
     sum_rows(first, total, rows);
     sum_rows(second, squares, rows);
-    for (int r = 0; r < rows; r++)
-        finish_row(n, row, &of, r, total[r], squares[r]);
-    EACH_VECTOR(channels, LOCAL(write_values), n, &of, x, y);
+    OSW_UNROLL
+    for (int r = 0; r < rows; r++) {
+        const osw_row of = finish_row(n, row + r, center[r], total[r], squares[r]);
+        EACH_VECTOR(channels, LOCAL(write_values), n, of, x + r * channels, y + r * channels);
+    }
 }
 
 static void KERNEL(layer_norm_forward)(const osw_layer_norm *n, int64_t begin, int64_t end)
 {
-    for (; n->channels <= FEW_CHANNELS && begin + MOST_ROWS <= end; begin += MOST_ROWS)
+    for (; n->channels < WIDE && begin + MOST_ROWS <= end; begin += MOST_ROWS)
         LOCAL(forward_rows)(n, begin, MOST_ROWS);
-    for (; begin + ROWS <= end; begin += ROWS)
-        LOCAL(forward_rows)(n, begin, ROWS);
     for (; begin < end; begin++)
         LOCAL(forward_rows)(n, begin, 1);
 }
 
-/* Sums of a row over d and d * h, and over rows, into n->sums, of dy * h and dy. */
+/* Sums of each row over d and d * h, and over rows, into n->sums, of dy * h and dy. */
 OSW_INLINE void
-LOCAL(add_products)(const osw_layer_norm *n, const osw_rows *of, vf32 *given, vf32 *dot,
-                             const ELEMENT *x, const ELEMENT *dy, const bool sums, int64_t at,
-                             int64_t lanes, const bool whole, const int rows)
+LOCAL(add_products)(const osw_layer_norm *n, const osw_row *of, vf32 *given, vf32 *dot,
+                             const ELEMENT *x, const ELEMENT *dy, const bool sums, const int rows,
+                             int64_t at, int64_t lanes, const bool whole)
 {
     const float *weights = n->weight;
     float *of_weight = NULL, *of_bias = NULL;
@@ -184,10 +199,8 @@ LOCAL(add_products)(const osw_layer_norm *n, const osw_rows *of, vf32 *given, vf
     }
     OSW_UNROLL
     for (int r = 0; r < rows; r++) {
-        const int64_t i = r * n->channels + at, next = i + rows * n->channels;
-        prefetch_near(x + next);
-        prefetch_near(dy + next);
-        const vf32 h = normalised(LOCAL(read)(x + i, lanes, whole), of, r);
+        const int64_t i = r * n->channels + at;
+        const vf32 h = normalised(LOCAL(read)(x + i, lanes, whole), of[r]);
         const vf32 g = LOCAL(read)(dy + i, lanes, whole), d = g * weight;
         first += g;
         second = fma_f32(g, h, second);
@@ -205,21 +218,16 @@ LOCAL(add_products)(const osw_layer_norm *n, const osw_rows *of, vf32 *given, vf
 
 /* dx = d * rstd + ((x - center) * tilt + offset) */
 OSW_INLINE void
-LOCAL(write_gradient)(const osw_layer_norm *n, const osw_rows *of, const float *tilt,
-                               const float *offset, const ELEMENT *x, const ELEMENT *dy,
-                               ELEMENT *dx, int64_t at, int64_t lanes, const bool whole,
-                               const int rows)
+LOCAL(write_gradient)(const osw_layer_norm *n, osw_row row, float tilt, float offset,
+                               const ELEMENT *x, const ELEMENT *dy, ELEMENT *dx, int64_t at,
+                               int64_t lanes, const bool whole)
 {
     const float *weights = n->weight;
     const vf32 weight = whole ? load_f32(weights + at) : load_first_f32(weights + at, lanes);
-    OSW_UNROLL
-    for (int r = 0; r < rows; r++) {
-        const int64_t i = r * n->channels + at;
-        const vf32 off = LOCAL(read)(x + i, lanes, whole) - set1_f32(of->center[r]);
-        const vf32 d = LOCAL(read)(dy + i, lanes, whole) * weight;
-        const vf32 rest = fma_f32(off, set1_f32(tilt[r]), set1_f32(offset[r]));
-        LOCAL(put)(dx + i, fma_f32(d, set1_f32(of->rstd[r]), rest), lanes, whole);
-    }
+    const vf32 off = LOCAL(read)(x + at, lanes, whole) - set1_f32(row.center);
+    const vf32 d = LOCAL(read)(dy + at, lanes, whole) * weight;
+    const vf32 rest = fma_f32(off, set1_f32(tilt), set1_f32(offset));
+    LOCAL(put)(dx + at, fma_f32(d, set1_f32(row.rstd), rest), lanes, whole);
 }
 
 OSW_INLINE void
@@ -228,27 +236,34 @@ LOCAL(backward_rows)(const osw_layer_norm *n, int64_t row, const bool sums, cons
     const int64_t channels = n->channels;
     const ELEMENT *x = (const ELEMENT *)n->x + row * channels;
     const ELEMENT *dy = (const ELEMENT *)n->dy + row * channels;
-    const osw_rows of = read_rows(n, row, rows);
+    osw_row of[ROWS];
     vf32 given[ROWS] = {{0}}, dot[ROWS] = {{0}};
-    float offset[ROWS], tilt[ROWS];
-    EACH_VECTOR(channels, LOCAL(add_products), n, &of, given, dot, x, dy, sums);
+    float sum[ROWS], product[ROWS];
+    for (int r = 0; r < rows; r++)
+        of[r] = read_row(n, row + r);
+    EACH_VECTOR(channels, LOCAL(add_products), n, of, given, dot, x, dy, sums, rows);
     if (!n->dx)
         return;
-    sum4_f32(given, offset);
-    sum4_f32(dot, tilt);
-    for (int r = 0; r < rows; r++) {
-        const float share = -of.rstd[r] / (float)channels, of_h = tilt[r] * share;
-        tilt[r] = of_h * of.rstd[r];
-        offset[r] = offset[r] * share + of_h * of.beyond[r];
-    }
+    sum4_f32(given, sum);
+    sum4_f32(dot, product);
     ELEMENT *dx = (ELEMENT *)n->dx + row * channels;
-    EACH_VECTOR(channels, LOCAL(write_gradient), n, &of, tilt, offset, x, dy, dx);
+    OSW_UNROLL
+    for (int r = 0; r < rows; r++) {
+        const float share = -of[r].rstd / (float)channels, of_h = product[r] * share;
+        const float tilt = of_h * of[r].rstd, offset = sum[r] * share + of_h * of[r].beyond;
+        const int64_t at_row = r * channels;
+        EACH_VECTOR(channels,
+                    LOCAL(write_gradient), n, of[r], tilt, offset, x + at_row, dy + at_row,
+                    dx + at_row);
+    }
 }
 
 OSW_INLINE void
 LOCAL(backward_part)(const osw_layer_norm *n, int64_t begin, int64_t end, const bool sums)
 {
-    for (; begin + ROWS_BACK <= end; begin += ROWS_BACK)
+    for (; n->channels <= NARROW && begin + ROWS <= end; begin += ROWS)
+        LOCAL(backward_rows)(n, begin, sums, ROWS);
+    for (; n->channels < WIDE && begin + ROWS_BACK <= end; begin += ROWS_BACK)
         LOCAL(backward_rows)(n, begin, sums, ROWS_BACK);
     for (; begin < end; begin++)
         LOCAL(backward_rows)(n, begin, sums, 1);

@@ -31,10 +31,12 @@ from .linear.products import is_call
 
 __all__ = ["RULES"]
 
-# Elements of an input from which a call was measured faster than torch's, whose calls cost less: without a gradient or
-# in 16 bits; and a step in float32, on one thread and on several. Steps of fewer were faster by themselves, but not
-# between other operators, whose data fills the caches, as in CrossViT with 300,000 elements.
-_FEWEST, _FEWEST_TRAINED, _FEWEST_SHARED = 1 << 15, 1 << 19, 1 << 20
+# Elements of an input from which a call was measured faster than torch's, whose calls cost less, between other
+# operators, whose data fills the caches (alone it wins with a quarter of that): without a gradient or in 16 bits, such
+# calls of float32 with long rows, and a step in float32 on one thread and on several. A step in float32 with long rows
+# takes torch's kernel no longer.
+_FEWEST, _FEWEST_LONG, _FEWEST_TRAINED, _FEWEST_SHARED = 1 << 18, 1 << 20, 1 << 19, 1 << 21
+_SHORT_ROW = 128
 _FEWEST_ARITHMETIC = 1 << 12
 _WHOLE = slice(None)
 
@@ -48,14 +50,19 @@ def layer_norm_wins(input: Any, *arguments: Any) -> bool:
     """`layer_norm_fits`, for what was measured faster than torch."""
     if not has_vectors(input) or not layer_norm_fits(input, *arguments):
         return False
-    return input.numel() >= _fewest(input, *arguments)
+    fewest = _fewest(input, *arguments)
+    return fewest is not None and input.numel() >= fewest
 
 
-def _fewest(input: Tensor, *arguments: Any) -> int:
-    """Elements from which a call with these arguments is faster than torch's."""
-    tensors = (input, *arguments)
-    if input.dtype is not torch.float32 or not any(isinstance(t, Tensor) and trains(t) for t in tensors):
+def _fewest(input: Tensor, *arguments: Any) -> int | None:
+    """Elements from which a call with these arguments is faster than torch's; None: with none."""
+    if input.dtype is not torch.float32:
         return _FEWEST
+    short = input.shape[-1] <= _SHORT_ROW
+    if not any(isinstance(t, Tensor) and trains(t) for t in (input, *arguments)):
+        return _FEWEST if short else _FEWEST_LONG
+    if not short:
+        return None
     return _FEWEST_TRAINED if _has_one_thread() else _FEWEST_SHARED
 
 
@@ -63,7 +70,10 @@ def _why_slower(input: Any, *arguments: Any) -> str:
     if not has_vectors(input):
         return f"no kernel for {shown(input)}"
     if layer_norm_fits(input, *arguments):
-        return elements(input, _fewest(input, *arguments))
+        fewest = _fewest(input, *arguments)
+        if fewest is None:
+            return f"in training in float32 torch is as fast with rows of more than {_SHORT_ROW} values"
+        return elements(input, fewest)
     if not input.is_contiguous():
         return f"the kernels support rows that are dense in memory: the input is {shown(input)}"
     return ""
