@@ -228,7 +228,9 @@ def test_sizes_that_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         for count, wins in ((1, True), (2, False)):
             torch.set_num_threads(count)
-            assert rules.layer_norm_wins(many, (96,), weight) == wins and rules.layer_norm_wins(more, (96,), weight)
+            assert rules.layer_norm_wins(many, (96,), weight) == wins and rules.layer_norm_wins(
+                more, (96,), weight
+            )
     finally:
         torch.set_num_threads(threads)
     assert rules.layer_norm_wins(many[:3000].bfloat16(), (96,), weight)
@@ -236,7 +238,9 @@ def test_sizes_that_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     long = torch.ones(256, requires_grad=True)
     rows = more.view(-1, 256)
     assert rules.layer_norm_wins(rows, (256,)) and not rules.layer_norm_wins(rows[:4000], (256,))
-    assert not rules.layer_norm_wins(rows, (256,), long) and rules.layer_norm_wins(rows.bfloat16(), (256,), long)
+    assert not rules.layer_norm_wins(rows, (256,), long) and rules.layer_norm_wins(
+        rows.bfloat16(), (256,), long
+    )
     vectors = torch.ones(12), torch.ones(12)
     assert not rules.arithmetic_wins(images(), *vectors, 1e-6)
     large = torch.randn(2, 12, 32, 32).contiguous(memory_format=LAST)
