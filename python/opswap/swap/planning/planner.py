@@ -276,9 +276,9 @@ class _Planner:
                 or (SEEN_INSIDE if module in seen else "")
             )
             site = Site("", rule.name, class_name(module), rule.exact, reason, gain(rule.name))
-            if reason:
+            if reason and module not in merged:
                 self.kept.append(replace(site, gain=None).below(path))
-            else:
+            elif not reason:
                 yield ModuleReplacement(path, module, rule, () if module in merged else (site,))
 
     def _loses_contiguity(self, rule: Rule) -> str:
