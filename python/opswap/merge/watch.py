@@ -20,8 +20,9 @@ from ..swap.capture.paths import Capture
 from ..swap.runtime.differences import difference, outside_change
 from ..swap.runtime.guards import hooked
 from ..swap.runtime.instance_forward import without_links
+from ..swap.runtime.members import MISSING, is_plain
 from ..swap.runtime.outside import Outside, join, stands
-from ..swap.runtime.snapshot import MISSING, Wanted, is_as, is_plain, snapshot
+from ..swap.runtime.snapshot import Wanted, is_as, snapshot
 from ..swap.runtime.state import INTERNAL, Reading, names_of_tensors
 from .layers import Unmerged
 

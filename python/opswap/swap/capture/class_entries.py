@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any
 
 from ..runtime import purity
-from ..runtime.snapshot import is_public, owner_of_class
+from ..runtime.members import is_public, owner_of_class
 
 __all__ = ["WRAPPERS", "functions_in", "givers", "has_own", "is_fixed", "is_of_user", "public_names"]
 

@@ -25,7 +25,7 @@ from ..graph.aliasing import returns_tensor
 from ..graph.calls import graph_kinds
 from ..graph.metadata import ancestors
 from ..runtime.guards import is_plain_tensor
-from ..runtime.snapshot import has_own_look_up
+from ..runtime.members import has_own_look_up
 from .bytecode import class_reads
 from .identity import Step, steps_of
 from .stand_in import StandIn

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..runtime.members import owner_of_class
 from ..runtime.purity import USER
-from ..runtime.snapshot import owner_of_class
 from .unseen import Search, own_code
 from .written import Ledger, Written
 

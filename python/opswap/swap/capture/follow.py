@@ -22,8 +22,8 @@ from torch import Tensor, finfo, nn
 from torch.fx import Proxy
 
 from ..runtime import purity
+from ..runtime.members import MISSING
 from ..runtime.outside import Outside, Scope
-from ..runtime.snapshot import MISSING
 from ..runtime.state import INTERNAL, Reading
 from .bytecode import place, reads, resolved, unfaithful
 from .element_writes import MUTATORS, element_writes

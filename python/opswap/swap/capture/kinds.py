@@ -9,7 +9,7 @@ from collections import namedtuple
 from typing import Any
 
 from ..runtime import purity
-from ..runtime.snapshot import owner_of_class
+from ..runtime.members import owner_of_class
 
 __all__ = ["is_constant", "is_pure_class"]
 

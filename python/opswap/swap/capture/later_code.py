@@ -16,9 +16,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ..runtime.guards import runs_other_code
 from ..runtime.instance_forward import is_rewritten, overridden
+from ..runtime.members import owner_of_class
 from ..runtime.outside import Outside
 from ..runtime.purity import USER
-from ..runtime.snapshot import owner_of_class
 from ..runtime.state import INTERNAL, forward_of
 from .reached import CONTAINERS, Reached, reference_to
 from .unseen import (

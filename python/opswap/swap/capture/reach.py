@@ -36,11 +36,8 @@ from torch import Tensor, nn
 
 from ..runtime import purity
 from ..runtime.global_state import state_behind
-from ..runtime.outside import Outside, read
-from ..runtime.patched import unpatched
-from ..runtime.snapshot import (
+from ..runtime.members import (
     MISSING,
-    Wanted,
     attributes_of,
     contents_of,
     has_own_look_up,
@@ -50,9 +47,11 @@ from ..runtime.snapshot import (
     is_read_by_user,
     is_transparent,
     owner_of_class,
-    snapshot,
     static_attribute,
 )
+from ..runtime.outside import Outside, read
+from ..runtime.patched import unpatched
+from ..runtime.snapshot import Wanted, snapshot
 from ..runtime.state import INTERNAL, Reading
 from ..runtime.virtual import look_up, virtual
 from .class_entries import (

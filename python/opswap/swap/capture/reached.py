@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from ..runtime.instance_forward import without_links
+from ..runtime.members import owner_of_class, slots_of
 from ..runtime.purity import USER
-from ..runtime.snapshot import owner_of_class, slots_of
 from ..runtime.state import INTERNAL
 from .unseen import DATA, WITH_DATA, Search, cell_value
 

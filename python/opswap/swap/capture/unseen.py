@@ -23,15 +23,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ..runtime import purity
 from ..runtime.instance_forward import without_links
+from ..runtime.members import MISSING, attributes_of, contents_of, is_plain, owner_of_class, static_attribute
 from ..runtime.outside import Outside, read
-from ..runtime.snapshot import (
-    MISSING,
-    attributes_of,
-    contents_of,
-    is_plain,
-    owner_of_class,
-    static_attribute,
-)
 from ..runtime.state import INTERNAL
 from .bytecode import reads, resolved, stores
 from .class_entries import is_of_user

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
+from ..runtime.members import MISSING, is_read_by_user, slots_of
 from ..runtime.outside import Scope
 from ..runtime.patched import unpatched
-from ..runtime.snapshot import MISSING, is_read_by_user, slots_of
 
 __all__ = ["Ledger", "Written"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..runtime.instance_forward import Link, generated_forward, overridden
-from ..runtime.snapshot import attributes_of, is_plain, static_attribute
+from ..runtime.members import attributes_of, is_plain, static_attribute
 
 __all__ = ["bypassed"]
 

@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from ..capture.bytecode import looks_inside, reads
+from ..runtime.members import static_attribute
 from ..runtime.outside import read
 from ..runtime.purity import USER, owner
-from ..runtime.snapshot import static_attribute
 
 __all__ = ["SEEN_INSIDE", "seen_inside"]
 

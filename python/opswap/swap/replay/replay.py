@@ -25,9 +25,10 @@ from opswap.ops._switch import active
 
 from ..runtime.fallback import listener
 from ..runtime.instance_forward import is_rewritten
+from ..runtime.members import MISSING
 from ..runtime.outside import Outside, join, stands
 from ..runtime.purity import LAYERS, TORCH, owner
-from ..runtime.snapshot import MISSING, is_as
+from ..runtime.snapshot import is_as
 from ..runtime.state import State
 from .recorder import NotRecordedError, Recording, record
 

@@ -45,10 +45,10 @@ from ..runtime.guards import (
 )
 from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_of, take_back
 from ..runtime.lists import Listed, as_arguments
+from ..runtime.members import owner_of_class, static_attribute
 from ..runtime.outside import Outside, join
 from ..runtime.purity import USER
 from ..runtime.read_once import once
-from ..runtime.snapshot import owner_of_class, static_attribute
 from ..runtime.state import observe, observe_read
 from .forward_text import (
     ENABLED,

@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from .instance_forward import set_by_user
+from .members import MISSING, contents_of
 from .outside import Outside, read
 from .shown import shown
-from .snapshot import MISSING, Answers, AnyTensor, Attributes, Contents, Plain, Scalar, contents_of, is_as
+from .snapshot import Answers, AnyTensor, Attributes, Contents, Plain, Scalar, is_as
 from .state import State, names_of_tensors
 
 __all__ = ["difference", "outside_change", "state_change"]

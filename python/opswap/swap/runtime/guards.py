@@ -21,9 +21,9 @@ from opswap._torch import any_global_hook, fake_copy, is_ordinary, only_looking_
 from opswap.ops._stats import count_original
 
 from .instance_forward import without_links
+from .members import owner_of_class
 from .outside import Outside, stands
 from .purity import USER
-from .snapshot import owner_of_class
 from .state import INTERNAL, State, unchanged
 
 __all__ = [

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from .members import MISSING
 from .patched import unpatched
 from .purity import LAYERS, TORCH, owner
-from .snapshot import MISSING, is_as
+from .snapshot import is_as
 from .virtual import LookUp, Virtual, look_up, virtual
 
 __all__ = ["Outside", "Scope", "join", "read", "stands"]

@@ -16,7 +16,7 @@ from torch import nn
 
 from .guards import SET_METHODS
 from .instance_forward import fits
-from .snapshot import static_attribute
+from .members import static_attribute
 
 __all__ = ["once"]
 

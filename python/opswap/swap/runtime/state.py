@@ -17,9 +17,10 @@ from torch import nn
 from opswap.nn.frozen import FROZEN
 
 from .instance_forward import set_by_user, without_links
+from .members import MISSING, is_added, is_plain, is_public
 from .plan_of import PLAN
 from .purity import LAYERS, TORCH, owner
-from .snapshot import MISSING, Contents, Plain, Scalar, Wanted, is_added, is_as, is_plain, is_public, snapshot
+from .snapshot import Contents, Plain, Scalar, Wanted, is_as, snapshot
 
 __all__ = [
     "INTERNAL",
