@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import opswap
 from opswap.swap import Rule, VerificationError
+from opswap.swap.in_double import InDouble
 from opswap.swap.nearness import difference, same, spread
 from opswap.swap.rules import DEFAULT, Replacement
 from opswap.swap.verify import _moved, _moved_model
@@ -89,6 +90,48 @@ def test_an_error_of_rounding_size_holds() -> None:
     report = opswap.verify(Wrapped(by_size), images(), rules=wrong("channel_shuffle(x0, 2) * (1 + 2e-7)"))
     first = report.checks[0]
     assert first.holds and first.error is not None and first.bound is not None and first.error < 1e-5
+
+
+class Positions(nn.Module):
+    """Adds positions that are in float32 whatever the model is, as mmpretrain's EdgeNeXt does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(12, 12, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[-1], dtype=torch.float32).cumsum(0, dtype=torch.float32)
+        scaled = places / torch.tensor([3.0], dtype=torch.float32).float()
+        return by_size(x * self.conv(scaled.sin().expand(1, 12, x.shape[2], -1)))
+
+
+def test_a_model_that_names_float32() -> None:
+    with pytest.raises(RuntimeError, match="double"):
+        Positions().double()(*(x.double() for x in images()))
+    report = opswap.verify(Positions(), images(), rules=wrong("channel_shuffle(x0, 2) * (1 + 2e-7)"))
+    first = report.checks[0]
+    assert first.holds and first.error is not None and 0 < first.error < 1e-5
+    for result in ("channel_shuffle(x0, 2) * 1.0001", "channel_shuffle(x0, 2).detach()"):
+        with pytest.raises(VerificationError, match="FAILS"):
+            opswap.verify(Positions(), images(), rules=wrong(result))
+
+
+def test_all_in_double() -> None:
+    x = torch.randn(3, dtype=torch.float64)
+    with InDouble():
+        assert x.float().dtype is x.half().dtype is torch.ones(2).dtype is torch.float64
+        assert torch.tensor([1.5], dtype=torch.bfloat16).dtype is torch.float64
+        assert torch.arange(3).dtype is torch.int64 and (x > 0).dtype is torch.bool
+        assert torch.zeros(2, dtype=torch.complex64).dtype is torch.complex128
+        given = torch.ones(3, dtype=torch.float64)
+        assert given.add_(x) is given
+        drawn = torch.randn(3, generator=torch.Generator().manual_seed(1))
+    assert drawn.dtype is torch.float64
+    assert torch.equal(drawn.float(), torch.randn(3, generator=torch.Generator().manual_seed(1)))
+    narrow = torch.ones(3)
+    with InDouble():
+        assert narrow.mul_(x) is narrow and (narrow * 2).dtype is torch.float64
+    assert torch.equal(narrow, x.float()) and narrow.dtype is torch.float32
 
 
 class Steps(nn.Module):
