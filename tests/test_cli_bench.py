@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from opswap import cli
-from opswap.bench import display, plot, rows, run
+from opswap.bench import cold_caches, display, plot, rows, run
 from opswap.bench.cases import FAMILIES, models, peers
 from opswap.bench.selection import Selection
 from opswap.commands import bench
@@ -92,6 +92,27 @@ def test_a_run_prints_and_writes_rows(tmp_path: Path, capsys: pytest.CaptureFixt
     table = list(csv.DictReader(files["csv"].read_text().splitlines()))
     assert [float(line["ratio"]) for line in table] == [r["ratio"] for r in found]
     assert files["plot"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_cold_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On request only; the plan and the preparation of a form are those of the function."""
+    assert Selection().allocations == ("warm", "fresh")
+    file = tmp_path / "out.json"
+    assert cli.main(["bench", *FEW, "--allocation", "cold", f"--json={file}"]) == 0
+    assert [(r["allocation"], r["ratio"] > 0) for r in rows.read(file)] == [("cold", True)] * 2
+    monkeypatch.setattr(cold_caches, "_LEAST", 1 << 10)
+    monkeypatch.setattr(cold_caches.os, "sysconf", lambda name: 0)
+    monkeypatch.setattr(cold_caches, "_other_data", cold_caches._other_data.__wrapped__)
+    assert cold_caches._other_data().numel() * 4 == 1 << 10
+
+    def function() -> int:
+        return 3
+
+    function.plan, function.prepare = "a plan", "something"
+    cold = cold_caches.ColdCaches(function)
+    cold.prepare_call()
+    assert (cold(), cold.plan, cold.prepare) == (3, "a plan", "something")
+    assert not hasattr(cold_caches.ColdCaches(lambda: 3), "prepare")
 
 
 def test_a_failing_process_is_an_error() -> None:

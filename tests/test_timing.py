@@ -55,6 +55,23 @@ class TestInTurn:
         assert samples["prepared"] == [1.0, 1.0, 1.0]
         assert prepared.calls >= 3
 
+    def test_what_prepares_a_call_is_not_timed(self, clock: list[int]) -> None:
+        class Prepared:
+            calls, prepared = 0, 0
+
+            def __call__(self) -> None:
+                assert self.prepared == self.calls + 1
+                self.calls += 1
+                clock[0] += 50_000
+
+            def prepare_call(self) -> None:
+                self.prepared += 1
+                clock[0] += 5_000_000
+
+        function = Prepared()
+        assert time_in_turn({"function": function}, 0.0, 3)["function"] == [0.05] * 3
+        assert function.calls == 2 + 3 * 4
+
     def test_rounds_blocks_and_order(self, clock: list[int]) -> None:
         calls: list[str] = []
 

@@ -53,7 +53,8 @@ def time_in_turn(
     is one call, or as many as take 0.2 ms; two calls of each come first, one if it takes half a second.
 
     Args:
-        functions: one with an attribute `prepare` has it called before each block, outside of the time.
+        functions: one with an attribute `prepare` has it called before each block, outside of the time; one with an
+            attribute `prepare_call` before each call.
         rounds: at least so many. most: at most so many.
     """
     calls = {name: _calls_per_block(function) for name, function in functions.items()}
@@ -82,9 +83,19 @@ def _block_ns(function: Callable[[], Any], calls: int) -> int:
     prepare = getattr(function, "prepare", None)
     if prepare is not None:
         prepare()
+    prepare_call = getattr(function, "prepare_call", None)
+    if prepare_call is not None:
+        return sum(_call_ns(function, prepare_call) for _ in range(calls))
     start = time.perf_counter_ns()
     for _ in range(calls):
         function()
+    return time.perf_counter_ns() - start
+
+
+def _call_ns(function: Callable[[], Any], prepare: Callable[[], Any]) -> int:
+    prepare()
+    start = time.perf_counter_ns()
+    function()
     return time.perf_counter_ns() - start
 
 

@@ -16,6 +16,7 @@ from opswap._machine import cpu_model
 from opswap._timing import Spread, ratio_spread, time_in_turn
 from opswap.memory.switches import reuse_kept
 
+from .cold_caches import ColdCaches
 from .shares import shares
 
 __all__ = ["LAYOUTS", "Case", "measure"]
@@ -85,10 +86,12 @@ def _measure(case: Case, threads: int, allocation: str, seconds: float) -> Itera
     _check_results(case, functions)
     kept = {name: _kept_bytes(function) for name, function in functions.items()} if case.keeps else None
     opswap.reset_stats()
+    timed = ColdCaches if allocation == "cold" else _as_it_is
+    functions = {name: timed(function) for name, function in functions.items()}
     only_pair = len(functions) == 2
     times = time_in_turn(functions, seconds, _ROUNDS if only_pair else _FIRST_ROUNDS)
     by_itself = bool(case.payload) and not case.copy_in_turn
-    copy_times = _time_copy(case.payload, seconds / len(functions)) if by_itself else None
+    copy_times = _time_copy(case.payload, seconds / len(functions), timed) if by_itself else None
     stock = {name: Spread.of(samples) for name, samples in times.items() if name not in case.ours}
     best = min(stock, key=lambda name: stock[name].median)
     for name, layout in case.ours.items():
@@ -110,7 +113,7 @@ def _measure(case: Case, threads: int, allocation: str, seconds: float) -> Itera
         ratio = ratio_spread(*pair_of_times)
         row |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high, "costs": case.costs}
         if case.payload and case.copy_in_turn:
-            roof = _roof(case, *_copy_in_turn(case, functions[name], seconds / len(functions)))
+            roof = _roof(case, *_copy_in_turn(case, functions[name], seconds / len(functions), timed))
         else:
             roof = _roof(case, ours, copy_times)
         yield row | roof | _machine()
@@ -180,20 +183,27 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _time_copy(payload: int, seconds: float) -> Spread:
-    """Of one copy between two buffers that are in memory, and in the caches if they fit."""
+def _as_it_is(function: Function) -> Function:
+    return function
+
+
+def _time_copy(payload: int, seconds: float, timed: Callable[[Function], Function]) -> Spread:
+    """Of one copy between two buffers that are in memory, and if they fit and are not cold in the caches."""
     source, target = torch.ones(payload, dtype=torch.uint8), torch.zeros(payload, dtype=torch.uint8)
-    return Spread.of(time_in_turn({"copy": lambda: target.copy_(source)}, seconds, _FIRST_ROUNDS)["copy"])
+    copy = timed(lambda: target.copy_(source))
+    return Spread.of(time_in_turn({"copy": copy}, seconds, _FIRST_ROUNDS)["copy"])
 
 
-def _copy_in_turn(case: Case, function: Function, seconds: float) -> tuple[Spread, Spread]:
+def _copy_in_turn(
+    case: Case, function: Function, seconds: float, timed: Callable[[Function], Function]
+) -> tuple[Spread, Spread]:
     """Of the function and of a copy of `payload` bytes into new memory, timed in turn."""
     source = torch.ones(case.payload, dtype=torch.uint8)
 
     def copy() -> Tensor:
         return torch.empty(case.copy_in_turn, dtype=torch.uint8)[: case.payload].copy_(source)
 
-    times = time_in_turn({"ours": function, "copy": copy}, seconds, _ROUNDS)
+    times = time_in_turn({"ours": function, "copy": timed(copy)}, seconds, _ROUNDS)
     return Spread.of(times["ours"]), Spread.of(times["copy"])
 
 

@@ -61,7 +61,7 @@ def _rows_of_process(selection: Selection, allocation: str) -> Generator[Row, No
 def _main(selection: str, allocation: str) -> None:
     given = {key: _tuple(value) for key, value in json.loads(selection).items()}
     chosen = replace(Selection(), **given)
-    if allocation == "warm":
+    if allocation != "fresh":
         with suppress(RuntimeError):  # not glibc: what ALLOCATIONS sets has no effect either
             reuse_freed(True)
     for case in chosen.cases():

@@ -11,15 +11,13 @@ from .cases import FAMILIES
 
 __all__ = ["ALLOCATIONS", "Selection", "unknown_name"]
 
-# The mode of the allocator belongs to a process, so each mode runs in a process of its own.
-ALLOCATIONS: dict[str, dict[str, str]] = {
-    "warm": {
-        "MALLOC_MMAP_MAX_": "0",
-        "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-        "MALLOC_TOP_PAD_": str(1 << 28),
-    },
-    "fresh": {},
+_REUSES = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+    "MALLOC_TOP_PAD_": str(1 << 28),
 }
+# The mode of the allocator belongs to a process, so each mode runs in a process of its own.
+ALLOCATIONS: dict[str, dict[str, str]] = {"warm": _REUSES, "fresh": {}, "cold": _REUSES}
 
 _OPTIONAL = ("peers",)  # needs packages of an extra
 _SLOW = ("compiled", *_OPTIONAL)  # takes minutes
@@ -31,7 +29,7 @@ class Selection:
     names: families, or beginnings of the names of cases, such as "LPRNet"; () for all.
     filters: texts that a label must have, all of them.
     batch: images. threads: numbers of threads. seconds: timing of a row.
-    allocations: of ALLOCATIONS.
+    allocations: of ALLOCATIONS; "cold" is warm with other data in the caches before each call.
     rows: (case, shape, dtype, layout, direction) of the rows to measure; () for all.
     """
 
@@ -40,7 +38,7 @@ class Selection:
     batch: int = 32
     threads: tuple[int, ...] = (1,)
     seconds: float = 1.0
-    allocations: tuple[str, ...] = tuple(ALLOCATIONS)
+    allocations: tuple[str, ...] = ("warm", "fresh")
     rows: tuple[tuple[str, ...], ...] = ()
 
     def cases(self) -> list[Case]:

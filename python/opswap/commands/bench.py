@@ -42,7 +42,8 @@ bench --compare channels.json
 bench --from new.json --compare old.json
 
 A row compares opswap with the fastest of the stock forms, timed in turn in one process. Allocation "warm" reuses freed
-memory: what a kernel can do. "fresh" has the allocator's defaults: what a plain script gets.
+memory: what a kernel can do. "fresh" has the allocator's defaults: what a plain script gets. "cold" is "warm" with
+other data in the caches before each call: what an operator finds between the others of a network.
 """
 
 Row = dict[str, Any]
@@ -71,7 +72,9 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         "--compare, the rows of OLD.json",
     )
     parser.add_argument("--threads", type=at_least_one, nargs="+", metavar="N", help="1 and all by default")
-    parser.add_argument("--allocation", nargs="+", choices=("warm", "fresh"), help="both by default")
+    parser.add_argument(
+        "--allocation", nargs="+", choices=("warm", "fresh", "cold"), help="warm and fresh by default"
+    )
     parser.add_argument(
         "--filter", nargs="+", default=[], metavar="TEXT", help="rows whose label has every TEXT"
     )
@@ -157,7 +160,7 @@ def _selection(arguments: argparse.Namespace, old: Sequence[Row] | None) -> Any:
         raise UsageError(f"neither a family nor a case: {unknown!r}; the families are {_FAMILIES}")
     known = old or []
     threads = arguments.threads or sorted({row["threads"] for row in known} or {1, torch.get_num_threads()})
-    measured = {row["allocation"] for row in known} or set(ALLOCATIONS)
+    measured = {row["allocation"] for row in known} or Selection.allocations
     allocations = arguments.allocation or [name for name in ALLOCATIONS if name in measured]
     columns = ("case", "shape", "dtype", "layout", "direction")
     wanted = [] if names else [tuple(row[column] for column in columns) for row in known]
