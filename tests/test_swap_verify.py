@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
@@ -118,20 +120,66 @@ def test_a_model_that_names_float32() -> None:
 
 def test_all_in_double() -> None:
     x = torch.randn(3, dtype=torch.float64)
-    with InDouble():
-        assert x.float().dtype is x.half().dtype is torch.ones(2).dtype is torch.float64
+    with InDouble(torch.float32, widens=True):
+        assert (
+            x.float().dtype is x.half().dtype is torch.ones(2).dtype is torch.randn(2).dtype is torch.float64
+        )
         assert torch.tensor([1.5], dtype=torch.bfloat16).dtype is torch.float64
         assert torch.arange(3).dtype is torch.int64 and (x > 0).dtype is torch.bool
         assert torch.zeros(2, dtype=torch.complex64).dtype is torch.complex128
         given = torch.ones(3, dtype=torch.float64)
         assert given.add_(x) is given
-        drawn = torch.randn(3, generator=torch.Generator().manual_seed(1))
-    assert drawn.dtype is torch.float64
-    assert torch.equal(drawn.float(), torch.randn(3, generator=torch.Generator().manual_seed(1)))
     narrow = torch.ones(3)
-    with InDouble():
+    with InDouble(torch.float32, widens=True):
         assert narrow.mul_(x) is narrow and (narrow * 2).dtype is torch.float64
     assert torch.equal(narrow, x.float()) and narrow.dtype is torch.float32
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rand": lambda x: torch.rand(x.shape, dtype=x.dtype),
+    "randn": lambda x: torch.randn(x.shape, dtype=x.dtype),
+    "rand_like": torch.rand_like,
+    "randn_like": lambda x: torch.randn_like(x, memory_format=torch.contiguous_format),
+    "normal": lambda x: torch.normal(x, 2.0),
+    "normal of a size": lambda x: torch.normal(1.0, 2.0, x.shape, dtype=x.dtype),
+    "dropout": lambda x: F.dropout(x, 0.3),
+    "bernoulli_": lambda x: x.new_empty(x.shape).bernoulli_(0.7),
+    "bernoulli_ of a tensor": lambda x: x.new_empty(x.shape).bernoulli_(x.sigmoid()),
+    "uniform_": lambda x: x.new_empty(x.shape).uniform_(-1, 3),
+    "exponential_": lambda x: x.new_empty(x.shape).exponential_(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", DRAWS)
+def test_draws_in_double(kind: str, dtype: torch.dtype) -> None:
+    """They are those of the narrower dtype, but for roundings."""
+    x = torch.randn(40).to(dtype)
+    torch.manual_seed(3)
+    drawn = DRAWS[kind](x)
+    for widens in (False, True):
+        torch.manual_seed(3)
+        with InDouble(dtype, widens=widens):
+            y = DRAWS[kind](x.double())
+        assert y.dtype is torch.float64
+        torch.testing.assert_close(y.to(dtype), drawn)
+
+
+class DropPath(nn.Module):
+    """As mmpretrain writes it: torch draws other numbers in float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = (0.5 + torch.rand((x.shape[0], 1, 1, 1), dtype=x.dtype)).floor()
+        return x * kept
+
+
+def test_random_numbers_of_the_dtype() -> None:
+    """The other masks of float64 would be far from the outputs, and any error near by comparison."""
+    model, x = nn.Sequential(DropPath(), Wrapped(by_size)), (torch.randn(16, 12, 4, 8),)
+    report = opswap.verify(model, x, rules=wrong("channel_shuffle(x0, 2) * (1 + 2e-7)"))
+    assert all(c.holds and c.error is not None and c.error < 1e-5 for c in report.checks)
+    with pytest.raises(VerificationError, match="FAILS"):
+        opswap.verify(model, x, rules=wrong("channel_shuffle(x0, 2) * 1.001"))
 
 
 class Steps(nn.Module):

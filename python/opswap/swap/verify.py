@@ -180,13 +180,23 @@ def _compare_once(
 def _truth(
     step: Callable[..., Any], stock: nn.Module, inputs: tuple[Any, ...], terms: Terms
 ) -> dict[str, Tensor]:
-    """The results of a step in float64, also of what the model's code computes in float32 if it does not run so."""
-    model, inputs = quiet_copy(stock, stock=False).double(), _double(inputs)
+    """The results of a step in float64, with the random numbers of the dtype that the inputs have.
+
+    If the model does not run so, what its code computes in float32 is computed in float64 too.
+    """
+    model, wide = quiet_copy(stock, stock=False).double(), _double(inputs)
+    floats = [t for t in (*tree_leaves(inputs), *stock.parameters()) if _is_floating(t)]
+    drawn = floats[0].dtype if floats else torch.get_default_dtype()
     try:
-        return step(model, inputs, terms=terms)[0]
+        with InDouble(drawn):
+            return step(model, wide, terms=terms)[0]
     except Exception:
-        with InDouble():
-            return step(model, inputs, terms=terms)[0]
+        with InDouble(drawn, widens=True):
+            return step(model, wide, terms=terms)[0]
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _how_drawn(ordered: bool, isolated: bool) -> str:
@@ -211,7 +221,7 @@ def _check_where_stock_fails(
 
 
 def _double(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, inputs)
+    return tree_map(lambda t: t.double() if _is_floating(t) else t, inputs)
 
 
 def _step(
