@@ -32,6 +32,7 @@ ABOVE = {
     "carry_out",
     "compile",
     "explain",
+    "in_double",
     "optimize",
     "ordered_draws",
     "own_draws",
