@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import opswap
 from later import Keeper, Own, Parent, compiled, count_looks, patch, runs, writer
+from opswap.swap.runtime import guards
 from swapping import images
 
 pytestmark = pytest.mark.once
@@ -230,3 +231,18 @@ def test_a_tree_that_holds_itself() -> None:
     model.child[1]._modules["own"] = nn.Identity()
     model.child[1].own._modules["cycle"] = model.child[1].own
     assert model.child[1].own(images()) is not None and model(images()) is not None
+
+
+def test_a_compiler_that_takes_no_module_as_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled, a model then runs its own code; the extension's is back outside of the compiler."""
+
+    def unknown(_: nn.Module) -> str:
+        raise AssertionError("asked while the code is compiled")
+
+    stock = Parent()
+    model, x = opswap.swap(copy.deepcopy(stock), exact=True), images()
+    assert runs(model, x)
+    monkeypatch.setattr(guards, "graph_refuses_modules", torch.compiler.is_compiling)
+    assert runs(model, x)
+    monkeypatch.setattr(guards, "later_conflict", unknown)
+    assert torch.equal(compiled(model)(x), stock(x))

@@ -51,6 +51,7 @@ __all__ = [
     "functions_overridden",
     "functorch_active",
     "fx_trace",
+    "graph_refuses_modules",
     "graph_task",
     "half_instructions",
     "has_hooks",
@@ -568,6 +569,7 @@ def _version() -> tuple[int, ...]:
 
 
 _NEW_SLOTS = _version() < (2, 13)
+_REFUSES_MODULES = _version() < (2, 13)
 
 
 def slots_are_new_objects() -> bool:
@@ -576,6 +578,13 @@ def slots_are_new_objects() -> bool:
     These methods in C are equal, not identical, before torch 2.13.
     """
     return _NEW_SLOTS and torch.compiler.is_compiling()
+
+
+def graph_refuses_modules() -> bool:
+    """True if torch.compile traces, and ends with an internal error at a function marked as a constant whose argument
+    is a module, as before torch 2.13.
+    """
+    return _REFUSES_MODULES and torch.compiler.is_compiling()
 
 
 def warn_of_version() -> None:

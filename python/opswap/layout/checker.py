@@ -127,13 +127,15 @@ class _Mode(FinderMode):
         try:
             out = func(*args, **kwargs)
         except Exception as error:
-            self._refused(known.name, args, error, sys._getframe(2))
+            self._refused(known.name, args, error, sys._getframe(1).f_back)
             raise
         elapsed = perf_counter_ns() - start
         new_node = threading.get_ident() == self._thread and self._locator.new_node()
-        origin = None if known.skipped else self._look(known, args, kwargs, out, elapsed, sys._getframe(2))
+        origin = (
+            None if known.skipped else self._look(known, args, kwargs, out, elapsed, sys._getframe(1).f_back)
+        )
         if new_node:
-            self._locator.remember(origin or self._locator.locate(sys._getframe(2)))
+            self._locator.remember(origin or self._locator.locate(sys._getframe(1).f_back))
         return out
 
     def _look(
@@ -143,7 +145,7 @@ class _Mode(FinderMode):
         kwargs: dict[str, Any],
         out: Any,
         nanoseconds: int,
-        frame: FrameType,
+        frame: FrameType | None,
     ) -> Origin | None:
         """Show a call to the observer; its origin, None if it has nothing to do with images."""
         observer = self._observer

@@ -20,7 +20,7 @@ from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.condition_texts import describe_condition
 from ..runtime.guards import call_problem, unhooked
 from .activation import SILU, activation, activation_of, gated
-from .conditions import CONVOLUTIONS, normed_fast, poolable, trains
+from .conditions import CONVOLUTIONS, normed_alone_fast, normed_fast, poolable, trains
 
 __all__ = [
     "RULES",
@@ -198,12 +198,12 @@ describe_condition(norm_misread, lambda *_: "its weight and statistics are conti
 
 # With given statistics and a new result torch's own is as fast: both read and write at the speed of memory.
 _ALONE = Replacement(
-    "poolable(x0) and (norm_misread(m0, x0) or m0.training and normed_fast(x0))",
+    "poolable(x0) and (norm_misread(m0, x0) or m0.training and normed_alone_fast(x0))",
     "apply_norm(m0, x0, None)",
     {
         "poolable": poolable,
         "norm_misread": norm_misread,
-        "normed_fast": normed_fast,
+        "normed_alone_fast": normed_alone_fast,
         "apply_norm": apply_norm,
     },
 )

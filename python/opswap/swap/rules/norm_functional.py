@@ -14,7 +14,7 @@ from opswap.ops.norm import vector_misread
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
-from .conditions import normed_fast, poolable
+from .conditions import normed_alone_fast, normed_fast, poolable
 from .norm import act_of, behind, region_of
 
 __all__ = ["RULES"]
@@ -59,6 +59,7 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
         "batch_norm_act": F.batch_norm_act,
         "poolable": poolable,
         "normed_fast": normed_fast,
+        "normed_alone_fast": normed_alone_fast,
         "unhooked": unhooked,
         "vector_misread": vector_misread,
     }
@@ -70,7 +71,8 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
         hooks = f"unhooked({', '.join(calls)}) and " if calls else ""
         condition = f"{hooks}poolable({input}) and ({misread} or normed_fast({input})){still}"
     else:
-        condition = f"poolable({input}) and ({misread} or {arguments['training']} and normed_fast({input}))"
+        wins = f"{arguments['training']} and normed_alone_fast({input})"
+        condition = f"poolable({input}) and ({misread} or {wins})"
     result = f"batch_norm_act({', '.join([input, *options])})"
     return Replacement(condition, result, names)
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from opswap._torch import any_global_hook, fake_copy, is_ordinary, only_looking_hooks
+from opswap._torch import any_global_hook, fake_copy, graph_refuses_modules, is_ordinary, only_looking_hooks
 from opswap.ops._stats import count_original
 
 from .instance_forward import without_links
@@ -170,7 +170,7 @@ def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
         for child, state in states:
             if type(child) is not state.cls or not unchanged(child, state):
                 return False
-    if record.later is not None and later_conflict(module):
+    if record.later is not None and (graph_refuses_modules() or later_conflict(module)):
         return False
     return stands(record.outside)
 
