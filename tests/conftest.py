@@ -200,8 +200,7 @@ def every_rule_applies(recorded_gains: None, monkeypatch: pytest.MonkeyPatch) ->
     """Rules are applied whatever was measured; for tests that count what was replaced."""
     monkeypatch.setattr(gains, "_table", dict)
     monkeypatch.setattr(conditions, "_NORMED", conditions._FLOATS)
-    for name in ("_FEWEST_ALONE", "_FEWEST_CONTIGUOUS", "_FEWEST_CONTIGUOUS_HALF"):
-        monkeypatch.setattr(conditions, name, 0)
+    monkeypatch.setattr(conditions, "_FEWEST_ALONE", 0)
 
 
 @pytest.fixture

@@ -419,6 +419,16 @@ class TestSwap:
         assert torch.equal(swapped.eval()(x), stock.eval()(x))
         assert opswap.stats()["kernel"]["dropout"] == 4
 
+    @pytest.mark.parametrize("p", [0.0, 0])
+    def test_without_a_probability(self, p: float) -> None:
+        """timm's networks are full of them: torch returns the input, at the cost of one call."""
+        model = opswap.swap(nn.Sequential(nn.Dropout(p), nn.Identity()))
+        assert not opswap.report(model).swapped and "forward" not in vars(model[0])
+        x = torch.randn(4000, requires_grad=True)
+        assert model(x) is x
+        model[0].p = 0.5
+        assert int((model(x) == 0).sum()) > 1000
+
     def test_probability_that_changes(self) -> None:
         layer = opswap.swap(nn.Sequential(nn.Dropout(0.5)))
         layer[0].p = 0.25

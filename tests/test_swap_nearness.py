@@ -54,6 +54,7 @@ class _Tilted(torch.autograd.Function):
         return gradient * torch.linspace(0.999, 1.001, len(gradient)).view(-1, 1, 1, 1)
 
 
+@pytest.mark.usefixtures("every_rule_applies")
 def test_a_wrong_gradient_of_two_values_is_caught() -> None:
     (rule,) = [rule for rule in DEFAULT if rule.name == "batch_norm" and rule.whole]
     names = {**rule.whole.names, "tilted": _Tilted.apply}

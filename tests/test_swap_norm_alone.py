@@ -19,17 +19,16 @@ pytestmark = pytest.mark.usefixtures("one_thread", "recorded_gains")
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 LAST, PLAIN = torch.channels_last, torch.contiguous_format
-# (shape of the fewest elements, memory format, dtype, elements)
+# (shape of the fewest elements, memory format, dtype)
 CASES = [
-    ((2, 64, 32, 32), LAST, F32, 131072),
-    ((2, 64, 32, 32), LAST, BF16, 131072),
-    ((2, 64, 32, 32), LAST, F16, 131072),
-    ((2048, 64), PLAIN, F32, 131072),
-    ((2048, 64), PLAIN, BF16, 131072),
-    ((1, 64, 32, 32), PLAIN, F32, 65536),
-    ((4, 64, 32, 32), PLAIN, BF16, 262144),
-    ((4, 64, 32, 32), PLAIN, F16, 262144),
-    ((4, 64, 256), PLAIN, F32, 65536),
+    ((2, 16, 16, 16), LAST, F32),
+    ((2, 16, 16, 16), LAST, BF16),
+    ((2, 16, 16, 16), LAST, F16),
+    ((2, 16, 16, 16), PLAIN, F32),
+    ((2, 16, 16, 16), PLAIN, BF16),
+    ((512, 16), PLAIN, F32),
+    ((512, 16), PLAIN, F16),
+    ((4, 16, 128), PLAIN, F32),
 ]
 
 
@@ -59,14 +58,11 @@ def kernels(model: nn.Module, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize("function", [False, True])
-@pytest.mark.parametrize(("shape", "memory_format", "dtype", "fewest"), CASES)
+@pytest.mark.parametrize(("shape", "memory_format", "dtype"), CASES)
 def test_from_how_many_elements(
-    shape: tuple[int, ...],
-    memory_format: torch.memory_format,
-    dtype: torch.dtype,
-    fewest: int,
-    function: bool,
+    shape: tuple[int, ...], memory_format: torch.memory_format, dtype: torch.dtype, function: bool
 ) -> None:
+    fewest = conditions._FEWEST_ALONE
     assert math.prod(shape) == fewest
     model = opswap.swap(make(shape, function, dtype), strict=True)
     x = torch.randn(shape, dtype=dtype).contiguous(memory_format=memory_format)
@@ -90,12 +86,12 @@ def test_small_ones_equal_stock(function: bool) -> None:
 
 
 def images(memory_format: torch.memory_format) -> Tensor:
-    return torch.randn(2, 64, 32, 32).contiguous(memory_format=memory_format)
+    return torch.randn(2, 16, 16, 16).contiguous(memory_format=memory_format)
 
 
 @pytest.mark.parametrize("memory_format", [LAST, PLAIN])
 def test_large_ones_train(memory_format: torch.memory_format) -> None:
-    stock = make((2, 64, 32, 32), False, F32)
+    stock = make((2, 16, 16, 16), False, F32)
     model = opswap.swap(copy.deepcopy(stock), strict=True)
     assert_model_as_near(model, stock, lambda: (images(memory_format),))
     assert kernels(model, images(memory_format)) == 1
@@ -105,7 +101,7 @@ def test_an_activation_lifts_the_limit() -> None:
     """torch calls two operators there."""
     model = opswap.swap(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()), strict=True)
     x = torch.randn(2, 8, 6, 5)
-    assert x.numel() < min(conditions._FEWEST_ALONE, conditions._FEWEST_CONTIGUOUS)
+    assert x.numel() < conditions._FEWEST_ALONE
     assert kernels(model, x) == 1
 
 
