@@ -250,7 +250,7 @@ RULES = (
         False,
         modules=(nn.LayerNorm,),
         whole=_MODULE,
-        example=lambda: (_Permuted(96), ((8, 96, 28, 28),)),
+        example=lambda: (_Permuted(96), ((32, 96, 28, 28),)),
     ),
     Rule("layer_norm", False, _find_call, _prove_call),
     Rule("layer_norm", False, _find_arithmetic, _prove_arithmetic),
