@@ -289,3 +289,43 @@ def test_double_backward_and_compile() -> None:
         torch.testing.assert_close(*results)
     compiled = torch.compile(stock, backend="opswap")
     torch.testing.assert_close(compiled(x), stock(x))
+
+
+class Apart(nn.Module):
+    """Two activations of one tensor, and a module that is called between them."""
+
+    def __init__(self, *acts: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.between = nn.Conv2d(12, 12, 1), nn.Conv2d(12, 12, 1)
+        self.first, self.second = acts
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        z = self.first(y) + self.between(x)
+        return z + self.second(y)
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_later_hook_in_between_changes_an_activation(called: bool) -> None:
+    stock = Apart(nn.LeakyReLU(0.5), nn.LeakyReLU(0.5))
+    model = opswap.swap(copy.deepcopy(stock))
+    assert RULE not in {s.rule for s in opswap.report(model).swapped}
+    x = torch.randn(2, 12, 8, 8)
+    for m in (stock, model):
+        if called:
+            m(x)
+        m.between.register_forward_hook(lambda *_, act=m.second: setattr(act, "negative_slope", 0.0))
+    for _ in range(2):
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
+        stock.second.negative_slope = model.second.negative_slope = 0.5
+
+
+def test_activations_without_numbers_share_around_a_module() -> None:
+    stock = Apart(nn.ReLU(), nn.ReLU())
+    model = opswap.swap(copy.deepcopy(stock))
+    assert RULE in {s.rule for s in opswap.report(model).swapped}
+    x = torch.randn(2, 12, 8, 8)
+    for m in (stock, model):
+        m.between.register_forward_hook(lambda *_, m=m: setattr(m, "second", nn.Tanh()))
+    for _ in range(2):
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)

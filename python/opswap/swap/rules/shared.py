@@ -21,7 +21,7 @@ from ..graph.aliasing import escape_or_write
 from ..graph.calls import writes
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import call_problem, runs_other_code, unhooked
-from .activation import Activation, activation, activation_of
+from .activation import PLAIN, Activation, activation, activation_of
 
 __all__ = ["RULES", "shared_activations"]
 
@@ -80,6 +80,9 @@ def _called_between(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _problem_of(source: Node, nodes: tuple[Node, ...], calls: tuple[Node, ...]) -> str:
+    has_numbers = [n for n in nodes if n.op == "call_module" and type(n.meta["module"]) not in PLAIN]
+    if has_numbers and not set(calls) <= set(nodes):
+        return f"a module runs in between: a hook on it may change the numbers of {has_numbers[0].target}"
     for call in calls:
         module = call.meta["module"]
         if runs_other_code(module) or next(module.children(), None) is not None:
