@@ -47,5 +47,5 @@ class FinderMode(DispatchMode):
         return out
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operator's result. The frame of the call is two above."""
+        """The operator's result. The frame of the call is two above, if any: threads of CUDA's backward have none."""
         raise NotImplementedError

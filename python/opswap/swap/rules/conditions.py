@@ -49,7 +49,7 @@ def normed_fast(input: Tensor) -> bool:
 
 def normed_alone_fast(input: Tensor) -> bool:
     """`normed_fast` for a training step without an activation, which saves nothing but the kernel's own gain."""
-    return input.dtype in _NORMED and input.numel() >= _FEWEST_ALONE
+    return normed_fast(input) and input.numel() >= _FEWEST_ALONE
 
 
 def _why_slower(input: Tensor) -> str:
@@ -59,7 +59,7 @@ def _why_slower(input: Tensor) -> str:
 
 
 def _why_slower_alone(input: Tensor) -> str:
-    if input.dtype not in _NORMED or not on_cpu(input):
+    if not normed_fast(input) or not on_cpu(input):
         return _why_slower(input)
     return elements(input, _FEWEST_ALONE)
 

@@ -64,7 +64,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     call = inspect.signature(_signature).bind(*node.args, **given)
     call.apply_defaults()
     arguments = call.arguments
-    if arguments["training"] is False or (type(arguments["p"]) in (int, float) and arguments["p"] == 0):
+    if arguments["training"] is False or arguments["p"] == 0:
         raise Refusal("it returns its input", report=False)
     if arguments["inplace"] is True:
         raise Refusal("it writes over its input: with inplace=False it is replaced")
