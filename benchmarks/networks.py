@@ -29,12 +29,6 @@ def listed() -> dict[str, dict[str, str]]:
     return json.loads(LISTED.read_text())
 
 
-def of_images(library: str) -> list[str]:
-    """Names of the listed networks whose forward takes images alone: all but detectors."""
-    names = listed().get(library, {}).values()
-    return [name for name in names if library != "torchvision" or not _is_detector(name)]
-
-
 def make(library: str, name: str) -> nn.Module:
     """A network with random weights.
 
@@ -53,7 +47,7 @@ def convert(model: nn.Module, memory_format: torch.memory_format) -> None:
 
 def sizes(library: str, name: str) -> tuple[int, ...]:
     """Sides of the square images to try, in this order: some networks support a single size, or only larger ones."""
-    if library == "torchvision" and _is_detector(name):
+    if is_detector(library, name):
         return (128,)
     return (96, 128, 224, 256, 299)
 
@@ -63,7 +57,7 @@ def arguments(
 ) -> tuple[Any, ...]:
     """The arguments of a forward in training mode: `batch` images, and for a detector its targets."""
     images = torch.randn(batch, 3, size, size).contiguous(memory_format=memory_format)
-    if library != "torchvision" or not _is_detector(name):
+    if not is_detector(library, name):
         return (images,)
     target: dict[str, Tensor] = {
         "boxes": torch.tensor([[10.0, 20.0, 60.0, 90.0]]),
@@ -76,8 +70,9 @@ def arguments(
     return list(images), [dict(target) for _ in range(batch)]
 
 
-def _is_detector(name: str) -> bool:
-    return "rcnn" in name or name.startswith(("ssd", "retina", "fcos"))
+def is_detector(library: str, name: str) -> bool:
+    """True for a network whose forward takes a list of images and, in training, their targets."""
+    return library == "torchvision" and ("rcnn" in name or name.startswith(("ssd", "retina", "fcos")))
 
 
 def _torchvision() -> Any:
@@ -123,7 +118,7 @@ def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 def _of_torchvision(name: str) -> nn.Module:
     options: dict[str, Any] = {"weights": None}
     models = _torchvision()
-    if name.startswith(("deeplab", "fcn_", "lraspp")) or _is_detector(name):
+    if name.startswith(("deeplab", "fcn_", "lraspp")) or is_detector("torchvision", name):
         options["weights_backbone"] = None
     if name == "inception_v3" or name == "googlenet":
         options |= {"init_weights": False, "aux_logits": False}

@@ -7,8 +7,8 @@
 
 times zero_grad, forward, loss, backward and plain SGD of float32 networks: stock in both memory formats, and swapped in
 channels_last, in turn in one process per row, with freed memory reused. Networks of timm and torchvision are left out
-if these are not installed. `--library` times networks of networks.json instead, detectors left out: no family may be
-slower swapped. Side 0 is the first that the network supports.
+if these are not installed. `--library` times networks of networks.json instead: no family may be slower swapped. Side
+0 is the first that the network supports, of a detector always; the loss of a detector is the sum of its own.
 """
 
 from __future__ import annotations
@@ -75,6 +75,18 @@ class UNet(nn.Module):
         return self.head(x)
 
 
+class Detector(nn.Module):
+    """A detector of torchvision that trains with these targets: images (N, 3, H, W) to its losses."""
+
+    def __init__(self, model: nn.Module, targets: list[dict[str, Tensor]]) -> None:
+        super().__init__()
+        self.model = model
+        self.targets = targets
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return self.model(list(x), [dict(target) for target in self.targets])
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "ShuffleNetV2 x1.0": opswap.models.shufflenet_v2_x1_0,
     "LPRNet": opswap.models.lprnet,
@@ -119,8 +131,16 @@ def measure(name: str, side: int, threads: int, batch: int) -> Row:
     try:
         model = (NETWORKS[name] if name in NETWORKS else partial(networks.make, *name.split("/")))()
         model.train()
-        row.shape = shape if side else (batch, 3, *[_first_side(model, *name.split("/"))] * 2)
-        samples = _samples(model, torch.randn(row.shape))
+        library, listed = name.split("/") if "/" in name else ("", name)
+        if networks.is_detector(library, listed):
+            row.shape = (batch, 3, *[networks.sizes(library, listed)[0]] * 2)
+            images, targets = networks.arguments(
+                library, listed, batch, row.shape[-1], torch.contiguous_format
+            )
+            samples = _samples(Detector(model, targets), torch.stack(images))
+        else:
+            row.shape = shape if side else (batch, 3, *[_first_side(model, library, listed)] * 2)
+            samples = _samples(model, torch.randn(row.shape))
     except Exception as error:  # a library that is not installed, or that raises
         row.error = f"{type(error).__name__}: {error}".splitlines()[0]
         return row
@@ -172,11 +192,11 @@ def _in_channels_last(model: nn.Module) -> nn.Module:
 
 
 def _loss(output: Any, _: Tensor) -> Tensor:
-    """Of one tensor, or of all in what a network returns."""
+    """Of one tensor, or of all in what a network returns: a detector's are its losses."""
     if isinstance(output, Tensor):
         return output.float().log_softmax(1)[:, 0].mean().neg()
     outputs = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
-    return torch.stack([y.float().square().mean() for y in outputs]).sum()
+    return torch.stack([y.float() if y.dim() == 0 else y.float().square().mean() for y in outputs]).sum()
 
 
 def table(rows: Iterable[Row]) -> list[str]:
@@ -257,7 +277,9 @@ def main() -> None:
         print(json.dumps(asdict(measure(name, *map(int, numbers)))))
         return
     rows = []
-    listed = [f"{library}/{name}" for library in arguments.library for name in networks.of_images(library)]
+    listed = [
+        f"{library}/{name}" for library in arguments.library for name in networks.listed()[library].values()
+    ]
     for name in listed or NETWORKS:
         if not any(text in name for text in arguments.network):
             continue

@@ -425,33 +425,6 @@ def test_what_comes_later_is_noticed_at_the_end_of_a_call() -> None:
         assert "while forward ran" in str(opswap.explain(copy.deepcopy(model) if copied else model, x))
 
 
-class Gated(nn.Module):
-    """A module runs between a BatchNorm and its activation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.act, self.gate = nn.BatchNorm2d(12), nn.LeakyReLU(0.5), nn.Conv2d(12, 12, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        g = self.gate(x)
-        return self.act(y) + g
-
-
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("training", [True, False])
-def test_an_activation_that_changes_after_its_normalisation(training: bool, before: bool) -> None:
-    stock = Gated().train(training)
-    model = copy.deepcopy(stock)
-    if not before:
-        opswap.swap(model)
-    for m in (stock, model):
-        m.gate.register_forward_hook(lambda *_, act=m.act: setattr(act, "negative_slope", 0.0))
-    if before:
-        opswap.swap(model)
-    same_on_every_call(stock, model, lambda: [setattr(m.act, "negative_slope", 0.5) for m in (stock, model)])
-
-
 def test_a_hook_of_all_modules() -> None:
     stock, model = Hooked(), Hooked()
     model.load_state_dict(stock.state_dict())

@@ -101,7 +101,8 @@ def _rewrites(plan: Plan) -> Iterator[tuple[nn.Module, tuple[Recipe, Record]]]:
     live = plan.shell.live
     for m in plan.modules:
         paths = [p for p in m.paths if p.changes]
-        record = make_record([_on_live(p.capture, live) for p in paths], m.sites())
+        passed = (n.target for p in paths for c in p.changes for n in c.region.passed)
+        record = make_record([_on_live(p.capture, live) for p in paths], m.sites(), passed)
         recipe = write([(p.capture, [(c.region, c.replacement) for c in p.changes]) for p in paths])
         recipe.make_class()
         yield live(m.root), (recipe, record)

@@ -54,6 +54,7 @@ class Region:
     problem: why the region may not be replaced even if the proof succeeds, or "".
     modules: calls of modules, those among `nodes` first; the replacement gets the modules after the inputs.
     cat: the node that joins the inputs along dimension 1, if a rule for channels replaces it too.
+    passed: calls of modules of torch that run between `nodes`; the forward's own code runs once one of them has a hook.
     """
 
     inputs: tuple[Node, ...]
@@ -64,6 +65,7 @@ class Region:
     problem: str = ""
     modules: tuple[Node, ...] = ()
     cat: Node | None = None
+    passed: tuple[Node, ...] = ()
 
     @classmethod
     def of_call(cls, node: Node, modules: tuple[Node, ...] = ()) -> Region:

@@ -12,7 +12,7 @@ import itertools
 import linecache
 import operator
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from types import CodeType, FunctionType, ModuleType
@@ -49,7 +49,7 @@ from ..runtime.members import owner_of_class, static_attribute
 from ..runtime.outside import Outside, join
 from ..runtime.purity import USER
 from ..runtime.read_once import once
-from ..runtime.state import observe, observe_read
+from ..runtime.state import observe, observe_call, observe_read
 from .forward_text import (
     ENABLED,
     PARAMETERS,
@@ -312,8 +312,11 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
             graph.erase_node(node)
 
 
-def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
-    """The state that `capture_is_valid` compares with later; recorded while every class is the original one."""
+def make_record(captures: Sequence[Capture], sites: Sequence[Any], passed: Iterable[str]) -> Record:
+    """The state that `capture_is_valid` compares with later; recorded while every class is the original one.
+
+    Args: passed: paths of the modules that regions pass, see `Region`.
+    """
     root, inlined = captures[0].root, captures[0].inlined
     reading = reduce(operator.or_, (c.reading for c in captures))
     containers = dict.fromkeys(m for c in captures for m in containers_of(c))
@@ -324,7 +327,9 @@ def make_record(captures: Sequence[Capture], sites: Sequence[Any]) -> Record:
     outside = join((*(c.outside for c in captures), Outside(below)))
     paths = dict.fromkeys(n.target for c in captures for n in c.graph.nodes if n.op == "call_module")
     later = LaterCode(map(root.get_submodule, paths), reading.every_name)
-    return Record(observe(root, reading), *states, tuple(sites), read, outside, later)
+    calls = dict.fromkeys(m for path in passed for m in root.get_submodule(path).modules())
+    between = tuple((m, observe_call(m)) for m in calls)
+    return Record(observe(root, reading), *states, tuple(sites), read, outside, between, later)
 
 
 def _forwards_below(root: nn.Module) -> Iterator[tuple[type, str, Any]]:

@@ -31,7 +31,7 @@ from ..rule import Region, Replacement, Rule, Shapes
 from ..runtime.guards import unhooked
 from .activation import activation, activation_of
 from .conditions import poolable
-from .norm import behind, module_calls, other_code_between, region_of
+from .norm import behind, module_calls, modules_between, region_of
 
 __all__ = ["RULES", "foldable", "is_foldable", "is_link", "linked"]
 
@@ -102,7 +102,7 @@ def _is_norm(node: Node) -> bool:
 def _behind(node: Node) -> tuple[Node, ...]:
     """Identities and an activation after this node, if a chain can compute it."""
     rest = behind(node)
-    found = activation(rest[-1]) if rest and not other_code_between((node, *rest)) else None
+    found = activation(rest[-1]) if rest and not modules_between((node, *rest)) else None
     return rest if found is not None and found[0] in _ACTIVATIONS else ()
 
 

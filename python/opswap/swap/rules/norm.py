@@ -18,7 +18,7 @@ from opswap.ops.norm import spell, vector_misread
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.condition_texts import describe_condition
-from ..runtime.guards import call_problem, unhooked
+from ..runtime.guards import call_problem, runs_other_code, unhooked
 from .activation import SILU, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, normed_alone_fast, normed_fast, poolable, trains
 
@@ -28,7 +28,7 @@ __all__ = [
     "behind",
     "may_overwrite",
     "module_calls",
-    "other_code_between",
+    "modules_between",
     "region_of",
     "supported_norm",
 ]
@@ -76,24 +76,23 @@ def module_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(n for n in nodes if n.op == "call_module")
 
 
-def other_code_between(nodes: tuple[Node, ...]) -> bool:
-    """True if between the nodes a module is called: its code, or a hook, may change one among them but the first."""
-    if not module_calls(nodes[1:]):
-        return False
-    node = nodes[0]
-    while node is not nodes[-1]:
+def modules_between(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Other calls of modules between the nodes: code or a hook there may change a module among them but the first."""
+    found, node = [], nodes[0]
+    while node is not nodes[-1] and module_calls(nodes[1:]):
         node = node.next
         if node.op == "call_module" and node not in nodes:
-            return True
-    return False
+            found.append(node)
+    return tuple(found)
 
 
 def _problem_of(nodes: tuple[Node, ...]) -> str:
     """Why a normalisation and the nodes after it may not be joined, or ""."""
     if not all(n.users.keys() <= set(nodes) for n in nodes[:-1]):
         return "an intermediate result is used elsewhere"
-    if other_code_between(nodes):
-        return "code between the calls may change the activation"
+    for node in modules_between(nodes):
+        if runs_other_code(node.meta["module"]):
+            return f"{node.target} runs in between: its code may change the activation"
     for node in module_calls(nodes):
         if problem := call_problem(node.target, node.meta["module"]):
             return problem
@@ -110,6 +109,7 @@ def region_of(nodes: tuple[Node, ...], read: tuple[Node, ...] = ()) -> Region:
         main=nodes[-1],
         problem=_problem_of(nodes),
         modules=module_calls(nodes) + read,
+        passed=modules_between(nodes),
     )
 
 

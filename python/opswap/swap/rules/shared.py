@@ -21,7 +21,8 @@ from ..graph.aliasing import escape_or_write
 from ..graph.calls import writes
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import call_problem, runs_other_code, unhooked
-from .activation import PLAIN, Activation, activation, activation_of
+from .activation import Activation, activation, activation_of
+from .norm import module_calls, modules_between
 
 __all__ = ["RULES", "shared_activations"]
 
@@ -56,38 +57,25 @@ def activate_once(input: Tensor, act: str, count: int) -> tuple[Tensor, ...]:
 def _find(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
         for nodes in shared_activations(node):
-            calls = tuple(n for n in nodes if n.op == "call_module")
-            between = _called_between(nodes)
+            between = modules_between(nodes)
             yield Region(
                 inputs=(node,),
                 nodes=nodes,
                 outputs=nodes,
                 anchor=nodes[0],
                 main=nodes[0],
-                problem=_problem_of(node, nodes, (*calls, *between)),
-                modules=(*calls, *between),
+                problem=_problem_of(node, nodes, between),
+                modules=module_calls(nodes),
+                passed=between,
             )
 
 
-def _called_between(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The other modules that are called while the region runs."""
-    found, node = [], nodes[0]
-    while node is not nodes[-1]:
-        node = node.next
-        if node.op == "call_module" and node not in nodes:
-            found.append(node)
-    return tuple(found)
-
-
-def _problem_of(source: Node, nodes: tuple[Node, ...], calls: tuple[Node, ...]) -> str:
-    has_numbers = [n for n in nodes if n.op == "call_module" and type(n.meta["module"]) not in PLAIN]
-    if has_numbers and not set(calls) <= set(nodes):
-        return f"a module runs in between: a hook on it may change the numbers of {has_numbers[0].target}"
-    for call in calls:
-        module = call.meta["module"]
-        if runs_other_code(module) or next(module.children(), None) is not None:
+def _problem_of(source: Node, nodes: tuple[Node, ...], between: tuple[Node, ...]) -> str:
+    for call in between:
+        if runs_other_code(call.meta["module"]):
             return f"{call.target} runs in between: its code may change the activation"
-        if problem := call_problem(call.target, module):
+    for call in module_calls(nodes):
+        if problem := call_problem(call.target, call.meta["module"]):
             return problem
     if writer := escape_or_write(source, nodes):
         return f"{writer} may write to the result that the others read"
@@ -99,10 +87,8 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     act = activation(region.main)
     if act is None:
         raise Refusal("its activation is not known", report=False)
-    acts = [f"m{i}" for i, n in enumerate(n for n in region.nodes if n.op == "call_module")]
-    every = [f"m{i}" for i in range(len(region.modules))]
-    conditions = [f"unhooked({', '.join(every)})"] if every else []
-    conditions += [f"still({act!r}, ({', '.join(acts)},))"] if acts else []
+    calls = ", ".join(f"m{i}" for i, _ in enumerate(region.modules))
+    conditions = [f"unhooked({calls})", f"still({act!r}, ({calls},))"] if calls else []
     names = {"unhooked": unhooked, "still": still, "activate_once": activate_once}
     result = f"activate_once(x0, {spell(*act)!r}, {len(region.nodes)})"
     return Replacement(" and ".join(conditions) or "True", result, names)

@@ -67,7 +67,8 @@ class Record:
 
     `root` and `inlined` are the states at the time of the capture, `containers` those of containers whose children
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
-    something was read, `outside` what belongs to no module. `known` has results of `size_guard_holds`, `logged` what
+    something was read, `outside` what belongs to no module. `passed` are modules of torch that run between calls that
+    one call stands for, and those below them. `known` has results of `size_guard_holds`, `logged` what
     was written to the log. `later` tells what code below that came later may write to and the forward reads; `moved`:
     what such code has changed nevertheless.
     """
@@ -78,6 +79,7 @@ class Record:
     sites: tuple[Any, ...]
     read: tuple[tuple[nn.Module, State], ...] = ()
     outside: Outside = field(default_factory=Outside)
+    passed: tuple[tuple[nn.Module, State], ...] = ()
     later: Later | None = field(default=None, compare=False)
     moved: list[str] = field(default_factory=list, compare=False)
     known: dict[Any, bool] = field(default_factory=dict, compare=False)
@@ -161,11 +163,12 @@ def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
     for x in inputs:
         if type(x) is not Tensor and not (isinstance(x, Tensor) and is_ordinary(x)):
             return False
-    if record.inlined and globally_hooked():
+    if (record.inlined or record.passed) and globally_hooked():
         return False
-    for child, state in record.inlined:
-        if hooked(child) or type(child) is not state.cls or not unchanged(child, state):
-            return False
+    for states in (record.inlined, record.passed):
+        for child, state in states:
+            if hooked(child) or type(child) is not state.cls or not unchanged(child, state):
+                return False
     for states in (record.containers, record.read):
         for child, state in states:
             if type(child) is not state.cls or not unchanged(child, state):

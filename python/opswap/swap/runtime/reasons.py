@@ -57,10 +57,10 @@ def failure(module: nn.Module, inputs: Sequence[Any] = ()) -> str | None:
             return f"input {i} is {shown(x)}, was a Tensor{hint}"
         if not is_ordinary(x):
             return f"input {i} is a {type(x).__name__}, was a Tensor"
-    if record.inlined and globally_hooked():
+    if (record.inlined or record.passed) and globally_hooked():
         return GLOBAL_HOOKS
     names = _names(module)
-    for child, state in record.inlined:
+    for child, state in (*record.inlined, *record.passed):
         name = names(child)
         if hooked(child):
             return _hooked(child, name)

@@ -29,6 +29,7 @@ __all__ = [
     "forward_of",
     "names_of_tensors",
     "observe",
+    "observe_call",
     "observe_read",
     "unchanged",
 ]
@@ -123,6 +124,11 @@ def observe_read(module: nn.Module, reading: Reading) -> State:
     # Code of torch iterates over these, by its own attributes.
     every = isinstance(module, (nn.ParameterList, nn.ParameterDict))
     return _observe(module, reading, None if every else reading.names, parent)
+
+
+def observe_call(module: nn.Module) -> State:
+    """The class and the children of a module of torch: which code a call of it runs."""
+    return _observe(module, Reading(), (), True)
 
 
 def _is_read_by_torch(forward: Any) -> bool:
