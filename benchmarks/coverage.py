@@ -242,8 +242,8 @@ def _cells(row: Row) -> list[str]:
 
 
 def _within(library: str, reason: str) -> str:
-    """A reason with the names of files as they are in the library, wherever that is installed."""
-    return re.sub(rf"/\S*/(?={re.escape(library)}/)", "", reason)
+    """A reason with the names of files as they are in the library, or below mmpretrain, wherever that is installed."""
+    return re.sub(rf"/\S*/(?=(?:{re.escape(library)}|mmengine|mmcv)/)", "", reason)
 
 
 def _share(rows: Iterable[Row]) -> str:
@@ -273,16 +273,19 @@ def summary(rows: list[Row]) -> list[str]:
 
 
 def page(every: list[Row]) -> list[str]:
-    """Markdown of all rows: the machine, the summary, the table, rows of other sizes, and what was not run."""
+    """Markdown of all rows: the machine, the summary, the table, rows of other batches, and what was not run.
+
+    The summary has each network once: by its row of `_IMAGES` images if there is one.
+    """
     rows, others = (
         [row for row in every if row.batch == _IMAGES],
         [row for row in every if row.batch != _IMAGES],
     )
-    names = {(row.library, row.name) for row in rows}
+    counted = {(row.library, row.name): row for row in (*others, *rows)}
     left_out = [
         f"{library}: {', '.join(missing)}"
         for library, found in networks.listed().items()
-        if (missing := [name for name in found.values() if (library, name) not in names])
+        if (missing := [name for name in found.values() if (library, name) not in counted])
     ]
     return [
         "# Coverage",
@@ -291,9 +294,9 @@ def page(every: list[Row]) -> list[str]:
         f"{_IMAGES} images, 3 are replaced.",
         "",
         f"{cpu_model()}, {opswap.isa.current()}, torch {torch.__version__}, opswap {opswap.__version__}, "
-        f"{datetime.date.today().isoformat()}. {len(rows)} rows.",
+        f"{datetime.date.today().isoformat()}. {len(counted)} networks.",
         "",
-        *(f"- {line}" for line in summary(rows)),
+        *(f"- {line}" for line in summary(list(counted.values()))),
         "",
         *table(rows),
         "",

@@ -195,7 +195,7 @@ def test_the_page_names_what_was_not_run() -> None:
         "resnet10t" not in text.partition("Not run:")[2]
         and "mobilenetv2_050" in text.partition("Not run:")[2]
     )
-    assert "1 rows" in text and "pool: 2 of 3" in text
+    assert "1 networks." in text and "pool: 2 of 3" in text
 
 
 def test_rows_of_fewer_images_have_a_table_of_their_own() -> None:
@@ -205,6 +205,12 @@ def test_rows_of_fewer_images_have_a_table_of_their_own() -> None:
     ]
     first, _, second = "\n".join(coverage.page(rows)).partition("## 2 images of 224 x 224 pixels")
     assert "pool: 1 of 4" in first and "3 of 4" not in first.partition("| library")[2] and "3 of 4" in second
+
+
+def test_a_network_of_fewer_images_alone_is_counted() -> None:
+    row = coverage.Row("timm", "resnet", "resnet10t", 224, 2, sites={"pool": 4}, left={"pool": 1})
+    text = "\n".join(coverage.page([row]))
+    assert "pool: 3 of 4" in text and "resnet10t" not in text.partition("Not run:")[2]
 
 
 def test_the_networks_are_listed_once_a_family() -> None:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from opswap.swap.capture import example_run
+from opswap.swap.capture.dry_run import DryRuns
 from swapping import images
 
 LOSSES: list[Tensor] = []
@@ -190,3 +192,32 @@ def test_what_cannot_be_put_back_stops_nothing(
     run(model, x)
     assert writer.last is None
     assert model(x) is writer.last
+
+
+class Asks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return self.norm(y) if y.shape[2] > 4 else y
+
+
+def test_for_the_values_of_one_graph_the_modules_that_it_calls_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look at the whole model for each of its modules would take minutes in large ones."""
+    looked: list[set[type]] = []
+
+    class Looks(DryRuns):
+        def __init__(self, *modules: nn.Module) -> None:
+            looked.append({type(m) for m in modules})
+            super().__init__(*modules)
+
+    monkeypatch.setattr(example_run, "DryRuns", Looks)
+    model, before = nn.Sequential(Asks(), Penalty()), state()[1:]
+    opswap.swap(model, example_inputs=(images(2, 8, 8, 8),))
+    assert looked.count({nn.Sequential}) == 1 and {nn.Conv2d} in looked
+    assert not any(Penalty in kinds and nn.Conv2d in kinds for kinds in looked)
+    assert state()[1:] == before

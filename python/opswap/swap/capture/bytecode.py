@@ -67,6 +67,7 @@ _WRITE_ANY = frozenset({"__delattr__", "__setattr__", "set_submodule"})
 _RUN_ANY = frozenset({"eval", "exec"})
 _FORMATS = frozenset({"BUILD_STRING", "FORMAT_SIMPLE", "FORMAT_VALUE", "FORMAT_WITH_SPEC"})
 _REGISTER = frozenset({"add_module", "register_buffer", "register_module", "register_parameter"})
+_MANY = 32_768  # functions: a model of a library that registers its parts may reach more than 4,096
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def place(code: CodeType) -> str:
     return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_MANY)
 def reads(code: CodeType) -> Reads:
     """What one function reads and writes by name."""
     names: dict[str, None] = {}
@@ -142,7 +143,7 @@ def reads(code: CodeType) -> Reads:
     return Reads(tuple(names), *sets, tuple(imports), frozenset(texts), frozenset(indirect), dynamic)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_MANY)
 def stores(code: CodeType) -> Stores:
     """What one function may write to by name."""
     names: set[str] = set()
@@ -288,14 +289,14 @@ def _stored(op: dis.Instruction) -> tuple[str, ...]:
     return tuple(op.argval) if op.opname == "STORE_FAST_STORE_FAST" else ()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_MANY)
 def class_reads(code: CodeType) -> frozenset[int]:
     """Where the code reads `__class__` of a value: offsets of instructions."""
     found = (op for op in dis.get_instructions(code) if op.argval == "__class__")
     return frozenset(op.offset for op in found if op.opname in ("LOAD_ATTR", "LOAD_METHOD"))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_MANY)
 def looks_inside(code: CodeType, me: str) -> frozenset[str]:
     """The attributes x of vars(self.x), dir(self.x) and self.x.__dict__; "" for any other object than self itself.
 
@@ -321,7 +322,7 @@ def looks_inside(code: CodeType, me: str) -> frozenset[str]:
     return frozenset(found)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_MANY)
 def unfaithful(code: CodeType) -> str | None:
     """Why a trace of this function may mean something else than the function; None if it is faithful."""
     asked = sorted(_BAKED.intersection(code.co_names))

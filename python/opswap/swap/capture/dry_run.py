@@ -21,14 +21,15 @@ __all__ = ["DryRuns"]
 
 
 class DryRuns:
-    """Runs of copies of one model, as for the sizes of its tensors or for times.
+    """Runs of copies of one model, or of some of its modules, as for the sizes of its tensors or for times.
 
     Global variables, closures, attributes of classes and objects, and elements of containers that the model's code
     reaches by name are restored; elements of tensors are not.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._found = Search(own_code(model.modules()), ("forward",))
+    def __init__(self, *modules: nn.Module) -> None:
+        below = dict.fromkeys(m for module in modules for m in module.modules())
+        self._found = Search(own_code(below), ("forward",))
         found = self._found
         self._writes = found.anything or found.elements or bool(found.stored) or bool(found.cells)
 

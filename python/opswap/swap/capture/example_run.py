@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ class ModelInputs:
             raise TypeError(f"example_inputs must be a tuple, got {type(example_inputs).__name__}")
         self._seen: dict[nn.Module, dict[str, Any]] = {}
         self._left_out = False  # a hook of the user
-        self._dry = DryRuns(model)
+        self._dry: dict[frozenset[nn.Module], DryRuns] = {}
         try:
             self._run(model, example_inputs)
         except Exception as error:
@@ -64,7 +66,7 @@ class ModelInputs:
         copies = Shell(model, own=True, call=call)
         copies.root.eval()  # an override may return None
         self._twin = copies.twin
-        with torch.no_grad(), draws_undone(), self._dry.undone():
+        with torch.no_grad(), draws_undone(), DryRuns(model).undone():
             copies.root(*copied_inputs(example_inputs))
         noting = False
 
@@ -95,7 +97,14 @@ class ModelInputs:
             return None
         left_out = _defaulted(module) if defaults else ()
         seen = {name: value for name, value in self._seen[module].items() if name not in left_out}
-        return lambda: _Values(self._twin(module), seen, self._dry)
+        return lambda: _Values(self._twin(module), seen, partial(self._undone, module))
+
+    def _undone(self, root: nn.Module, nodes: Iterable[Node]) -> AbstractContextManager[None]:
+        """Undo what the modules write that these nodes of the root's graph call."""
+        called = frozenset(root.get_submodule(n.target) for n in nodes if n.op == "call_module")
+        if called not in self._dry:
+            self._dry[called] = DryRuns(*called)
+        return self._dry[called].undone()
 
     def shapes(self, capture: Capture) -> dict[Node, tuple[int, ...]]:
         """Sizes of the tensors in the graph; nothing if the module was not called or the run fails."""
@@ -106,7 +115,7 @@ class ModelInputs:
         try:
             values = _by_placeholder(inputs)
             given = [values[n.target] for n in capture.graph.nodes if n.op == "placeholder"]
-            with torch.no_grad(), draws_undone(), self._dry.undone():
+            with torch.no_grad(), draws_undone(), self._undone(capture.root, capture.graph.nodes):
                 recorder.run(*given)
         except Exception:
             return {}
@@ -151,10 +160,15 @@ def _kept(argument: Any) -> Any:
 
 
 class _Values:
-    """Values of the nodes of one graph, computed on demand."""
+    """Values of the nodes of one graph, computed on demand. undone: of nodes, undoes what their modules write."""
 
-    def __init__(self, module: nn.Module, inputs: Mapping[str, Any], dry: DryRuns) -> None:
-        self._interpreter, self._dry = Interpreter(module, graph=Graph()), dry
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Mapping[str, Any],
+        undone: Callable[[Iterable[Node]], AbstractContextManager[None]],
+    ) -> None:
+        self._interpreter, self._undone = Interpreter(module, graph=Graph()), undone
         self._inputs = inputs
         self._known: dict[Node, Any] = {}
 
@@ -164,12 +178,12 @@ class _Values:
 
     def value(self, node: Node) -> Any:
         """The node's value, None if it cannot be computed."""
-        needed = ancestors([node])
+        ancestry = ancestors([node])
+        needed = [n for n in node.graph.nodes if n in ancestry and n not in self._known]
         try:
-            with torch.no_grad(), draws_undone(), self._dry.undone():
-                for n in node.graph.nodes:
-                    if n in needed and n not in self._known:
-                        self._known[n] = self._compute(n)
+            with torch.no_grad(), draws_undone(), self._undone(needed):
+                for n in needed:
+                    self._known[n] = self._compute(n)
         except Exception:
             return None
         return self._known[node]
