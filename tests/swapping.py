@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -13,7 +14,7 @@ import opswap
 from spellings import Spelling
 from step import assert_equal, outputs_and_gradients
 
-__all__ = ["images", "pair", "same", "swapped"]
+__all__ = ["images", "pair", "same", "same_on_every_call", "swapped"]
 
 
 def images(*size: int) -> Tensor:
@@ -39,3 +40,13 @@ def pair(spelling: Spelling) -> tuple[nn.Module, nn.Module]:
 def same(model: nn.Module, stock: nn.Module, x: Tensor | None = None) -> None:
     x = images() if x is None else x
     assert_equal(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
+
+
+def same_on_every_call(stock: nn.Module, model: nn.Module, reset: Callable[[], None] = lambda: None) -> None:
+    """Three calls of each, of the same images; `reset` runs before those of a model."""
+    x = images()
+    found = []
+    for m in (stock, model):
+        reset()
+        found.append([m(x) for _ in range(3)])
+    torch.testing.assert_close(*found)

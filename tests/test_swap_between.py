@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from swapping import images
+from swapping import images, same_on_every_call
 
 
 class Gated(nn.Module):
@@ -31,15 +31,6 @@ class Gated(nn.Module):
         y = self.norm(x)
         g = self.gate(x)
         return self.act(y) + g
-
-
-def same_on_every_call(stock: nn.Module, model: nn.Module, reset: Callable[[], None] = lambda: None) -> None:
-    x = images()
-    found = []
-    for m in (stock, model):
-        reset()
-        found.append([m(x) for _ in range(3)])
-    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from swapping import images
+from swapping import images, same_on_every_call
 
 STATE = SimpleNamespace(groups=2)
 COUNT = 0
@@ -200,15 +200,6 @@ CHANGES: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Any]]] =
     "defaultdict": (lambda c: c.defaults[len(c.defaults)], lambda m, y: y * len(m.child.defaults)),
     "module of the parent": (by_method_of_the_parent, lambda m, y: y * m.bank.count),
 }
-
-
-def same_on_every_call(stock: nn.Module, model: nn.Module, reset: Callable[[], None] = lambda: None) -> None:
-    x = images()
-    found = []
-    for m in (stock, model):
-        reset()
-        found.append([m(x) for _ in range(3)])
-    torch.testing.assert_close(*found)
 
 
 def reset() -> None:
