@@ -200,7 +200,7 @@ class Asks(nn.Module):
         self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
+        y = self.conv(self.conv(x))  # of two calls, the sizes are not known
         return self.norm(y) if y.shape[2] > 4 else y
 
 

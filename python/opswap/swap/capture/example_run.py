@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from ..runtime.lists import Listed, is_listed, names_in
 from .dry_run import DryRuns
 from .paths import Capture
 from .quiet import copied_inputs, draws_undone, leaves_out, quiet_call
+from .results import Results, SizesOnly
 from .shell import Shell
 
 __all__ = ["ModelInputs"]
@@ -39,6 +39,7 @@ class ModelInputs:
             raise TypeError(f"example_inputs must be a tuple, got {type(example_inputs).__name__}")
         self._seen: dict[nn.Module, dict[str, Any]] = {}
         self._left_out = False  # a hook of the user
+        self._results = Results()
         self._dry: dict[frozenset[nn.Module], DryRuns] = {}
         try:
             self._run(model, example_inputs)
@@ -60,6 +61,8 @@ class ModelInputs:
                 self._note(copies.live(module), _bound(module, args, kwargs))
             self._left_out = self._left_out or leaves_out(module, before=True)
             result = quiet_call(module, *args, **kwargs)
+            if noting:
+                self._results.note(copies.live(module), result)
             self._left_out = self._left_out or leaves_out(module, before=False)
             return result
 
@@ -97,29 +100,41 @@ class ModelInputs:
             return None
         left_out = _defaulted(module) if defaults else ()
         seen = {name: value for name, value in self._seen[module].items() if name not in left_out}
-        return lambda: _Values(self._twin(module), seen, partial(self._undone, module))
+        real = len(seen) < len(self._seen[module])  # its modules may have been called with other sizes
+        return lambda: _Values(self, self._twin(module), module, seen, real)
 
-    def _undone(self, root: nn.Module, nodes: Iterable[Node]) -> AbstractContextManager[None]:
-        """Undo what the modules write that these nodes of the root's graph call."""
-        called = frozenset(root.get_submodule(n.target) for n in nodes if n.op == "call_module")
-        if called not in self._dry:
-            self._dry[called] = DryRuns(*called)
-        return self._dry[called].undone()
+    @contextmanager
+    def running(
+        self, root: nn.Module, nodes: Iterable[Node], real: bool
+    ) -> Iterator[Callable[[str], Tensor | None]]:
+        """Run these nodes of the root's graph in here, and undo what the modules write that they call.
+
+        Args: real: call all modules.
+        Returns: by the path of a module, what stands for its result; None if it is to be called.
+        """
+        called = {root.get_submodule(n.target) for n in nodes if n.op == "call_module"}
+        known = set() if real else set(filter(self._results.knows, called))
+        run = frozenset(called - known)
+        if run not in self._dry:
+            self._dry[run] = DryRuns(*run)
+        sizes_only = SizesOnly() if known else nullcontext()
+        with torch.no_grad(), draws_undone(), self._dry[run].undone(), sizes_only:
+            yield lambda path: None if real else self._results.of(root.get_submodule(path))
 
     def shapes(self, capture: Capture) -> dict[Node, tuple[int, ...]]:
         """Sizes of the tensors in the graph; nothing if the module was not called or the run fails."""
         inputs = self._seen.get(capture.root)
         if inputs is None:
             return {}
-        recorder = _Recorder(self._twin(capture.root), graph=capture.graph)
-        try:
-            values = _by_placeholder(inputs)
-            given = [values[n.target] for n in capture.graph.nodes if n.op == "placeholder"]
-            with torch.no_grad(), draws_undone(), self._undone(capture.root, capture.graph.nodes):
-                recorder.run(*given)
-        except Exception:
-            return {}
-        return recorder.shapes
+        for real in (False, True):
+            recorder = _Recorder(self._twin(capture.root), graph=capture.graph)
+            with suppress(Exception):
+                values = _by_placeholder(inputs)
+                given = [values[n.target] for n in capture.graph.nodes if n.op == "placeholder"]
+                with self.running(capture.root, capture.graph.nodes, real) as recorder.stands_for:
+                    recorder.run(*given)
+                return recorder.shapes
+        return {}
 
 
 def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -159,17 +174,24 @@ def _kept(argument: Any) -> Any:
     return argument.clone() if isinstance(argument, Tensor) else argument
 
 
+class _Interpreter(Interpreter):
+    """Runs a graph. stands_for: by the path of a module, its result; None if it is to be called."""
+
+    stands_for: Callable[[str], Tensor | None]
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self.stands_for(target)
+        return super().call_module(target, args, kwargs) if result is None else result
+
+
 class _Values:
-    """Values of the nodes of one graph, computed on demand. undone: of nodes, undoes what their modules write."""
+    """Values of the nodes of graphs of one module, computed on demand. real: all modules that they call run."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        inputs: Mapping[str, Any],
-        undone: Callable[[Iterable[Node]], AbstractContextManager[None]],
+        self, run: ModelInputs, twin: nn.Module, live: nn.Module, inputs: Mapping[str, Any], real: bool
     ) -> None:
-        self._interpreter, self._undone = Interpreter(module, graph=Graph()), undone
-        self._inputs = inputs
+        self._interpreter = _Interpreter(twin, graph=Graph())
+        self._run, self._live, self._inputs, self._real = run, live, inputs, real
         self._known: dict[Node, Any] = {}
 
     def arguments(self) -> Mapping[str, Any]:
@@ -179,14 +201,17 @@ class _Values:
     def value(self, node: Node) -> Any:
         """The node's value, None if it cannot be computed."""
         ancestry = ancestors([node])
-        needed = [n for n in node.graph.nodes if n in ancestry and n not in self._known]
-        try:
-            with torch.no_grad(), draws_undone(), self._undone(needed):
-                for n in needed:
-                    self._known[n] = self._compute(n)
-        except Exception:
-            return None
-        return self._known[node]
+        while True:
+            needed = [n for n in node.graph.nodes if n in ancestry and n not in self._known]
+            with suppress(Exception):
+                with self._run.running(self._live, needed, self._real) as self._interpreter.stands_for:
+                    for n in needed:
+                        self._known[n] = self._compute(n)
+                return self._known[node]
+            if self._real:
+                return None
+            self._real = True
+            self._known.clear()
 
     def _compute(self, node: Node) -> Any:
         if node.op == "placeholder":
@@ -195,7 +220,7 @@ class _Values:
         return getattr(self._interpreter, node.op)(node.target, args, kwargs)
 
 
-class _Recorder(Interpreter):
+class _Recorder(_Interpreter):
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, **options)
         self.shapes: dict[Node, tuple[int, ...]] = {}

@@ -44,7 +44,7 @@ from .modes import capture_modes
 from .texts import Piece, Texts, has_mark, without_marks
 from .trace_frames import raised_by_user
 from .tracer import CaptureError, Decision, EndlessError, ExampleValues, Tracer
-from .unseen import search_calls, what_may_change
+from .unseen import Search, search_calls, what_may_change
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
@@ -152,6 +152,7 @@ class _Explorer:
         self.root, self.inlined, self.examples = root, inlined, examples
         self.made: list[nn.Module] = []
         self.flags: dict[nn.Module, str] = {}  # where `training` of another module was read, by the module
+        self._searched: dict[tuple[nn.Module, ...], Search] = {}  # by the modules that a path calls
 
     def explore(self) -> list[Capture]:
         first = self._first()
@@ -276,9 +277,11 @@ class _Explorer:
 
     def _unseen(self, graph: fx.Graph, reading: Reading, outside: Outside) -> CaptureError | None:
         """Why what the forward reads may change while it runs: modules that it calls write to it."""
-        called = [n.meta["module"] for n in graph.nodes if n.op == "call_module"]
+        called = tuple(dict.fromkeys(n.meta["module"] for n in graph.nodes if n.op == "call_module"))
+        if called not in self._searched:
+            self._searched[called] = search_calls(called)
         readers = (self.root, *self.inlined, *reading.modules, *reading.parents)
-        found = what_may_change(search_calls(called), readers, reading.every_name, outside)
+        found = what_may_change(self._searched[called], readers, reading.every_name, outside)
         reason = f"a module that forward calls may write to {found}, which forward reads"
         return CaptureError(reason) if found else None
 
