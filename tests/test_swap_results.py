@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import opswap
 from opswap.swap.capture import example_run
-from opswap.swap.capture.results import Results
+from opswap.swap.capture.results import NeedsElementsError, Results, SizesOnly
 from swapping import images, same_on_every_call
 
 
@@ -33,7 +33,7 @@ class Selects(Asks):
     """A size depends on the elements of what a module returns."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.inner(x) + 9.0
+        y = self.inner(x)
         kept = y[y > 0.0]
         return torch.relu(self.norm(y)) if kept.shape[0] > 3 else y - 1.0
 
@@ -125,3 +125,43 @@ def test_each_convolution_of_a_deep_model_runs_once(monkeypatch: pytest.MonkeyPa
         model = nn.Sequential(Asks(model), conv())
     opswap.swap(model, example_inputs=(images(),))
     assert set(calls.values()) <= {0, 1} and calls.total() == 6
+
+
+ELEMENTS: dict[str, Callable[[Tensor], Any]] = {
+    "mask": lambda x: x[x > 0.0],
+    "nonzero": lambda x: x.nonzero(),
+    "unique": lambda x: x.unique(),
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.sum() > 0.0),
+    "repeat": lambda x: x[0, 0, 0].repeat_interleave(x[0, 0, 0].long().abs() + 1),
+}
+
+
+@pytest.mark.parametrize("read", ELEMENTS.values(), ids=ELEMENTS)
+def test_zeros_stand_for_sizes_alone(read: Callable[[Tensor], Any]) -> None:
+    with SizesOnly(), pytest.raises(NeedsElementsError):
+        read(images())
+
+
+def test_what_stands_for_a_result() -> None:
+    results, first, last = Results(), nn.ReLU(), nn.ReLU()
+    x = images().contiguous(memory_format=torch.channels_last).bfloat16()
+    results.note(first, x)
+    zeros = results.of(first)
+    assert zeros is not None and zeros.dtype is x.dtype and zeros.stride() == x.stride()
+    assert zeros.shape == x.shape and not zeros.any()
+    results.note(first, x)
+    assert results.of(first) is None  # called twice
+    for result in (
+        x.expand(2, *x.shape),
+        x[:, :, ::2],
+        x.long(),
+        (x, x),
+        None,
+        x.to_sparse(),
+        nn.Parameter(x),
+    ):
+        other = nn.ReLU()
+        results.note(other, result)
+        assert not results.knows(other) and results.of(other) is None
+    assert not results.knows(last)
