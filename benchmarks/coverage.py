@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: MIT
 """How much of other people's networks `opswap.swap` reaches, counted apart from it.
 
-    python benchmarks/coverage.py [--library timm ...] [--network TEXT ...] [--batch 8 --side 224]
-        [--verify] [--json FILE]
+    python benchmarks/coverage.py [--library timm ...] [--network TEXT ...] [--batch 8 --side 224] [--json FILE]
     python benchmarks/coverage.py --rows FILE.json ... > benchmarks/results/coverage.md
 
 runs a forward in training mode of a small network of each family of timm, torchvision, pytorchcv, transformers and
 segmentation_models_pytorch, stock and swapped, under torch's profiler, and prints a row of a table for each: the
 operators of each kind that the stock network runs, those that the swapped one no longer leaves to torch, and why the
 others were kept. Libraries that are not installed are left out (`pip install --no-deps timm torchvision ...`). Each
-network runs in a process of its own. `--verify` adds `opswap.verify`, which takes minutes for some. `--rows` makes the
+network runs in a process of its own. `nearness.py` runs `opswap.verify` for the same networks. `--rows` makes the
 page of results from what `--json` has written, and names the listed networks that are missing.
 """
 
@@ -37,7 +36,7 @@ import opswap
 from opswap._machine import cpu_model
 from opswap._table import markdown
 from opswap.swap.rules import DEFAULT
-from process import row_of
+from process import first_line, row_of
 from sites import KINDS, convolution_kind, count_sites
 
 _LAST = torch.channels_last
@@ -48,7 +47,7 @@ _IMAGES = 32  # of a batch that people train with: calls of small tensors cost m
 class Row:
     """One network. sites, left: by kind, what the stock and the swapped network leave to torch.
 
-    kept: reasons of the report, with the number of places. batch, size: of the images. check: what `verify` said.
+    kept: reasons of the report, with the number of places. batch, size: of the images.
     faster: by kind, what is left because torch's code was measured as fast or faster. untold: by kind, what is left
     without a reason in the report. Both None in rows that were counted before these.
     """
@@ -64,7 +63,6 @@ class Row:
     faster: dict[str, int] | None = None
     untold: dict[str, int] | None = None
     swap_seconds: float = 0.0
-    check: str = ""
     error: str = ""
 
     @property
@@ -72,7 +70,7 @@ class Row:
         return sum(n - self.left.get(kind, 0) for kind, n in self.sites.items())
 
 
-def measure(library: str, family: str, name: str, batch: int, side: int, verify: bool) -> Row:
+def measure(library: str, family: str, name: str, batch: int, side: int) -> Row:
     """One row; what the network or the swap raises is its text. side: 0: the first that the network supports."""
     row = Row(library, family, name, batch=batch)
     torch.manual_seed(0)
@@ -81,7 +79,7 @@ def measure(library: str, family: str, name: str, batch: int, side: int, verify:
         stock.train()  # which does not return the module in every library
         arguments, row.size, memory_format = _arguments(stock, library, name, batch, side)
     except Exception as error:  # the library's own
-        row.error = f"the stock network raises {_first_line(error)}"
+        row.error = f"the stock network raises {first_line(error)}"
         return row
     try:
         row.sites = dict(count_sites(lambda: stock(*arguments)))
@@ -95,10 +93,8 @@ def measure(library: str, family: str, name: str, batch: int, side: int, verify:
         for w in why:
             named[f"{w.rule}: {w.reason}".removeprefix(": ")] += w.calls
         row.kept = dict(named.most_common())
-        if verify:
-            row.check = _check(stock, arguments)
     except Exception as error:  # shown in the table: none should
-        row.error = f"raises {_first_line(error)}"
+        row.error = f"raises {first_line(error)}"
     return row
 
 
@@ -201,22 +197,9 @@ def _swapped(stock: nn.Module, arguments: tuple[Any, ...], memory_format: Any) -
     return opswap.swap(stock, memory_format=memory_format, example_inputs=arguments, inplace=False)
 
 
-def _check(stock: nn.Module, arguments: tuple[Any, ...]) -> str:
-    try:
-        opswap.verify(stock, arguments, exact=True)
-        opswap.verify(stock, arguments)
-    except Exception as error:  # a line of the table
-        return _first_line(error)
-    return "holds"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
-
-
 def _in_a_process(library: str, family: str, name: str, options: argparse.Namespace) -> Row:
     size = ("--batch", options.batch, "--side", options.side)
-    found = row_of(__file__, library, family, name, *size, *(["--verify"] if options.verify else []))
+    found = row_of(__file__, library, family, name, *size)
     return Row(**{"library": library, "family": family, "name": name, "batch": options.batch, **found})
 
 
@@ -234,10 +217,9 @@ def _cells(row: Row) -> list[str]:
         there = row.sites.get(kind, 0)
         kinds.append(f"{there - row.left.get(kind, 0)} of {there}" if there else "")
     reasons = "; ".join(f"{n}: {_within(row.library, reason)}" for reason, n in list(row.kept.items())[:4])
-    check = f"; verify: {row.check}" if row.check and row.check != "holds" else ""
     untold = "".join(f"; {n} of {kind} without a reason" for kind, n in (row.untold or {}).items())
     left = "" if row.faster is None else str(sum(row.faster.values()))
-    ends = [_share([row]), left, _share_of_rest(row), reasons.replace("|", "\\|") + untold + check]
+    ends = [_share([row]), left, _share_of_rest(row), reasons.replace("|", "\\|") + untold]
     return [row.library, row.name, *kinds, *ends]
 
 
@@ -325,7 +307,6 @@ def main() -> None:
     parser.add_argument(
         "--side", type=int, default=0, help="of the images; 0: the first that a network supports"
     )
-    parser.add_argument("--verify", action="store_true", help="also run opswap.verify, exact and default")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     parser.add_argument("--rows", type=Path, nargs="+", metavar="FILE", help="make the page of these rows")
@@ -338,7 +319,7 @@ def main() -> None:
     if arguments.one:
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
-        print(json.dumps(asdict(measure(*arguments.one, arguments.batch, arguments.side, arguments.verify))))
+        print(json.dumps(asdict(measure(*arguments.one, arguments.batch, arguments.side))))
         return
     wanted = [
         (library, family, name)

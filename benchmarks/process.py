@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-__all__ = ["row_of"]
+__all__ = ["first_line", "row_of"]
 
 _TIMEOUT = 900  # seconds a row
 
@@ -24,3 +24,9 @@ def row_of(script: str, *arguments: object) -> dict[str, Any]:
     if lines:
         return json.loads(lines[-1])
     return {"error": f"exit status {ran.returncode}: {ran.stderr[-200:]}"}
+
+
+def first_line(error: Exception) -> str:
+    """The class of an error and its first line, for a cell of a table."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:200]

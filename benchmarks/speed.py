@@ -38,7 +38,7 @@ from opswap._timing import Spread, ratio_spread, time_in_turn
 from opswap._torch import tree_leaves
 from opswap.bench.cases.models import step
 from opswap.swap.rules import MENDS
-from process import row_of
+from process import first_line, row_of
 
 _LAST = torch.channels_last
 _SWAPPED = "swapped"
@@ -143,7 +143,7 @@ def measure(name: str, side: int, threads: int, batch: int) -> Row:
             row.shape = shape if side else (batch, 3, *[_first_side(model, library, listed)] * 2)
             samples = _samples(model, torch.randn(row.shape))
     except Exception as error:  # a library that is not installed, or that raises
-        row.error = f"{type(error).__name__}: {error}".splitlines()[0]
+        row.error = first_line(error)
         return row
     medians = {form: Spread.of(times).median for form, times in samples.items()}
     row.stock = {form: median for form, median in medians.items() if not form.startswith(_SWAPPED)}
