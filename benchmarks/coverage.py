@@ -170,17 +170,16 @@ def _arguments(
 
     A network that views what it computes as another size does not run in channels_last.
     """
-    error: Exception = ValueError("no size")
+    error: Exception = ValueError("no format")
     for memory_format in (_LAST, torch.contiguous_format):
         networks.convert(model, memory_format)
-        for size in (side,) if side else networks.sizes(library, name):
-            arguments = networks.arguments(library, name, batch, size, memory_format)
-            try:
-                model(*arguments)
-            except Exception as found:  # too small a picture, or not the one size that it supports
-                error = found
-            else:
-                return arguments, size, _LAST if memory_format is _LAST else None
+        try:
+            sides = (side,) if side else ()
+            arguments, size = networks.first_arguments(model, library, name, batch, memory_format, sides)
+        except Exception as found:  # the library's own
+            error = found
+        else:
+            return arguments, size, _LAST if memory_format is _LAST else None
     raise error
 
 
@@ -321,12 +320,7 @@ def main() -> None:
         warnings.simplefilter("ignore")
         print(json.dumps(asdict(measure(*arguments.one, arguments.batch, arguments.side))))
         return
-    wanted = [
-        (library, family, name)
-        for library in arguments.library
-        for family, name in networks.listed().get(library, {}).items()
-        if any(text in name for text in arguments.network)
-    ]
+    wanted = networks.chosen(arguments.library, arguments.network)
     rows: list[Row] = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for row in pool.map(lambda one: _in_a_process(*one, arguments), wanted):

@@ -20,11 +20,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import networks
 import opswap
@@ -51,37 +51,25 @@ class Row:
 def measure(library: str, name: str, seed: int, kinds: Iterable[str] = _KINDS) -> Row:
     row = Row(library, name, seed)
     try:
-        make = partial(networks.make, library, name)
-        arguments, row.size = _arguments(make, library, name, seed)
+        model = _model(library, name, seed)  # thrown away, since its BatchNorms count the images
+        torch.manual_seed(seed)
+        arguments, row.size = networks.first_arguments(model, library, name, _IMAGES, torch.channels_last)
         for kind in kinds:
-            torch.manual_seed(seed)
-            model = make()
-            model.train()  # which does not return the module in every library
+            model = _model(library, name, seed)
             setattr(row, kind, _verified(model, arguments, kind == "exact"))
     except Exception as error:  # the library's own
         row.error = first_line(error)
     return row
 
 
-def _arguments(make: Any, library: str, name: str, seed: int) -> tuple[tuple[Any, ...], int]:
-    """Images, and their side, that a network of this seed supports; it is thrown away, since BatchNorms count them."""
-    error: Exception = ValueError("no size")
+def _model(library: str, name: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    model = make()
-    model.train()
-    for size in networks.sizes(library, name):
-        torch.manual_seed(seed)
-        arguments = networks.arguments(library, name, _IMAGES, size, torch.channels_last)
-        try:
-            model(*arguments)
-        except Exception as found:  # too small a picture, or not the one size that it supports
-            error = found
-        else:
-            return arguments, size
-    raise error
+    model = networks.make(library, name)
+    model.train()  # which does not return the module in every library
+    return model
 
 
-def _verified(model: torch.nn.Module, arguments: tuple[Any, ...], exact: bool) -> str:
+def _verified(model: nn.Module, arguments: tuple[Any, ...], exact: bool) -> str:
     try:
         opswap.verify(model, arguments, exact=exact)
     except Exception as error:  # a line of the table
@@ -149,13 +137,8 @@ def main() -> None:
         print(json.dumps(asdict(measure(library, name, int(seed), kinds))))
         return
     kinds = (options.only,) if options.only else _KINDS
-    wanted = [
-        (library, name, seed)
-        for library in options.library
-        for name in networks.listed().get(library, {}).values()
-        if any(text in name for text in options.network)
-        for seed in options.seeds
-    ]
+    chosen = networks.chosen(options.library, options.network)
+    wanted = [(library, name, seed) for library, _, name in chosen for seed in options.seeds]
     rows: list[Row] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for (library, name, seed), row in zip(

@@ -12,7 +12,7 @@ import importlib.util
 import json
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,41 @@ def arguments(
     if name.startswith("keypoint"):
         target["keypoints"] = torch.tensor([[[30.0, 40.0, 1.0]] * 17])
     return list(images), [dict(target) for _ in range(batch)]
+
+
+def chosen(libraries: Iterable[str], texts: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Library, family and name of the listed networks of these libraries, of whose texts one is in the name."""
+    texts = tuple(texts)
+    return [
+        (library, family, name)
+        for library in libraries
+        for family, name in listed().get(library, {}).items()
+        if any(text in name for text in texts)
+    ]
+
+
+def first_arguments(
+    model: nn.Module,
+    library: str,
+    name: str,
+    batch: int,
+    memory_format: torch.memory_format,
+    sides: Iterable[int] = (),
+) -> tuple[tuple[Any, ...], int]:
+    """The first arguments that the network supports, by the sides of their images: of these, or else of `sizes`.
+
+    Raises: what the network raises for the last of them.
+    """
+    error: Exception = ValueError("no size")
+    for side in tuple(sides) or sizes(library, name):
+        given = arguments(library, name, batch, side, memory_format)
+        try:
+            model(*given)
+        except Exception as found:  # too small a picture, or not the one size that it supports
+            error = found
+        else:
+            return given, side
+    raise error
 
 
 def is_detector(library: str, name: str) -> bool:

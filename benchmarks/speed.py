@@ -20,7 +20,6 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -140,7 +139,10 @@ def measure(name: str, side: int, threads: int, batch: int) -> Row:
             )
             samples = _samples(Detector(model, targets), torch.stack(images))
         else:
-            row.shape = shape if side else (batch, 3, *[_first_side(model, library, listed)] * 2)
+            if not side:
+                _, first = networks.first_arguments(model, library, listed, 2, torch.contiguous_format)
+                shape = batch, 3, first, first
+            row.shape = shape
             samples = _samples(model, torch.randn(row.shape))
     except Exception as error:  # a library that is not installed, or that raises
         row.error = first_line(error)
@@ -152,15 +154,6 @@ def measure(name: str, side: int, threads: int, batch: int) -> Row:
     ratio = ratio_spread(samples[min(row.stock, key=lambda form: row.stock[form])], samples[swapped])
     row.ratio = ratio.median, ratio.low, ratio.high
     return row
-
-
-def _first_side(model: nn.Module, library: str, name: str) -> int:
-    """Of the images, the first that a network in training mode supports."""
-    for side in networks.sizes(library, name):
-        with suppress(Exception):  # the library's own
-            model(torch.randn(2, 3, side, side))
-            return side
-    raise ValueError(f"{name} supports none of {networks.sizes(library, name)}")
 
 
 def _samples(model: nn.Module, x: Tensor) -> dict[str, list[float]]:

@@ -17,7 +17,7 @@ from opswap._dispatch_mode import DispatchMode
 
 __all__ = ["NeedsElementsError", "Results", "SizesOnly"]
 
-_FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _OF_ELEMENTS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
@@ -55,8 +55,8 @@ class Results:
 def _form(result: Any) -> _Form | None:
     if type(result) is not Tensor or result.layout is not torch.strided or not result.is_floating_point():
         return None
-    dims = {4: _FORMATS[:2], 5: _FORMATS[::2]}.get(result.dim(), _FORMATS[:1])
-    if not any(result.is_contiguous(memory_format=f) for f in dims):
+    last = _LAST.get(result.dim(), torch.contiguous_format)
+    if not result.is_contiguous() and not result.is_contiguous(memory_format=last):
         return None
     return _Form(tuple(result.shape), result.stride(), result.dtype, result.device)
 

@@ -16,14 +16,13 @@ import torch.nn.functional as torch_functional
 from torch import nn
 from torch.fx import Graph, Node
 
-__all__ = ["PLAIN", "SILU", "Activation", "activation", "activation_of", "gated", "is_activation"]
+__all__ = ["SILU", "Activation", "activation", "activation_of", "gated", "is_activation"]
 
 Activation = tuple[Any, ...]  # name, parameters
 
 RELU, RELU6, HARDSWISH = ("relu",), ("relu6",), ("hardswish",)
 HARDSIGMOID, SIGMOID, SILU, MISH = ("hardsigmoid",), ("sigmoid",), ("silu",), ("mish",)
-# Modules that compute the same whatever is set on them.
-PLAIN = {
+_PLAIN = {
     nn.ReLU: RELU,
     nn.Hardswish: HARDSWISH,
     nn.Hardsigmoid: HARDSIGMOID,
@@ -71,8 +70,8 @@ def _numbers(*values: Any) -> bool:
 def activation_of(module: nn.Module) -> Activation | None:
     """The activation of this module."""
     cls = type(module)
-    if cls in PLAIN:
-        return PLAIN[cls]
+    if cls in _PLAIN:
+        return _PLAIN[cls]
     if cls is nn.Hardtanh or cls is nn.ReLU6:  # whose bounds may be set, too
         return _hardtanh(None, module.min_val, module.max_val)
     if cls is nn.LeakyReLU:

@@ -78,8 +78,10 @@ def module_calls(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def modules_between(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Other calls of modules between the nodes: code or a hook there may change a module among them but the first."""
+    if not module_calls(nodes[1:]):
+        return ()
     found, node = [], nodes[0]
-    while node is not nodes[-1] and module_calls(nodes[1:]):
+    while node is not nodes[-1]:
         node = node.next
         if node.op == "call_module" and node not in nodes:
             found.append(node)
