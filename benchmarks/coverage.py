@@ -8,8 +8,8 @@ runs a forward in training mode of a small network of each family of timm, torch
 segmentation_models_pytorch, stock and swapped, under torch's profiler, and prints a row of a table for each: the
 operators of each kind that the stock network runs, those that the swapped one no longer leaves to torch, and why the
 others were kept. Libraries that are not installed are left out (`pip install --no-deps timm torchvision ...`). Each
-network runs in a process of its own. `nearness.py` runs `opswap.verify` for the same networks. `--rows` makes the
-page of results from what `--json` has written, and names the listed networks that are missing.
+network runs in a process of its own. `verify_networks.py` runs `opswap.verify` for the same networks. `--rows` makes
+the page of results from what `--json` has written, and names the listed networks that are missing.
 """
 
 from __future__ import annotations

@@ -141,3 +141,12 @@ def test_no_clock_that_can_be_set() -> None:
         assert not re.search(
             r"\b(timespec_get|CLOCK_REALTIME|gettimeofday|time\(NULL\))", path.read_text()
         ), path
+
+
+def test_a_name_of_a_module_means_one_file() -> None:
+    """Tests import helpers beside them and scripts of benchmarks: of two with one name, the first imported is both."""
+    root = Path(__file__).parents[1]
+    names = {
+        folder: {path.stem for path in (root / folder).glob("*.py")} for folder in ("tests", "benchmarks")
+    }
+    assert not names["tests"] & names["benchmarks"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""benchmarks/nearness.py verifies networks of other libraries over several seeds, and makes a table of it."""
+"""benchmarks/verify_networks.py verifies networks of other libraries over several seeds, and makes a table of it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import opswap
 
 BENCHMARKS = str(Path(__file__).parent.parent / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
-import nearness  # noqa: E402
 import networks  # noqa: E402
+import verify_networks  # noqa: E402
 
 sys.path.remove(BENCHMARKS)
 
@@ -44,9 +44,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_network_holds(library: str) -> None:
-    row = nearness.measure(library, "large", 3)
-    assert row == nearness.Row(library, "large", 3, 128, "holds", "holds")
-    assert nearness.measure(library, "large", 3, ["default"]).exact == ""
+    row = verify_networks.measure(library, "large", 3)
+    assert row == verify_networks.Row(library, "large", 3, 128, "holds", "holds")
+    assert verify_networks.measure(library, "large", 3, ["default"]).exact == ""
 
 
 def test_what_does_not_hold_or_is_not_there(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,24 +54,24 @@ def test_what_does_not_hold_or_is_not_there(library: str, monkeypatch: pytest.Mo
         raise RuntimeError("no\nbecause")
 
     monkeypatch.setattr(opswap, "verify", verify)
-    row = nearness.measure(library, "large", 0, ["default"])
+    row = verify_networks.measure(library, "large", 0, ["default"])
     assert row.default == "RuntimeError: no" and not row.error
-    assert nearness.measure(library, "missing", 0).error.startswith("KeyError")
+    assert verify_networks.measure(library, "missing", 0).error.startswith("KeyError")
 
 
 def test_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
-        nearness.Row("timm", "a", 0, 96, "holds", "holds"),
-        nearness.Row("timm", "a", 1, 96, "", "holds"),
-        nearness.Row("timm", "b", 0, 96, "holds", "Error: a | b"),
-        nearness.Row("timm", "c", 0, error="ImportError: c"),
+        verify_networks.Row("timm", "a", 0, 96, "holds", "holds"),
+        verify_networks.Row("timm", "a", 1, 96, "", "holds"),
+        verify_networks.Row("timm", "b", 0, 96, "holds", "Error: a | b"),
+        verify_networks.Row("timm", "c", 0, error="ImportError: c"),
     ]
     file = tmp_path / "rows.json"
     file.write_text(json.dumps([asdict(row) for row in rows]))
-    monkeypatch.setattr(sys, "argv", ["nearness.py", "--rows", str(file)])
-    nearness.main()
+    monkeypatch.setattr(sys, "argv", ["verify_networks.py", "--rows", str(file)])
+    verify_networks.main()
     text = capsys.readouterr().out
     assert "3 networks, of 1 every seed held." in text
     assert "| timm | a | 96 | 1 of 1 | 2 of 2 |  |" in text

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Whether swapped networks of other libraries compute what stock ones do, over several seeds.
 
-    python benchmarks/nearness.py [--library timm ...] [--network TEXT ...] [--seeds 0 1 2] [--jobs 2] [--json FILE]
-    python benchmarks/nearness.py --rows FILE.json ... > benchmarks/results/nearness.md
+    python benchmarks/verify_networks.py [--library timm ...] [--network TEXT ...] [--seeds 0 1 2] [--json FILE]
+    python benchmarks/verify_networks.py --rows FILE.json ... > benchmarks/results/verified.md
 
 runs `opswap.verify` for a small network of each family: with the exact rules outputs and gradients are bit-equal to
 stock's, with all rules as near to those in float64 as stock's are, in train(), in eval() and without gradients. A seed
@@ -94,10 +94,10 @@ def page(rows: list[Row]) -> list[str]:
         all_held += not said
         lines.append([library, name, str(of_one[0].size), *held, "; ".join(said).replace("|", "\\|")])
     return [
-        "# Nearness",
+        "# Verified networks",
         "",
-        "Made by `python benchmarks/nearness.py --rows`. Of how many seeds `opswap.verify` held: bit-equal with the "
-        "exact rules, as near to float64 as stock with all.",
+        "Made by `python benchmarks/verify_networks.py --rows`. Of how many seeds `opswap.verify` held: bit-equal with "
+        "the exact rules, as near to float64 as stock with all.",
         "",
         f"torch {torch.__version__}, opswap {opswap.__version__}. {len(lines)} networks, of {all_held} every seed "
         "held.",
