@@ -53,7 +53,7 @@ def measure(library: str, name: str, seed: int, kinds: Iterable[str] = _KINDS) -
     try:
         model = _model(library, name, seed)  # thrown away, since its BatchNorms count the images
         torch.manual_seed(seed)
-        arguments, row.size = networks.first_arguments(model, library, name, _IMAGES, torch.channels_last)
+        arguments, row.size = networks.first_arguments(model, library, name, _IMAGES, torch.contiguous_format)
         for kind in kinds:
             model = _model(library, name, seed)
             setattr(row, kind, _verified(model, arguments, kind == "exact"))

@@ -37,9 +37,21 @@ class Large(nn.Module):
         return torch.relu(self.norm(self.conv(x))).mean((2, 3))
 
 
+class Flat(nn.Module):
+    """Refuses channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, 32), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x)))
+        return x.view(x.size(0), -1)
+
+
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(networks._MAKERS, "own", lambda name: {"large": Large}[name]())
+    monkeypatch.setitem(networks._MAKERS, "own", lambda name: {"large": Large, "flat": Flat}[name]())
     return "own"
 
 
@@ -47,6 +59,9 @@ def test_a_network_holds(library: str) -> None:
     row = verify_networks.measure(library, "large", 3)
     assert row == verify_networks.Row(library, "large", 3, 128, "holds", "holds")
     assert verify_networks.measure(library, "large", 3, ["default"]).exact == ""
+    assert verify_networks.measure(library, "flat", 0) == verify_networks.Row(
+        library, "flat", 0, 96, "holds", "holds"
+    )
 
 
 def test_what_does_not_hold_or_is_not_there(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
