@@ -116,7 +116,8 @@ def reasons(swapped: nn.Module, arguments: tuple[Any, ...]) -> list[Why]:
     """What the report and `explain` say about a forward: refused at the swap, or stopped by a condition.
 
     Replacements that are for evaluation are left out while the model trains: another one is for training. A folded
-    convolution that was reached has run its normalisation and activation as one.
+    convolution that was reached has run its normalisation and activation as one. Activations that run once in place of
+    several are torch's: they count as left.
     """
     of_inference = {rule.name for rule in DEFAULT if rule.inference} if swapped.training else set()
     found = opswap.explain(swapped, *arguments)
@@ -126,13 +127,17 @@ def reasons(swapped: nn.Module, arguments: tuple[Any, ...]) -> list[Why]:
         for o in found.outcomes
         if o.calls > o.ran and o.rule not in of_inference - {_FOLDED}
     ]
+    left += [
+        (o.path, o.rule, _ONCE, o.ran) for o in found.outcomes if o.rule == "shared_activation" and o.ran
+    ]
     modules = dict(swapped.named_modules())
     return [Why(_kind_of(rule, modules.get(path)), rule, reason, calls) for path, rule, reason, calls in left]
 
 
+_ONCE = "several activations of one tensor run once, in torch's code"
 _FOLDED = "conv_folded"
 _KINDS = {
-    **dict.fromkeys(("batch_norm_act", "chain", _FOLDED), "activation after it"),
+    **dict.fromkeys(("batch_norm_act", "chain", "shared_activation", _FOLDED), "activation after it"),
     "batch_norm": "batch norm",
     "dropout": "dropout",
     **dict.fromkeys(("channel_shuffle", "cat_channel_shuffle_split"), "channel shuffle"),

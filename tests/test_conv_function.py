@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -335,6 +336,35 @@ class TestCosts:
         assert not conv_able(nn.Conv2d(24, 32, 1), x)  # that of 1 x 1 has a kernel of its own
         with torch.no_grad():
             assert not conv_able(module, x)
+
+    @pytest.mark.usefixtures("served")
+    @pytest.mark.parametrize("fewest", [1, 1 << 10, 1 << 14, 1 << 18])
+    def test_the_cheap_look_decides_as_all_others_do(
+        self, monkeypatch: pytest.MonkeyPatch, fewest: int
+    ) -> None:
+        monkeypatch.setattr(family, "_FEWEST_PRODUCTS", fewest)
+        answers = []
+        for look in (family._is_small, lambda *_: False):
+            monkeypatch.setattr(family, "_is_small", look)
+            answers.append(
+                [
+                    family.conv_pays(
+                        image(2, 24, size, 9), torch.ones(outputs, 24, *taps).requires_grad_(), *options
+                    )
+                    for outputs, size, taps in itertools.product(
+                        (16, 32, 6144), (5, 8, 17), ((3, 3), (1, 1), (2, 4))
+                    )
+                    for options in ((1, 0, 1), ((2, 2), (1, 1), (1, 1)), ([3, 1], "valid", 1), (2, 0, 1))
+                ]
+            )
+        assert answers[0] == answers[1]
+
+    def test_the_cheap_look_takes_what_others_refuse(self) -> None:
+        x, weight = image(2, 24, 5, 5), torch.ones(16, 24, 3, 3)
+        assert family._is_small(x, weight, 1) and family._is_small(x, weight, (4, 4))
+        assert not family._is_small(None, weight, 1) and not family._is_small(x, None, 1)
+        assert not family._is_small(x[0], weight, 1) and not family._is_small(x, weight[0], 1)
+        assert not family._is_small(x, torch.ones(6144, 24, 1, 1), 1)  # for a kernel that counts otherwise
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (3, 3), (3, 2)], ids=str)

@@ -147,6 +147,24 @@ def test_reasons_of_a_forward() -> None:
     assert {(w.kind, w.is_faster) for w in found} == {(kind, True) for kind in kinds}
 
 
+def test_activations_that_run_once_have_a_reason() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm2d(8)
+            self.first, self.last = (nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 3)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.bn(x)
+            return self.first(x) + self.last(x) + x.mean()
+
+    x = torch.randn(8, 8, 16, 16)
+    model = opswap.swap(Branches())
+    left = count_sites(lambda: model(x))
+    assert left["activation after it"] == 1
+    assert coverage.sort_out(left, coverage.reasons(model, (x,)))[1] == {}
+
+
 def test_reasons_of_a_folded_convolution() -> None:
     """Its activation is left to torch in calls that take another path, and only in these."""
 

@@ -335,6 +335,42 @@ def test_what_was_refused_is_in_the_table() -> None:
     assert "not swapped" in str(found) and found.kept[0].reason in str(found)
 
 
+class Cell(nn.Module):
+    """As in NASNet: a branch begins with the activation of a BatchNorm's result that others read too."""
+
+    def __init__(self, before: nn.Module) -> None:
+        super().__init__()
+        self.before, self.branch = before, nn.Sequential(nn.ReLU(), nn.Conv2d(12, 12, 1), nn.Dropout(0.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        return self.branch(x) + x
+
+
+@pytest.mark.parametrize(
+    "before", [lambda: nn.BatchNorm2d(12), lambda: nn.Sequential(nn.Conv2d(12, 12, 1), nn.BatchNorm2d(12))]
+)
+def test_an_activation_behind_the_batch_norm_of_another_forward(before: Callable[[], nn.Module]) -> None:
+    model = opswap.swap(Cell(before()))
+    x = images(8, 12, 32, 32).contiguous(memory_format=torch.channels_last)
+    (found,) = (o for o in opswap.explain(model, x).outcomes if o.rule == "batch_norm_act")
+    assert (found.path, found.calls, found.ran) == ("branch.0", 1, 0)
+    assert "in another forward" in found.reason
+    with torch.no_grad():  # where no graph shows what was computed from what
+        assert not [o for o in opswap.explain(model, x).outcomes if o.rule == "batch_norm_act"]
+    assert not opswap.explain(Cell(before()), x).outcomes
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Sequential(nn.BatchNorm2d(12), nn.ReLU()), Cell(nn.Sequential(nn.BatchNorm2d(12), nn.ReLU()))],
+)
+def test_joined_activations_are_not_called_apart(model: nn.Module) -> None:
+    x = images(8, 12, 32, 32).contiguous(memory_format=torch.channels_last)
+    outcomes = [o for o in opswap.explain(opswap.swap(model), x).outcomes if o.rule == "batch_norm_act"]
+    assert [o.ran for o in outcomes] == [1]
+
+
 def test_a_model_that_was_not_swapped() -> None:
     found = opswap.explain(Net(), images())
     assert not found.outcomes and not found.kept and "opswap.scan(model)" in str(found)

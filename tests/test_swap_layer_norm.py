@@ -249,6 +249,37 @@ def test_sizes_that_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not rules.arithmetic_wins(None, *vectors, 1e-6)
 
 
+class Twice(PaperNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(super().forward(x), self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_small_input_is_seen_before_all_else(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    stock = PaperNorm(12, data_format="channels_last").train(training)
+    model = opswap.swap(copy.deepcopy(stock)).train(training)
+    twice = opswap.swap(Twice(12, data_format="channels_last"))
+    monkeypatch.setattr(rules, "_FEWEST", 1000)
+    small, large = torch.randn(4, 12), torch.randn(100, 12)
+    asked = []
+    for forward in (type(model).forward, type(twice).forward, model.forward, twice.forward):
+        scope = getattr(forward, "__func__", forward).__globals__
+        if "opswap_holds" in scope:
+            holds = scope["opswap_holds"]
+            monkeypatch.setitem(scope, "opswap_holds", lambda *a, h=holds: asked.append(a) or h(*a))
+    assert_equal(model(small), stock(small))
+    assert not asked
+    model(large)
+    assert len(asked) == 1
+    twice(small)  # two regions, or one behind another operator
+    assert len(asked) == 2
+    monkeypatch.undo()
+    monkeypatch.setattr(rules, "_FEWEST", 1000)
+    (found,) = opswap.explain(model, small).outcomes
+    assert (found.calls, found.ran) == (1, 0)
+    assert found.reason == "torch is faster on fewer than 1000 elements: the input has 48"
+
+
 def test_why_long_rows_are_torchs() -> None:
     model = opswap.swap(nn.Sequential(nn.LayerNorm(160)))
     assert "rows of more than 128 values" in str(opswap.explain(model, torch.randn(64, 160)))

@@ -296,9 +296,22 @@ def module_window(module: nn.Conv2d) -> Window | None:
     return _window(module.weight, module.stride, module.padding, module.dilation)
 
 
+def _is_small(input: Any, weight: Any, stride: Pair) -> bool:
+    """True only if no kernel is faster for so little: a cheap look, as most convolutions that torch keeps are small."""
+    if type(input) is not Tensor or not isinstance(weight, Tensor) or input.dim() != 4 or weight.dim() != 4:
+        return False
+    if weight.shape[2] == weight.shape[3] == 1 and weight.numel() >= FEW_WEIGHTS:
+        return False
+    steps = stride[0] * stride[1] if type(stride) is tuple and len(stride) == 2 else 1
+    outputs, _, height, width = weight.shape
+    return input.numel() * outputs * height * width < _FEWEST_PRODUCTS * max(steps, 1)
+
+
 def conv_pays(input: Any, weight: Any, stride: Pair, padding: Pair | str, dilation: Pair) -> bool:
     """True if `conv2d` is faster than torch's function for this call with one group: by `conv_fits`, or because it is
     a 1 x 1 convolution with a large weight, of few pixels or of contiguous images, with or without a gradient."""
+    if _compiling() or _is_small(input, weight, stride):
+        return False
     if conv_fits(input, weight, stride, padding, dilation) is not None:
         return True
     if not pointwise_fits(input, weight, stride) or weight.numel() < FEW_WEIGHTS:

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .capture.dry_run import DryRuns
 from .capture.quiet import copied_inputs, generators_kept, hooks_left_out, quiet_call
 from .capture.shell import Shell
 from .planning.planned import planned_report
 from .report import Site, table
+from .rules.activation import activation_of
+from .rules.norm import is_normed
 from .runtime.fallback import listener, why_declined, why_missed
 from .runtime.instance_forward import is_rewritten, overridden, put_as, recipe_of
 from .runtime.reasons import failure, site_names
@@ -82,6 +84,9 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
     looks for hooks sees them. The calls count in `opswap.stats()`. The random generators of the process are put back as
     they were: numbers that other threads draw from them meanwhile are drawn again.
 
+    While gradients are recorded, the outcomes have also the activations that read what a BatchNorm of another forward
+    computed: no rewrite joins these.
+
     The same sentences go to `logging.getLogger("opswap")` at level INFO, once for each rewritten forward and for each
     replacement in it, when their original code runs for the first time; not under torch.compile.
 
@@ -116,7 +121,7 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
     finally:
         listener.reset(token)
     planned = planned_report(model)
-    outcomes = record.outcomes(watched)
+    outcomes = record.outcomes(watched, paths)
     known = {(o.path, o.rule, o.source) for o in outcomes}
     kept = [s for s in planned.kept if (s.path, s.rule, s.source) not in known]
     return Explanation(outcomes, kept, planned.note)
@@ -147,11 +152,21 @@ class _Recorder:
         self.entered: dict[nn.Module, int] = {}  # calls of generated forwards that are replaced as a whole
         self._scopes: dict[nn.Module, dict[str, Any]] = {}  # of these
         self._sites: list[_Running] = []
+        self.apart: dict[
+            nn.Module, int
+        ] = {}  # calls of activations on a BatchNorm's result from another forward
+        self._arguments: list[tuple[Any, ...]] = [()]  # of the modules that are running
 
     def call(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of Module.__call__ of every copied module."""
         self.called[module] = self.called.get(module, 0) + 1
-        return quiet_call(module, *args, **kwargs)
+        if activation_of(module) is not None and args and _is_from_outside(args[0], self._arguments[-1]):
+            self.apart[module] = self.apart.get(module, 0) + 1
+        self._arguments.append((*args, *kwargs.values()))
+        try:
+            return quiet_call(module, *args, **kwargs)
+        finally:
+            self._arguments.pop()
 
     def watch(self, module: nn.Module) -> None:
         """Give the copy a class of its own, whose functions are counted."""
@@ -203,8 +218,11 @@ class _Recorder:
             running = self._sites[-1]
             running.reason = why_declined(running.module, name, values)
 
-    def outcomes(self, paths: dict[nn.Module, str]) -> list[Outcome]:
-        """One for each rewrite; a module that is inlined where it is called has those of its caller alone."""
+    def outcomes(self, paths: dict[nn.Module, str], all_paths: dict[nn.Module, str]) -> list[Outcome]:
+        """One for each rewrite, and for each activation in `apart`.
+
+        A module that is inlined where it is called has those of its caller alone.
+        """
         inlined = {
             block
             for m in paths
@@ -216,7 +234,10 @@ class _Recorder:
             if self.called.get(module) or module not in inlined:
                 sites = site_names(recipe_of(module).code)
                 found += self._of_sites(module, path, sites) if sites else self._of_whole(module, path)
-        order = {path: i for i, path in enumerate(paths.values())}
+        found += [
+            Outcome(all_paths[m], "batch_norm_act", "", calls, 0, _APART) for m, calls in self.apart.items()
+        ]
+        order = {path: i for i, path in enumerate(all_paths.values())}
         return sorted(found, key=lambda o: order.get(o.path, 0))
 
     def _of_sites(self, module: nn.Module, path: str, sites: dict[str, str]) -> list[Outcome]:
@@ -246,6 +267,15 @@ class _Recorder:
 
 
 _PATH = "another path of the forward ran"
+_APART = (
+    "it reads the result of a BatchNorm in another forward, which may have other readers: "
+    "they are joined where one forward calls both"
+)
+
+
+def _is_from_outside(input: Any, arguments: tuple[Any, ...]) -> bool:
+    """True for an argument that a BatchNorm computed, as autograd's graph shows."""
+    return any(input is a for a in arguments) and isinstance(input, Tensor) and is_normed(input)
 
 
 def _bypassed(module: nn.Module, otherwise: str) -> str:

@@ -95,6 +95,8 @@ class Replacement:
     otherwise: with `contiguous`, what runs where the outputs would have to be and are not.
     ordered: what runs instead if later code depends on the order of the outputs in memory, which is one order for the
         region's own code and another one for `result`; None if both have the same, or `contiguous` tells.
+    first: a cheap condition on x0, false only where `condition` is. In a forward with no other region it is looked at
+        before everything that the capture relied on.
     label: "rule | module path", for the comment above the generated code; the planner sets it.
     """
 
@@ -104,6 +106,7 @@ class Replacement:
     contiguous: str = ""
     otherwise: Replacement | None = None
     ordered: Replacement | None = None
+    first: str = ""
     label: str = ""
 
 

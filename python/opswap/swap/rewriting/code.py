@@ -11,6 +11,7 @@ import inspect
 import itertools
 import linecache
 import operator
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -171,6 +172,7 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
     distinct = {text: _stand_in(f"site_{i}") for i, text in enumerate(unique)}
     parts = [text.replace(_SERIAL, str(i)) for i, text in enumerate(distinct)]
     root = paths[0][0].root
+    first = _first_condition(paths)
     me = next(iter(inspect.signature(type(root).forward).parameters))
     conditions = []
     for i, ((capture, changes), path) in enumerate(zip(paths, texts, strict=True)):
@@ -180,7 +182,7 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
             replace_region(capture.graph, region, distinct[text], replaced)
         parts.append(_function_text(capture.graph, f"fused_{i}", scope, ("self",)))
     lists, arguments = dict(paths[0][0].lists), paths[0][0].arguments
-    parts.append(forward_text(type(root).forward, arguments, lists, conditions))
+    parts.append(forward_text(type(root).forward, arguments, lists, conditions, first))
     code = "\n\n".join(parts)
     used = _names(compile(code, "<opswap>", "exec"))
     scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}
@@ -188,6 +190,19 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
     names = {k: v for k, v in scope.items() if k not in modules}
     given = tuple(p.name for p in defaulted(type(root).forward) if p.name in arguments)
     return Recipe(type(root), code, modules, names, lists, given)
+
+
+def _first_condition(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]]) -> str:
+    """What is looked at before everything else: the cheap condition of the only region, on an argument; else ""."""
+    found = set()
+    for capture, changes in paths:
+        if len(changes) != 1:
+            return ""
+        region, replacement = changes[0]
+        given = region.inputs[0]
+        is_argument = given.op == "placeholder" and given.target in capture.arguments
+        found.add(re.sub(r"\bx0\b", given.target, replacement.first) if is_argument else "")
+    return found.pop() if len(found) == 1 else ""
 
 
 def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], parts: list[str]) -> str:

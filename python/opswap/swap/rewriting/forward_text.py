@@ -32,15 +32,16 @@ def defaulted(forward: Any) -> list[inspect.Parameter]:
 
 
 def forward_text(
-    forward: Any, captured: Sequence[str], lists: dict[str, Listed], paths: Sequence[str]
+    forward: Any, captured: Sequence[str], lists: dict[str, Listed], paths: Sequence[str], first: str
 ) -> str:
     """A forward of any arguments, which calls the original with the same if no captured path holds.
 
-    paths: the condition of each path, "" for one that always holds.
+    paths: the condition of each path, "" for one that always holds. first: a cheap condition of all, or "".
     """
     me, *_ = inspect.signature(forward).parameters
     conditions = [f"opswap_listed({n}, {known.kind.__name__}, {known.number})" for n, known in lists.items()]
     inputs = ", ".join((me, *as_arguments(captured, lists)))
+    conditions += [first] * bool(first)
     condition = " and ".join([fits_text(me), ENABLED, *conditions, f"opswap_holds({inputs})"])
     lines = [
         *bind_text(forward, captured),

@@ -46,6 +46,11 @@ def _has_one_thread() -> bool:
     return torch.get_num_threads() == 1
 
 
+def is_large(input: Any) -> bool:
+    """False for a tensor with fewer elements than any call that was measured faster."""
+    return type(input) is not Tensor or input.numel() >= _FEWEST
+
+
 def layer_norm_wins(input: Any, *arguments: Any) -> bool:
     """`layer_norm_fits`, for what was measured faster than torch; the cheapest look first, as most are small."""
     if not isinstance(input, Tensor) or input.dim() == 0 or input.numel() < _FEWEST or not has_vectors(input):
@@ -100,6 +105,7 @@ def arithmetic_wins(input: Any, weight: Any, bias: Any, eps: Any) -> bool:
     return parameters and kept and layer_norm2d_fits(input, weight, bias, eps)
 
 
+describe_condition(is_large, lambda input: elements(input, _FEWEST))
 describe_condition(layer_norm_wins, _why_slower)
 describe_condition(layer_norm_able, _why_slower_module)
 
@@ -136,7 +142,8 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         f"layer_norm_wins({given})",
         f"layer_norm({given})",
-        {"layer_norm_wins": layer_norm_wins, "layer_norm": F.layer_norm},
+        {"layer_norm_wins": layer_norm_wins, "layer_norm": F.layer_norm, "is_large": is_large},
+        first="is_large(x0)",
     )
 
 

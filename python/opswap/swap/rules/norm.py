@@ -14,7 +14,9 @@ from torch.fx import Graph, Node
 
 from opswap.nn.norm import apply_norm, apply_torch_norm
 from opswap.ops._function import plain_cpu
+from opswap.ops.chain import ConvChain
 from opswap.ops.norm import spell, vector_misread
+from opswap.ops.norm.batch_norm import BatchNormAct
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.condition_texts import describe_condition
@@ -26,6 +28,7 @@ __all__ = [
     "RULES",
     "act_of",
     "behind",
+    "is_normed",
     "may_overwrite",
     "module_calls",
     "modules_between",
@@ -39,6 +42,15 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def supported_norm(norm: nn.Module, input: Any) -> bool:
     """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation supports."""
     return type(norm) in NORMS and poolable(input)
+
+
+def is_normed(input: Tensor) -> bool:
+    """True for what opswap's BatchNorm computed, without an activation behind it, as autograd's graph shows."""
+    node: Any = input.grad_fn
+    name = "" if node is None else node.name()
+    if name == f"{ConvChain.__name__}Backward":
+        return node.options[-1][-1] is None
+    return name == f"{BatchNormAct.__name__}Backward" and node.activation is None
 
 
 def may_overwrite(output: Tensor, convolution: nn.Module) -> bool:

@@ -124,7 +124,17 @@ def call_reason(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     required.update(
         (k, v) for n, known in lists.items() for k, v in zip(names_in(n, known), required[n], strict=True)
     )
-    return failure(module, tuple(inputs)) or _no_path(module, required)
+    return _too_little(module, required) or failure(module, tuple(inputs)) or _no_path(module, required)
+
+
+def _too_little(module: nn.Module, inputs: dict[str, Any]) -> str:
+    """What the cheap condition before all others says, "" if it holds or there is none."""
+    functions, scope = _functions(recipe_of(module).code), {**generated_forward(module).__globals__, **inputs}
+    for term in _terms(_validity(functions["forward"][0]).test):
+        called = term.func.id if isinstance(term, ast.Call) and isinstance(term.func, ast.Name) else ""
+        if text_of_condition(scope.get(called)) is not None and _value(term, scope) is False:
+            return _in_words(term, scope, {})
+    return ""
 
 
 def _no_path(module: nn.Module, inputs: dict[str, Any]) -> str:
@@ -144,9 +154,13 @@ def _no_path(module: nn.Module, inputs: dict[str, Any]) -> str:
 
 
 def _path_tests(forward: ast.FunctionDef) -> Iterator[ast.expr]:
+    return (n.test for n in _validity(forward).body if isinstance(n, ast.If))
+
+
+def _validity(forward: ast.FunctionDef) -> ast.If:
+    """The check of all that every path relies on."""
     bound = [n for n in forward.body if isinstance(n, ast.If)][-1]
-    valid = next(n for n in bound.body if isinstance(n, ast.If))
-    return (n.test for n in valid.body if isinstance(n, ast.If))
+    return next(n for n in bound.body if isinstance(n, ast.If))
 
 
 def _mode(module: nn.Module, term: ast.expr) -> str:
