@@ -249,6 +249,20 @@ def test_sizes_that_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not rules.arithmetic_wins(None, *vectors, 1e-6)
 
 
+class Named(nn.LayerNorm):
+    """Its argument is called as the condition of the rule might be."""
+
+    def forward(self, is_large: Tensor) -> Tensor:
+        return F.layer_norm(is_large, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+def test_an_argument_of_any_name() -> None:
+    model, x = opswap.swap(Named(12)), torch.randn(4, 12)
+    opswap.reset_stats()
+    torch.testing.assert_close(model(x), Named(12)(x))
+    assert kernels("layer_norm") == 1
+
+
 class Twice(PaperNorm):
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(super().forward(x), self.normalized_shape, self.weight, self.bias, self.eps)

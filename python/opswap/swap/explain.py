@@ -152,9 +152,7 @@ class _Recorder:
         self.entered: dict[nn.Module, int] = {}  # calls of generated forwards that are replaced as a whole
         self._scopes: dict[nn.Module, dict[str, Any]] = {}  # of these
         self._sites: list[_Running] = []
-        self.apart: dict[
-            nn.Module, int
-        ] = {}  # calls of activations on a BatchNorm's result from another forward
+        self.apart: dict[nn.Module, int] = {}  # calls on what a BatchNorm of another forward computed
         self._arguments: list[tuple[Any, ...]] = [()]  # of the modules that are running
 
     def call(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -234,9 +232,8 @@ class _Recorder:
             if self.called.get(module) or module not in inlined:
                 sites = site_names(recipe_of(module).code)
                 found += self._of_sites(module, path, sites) if sites else self._of_whole(module, path)
-        found += [
-            Outcome(all_paths[m], "batch_norm_act", "", calls, 0, _APART) for m, calls in self.apart.items()
-        ]
+        for module, calls in self.apart.items():
+            found.append(Outcome(all_paths[module], "batch_norm_act", "", calls, 0, _APART))
         order = {path: i for i, path in enumerate(all_paths.values())}
         return sorted(found, key=lambda o: order.get(o.path, 0))
 

@@ -96,7 +96,7 @@ class Replacement:
     ordered: what runs instead if later code depends on the order of the outputs in memory, which is one order for the
         region's own code and another one for `result`; None if both have the same, or `contiguous` tells.
     first: a cheap condition on x0, false only where `condition` is. In a forward with no other region it is looked at
-        before everything that the capture relied on.
+        before everything that the capture relied on, beside the forward's arguments: its names begin with "opswap_".
     label: "rule | module path", for the comment above the generated code; the planner sets it.
     """
 

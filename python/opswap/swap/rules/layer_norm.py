@@ -142,8 +142,8 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         f"layer_norm_wins({given})",
         f"layer_norm({given})",
-        {"layer_norm_wins": layer_norm_wins, "layer_norm": F.layer_norm, "is_large": is_large},
-        first="is_large(x0)",
+        {"layer_norm_wins": layer_norm_wins, "layer_norm": F.layer_norm, "opswap_is_large": is_large},
+        first="opswap_is_large(x0)",
     )
 
 
