@@ -100,6 +100,11 @@ def test_links_lead_somewhere(name: str) -> None:
         assert not anchor or anchor in anchors(path.read_text()), f"{link}#{anchor}"
 
 
+def test_pages_of_results_have_rows() -> None:
+    pages = [p for p in (ROOT / "benchmarks" / "results").glob("*.md") if p.name != "README.md"]
+    assert len(pages) >= 4 and all("\n| --- |" in page.read_text() for page in pages)
+
+
 @pytest.mark.parametrize("name", READMES)
 def test_commands_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in set(re.findall(r"python3 -m opswap (\w+)", READMES[name].read_text())):
