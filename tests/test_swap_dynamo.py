@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from importlib import metadata
+from importlib import import_module, metadata
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +35,33 @@ def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+def test_dynamo_does_not_take_what_a_trace_puts_in_place() -> None:
+    """torch imports it for the first tensor without data, which may be in the middle of a trace."""
+    code = (
+        "import sys, test_swap_hostile as t\n"
+        "assert 'torch._dynamo.utils' not in sys.modules\n"
+        "t.test_a_size_in_a_dict_with_example_inputs()\n"
+        "from torch._dynamo import utils\n"
+        "function = t.nn.Module.__getattr__\n"
+        "assert getattr(utils, 'unpatched_nn_module_getattr', function) is function"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    "form", ["L['self'].{}stage3.1.{}branch2.0", "L['self'].{}['stage3'][1].{}['branch2'][0]"]
+)
+def test_the_path_of_a_module(form: str) -> None:
+    node = torch.fx.Graph().placeholder("x")
+    by_name = "['" in form.partition("]")[2]
+    for between in ("", "_modules" if by_name else "_modules.", "__dict__['_modules']" + "." * (not by_name)):
+        node.meta["nn_module_stack"] = {"": (form.format(between, between), nn.Module)}
+        assert import_module("opswap.swap.compile.backend")._owner(node) in (
+            "stage3.branch2",
+            "stage3.1.branch2.0",
+        )
 
 
 def rules_of(backend: object) -> list[str]:

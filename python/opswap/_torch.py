@@ -58,6 +58,7 @@ __all__ = [
     "is_compiled_module",
     "is_ordinary",
     "library_takes",
+    "load_compiler",
     "lookup_backend",
     "mode_stack",
     "nested_forward_mode",
@@ -401,6 +402,11 @@ def compiled_graphs() -> int:
     """How many graphs torch.compile has built in this process, -1 in a torch that does not count them."""
     counters = _find("torch._dynamo.utils", "counters")
     return -1 if counters is None else int(counters["stats"]["unique_graphs"])
+
+
+def load_compiler() -> None:
+    """Import torch.compile's front end, as torch does for the first tensor without data."""
+    _find("torch._dynamo", "reset")
 
 
 def constant_in_graphs(function: Callable[..., bool]) -> Callable[..., bool]:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
 from torch.fx.node import map_arg
 
+from opswap._torch import load_compiler
+
 from ..graph.metadata import ancestors
 from ..runtime.lists import Listed, is_listed, names_in
 from .dry_run import DryRuns
@@ -41,6 +43,9 @@ class ModelInputs:
         self._left_out = False  # a hook of the user
         self._results = Results()
         self._dry: dict[frozenset[nn.Module], DryRuns] = {}
+        # torch imports it for the first tensor without data. In the middle of a trace it would take the functions that
+        # the trace puts in place for torch's own, and look through every module by way of its dictionary from then on.
+        load_compiler()
         try:
             self._run(model, example_inputs)
         except Exception as error:

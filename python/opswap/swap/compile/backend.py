@@ -172,8 +172,9 @@ def _owner(node: fx.Node) -> str:
     """The path of the module whose forward made the node, as far as Dynamo records it."""
     stack = node.meta.get("nn_module_stack") or {}
     path = list(stack.values())[-1][0] if stack else ""
-    names = re.findall(r"\['([^']+)'\]|\.([A-Za-z_]\w*)|\[(\d+)\]", path.partition("]")[2] or path)
-    return ".".join(next(filter(None, n)) for n in names if any(n) and n[1] != "_modules")
+    found = re.findall(r"\['([^']+)'\]|\.([A-Za-z_]\w*)|\[(\d+)\]", path.partition("]")[2] or path)
+    names = (next(filter(None, n)) for n in found if any(n))
+    return ".".join(name for name in names if name not in ("__dict__", "_modules"))
 
 
 def _source(node: fx.Node) -> str:
