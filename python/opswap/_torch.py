@@ -406,7 +406,7 @@ def compiled_graphs() -> int:
 
 def load_compiler() -> None:
     """Import torch.compile's front end, as torch does for the first tensor without data."""
-    _find("torch._dynamo", "reset")
+    _find("torch._dynamo", "lookup_backend")
 
 
 def constant_in_graphs(function: Callable[..., bool]) -> Callable[..., bool]:
