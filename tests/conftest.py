@@ -32,6 +32,25 @@ from threads import on_threads
 # torch's database of operators forbids the whole process to set flags of backends, when it is imported.
 torch.backends.disable_global_flags = lambda: None
 
+
+def _keep_builtins() -> None:
+    """Keep the functions that torch.jit.script looks up by their id, which its table has longer than they live.
+
+    torch.compile registers some operators of quantization twice; a later object of any kind (the padding of a
+    convolution) at the address of a freed one is taken for that operator, and cannot be scripted.
+    """
+    table = torch.jit._builtins
+    register, kept = table._register_builtin, []
+
+    def register_and_keep(function: Callable[..., object], name: str) -> None:
+        kept.append(function)
+        register(function, name)
+
+    table._register_builtin = register_and_keep
+
+
+_keep_builtins()
+
 TIERS = ("scalar", "neon", "avx2", "avx512", "portable16", "portable32", "portable64")
 
 # Files whose family has kernels in the hidden tiers.
