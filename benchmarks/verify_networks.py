@@ -29,6 +29,7 @@ from torch import nn
 import networks
 import opswap
 from opswap._table import markdown
+from opswap.swap import Check, VerificationError
 from process import first_line, row_of
 
 _IMAGES = 2
@@ -72,9 +73,16 @@ def _model(library: str, name: str, seed: int) -> nn.Module:
 def _verified(model: nn.Module, arguments: tuple[Any, ...], exact: bool) -> str:
     try:
         opswap.verify(model, arguments, exact=exact)
+    except VerificationError as error:
+        return "; ".join(map(_said, (c for c in error.report.checks if not c.holds)))
     except Exception as error:  # a line of the table
         return first_line(error)
     return "holds"
+
+
+def _said(check: Check) -> str:
+    errors = "" if check.error is None else f" ({check.error:.1e}, stock {check.bound:.1e})"
+    return f"{check.name}: {check.detail}{errors}"
 
 
 def page(rows: list[Row]) -> list[str]:

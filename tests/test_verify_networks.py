@@ -74,6 +74,19 @@ def test_what_does_not_hold_or_is_not_there(library: str, monkeypatch: pytest.Mo
     assert verify_networks.measure(library, "missing", 0).error.startswith("KeyError")
 
 
+class Unequal(Large):
+    """Computes something else with `opswap.swap`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2.0 if opswap.report(self).swapped else 1.0)
+
+
+def test_the_reason_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "make", lambda *_: Unequal())
+    row = verify_networks.measure(library, "unequal", 0, ["default"])
+    assert "; inference, contiguous: output 0 has the largest difference (1.0e+00, stock " in row.default
+
+
 def test_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

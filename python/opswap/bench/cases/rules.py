@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Rules of `swap` that join operators of torch, on the example of each; Sigmoid behind a BatchNorm; activations alone.
+"""Rules of `swap` that join operators of torch, on the example of each; Sigmoid behind a BatchNorm; activations alone;
+squeeze-and-excite, with all rules.
 
 A step of the stock module against that of the swapped one, both of which draw the same numbers.
 """
@@ -33,12 +34,34 @@ def _alone(module: nn.Module) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
     return module, ((32, 64, 28, 28),)
 
 
+class _SqueezeExcite(nn.Module):
+    """As EfficientNet and MobileNetV3 have it: each channel times a number that follows from the mean of all."""
+
+    def __init__(self, channels: int, reduced: int, activation: nn.Module, gate: nn.Module) -> None:
+        super().__init__()
+        self.reduce, self.activation = nn.Conv2d(channels, reduced, 1), activation
+        self.expand, self.gate = nn.Conv2d(reduced, channels, 1), gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean((2, 3), keepdim=True)
+        return x * self.gate(self.expand(self.activation(self.reduce(mean))))
+
+
+def _excited(
+    channels: int, reduced: int, side: int, small: bool
+) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+    functions = (nn.ReLU(), nn.Hardsigmoid()) if small else (nn.SiLU(), nn.Sigmoid())
+    return _SqueezeExcite(channels, reduced, *functions), ((32, channels, side, side),)
+
+
 def _examples() -> dict[str, Example]:
     named = {rule.name: rule.example for rule in DEFAULT if rule.example is not None}
     chosen = ("dropout_add", "shared_activation", "local_response_norm")
     others: dict[str, Example] = {"batch_norm_act Sigmoid": _sigmoid}
     alone = {"activation Mish": nn.Mish(), "activation GELU tanh": nn.GELU(approximate="tanh")}
     others |= {name: partial(_alone, module) for name, module in alone.items()}
+    sizes = {"early": (32, 8, 112, False), "middle": (120, 32, 28, True), "late": (1152, 48, 7, False)}
+    others |= {f"squeeze_excite {name}": partial(_excited, *size) for name, size in sizes.items()}
     return {name: named[name] for name in chosen} | others
 
 
@@ -72,7 +95,8 @@ def _build(
     memory_format: torch.memory_format,
 ) -> dict[str, Callable[[], Sequence[Tensor]]]:
     stock = copy.deepcopy(module).train().to(dtype, memory_format=memory_format)
-    swapped = swap(copy.deepcopy(stock), rules=[r for r in DEFAULT if r.name == rule], strict=True)
+    rules = [r for r in DEFAULT if r.name == rule]
+    swapped = swap(copy.deepcopy(stock), rules=rules or DEFAULT, strict=bool(rules))
     x = torch.randn(shape).to(dtype).contiguous(memory_format=memory_format).requires_grad_()
     gradient = torch.randn_like(stock(x))
     return {name: partial(_step, m, x, gradient) for name, m in (("torch", stock), ("opswap", swapped))}
