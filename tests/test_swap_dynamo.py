@@ -41,7 +41,8 @@ def test_dynamo_does_not_take_what_a_trace_puts_in_place() -> None:
     """torch imports it for the first tensor without data, which may be in the middle of a trace."""
     code = (
         "import sys, test_swap_hostile as t\n"
-        "assert 'torch._dynamo.utils' not in sys.modules\n"
+        "assert t.opswap.report(t.opswap.swap(t.opswap.models.shufflenet_v2_x0_5())).swapped\n"
+        "assert 'torch._dynamo.utils' not in sys.modules, 'without inputs there is no such tensor'\n"
         "t.test_a_size_in_a_dict_with_example_inputs()\n"
         "from torch._dynamo import utils\n"
         "function = t.nn.Module.__getattr__\n"
