@@ -114,6 +114,16 @@ def test_the_number_of_results_may_depend_on_rounding(seed: int) -> None:
     assert report.swapped and all(check.holds for check in report.checks)
 
 
+def test_what_is_reported_held() -> None:
+    """Of a quantity that was lost at last, and holds since stock was worse in another round."""
+    lost = difference("a", torch.ones(2), [torch.ones(3)], torch.ones(3).double())
+    score = Score([lost])
+    score.add([Difference("a", 0.0, 1e-6, float("inf"), allowed=float("inf"))])
+    while score.open:
+        score.add([lost])
+    assert score.failed is None and score.worst.error == 1e-6 and not score.worst.problem
+
+
 def test_terms_of_another_number_of_rows() -> None:
     linear, terms = nn.Linear(3, 2), Terms()
     for model, rows in ((linear, 5), (copy.deepcopy(linear).double(), 4)):

@@ -64,17 +64,16 @@ def difference(
     magnitude: the least one that errors are compared with. error_of_terms: an error of stock besides.
     """
     # A detector may find as many boxes as in float64, and stock another number.
-    if ours.dtype != stock[0].dtype or ours.shape not in (stock[0].shape, truth.shape):
-        infinite = float("inf")
-        return Difference(name, infinite, infinite, problem=f"{name} is {_kind(ours)}, was {_kind(stock[0])}")
+    differs = ours.dtype != stock[0].dtype or ours.shape not in (stock[0].shape, truth.shape)
     scale = max(_largest(truth), _largest(stock[0]), magnitude, 1e-30)
-    error = _error(ours, truth) / scale
+    error = float("inf") if differs else _error(ours, truth) / scale
     bound = max(error_of_terms, *(_error(t, truth) for t in stock)) / scale
     allowed = FACTOR * bound
     if ours.dtype.is_floating_point:
         allowed += _FLOOR * torch.finfo(ours.dtype).eps
-    share = error / allowed if allowed else float("inf")
-    return Difference(name, share if share == share else float("inf"), error, bound, allowed=allowed)
+    share = error / allowed if allowed and error < float("inf") else float("inf")
+    problem = f"{name} is {_kind(ours)}, was {_kind(stock[0])}" if differs else ""
+    return Difference(name, share, error, bound, problem, allowed)
 
 
 @dataclass
@@ -93,6 +92,11 @@ class _Trial:
         rounds = len(self.rounds)
         undecided = _FAIL <= self.score < rounds or rounds >= _ROUNDS > self.score
         return self.score <= _PASS or (undecided and self._is_near())
+
+    @property
+    def last_held(self) -> Difference:
+        """The last round that was not lost."""
+        return next(d for d in reversed(self.rounds) if d.share <= 1.0)
 
     @property
     def fails(self) -> bool:
@@ -127,7 +131,7 @@ class Score:
             trial.add(by_name.get(name, Difference(name, 0.0)))
             if trial.holds:
                 del self.pending[name]
-                self._held.append(trial.rounds[-1])
+                self._held.append(trial.last_held)
             elif trial.fails:
                 self.failed = trial.rounds[-1]
 
