@@ -103,7 +103,7 @@ class Detector(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         features = torch.relu(self.norm(self.conv(x))).movedim(1, -1).flatten(0, 2)
         bits = features.detach().float().sum().view(torch.int32)
-        return self.linear(features[: 20 + int(bits % 4 == 0)])
+        return self.linear(features[: 20 + int(bits % 16 == 0)])
 
 
 @pytest.mark.usefixtures("every_rule_applies")
