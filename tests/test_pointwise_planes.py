@@ -181,7 +181,6 @@ LEFT: dict[str, Any] = {
     "every second column": lambda x, w, b: (x[:, :, :, ::2], w, b, 1),
     "every second row": lambda x, w, b: (x[:, :, ::2], w, b, 1),
     "turned images": lambda x, w, b: (x.transpose(2, 3), w, b, 1),
-    "one pixel": lambda x, w, b: (x[:, :, :1, :1].contiguous(), w, b, 1),
     "no images": lambda x, w, b: (x[:0], w, b, 1),
     "unbatched": lambda x, w, b: (x[0], w, b, 1),
     "bfloat16": lambda x, w, b: (x.bfloat16(), w.bfloat16(), b.bfloat16(), 1),

@@ -410,6 +410,15 @@ def test_compiled_and_autocast() -> None:
     assert chains() == (0, 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_16_bits(dtype: torch.dtype) -> None:
+    """A chain has no kernels for them: the BatchNorms are joined with their activations alone."""
+    rules = [r for r in DEFAULT if r.name in ("conv_chain", "conv_folded", "batch_norm", "batch_norm_act")]
+    model = opswap.swap(inverted().to(dtype), rules=rules)
+    assert {s.rule for s in opswap.report(model).swapped} == {"batch_norm", "batch_norm_act"}
+    assert {s.rule for s in opswap.report(opswap.swap(inverted(), rules=rules)).swapped} >= {"conv_chain"}
+
+
 def test_converted_to_sync_batch_norm() -> None:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(swapped(inverted()))
     model.eval()(images())

@@ -17,7 +17,8 @@ static uint64_t calls[OSW_POINTWISE_COUNT];
 typedef struct osw_pointwise_call {
     osw_linear_job job;
     osw_pointwise_job planes;
-    bool is_planes; /* which of the two */
+    bool is_planes;     /* which of the two */
+    bool channels_last; /* the output, and the gradient of the input */
     int64_t stride[2];
     int64_t first[2]; /* of the outputs, and of those behind them */
 } osw_pointwise_call;
@@ -115,7 +116,7 @@ static int describe_planes(osw_pointwise_call *pointwise, const osw_tensor *inpu
 {
     osw_pointwise *planes = &pointwise->planes.planes;
     if (pointwise->stride[0] != 1 || pointwise->stride[1] != 1 ||
-        !planes_of(input, &planes->input, &planes->pixels) || planes->pixels == 1)
+        !planes_of(input, &planes->input, &planes->pixels))
         return -1;
     pointwise->is_planes = true;
     pointwise->planes.dtype = osw_dtype_of(weight);
@@ -135,8 +136,10 @@ static int describe(osw_call *call)
     if (!is_weight(weight) || !osw_same_dtype(input, weight) || input->ndim != 4 ||
         input->size[1] != weight->size[1])
         return -1;
-    if (!osw_layer_gives_channels_last(input, weight))
+    pointwise->channels_last = osw_layer_gives_channels_last(input, weight);
+    if (!pointwise->channels_last && (input->size[2] != 1 || input->size[3] != 1))
         return describe_planes(pointwise, input, weight);
+    /* An image of one pixel is a row in either format. */
     if (!windows(input, pointwise->stride, linear))
         return -1;
     pointwise->first[1] = weight->size[0];
@@ -159,7 +162,7 @@ static int make_output(osw_call *call)
                             outputs(t[INPUT].size[3], stride[1])};
     if (call->objects[BIAS] && !osw_layer_is_bias(&t[BIAS], &t[WEIGHT]))
         return -1;
-    if (osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, !pointwise->is_planes) != 0)
+    if (osw_call_make(call, OUTPUT, INPUT, OSW_SAME_DTYPE, 4, size, pointwise->channels_last) != 0)
         return -1;
     if (pointwise->is_planes) {
         pointwise->planes.planes.bias = t[BIAS].data;
@@ -199,8 +202,8 @@ static int make_gradients(osw_call *call)
         rows != linear->rows || grad->size[0] != input->size[0] ||
         grad->size[2] != outputs(input->size[2], pointwise->stride[0]) ||
         grad->size[1] != linear->first[1] ||
-        osw_layer_gradients(call, call->args + 4, true, osw_suggests_channels_last(&t[WEIGHT]),
-                            1) != 0)
+        osw_layer_gradients(call, call->args + 4, pointwise->channels_last,
+                            osw_suggests_channels_last(&t[WEIGHT]), 1) != 0)
         return -1;
     linear->grad_input.base = t[GRAD_INPUT].data;
     if (!linear->lines.rows)

@@ -125,9 +125,17 @@ def _adjoin(nodes: Stage, sizes: set[Node]) -> bool:
     return True
 
 
+def _is_wide(node: Node, known: Callable[[nn.Module], bool]) -> bool:
+    """True for a call of a `known` convolution whose weight is not in 16 bits, for which no chain has kernels.
+
+    That is asked of the model as it is swapped, not in each call.
+    """
+    return node.op == "call_module" and known(node.meta["module"]) and node.meta["module"].weight.itemsize > 2
+
+
 def _stage(node: Node, sizes: set[Node]) -> Stage:
     """A convolution, its normalisation and what is after that; () if a chain cannot hold them."""
-    if node.op != "call_module" or not is_link(node.meta["module"]) or len(node.users) != 1:
+    if not _is_wide(node, is_link) or len(node.users) != 1:
         return ()
     (norm,) = node.users
     return (node, norm, *_behind(norm)) if _is_norm(norm) and _adjoin((node, norm), sizes) else ()
@@ -135,7 +143,7 @@ def _stage(node: Node, sizes: set[Node]) -> Stage:
 
 def _folded_stage(node: Node, sizes: set[Node]) -> Stage:
     """The same in evaluation, in which all but the convolution may be missing."""
-    if node.op != "call_module" or not is_foldable(node.meta["module"]):
+    if not _is_wide(node, is_foldable):
         return ()
     (norm,) = node.users if len(node.users) == 1 else (node,)
     if not _is_norm(norm):

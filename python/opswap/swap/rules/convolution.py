@@ -45,20 +45,28 @@ def large(size: int) -> str:
     return f"a weight of {size:,} elements: torch is as fast from {FEW_WEIGHTS:,} on"
 
 
+def _in_16_bits(module: nn.Module) -> str:
+    """Why a convolution with a weight in 16 bits is kept, else ""; a condition that is never true costs time."""
+    dtype = module.weight.dtype
+    if dtype.itemsize != 2:
+        return ""
+    return f"a weight in {str(dtype).removeprefix('torch.')}: the kernels are for float32 and float64"
+
+
 def _declines_pointwise(module: nn.Module) -> str | None:
     if taps_of(module) != (1, 1) or module.groups != 1 or not pointwise_wins():
         return None
     if not is_pointwise(module):
         return f"the kernels support no padding, not padding={module.padding}"
     size = module.weight.numel()
-    return large(size) if size >= FEW_WEIGHTS else ""
+    return large(size) if size >= FEW_WEIGHTS else _in_16_bits(module)
 
 
 def _declines_depthwise(module: nn.Module) -> str | None:
     if not 1 < module.groups == module.in_channels or taps_of(module) == (1, 1) or not depthwise_wins():
         return None
     if is_depthwise(module):
-        return ""
+        return _in_16_bits(module)
     if not takes_window(taps_of(module), 1, 1):
         return f"a window of {taps_of(module)}: {WINDOWS}"
     if module.out_channels != module.in_channels:
@@ -76,7 +84,8 @@ def _declines_dense(module: nn.Module) -> str | None:
         return (
             "its padding is not zeros, or differs between both sides: the kernel supports equal zero padding"
         )
-    return why_kept(module.weight.shape, window)
+    why = why_kept(module.weight.shape, window)
+    return _in_16_bits(module) if why == "" else why
 
 
 def _declines_mended(module: nn.Conv2d) -> str | None:
