@@ -238,8 +238,8 @@ def why_left(
         output = _output(input.shape, window[0])
         pixels = output[0] * output[1] * output[2]
         if not pointwise_pays(size[0] * size[1], output):
-            few = f"{pixels} pixels" if output[1] * output[2] > 1 else "one pixel per image"
-            return f"torch is faster on {few} with a weight of {FEW_WEIGHTS:,} elements or more: it is {size}"
+            few = f"torch is faster on {pixels} pixels with a weight of {FEW_WEIGHTS:,} elements or more"
+            return f"{few}: it is {size}"
     if not (_grad_enabled() and weight.requires_grad):
         return "a gradient of the weight is what the kernel computes faster: none is needed"
     steps = max(window[0][0] * window[0][1], 1) if window else 1
