@@ -126,10 +126,11 @@ def test_1x1_that_the_other_kernels_leave() -> None:
 @pytest.mark.parametrize("grads", [True, False])
 @pytest.mark.parametrize("options", [{"stride": 2}, {"padding": "same"}, {"padding": "valid", "stride": 2}])
 def test_1x1_of_a_large_weight_and_few_pixels(grads: bool, options: dict[str, Any]) -> None:
-    """By the kernels of 1 x 1, which torch's library is slower than there; of more pixels not, but for one per image."""
+    """By the kernels of 1 x 1, which torch's library is slower than there; more pixels if each image has one."""
     stock = nn.Sequential(nn.Conv2d(512, 260, 1, **options)).to(memory_format=LAST)
     model = opswap.swap(copy.deepcopy(stock), memory_format=LAST)
-    for size, few in (((2, 5, 4), True), ((1, 2, 3), False), ((32, 1, 1), True), ((4, 1, 1), False), ((9, 33, 33), False)):
+    sizes = {(2, 5, 4): True, (1, 2, 3): False, (32, 1, 1): True, (4, 1, 1): False, (9, 33, 33): False}
+    for size, few in sizes.items():
         x = torch.randn(size[0], 512, *size[1:])
         opswap.reset_stats()
         with torch.set_grad_enabled(grads):
