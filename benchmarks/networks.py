@@ -21,6 +21,9 @@ from torch import Tensor, nn
 
 LISTED = Path(__file__).with_name("networks.json")
 
+# Pixels. Detectors enlarge their images, by default to 800, where checking a step in float64 needs more than 24 GB.
+_DETECTOR_SIDE = 320
+
 _kept: list[Any] = []
 
 
@@ -157,6 +160,8 @@ def _of_torchvision(name: str) -> nn.Module:
         options["weights_backbone"] = None
     if name == "inception_v3" or name == "googlenet":
         options |= {"init_weights": False, "aux_logits": False}
+    if name.endswith("resnet50_fpn") and is_detector("torchvision", name):
+        options["min_size"] = _DETECTOR_SIDE
     return models.get_model(name, **options)
 
 

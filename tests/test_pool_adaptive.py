@@ -33,7 +33,7 @@ def test_random_sizes_equal_torch(spatial: int, dtype: torch.dtype, tier: str) -
     ours, theirs = OURS[spatial], TORCH[spatial]
     for layout in LAYOUTS:
         for _ in range(3):
-            channels = random.choice((1, 2, 16, 65))
+            channels = random.choice((1, 2, 16, 65, 290))
             x = ties((2, channels, *(random.randint(1, 9) for _ in range(spatial))), dtype)
             x = LAYOUTS[layout](x)
             size = tuple(random.randint(1, 5) for _ in range(spatial))
@@ -104,6 +104,14 @@ def test_global_pools_keep_their_rule_for_ties(
             want = gradient(T.adaptive_max_pool2d, x, grad[..., None, None], 1)
             assert same_bits(gradient(F.global_max_pool2d, x, grad[..., None, None]), want)
             assert alike(gradient(split, x, grad), gradient(amax, x, grad))
+
+
+def test_inputs_beyond_the_caches() -> None:
+    """More than 8 MB: their pixels are read one after the other, those of smaller inputs several at a time."""
+    x = ties((3, 300, 50, 50), torch.float32).contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(split(x), amax(x), rtol=0, atol=0, equal_nan=True)
+    grad = torch.randn(3, 300)
+    assert alike(gradient(split, x, grad), gradient(amax, x, grad))
 
 
 def test_global_shapes_and_other_dtypes() -> None:

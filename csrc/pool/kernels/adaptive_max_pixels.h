@@ -11,32 +11,55 @@
 #    include "pool/kernels/amax_pixels.h"
 #endif
 
-/* `vectors` vectors of channels from c on, over the positions of one window, of
- * which nothing changes when one is taken twice. */
-OSW_INLINE void
-LOCAL(adaptive_channels)(const osw_pool *pool, const ELEMENT *x, const osw_range *window,
-                                  int64_t c, ELEMENT *y, int32_t *index, const int vectors)
+/* `count` positions from `position` on, one after the other in a row, of all channels; of the last
+ * vector, which overlaps, nothing changes when a position is taken twice. */
+OSW_INLINE void LOCAL(take_positions)(const osw_pool *pool, osw_best *best, const ELEMENT *x,
+                               int64_t channels, int64_t position, const int count)
 {
-    osw_best best[4];
+    const int64_t step = pool->input.pixel_step;
+    for (int64_t i = 0; i < channels; i += LANES) {
+        const ELEMENT *at = x + position * step + osw_min(i, channels - LANES);
+        osw_best one = best[i / LANES];
+        for (int k = 0; k < count; k++)
+            take(&one, LOCAL(load)(at + k * step), set1_i32((int32_t)(position + k)), true);
+        best[i / LANES] = one;
+    }
+}
+
+/* One window of `channels` channels, at least LANES. Several positions of short pixels are taken
+ * together, which spares the state; long ones one after the other, as they lie in memory: Zen 4,
+ * 256 channels, 1.5 times as fast in float32. In 16 bits the state of narrow vectors weighs more.
+ */
+OSW_INLINE void
+LOCAL(adaptive_window)(const osw_pool *pool, const ELEMENT *x, const osw_range *window,
+                                int64_t channels, ELEMENT *y, int32_t *index)
+{
+    enum { SHORT = 256 / (int)sizeof(ELEMENT), TOGETHER = 4 };
+    const bool together =
+        pool->input.pixel_step <= SHORT || (sizeof(ELEMENT) == 2 && VEC_BYTES < 64);
+    osw_best best[OSW_POOL_MAX_BLOCK / LANES];
     const int64_t start =
         osw_input_position(pool, window[DEPTH].first, window[HEIGHT].first, window[WIDTH].first);
-    for (int v = 0; v < vectors; v++) {
-        best[v].value = LOCAL(load)(x + start * pool->input.pixel_step + c + v * LANES);
-        best[v].tap = set1_i32((int32_t)start);
+    for (int64_t i = 0; i < channels; i += LANES) {
+        const int64_t c = osw_min(i, channels - LANES);
+        best[i / LANES] =
+            (osw_best){
+                LOCAL(load)(x + start * pool->input.pixel_step + c), set1_i32((int32_t)start)};
     }
     for (int64_t d = window[DEPTH].first; d < window[DEPTH].end; d++)
-        for (int64_t h = window[HEIGHT].first; h < window[HEIGHT].end; h++)
-            for (int64_t w = window[WIDTH].first; w < window[WIDTH].end; w++) {
-                const int64_t position = osw_input_position(pool, d, h, w);
-                const ELEMENT *at = x + position * pool->input.pixel_step + c;
-                const vi32 tap = set1_i32((int32_t)position);
-                for (int v = 0; v < vectors; v++)
-                    take(&best[v], LOCAL(load)(at + v * LANES), tap, true);
-            }
-    for (int v = 0; v < vectors; v++) {
-        LOCAL(store)(y + c + v * LANES, best[v].value);
+        for (int64_t h = window[HEIGHT].first; h < window[HEIGHT].end; h++) {
+            int64_t p = osw_input_position(pool, d, h, window[WIDTH].first);
+            const int64_t end = p + window[WIDTH].end - window[WIDTH].first;
+            for (; together && p + TOGETHER <= end; p += TOGETHER)
+                LOCAL(take_positions)(pool, best, x, channels, p, TOGETHER);
+            for (; p < end; p++)
+                LOCAL(take_positions)(pool, best, x, channels, p, 1);
+        }
+    for (int64_t i = 0; i < channels; i += LANES) {
+        const int64_t c = osw_min(i, channels - LANES);
+        LOCAL(store)(y + c, best[i / LANES].value);
         if (index)
-            store_i32(index + c + v * LANES, best[v].tap);
+            store_i32(index + c, best[i / LANES].tap);
     }
 }
 
@@ -45,7 +68,6 @@ static void LOCAL(adaptive_block)(const osw_pool *pool, int64_t n, int64_t first
 {
     const osw_pool_dim *dims = pool->dims;
     const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, first, 0);
-    const int64_t channels = last - first;
     for (int64_t p = 0; p < osw_output_plane(pool); p++) {
         const osw_row row =
             osw_row_of(p / dims[WIDTH].output, 1, dims[DEPTH].output, dims[HEIGHT].output);
@@ -56,11 +78,7 @@ static void LOCAL(adaptive_block)(const osw_pool *pool, int64_t n, int64_t first
         int32_t *index = NULL;
         if (pool->offsets.base)
             index = (int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, first, p);
-        int64_t c = 0;
-        for (; c + 4 * LANES <= channels; c += 4 * LANES)
-            LOCAL(adaptive_channels)(pool, x, window, c, y, index, 4);
-        for (; c < channels; c += LANES)
-            LOCAL(adaptive_channels)(pool, x, window, osw_min(c, channels - LANES), y, index, 1);
+        LOCAL(adaptive_window)(pool, x, window, last - first, y, index);
     }
 }
 

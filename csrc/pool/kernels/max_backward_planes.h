@@ -256,10 +256,17 @@ static bool LOCAL(is_narrow)(const osw_pool *pool)
     return pool->dims[WIDTH].output <= 4 * (int64_t)sizeof(ELEMENT) && LOCAL(scatters)(pool);
 }
 
+/* Lines shorter than a block of 64 bytes: half as wide ones are faster. Zen 4, 28 columns, a stride
+ * of 2: 0.44 ms, 0.58 by blocks of 32 columns. */
+static bool LOCAL(is_half_empty)(const osw_pool *pool)
+{
+    return VEC_BYTES == 64 && pool->dims[WIDTH].input < LANES * pool->dims[WIDTH].stride;
+}
+
 static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int64_t end)
 {
     osw_pool_fn *lines = LOCAL(lines_for)(pool);
-    if (!fits_margin(pool))
+    if (!fits_margin(pool) || LOCAL(is_half_empty)(pool))
         below[ID_OF(max_backward_planes)](pool, begin, end);
     else if (lines)
         lines(pool, begin, end);
