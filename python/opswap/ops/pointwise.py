@@ -59,7 +59,7 @@ FEW_WEIGHTS = 1 << 17
 # Pixels of all outputs for which that is not so: measured on Zen 5, 1.5 to 3.6 times as fast as the library up to 400,
 # whose weights are put into another order in every call, and as fast up to 2000. There is no limit with one pixel per
 # image, for each of which the library reads the whole weight: measured on an Intel Xeon, 1.6 to 10 times; on Zen 4,
-# 1.8 to 4.7 and, limited to AVX2, 1.8 to 3.6.
+# 1.8 to 4.7 and, limited to AVX2, 1.7 to 4.2.
 _FEW_PIXELS = range(8, 2049)
 # Of contiguous images, pixels of one from which on the kernels are faster whatever the weight, measured on Zen 4: 0.97
 # to 1.5 times as fast; of smaller ones, pixels of all up to which they are: 1.1 to 1.9, and 0.85 from 784 on.
