@@ -200,6 +200,12 @@ def test_each_quantity_has_its_own_score() -> None:
     assert score.failed is None and score.worst.share == 0.5
 
 
+@pytest.mark.parametrize("ours", [torch.ones(3).bfloat16(), torch.ones(3, 1)], ids=["dtype", "dimensions"])
+def test_what_no_round_changes_fails_at_once(ours: Tensor) -> None:
+    score = Score([difference("a", ours, [torch.ones(3)], torch.ones(3).double())])
+    assert not score.open and score.failed is not None and score.failed.problem.startswith("a is ")
+
+
 @pytest.mark.parametrize("lost", [1, 3, 8])
 def test_another_shape_fails_in_each_round(lost: int) -> None:
     """As the number of boxes that a detector finds, which changes with rounding. That of float64 is never wrong."""

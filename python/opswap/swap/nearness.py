@@ -40,7 +40,7 @@ class Difference:
 
     share: the error as a share of what is allowed, above 1 too much; error, bound: of the swapped and of the stock
     model, as a share of the largest value, infinite where shapes differ; allowed: the largest error that holds.
-    problem: another shape or dtype.
+    problem: another shape or dtype. final: another number of dimensions or dtype, which no round changes.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Difference:
     bound: float = 0.0
     problem: str = ""
     allowed: float = 0.0
+    final: bool = False
 
 
 def difference(
@@ -63,8 +64,9 @@ def difference(
 
     magnitude: the least one that errors are compared with. error_of_terms: an error of stock besides.
     """
+    final = ours.dtype != stock[0].dtype or ours.dim() != stock[0].dim()
     # A detector may find as many boxes as in float64, and stock another number.
-    differs = ours.dtype != stock[0].dtype or ours.shape not in (stock[0].shape, truth.shape)
+    differs = final or ours.shape not in (stock[0].shape, truth.shape)
     scale = max(_largest(truth), _largest(stock[0]), magnitude, 1e-30)
     error = float("inf") if differs else _error(ours, truth) / scale
     bound = max(error_of_terms, *(_error(t, truth) for t in stock)) / scale
@@ -73,7 +75,7 @@ def difference(
         allowed += _FLOOR * torch.finfo(ours.dtype).eps
     share = error / allowed if allowed and error < float("inf") else float("inf")
     problem = f"{name} is {_kind(ours)}, was {_kind(stock[0])}" if differs else ""
-    return Difference(name, share, error, bound, problem, allowed)
+    return Difference(name, share, error, bound, problem, allowed, final)
 
 
 @dataclass
@@ -101,7 +103,7 @@ class _Trial:
     @property
     def fails(self) -> bool:
         lost_each = self.score == len(self.rounds) >= _FAIL
-        return lost_each or len(self.rounds) >= _ROUNDS
+        return self.rounds[-1].final or lost_each or len(self.rounds) >= _ROUNDS
 
     def _is_near(self) -> bool:
         """Whether the errors of all rounds are allowed together, and the least one is."""
