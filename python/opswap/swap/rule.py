@@ -133,6 +133,8 @@ class Rule:
         forward that makes them.
     branches: blocks that read one tensor and begin with the same activation are looked at as part of the forward that
         calls them.
+    links: true for the graph of a forward that is one part of what `find` joins: such blocks are looked at as part of
+        the forward that calls several of them one after another.
     whole: in place of the whole forward of instances of exactly `modules`, which has no graph; x0 is its
         input and m0 the module.
     declines: of these instances, "" for those that `whole` is for, None for those that the rule is not about, else why
@@ -151,6 +153,7 @@ class Rule:
     calls: tuple[type[nn.Module], ...] = ()
     opens: tuple[type[nn.Module], ...] = ()
     branches: bool = False
+    links: Callable[[Graph], bool] | None = None
     whole: Replacement | None = None
     declines: Callable[[nn.Module], str | None] = _take_all
     inference: bool = False

@@ -8,9 +8,17 @@ from typing import Protocol
 
 from torch import fx, nn
 
+from ..rule import Rule
 from ..rules.activation import Activation, activation
 from ..runtime.guards import call_adds
-from .block_ends import begins_with_activation, ends_with_norm, is_continuation, last_module, only_reader
+from .block_ends import (
+    begins_with_activation,
+    continues,
+    ends_with_norm,
+    is_continuation,
+    last_module,
+    only_reader,
+)
 
 __all__ = ["Blocks"]
 
@@ -33,11 +41,15 @@ class Blocks:
     """Searches in the modules that are known.
 
     Args: known: the modules that were captured so far. called: classes of torch whose calls the rules look for.
-        shares: a rule computes once what several blocks begin with.
+        rules: which of them compute once what several blocks begin with, or join blocks that are links.
     """
 
-    def __init__(self, known: Mapping[nn.Module, Known], called: Collection[type], shares: bool) -> None:
-        self._known, self._called, self._shares = known, called, shares
+    def __init__(
+        self, known: Mapping[nn.Module, Known], called: Collection[type], rules: Collection[Rule]
+    ) -> None:
+        self._known, self._called = known, called
+        self._shares = any(rule.branches for rule in rules)
+        self._links = [rule.links for rule in rules if rule.links is not None]
 
     def chained(self, found: Known) -> Iterator[nn.Module]:
         """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
@@ -55,6 +67,8 @@ class Blocks:
                     yield from self.down_to_end(before.meta["module"])
                 if node.op != "call_module" or type(node.meta["module"]) in self._called:
                     continue
+                if len(before.users) == 1:
+                    yield from self.linked(before.meta["module"], node.meta["module"])
                 if len(before.users) == 1 and (begun := self.begins_with_activation(node.meta["module"])):
                     ended = self.down_to_end(before.meta["module"])
                     yield from (*ended, *begun) if ended else ()
@@ -89,6 +103,24 @@ class Blocks:
             return ()
         begins = begins_with_activation(known.graphs[0], self._called)
         return (known.root, *known.inlined) if begins else ()
+
+    def linked(self, module: nn.Module, after: nn.Module | None) -> tuple[nn.Module, ...]:
+        """Both of two calls in a row that are links of a chain, with what is inlined in them; () if one is not.
+
+        A convolution may begin a link, and an activation or a normalisation end one.
+        """
+        first, second = self._link(module), self._link(after)
+        ends = bool(first) or continues(module, self._called)
+        begins = bool(second) or type(after) is nn.Conv2d
+        return (*first, *second) if ends and begins else ()
+
+    def _link(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
+        """The block and what is inlined in it, if it is one link of what a rule joins; () if not."""
+        known = self._known.get(module) if module is not None else None
+        if known is None or call_adds(known.root) or len(known.graphs) != 1:
+            return ()
+        is_link = any(links(known.graphs[0]) for links in self._links)
+        return (known.root, *known.inlined) if is_link else ()
 
     def _shares_a_beginning(self, node: fx.Node) -> bool:
         """True if several of the calls that read a node begin with the same activation."""

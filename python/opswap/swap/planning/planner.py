@@ -145,7 +145,7 @@ class _Planner:
         self.inference = {rule.name for rule in rules if rule.inference}
         self.inlined = {cls for rule in rules for cls in rule.opens}
         self.known: dict[nn.Module, _Module] = {}
-        self.blocks = Blocks(self.known, self.called, any(rule.branches for rule in rules))
+        self.blocks = Blocks(self.known, self.called, rules)
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in self.model.named_modules()}
         self.contiguity = Contiguity.NONE
@@ -366,6 +366,8 @@ class _Planner:
                 joins = joins or any(map(_moves, known.changes))
                 moves = (known.changes or known.refused) and known.calls_no_module()
                 shuffles = bool(moves or (_is_sequential(module) and joins)) or self._is_activation(known)
+            if _is_sequential(module):
+                yield from self.blocks.linked(child, after)
             if shuffles and (adds := call_adds(child)):
                 reason = f"{adds}: {NOT_MERGED}"
                 self.kept.append(Site(self.paths[child], "", _source(child), False, reason))

@@ -155,6 +155,17 @@ def _folded_stage(node: Node, sizes: set[Node]) -> Stage:
     return (node, norm, *_behind(norm))
 
 
+def _is_one_stage(graph: Graph) -> bool:
+    """True if a forward is one stage of a chain, as torchvision's Conv2dNormActivation."""
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    if len(inputs) != 1 or len(inputs[0].users) != 1 or not chain_wins():
+        return False
+    (first,) = inputs[0].users
+    stage = _stage(first, _sizes(graph))
+    (result,) = (n.args[0] for n in graph.nodes if n.op == "output")
+    return bool(stage) and result is stage[-1]
+
+
 def _is_tall(node: Node) -> bool:
     """True for a dense convolution that needs several rows of its input, which a chain would compute again."""
     module = node.meta["module"]
@@ -292,7 +303,15 @@ def _folded_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
 
 
 RULES = (
-    Rule("conv_chain", False, _find, _prove, calls=(nn.BatchNorm2d,), example=_example),
+    Rule(
+        "conv_chain",
+        False,
+        _find,
+        _prove,
+        calls=(nn.BatchNorm2d,),
+        links=_is_one_stage,
+        example=_example,
+    ),
     Rule(
         "conv_folded",
         False,
