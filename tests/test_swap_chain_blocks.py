@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as T
 from torch import Tensor, nn
 
 import opswap
@@ -71,7 +72,48 @@ def row(make: Callable[..., nn.Module]) -> nn.Sequential:
     return nn.Sequential(make(16, 48), make(48, 48, 3, groups=48), convolution(48, 16), nn.BatchNorm2d(16))
 
 
+class NormAct(nn.BatchNorm2d):
+    """A normalisation with its activation inside, as timm has it."""
+
+    def __init__(self, channels: int, act: Callable[[], nn.Module] = nn.ReLU6, **options: Any) -> None:
+        super().__init__(channels, **options)
+        self.drop, self.act = nn.Identity(), act()
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        given = not self.training or self.track_running_stats
+        mean, var = (self.running_mean, self.running_var) if given else (None, None)
+        of_batch = True if self.training else mean is None
+        y = T.batch_norm(x, mean, var, self.weight, self.bias, of_batch, factor, self.eps)
+        return self.act(self.drop(y))
+
+
+class Inverted(nn.Module):
+    """timm's InvertedResidual."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.conv_pw, self.bn1 = convolution(16, 48), NormAct(48, **options)
+        self.conv_dw, self.bn2 = convolution(48, 48, 3, groups=48), NormAct(48, nn.Hardswish, **options)
+        self.aa, self.se = nn.Identity(), nn.Identity()
+        self.conv_pwl, self.bn3 = convolution(48, 16), NormAct(16, nn.Identity, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn1(self.conv_pw(x))
+        y = self.se(self.aa(self.bn2(self.conv_dw(y))))
+        return self.bn3(self.conv_pwl(y)) + x
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
+    "norms inside": Inverted,
+    "without parameters": lambda: Inverted(affine=False),
+    "without statistics": lambda: Inverted(track_running_stats=False),
+    "slower, larger eps": lambda: Inverted(momentum=0.01, eps=1e-3),
     "Sequentials": lambda: row(Layers),
     "blocks": lambda: row(Block),
     "a forward": lambda: Unit(Block),
@@ -247,3 +289,97 @@ def test_evaluation(name: str) -> None:
         for _ in range(3):
             torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
         opswap.unfreeze(model)
+
+
+def new_weight(model: nn.Module) -> None:
+    model.bn2.weight = nn.Parameter(torch.linspace(-1, 2, 48))
+
+
+def other_statistics(model: nn.Module) -> None:
+    model.bn2.running_var = torch.linspace(0.5, 2, 48)
+
+
+def written_bias(model: nn.Module) -> None:
+    model.bn3.bias.data.fill_(0.25)
+
+
+def other_momentum(model: nn.Module) -> None:
+    model.bn2.momentum = 0.5
+
+
+def cumulative(model: nn.Module) -> None:
+    model.bn1.momentum = None
+
+
+def other_eps(model: nn.Module) -> None:
+    model.bn3.eps = 0.1
+
+
+def without_drop(model: nn.Module) -> None:
+    model.bn1.drop = nn.Tanh()
+
+
+def gate(model: nn.Module) -> None:
+    model.se = nn.Sigmoid()
+
+
+def hook_inside(model: nn.Module) -> None:
+    doubled(model.bn2)
+
+
+def hook_on_act(model: nn.Module) -> None:
+    doubled(model.bn1.act)
+
+
+def hook_on_convolution(model: nn.Module) -> None:
+    doubled(model.conv_dw)
+
+
+def one_in_evaluation(model: nn.Module) -> None:
+    model.bn2.eval()
+
+
+def frozen_parameters(model: nn.Module) -> None:
+    model.bn2.requires_grad_(False)
+
+
+INSIDE = [new_weight, other_statistics, written_bias, other_momentum, cumulative, other_eps, without_drop, gate]
+INSIDE += [hook_inside, hook_on_act, hook_on_convolution, one_in_evaluation, frozen_parameters]
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+@pytest.mark.parametrize("change", INSIDE, ids=lambda change: change.__name__)
+def test_norms_inside_change(change: Callable[[nn.Module], None], frozen: bool) -> None:
+    """In evaluation first, so that folded weights are kept if they can be; then in training."""
+    stock = Inverted().to(memory_format=LAST)
+    stock(images())
+    model = swapped(stock)
+    if frozen:
+        opswap.freeze(model)
+    x = images()
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(model.eval()(x), stock.eval()(x), rtol=1e-4, atol=1e-5)
+        for m in (stock, model):
+            change(m)
+        for _ in range(2):
+            torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
+    for m in (stock, model):
+        m.train()
+        if change is one_in_evaluation:
+            change(m)
+    assert_model_as_near(model, stock, lambda: (images(),), times=4)
+    for m in (stock, model):
+        m(x)
+    for name, buffer in stock.named_buffers():
+        torch.testing.assert_close(model.get_buffer(name), buffer, rtol=1e-3, atol=1e-5)
+
+
+def test_a_single_image_without_batch_raises() -> None:
+    stock = Inverted()
+    model = swapped(stock)
+    for m in (stock, model):
+        with pytest.raises(AssertionError, match=r"expected 4D input \(got 3D input\)"):
+            m(torch.randn(16, 9, 9))
+    for name, buffer in stock.named_buffers():
+        assert torch.equal(model.get_buffer(name), buffer)

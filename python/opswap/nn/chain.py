@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,39 @@ from opswap.ops.norm import activate, is_watched
 from .frozen import FROZEN, Parts
 from .norm import apply_norm
 
-__all__ = ["FoldedLink", "Link", "apply_chain", "apply_folded", "settle", "settled"]
+__all__ = ["FoldedLink", "Link", "NormCall", "apply_chain", "apply_folded", "settle", "settled"]
+
+
+class NormCall(NamedTuple):
+    """A call of torch.nn.functional.batch_norm in place of a module: what is read of one, by the same names."""
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    num_batches_tracked: Tensor | None
+    training: bool
+    momentum: float
+    eps: float
+
+    @property
+    def track_running_stats(self) -> bool:
+        return self.running_mean is not None
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """The caller has."""
+
 
 # A convolution, its normalisation, the activation after it.
-Link = tuple[nn.Conv2d, nn.BatchNorm2d, str | None]
-FoldedLink = tuple[nn.Conv2d, nn.BatchNorm2d | None, str | None]
+Norm = nn.BatchNorm2d | NormCall
+Link = tuple[nn.Conv2d, Norm, str | None]
+FoldedLink = tuple[nn.Conv2d, Norm | None, str | None]
 
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
 
-def _momentum(norm: nn.BatchNorm2d) -> float:
+def _momentum(norm: Norm) -> float:
     """What the next batch counts in the running statistics."""
     if norm.momentum is not None:
         return norm.momentum
@@ -86,7 +108,8 @@ def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
     if parts is None:
         return NotImplemented
     options, tensors, counters = parts
-    if len({id(norm) for _, norm, _ in links}) < len(links):
+    statistics = [norm if norm.running_mean is None else norm.running_mean for _, norm, _ in links]
+    if len({*map(id, statistics)}) < len(links):
         return NotImplemented  # a cumulative average would have to count in between
     _drop_frozen(links[0][0])
     output = None
@@ -119,7 +142,7 @@ def _gather(links: Sequence[FoldedLink]) -> Parts | None:
 def _try_evaluation(input: Tensor, links: Sequence[FoldedLink]) -> Any:
     """The chain with its normalisations folded into the weights; NotImplemented if nothing was done."""
     frozen = links[0][0].__dict__.get(FROZEN)
-    if frozen is None:
+    if frozen is None or type(links[0][1]) is NormCall:  # whose tensors no seal watches
         parts = _gather(links)
     else:
         parts = frozen.parts(tuple([activation for _, _, activation in links]), lambda: _gather(links))

@@ -12,6 +12,7 @@ from ..graph.calls import graph_kinds
 from ..rules.activation import activation, activation_of
 
 __all__ = [
+    "before_identities",
     "begins_with_activation",
     "continues",
     "cuts_its_input",
@@ -92,12 +93,16 @@ def is_norm_call(node: object) -> bool:
 
 def _last_call(graph: fx.Graph) -> object:
     """What the forward returns, before it went through Identities."""
-    result = _result(graph)
-    while isinstance(result, fx.Node) and result.op == "call_module":
-        if type(result.meta["module"]) is not nn.Identity or not result.args:
-            return result
-        result = result.args[0]
-    return result
+    return before_identities(_result(graph))
+
+
+def before_identities(node: object) -> object:
+    """What went through Identities to become the result of this node."""
+    while isinstance(node, fx.Node) and node.op == "call_module":
+        if type(node.meta["module"]) is not nn.Identity or not node.args:
+            return node
+        node = node.args[0]
+    return node
 
 
 def _result(graph: fx.Graph) -> object:

@@ -12,6 +12,7 @@ from ..rule import Rule
 from ..rules.activation import Activation, activation
 from ..runtime.guards import call_adds
 from .block_ends import (
+    before_identities,
     begins_with_activation,
     continues,
     ends_with_norm,
@@ -50,11 +51,13 @@ class Blocks:
         self._known, self._called = known, called
         self._shares = any(rule.branches for rule in rules)
         self._links = [rule.links for rule in rules if rule.links is not None]
+        self._halves = [(r.starts, r.ends) for r in rules if r.starts is not None and r.ends is not None]
 
     def chained(self, found: Known) -> Iterator[nn.Module]:
         """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
         with a module of torch and the next call is another one, an activation, or a block that begins with one."""
         for graph in found.graphs:
+            yield from self._rests_of_links(graph)
             if any(map(self._shares_a_beginning, graph.nodes)):
                 # All of them: a block that is only called may write to what the others read.
                 for node in graph.nodes:
@@ -113,6 +116,24 @@ class Blocks:
         ends = bool(first) or continues(module, self._called)
         begins = bool(second) or type(after) is nn.Conv2d
         return (*first, *second) if ends and begins else ()
+
+    def _rests_of_links(self, graph: fx.Graph) -> Iterator[nn.Module]:
+        """Blocks that are the rest of links of a chain, as timm's BatchNormAct2d behind a convolution, two in a row."""
+        for node in graph.nodes if self._halves else ():
+            if self._is_rest(node) and self._is_rest(before := before_identities(node.args[0].args[0])):
+                for one in (before, node):
+                    known = self._known[one.meta["module"]]
+                    yield from (known.root, *known.inlined)
+
+    def _is_rest(self, node: object) -> bool:
+        if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.args) != 1:
+            return False
+        (start,), known = node.args, self._known.get(node.meta["module"])
+        if known is None or call_adds(known.root) or not isinstance(start, fx.Node) or start.op != "call_module":
+            return False
+        return len(start.users) == len(start.args) == 1 and any(
+            starts(start.meta["module"]) and all(map(ends, known.graphs)) for starts, ends in self._halves
+        )
 
     def _link(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
         """The block and what is inlined in it, if it is one link of what a rule joins; () if not."""

@@ -7,13 +7,15 @@ Xception without what is added to them. In evaluation all that are not grouped o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from torch.fx import Graph, Node
 
-from opswap.nn.chain import apply_chain, apply_folded, settle, settled
+from opswap.nn.chain import NormCall, apply_chain, apply_folded, settle, settled
 from opswap.ops._convolution import taps_of
 from opswap.ops.chain import (
     FEWEST_CHANNELS,
@@ -28,10 +30,11 @@ from opswap.ops.norm import spell
 
 from ..graph.metadata import is_metadata
 from ..rule import Region, Replacement, Rule, Shapes
-from ..runtime.guards import unhooked
+from ..runtime.guards import require, unhooked
 from .activation import activation, activation_of
 from .conditions import poolable
-from .norm import behind, module_calls, modules_between, region_of
+from .norm import behind, is_identity, module_calls, modules_between, region_of
+from .norm_functional import call_arguments, is_batch_norm
 
 __all__ = ["RULES", "foldable", "is_foldable", "is_link", "linked"]
 
@@ -78,9 +81,9 @@ def is_foldable(module: nn.Module) -> bool:
     return side in (3, 5) and is_depthwise(module) and module.padding == (side // 2, side // 2)
 
 
-def linked(*modules: nn.Module) -> bool:
-    """True if the arguments, convolutions and then as many normalisations, can still form a chain."""
-    return _are(is_link, len(modules) // 2, modules)
+def linked(count: int, *modules: nn.Module) -> bool:
+    """True if the arguments, `count` convolutions and then normalisations, can still form a chain."""
+    return _are(is_link, count, modules)
 
 
 def foldable(count: int, *modules: nn.Module) -> bool:
@@ -97,6 +100,46 @@ Stage = tuple[Node, ...]  # a convolution, perhaps its normalisation, and what i
 
 def _is_norm(node: Node) -> bool:
     return node.op == "call_module" and type(node.meta["module"]) is nn.BatchNorm2d
+
+
+def _counts(node: Node) -> bool:
+    """True if a node counts a batch, as the forward of a BatchNorm does."""
+    if node.op != "call_method" or node.target != "add_" or node.users or len(node.args) != 2:
+        return False
+    counter, one = node.args
+    is_counter = isinstance(counter, Node) and counter.op == "get_attr"
+    return is_counter and str(counter.target).endswith("num_batches_tracked") and one == 1 and not node.kwargs
+
+
+def _norm_of(node: Node, sizes: set[Node]) -> Node | None:
+    """The normalisation that reads a convolution's result, of which other code reads at most its sizes."""
+    readers = [user for user in node.users if user not in sizes]
+    if len(readers) != 1:
+        return None
+    (norm,) = readers
+    if is_batch_norm(norm) and norm.args[:1] == (node,):
+        return norm
+    return norm if _is_norm(norm) and len(node.users) == 1 else None
+
+
+def _aside(node: Node, norm: Node) -> tuple[Node, ...]:
+    """What is between a convolution and a call of F.batch_norm, counts the batch or reads the convolution's sizes."""
+    found = [node]
+    step = node.next
+    while step is not norm:
+        if _counts(step) or not set(step.all_input_nodes).isdisjoint(found):
+            found.append(step)
+        step = step.next
+    return tuple(found[1:])
+
+
+def _asserts_images(node: Node) -> bool:
+    """True for an assertion that a tensor has four dimensions."""
+    fact, answer = node.args[:2]
+    if not isinstance(fact, Node) or fact.target is not operator.eq or answer is not True:
+        return False
+    ndim, four = fact.args
+    return four == 4 and isinstance(ndim, Node) and ndim.target is getattr and ndim.args[1:] == ("ndim",)
 
 
 def _behind(node: Node) -> tuple[Node, ...]:
@@ -118,9 +161,13 @@ def _adjoin(nodes: Stage, sizes: set[Node]) -> bool:
     chain uses, or raise before that call moves its statistics.
     """
     node = nodes[0]
+    called = any(map(is_batch_norm, nodes))
     while node is not nodes[-1]:
         node = node.next
-        if node not in nodes and node not in sizes and node.op not in ("get_attr", "placeholder"):
+        if node in nodes or node in sizes or node.op in ("get_attr", "placeholder"):
+            continue
+        asserts = node.target is require and _asserts_images(node) and node.args[0].args[0].args[0] is nodes[0]
+        if not called or not (asserts or _counts(node)):
             return False
     return True
 
@@ -135,10 +182,8 @@ def _is_wide(node: Node, known: Callable[[nn.Module], bool]) -> bool:
 
 def _stage(node: Node, sizes: set[Node]) -> Stage:
     """A convolution, its normalisation and what is after that; () if a chain cannot hold them."""
-    if not _is_wide(node, is_link) or len(node.users) != 1:
-        return ()
-    (norm,) = node.users
-    return (node, norm, *_behind(norm)) if _is_norm(norm) and _adjoin((node, norm), sizes) else ()
+    norm = _norm_of(node, sizes) if _is_wide(node, is_link) else None
+    return (node, norm, *_behind(norm)) if norm is not None and _adjoin((node, norm), sizes) else ()
 
 
 def _folded_stage(node: Node, sizes: set[Node]) -> Stage:
@@ -166,6 +211,20 @@ def _is_one_stage(graph: Graph) -> bool:
     return bool(stage) and result is stage[-1]
 
 
+def _is_norm_block(graph: Graph) -> bool:
+    """True if a forward is the normalisation and activation of a stage, as timm's BatchNormAct2d."""
+    sizes = _sizes(graph)
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    norm = _norm_of(inputs[0], sizes) if len(inputs) == 1 and chain_wins() else None
+    if norm is None or not is_batch_norm(norm) or not _adjoin((inputs[0], norm), sizes):
+        return False
+    (result,) = (n.args[0] for n in graph.nodes if n.op == "output")
+    last = (norm, *_behind(norm))[-1]
+    while last is not result and len(last.users) == 1 and is_identity(*last.users):
+        (last,) = last.users
+    return result is last
+
+
 def _is_tall(node: Node) -> bool:
     """True for a dense convolution that needs several rows of its input, which a chain would compute again."""
     module = node.meta["module"]
@@ -177,9 +236,14 @@ def _follow(node: Node, stage_of: Callable[[Node, set[Node]], Stage], sizes: set
     stage = stage_of(node, sizes)
     while stage and len(stages) < MOST_STAGES and not (stages and _is_tall(stage[0])):
         stages.append(stage)
-        users = tuple(stage[-1].users)
-        adjoins = len(users) == 1 and _adjoin((*stage, *users), sizes)
+        users, passed = tuple(stage[-1].users), stage
+        while len(users) == 1 and is_identity(*users):
+            passed = (*passed, *users)
+            users = tuple(users[0].users)
+        adjoins = len(users) == 1 and _adjoin((*passed, *users), sizes)
         stage = stage_of(*users, sizes) if adjoins else ()
+        if stage:
+            stages[-1] = passed
     return stages
 
 
@@ -205,7 +269,14 @@ def _folded_chains(graph: Graph) -> Iterator[list[Stage]]:
 
 
 def _region(stages: list[Stage]) -> Region:
-    return region_of(tuple(n for stage in stages for n in stage))
+    called = [(stage[0], stage[1]) for stage in stages if len(stage) > 1 and is_batch_norm(stage[1])]
+    if not called:
+        return region_of(tuple(n for stage in stages for n in stage))
+    inside = {n for stage in stages for n in stage}.union(*(_aside(*pair) for pair in called))
+    nodes = tuple(n for n in stages[0][0].graph.nodes if n in inside)
+    read = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside)
+    # In front of the last one, since the parameters are read in between.
+    return replace(region_of(nodes), inputs=tuple(read), anchor=nodes[-1])
 
 
 def _find(graph: Graph) -> Iterator[Region]:
@@ -237,8 +308,14 @@ class _Spelled:
         self.links: list[str] = []
         self.still: list[str] = []
         for convolution, *rest in _stages_of(region):
-            norm = name[rest.pop(0)] if rest and _is_norm(rest[0]) else None
-            found = activation(rest[-1]) if rest else None
+            rest = [n for n in rest if n in name or is_batch_norm(n) or activation(n) is not None]
+            norm = None
+            if rest and is_batch_norm(rest[0]):
+                norm = _call_text(rest.pop(0), region)
+            elif rest and _is_norm(rest[0]):
+                norm = name[rest.pop(0)]
+                self.norms.append(norm)
+            found = next((act for n in rest if (act := activation(n)) is not None), None)
             for node in rest:
                 kind = activation(node)
                 if node in name and kind is None:
@@ -246,12 +323,22 @@ class _Spelled:
                 elif node in name:
                     self.still.append(f"activation_of({name[node]}) == {kind!r}")
             self.convolutions.append(name[convolution])
-            self.norms += [norm] if norm else []
             self.links.append(f"({name[convolution]}, {norm}, {spell(*found) if found else None!r})")
+
+
+def _call_text(norm: Node, region: Region) -> str:
+    """A `NormCall` as Python text."""
+    arguments = call_arguments(norm, (*region.inputs, norm.args[0]))
+    counters = [n.args[0] for n in _aside(norm.args[0], norm) if _counts(n)]
+    counter = f"x{region.inputs.index(counters[0])}" if counters else "None"
+    names = ("running_mean", "running_var", "weight", "bias")
+    options = (arguments[name] for name in ("training", "momentum", "eps"))
+    return f"NormCall({', '.join((*map(arguments.__getitem__, names), counter, *options))})"
 
 
 _NAMES: dict[str, Any] = {
     "unhooked": unhooked,
+    "NormCall": NormCall,
     "poolable": poolable,
     "linked": linked,
     "foldable": foldable,
@@ -270,15 +357,20 @@ def _replacement(text: _Spelled, held: str, function: str) -> Replacement:
     Args: held: the condition on convolutions and normalisations.
     """
     modules = ", ".join(text.modules)
-    conditions = (f"unhooked({modules})", held, *text.still, f"settle({modules})")
-    condition = f"poolable(x0) and (settled({modules}) or {' and '.join(conditions)})"
+    conditions = [f"unhooked({modules})", held, *text.still]
+    if len(text.norms) < len(text.links) and any("NormCall" in link for link in text.links):
+        condition = " and ".join(["poolable(x0)", "x0.dim() == 4", *conditions])
+    else:
+        conditions.append(f"settle({modules})")
+        condition = f"poolable(x0) and (settled({modules}) or {' and '.join(conditions)})"
     return Replacement(condition, f"{function}(x0, {', '.join(text.links)})", _NAMES)
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
     """The graph holds torch's own modules, so that no run has to show what they compute."""
     text = _Spelled(region)
-    return _replacement(text, f"linked({', '.join(text.convolutions + text.norms)})", "apply_chain")
+    parts = ", ".join(text.convolutions + text.norms)
+    return _replacement(text, f"linked({len(text.convolutions)}, {parts})", "apply_chain")
 
 
 def _prove_folded(region: Region, shapes: Shapes) -> Replacement:
@@ -310,6 +402,8 @@ RULES = (
         _prove,
         calls=(nn.BatchNorm2d,),
         links=_is_one_stage,
+        starts=is_link,
+        ends=_is_norm_block,
         example=_example,
     ),
     Rule(

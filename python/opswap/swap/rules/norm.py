@@ -28,6 +28,7 @@ __all__ = [
     "RULES",
     "act_of",
     "behind",
+    "is_identity",
     "is_normed",
     "may_overwrite",
     "module_calls",
@@ -73,14 +74,14 @@ def behind(norm: Node) -> tuple[Node, ...]:
     """The nodes after a normalisation: Identities, then an activation, or a sigmoid and a product."""
     nodes: tuple[Node, ...] = ()
     last = norm
-    while len(last.users) == 1 and _is_identity(*last.users):
+    while len(last.users) == 1 and is_identity(*last.users):
         (last,) = last.users
         nodes = (*nodes, last)
     users = gated(last) or tuple(u for u in last.users if activation(u) is not None)[:1]
     return (*nodes, *users) if users else ()
 
 
-def _is_identity(node: Node) -> bool:
+def is_identity(node: Node) -> bool:
     return node.op == "call_module" and type(node.meta["module"]) is nn.Identity
 
 
@@ -136,7 +137,7 @@ def act_of(region: Region) -> tuple[str, str, dict[str, Any]]:
     calls = module_calls(region.nodes)
     for node in region.nodes[1:]:
         module = f"m{calls.index(node)}" if node in calls else ""
-        if _is_identity(node):
+        if is_identity(node):
             conditions.append(f" and type({module}) is Identity")
             continue
         found = found or activation(node)

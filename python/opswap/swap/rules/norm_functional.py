@@ -17,32 +17,39 @@ from ..runtime.guards import unhooked
 from .conditions import normed_alone_fast, normed_fast, poolable
 from .norm import act_of, behind, region_of
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "call_arguments", "is_batch_norm"]
 
 
-def _is_batch_norm(node: Node) -> bool:
+def is_batch_norm(node: Node) -> bool:
     return node.op == "call_function" and node.target is torch_functional.batch_norm
 
 
 def _find_call_act(graph: Graph) -> Iterator[Region]:
-    for node in filter(_is_batch_norm, graph.nodes):
+    for node in filter(is_batch_norm, graph.nodes):
         after = behind(node)
         if after:
             yield region_of((node, *after))
 
 
 def _find_call(graph: Graph) -> Iterator[Region]:
-    return (region_of((node,)) for node in filter(_is_batch_norm, graph.nodes))
+    return (region_of((node,)) for node in filter(is_batch_norm, graph.nodes))
 
 
 def _arguments(region: Region) -> dict[str, str]:
     """The arguments of the function as Python text, by their names."""
-    node = region.nodes[0]
+    return call_arguments(region.nodes[0], region.inputs)
+
+
+def call_arguments(node: Node, inputs: tuple[Node, ...]) -> dict[str, str]:
+    """The arguments of a call of the function as Python text, by their names.
+
+    Raises: Refusal if one is neither an input of the region nor plain.
+    """
     bound = inspect.signature(torch_functional.batch_norm).bind(*node.args, **node.kwargs)
     bound.apply_defaults()
-    names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
+    names = {n: f"x{i}" for i, n in enumerate(inputs)}
     plain = (bool, int, float, type(None))
-    strange = [k for k, v in bound.arguments.items() if v not in region.inputs and type(v) not in plain]
+    strange = [k for k, v in bound.arguments.items() if v not in inputs and type(v) not in plain]
     if strange:
         raise Refusal(f"its argument {strange[0]!r} is a {type(bound.arguments[strange[0]]).__name__}")
     return {k: names[v] if isinstance(v, Node) else repr(v) for k, v in bound.arguments.items()}
