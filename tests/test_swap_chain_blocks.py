@@ -343,7 +343,16 @@ def frozen_parameters(model: nn.Module) -> None:
     model.bn2.requires_grad_(False)
 
 
-INSIDE = [new_weight, other_statistics, written_bias, other_momentum, cumulative, other_eps, without_drop, gate]
+INSIDE = [
+    new_weight,
+    other_statistics,
+    written_bias,
+    other_momentum,
+    cumulative,
+    other_eps,
+    without_drop,
+    gate,
+]
 INSIDE += [hook_inside, hook_on_act, hook_on_convolution, one_in_evaluation, frozen_parameters]
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,33 +15,11 @@ from opswap.ops.chain import try_chain, try_folded
 from opswap.ops.norm import activate, is_watched
 
 from .frozen import FROZEN, Parts
-from .norm import apply_norm
+from .norm import Norm, NormCall, apply_norm
 
-__all__ = ["FoldedLink", "Link", "NormCall", "apply_chain", "apply_folded", "settle", "settled"]
-
-
-class NormCall(NamedTuple):
-    """A call of torch.nn.functional.batch_norm in place of a module: what is read of one, by the same names."""
-
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-    num_batches_tracked: Tensor | None
-    training: bool
-    momentum: float
-    eps: float
-
-    @property
-    def track_running_stats(self) -> bool:
-        return self.running_mean is not None
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        """The caller has."""
-
+__all__ = ["FoldedLink", "Link", "apply_chain", "apply_folded", "settle", "settled"]
 
 # A convolution, its normalisation, the activation after it.
-Norm = nn.BatchNorm2d | NormCall
 Link = tuple[nn.Conv2d, Norm, str | None]
 FoldedLink = tuple[nn.Conv2d, Norm | None, str | None]
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,43 @@ from opswap.ops.norm import check_activation, infer, torch_batch_norm
 
 from ._activation import kept
 
-__all__ = ["BatchNormAct1d", "BatchNormAct2d", "BatchNormAct3d", "apply_norm", "apply_torch_norm"]
+__all__ = [
+    "BatchNormAct1d",
+    "BatchNormAct2d",
+    "BatchNormAct3d",
+    "Norm",
+    "NormCall",
+    "apply_norm",
+    "apply_torch_norm",
+]
 
 _Vector = Tensor | None
 
 
-def apply_norm(
-    norm: nn.modules.batchnorm._BatchNorm, input: Tensor, activation: str | None, *, inplace: bool = False
-) -> Tensor:
+class NormCall(NamedTuple):
+    """A call of torch.nn.functional.batch_norm in place of a module: what is read of one, by the same names."""
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    num_batches_tracked: Tensor | None
+    training: bool
+    momentum: float
+    eps: float
+
+    @property
+    def track_running_stats(self) -> bool:
+        return self.running_mean is not None
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """The caller has."""
+
+
+Norm = nn.modules.batchnorm._BatchNorm | NormCall
+
+
+def apply_norm(norm: Norm, input: Tensor, activation: str | None, *, inplace: bool = False) -> Tensor:
     """The forward of torch's BatchNorm on `norm`, then the activation; counts the batch as torch's does.
 
     Args: inplace: the result may overwrite `input`, which nothing else reads afterwards.
@@ -36,9 +65,7 @@ def apply_torch_norm(norm: nn.modules.batchnorm._BatchNorm, input: Tensor) -> Te
     return torch_batch_norm(input, *_arguments(norm, input))
 
 
-def _arguments(
-    norm: nn.modules.batchnorm._BatchNorm, input: Tensor
-) -> tuple[_Vector, _Vector, _Vector, _Vector, bool, float, float]:
+def _arguments(norm: Norm, input: Tensor) -> tuple[_Vector, _Vector, _Vector, _Vector, bool, float, float]:
     """What torch's BatchNorm passes to the function, behind the input. Counts the batch."""
     norm._check_input_dim(input)
     momentum = 0.0 if norm.momentum is None else norm.momentum

@@ -129,7 +129,12 @@ class Blocks:
         if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.args) != 1:
             return False
         (start,), known = node.args, self._known.get(node.meta["module"])
-        if known is None or call_adds(known.root) or not isinstance(start, fx.Node) or start.op != "call_module":
+        if (
+            known is None
+            or call_adds(known.root)
+            or not isinstance(start, fx.Node)
+            or start.op != "call_module"
+        ):
             return False
         return len(start.users) == len(start.args) == 1 and any(
             starts(start.meta["module"]) and all(map(ends, known.graphs)) for starts, ends in self._halves

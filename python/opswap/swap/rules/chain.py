@@ -15,7 +15,8 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Node
 
-from opswap.nn.chain import NormCall, apply_chain, apply_folded, settle, settled
+from opswap.nn.chain import apply_chain, apply_folded, settle, settled
+from opswap.nn.norm import NormCall
 from opswap.ops._convolution import taps_of
 from opswap.ops.chain import (
     FEWEST_CHANNELS,
@@ -133,13 +134,13 @@ def _aside(node: Node, norm: Node) -> tuple[Node, ...]:
     return tuple(found[1:])
 
 
-def _asserts_images(node: Node) -> bool:
-    """True for an assertion that a tensor has four dimensions."""
-    fact, answer = node.args[:2]
+def _asserts_images(node: Node, tensor: Node) -> bool:
+    """True for an assertion that this tensor has four dimensions."""
+    fact, answer, *_ = node.args if node.target is require else (None, None)
     if not isinstance(fact, Node) or fact.target is not operator.eq or answer is not True:
         return False
     ndim, four = fact.args
-    return four == 4 and isinstance(ndim, Node) and ndim.target is getattr and ndim.args[1:] == ("ndim",)
+    return four == 4 and isinstance(ndim, Node) and ndim.target is getattr and ndim.args == (tensor, "ndim")
 
 
 def _behind(node: Node) -> tuple[Node, ...]:
@@ -166,8 +167,7 @@ def _adjoin(nodes: Stage, sizes: set[Node]) -> bool:
         node = node.next
         if node in nodes or node in sizes or node.op in ("get_attr", "placeholder"):
             continue
-        asserts = node.target is require and _asserts_images(node) and node.args[0].args[0].args[0] is nodes[0]
-        if not called or not (asserts or _counts(node)):
+        if not called or not (_asserts_images(node, nodes[0]) or _counts(node)):
             return False
     return True
 
