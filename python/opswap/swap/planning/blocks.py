@@ -55,7 +55,8 @@ class Blocks:
 
     def chained(self, found: Known) -> Iterator[nn.Module]:
         """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
-        with a module of torch and the next call is another one, an activation, or a block that begins with one."""
+        with a module of torch and the next call is another one, an activation, or a block that begins with one; blocks
+        that are links of a chain, or the rest of one behind a convolution."""
         for graph in found.graphs:
             yield from self._rests_of_links(graph)
             if any(map(self._shares_a_beginning, graph.nodes)):
@@ -126,19 +127,16 @@ class Blocks:
                     yield from (known.root, *known.inlined)
 
     def _is_rest(self, node: object) -> bool:
+        """True for the call of a block that is the rest of a link, on the result of a module that begins one."""
         if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.args) != 1:
             return False
         (start,), known = node.args, self._known.get(node.meta["module"])
-        if (
-            known is None
-            or call_adds(known.root)
-            or not isinstance(start, fx.Node)
-            or start.op != "call_module"
-        ):
+        if known is None or call_adds(known.root) or not isinstance(start, fx.Node):
             return False
-        return len(start.users) == len(start.args) == 1 and any(
-            starts(start.meta["module"]) and all(map(ends, known.graphs)) for starts, ends in self._halves
-        )
+        if start.op != "call_module" or len(start.users) != 1 or len(start.args) != 1:
+            return False
+        module = start.meta["module"]
+        return any(starts(module) and all(map(ends, known.graphs)) for starts, ends in self._halves)
 
     def _link(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
         """The block and what is inlined in it, if it is one link of what a rule joins; () if not."""

@@ -30,7 +30,7 @@ from opswap.ops.depthwise import is_depthwise
 from opswap.ops.norm import spell
 
 from ..graph.metadata import is_metadata
-from ..rule import Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import require, unhooked
 from .activation import activation, activation_of
 from .conditions import poolable
@@ -331,9 +331,11 @@ def _call_text(norm: Node, region: Region) -> str:
     arguments = call_arguments(norm, (*region.inputs, norm.args[0]))
     counters = [n.args[0] for n in _aside(norm.args[0], norm) if _counts(n)]
     counter = f"x{region.inputs.index(counters[0])}" if counters else "None"
-    names = ("running_mean", "running_var", "weight", "bias")
-    options = (arguments[name] for name in ("training", "momentum", "eps"))
-    return f"NormCall({', '.join((*map(arguments.__getitem__, names), counter, *options))})"
+    vectors = [arguments[name] for name in ("running_mean", "running_var", "weight", "bias")]
+    options = [arguments[name] for name in ("training", "momentum", "eps")]
+    if any(text.startswith("x") for text in options):
+        raise Refusal("an option of batch_norm is computed")
+    return f"NormCall({', '.join((*vectors, counter, *options))})"
 
 
 _NAMES: dict[str, Any] = {
@@ -358,7 +360,7 @@ def _replacement(text: _Spelled, held: str, function: str) -> Replacement:
     """
     modules = ", ".join(text.modules)
     conditions = [f"unhooked({modules})", held, *text.still]
-    if len(text.norms) < len(text.links) and any("NormCall" in link for link in text.links):
+    if any("NormCall" in link for link in text.links):  # whose tensors belong to other modules
         condition = " and ".join(["poolable(x0)", "x0.dim() == 4", *conditions])
     else:
         conditions.append(f"settle({modules})")
