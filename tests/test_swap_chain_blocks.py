@@ -157,6 +157,11 @@ def test_taken(name: str, given: bool) -> None:
     assert list(opswap.unswap(model).state_dict()) == list(stock.state_dict())
 
 
+def test_the_chain_goes_past_identities() -> None:
+    (site,) = opswap.report(swapped(Inverted())).swapped
+    assert site.path == "bn3"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_copies(name: str) -> None:
     model = swapped(MODELS[name]().to(memory_format=LAST))
