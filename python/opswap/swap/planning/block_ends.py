@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch.nn.functional as torch_functional
 from torch import fx, nn
 
 from ..graph.calls import graph_kinds
 from ..rules.activation import activation, activation_of
+from ..rules.norm_functional import is_batch_norm
 
 __all__ = [
     "before_identities",
@@ -84,11 +84,7 @@ def ends_with_norm(graph: fx.Graph) -> bool:
 
 def is_norm_call(node: object) -> bool:
     """True for a call of F.batch_norm."""
-    return (
-        isinstance(node, fx.Node)
-        and node.op == "call_function"
-        and node.target is torch_functional.batch_norm
-    )
+    return isinstance(node, fx.Node) and is_batch_norm(node)
 
 
 def _last_call(graph: fx.Graph) -> object:

@@ -34,7 +34,7 @@ from ..rule import Refusal, Region, Replacement, Rule, Shapes
 from ..runtime.guards import require, unhooked
 from .activation import activation, activation_of
 from .conditions import poolable
-from .norm import behind, is_identity, module_calls, modules_between, region_of
+from .norm import behind, identities_behind, module_calls, modules_between, region_of
 from .norm_functional import call_arguments, is_batch_norm
 
 __all__ = ["RULES", "foldable", "is_foldable", "is_link", "linked"]
@@ -220,9 +220,7 @@ def _is_norm_block(graph: Graph) -> bool:
         return False
     (result,) = (n.args[0] for n in graph.nodes if n.op == "output")
     last = (norm, *_behind(norm))[-1]
-    while last is not result and len(last.users) == 1 and is_identity(*last.users):
-        (last,) = last.users
-    return result is last
+    return result is (last, *identities_behind(last))[-1]
 
 
 def _is_tall(node: Node) -> bool:
@@ -236,10 +234,8 @@ def _follow(node: Node, stage_of: Callable[[Node, set[Node]], Stage], sizes: set
     stage = stage_of(node, sizes)
     while stage and len(stages) < MOST_STAGES and not (stages and _is_tall(stage[0])):
         stages.append(stage)
-        users, passed = tuple(stage[-1].users), stage
-        while len(users) == 1 and is_identity(*users):
-            passed = (*passed, *users)
-            users = tuple(users[0].users)
+        passed = (*stage, *identities_behind(stage[-1]))
+        users = tuple(passed[-1].users)
         adjoins = len(users) == 1 and _adjoin((*passed, *users), sizes)
         stage = stage_of(*users, sizes) if adjoins else ()
         if stage:

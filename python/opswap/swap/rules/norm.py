@@ -28,7 +28,7 @@ __all__ = [
     "RULES",
     "act_of",
     "behind",
-    "is_identity",
+    "identities_behind",
     "is_normed",
     "may_overwrite",
     "module_calls",
@@ -72,16 +72,22 @@ def _find_act(graph: Graph) -> Iterator[Region]:
 
 def behind(norm: Node) -> tuple[Node, ...]:
     """The nodes after a normalisation: Identities, then an activation, or a sigmoid and a product."""
-    nodes: tuple[Node, ...] = ()
-    last = norm
-    while len(last.users) == 1 and is_identity(*last.users):
-        (last,) = last.users
-        nodes = (*nodes, last)
+    nodes = identities_behind(norm)
+    last = (norm, *nodes)[-1]
     users = gated(last) or tuple(u for u in last.users if activation(u) is not None)[:1]
     return (*nodes, *users) if users else ()
 
 
-def is_identity(node: Node) -> bool:
+def identities_behind(node: Node) -> tuple[Node, ...]:
+    """The calls of Identities that a result goes through, as long as nothing else reads it."""
+    nodes: tuple[Node, ...] = ()
+    while len(node.users) == 1 and _is_identity(*node.users):
+        (node,) = node.users
+        nodes = (*nodes, node)
+    return nodes
+
+
+def _is_identity(node: Node) -> bool:
     return node.op == "call_module" and type(node.meta["module"]) is nn.Identity
 
 
@@ -137,7 +143,7 @@ def act_of(region: Region) -> tuple[str, str, dict[str, Any]]:
     calls = module_calls(region.nodes)
     for node in region.nodes[1:]:
         module = f"m{calls.index(node)}" if node in calls else ""
-        if is_identity(node):
+        if _is_identity(node):
             conditions.append(f" and type({module}) is Identity")
             continue
         found = found or activation(node)

@@ -35,11 +35,6 @@ def _find_call(graph: Graph) -> Iterator[Region]:
     return (region_of((node,)) for node in filter(is_batch_norm, graph.nodes))
 
 
-def _arguments(region: Region) -> dict[str, str]:
-    """The arguments of the function as Python text, by their names."""
-    return call_arguments(region.nodes[0], region.inputs)
-
-
 def call_arguments(node: Node, inputs: tuple[Node, ...]) -> dict[str, str]:
     """The arguments of a call of the function as Python text, by their names.
 
@@ -57,7 +52,7 @@ def call_arguments(node: Node, inputs: tuple[Node, ...]) -> dict[str, str]:
 
 def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     """Alone, it is faster than torch's while it trains, as the modules are; see rules/norm.py."""
-    arguments = _arguments(region)
+    arguments = call_arguments(region.nodes[0], region.inputs)
     input = arguments.pop("input")
     options = [f"{name}={text}" for name, text in arguments.items()]
     vectors = ", ".join(arguments[name] for name in ("weight", "running_mean", "running_var"))
