@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
@@ -150,6 +151,59 @@ def test_copies_and_pickles_make_plans_of_their_own() -> None:
         for _ in range(10):
             compare(stock, other)
         compare(stock, model)
+
+
+class Written(nn.Module):
+    """Writes over what it has made, as activations do with inplace=True, and +=."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16)
+        self.act = nn.ReLU(inplace=True)
+        self.second = nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.act(self.norm(self.first(x)))
+        made = F.leaky_relu(self.second(kept), 0.5, inplace=True)
+        made += x
+        left, right = made.chunk(2, 1)
+        left.mul_(3).clamp_(max=2)
+        torch.sigmoid_(right)
+        return torch.cat((made, made.mean((2, 3), keepdim=True).relu_() + kept), 1)
+
+
+def test_what_the_call_made_may_be_written_over() -> None:
+    torch.manual_seed(0)
+    stock = Written().eval().to(memory_format=LAST)
+    model = opswap.freeze(opswap.swap(copy.deepcopy(stock)))
+    for _ in range(6):
+        compare(stock, model)
+    assert plans(model) == 1, kept(model).refused
+    assert runs(model)
+
+
+@pytest.mark.parametrize("part", ["input", "part of the input", "buffer"])
+def test_what_the_call_did_not_make_is_not_written_over(part: str) -> None:
+    class Writing(Written):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1, 16, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            written = {"input": x, "part of the input": x[:, :8], "buffer": self.seen}[part]
+            written.add_(1)
+            return super().forward(x)[:, :16] + self.seen
+
+    torch.manual_seed(0)
+    stock = Writing().eval().to(memory_format=LAST)
+    model = opswap.freeze(opswap.swap(copy.deepcopy(stock)))
+    with torch.no_grad():
+        for _ in range(6):
+            x = inputs()
+            y = x.clone()
+            torch.testing.assert_close(model(x), stock(y), rtol=1e-4, atol=1e-4)
+            assert torch.equal(x, y)
+    assert plans(model) == 0
 
 
 def test_unfreeze_and_unswap() -> None:

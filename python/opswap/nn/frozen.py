@@ -56,7 +56,7 @@ class Frozen:
     """The folded weights of a chain, for as long as the weights are the same. A copy of a module folds its own."""
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor] | None = None
+        self._kept: tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor, tuple[Tensor, ...]] | None = None
         self._seals: tuple[Seal, ...] | None = None
         self._parts: tuple[tuple[Seal, ...], tuple[str | None, ...], Parts] | None = None
 
@@ -106,9 +106,9 @@ class Frozen:
 
     @property
     def state_and_weights(self) -> tuple[tuple[Any, ...], tuple[Tensor, ...]] | None:
-        """The state that `held` compares, and the weights of the chain; None before it has settled."""
-        kept, known = self._kept, self._parts
-        return None if kept is None or known is None else (kept[0], known[2][2])
+        """The state that `held` compares, and the weights that were folded; None before any were."""
+        kept = self._kept
+        return None if kept is None else (kept[0], kept[3])
 
     def held(self, state: tuple[Any, ...]) -> Tensor | None:
         """The folded weights, if they are still those of this state."""
@@ -137,8 +137,8 @@ class Frozen:
             self.drop()
             return made
         if kept is None or made[1] is not kept[2]:
-            # The aliases keep the addresses from being given to other weights.
-            self._kept = state, tuple(t.detach() for t in weights), made[1]
+            # The aliases keep the addresses from being given to other weights, also if one gets other memory.
+            self._kept = state, tuple(t.detach() for t in weights), made[1], weights
             _watch(self)
         return made[0]
 

@@ -8,7 +8,7 @@ depend on nothing but their arguments and sizes; anything else raises `NotRecord
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,11 @@ _OPERATORS = (
 _OTHERWISE = Does.SIZES | Does.METADATA | Does.STRIDES | Does.SAME_STRIDES
 # What returns tensors that depend on the arguments alone, and writes to none of them.
 _PURE = (names_of(~_OTHERWISE) | frozenset(" ".join(_OPERATORS).split())) - {"alpha_dropout", "data"}
+# What writes its result over its first argument: relu_(x), x.relu_(), x += y.
+_OVER_FIRST = frozenset(
+    f"{name}_" for name in names_of(Does.ELEMENTWISE | Does.BINARY) - {"alpha_dropout", "dropout"}
+)
+_OVER_FIRST |= {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
 # By these the extension makes its outputs; what they hold otherwise is undefined.
 _UNDEFINED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
 # Arguments with which such a function does write to a tensor, or draws random numbers.
@@ -75,6 +80,15 @@ class _Call:
     kwargs: dict[str, Any]
     result: Any
     may_decline: bool = False
+    over_first: bool = False
+
+
+def _call_of(entry: Any) -> _Call:
+    """What the recorder put on the tape, or the extension: name, arguments and result."""
+    if isinstance(entry, _Call):
+        return entry
+    name, args, result = entry
+    return _Call(getattr(_core, name), args, {}, result, may_decline=True)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -88,11 +102,16 @@ def _name(function: Any) -> str:
     return getattr(function.__self__, "__name__", "") if name == "__get__" else name
 
 
-def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise NotRecordedError before a function runs that may do more than to return tensors."""
+def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Raise NotRecordedError before a function runs that may do more than to return tensors.
+
+    Returns: True if it writes over its first argument, and to nothing else.
+    """
     name = _name(function)
     if name in _READ or name in _UNDEFINED:
-        return
+        return False
+    if name in _OVER_FIRST:
+        return True
     module = getattr(function, "__module__", None) or ""
     if name not in _PURE and not module.startswith("opswap.ops."):
         raise NotRecordedError(f"{name} may depend on more than its arguments, or write to them")
@@ -102,34 +121,56 @@ def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if name in _FLAGGED:
             raise NotRecordedError(f"{name} may write to its arguments") from None
         given = kwargs
-    if any(key in _WRITING and value is not None and value is not False for key, value in given.items()):
+    writing = {
+        key for key, value in given.items() if key in _WRITING and value is not None and value is not False
+    }
+    if writing - ({"inplace"} if name in names_of(Does.ELEMENTWISE) else set()):
         raise NotRecordedError(f"{name} writes to a tensor, or draws random numbers")
+    return bool(writing)
 
 
 class _Recorder(TorchFunctionMode):
-    """versions: how often a tensor had been written to when it was returned, by its id."""
+    """kept: tensors to which nothing may write. versions: how often a tensor had been written to when it was returned,
+    by its id."""
 
-    def __init__(self, tape: list[Any]) -> None:
+    def __init__(self, tape: list[Any], kept: Sequence[Tensor]) -> None:
         super().__init__()
         self.tape = tape
         self.versions: dict[int, int] = {}
+        self._kept = set(map(_memory, kept))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        _require_pure(func, args, kwargs)
+        over_first = _require_pure(func, args, kwargs)
+        if over_first:
+            self._require_made(func, args)
         start = len(self.tape)
         result = func(*args, **kwargs)
         if _name(func) in _READ:
             del self.tape[start:]
             return result
-        made = {id(t) for call in self.tape[start:] for t in tensors_in(call[-1])}
-        if not all(id(t) in made for t in tensors_in(result)):
+        made = {id(t) for entry in self.tape[start:] for t in tensors_in(_call_of(entry).result)}
+        if over_first or not all(id(t) in made for t in tensors_in(result)):
             del self.tape[start:]
-            self.tape.append((func, args, kwargs, result))
-        for t in tensors_in(result):
-            if not t.is_inference():
-                self.versions[id(t)] = t._version
+            self.tape.append(_Call(func, args, kwargs, result, over_first=over_first))
+        self.versions.update(_versions(tensors_in(result)))
+        if over_first:  # its views have the same version
+            memory = _memory(args[0])
+            self.versions.update(_versions(t for t in self._made() if _memory(t) == memory))
         return result
+
+    def _made(self) -> Iterator[Tensor]:
+        return (t for entry in self.tape for t in tensors_in(_call_of(entry).result))
+
+    def _require_made(self, function: Any, args: tuple[Any, ...]) -> None:
+        """Raise NotRecordedError unless the first argument was made by a recorded call, in memory of its own."""
+        first = args[0] if args else None
+        if not any(first is t for t in self._made()) or _memory(first) in self._kept:
+            raise NotRecordedError(f"{_name(function)} writes to a tensor that the call did not make")
+
+
+def _memory(tensor: Any) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 class _NoOriginals:
@@ -150,10 +191,10 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module
     """
     tape: list[Any] = []
     state = torch.random.get_rng_state()
-    recorder = _Recorder(tape)
     # Tensors of the inference mode count no writes.
     with torch.inference_mode(False), torch.no_grad():
         held = [*module.parameters(), *module.buffers()]
+        recorder = _Recorder(tape, [*inputs, *held])
         before = _versions([*inputs, *held])
         token = listener.set(_NoOriginals())
         _core.record_calls(tape)
@@ -167,7 +208,7 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module
         finally:
             _core.record_calls(None)
             listener.reset(token)
-    calls = [_Call(getattr(_core, c[0]), c[1], {}, c[2], True) if len(c) == 3 else _Call(*c) for c in tape]
+    calls = list(map(_call_of, tape))
     made = {id(t): 0 for call in calls for t in tensors_in(call.result)}
     after = _versions([*inputs, *held, *(t for call in calls for t in tensors_in(call.result))])
     expected = {**made, **recorder.versions, **before}
@@ -179,7 +220,7 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module
     return Recording(result, text.compile(code), tuple(text.frozen), code)
 
 
-def _versions(tensors: Sequence[Tensor]) -> dict[int, int]:
+def _versions(tensors: Iterable[Tensor]) -> dict[int, int]:
     return {id(t): t._version for t in tensors if not t.is_inference()}
 
 
@@ -209,13 +250,16 @@ class _Text:
         for call in calls:
             if _name(call.function) in _UNDEFINED:
                 raise NotRecordedError("it makes a tensor and leaves it as it finds it")
-            if all(id(t) in self.names for t in tensors_in(call.result)):
+            if not call.over_first and all(id(t) in self.names for t in tensors_in(call.result)):
                 continue  # it returns what it was given
             given = [self._value(a, known) for a in call.args]
             given += [f"{key}={self._value(value, known)}" for key, value in call.kwargs.items()]
             own = f"v{len(lines)}"
             lines.append((own, f"{self._constant(call.function)}({', '.join(given)})", call.may_decline))
-            self._name_result(call.result, own)
+            if call.over_first:
+                self.names[id(call.result)] = own  # the former name is dropped
+            else:
+                self._name_result(call.result, own)
         if next(tensors_in(result), None) is None:
             raise NotRecordedError("it does not return a tensor")
         returned = self._value(result, known)
