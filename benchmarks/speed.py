@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""How much faster a training step of other people's networks is, swapped, than stock, each in its faster format.
+"""How much faster a training step of other people's networks, or a call, is swapped than stock, in the faster format.
 
     python benchmarks/speed.py [--network TEXT ...] [--side 128 224] [--threads 1 2] [--batch 32] [--json FILE]
     python benchmarks/speed.py --library timm ... --side 0 --threads 1 --batch 8 [--network TEXT ...] [--json FILE]
+    python benchmarks/speed.py --inference --batch 1 [--network TEXT ...] [--library NAME ...] [--json FILE]
     python benchmarks/speed.py --rows FILE.json ... > benchmarks/results/speed.md
 
 times zero_grad, forward, loss, backward and plain SGD of float32 networks, stock and swapped in both memory formats, in
 turn in one process per row, with freed memory reused. Networks of timm and torchvision are left out if these are not
 installed. `--library` times networks of networks.json instead: no family may be slower swapped. Side
 0 is the first that the network supports, of a detector always; the loss of a detector is the sum of its own.
+`--inference` times a call in eval() without gradients.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ _SIZES = {"LPRNet": (24, 94)}
 @dataclass
 class Row:
     """One network, size and number of threads. stock: milliseconds by format; swapped: in the faster one. ratio: of
-    the faster stock format to it, with its quartiles.
+    the faster stock format to it, with its quartiles. inference: of a call in evaluation, not of a step.
     """
 
     name: str
@@ -118,32 +120,33 @@ class Row:
     ratio: tuple[float, float, float] = (0.0, 0.0, 0.0)
     machine: str = ""
     error: str = ""
+    inference: bool = False
 
 
-def measure(name: str, side: int, threads: int, batch: int) -> Row:
+def measure(name: str, side: int, threads: int, batch: int, inference: bool = False) -> Row:
     """One row; an error is its text."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     opswap.memory.reuse_freed(True)
     shape: tuple[int, ...] = (batch, 3, *_SIZES.get(name, (side, side)))
     machine = f"{cpu_model()}, {opswap.isa.current()}, torch {torch.__version__}, {datetime.date.today()}"
-    row = Row(name, shape, threads, machine=machine)
+    row = Row(name, shape, threads, machine=machine, inference=bool(inference))
     try:
         model = (NETWORKS[name] if name in NETWORKS else partial(networks.make, *name.split("/")))()
-        model.train()
+        model.train(not inference)
         library, listed = name.split("/") if "/" in name else ("", name)
         if networks.is_detector(library, listed):
             row.shape = (batch, 3, *[networks.sizes(library, listed)[0]] * 2)
             images, targets = networks.arguments(
                 library, listed, batch, row.shape[-1], torch.contiguous_format
             )
-            samples = _samples(Detector(model, targets), torch.stack(images))
+            samples = _samples(Detector(model, targets), torch.stack(images), inference)
         else:
             if not side:
                 _, first = networks.first_arguments(model, library, listed, 2, torch.contiguous_format)
                 shape = batch, 3, first, first
             row.shape = shape
-            samples = _samples(model, torch.randn(row.shape))
+            samples = _samples(model, torch.randn(row.shape), inference)
     except Exception as error:  # a library that is not installed, or that raises
         row.error = first_line(error)
         return row
@@ -156,7 +159,7 @@ def measure(name: str, side: int, threads: int, batch: int) -> Row:
     return row
 
 
-def _samples(model: nn.Module, x: Tensor) -> dict[str, list[float]]:
+def _samples(model: nn.Module, x: Tensor, inference: bool) -> dict[str, list[float]]:
     """Milliseconds by form; those that the network does not run in are left out."""
     last = x.contiguous(memory_format=_LAST)
     swap = partial(opswap.swap, model, example_inputs=(x,), inplace=False)
@@ -168,7 +171,7 @@ def _samples(model: nn.Module, x: Tensor) -> dict[str, list[float]]:
     }
     steps = {}
     for form, pair in forms.items():
-        steps[form] = one = step(*pair, pair[1], _loss)
+        steps[form] = one = _call(*pair) if inference else step(*pair, pair[1], _loss)
         try:
             one()
         except RuntimeError:  # MaxPool3d of LPRNet, and code that views what it computes
@@ -176,6 +179,14 @@ def _samples(model: nn.Module, x: Tensor) -> dict[str, list[float]]:
             if form in ("contiguous", _SWAPPED):
                 raise
     return time_in_turn(steps, _SECONDS, _ROUNDS)
+
+
+def _call(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    @torch.no_grad()
+    def call() -> None:
+        model(x)
+
+    return call
 
 
 def _in_channels_last(model: nn.Module) -> nn.Module:
@@ -222,10 +233,13 @@ def table(rows: Iterable[Row]) -> list[str]:
 def page(rows: list[Row]) -> list[str]:
     """Markdown of all rows, with the machine and the median of the ratios."""
     ratios = sorted(row.ratio[0] for row in rows if not row.error)
+    title, timed = "Training steps", "a training step"
+    if all(row.inference for row in rows):
+        title, timed = "Inference", "a call in `eval()` without gradients"
     return [
-        "# Training steps",
+        f"# {title}",
         "",
-        "Made by `python benchmarks/speed.py --rows`. Milliseconds of a training step in float32; how many times as "
+        f"Made by `python benchmarks/speed.py --rows`. Milliseconds of {timed} in float32; how many times as "
         "fast as the faster format of stock. Swapped is in its faster format too, in rows from before 2026-11-28 in "
         "channels_last.",
         "",
@@ -258,9 +272,10 @@ def main() -> None:
     parser.add_argument("--side", type=int, nargs="+", default=[128, 224], help="of the images")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--inference", action="store_true", help="calls in evaluation, not training steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     parser.add_argument("--rows", type=Path, nargs="+", metavar="FILE", help="make the page of these rows")
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rows:
         rows = [_row(row) for file in arguments.rows for row in json.loads(file.read_text())]
@@ -280,7 +295,7 @@ def main() -> None:
             continue
         for side in arguments.side[: 1 if name in _SIZES else None]:
             for threads in arguments.threads:
-                rows.append(_in_a_process(name, side, threads, arguments.batch))
+                rows.append(_in_a_process(name, side, threads, arguments.batch, int(arguments.inference)))
                 print(*table(rows[-1:])[2:], file=sys.stderr, flush=True)
                 if arguments.json is not None:
                     arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A block whose calls are recorded once it is frozen, and its stock twin."""
+"""A block whose calls are recorded, and its stock twin."""
 
 from __future__ import annotations
 
@@ -58,10 +58,12 @@ def inputs(size: int = 16) -> Tensor:
     return torch.randn(2, 16, size, size).contiguous(memory_format=LAST)
 
 
-def replaying() -> tuple[nn.Module, nn.Module]:
-    """(stock, swapped and frozen with a plan)."""
+def replaying(frozen: bool = True) -> tuple[nn.Module, nn.Module]:
+    """(stock, swapped, perhaps frozen, with a plan)."""
     stock = made()
-    model = opswap.freeze(opswap.swap(copy.deepcopy(stock)))
+    model = opswap.swap(copy.deepcopy(stock))
+    if frozen:
+        opswap.freeze(model)
     with torch.no_grad():
         for _ in range(4):
             model(inputs())
@@ -70,7 +72,9 @@ def replaying() -> tuple[nn.Module, nn.Module]:
 
 
 def kept(model: nn.Module) -> Replay:
-    found = vars(model)[FROZEN]
+    found: Any = vars(model).get(FROZEN)
+    if found is None:
+        found = vars(model)["_opswap_record"].replay
     assert isinstance(found, Replay)
     return found
 

@@ -262,7 +262,7 @@ def test_what_are_no_seals(wrong: object) -> None:
 @pytest.mark.parametrize("number", [0, -1, 2, 99, 2**70, "1", None, 1.0])
 def test_seals_with_wrong_numbers(number: object) -> None:
     net = nn.Sequential(nn.ReLU())
-    (cls, kinds, names, values), *below = seal_forward(net)
+    (cls, kinds, names, values), *below = seal_forward(net, {})
     assert _core.unaltered((net,), ((cls, kinds, names, values), *below))
     wrong = tuple(("0", number) if k == "_modules" else v for k, v in zip(names, values, strict=True))
     assert not _core.unaltered((net,), ((cls, kinds, names, wrong), *below))

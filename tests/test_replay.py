@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A frozen model runs the kernels of a former call."""
+"""A swapped model runs the kernels of a former call: on small inputs, or frozen."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ pytestmark = [
     pytest.mark.usefixtures("every_rule_applies"),
 ]
 
+BOTH = pytest.mark.parametrize("frozen", [True, False], ids=["frozen", ""])
 
-def test_it_runs_and_counts() -> None:
-    stock, model = replaying()
+
+@BOTH
+def test_it_runs_and_counts(frozen: bool) -> None:
+    stock, model = replaying(frozen)
     assert runs(model)
     for _ in range(3):
         compare(stock, model)
@@ -41,10 +44,13 @@ def test_it_runs_and_counts() -> None:
     assert again["kernel"]["conv_chain"] == 1
 
 
-def test_in_the_inference_mode_too() -> None:
+@BOTH
+def test_in_the_inference_mode_too(frozen: bool) -> None:
     stock = made()
     with torch.inference_mode():
-        model = opswap.freeze(opswap.swap(copy.deepcopy(stock)))
+        model = opswap.swap(copy.deepcopy(stock))
+        if frozen:
+            opswap.freeze(model)
         for _ in range(5):
             x = inputs()
             result = model(x)
@@ -70,8 +76,9 @@ def odd_inputs() -> Iterator[Tensor]:
     yield x[:0]
 
 
-def test_other_inputs() -> None:
-    stock, model = replaying()
+@BOTH
+def test_other_inputs(frozen: bool) -> None:
+    stock, model = replaying(frozen)
     for x in odd_inputs():
         for _ in range(5):
             with torch.no_grad():
@@ -80,8 +87,9 @@ def test_other_inputs() -> None:
     assert plans(model) <= 8
 
 
-def test_wrong_inputs_raise_as_before() -> None:
-    stock, model = replaying()
+@BOTH
+def test_wrong_inputs_raise_as_before(frozen: bool) -> None:
+    stock, model = replaying(frozen)
     for x in (inputs().double(), torch.randn(2, 15, 8, 8), inputs().int(), torch.randn(32, 8)):
         for _ in range(5):
             with torch.no_grad(), pytest.raises((RuntimeError, ValueError)):
@@ -90,8 +98,9 @@ def test_wrong_inputs_raise_as_before() -> None:
                 model(x)
 
 
-def test_contexts() -> None:
-    stock, model = replaying()
+@BOTH
+def test_contexts(frozen: bool) -> None:
+    stock, model = replaying(frozen)
     x = inputs()
     with torch.no_grad():
         torch.testing.assert_close(model(x=x), stock(x=x), rtol=1e-4, atol=1e-4)
@@ -119,8 +128,9 @@ def test_contexts() -> None:
     assert runs(model)
 
 
-def test_a_functional_call_with_other_parameters() -> None:
-    stock, model = replaying()
+@BOTH
+def test_a_functional_call_with_other_parameters(frozen: bool) -> None:
+    stock, model = replaying(frozen)
     other = {name: p.detach() * 0.5 for name, p in model.named_parameters()}
     with torch.no_grad():
         x = inputs()
@@ -130,8 +140,9 @@ def test_a_functional_call_with_other_parameters() -> None:
             compare(stock, model)
 
 
-def test_in_training_and_back() -> None:
-    stock, model = replaying()
+@BOTH
+def test_in_training_and_back(frozen: bool) -> None:
+    stock, model = replaying(frozen)
     for _ in range(2):
         x = inputs()
         for m in (stock, model):
@@ -145,8 +156,9 @@ def test_in_training_and_back() -> None:
             compare(stock, model)
 
 
-def test_copies_and_pickles_make_plans_of_their_own() -> None:
-    stock, model = replaying()
+@BOTH
+def test_copies_and_pickles_make_plans_of_their_own(frozen: bool) -> None:
+    stock, model = replaying(frozen)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.copy(model)):
         for _ in range(10):
             compare(stock, other)
@@ -206,8 +218,9 @@ def test_what_the_call_did_not_make_is_not_written_over(part: str) -> None:
     assert plans(model) == 0
 
 
-def test_unfreeze_and_unswap() -> None:
-    stock, model = replaying()
+@BOTH
+def test_unfreeze_and_unswap(frozen: bool) -> None:
+    stock, model = replaying(frozen)
     opswap.unfreeze(model)
     assert FROZEN not in vars(model)
     compare(stock, model)
@@ -226,8 +239,9 @@ def test_nothing_is_kept_alive() -> None:
     assert_freed_at_once(lambda: replaying()[1])
 
 
-def test_in_many_threads() -> None:
-    stock, model = replaying()
+@BOTH
+def test_in_many_threads(frozen: bool) -> None:
+    stock, model = replaying(frozen)
     wrong: list[Any] = []
 
     def call(seed: int) -> None:
@@ -248,9 +262,10 @@ def test_in_many_threads() -> None:
     assert not wrong
 
 
-def test_a_model_that_changes_all_the_time() -> None:
+@BOTH
+def test_a_model_that_changes_all_the_time(frozen: bool) -> None:
     """It is recorded ever more seldom."""
-    stock, model = replaying()
+    stock, model = replaying(frozen)
     for i in range(60):
         stock.slope = model.slope = 0.1 + i
         compare(stock, model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What changes after a call of a frozen model was recorded is noticed."""
+"""What changes after a call was recorded is noticed."""
 
 from __future__ import annotations
 
@@ -169,19 +169,21 @@ CHANGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", ""])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
-def test_a_change_is_noticed(change: Callable[[Any], None]) -> None:
-    stock, model = replaying()
+def test_a_change_is_noticed(change: Callable[[Any], None], frozen: bool) -> None:
+    stock, model = replaying(frozen)
     change(stock)
     change(model)
     for _ in range(6):  # also once there is another plan
         compare(stock, model)
 
 
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", ""])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
-def test_a_change_that_is_taken_back(change: Callable[[Any], None]) -> None:
+def test_a_change_that_is_taken_back(change: Callable[[Any], None], frozen: bool) -> None:
     """The plan of a model is not the plan of its changed copy."""
-    stock, model = replaying()
+    stock, model = replaying(frozen)
     copies = copy.deepcopy((stock, model))
     for m in copies:
         change(m)
@@ -219,15 +221,16 @@ def other_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "leaky_relu", lambda x, slope: x)
 
 
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", ""])
 @pytest.mark.parametrize(
     "change",
     [other_global, other_function, other_code, other_constant, other_forward, other_forward_of_torch,
      other_function_of_torch],
 )  # fmt: skip
 def test_a_change_elsewhere(
-    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    change: Callable[[pytest.MonkeyPatch], None], frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock, model = replaying()
+    stock, model = replaying(frozen)
     change(monkeypatch)
     for _ in range(6):
         compare(stock, model)
@@ -236,8 +239,9 @@ def test_a_change_elsewhere(
         compare(stock, model)
 
 
-def test_a_hook_for_all_modules() -> None:
-    stock, model = replaying()
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", ""])
+def test_a_hook_for_all_modules(frozen: bool) -> None:
+    stock, model = replaying(frozen)
     handle = register_module_forward_pre_hook(
         lambda m, given: (given[0] + 1,) if type(m) is nn.ReLU else None
     )

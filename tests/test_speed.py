@@ -40,6 +40,13 @@ def test_a_row(name: str, formats: int, short: None) -> None:
     assert row.swapped > 0.0 and row.ratio[0] == min(row.stock.values()) / row.swapped
 
 
+def test_a_row_of_inference(short: None) -> None:
+    with reuse_kept():
+        row = speed.measure("U-Net, GroupNorm", 32, torch.get_num_threads(), 1, inference=True)
+    assert not row.error and row.inference
+    assert speed.page([row])[0] == "# Inference"
+
+
 def test_a_network_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, short: None) -> None:
     monkeypatch.setitem(speed.NETWORKS, "missing", lambda: __import__("no_such_library"))
     with reuse_kept():

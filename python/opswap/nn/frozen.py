@@ -31,7 +31,7 @@ FEWEST_SEEN = 2
 
 
 class Replay:
-    """What a frozen module with a generated forward runs for inputs of one kind, kept by `swap.replay`.
+    """What a module with a generated forward runs in evaluation for inputs of one kind, kept by `swap.replay`.
 
     plans: by kind. seen: how often inputs of a kind came while there was no plan for them. due: after how many
     there shall be one. ran: how often plans ran since something changed.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -45,24 +46,28 @@ def seal(module: nn.Module) -> Seal | None:
     return _seal(module, True, None)
 
 
-def seal_forward(module: nn.Module) -> tuple[Seal, ...] | None:
+def seal_forward(module: nn.Module, read: Mapping[int, Collection[str]]) -> tuple[Seal, ...] | None:
     """What decides about a run of the module's forward: the module without its hooks, and all modules below it.
 
+    Args: read: the attributes that code reads, by the id of each module of which that is known. Others of its own
+        may hold anything.
     Returns: as `seal`, the module's seal first; None also if a module is below itself.
     """
     modules, seals = [module], []
     for i, m in enumerate(modules):  # which grows meanwhile
         if i > _MOST_MODULES:
             return None
-        made = _seal(m, i > 0, modules)
+        made = _seal(m, i > 0, modules, read.get(id(m)))
         if made is None:
             return None
         seals.append(made)
     return tuple(seals)
 
 
-def _seal(module: nn.Module, hooks: bool, modules: list[nn.Module] | None) -> Seal | None:
-    """modules: those that have a seal; the children are added."""
+def _seal(
+    module: nn.Module, hooks: bool, modules: list[nn.Module] | None, read: Collection[str] | None = None
+) -> Seal | None:
+    """modules: those that have a seal; the children are added. read: see `seal_forward`."""
     entries = vars(module)
     kinds, values = [], []
     for name, value in entries.items():
@@ -77,6 +82,8 @@ def _seal(module: nn.Module, hooks: bool, modules: list[nn.Module] | None) -> Se
             kind, held = ("a", None) if modules is None else ("m", _number(value, modules))
         elif _is_plain(value) or (name in ("forward", _FORWARD) and value is entries.get(_FORWARD)):
             kind, held = "v", value
+        elif read is not None and name not in read and not hasattr(type(module), name):
+            kind = "a"
         else:
             return None
         kinds.append(kind)

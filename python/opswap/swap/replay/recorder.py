@@ -8,6 +8,7 @@ depend on nothing but their arguments and sizes; anything else raises `NotRecord
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,12 +76,15 @@ class Recording:
 
 @dataclass
 class _Call:
+    """writes: over an argument, which is the result. versions: see `_versions`, of what a call of torch returned."""
+
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
     may_decline: bool = False
-    over_first: bool = False
+    writes: bool = False
+    versions: dict[int, int] = field(default_factory=dict)
 
 
 def _call_of(entry: Any) -> _Call:
@@ -88,7 +92,8 @@ def _call_of(entry: Any) -> _Call:
     if isinstance(entry, _Call):
         return entry
     name, args, result = entry
-    return _Call(getattr(_core, name), args, {}, result, may_decline=True)
+    writes = any(result is a for a in args if isinstance(a, Tensor))
+    return _Call(getattr(_core, name), args, {}, result, may_decline=True, writes=writes)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -130,13 +135,11 @@ def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 class _Recorder(TorchFunctionMode):
-    """kept: tensors to which nothing may write. versions: how often a tensor had been written to when it was returned,
-    by its id."""
+    """kept: tensors to which nothing may write."""
 
     def __init__(self, tape: list[Any], kept: Sequence[Tensor]) -> None:
         super().__init__()
         self.tape = tape
-        self.versions: dict[int, int] = {}
         self._kept = set(map(_memory, kept))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -152,11 +155,12 @@ class _Recorder(TorchFunctionMode):
         made = {id(t) for entry in self.tape[start:] for t in tensors_in(_call_of(entry).result)}
         if over_first or not all(id(t) in made for t in tensors_in(result)):
             del self.tape[start:]
-            self.tape.append(_Call(func, args, kwargs, result, over_first=over_first))
-        self.versions.update(_versions(tensors_in(result)))
-        if over_first:  # its views have the same version
-            memory = _memory(args[0])
-            self.versions.update(_versions(t for t in self._made() if _memory(t) == memory))
+            call = _Call(func, args, kwargs, result, writes=over_first)
+            self.tape.append(call)
+            call.versions = _versions(tensors_in(result))
+            if over_first:  # its views have the same version
+                memory = _memory(args[0])
+                call.versions.update(_versions(t for t in self._made() if _memory(t) == memory))
         return result
 
     def _made(self) -> Iterator[Tensor]:
@@ -209,10 +213,8 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module
             _core.record_calls(None)
             listener.reset(token)
     calls = list(map(_call_of, tape))
-    made = {id(t): 0 for call in calls for t in tensors_in(call.result)}
     after = _versions([*inputs, *held, *(t for call in calls for t in tensors_in(call.result))])
-    expected = {**made, **recorder.versions, **before}
-    written = any(expected[key] != version for key, version in after.items())
+    written = any(after[key] != version for key, version in {**_expected(calls), **before}.items())
     if written or not torch.equal(torch.random.get_rng_state(), state):
         raise NotRecordedError("it writes to a tensor, or draws random numbers")
     text = _Text(inputs, held, _folded(module))
@@ -220,7 +222,18 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module
     return Recording(result, text.compile(code), tuple(text.frozen), code)
 
 
+def _expected(calls: Sequence[_Call]) -> dict[int, int]:
+    """As `_versions`, if nothing but these calls has written to what they made."""
+    versions: dict[int, int] = {}
+    for call in calls:
+        versions = {**dict.fromkeys(map(id, tensors_in(call.result)), 0), **versions, **call.versions}
+        if call.writes and call.may_decline:  # the extension does not count its writes, but its caller
+            versions[id(call.result)] += 1
+    return versions
+
+
 def _versions(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """How often these tensors were written to, by their ids."""
     return {id(t): t._version for t in tensors if not t.is_inference()}
 
 
@@ -250,13 +263,13 @@ class _Text:
         for call in calls:
             if _name(call.function) in _UNDEFINED:
                 raise NotRecordedError("it makes a tensor and leaves it as it finds it")
-            if not call.over_first and all(id(t) in self.names for t in tensors_in(call.result)):
+            if not call.writes and all(id(t) in self.names for t in tensors_in(call.result)):
                 continue  # it returns what it was given
             given = [self._value(a, known) for a in call.args]
             given += [f"{key}={self._value(value, known)}" for key, value in call.kwargs.items()]
             own = f"v{len(lines)}"
             lines.append((own, f"{self._constant(call.function)}({', '.join(given)})", call.may_decline))
-            if call.over_first:
+            if call.writes:
                 self.names[id(call.result)] = own  # the former name is dropped
             else:
                 self._name_result(call.result, own)
@@ -318,19 +331,19 @@ def _is_constant(value: Any) -> bool:
     return type(value) in (*_CONSTANTS, _MEMORY_FORMAT)
 
 
+_OWN_NAME = re.compile(r"\bv\d+\b")
+
+
 def _body(lines: Sequence[tuple[str, str, bool]], returned: str) -> Iterator[str]:
     """One statement per call; what nobody reads any more is dropped, so that its memory is used again."""
-    texts = [text for _, text, _ in lines]
-    for i, (name, text, may_decline) in enumerate(lines):
-        yield f"    {name} = {text}"
+    last = {name: i for i, (own, text, _) in enumerate(lines) for name in (own, *_OWN_NAME.findall(text))}
+    kept = set(_OWN_NAME.findall(returned))
+    for i, (own, text, may_decline) in enumerate(lines):
+        yield f"    {own} = {text}"
         if may_decline:
-            yield f"    if {name} is NotImplemented:"
-            yield f"        return {name}"
-        for former, *_ in lines[:i]:
-            if _reads(text, former) and not any(_reads(t, former) for t in (*texts[i + 1 :], returned)):
-                yield f"    {former} = None"
+            yield f"    if {own} is NotImplemented:"
+            yield f"        return {own}"
+        for name in dict.fromkeys((own, *_OWN_NAME.findall(text))):
+            if last[name] == i and name not in kept:
+                yield f"    {name} = None"
     yield f"    return {returned}"
-
-
-def _reads(text: str, name: str) -> bool:
-    return any(f"{name}{end}" in text for end in ",)[]") or text == name

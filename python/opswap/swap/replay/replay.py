@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A frozen module in evaluation: while nothing has changed, the kernels of a former call run, and no other code.
+"""A module in evaluation: while nothing has changed, the kernels of a former call run, and no other code.
 
-The third call for inputs of one kind (dtype, sizes, strides) is recorded; see `recorder`. From then on one comparison
+The third call for inputs of one kind (dtype, sizes, strides) is recorded, see `recorder`: for small inputs, or if the
+module is frozen. From then on one comparison
 of everything that the call read stands for all conditions of the generated forwards below: the modules with their
 options, tensors and hooks, by identity (`nn.seal`); forwards and constants of classes; what code reads outside of the
 model; the weights that were folded, by the count of writes to them.
@@ -36,6 +37,8 @@ __all__ = ["replay"]
 
 _MOST = 8  # kinds of inputs that have a plan
 _WORTH = 64  # runs that repay a recording
+# Elements of an input. A recording holds every result of the call at once; what is not frozen has asked for nothing.
+_SMALL, _MOST_ELEMENTS = 1 << 18, 1 << 62
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
@@ -71,11 +74,17 @@ def replay(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, An
     """The result of a call of a module with a generated forward, in a tuple; None if that forward has to run."""
     if _compiling() or module is None:  # it was freed, and the generated forward says so
         return None
-    kept = module.__dict__.get(FROZEN)
-    if type(kept) is not Replay or kwargs or _grad_enabled() or not _is_ordinary():
+    if kwargs or _grad_enabled():
         return None
-    kind = _kind(args)
-    if kind is None:
+    kept = module.__dict__.get(FROZEN)
+    most = _MOST_ELEMENTS
+    if type(kept) is not Replay:
+        swapped = module.__dict__.get("_opswap_record")
+        if swapped is None:
+            return None
+        kept, most = swapped.replay, _SMALL
+    kind = _kind(args, most)
+    if kind is None or not _is_ordinary():
         return None
     plan = kept.plans.get(kind)
     if plan is not None:
@@ -103,10 +112,10 @@ def _is_ordinary() -> bool:
     )
 
 
-def _kind(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What the recorded calls may depend on; None if an argument is not a plain tensor on the CPU."""
+def _kind(args: tuple[Any, ...], most: int) -> tuple[Any, ...] | None:
+    """What the recorded calls may depend on; None for what is no plain tensor on the CPU, or has more elements."""
     for x in args:
-        if type(x) is not Tensor or not x.is_cpu or x.layout is not torch.strided:
+        if type(x) is not Tensor or not x.is_cpu or x.layout is not torch.strided or x.numel() > most:
             return None
     return tuple([(x.dtype, x.shape, x.stride()) for x in args])
 
@@ -115,6 +124,11 @@ def _forget(kept: Replay) -> None:
     """Something has changed. If that goes on, recording again and again would cost more than it brings."""
     kept.plans.clear()
     kept.seen.clear()
+    _wait(kept)
+
+
+def _wait(kept: Replay) -> None:
+    """A plan was dropped: the next one is made later, unless plans have been worth their recordings."""
     kept.due = FEWEST_SEEN if kept.ran >= _WORTH else min(2 * kept.due, 1 << 20)
     kept.ran = 0
 
@@ -140,18 +154,20 @@ def _record_if_due(kept: Replay, module: nn.Module, args: tuple[Any, ...], kind:
         _forget(kept)
         return None
     plan.recording.result = None
+    kept.seen.pop(kind, None)
     while len(kept.plans) >= _MOST:
         kept.plans.pop(next(iter(kept.plans)), None)
+        _wait(kept)
     kept.plans[kind] = plan
     return (made,)
 
 
 def _plan(module: nn.Module, args: tuple[Any, ...]) -> _Plan:
-    held = seal_forward(module)
     modules = list(module.modules())
+    states = _states(modules)
+    held = seal_forward(module, _read(states))
     if held is None or any(m.training for m in modules):
         raise NotRecordedError("it has attributes that cannot be compared, or is in training")
-    states = _states(modules)
     _check_known(modules, states)
     recording = record(module.forward, args, module)
     folded = [f.state_and_weights for f in recording.frozen]
@@ -176,6 +192,14 @@ def _states(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, State]]:
         record = vars(module).get("_opswap_record")
         if record is not None:
             found += [(module, record.root), *record.inlined, *record.containers, *record.read]
+    return found
+
+
+def _read(states: Sequence[tuple[nn.Module, State]]) -> dict[int, set[str]]:
+    """The attributes of which these states know, by the id of the module."""
+    found: dict[int, set[str]] = {}
+    for module, state in states:
+        found.setdefault(id(module), set()).update(state.names)
     return found
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from opswap._torch import any_global_hook, fake_copy, graph_refuses_modules, is_ordinary, only_looking_hooks
+from opswap.nn.frozen import Replay
 from opswap.ops._stats import count_original
 
 from .instance_forward import without_links
@@ -69,8 +70,8 @@ class Record:
     are called but not they themselves; `sites` are relative to the module. `read` are the states of modules of which
     something was read, `outside` what belongs to no module. `passed` are modules of torch that run between calls that
     one call stands for, and those below them. `known` has results of `size_guard_holds`, `logged` what
-    was written to the log. `later` tells what code below that came later may write to and the forward reads; `moved`:
-    what such code has changed nevertheless.
+    was written to the log, `replay` what runs in place of the forward in evaluation. `later` tells what code below
+    that came later may write to and the forward reads; `moved`: what such code has changed nevertheless.
     """
 
     root: State
@@ -84,6 +85,7 @@ class Record:
     moved: list[str] = field(default_factory=list, compare=False)
     known: dict[Any, bool] = field(default_factory=dict, compare=False)
     logged: dict[str, object] = field(default_factory=dict, compare=False)
+    replay: Replay = field(default_factory=Replay, compare=False)
 
     def conflict(self, module: nn.Module) -> str:
         """What later code below may write to and the forward reads, in words; "" if nothing is known."""
@@ -98,7 +100,7 @@ class Record:
         return {**self.__dict__, **mutable}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"moved": [], **state})  # older pickles have none
+        self.__dict__.update({"moved": [], "replay": Replay(), **state})  # older pickles have none
 
 
 # Methods that the forwards of torch's layers call, and that users set on an instance.
