@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -85,6 +86,29 @@ def test_other_inputs(frozen: bool) -> None:
                 torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4, equal_nan=True)
         compare(stock, model)
     assert plans(model) <= 8
+
+
+def test_large_inputs_are_recorded_if_frozen() -> None:
+    """A recording holds every result of the call at once."""
+    for frozen in (True, False):
+        stock, model = replaying(frozen)
+        for _ in range(4):
+            compare(stock, model, inputs(100))
+        assert plans(model) == 1 + frozen
+
+
+def test_inputs_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More sizes than there are plans: a call is recorded ever more seldom."""
+    stock, model = replaying()
+    module = sys.modules["opswap.swap.replay.replay"]
+    recorded: list[int] = []
+    record = module.record  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "record", lambda *args: (recorded.append(1), record(*args))[1])
+    for _ in range(30):
+        for size in range(8, 20):
+            compare(stock, model, inputs(size))
+    assert plans(model) == 8
+    assert 8 <= len(recorded) < 60
 
 
 @BOTH
