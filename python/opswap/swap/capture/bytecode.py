@@ -9,8 +9,10 @@ from __future__ import annotations
 import dis
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from string import Formatter
 from types import CodeType
 from typing import Any
 
@@ -119,6 +121,7 @@ def reads(code: CodeType) -> Reads:
     names: dict[str, None] = {}
     attributes, stored, loaded, texts, indirect, imports = set(), set(), set(), set(), set(), []
     dynamic = False
+    asked = _LOOK_UPS - {"__getattribute__"} if is_look_up(code) else _LOOK_UPS
     steps = list(dis.get_instructions(code))
     for i, op in enumerate(steps):
         if op.opname in _GLOBALS:
@@ -130,6 +133,7 @@ def reads(code: CodeType) -> Reads:
                 indirect.update(filter(None, [attribute]))
         elif op.opname in _ATTRIBUTES:
             attributes.add(op.argval)
+            dynamic = dynamic or (op.argval in asked and not (i and _formats(steps[i - 1 : i + 1])))
             (stored if op.opname in _STORES else loaded).add(op.argval)
         elif op.opname in ("DELETE_DEREF", "STORE_DEREF") and op.argval in code.co_freevars:
             stored.add("cell_contents")
@@ -137,10 +141,24 @@ def reads(code: CodeType) -> Reads:
             level = steps[i - 2].argval
             imports.append((op.argval, level if isinstance(level, int) else 0))
         dynamic = dynamic or op.opname == "MATCH_CLASS"
-    asked = _LOOK_UPS - {"__getattribute__"} if is_look_up(code) else _LOOK_UPS
-    dynamic = dynamic or not asked.isdisjoint(names) or not asked.isdisjoint(attributes)
+    dynamic = dynamic or not asked.isdisjoint(names)
     sets = map(frozenset, (attributes, stored, attributes - loaded))
     return Reads(tuple(names), *sets, tuple(imports), frozenset(texts), frozenset(indirect), dynamic)
+
+
+def _formats(steps: Sequence[dis.Instruction]) -> bool:
+    """True for "...".format, if no attribute and no element is named in the text."""
+    text, attribute = (step.argval for step in steps)
+    if attribute != "format" or steps[0].opname != "LOAD_CONST" or not isinstance(text, str):
+        return False
+    try:
+        fields = [(name, spec) for _, name, spec, _ in Formatter().parse(text) if name is not None]
+    except ValueError:  # the text is not a format
+        return False
+    return all(
+        (not name or name.isidentifier() or name.isdigit()) and "{" not in (spec or "")
+        for name, spec in fields
+    )
 
 
 @lru_cache(maxsize=_MANY)

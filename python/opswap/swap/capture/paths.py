@@ -32,8 +32,9 @@ from ..graph.metadata import (
     is_metadata,
     without_joins,
 )
-from ..runtime.guards import find_class, hooked, one_mode, require
+from ..runtime.guards import hooked, one_mode
 from ..runtime.lists import Listed
+from ..runtime.messages import find_class, require
 from ..runtime.outside import Outside, join
 from ..runtime.state import Reading
 from . import einops_backend

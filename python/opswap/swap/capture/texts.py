@@ -2,14 +2,15 @@
 """Texts that a forward makes of sizes, dtypes and devices, for the message of a check.
 
 A trace has no values to put into such a text; it puts a mark there. That is right only if no code reads the text,
-so a text is made in three kinds of statements alone:
+so a text is made in four kinds of statements alone:
 
     assert test, text
     raise Error(text)
     the function of torch that asserts, called with a test and a text
+    warnings.warn, or a method of a log, called with texts
 
 The statement is found in the source of the running code, which is compiled again and compared. The rewritten forward
-makes the text if the check fails.
+makes the text if the check fails, or says it again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from __future__ import annotations
 import ast
 import dis
 import linecache
+import logging
 import re
+import warnings
 from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -26,6 +29,9 @@ from typing import Any
 from torch.fx import Node, Proxy
 
 from opswap._torch import assert_function
+
+from ..runtime.messages import LEVELS
+from ..runtime.patched import unpatched
 
 __all__ = ["Piece", "Texts", "has_mark", "is_for_a_message", "without_marks"]
 
@@ -75,6 +81,9 @@ def is_for_a_message(frame: FrameType) -> bool:
         message = [*statement.exc.args, *(keyword.value for keyword in statement.exc.keywords)]
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
+        if _tells(call.func, frame):
+            arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+            return all(_shows_values(part, frame) for part in arguments)
         if len(call.args) != 2 or call.keywords or not _asserts(_value(call.func, frame)):
             return False
         read, message = call.args[:1], call.args[1:]
@@ -86,6 +95,14 @@ def is_for_a_message(frame: FrameType) -> bool:
 
 def _asserts(value: Any) -> bool:
     return value is not None and value is assert_function
+
+
+def _tells(called: ast.expr, frame: FrameType) -> bool:
+    """True for what warns or writes to a log."""
+    if isinstance(called, ast.Attribute) and isinstance(_value(called.value, frame), logging.Logger):
+        return called.attr in LEVELS
+    found = unpatched(_value(called, frame))
+    return any(found is unpatched(f) for f in (warnings.warn, *(getattr(logging, level) for level in LEVELS)))
 
 
 def _is_plain_error(value: Any) -> bool:

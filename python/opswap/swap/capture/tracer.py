@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -24,12 +24,13 @@ from torch import fx, nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import checkpoint
 
-from opswap._torch import assert_function, tree_leaves
+from opswap._torch import assert_function
 
 from ..graph.calls import operation
 from ..graph.metadata import counts_dimensions, expression, is_metadata, is_shape, known_dimensions
-from ..runtime.guards import hooked, own_call, require
+from ..runtime.guards import hooked, own_call
 from ..runtime.lists import Listed, is_listed, names_in
+from ..runtime.messages import require
 from ..runtime.purity import SWAP_FOLDER, TORCH_FOLDER
 from . import classes
 from .bytecode import unfaithful
@@ -37,6 +38,7 @@ from .concrete import Concrete
 from .follow import CHECKPOINTED, Follower
 from .given import Given
 from .patches import Patches, reading_flags, trace_with
+from .replaced import Replaced
 from .stand_in import StandIn, has_attributes
 from .texts import Texts, has_mark, is_for_a_message
 from .trace_frames import frames, reads_modules
@@ -66,8 +68,6 @@ _TRANSPARENT = (
 _ASSERT = getattr(assert_function, "__code__", None)  # becomes a node; public, and documented
 _CONTAINERS = (list, dict, immutable_list, immutable_dict)
 _TUPLES = (tuple, torch.Size)
-# Their arguments are sizes, which may be proxies, without a tensor by which torch would dispatch the call to fx.
-_FACTORIES = ("empty", "full", "ones", "zeros")
 # The number of dimensions is tried in this order if no run has shown it.
 _GUESSES = 500  # answers about sizes in one trace, as nothing determines them
 _DIMENSIONS = (4, 3, 5, 2)
@@ -148,7 +148,6 @@ class Tracer(fx.Tracer):
         self.computing_example = False  # modules are called on tensors, for an example value
         self.texts = Texts()
         self.nothing = ""  # the name of the node in whose place the forward gets None
-        self._replaced: dict[str, tuple[Any, Any]] = {}  # of torch's factories: (what it was, what it is)
         self.disturbed = False  # by a trace of another thread
         self._stand_ins: list[StandIn] = []
 
@@ -163,11 +162,11 @@ class Tracer(fx.Tracer):
             return self._trace(root)
 
     def _trace(self, root: nn.Module) -> fx.Graph:
-        patches = Patches()
+        patches, replaced = Patches(), Replaced(self)
 
         def meet(code: CodeType) -> None:
             patches.meet(code)
-            self._replace_factories(code)
+            replaced.meet(code)
 
         self.follower.meet = meet
         self.follower.check_class = partial(classes.check, self)
@@ -179,30 +178,7 @@ class Tracer(fx.Tracer):
             if any(map(has_attributes, self._stand_ins)):
                 self.refuse("an attribute of a tensor is set")
             self.disturbed = patches.disturbed
-            for name, (stock, recorded) in self._replaced.items():
-                if getattr(torch, name) is recorded:  # else another patch, which its owner restores
-                    setattr(torch, name, stock)
-
-    def _replace_factories(self, code: CodeType) -> None:
-        """Replace those of torch's factories that this code may call, which other threads see: before it runs."""
-        for name in _FACTORIES:
-            if name not in self._replaced and (name in code.co_names or name in code.co_consts):
-                stock = getattr(torch, name)
-                self._replaced[name] = stock, self._recorded(stock)
-                setattr(torch, name, self._replaced[name][1])
-
-    def _recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, whose calls become nodes if an argument is a proxy; other threads' are left alone."""
-
-        @wraps(function)
-        def record_or_call(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == self.thread and any(
-                isinstance(a, fx.Proxy) for a in tree_leaves((args, kwargs))
-            ):
-                return self.create_proxy("call_function", function, args, kwargs)
-            return function(*args, **kwargs)
-
-        return record_or_call
+            replaced.restore()
 
     def create_proxy(self, kind: str, target: Any, args: Any, *others: Any, **kwargs: Any) -> fx.Proxy:
         """As fx does; no code of the user runs in it."""

@@ -31,7 +31,8 @@ from opswap.ops.norm import spell
 
 from ..graph.metadata import is_metadata
 from ..rule import Refusal, Region, Replacement, Rule, Shapes
-from ..runtime.guards import require, unhooked
+from ..runtime.guards import unhooked
+from ..runtime.messages import require
 from .activation import activation, activation_of
 from .conditions import poolable
 from .norm import behind, identities_behind, module_calls, modules_between, region_of

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -34,7 +33,6 @@ __all__ = [
     "call_adds",
     "capture_is_valid",
     "count_fallback",
-    "find_class",
     "hooked",
     "in_mode",
     "is_plain_tensor",
@@ -42,7 +40,6 @@ __all__ = [
     "one_mode",
     "ordinary",
     "own_call",
-    "require",
     "runs_other_code",
     "size_guard_holds",
     "unhooked",
@@ -303,37 +300,6 @@ def _metadata(tensor: Any) -> Any:
     )
 
 
-def require(
-    fact: Any,
-    answer: bool,
-    module: str,
-    name: str,
-    args: tuple[Any, ...],
-    texts: tuple[tuple[int, tuple[Any, ...]], ...] = (),
-) -> None:
-    """Raise what the original forward raises, the class `name` of `module`, if a fact is not as captured.
-
-    Args: texts: arguments that show values, by their places: plain pieces, and values with how they become text.
-    """
-    if bool(fact) is not answer:
-        known = dict(texts)
-        args = tuple(_text(known[i]) if i in known else a for i, a in enumerate(args))
-        raise find_class(module, name)(*args)
-
-
-def _text(pieces: tuple[Any, ...]) -> str:
-    shown = ""
-    for piece in pieces:
-        if isinstance(piece, str):
-            shown += piece
-            continue
-        value, how, specification = piece
-        shown += (
-            format(value, specification) if how == "format" else repr(value) if how == "repr" else str(value)
-        )
-    return shown
-
-
 def unpackable(values: Any, number: int) -> None:
     """Raise what Python raises when values are unpacked to another number of names."""
     found = len(values)
@@ -341,14 +307,6 @@ def unpackable(values: Any, number: int) -> None:
         raise ValueError(f"too many values to unpack (expected {number})")
     if found < number:
         raise ValueError(f"not enough values to unpack (expected {number}, got {found})")
-
-
-def find_class(module: str, name: str) -> Any:
-    """The object of this qualified name, None if there is none."""
-    found = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def count_fallback(module: nn.Module) -> None:

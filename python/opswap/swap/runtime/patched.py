@@ -11,7 +11,7 @@ from opswap._torch import SYMBOLIC_TRACE
 __all__ = ["unpatched"]
 
 _CAPTURE = f"{__package__.rpartition('.')[0]}.capture"
-_PATCHING = (SYMBOLIC_TRACE, f"{_CAPTURE}.tracer", f"{_CAPTURE}.patches")
+_PATCHING = (SYMBOLIC_TRACE, f"{_CAPTURE}.replaced", f"{_CAPTURE}.patches")
 
 
 def unpatched(value: Any) -> Any:

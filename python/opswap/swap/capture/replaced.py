@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT
+"""Functions that a trace replaces, since no tensor among their arguments tells torch.fx of the call.
+
+torch's factories become nodes if a size is among their arguments. Warnings, and lines for a log, become nodes that say
+the same from the same place in the user's code: a text may show sizes, dtypes and devices, see `texts`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from opswap._torch import tree_leaves
+
+from ..graph.metadata import is_metadata
+from ..runtime import purity
+from ..runtime.messages import LEVELS, find_class, log_line, warn
+from .follow import Follower
+from .texts import Texts, has_mark
+
+__all__ = ["Replaced"]
+
+# Their arguments are sizes, which may be proxies.
+_FACTORIES = ("empty", "full", "ones", "zeros")
+_PLACES: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (torch, _FACTORIES),
+    (warnings, ("warn",)),
+    (logging, tuple(LEVELS)),
+    (logging.Logger, tuple(LEVELS)),
+)
+_PLAIN = (bool, int, float, complex, str, type(None))
+
+
+class _Tracer(Protocol):
+    follower: Follower
+    texts: Texts
+    thread: int
+
+    def refuse(self, reason: str) -> Exception:
+        """The exception that ends the trace."""
+
+    def create_arg(self, a: Any) -> Any:
+        """What a node may have as an argument."""
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any) -> fx.Node:
+        """A node behind those of the trace so far."""
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        """What stands for the result of a new node."""
+
+
+class Replaced:
+    """What one trace has replaced. Other threads see it too, and their calls are passed on."""
+
+    def __init__(self, tracer: _Tracer) -> None:
+        self._tracer = tracer
+        self._known: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
+
+    def meet(self, code: CodeType) -> None:
+        """Replace those functions that this code may call, before it runs."""
+        for holder, names in _PLACES:
+            for name in names:
+                if (id(holder), name) not in self._known and (
+                    name in code.co_names or name in code.co_consts
+                ):
+                    stock = vars(holder)[name]
+                    made = self._factory(stock) if holder is torch else self._notice(stock, holder)
+                    self._known[id(holder), name] = holder, name, stock, made
+                    setattr(holder, name, made)
+
+    def restore(self) -> None:
+        """Put back what is not patched otherwise meanwhile, which its owner restores."""
+        for holder, name, stock, made in self._known.values():
+            if vars(holder).get(name) is made:
+                setattr(holder, name, stock)
+
+    def _factory(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose calls become nodes if an argument is a proxy."""
+
+        @wraps(function)
+        def record_or_call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == self._tracer.thread and any(
+                isinstance(a, fx.Proxy) for a in tree_leaves((args, kwargs))
+            ):
+                return self._tracer.create_proxy("call_function", function, args, kwargs)
+            return function(*args, **kwargs)
+
+        return record_or_call
+
+    def _notice(self, function: Callable[..., Any], holder: Any) -> Callable[..., Any]:
+        """The function, whose calls by code of the user become nodes."""
+
+        @wraps(function)
+        def record_or_call(*args: Any, **kwargs: Any) -> Any:
+            tracer, frame = self._tracer, sys._getframe(1)
+            here = threading.get_ident() == tracer.thread and tracer.follower.listens
+            if not here or not _is_of_user(frame):
+                return function(*args, **kwargs)
+            before = tracer.follower.pause()
+            try:
+                spelled = self._warning if holder is warnings else self._log_line
+                node = spelled(frame, function.__name__, *args, **kwargs)
+            except _UnknownError:
+                where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                name = f"{holder.__name__}.{function.__name__}"
+                raise tracer.refuse(f"{name}() is called at {where}, which a capture cannot follow") from None
+            finally:
+                tracer.follower.go_on(before)
+            tracer.create_node("call_function", *node, {})
+
+        return record_or_call
+
+    def _warning(
+        self, frame: FrameType, name: str, message: Any, category: Any = None, stacklevel: Any = 1, *rest: Any,
+        **options: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        category = UserWarning if category is None else category
+        known = type(category) is type and find_class(category.__module__, category.__qualname__) is category
+        if rest or options or type(message) is not str or not known or type(stacklevel) is not int:
+            raise _UnknownError
+        for _ in range(1, stacklevel):
+            if frame.f_back is None or not _is_of_user(frame.f_back):
+                raise _UnknownError
+            frame = frame.f_back
+        module = frame.f_globals.get("__name__")
+        if vars(sys.modules.get(module, torch)) is not frame.f_globals:
+            raise _UnknownError
+        place = frame.f_code.co_filename, frame.f_lineno, module
+        (shown,), texts = self._shown((message,))
+        return warn, ((category.__module__, category.__qualname__), place, shown, texts)
+
+    def _log_line(self, frame: FrameType, name: str, *args: Any, **options: Any) -> tuple[Any, ...]:
+        log, args = (args[0], args[1:]) if args and isinstance(args[0], logging.Logger) else (None, args)
+        if log is None:
+            called = None
+        else:
+            called = log.name
+            if type(log) is not logging.Logger or logging.getLogger(called) is not log:
+                raise _UnknownError
+        if options or not args or type(args[0]) is not str:
+            raise _UnknownError
+        place = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        shown, texts = self._shown(args)
+        return log_line, (called, LEVELS[name], place, shown, texts)
+
+    def _shown(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Arguments of a node, and those that are texts that show values, by their places."""
+        texts = tuple((i, self._tracer.texts.split(v)) for i, v in enumerate(values) if has_mark(v))
+        shown = tuple("" if has_mark(v) else self._tracer.create_arg(v) for v in values)
+        if not all(map(_is_shown, tree_leaves(shown))):
+            raise _UnknownError
+        return shown, texts
+
+
+class _UnknownError(Exception):
+    """A call that cannot be written down."""
+
+
+def _is_of_user(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return purity.owner(frame.f_code.co_filename, name if isinstance(name, str) else "") == purity.USER
+
+
+def _is_shown(value: Any) -> bool:
+    """True for plain values, and for what is known of a tensor without its elements."""
+    if isinstance(value, fx.Node):
+        return is_metadata(value)
+    return type(value) in (*_PLAIN, torch.dtype, torch.device, torch.layout)
