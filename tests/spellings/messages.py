@@ -220,7 +220,7 @@ def prints(x: Tensor) -> Tensor:
 
 
 def logs_what_a_format_looks_up(x: Tensor) -> Tensor:
-    log.info("{0.rate}".format(config))
+    log.info("{.rate}".format(config))
     return shuffled(x)
 
 
@@ -231,7 +231,7 @@ def decides(x: Tensor) -> Tensor:
 
 
 LEFT = [
-    warns_of_elements, warns_of_an_object, warns_imported, logs_a_stack, logs_an_error,
-    logs_a_level, logs_elements, logs_an_object, logs_if_enabled, logs_its_own_way, logs_to_an_unknown_log, logs_what_a_format_looks_up, prints,
+    warns_of_elements, warns_of_an_object, warns_imported, logs_a_stack, logs_an_error, logs_a_level, logs_elements,
+    logs_an_object, logs_if_enabled, logs_its_own_way, logs_to_an_unknown_log, logs_what_a_format_looks_up, prints,
     decides,
 ]  # fmt: skip
