@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import linecache
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,21 +70,53 @@ def test_a_message_about_what_a_module_returns() -> None:
 
 
 @pytest.mark.parametrize("body", texts.DECIDING)
-def test_a_text_that_decides_is_refused(body: Body) -> None:
+def test_a_text_of_sizes_that_decides_needs_an_example(body: Body) -> None:
     stock = Only(body)
     model = opswap.swap(copy.deepcopy(stock), exact=True)
     report = opswap.report(model)
-    assert not report.swapped and "a string is built from" in report.kept[0].reason, str(report)
+    assert not report.swapped and "a string is built from a size" in report.kept[0].reason, str(report)
     for size in SIZES:
         assert error_of(model, torch.ones(size)) == error_of(stock, torch.ones(size))
 
 
 @pytest.mark.parametrize("behind", [False, True])
-@pytest.mark.parametrize("body", texts.LEFT)
-def test_a_message_that_cannot_be_made_again_is_the_originals(body: Body, behind: bool) -> None:
+@pytest.mark.parametrize("body", [*texts.DECIDING, *texts.BY_TYPE])
+def test_a_text_that_decides_is_a_guard(body: Body, behind: bool) -> None:
+    """The new forward is for the text of the example, and for no other."""
     stock = Behind(body) if behind else Only(body)
-    model = opswap.swap(copy.deepcopy(stock), exact=True)
+    inputs = images(*SIZES[0])
+    model = opswap.swap(copy.deepcopy(stock), exact=True, strict=True, example_inputs=(inputs,))
+    opswap.reset_stats()
+    assert_equal(outputs_and_gradients(model, inputs), outputs_and_gradients(stock, inputs))
+    assert not opswap.stats()["original"]
     for size in SIZES:
+        for dtype in (torch.float32, torch.float64):
+            x = torch.arange(math.prod(size), dtype=dtype).reshape(size)
+            assert error_of(model, x) == error_of(stock, x)
+            if error_of(stock, x) is None:
+                assert torch.equal(model(x), stock(x))
+    assert opswap.stats()["original"] or body is texts.by_the_device  # there is one alone
+
+
+@pytest.mark.parametrize("body", texts.BY_TYPE)
+def test_the_type_of_the_parameters_is_likely(body: Body) -> None:
+    model = opswap.swap(Only(body), exact=True, strict=True)
+    x = images(2, 12, 4, 8)
+    assert torch.equal(model(x), Only(body)(x))
+    assert torch.equal(model(x.double()), Only(body)(x.double()))
+    assert not opswap.explain(model, x).kept
+
+
+@pytest.mark.parametrize("example", [False, True], ids=["", "example"])
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("body", texts.LEFT)
+def test_a_message_that_cannot_be_made_again_is_the_originals(
+    body: Body, behind: bool, example: bool
+) -> None:
+    stock = Behind(body) if behind else Only(body)
+    inputs = (images(*SIZES[0]),) if example else None
+    model = opswap.swap(copy.deepcopy(stock), exact=True, example_inputs=inputs)
+    for size in (*SIZES, (2, 6, 4, 8), (2, 9, 4, 8)):
         assert error_of(model, torch.ones(size)) == error_of(stock, torch.ones(size))
 
 

@@ -164,6 +164,25 @@ def a_message_with_a_choice(x: Tensor) -> Tensor:
     return by_size(x, 3)
 
 
+def a_message_by_another_question(x: Tensor) -> Tensor:
+    if x.shape[1] % 4:
+        raise ValueError("even" if x.shape[1] % 2 == 0 else "odd")
+    return by_size(x, 2)
+
+
+def a_message_of_an_integer(x: Tensor) -> Tensor:
+    assert x.shape[1] % 4 == 0, f"got {int(x.shape[1])} channels"
+    return by_size(x, 2)
+
+
+def an_error_by_another_question(x: Tensor) -> Tensor:
+    if x.shape[1] % 4:
+        if x.shape[1] % 2:
+            raise TypeError("odd")
+        raise ValueError("even")
+    return by_size(x, 2)
+
+
 def of_elements(x: Tensor) -> Tensor:
     assert x.dim() == 4, f"{x}"
     return by_size(x, 3)
@@ -176,7 +195,21 @@ def two_statements(x: Tensor) -> Tensor:
     return by_size(x, k)
 
 
+def by_the_dtype(x: Tensor) -> Tensor:
+    return by_size(x, 3) if str(x.dtype) == "torch.float32" else by_size(x, 2)
+
+
+def by_the_device(x: Tensor) -> Tensor:
+    return x if "cuda" in f"{x.device}" else by_size(x, 3)
+
+
+def by_a_table(x: Tensor) -> Tensor:
+    return by_size(x, {"4x8": 3, "5x8": 2}[f"{x.shape[2]}x{x.shape[3]}"])
+
+
+BY_TYPE = (by_the_dtype, by_the_device)
 DECIDING = (
+    by_a_table,
     in_a_test,
     in_a_test_by_percent,
     in_a_torch_assert,
@@ -190,6 +223,9 @@ LEFT = (
     a_message_that_is_cut,
     a_message_that_is_padded,
     a_message_with_a_choice,
+    a_message_by_another_question,
+    a_message_of_an_integer,
+    an_error_by_another_question,
     of_elements,
 )
 

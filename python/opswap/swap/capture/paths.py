@@ -44,7 +44,7 @@ from .follow import Follower
 from .modes import capture_modes
 from .texts import Piece, Texts, has_mark, without_marks
 from .trace_frames import raised_by_user
-from .tracer import CaptureError, Decision, EndlessError, ExampleValues, Tracer
+from .tracer import Answer, CaptureError, Decision, EndlessError, ExampleValues, Tracer
 from .unseen import Search, search_calls, what_may_change
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
@@ -139,7 +139,7 @@ class _Trace:
     lists: Mapping[str, Listed]
     disturbed: str  # by another thread, in words
 
-    def script(self, place: int, answer: bool | int) -> list[bool | int]:
+    def script(self, place: int, answer: Answer) -> list[Answer]:
         """The answers up to a decision, and another one there."""
         return [*(d.answer for d in self.decisions[:place]), answer]
 
@@ -173,7 +173,7 @@ class _Explorer:
 
     def _first(self) -> _Trace:
         """The first path that neither raises nor needs a value that the trace does not have."""
-        script: list[bool | int] = []
+        script: list[Answer] = []
         error = None
         for _ in range(_TRIES):
             trace = self._trace(script)
@@ -191,7 +191,7 @@ class _Explorer:
         lines = str(error).splitlines() or [""]
         raise CaptureError(f"{type(error).__name__}: {without_marks(lines[0])}") from error
 
-    def _trace(self, script: Sequence[bool | int], nothing: str = "") -> _Trace:
+    def _trace(self, script: Sequence[Answer], nothing: str = "") -> _Trace:
         """One trace. What a forward draws from the random generators is undone and refused."""
         python, state = random.getstate(), torch.get_rng_state()
         trace = self._run(script, nothing)
@@ -208,7 +208,7 @@ class _Explorer:
             trace, error=trace.error or CaptureError("forward draws random numbers while it is traced")
         )
 
-    def _draws(self, script: Sequence[bool | int], nothing: str) -> tuple[bool, bool]:
+    def _draws(self, script: Sequence[Answer], nothing: str) -> tuple[bool, bool]:
         """Whether the forward itself draws, or may do so: from Python's generator, and from torch's.
 
         Operators of torch are seen in this thread alone. Python's generator does not show which thread drew, so that
@@ -224,7 +224,7 @@ class _Explorer:
                 return False, draws.seen
         return True, draws.seen
 
-    def _run(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None = None) -> _Trace:
+    def _run(self, script: Sequence[Answer], nothing: str, draws: TraceDraws | None = None) -> _Trace:
         """One trace, and others if another thread came in between; see `_run_once`.
 
         Raises: _DisturbedError if another thread traces every time.
@@ -237,7 +237,7 @@ class _Explorer:
             raise _DisturbedError(trace.disturbed)
         return trace
 
-    def _run_once(self, script: Sequence[bool | int], nothing: str, draws: TraceDraws | None) -> _Trace:
+    def _run_once(self, script: Sequence[Answer], nothing: str, draws: TraceDraws | None) -> _Trace:
         """nothing: the name of a node that the forward gets as None."""
         tracer = Tracer(
             self.inlined, self.made, script, self.examples() if self.examples is not None else None
@@ -301,7 +301,8 @@ class _Explorer:
             other = None
             if isinstance(decision.answer, bool):
                 other = self._trace(trace.script(place, not decision.answer))
-            error = None if other is None else other.error
+            # An error that depends on further facts is the original forward's.
+            error = None if other is None or len(other.decisions) > place + 1 else other.error
             if error is not None and raised_by_user(error) and _can_be_made_again(error):
                 _insert_check(graph, decision, error, other.texts)
                 reading, outside = reading | other.reading, join((outside, other.outside))

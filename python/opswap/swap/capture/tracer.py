@@ -85,17 +85,20 @@ class EndlessError(CaptureError):
     """A forward that compares sizes without end, as in a loop that ends at a size."""
 
 
+Answer = bool | int | str
+
+
 @dataclass(frozen=True)
 class Decision:
     """A condition on metadata in a forward, and the value that it was given.
 
-    node: the fact. answer: its truth value, or the number that it was taken for. others: the answers to try
+    node: the fact. answer: its truth value, or the number or text that it was taken for. others: the answers to try
     next where this one was a guess. where: "file:line" of the question.
     """
 
     node: fx.Node
-    answer: bool | int
-    others: tuple[bool | int, ...]
+    answer: Answer
+    others: tuple[Answer, ...]
     where: str
 
 
@@ -124,7 +127,7 @@ class Tracer(fx.Tracer):
         self,
         inlined: Sequence[nn.Module],
         made: list[nn.Module],
-        script: Sequence[bool | int] = (),
+        script: Sequence[Answer] = (),
         examples: ExampleValues | None = None,
     ) -> None:
         super().__init__()
@@ -143,7 +146,7 @@ class Tracer(fx.Tracer):
         self.refusal: CaptureError | None = None
         self.modes = _modes()
         self.thread = threading.get_ident()
-        self.answered: dict[str, bool | int] = {}
+        self.answered: dict[str, Answer] = {}
         self.follower: Follower  # what runs in the trace, by whoever makes the tracer
         self.computing_example = False  # modules are called on tensors, for an example value
         self.texts = Texts()
@@ -209,10 +212,23 @@ class Tracer(fx.Tracer):
         self.create_node("call_function", require, (fact.node, True, *error), {})
 
     def text_of(self, node: fx.Node, frame: FrameType, how: str, specification: str = "") -> str:
-        """The text in place of a fact in the message of a check, during the trace."""
-        if is_metadata(node) and is_for_a_message(frame):
+        """A fact as text: in a message what stands for it during the trace, else the text that the path is for."""
+        if not is_metadata(node):
+            raise self.refuse(f"a string is built from a tensor at {self.inspect_frames()}")
+        if is_for_a_message(frame):
             return self.texts.mark(node, how, specification)
-        raise self.refuse(f"a string is built from a tensor or its size at {self.inspect_frames()}")
+        function = {"format": format, "repr": repr, "str": str}[how]
+        rest = (specification,) if how == "format" else ()
+        likely = self._likely(node)
+        guesses = () if likely is None else (function(likely, *rest),)
+        return str(self._decide(self.create_node("call_function", function, (node, *rest), {}), str, guesses))
+
+    def _likely(self, node: fx.Node) -> Any:
+        """The dtype or device of the module's parameters, in place of one that is not known."""
+        if node.target is not getattr or node.args[1] not in ("device", "dtype"):
+            return None
+        held = next((p for p in self.root.parameters() if p.is_floating_point()), torch.empty(0))
+        return getattr(held, node.args[1])
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         made = StandIn(node, self)
@@ -431,7 +447,7 @@ class Tracer(fx.Tracer):
             self.computing_example = False
             self.follower.go_on(before)
 
-    def _decide(self, node: fx.Node, kind: type, guesses: tuple[bool | int, ...]) -> bool | int:
+    def _decide(self, node: fx.Node, kind: type, guesses: tuple[Answer, ...]) -> Any:
         key = f"{kind.__name__} {expression(node, self._known_metadata)}"
         if key in self.answered:
             return self.answered[key]
@@ -450,9 +466,10 @@ class Tracer(fx.Tracer):
                 )
             answer = guesses[0]
         else:
-            raise self.refuse(
-                f"a size is converted to a Python number at {self.inspect_frames()}: pass example_inputs"
+            done = (
+                "a string is built from a size" if kind is str else "a size is converted to a Python number"
             )
+            raise self.refuse(f"{done} at {self.inspect_frames()}: pass example_inputs")
         others = guesses[guesses.index(answer) + 1 :] if answer in guesses else ()
         self.decisions.append(Decision(node, answer, others, self.inspect_frames()))
         self.answered[key] = answer

@@ -35,7 +35,10 @@ ATTRIBUTES = {"device", "dtype", "is_cuda", "itemsize", "layout", "ndim", "shape
 _METHODS = names_of(Does.METADATA)
 _OF_TENSORS = {builtins.len, is_plain_tensor, torch.is_complex, torch.is_floating_point, torch.numel}
 _OF_METADATA = {
+    builtins.format,
     builtins.getattr,
+    builtins.repr,
+    builtins.str,
     math.ceil,
     math.floor,
     operator.abs,
