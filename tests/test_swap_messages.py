@@ -179,21 +179,25 @@ def test_a_function_of_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Norms(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, before: bool = False) -> None:
         super().__init__()
+        self.before = before
         self.norm, self.norm2 = nn.BatchNorm2d(16), nn.BatchNorm2d(16)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         messages.log.warning("between %s", x.shape)
+        if self.before:
+            warnings.warn(f"between {x.shape}", stacklevel=1)
         x = torch.relu(x)
         warnings.warn(f"between {x.shape}", stacklevel=1)
         return torch.relu(self.norm2(x))
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["", "in front of the activation"])
 @pytest.mark.usefixtures("every_rule_applies")
-def test_statistics_move_before_and_after(kept: Kept) -> None:
-    stock = Norms()
+def test_statistics_move_before_and_after(before: bool, kept: Kept) -> None:
+    stock = Norms(before)
     model = opswap.swap(copy.deepcopy(stock), memory_format=LAST)
     x = torch.randn(4, 16, 8, 8)
     for m in (stock, model):
@@ -215,21 +219,33 @@ def test_in_evaluation_each_call_says_it(kept: Kept) -> None:
 
 
 def test_other_threads_go_on_meanwhile(kept: Kept) -> None:
-    counts, stop = [0, 0], threading.Event()
+    written, stop = [0], threading.Event()
 
     def write() -> None:
         log = logging.getLogger("spellings.thread")
         while not stop.is_set():
             log.warning("from a thread")
-            counts[0] += 1
+            written[0] += 1
+            warnings.warn("from a thread", UserWarning, 1)
+            warnings.warn("from a thread", stacklevel=1)
 
     thread = threading.Thread(target=write)
-    thread.start()
-    for _ in range(20):
-        swapped(messages.logs)
-    stop.set()
-    thread.join()
-    assert sum(line[0] == "spellings.thread" for line in kept.lines) == counts[0] > 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        thread.start()
+        for _ in range(20):
+            swapped(messages.logs)
+            swapped(messages.warns)
+        stop.set()
+        thread.join()
+    lines = [line for line in kept.lines if line[0] == "spellings.thread"]
+    assert len(lines) == written[0] > 0
+    assert {line[4:] for line in lines} == {(__file__, write.__code__.co_firstlineno + 3, "write")}
+    assert len(caught) == 2 * written[0]
+    assert {(w.filename, w.lineno - write.__code__.co_firstlineno) for w in caught} == {
+        (__file__, 5),
+        (__file__, 6),
+    }
     assert warnings.warn.__module__ == "_warnings" and logging.Logger.debug.__module__ == "logging"
 
 

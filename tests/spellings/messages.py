@@ -193,6 +193,16 @@ def logs_elements(x: Tensor) -> Tensor:
     return shuffled(x)
 
 
+def logs_a_text_within(x: Tensor) -> Tensor:
+    log.info("%s", (f"{x.shape}",))
+    return shuffled(x)
+
+
+def warns_loudly(x: Tensor) -> Tensor:
+    warnings.warn(f"{x.dtype}".upper())
+    return shuffled(x)
+
+
 def logs_an_object(x: Tensor) -> Tensor:
     log.info("%s", config)
     return shuffled(x)
@@ -231,7 +241,7 @@ def decides(x: Tensor) -> Tensor:
 
 
 LEFT = [
-    warns_of_elements, warns_of_an_object, warns_imported, logs_a_stack, logs_an_error, logs_a_level, logs_elements,
-    logs_an_object, logs_if_enabled, logs_its_own_way, logs_to_an_unknown_log, logs_what_a_format_looks_up, prints,
-    decides,
+    warns_of_elements, warns_of_an_object, warns_imported, warns_loudly, logs_a_stack, logs_an_error, logs_a_level,
+    logs_elements, logs_an_object, logs_if_enabled, logs_its_own_way, logs_to_an_unknown_log, logs_a_text_within,
+    logs_what_a_format_looks_up, prints, decides,
 ]  # fmt: skip

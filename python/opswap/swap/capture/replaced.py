@@ -7,6 +7,7 @@ the same from the same place in the user's code: a text may show sizes, dtypes a
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
@@ -104,7 +105,7 @@ class Replaced:
             tracer, frame = self._tracer, sys._getframe(1)
             here = threading.get_ident() == tracer.thread and tracer.follower.listens
             if not here or not _is_of_user(frame):
-                return function(*args, **kwargs)
+                return _pass_on(function, *args, **kwargs)
             before = tracer.follower.pause()
             try:
                 spelled = self._warning if holder is warnings else self._log_line
@@ -161,6 +162,13 @@ class Replaced:
         return shown, texts
 
 
+def _pass_on(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call the function; the frame of this call and that of its caller are not where the call comes from."""
+    if inspect.isbuiltin(function) and len(args) > 2:  # warnings.warn
+        return function(*args[:2], max(args[2], 1) + 2, *args[3:], **options)
+    return function(*args, **{**options, "stacklevel": max(options.get("stacklevel", 1), 1) + 2})
+
+
 class _UnknownError(Exception):
     """A call that cannot be written down."""
 
@@ -174,4 +182,4 @@ def _is_shown(value: Any) -> bool:
     """True for plain values, and for what is known of a tensor without its elements."""
     if isinstance(value, fx.Node):
         return is_metadata(value)
-    return type(value) in (*_PLAIN, torch.dtype, torch.device, torch.layout)
+    return type(value) in (*_PLAIN, torch.dtype, torch.device, torch.layout) and not has_mark(value)
