@@ -199,7 +199,7 @@ def logs_a_text_within(x: Tensor) -> Tensor:
 
 
 def warns_loudly(x: Tensor) -> Tensor:
-    warnings.warn(f"{x.dtype}".upper())
+    warnings.warn(f"{x.shape}".upper())
     return shuffled(x)
 
 
