@@ -199,6 +199,7 @@ class Written(nn.Module):
         self.second = nn.Conv2d(16, 16, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=LAST)  # itself
         kept = self.act(self.norm(self.first(x)))
         made = F.leaky_relu(self.second(kept), 0.5, inplace=True)
         made += x
@@ -208,14 +209,28 @@ class Written(nn.Module):
         return torch.cat((made, made.mean((2, 3), keepdim=True).relu_() + kept), 1)
 
 
-def test_what_the_call_made_may_be_written_over() -> None:
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_the_call_made_may_be_written_over(mode: Any) -> None:
     torch.manual_seed(0)
     stock = Written().eval().to(memory_format=LAST)
     model = opswap.freeze(opswap.swap(copy.deepcopy(stock)))
     for _ in range(6):
-        compare(stock, model)
+        with mode():
+            x = inputs()
+            torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
     assert plans(model) == 1, kept(model).refused
     assert runs(model)
+
+
+def test_a_parameter_without_memory() -> None:
+    """It is not recorded, and no error says so."""
+    torch.manual_seed(0)
+    stock = Written().eval().to(memory_format=LAST)
+    model = opswap.freeze(opswap.swap(copy.deepcopy(stock)))
+    model.unread = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    for _ in range(6):
+        compare(stock, model)
+    assert plans(model) == 0
 
 
 @pytest.mark.parametrize("part", ["input", "part of the input", "buffer"])
@@ -259,8 +274,9 @@ def test_unfreeze_and_unswap(frozen: bool) -> None:
         compare(stock, model)
 
 
-def test_nothing_is_kept_alive() -> None:
-    assert_freed_at_once(lambda: replaying()[1])
+@BOTH
+def test_nothing_is_kept_alive(frozen: bool) -> None:
+    assert_freed_at_once(lambda: replaying(frozen)[1])
 
 
 @BOTH

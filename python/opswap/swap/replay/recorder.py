@@ -198,12 +198,11 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module
     # Tensors of the inference mode count no writes.
     with torch.inference_mode(False), torch.no_grad():
         held = [*module.parameters(), *module.buffers()]
-        recorder = _Recorder(tape, [*inputs, *held])
         before = _versions([*inputs, *held])
         token = listener.set(_NoOriginals())
         _core.record_calls(tape)
         try:
-            with recorder:
+            with _Recorder(tape, [*inputs, *held]):
                 result = call(*inputs)
         except NotRecordedError:
             raise
@@ -214,7 +213,8 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module
             listener.reset(token)
     calls = list(map(_call_of, tape))
     after = _versions([*inputs, *held, *(t for call in calls for t in tensors_in(call.result))])
-    written = any(after[key] != version for key, version in {**_expected(calls), **before}.items())
+    expected = {**_expected(calls), **before}
+    written = any(expected[key] != version for key, version in after.items())
     if written or not torch.equal(torch.random.get_rng_state(), state):
         raise NotRecordedError("it writes to a tensor, or draws random numbers")
     text = _Text(inputs, held, _folded(module))
