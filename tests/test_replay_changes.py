@@ -209,12 +209,25 @@ def other_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Block, "SHIFT", -1.0)
 
 
+def a_property_in_place_of_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Block, "slope", property(lambda self: 0.125), raising=False)
+
+
 def other_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Block, "forward", lambda self, x: x + 1)
 
 
 def other_forward_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: x + 1)
+
+
+def other_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Linear, "__call__", lambda self, x: x - 1)
+
+
+def other_inner_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = nn.Module._call_impl
+    monkeypatch.setattr(nn.Linear, "_call_impl", lambda self, *args: call(self, *args) + 1)
 
 
 def other_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +237,8 @@ def other_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", ""])
 @pytest.mark.parametrize(
     "change",
-    [other_global, other_function, other_code, other_constant, other_forward, other_forward_of_torch,
-     other_function_of_torch],
+    [other_global, other_function, other_code, other_constant, a_property_in_place_of_an_option, other_forward,
+     other_forward_of_torch, other_function_of_torch, other_call, other_inner_call],
 )  # fmt: skip
 def test_a_change_elsewhere(
     change: Callable[[pytest.MonkeyPatch], None], frozen: bool, monkeypatch: pytest.MonkeyPatch

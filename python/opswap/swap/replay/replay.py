@@ -47,7 +47,7 @@ _grad_enabled = torch.is_grad_enabled
 class _Plan:
     """A recording, and what has to be as it was.
 
-    constants: (class, name, value). outside: with the forwards of all classes. weights, writes: see `written`.
+    constants: (class, name, value), also of what hides a module's own value if it is a property. outside: with the forwards of all classes. weights, writes: see `written`.
     frozen: with the states of which their weights were folded.
     """
 
@@ -177,7 +177,7 @@ def _plan(module: nn.Module, args: tuple[Any, ...]) -> _Plan:
     return _Plan(
         recording,
         held,
-        tuple(_constants(states)),
+        (*_constants(states), *_calls(modules)),
         join(vars(m)["_opswap_record"].outside for m in modules if "_opswap_record" in vars(m)),
         weights,
         written(weights),
@@ -227,14 +227,21 @@ def _is_of_torch(cls: type[nn.Module]) -> bool:
 
 
 def _constants(states: Sequence[tuple[nn.Module, State]]) -> list[tuple[type, str, Any]]:
-    """What is read of classes; what is read of modules is sealed."""
+    """What is read of classes, and what these have by the names that are read of modules, which are sealed."""
     found: dict[tuple[type, str], tuple[type, str, Any]] = {}
     for module, state in states:
         own = (vars(module), module._parameters, module._buffers, module._modules)
         for name, value in zip(state.names, state.values, strict=True):
-            if not any(name in entries for entries in own):
-                found[type(module), name] = (type(module), name, value)
+            hidden = any(name in entries for entries in own)
+            held = getattr(type(module), name, MISSING) if hidden else value
+            found[type(module), name] = (type(module), name, held)
     return list(found.values())
+
+
+def _calls(modules: Sequence[nn.Module]) -> list[tuple[type, str, Any]]:
+    """What a call of a module runs before its forward."""
+    classes = dict.fromkeys(map(type, modules))
+    return [(cls, name, getattr(cls, name)) for cls in classes for name in ("__call__", "_call_impl")]
 
 
 def _is_equal(a: Any, b: Any) -> bool:
