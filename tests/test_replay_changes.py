@@ -230,6 +230,10 @@ def other_inner_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Linear, "_call_impl", lambda self, *args: call(self, *args) + 1)
 
 
+def other_function_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "linear", lambda x, weight, bias: x - 1)
+
+
 def other_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "leaky_relu", lambda x, slope: x)
 
@@ -238,7 +242,8 @@ def other_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change",
     [other_global, other_function, other_code, other_constant, a_property_in_place_of_an_option, other_forward,
-     other_forward_of_torch, other_function_of_torch, other_call, other_inner_call],
+     other_forward_of_torch, other_function_of_torch, other_call, other_inner_call,
+     other_function_of_a_layer],
 )  # fmt: skip
 def test_a_change_elsewhere(
     change: Callable[[pytest.MonkeyPatch], None], frozen: bool, monkeypatch: pytest.MonkeyPatch

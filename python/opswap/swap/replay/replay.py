@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opswap import _core
@@ -25,6 +26,7 @@ from opswap.ops._stats import count_again, counted_by
 from opswap.ops._switch import active
 
 from ..runtime.fallback import listener
+from ..runtime.guards import SET_METHODS
 from ..runtime.instance_forward import is_rewritten
 from ..runtime.members import MISSING
 from ..runtime.outside import Outside, join, stands
@@ -47,13 +49,14 @@ _grad_enabled = torch.is_grad_enabled
 class _Plan:
     """A recording, and what has to be as it was.
 
-    constants: (class, name, value), also of what hides a module's own value if it is a property. outside: with the forwards of all classes. weights, writes: see `written`.
+    constants: (class or module of Python, name, value), also of what would hide a module's own value. outside: with
+    the forwards of all classes. weights, writes: see `written`.
     frozen: with the states of which their weights were folded.
     """
 
     recording: Recording
     seals: tuple[Seal, ...]
-    constants: tuple[tuple[type, str, Any], ...]
+    constants: tuple[tuple[Any, str, Any], ...]
     outside: Outside
     weights: tuple[Tensor, ...]
     writes: list[tuple[Any, ...]]
@@ -238,10 +241,17 @@ def _constants(states: Sequence[tuple[nn.Module, State]]) -> list[tuple[type, st
     return list(found.values())
 
 
-def _calls(modules: Sequence[nn.Module]) -> list[tuple[type, str, Any]]:
-    """What a call of a module runs before its forward."""
+def _calls(modules: Sequence[nn.Module]) -> list[tuple[Any, str, Any]]:
+    """What a call of a module runs before its forward, and the functions that the forwards of layers call."""
     classes = dict.fromkeys(map(type, modules))
-    return [(cls, name, getattr(cls, name)) for cls in classes for name in ("__call__", "_call_impl")]
+    found: list[tuple[Any, str, Any]] = []
+    for cls in classes:
+        found += [(cls, name, getattr(cls, name)) for name in ("__call__", "_call_impl")]
+    methods = [
+        getattr(cls, name, None) for cls in classes if _is_of_torch(cls) for name in ("forward", *SET_METHODS)
+    ]
+    names = {name for method in methods if method is not None for name in method.__code__.co_names}
+    return [*found, *((F, name, getattr(F, name)) for name in sorted(names) if hasattr(F, name))]
 
 
 def _is_equal(a: Any, b: Any) -> bool:
