@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is recorded of a call of a frozen model, and what is refused."""
+"""What is recorded of a call of a swapped model, and what is refused."""
 
 from __future__ import annotations
 
@@ -57,6 +57,30 @@ def added_in_place(x: Tensor) -> Tensor:
     return y
 
 
+def written_twice(x: Tensor) -> Tensor:
+    y = x * -1
+    part = y.flatten()
+    part += 3
+    return y + torch.sigmoid_(part).view_as(x).mul_(2)
+
+
+def written_input(x: Tensor) -> Tensor:
+    return torch.neg_(x)
+
+
+def written_part_of_the_input(x: Tensor) -> Tensor:
+    x[:1].mul_(2)
+    return x * 1
+
+
+def written_input_by_name(x: Tensor) -> Tensor:
+    return F.leaky_relu(-x, inplace=True) + F.elu(x, inplace=True)
+
+
+def written_hidden(x: Tensor) -> Tensor:
+    return HIDDEN.add_(1) + x
+
+
 def written_out(x: Tensor) -> Tensor:
     return torch.add(x, 1, out=torch.ones_like(x))
 
@@ -90,13 +114,15 @@ HIDDEN = torch.ones(1)
 
 @pytest.mark.parametrize(
     "function",
-    [noisy, dropped, written, written_view, written_by_name, added_in_place, written_out, branching, reading, listing,
-     uninitialised, elsewhere, number],
+    [noisy, dropped, written_view, written_input, written_part_of_the_input, written_input_by_name, written_hidden,
+     written_out, branching, reading, listing, uninitialised, elsewhere, number],
 )  # fmt: skip
 def test_what_is_not_recorded(function: Callable[[Tensor], Any]) -> None:
+    x = torch.ones(2, 3)
     with pytest.raises(NotRecordedError):
-        record(function, (torch.ones(2, 3),), Holder(function))
+        record(function, (x,), Holder(function))
     assert not _core.recording()
+    assert torch.equal(x, torch.ones(2, 3)) and torch.equal(HIDDEN, torch.ones(1))
 
 
 def parts(x: Tensor) -> Any:
@@ -109,7 +135,10 @@ def module_of_functions(x: Tensor) -> Tensor:
     return F.pad(y, (1, 1)).sum(dim=(1, 2), keepdim=True, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("function", [parts, module_of_functions, scaled])
+@pytest.mark.parametrize(
+    "function",
+    [parts, module_of_functions, scaled, written, written_by_name, added_in_place, written_twice],
+)
 def test_what_is_recorded(function: Callable[[Tensor], Any]) -> None:
     recording = record(
         function,
