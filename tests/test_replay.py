@@ -108,7 +108,7 @@ def test_inputs_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         for size in range(8, 20):
             compare(stock, model, inputs(size))
     assert plans(model) == 8
-    assert 8 <= len(recorded) < 60
+    assert 8 <= len(recorded) < 40
 
 
 @BOTH
@@ -220,6 +220,17 @@ def test_what_the_call_made_may_be_written_over(mode: Any) -> None:
             torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
     assert plans(model) == 1, kept(model).refused
     assert runs(model)
+
+
+def test_a_normalisation_over_the_result_of_a_convolution() -> None:
+    """Weights too large to be folded for one image: opswap's kernel writes over what torch's convolution returns."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(512, 512, 3, padding=1, bias=False), nn.BatchNorm2d(512), nn.ReLU()
+    stock = nn.Sequential(*layers).eval().to(memory_format=LAST)
+    model = opswap.swap(copy.deepcopy(stock))
+    for _ in range(5):
+        compare(stock, model, torch.randn(1, 512, 4, 4).contiguous(memory_format=LAST))
+    assert plans(model) == 1, kept(model).refused
 
 
 def test_a_parameter_without_memory() -> None:

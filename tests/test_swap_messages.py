@@ -218,6 +218,24 @@ def test_in_evaluation_each_call_says_it(kept: Kept) -> None:
         assert said(m, kept, ((4, 16, 8, 8),) * 6) == said(stock, kept, ((4, 16, 8, 8),) * 6)
 
 
+class Warns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        warnings.warn(f"before {x.shape}", stacklevel=1)
+        return torch.relu(self.norm(x))
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("every_rule_applies")
+def test_in_evaluation_each_call_warns(kept: Kept) -> None:
+    stock = Warns().eval()
+    model = opswap.swap(copy.deepcopy(stock), strict=True)
+    assert said(model, kept, ((4, 16, 8, 8),) * 6) == said(stock, kept, ((4, 16, 8, 8),) * 6)
+
+
 def test_other_threads_go_on_meanwhile(kept: Kept) -> None:
     written, stop = [0], threading.Event()
 

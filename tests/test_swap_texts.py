@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import opswap
 from nearness import assert_model_as_near
+from opswap.swap.capture.bytecode import reads
 from spellings import Wrapped, texts
 from spellings.guards import Only
 from step import assert_equal, outputs_and_gradients
@@ -118,6 +119,22 @@ def test_a_message_that_cannot_be_made_again_is_the_originals(
     model = opswap.swap(copy.deepcopy(stock), exact=True, example_inputs=inputs)
     for size in (*SIZES, (2, 6, 4, 8), (2, 9, 4, 8)):
         assert error_of(model, torch.ones(size)) == error_of(stock, torch.ones(size))
+
+
+@pytest.mark.parametrize(
+    ("expression", "looks"),
+    [
+        ("'{} and {0!s} {rows:>3} {{}}'.format(x, rows=2)", False),
+        ("'{0.shape}'.format(x)", True),
+        ("'{0[1]}'.format(x)", True),
+        ("'{:{width}}'.format(x, width=3)", True),
+        ("'{'.format(x)", True),
+        ("text.format(x)", True),
+        ("'{}'.format_map(x)", True),
+    ],
+)
+def test_what_a_format_looks_up(expression: str, looks: bool) -> None:
+    assert reads(compile(expression, "text", "eval")).dynamic == looks
 
 
 @pytest.mark.parametrize("act", [None, nn.ReLU6(inplace=True), nn.Hardswish(), nn.Identity(), nn.SiLU()])
