@@ -108,8 +108,10 @@ class Replaced:
                 return _pass_on(function, *args, **kwargs)
             before = tracer.follower.pause()
             try:
-                spelled = self._warning if holder is warnings else self._log_line
-                node = spelled(frame, function.__name__, *args, **kwargs)
+                if holder is warnings:
+                    node = self._warning(frame, *args, **kwargs)
+                else:
+                    node = self._log_line(frame, LEVELS[function.__name__], *args, **kwargs)
             except _UnknownError:
                 where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 name = f"{holder.__name__}.{function.__name__}"
@@ -121,8 +123,7 @@ class Replaced:
         return record_or_call
 
     def _warning(
-        self, frame: FrameType, name: str, message: Any, category: Any = None, stacklevel: Any = 1, *rest: Any,
-        **options: Any,
+        self, frame: FrameType, message: Any, category: Any = None, stacklevel: Any = 1, *rest: Any, **options: Any
     ) -> tuple[Any, ...]:  # fmt: skip
         category = UserWarning if category is None else category
         known = type(category) is type and find_class(category.__module__, category.__qualname__) is category
@@ -139,11 +140,10 @@ class Replaced:
         (shown,), texts = self._shown((message,))
         return warn, ((category.__module__, category.__qualname__), place, shown, texts)
 
-    def _log_line(self, frame: FrameType, name: str, *args: Any, **options: Any) -> tuple[Any, ...]:
-        log, args = (args[0], args[1:]) if args and isinstance(args[0], logging.Logger) else (None, args)
-        if log is None:
-            called = None
-        else:
+    def _log_line(self, frame: FrameType, level: int, *args: Any, **options: Any) -> tuple[Any, ...]:
+        called = None  # a function of the module, which writes to the root
+        if args and isinstance(args[0], logging.Logger):
+            log, args = args[0], args[1:]
             called = log.name
             if type(log) is not logging.Logger or logging.getLogger(called) is not log:
                 raise _UnknownError
@@ -151,7 +151,7 @@ class Replaced:
             raise _UnknownError
         place = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         shown, texts = self._shown(args)
-        return log_line, (called, LEVELS[name], place, shown, texts)
+        return log_line, (called, level, place, shown, texts)
 
     def _shown(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Arguments of a node, and those that are texts that show values, by their places."""

@@ -45,8 +45,9 @@ _OTHERWISE = Does.SIZES | Does.METADATA | Does.STRIDES | Does.SAME_STRIDES
 # What returns tensors that depend on the arguments alone, and writes to none of them.
 _PURE = (names_of(~_OTHERWISE) | frozenset(" ".join(_OPERATORS).split())) - {"alpha_dropout", "data"}
 # What writes its result over its first argument: relu_(x), x.relu_(), x += y.
+_ELEMENTWISE = names_of(Does.ELEMENTWISE)
 _OVER_FIRST = frozenset(
-    f"{name}_" for name in names_of(Does.ELEMENTWISE | Does.BINARY) - {"alpha_dropout", "dropout"}
+    f"{name}_" for name in (_ELEMENTWISE | names_of(Does.BINARY)) - {"alpha_dropout", "dropout"}
 )
 _OVER_FIRST |= {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
 # By these the extension makes its outputs; what they hold otherwise is undefined.
@@ -129,7 +130,7 @@ def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     writing = {
         key for key, value in given.items() if key in _WRITING and value is not None and value is not False
     }
-    if writing - ({"inplace"} if name in names_of(Does.ELEMENTWISE) else set()):
+    if writing - ({"inplace"} if name in _ELEMENTWISE else set()):
         raise NotRecordedError(f"{name} writes to a tensor, or draws random numbers")
     return bool(writing)
 
@@ -226,7 +227,9 @@ def _expected(calls: Sequence[_Call]) -> dict[int, int]:
     """As `_versions`, if nothing but these calls has written to what they made."""
     versions: dict[int, int] = {}
     for call in calls:
-        versions = {**dict.fromkeys(map(id, tensors_in(call.result)), 0), **versions, **call.versions}
+        for t in tensors_in(call.result):
+            versions.setdefault(id(t), 0)
+        versions.update(call.versions)
         if call.writes and call.may_decline:  # the extension does not count its writes, but its caller
             versions[id(call.result)] += 1
     return versions

@@ -175,7 +175,7 @@ def _plan(module: nn.Module, args: tuple[Any, ...]) -> _Plan:
     recording = record(module.forward, args, module)
     folded = [f.state_and_weights for f in recording.frozen]
     if any(f is None for f in folded):
-        raise NotRecordedError("a chain has not settled")
+        raise NotRecordedError("folded weights were dropped meanwhile")
     weights = tuple(w for f in folded if f is not None for w in f[1])
     return _Plan(
         recording,
