@@ -136,6 +136,7 @@ class Rule:
     links: true for the graph of a forward that is one part of what `find` joins: such blocks are looked at as part of
         the forward that calls several of them one after another.
     starts, ends: true for a module that such a part begins with, and for the graph of a block that is the rest of it.
+    single: `find` needs one such part; elsewhere two, one after the other.
     whole: in place of the whole forward of instances of exactly `modules`, which has no graph; x0 is its
         input and m0 the module.
     declines: of these instances, "" for those that `whole` is for, None for those that the rule is not about, else why
@@ -157,6 +158,7 @@ class Rule:
     links: Callable[[Graph], bool] | None = None
     starts: Callable[[nn.Module], bool] | None = None
     ends: Callable[[Graph], bool] | None = None
+    single: bool = False
     whole: Replacement | None = None
     declines: Callable[[nn.Module], str | None] = _take_all
     inference: bool = False

@@ -51,7 +51,8 @@ class Blocks:
         self._known, self._called = known, called
         self._shares = any(rule.branches for rule in rules)
         self._links = [rule.links for rule in rules if rule.links is not None]
-        self._halves = [(r.starts, r.ends) for r in rules if r.starts is not None and r.ends is not None]
+        self._halved = [rule for rule in rules if rule.starts is not None and rule.ends is not None]
+        self._single = [rule for rule in self._halved if rule.single]
 
     def chained(self, found: Known) -> Iterator[nn.Module]:
         """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
@@ -119,24 +120,37 @@ class Blocks:
         return (*first, *second) if ends and begins else ()
 
     def _rests_of_links(self, graph: fx.Graph) -> Iterator[nn.Module]:
-        """Blocks that are the rest of links of a chain, as timm's BatchNormAct2d behind a convolution, two in a row."""
-        for node in graph.nodes if self._halves else ():
-            if self._is_rest(node) and self._is_rest(before := before_identities(node.args[0].args[0])):
-                for one in (before, node):
-                    known = self._known[one.meta["module"]]
-                    yield from (known.root, *known.inlined)
+        """Blocks that are the rest of links of a chain, as timm's BatchNormAct2d behind a convolution: two in a row, or
+        one if a rule needs no more."""
+        for node in graph.nodes if self._halved else ():
+            rest = self._rest(node, self._halved)
+            before = self._rest(before_identities(node.args[0].args[0]), self._halved) if rest else ()
+            yield from (*before, *rest) if before else self._rest(node, self._single)
 
-    def _is_rest(self, node: object) -> bool:
-        """True for the call of a block that is the rest of a link, on the result of a module that begins one."""
+    def _rest(self, node: object, rules: Collection[Rule]) -> tuple[nn.Module, ...]:
+        """The block that a node calls and what is inlined in it, if it is the rest of a link, on the result of a
+        module that begins one; () if not."""
         if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.args) != 1:
-            return False
-        (start,), known = node.args, self._known.get(node.meta["module"])
-        if known is None or call_adds(known.root) or not isinstance(start, fx.Node):
-            return False
-        if start.op != "call_module" or len(start.users) != 1 or len(start.args) != 1:
-            return False
-        module = start.meta["module"]
-        return any(starts(module) and all(map(ends, known.graphs)) for starts, ends in self._halves)
+            return ()
+        (start,) = node.args
+        if not isinstance(start, fx.Node) or start.op != "call_module":
+            return ()
+        if len(start.users) != 1 or len(start.args) != 1:
+            return ()
+        return self._rest_of(start.meta["module"], node.meta["module"], rules)
+
+    def rest_of(self, start: nn.Module, module: nn.Module | None) -> tuple[nn.Module, ...]:
+        """A block that is the rest of the link that `start` begins, with what is inlined in it; () if it is not."""
+        return self._rest_of(start, module, self._halved)
+
+    def _rest_of(
+        self, start: nn.Module, module: nn.Module | None, rules: Collection[Rule]
+    ) -> tuple[nn.Module, ...]:
+        known = self._known.get(module) if module is not None else None
+        if known is None or call_adds(known.root):
+            return ()
+        fits = any(r.starts(start) and all(map(r.ends, known.graphs)) for r in rules if r.starts and r.ends)
+        return (known.root, *known.inlined) if fits else ()
 
     def _link(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
         """The block and what is inlined in it, if it is one link of what a rule joins; () if not."""

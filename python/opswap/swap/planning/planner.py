@@ -27,7 +27,7 @@ from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
 from .apart import RULE as apart_rule
 from .apart import activations_apart, key_of, norm_at_end
-from .block_ends import continues, cuts_its_input, joins_its_output
+from .block_ends import continues, cuts_its_input, is_norm_call, joins_its_output
 from .blocks import Blocks
 from .changes import Change, apply_rules, without_kernel
 from .contiguity import (
@@ -111,7 +111,8 @@ class Plan:
     """Modules to rewrite, children before parents, and the entries of the report.
 
     The modules are twins of those that `shell.live` gives; `paths` are those of all twins. `contiguity`: which
-    code of the model needs contiguous tensors.
+    code of the model needs contiguous tensors. `followed`: modules that change nowhere, but whose captured forward a
+    recorded call of the whole model goes through.
     """
 
     modules: list[_Module]
@@ -120,6 +121,7 @@ class Plan:
     shell: Shell
     paths: dict[nn.Module, str]
     contiguity: Contiguity = Contiguity.NONE
+    followed: tuple[_Module, ...] = ()
 
 
 def make_plan(model: nn.Module, rules: Sequence[Rule], example_inputs: tuple[Any, ...] | None) -> Plan:
@@ -181,7 +183,8 @@ class _Planner:
         known = {(s.path, s.source) for s in apart}
         kept = [s for s in kept if s.rule != apart_rule or (s.path, s.source) not in known]
         report = Report(in_order(swapped, paths), in_order([*kept, *apart], paths))
-        return Plan(chosen, module_replacements, report, self.shell, paths, self.contiguity)
+        followed = tuple(self._followed(chosen)) if chosen or module_replacements else ()
+        return Plan(chosen, module_replacements, report, self.shell, paths, self.contiguity, followed)
 
     def _activations_apart(self, top: Sequence[_Module]) -> Iterator[Site]:
         """Activations behind a normalisation that no change joins with it."""
@@ -256,6 +259,20 @@ class _Planner:
         ]
         containers = {q for m in chosen for p in m.paths for q in containers_of(p.capture)}
         return [m for m in chosen if m.root not in containers]
+
+    def _followed(self, chosen: Sequence[_Module]) -> Iterator[_Module]:
+        """Modules of the user that are called and were captured, but are not among the chosen ones."""
+        rest = [
+            m
+            for m in self.known.values()
+            if m not in chosen and not _is_library(m.root) and not _copies_itself(m.root)
+        ]
+        apart = {o for m in chosen for o in m.inlined}
+        apart |= {q for m in (*chosen, *rest) for p in m.paths for q in containers_of(p.capture)}
+        for m in rest:
+            paths = [p for p in m.paths if p.capture.training is not True]
+            if paths and m.root not in apart:
+                yield replace(m, paths=paths)
 
     def _merged(self, top: Sequence[_Module]) -> set[nn.Module]:
         """The modules whose calls are merged with the calls around them, in training too."""
@@ -367,7 +384,7 @@ class _Planner:
                 moves = (known.changes or known.refused) and known.calls_no_module()
                 shuffles = bool(moves or (_is_sequential(module) and joins)) or self._is_activation(known)
             if _is_sequential(module):
-                yield from self.blocks.linked(child, after)
+                yield from self.blocks.linked(child, after) or self.blocks.rest_of(child, after)
             if shuffles and (adds := call_adds(child)):
                 reason = f"{adds}: {NOT_MERGED}"
                 self.kept.append(Site(self.paths[child], "", _source(child), False, reason))
@@ -427,8 +444,8 @@ def _with_advice(site: Site) -> Site:
 
 
 def _moves(change: Change) -> bool:
-    """True for a change that holds no call of a module."""
-    return all(n.op != "call_module" for n in change.region.nodes)
+    """True for a change that holds neither a call of a module nor of F.batch_norm."""
+    return all(n.op != "call_module" and not is_norm_call(n) for n in change.region.nodes)
 
 
 def _common_path(paths: Sequence[str]) -> str:

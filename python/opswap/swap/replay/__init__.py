@@ -5,6 +5,6 @@ replay      when a call is recorded, and what has to be as it was for a recordin
 recorder    which functions a call runs on which tensors, written down as a function
 """
 
-from .replay import replay
+from .replay import is_recording, replay
 
-__all__ = ["replay"]
+__all__ = ["is_recording", "replay"]

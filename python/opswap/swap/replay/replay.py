@@ -35,7 +35,7 @@ from ..runtime.snapshot import is_as
 from ..runtime.state import State
 from .recorder import NotRecordedError, Recording, record
 
-__all__ = ["replay"]
+__all__ = ["is_recording", "replay"]
 
 _MOST = 8  # kinds of inputs that have a plan
 _WORTH = 64  # runs that repay a recording
@@ -73,18 +73,22 @@ class _Plan:
         return [f.held(state) for f, state in self.frozen] if stands(self.outside) else None
 
 
+def is_recording() -> bool:
+    """True while a call is being recorded in this thread."""
+    return not _compiling() and _core.recording()
+
+
 def replay(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
     """The result of a call of a module with a generated forward, in a tuple; None if that forward has to run."""
     if _compiling() or module is None:  # it was freed, and the generated forward says so
         return None
     if kwargs or _grad_enabled():
         return None
-    kept = module.__dict__.get(FROZEN)
+    swapped, kept = module.__dict__.get("_opswap_record"), module.__dict__.get(FROZEN)
+    if swapped is None:
+        return None
     most = _MOST_ELEMENTS
-    if type(kept) is not Replay:
-        swapped = module.__dict__.get("_opswap_record")
-        if swapped is None:
-            return None
+    if swapped.follows or type(kept) is not Replay:
         kept, most = swapped.replay, _SMALL
     kind = _kind(args, most)
     if kind is None or not _is_ordinary():
@@ -216,9 +220,15 @@ def _check_known(modules: Sequence[nn.Module], states: Sequence[tuple[nn.Module,
         cls = type(module)
         if isinstance(module, torch.jit.ScriptModule):
             raise NotRecordedError(f"{cls.__name__} is scripted")
-        known = _is_of_torch(cls) or is_rewritten(module) or id(module) in watched
+        known = _is_of_torch(cls) or _is_sequential(cls) or is_rewritten(module) or id(module) in watched
         if not known or cls.__call__ is not nn.Module.__call__ or cls._call_impl is not nn.Module._call_impl:
             raise NotRecordedError(f"what a call of {cls.__name__} does has not been followed")
+
+
+def _is_sequential(cls: type[nn.Module]) -> bool:
+    """True for a class of a user that runs its modules as torch.nn.Sequential does."""
+    own = ("forward", "__iter__")
+    return issubclass(cls, nn.Sequential) and all(getattr(cls, n) is getattr(nn.Sequential, n) for n in own)
 
 
 def _is_of_torch(cls: type[nn.Module]) -> bool:

@@ -32,7 +32,7 @@ from opswap.ops.linear import register_flops
 from ..capture.later_code import LaterCode
 from ..capture.paths import Capture
 from ..capture.unseen import LISTS_OF_MODULES
-from ..replay import replay
+from ..replay import is_recording, replay
 from ..rule import Region, Replacement
 from ..runtime.fallback import arguments, checked, declined, report_fallback
 from ..runtime.guards import (
@@ -139,6 +139,7 @@ class Recipe:
             "opswap_ordinary": ordinary,
             "opswap_overridden": functions_overridden,
             "opswap_recipe": self,
+            "opswap_recording": is_recording,
             "opswap_replay": replay,
             "opswap_stock": self.original.forward,
         }
@@ -164,8 +165,13 @@ def restore(module: nn.Module) -> tuple[Recipe, Record | None]:
     return take_back(module), module.__dict__.pop("_opswap_record", None)
 
 
-def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]]) -> Recipe:
-    """The recipe of the captured module with every region of every path replaced. The graphs are consumed."""
+def write(
+    paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]], *, follows: bool = False
+) -> Recipe:
+    """The recipe of the captured module with every region of every path replaced. The graphs are consumed.
+
+    Args: follows: elsewhere than in a recorded call the original runs, as if there was no recipe.
+    """
     scope: dict[str, Any] = {}
     texts = [[_site_text(region, replacement, scope) for region, replacement in c] for _, c in paths]
     unique = dict.fromkeys(text for path in texts for text in path)
@@ -182,7 +188,7 @@ def write(paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]])
             replace_region(capture.graph, region, distinct[text], replaced)
         parts.append(_function_text(capture.graph, f"fused_{i}", scope, ("self",)))
     lists, arguments = dict(paths[0][0].lists), paths[0][0].arguments
-    parts.append(forward_text(type(root).forward, arguments, lists, conditions, first))
+    parts.append(forward_text(type(root).forward, arguments, lists, conditions, first, follows))
     code = "\n\n".join(parts)
     used = _names(compile(code, "<opswap>", "exec"))
     scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}

@@ -32,11 +32,17 @@ def defaulted(forward: Any) -> list[inspect.Parameter]:
 
 
 def forward_text(
-    forward: Any, captured: Sequence[str], lists: dict[str, Listed], paths: Sequence[str], first: str
+    forward: Any,
+    captured: Sequence[str],
+    lists: dict[str, Listed],
+    paths: Sequence[str],
+    first: str,
+    follows: bool,
 ) -> str:
     """A forward of any arguments, which calls the original with the same if no captured path holds.
 
     paths: the condition of each path, "" for one that always holds. first: a cheap condition of all, or "".
+    follows: the original runs elsewhere than in a recorded call.
     """
     me, *_ = inspect.signature(forward).parameters
     conditions = [f"opswap_listed({n}, {known.kind.__name__}, {known.number})" for n, known in lists.items()]
@@ -49,6 +55,7 @@ def forward_text(
         f"def forward({PARAMETERS}):",
         *entry_text(me),
         *replay_text(me),
+        *(followed_text(me) if follows else ()),
         *arguments_text(forward, captured),
     ]
     lines += ["    if opswap_bound is not None:"]
@@ -138,6 +145,14 @@ def replay_text(module: str) -> list[str]:
         f"    opswap_made = opswap_replay({module}, opswap_args, opswap_kwargs)",
         "    if opswap_made is not None:",
         "        return opswap_made[0]",
+    ]
+
+
+def followed_text(module: str) -> list[str]:
+    """The lines that call the original forward if no call is being recorded."""
+    return [
+        "    if not opswap_recording():",
+        f"        return type({module}).forward({module}, *opswap_args, **opswap_kwargs)",
     ]
 
 

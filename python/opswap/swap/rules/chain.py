@@ -36,7 +36,7 @@ from ..runtime.messages import require
 from .activation import activation, activation_of
 from .conditions import poolable
 from .norm import behind, identities_behind, module_calls, modules_between, region_of
-from .norm_functional import call_arguments, is_batch_norm
+from .norm_functional import call_arguments, is_batch_norm, uses_statistics_of_input
 
 __all__ = ["RULES", "foldable", "is_foldable", "is_link", "linked"]
 
@@ -191,9 +191,11 @@ def _folded_stage(node: Node, sizes: set[Node]) -> Stage:
     """The same in evaluation, in which all but the convolution may be missing."""
     if not _is_wide(node, is_foldable):
         return ()
-    (norm,) = node.users if len(node.users) == 1 else (node,)
-    if not _is_norm(norm):
+    norm = _norm_of(node, sizes)
+    if norm is None:
         return (node, *_behind(node))
+    if is_batch_norm(norm) and uses_statistics_of_input(norm):
+        return ()
     if behind(norm) and not _behind(norm):
         return ()  # batch_norm_act joins the normalisation and this activation, in training too
     if not _adjoin((node, norm), sizes):
@@ -411,6 +413,9 @@ RULES = (
         _find_folded,
         _prove_folded,
         calls=(nn.Conv2d,),
+        starts=is_foldable,
+        ends=_is_norm_block,
+        single=True,
         example=_folded_example,
         inference=True,
     ),

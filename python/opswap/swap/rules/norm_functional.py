@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import torch.nn.functional as torch_functional
 from torch.fx import Graph, Node
@@ -17,7 +18,7 @@ from ..runtime.guards import unhooked
 from .conditions import normed_alone_fast, normed_fast, poolable
 from .norm import act_of, behind, region_of
 
-__all__ = ["RULES", "call_arguments", "is_batch_norm"]
+__all__ = ["RULES", "call_arguments", "is_batch_norm", "uses_statistics_of_input"]
 
 
 def is_batch_norm(node: Node) -> bool:
@@ -35,19 +36,29 @@ def _find_call(graph: Graph) -> Iterator[Region]:
     return (region_of((node,)) for node in filter(is_batch_norm, graph.nodes))
 
 
+def _bound(node: Node) -> dict[str, Any]:
+    bound = inspect.signature(torch_functional.batch_norm).bind(*node.args, **node.kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def uses_statistics_of_input(node: Node) -> bool:
+    """False for a call that always normalises with running statistics."""
+    return _bound(node)["training"] is not False
+
+
 def call_arguments(node: Node, inputs: tuple[Node, ...]) -> dict[str, str]:
     """The arguments of a call of the function as Python text, by their names.
 
     Raises: Refusal if one is neither an input of the region nor plain.
     """
-    bound = inspect.signature(torch_functional.batch_norm).bind(*node.args, **node.kwargs)
-    bound.apply_defaults()
+    arguments = _bound(node)
     names = {n: f"x{i}" for i, n in enumerate(inputs)}
     plain = (bool, int, float, type(None))
-    strange = [k for k, v in bound.arguments.items() if v not in inputs and type(v) not in plain]
+    strange = [k for k, v in arguments.items() if v not in inputs and type(v) not in plain]
     if strange:
-        raise Refusal(f"its argument {strange[0]!r} is a {type(bound.arguments[strange[0]]).__name__}")
-    return {k: names[v] if isinstance(v, Node) else repr(v) for k, v in bound.arguments.items()}
+        raise Refusal(f"its argument {strange[0]!r} is a {type(arguments[strange[0]]).__name__}")
+    return {k: names[v] if isinstance(v, Node) else repr(v) for k, v in arguments.items()}
 
 
 def _prove_call(region: Region, shapes: Shapes) -> Replacement:
