@@ -23,6 +23,8 @@ LISTED = Path(__file__).with_name("networks.json")
 
 # Pixels. Detectors enlarge their images, by default to 800, where checking a step in float64 needs more than 24 GB.
 _DETECTOR_SIDE = 320
+# Of an image; with torchvision's 2,000 and 512 its masks need more than 24 GB in float64.
+_REGIONS = {"rpn_post_nms_top_n_train": 200, "rpn_post_nms_top_n_test": 200, "box_batch_size_per_image": 64}
 
 _kept: list[Any] = []
 
@@ -162,6 +164,8 @@ def _of_torchvision(name: str) -> nn.Module:
         options |= {"init_weights": False, "aux_logits": False}
     if name.endswith("resnet50_fpn") and is_detector("torchvision", name):
         options["min_size"] = _DETECTOR_SIDE
+    if name.startswith("maskrcnn"):
+        options |= _REGIONS
     return models.get_model(name, **options)
 
 

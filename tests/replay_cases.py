@@ -72,9 +72,8 @@ def replaying(frozen: bool = True) -> tuple[nn.Module, nn.Module]:
 
 
 def kept(model: nn.Module) -> Replay:
-    found: Any = vars(model).get(FROZEN)
-    if found is None:
-        found = vars(model)["_opswap_record"].replay
+    record = vars(model)["_opswap_record"]
+    found: Any = record.replay if record.follows else vars(model).get(FROZEN, record.replay)
     assert isinstance(found, Replay)
     return found
 

@@ -154,11 +154,11 @@ def _break_nth(
 ) -> None:
     calls, stock = [], getattr(module, name)
 
-    def call(*args: object) -> object:
+    def call(*args: object, **keywords: object) -> object:
         calls.append(1)
         if len(calls) == n:
             raise error
-        return stock(*args)
+        return stock(*args, **keywords)
 
     monkeypatch.setattr(module, name, call)
 

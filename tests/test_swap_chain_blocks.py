@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as T
 from torch import Tensor, nn
 
 import opswap
 from nearness import assert_model_as_near
+from norm_act import NormAct, convolution
 from opswap.swap.rules import DEFAULT
 from replay_cases import plans
 from step import assert_equal, outputs_and_gradients
@@ -26,10 +26,6 @@ pytestmark = [
     pytest.mark.skipif(opswap.isa.current() not in ("avx2", "avx512"), reason="no chains on this tier"),
     pytest.mark.usefixtures("every_rule_applies", "fresh_counts"),
 ]
-
-
-def convolution(channels: int, outputs: int, side: int = 1, **options: Any) -> nn.Conv2d:
-    return nn.Conv2d(channels, outputs, side, padding=side // 2, bias=False, **options)
 
 
 class Layers(nn.Sequential):
@@ -71,27 +67,6 @@ class Unit(nn.Module):
 def row(make: Callable[..., nn.Module]) -> nn.Sequential:
     """A block of MobileNetV2, of blocks and of layers."""
     return nn.Sequential(make(16, 48), make(48, 48, 3, groups=48), convolution(48, 16), nn.BatchNorm2d(16))
-
-
-class NormAct(nn.BatchNorm2d):
-    """A normalisation with its activation inside, as timm has it."""
-
-    def __init__(self, channels: int, act: Callable[[], nn.Module] = nn.ReLU6, **options: Any) -> None:
-        super().__init__(channels, **options)
-        self.drop, self.act = nn.Identity(), act()
-
-    def forward(self, x: Tensor) -> Tensor:
-        torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
-        factor = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                factor = 1.0 / float(self.num_batches_tracked)
-        given = not self.training or self.track_running_stats
-        mean, var = (self.running_mean, self.running_var) if given else (None, None)
-        of_batch = True if self.training else mean is None
-        y = T.batch_norm(x, mean, var, self.weight, self.bias, of_batch, factor, self.eps)
-        return self.act(self.drop(y))
 
 
 class Inverted(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import lru_cache
+from operator import is_
 from typing import Any
 
 import torch
@@ -90,7 +91,11 @@ def _seal(
         values.append(held)
     if entries.get("forward") is not entries.get(_FORWARD):
         return None
-    return type(module), *_shared("".join(kinds).encode(), tuple(entries)), tuple(values)
+    text, names = "".join(kinds).encode(), tuple(entries)
+    shared = _shared(text, names)
+    if all(map(is_, shared[1], names)):  # not in an unpickled module, which has other texts for its names
+        text, names = shared
+    return type(module), text, names, tuple(values)
 
 
 def _number(children: dict[str, nn.Module | None], modules: list[nn.Module]) -> tuple[Any, ...]:

@@ -99,8 +99,7 @@ def _prepare(plan: Plan) -> list[_Work]:
 
 def _rewrites(plan: Plan) -> Iterator[tuple[nn.Module, tuple[Recipe, Record]]]:
     live = plan.shell.live
-    for m in (*plan.modules, *plan.followed):
-        follows = m in plan.followed
+    for m, follows in (*((m, False) for m in plan.modules), *((m, True) for m in plan.followed)):
         paths = [p for p in m.paths if p.changes or follows]
         passed = (n.target for p in paths for c in p.changes for n in c.region.passed)
         record = make_record([_on_live(p.capture, live) for p in paths], m.sites(), passed)

@@ -105,7 +105,9 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
     record = _Recorder()
     shell = Shell(model, own=True, stock=False, call=record.call)
     paths = {shell.twin(m): path for path, m in model.named_modules()}
-    watched = {m: path for m, path in paths.items() if is_rewritten(m) and not vars(m)["_opswap_record"].follows}
+    watched = {
+        m: path for m, path in paths.items() if is_rewritten(m) and not vars(m)["_opswap_record"].follows
+    }
     for module in watched:
         record.watch(module)
     token = listener.set(record)

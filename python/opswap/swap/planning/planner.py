@@ -9,9 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import fx, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from ..capture.example_run import ModelInputs
 from ..capture.paths import Capture, CaptureError, capture
@@ -23,7 +21,6 @@ from ..rule import UNPROBED, Region
 from ..rules import Rule
 from ..rules.activation import is_activation
 from ..runtime.guards import NOT_MERGED, call_adds
-from ..runtime.instance_forward import overridden
 from .advice import group_loop_hint
 from .apart import RULE as apart_rule
 from .apart import activations_apart, key_of, norm_at_end
@@ -39,6 +36,16 @@ from .contiguity import (
     restricted,
 )
 from .gains import gain
+from .module_kinds import (
+    copies_itself,
+    is_compiled,
+    is_library,
+    is_own,
+    is_sequential,
+    may_view,
+    source_of,
+    unsupported,
+)
 from .seen_inside import SEEN_INSIDE, seen_inside
 
 __all__ = ["ModuleReplacement", "Plan", "in_order", "make_plan"]
@@ -154,10 +161,10 @@ class _Planner:
 
     def plan(self) -> Plan:
         paths = self.paths
-        closed = [*self.shell.rigid, *filter(_compiled, paths)]
+        closed = [*self.shell.rigid, *filter(is_compiled, paths)]
         compiled = {d for m in closed for d in m.modules() if d is not m}
         for module in reversed(paths):
-            if module not in compiled and (type(module) in self.searched or not _is_library(module)):
+            if module not in compiled and (type(module) in self.searched or not is_library(module)):
                 self._look_at(module, paths[module])
         self._respect_layout()
         self._respect_order()
@@ -174,7 +181,7 @@ class _Planner:
         kept = [s.below(m.name) for m in reversed(self.known.values()) for s in m.refused]
         places = {(s.path, s.source) for s in swapped}
         for m in self.known.values():
-            if m.changes and _copies_itself(m.root):
+            if m.changes and copies_itself(m.root):
                 reason = f"class {type(m.root).__name__} controls how it is copied"
                 kept += [replace(s.below(m.name), reason=reason, gain=None) for s in m.sites()]
         kept = list({(s.path, s.source, s.reason): s for s in reversed([*self.kept, *kept])}.values())[::-1]
@@ -214,21 +221,19 @@ class _Planner:
     def _order_matters(self) -> bool:
         kept = {s.path for s in self.kept}
         for module, path in self.paths.items():
-            if path in kept and module not in self.known and not _is_library(module):
+            if path in kept and module not in self.known and not is_library(module):
                 return True  # a forward that was not captured
-            if _is_sequential(module) and order_matters_in(module, module is self.model):
+            if is_sequential(module) and order_matters_in(module, module is self.model):
                 return True
         # What calls a module of torch tells more than its own forward.
-        known = [m for m in self.known.values() if not _is_library(m.root) or m.root is self.model]
+        known = [m for m in self.known.values() if not is_library(m.root) or m.root is self.model]
         paths = [p.capture for m in known for p in m.paths]
         return any(order_matters(c.graph, c.root is self.model) for c in paths)
 
     def _respect_layout(self) -> None:
         """Restrict replacements that keep channels_last, if code of the model needs contiguous tensors."""
         paths = [p for m in self.known.values() for p in m.paths]
-        unknown = [
-            m for m, path in self.paths.items() if path in {s.path for s in self.kept} and _may_view(m)
-        ]
+        unknown = [m for m, path in self.paths.items() if path in {s.path for s in self.kept} and may_view(m)]
         asked = [
             contiguity_of(p.capture.graph, p.capture.root is self.model, p.shuffles(), unknown) for p in paths
         ]
@@ -243,7 +248,7 @@ class _Planner:
 
     def _seen_inside(self) -> set[nn.Module]:
         """Modules whose own dictionary other code of the model reads, in which a new forward or a record would be."""
-        seen = {child for m in self.paths if not _is_library(m) for child in seen_inside(m)}
+        seen = {child for m in self.paths if not is_library(m) for child in seen_inside(m)}
         for module in seen & self.known.keys():
             found = self.known.pop(module)
             sites = [replace(s.below(found.name), reason=SEEN_INSIDE, gain=None) for s in found.sites()]
@@ -255,17 +260,18 @@ class _Planner:
         chosen = [
             m
             for m in self.known.values()
-            if not _copies_itself(m.root) and any(self._is_new(m, c) for c in m.changes)
+            if not copies_itself(m.root) and any(self._is_new(m, c) for c in m.changes)
         ]
         containers = {q for m in chosen for p in m.paths for q in containers_of(p.capture)}
         return [m for m in chosen if m.root not in containers]
 
     def _followed(self, chosen: Sequence[_Module]) -> Iterator[_Module]:
         """Modules of the user that are called and were captured, but are not among the chosen ones."""
+        roots = {m.root for m in chosen}
         rest = [
             m
-            for m in self.known.values()
-            if m not in chosen and not _is_library(m.root) and not _copies_itself(m.root)
+            for root, m in self.known.items()
+            if root not in roots and not is_library(root) and not copies_itself(root)
         ]
         apart = {o for m in chosen for o in m.inlined}
         apart |= {q for m in (*chosen, *rest) for p in m.paths for q in containers_of(p.capture)}
@@ -289,7 +295,7 @@ class _Planner:
             reason = (
                 without_kernel(rule, self._devices(module))
                 or declined
-                or _unsupported(module)
+                or unsupported(module)
                 or (SEEN_INSIDE if module in seen else "")
             )
             site = Site("", rule.name, class_name(module), rule.exact, reason, gain(rule.name))
@@ -317,32 +323,32 @@ class _Planner:
         return about
 
     def _look_at(self, module: nn.Module, path: str) -> None:
-        reason = _unsupported(module)
+        reason = unsupported(module)
         if not reason and module in self.shell.rigid:
             reason = f"class {type(module).__name__} has a base written in C"
         if not reason:
             try:
                 inlined = tuple(dict.fromkeys(self._inlinable(module)))
                 calls = any(type(child) in self.called for child in module.children())
-                if _is_sequential(module) and not inlined and not calls:
+                if is_sequential(module) and not inlined and not calls:
                     return
                 found = self._capture(module, path, inlined)
                 self.known[module] = self._with_chains(found)
                 return
             except CaptureError as error:
-                if _is_own(module):
+                if is_own(module):
                     return
                 reason = str(error)
                 if "example_inputs" not in reason:
                     reason += '; torch.compile(backend="opswap") may reach it'
             except Exception as error:
                 reason = f"could not be analysed: {type(error).__name__}: {error}"
-        self.kept.append(Site(path, "", _source(module), False, reason + group_loop_hint(module)))
+        self.kept.append(Site(path, "", source_of(module), False, reason + group_loop_hint(module)))
 
     def _with_chains(self, found: _Module) -> _Module:
         """The same module, with the blocks inlined that its forward calls one after another, if that helps."""
         chained = dict.fromkeys((*found.inlined, *self.blocks.chained(found)))
-        if _is_sequential(found.root) or len(chained) == len(found.inlined):
+        if is_sequential(found.root) or len(chained) == len(found.inlined):
             return found
         try:
             inlined = self._capture(found.root, found.name, tuple(chained))
@@ -382,18 +388,18 @@ class _Planner:
                 joins = known.cuts_its_input() or (meets and known.joins_its_output())
                 joins = joins or any(map(_moves, known.changes))
                 moves = (known.changes or known.refused) and known.calls_no_module()
-                shuffles = bool(moves or (_is_sequential(module) and joins)) or self._is_activation(known)
-            if _is_sequential(module):
+                shuffles = bool(moves or (is_sequential(module) and joins)) or self._is_activation(known)
+            if is_sequential(module):
                 yield from self.blocks.linked(child, after) or self.blocks.rest_of(child, after)
             if shuffles and (adds := call_adds(child)):
                 reason = f"{adds}: {NOT_MERGED}"
-                self.kept.append(Site(self.paths[child], "", _source(child), False, reason))
+                self.kept.append(Site(self.paths[child], "", source_of(child), False, reason))
             elif shuffles:
                 yield child
                 yield from known.inlined if known is not None else ()
-            elif _is_sequential(module) and continues(after, self.called):
+            elif is_sequential(module) and continues(after, self.called):
                 yield from self.blocks.down_to_end(child)
-            elif _is_sequential(module) and (begun := self.blocks.begins_with_activation(after)):
+            elif is_sequential(module) and (begun := self.blocks.begins_with_activation(after)):
                 ended = self.blocks.down_to_end(child)
                 yield from (*ended, *begun) if ended else ()
 
@@ -419,8 +425,8 @@ class _Planner:
             return True
         if self.contiguity is Contiguity.BEFORE_CONVOLUTIONS and change.replacement.contiguous:
             weights = not any(calls_convolution(p.capture.graph) for p in holder.paths)
-            return (weights and calls_convolution(change.region.anchor.graph)) or _copies_itself(module)
-        return _copies_itself(module)
+            return (weights and calls_convolution(change.region.anchor.graph)) or copies_itself(module)
+        return copies_itself(module)
 
     def _apply_rules(self, found: Path) -> None:
         shapes = self.inputs.shapes(found.capture) if self.inputs is not None else {}
@@ -456,51 +462,3 @@ def _common_path(paths: Sequence[str]) -> str:
             break
         common.append(names[0])
     return ".".join(common)
-
-
-def _may_view(module: nn.Module) -> bool:
-    """True if a forward that could not be captured calls view()."""
-    code = None if _compiled(module) else getattr(type(module).forward, "__code__", None)
-    return code is not None and "view" in code.co_names
-
-
-def _is_sequential(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
-def _is_library(module: nn.Module) -> bool:
-    """True for the modules of torch and of opswap, whose forwards are not searched by default."""
-    cls = type(module).__base__ if is_parametrized(module) else type(module)
-    name = cls.__module__
-    return name.startswith(("torch.", "opswap.nn")) and not _is_sequential(module) and not _compiled(module)
-
-
-def _compiled(module: nn.Module) -> bool:
-    return isinstance(module, (torch.jit.ScriptModule, fx.GraphModule))
-
-
-def _unsupported(module: nn.Module) -> str:
-    """Why a module cannot be given a new forward."""
-    if _compiled(module):
-        return f"is a {'ScriptModule' if isinstance(module, torch.jit.ScriptModule) else 'GraphModule'}"
-    if "forward" in vars(module) and overridden(module):
-        return "has a forward of its own on the instance"
-    if is_parametrized(module):
-        return "is parametrized, which gives it a class of its own"
-    return ""
-
-
-def _copies_itself(module: nn.Module) -> bool:
-    """True if a copy or a pickle would lose what a swap puts on the instance."""
-    names = {k for c in type(module).__mro__[:-1] if c is not nn.Module for k in vars(c)}
-    return not names.isdisjoint(("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__"))
-
-
-def _is_own(module: nn.Module) -> bool:
-    """True for the modules of this package that replace others; its models are models like any other."""
-    return type(module).__module__.startswith(("opswap.nn.", "opswap.merge."))
-
-
-def _source(module: nn.Module) -> str:
-    code = None if _compiled(module) else getattr(type(module).forward, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

@@ -41,6 +41,7 @@ _MOST = 8  # kinds of inputs that have a plan
 _WORTH = 64  # runs that repay a recording
 # Elements of an input. A recording holds every result of the call at once; what is not frozen has asked for nothing.
 _SMALL, _MOST_ELEMENTS = 1 << 18, 1 << 62
+_WALK = ("forward", "__iter__")  # how a Sequential runs its layers
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
@@ -227,8 +228,7 @@ def _check_known(modules: Sequence[nn.Module], states: Sequence[tuple[nn.Module,
 
 def _is_sequential(cls: type[nn.Module]) -> bool:
     """True for a class of a user that runs its modules as torch.nn.Sequential does."""
-    own = ("forward", "__iter__")
-    return issubclass(cls, nn.Sequential) and all(getattr(cls, n) is getattr(nn.Sequential, n) for n in own)
+    return issubclass(cls, nn.Sequential) and all(getattr(cls, n) is getattr(nn.Sequential, n) for n in _WALK)
 
 
 def _is_of_torch(cls: type[nn.Module]) -> bool:
@@ -256,7 +256,8 @@ def _calls(modules: Sequence[nn.Module]) -> list[tuple[Any, str, Any]]:
     classes = dict.fromkeys(map(type, modules))
     found: list[tuple[Any, str, Any]] = []
     for cls in classes:
-        found += [(cls, name, getattr(cls, name)) for name in ("__call__", "_call_impl")]
+        names = ("__call__", "_call_impl", *(_WALK if _is_sequential(cls) else ()))
+        found += [(cls, name, getattr(cls, name)) for name in names]
     methods = [
         getattr(cls, name, None) for cls in classes if _is_of_torch(cls) for name in ("forward", *SET_METHODS)
     ]

@@ -68,8 +68,8 @@ class Record:
     something was read, `outside` what belongs to no module. `passed` are modules of torch that run between calls that
     one call stands for, and those below them. `known` has results of `size_guard_holds`, `logged` what
     was written to the log, `replay` what runs in place of the forward in evaluation. `later` tells what code below
-    that came later may write to and the forward reads; `moved`: what such code has changed nevertheless. `follows`: the forward
-    replaces nothing, and runs in recorded calls only.
+    that came later may write to and the forward reads; `moved`: what such code has changed nevertheless. `follows`: the
+    forward replaces nothing, and runs in recorded calls only.
     """
 
     root: State
