@@ -99,12 +99,13 @@ def _prepare(plan: Plan) -> list[_Work]:
 
 def _rewrites(plan: Plan) -> Iterator[tuple[nn.Module, tuple[Recipe, Record]]]:
     live = plan.shell.live
+    changed = {m.root for m in plan.modules} | {w.module for w in plan.module_replacements}
     for m, follows in (*((m, False) for m in plan.modules), *((m, True) for m in plan.followed)):
         paths = [p for p in m.paths if p.changes or follows]
         passed = (n.target for p in paths for c in p.changes for n in c.region.passed)
         record = make_record([_on_live(p.capture, live) for p in paths], m.sites(), passed)
         changes = [(p.capture, [(c.region, c.replacement) for c in p.changes]) for p in paths]
-        recipe = write(changes, follows=follows)
+        recipe = write(changes, follows=follows, replays=not changed.isdisjoint(m.root.modules()))
         recipe.make_class()
         yield live(m.root), (recipe, replace(record, sites=(), follows=True) if follows else record)
     recipes: dict[tuple[type[nn.Module], str], Recipe] = {}

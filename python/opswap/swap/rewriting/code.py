@@ -166,11 +166,15 @@ def restore(module: nn.Module) -> tuple[Recipe, Record | None]:
 
 
 def write(
-    paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]], *, follows: bool = False
+    paths: Sequence[tuple[Capture, Sequence[tuple[Region, Replacement]]]],
+    *,
+    follows: bool = False,
+    replays: bool = True,
 ) -> Recipe:
     """The recipe of the captured module with every region of every path replaced. The graphs are consumed.
 
-    Args: follows: elsewhere than in a recorded call the original runs, as if there was no recipe.
+    Args: follows: elsewhere than in a recorded call the original runs, as if there was no recipe. replays: a call may
+            be recorded for itself.
     """
     scope: dict[str, Any] = {}
     texts = [[_site_text(region, replacement, scope) for region, replacement in c] for _, c in paths]
@@ -188,7 +192,7 @@ def write(
             replace_region(capture.graph, region, distinct[text], replaced)
         parts.append(_function_text(capture.graph, f"fused_{i}", scope, ("self",)))
     lists, arguments = dict(paths[0][0].lists), paths[0][0].arguments
-    parts.append(forward_text(type(root).forward, arguments, lists, conditions, first, follows))
+    parts.append(forward_text(type(root).forward, arguments, lists, conditions, first, follows, replays))
     code = "\n\n".join(parts)
     used = _names(compile(code, "<opswap>", "exec"))
     scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}

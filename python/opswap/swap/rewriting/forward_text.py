@@ -38,11 +38,12 @@ def forward_text(
     paths: Sequence[str],
     first: str,
     follows: bool,
+    replays: bool,
 ) -> str:
     """A forward of any arguments, which calls the original with the same if no captured path holds.
 
     paths: the condition of each path, "" for one that always holds. first: a cheap condition of all, or "".
-    follows: the original runs elsewhere than in a recorded call.
+    follows: the original runs elsewhere than in a recorded call. replays: this call may be recorded for itself.
     """
     me, *_ = inspect.signature(forward).parameters
     conditions = [f"opswap_listed({n}, {known.kind.__name__}, {known.number})" for n, known in lists.items()]
@@ -54,7 +55,7 @@ def forward_text(
         "",
         f"def forward({PARAMETERS}):",
         *entry_text(me),
-        *replay_text(me),
+        *(replay_text(me) if replays else ()),
         *(followed_text(me) if follows else ()),
         *arguments_text(forward, captured),
     ]
