@@ -72,8 +72,10 @@ def replaying(frozen: bool = True) -> tuple[nn.Module, nn.Module]:
 
 
 def kept(model: nn.Module) -> Replay:
-    record = vars(model)["_opswap_record"]
-    found: Any = record.replay if record.follows else vars(model).get(FROZEN, record.replay)
+    record: Any = vars(model).get("_opswap_record")
+    found: Any = vars(model).get(FROZEN)
+    if record is not None and (found is None or record.follows):
+        found = record.replay
     assert isinstance(found, Replay)
     return found
 

@@ -37,6 +37,10 @@ def dropped(x: Tensor) -> Tensor:
     return F.dropout(x, 0.5)
 
 
+def dropped_attention(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+
+
 def written(x: Tensor) -> Tensor:
     return torch.relu_(x * 1)
 
@@ -114,8 +118,8 @@ HIDDEN = torch.ones(1)
 
 @pytest.mark.parametrize(
     "function",
-    [noisy, dropped, written_view, written_input, written_part_of_the_input, written_input_by_name, written_hidden,
-     written_out, branching, reading, listing, uninitialised, elsewhere, number],
+    [noisy, dropped, dropped_attention, written_view, written_input, written_part_of_the_input,
+     written_input_by_name, written_hidden, written_out, branching, reading, listing, uninitialised, elsewhere, number],
 )  # fmt: skip
 def test_what_is_not_recorded(function: Callable[[Tensor], Any]) -> None:
     x = torch.ones(2, 3)
@@ -130,6 +134,10 @@ def parts(x: Tensor) -> Any:
     return [a + x.shape[0], (b.t().contiguous(), x)]
 
 
+def attention(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x * 2, x + 1) / x.norm(p=2, dim=-1, keepdim=True)
+
+
 def module_of_functions(x: Tensor) -> Tensor:
     y = opswap.functional.max_pool2d(x[None], 2)
     return F.pad(y, (1, 1)).sum(dim=(1, 2), keepdim=True, dtype=torch.float64)
@@ -137,7 +145,7 @@ def module_of_functions(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "function",
-    [parts, module_of_functions, scaled, written, written_by_name, added_in_place, written_twice],
+    [attention, parts, module_of_functions, scaled, written, written_by_name, added_in_place, written_twice],
 )
 def test_what_is_recorded(function: Callable[[Tensor], Any]) -> None:
     recording = record(

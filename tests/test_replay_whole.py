@@ -312,6 +312,31 @@ def test_large_inputs_are_recorded_in_parts(frozen: bool) -> None:
     assert bool(kept(model.stem).plans) is frozen
 
 
+class Wide(nn.Module):
+    """Small images, of which it makes a lot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = nn.ModuleList([Unit(16, 512), *(Unit(512, 512) for _ in range(6))])
+        self.last = Unit(512, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for unit in self.units:
+            x = unit(x) * 2
+        return self.last(x)
+
+
+def test_what_needs_much_memory_is_recorded_in_parts() -> None:
+    """Ten results of 17 MB and more, of an input of 1 MB."""
+    stock = Wide().to(memory_format=LAST).eval()
+    model = opswap.swap(copy.deepcopy(stock))
+    for _ in range(4):
+        compare(stock, model, images(90))
+    assert not plans(model)
+    assert "more than 256 MB" in kept(model).refused
+    assert kept(model.units[0]).plans
+
+
 def test_what_cannot_be_followed_is_recorded_around() -> None:
     class Unseen(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

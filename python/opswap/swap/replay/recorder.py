@@ -38,6 +38,7 @@ _READ = frozenset(
 )
 _OPERATORS = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __neg__ __getitem__",
+    "norm scaled_dot_product_attention",  # whose dropout would move the generator
     "__matmul__ matmul bmm linear softmax log_softmax layer_norm group_norm instance_norm normalize pad expand repeat",
     "t flip roll view view_as pixel_shuffle pixel_unshuffle unfold argmax argmin to type_as upsample avg_pool1d",
 )
@@ -136,12 +137,14 @@ def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 class _Recorder(TorchFunctionMode):
-    """kept: tensors to which nothing may write."""
+    """kept: tensors to which nothing may write. most: bytes that may be recorded."""
 
-    def __init__(self, tape: list[Any], kept: Sequence[Tensor]) -> None:
+    def __init__(self, tape: list[Any], kept: Sequence[Tensor], most: int) -> None:
         super().__init__()
-        self.tape = tape
+        self.tape, self._most = tape, most
         self._kept = set(map(_memory, kept))
+        self._sizes: dict[int, int] = {}
+        self._counted = 0  # entries of the tape, whose sizes are known
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -150,6 +153,7 @@ class _Recorder(TorchFunctionMode):
             self._require_made(func, args)
         start = len(self.tape)
         result = func(*args, **kwargs)
+        self._require_small(result)
         if _name(func) in _READ:
             del self.tape[start:]
             return result
@@ -162,7 +166,15 @@ class _Recorder(TorchFunctionMode):
             if over_first:  # its views have the same version
                 memory = _memory(args[0])
                 call.versions.update(_versions(t for t in self._made() if _memory(t) == memory))
+        self._counted = len(self.tape)
         return result
+
+    def _require_small(self, result: Any) -> None:
+        """Raise NotRecordedError if this result and all before it need too much memory together."""
+        results = (result, *(_call_of(entry).result for entry in self.tape[self._counted :]))
+        self._sizes.update({_memory(t): t.untyped_storage().nbytes() for t in tensors_in(results)})
+        if sum(self._sizes.values()) > self._most:
+            raise NotRecordedError(f"its results need more than {self._most >> 20} MB")
 
     def _made(self) -> Iterator[Tensor]:
         return (t for entry in self.tape for t in tensors_in(_call_of(entry).result))
@@ -188,10 +200,12 @@ class _NoOriginals:
         """Conditions depend on sizes and modules alone."""
 
 
-def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module) -> Recording:
+def record(
+    call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module, most: int = 1 << 62
+) -> Recording:
     """Run `call(*inputs)` without a graph, and write down what it does.
 
-    Args: module: its parameters and buffers stay what they are.
+    Args: module: its parameters and buffers stay what they are. most: bytes that the results may need together.
     Raises: NotRecordedError, also if the call writes to a tensor or draws random numbers.
     """
     tape: list[Any] = []
@@ -203,7 +217,7 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], module: nn.Module
         token = listener.set(_NoOriginals())
         _core.record_calls(tape)
         try:
-            with _Recorder(tape, [*inputs, *held]):
+            with _Recorder(tape, [*inputs, *held], most):
                 result = call(*inputs)
         except NotRecordedError:
             raise

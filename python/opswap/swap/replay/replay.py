@@ -39,8 +39,10 @@ __all__ = ["is_recording", "replay"]
 
 _MOST = 8  # kinds of inputs that have a plan
 _WORTH = 64  # runs that repay a recording
-# Elements of an input. A recording holds every result of the call at once; what is not frozen has asked for nothing.
-_SMALL, _MOST_ELEMENTS = 1 << 18, 1 << 62
+# While it is made, a recording holds every result of the call at once; what is not frozen has asked for nothing.
+_SMALL = 1 << 18  # elements of an input
+_MOST_BYTES = 1 << 28
+_ANY = 1 << 62
 _WALK = ("forward", "__iter__")  # how a Sequential runs its layers
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -88,10 +90,10 @@ def replay(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, An
     swapped, kept = module.__dict__.get("_opswap_record"), module.__dict__.get(FROZEN)
     if swapped is None:
         return None
-    most = _MOST_ELEMENTS
+    limits = _ANY, _ANY
     if swapped.follows or type(kept) is not Replay:
-        kept, most = swapped.replay, _SMALL
-    kind = _kind(args, most)
+        kept, limits = swapped.replay, (_SMALL, _MOST_BYTES)
+    kind = _kind(args, limits[0])
     if kind is None or not _is_ordinary():
         return None
     plan = kept.plans.get(kind)
@@ -106,7 +108,7 @@ def replay(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, An
             return (made,)
         _forget(kept)
         return None
-    return _record_if_due(kept, module, args, kind)
+    return _record_if_due(kept, module, args, kind, limits[1])
 
 
 def _is_ordinary() -> bool:
@@ -141,7 +143,9 @@ def _wait(kept: Replay) -> None:
     kept.ran = 0
 
 
-def _record_if_due(kept: Replay, module: nn.Module, args: tuple[Any, ...], kind: Any) -> tuple[Any] | None:
+def _record_if_due(
+    kept: Replay, module: nn.Module, args: tuple[Any, ...], kind: Any, most: int
+) -> tuple[Any] | None:
     seen = kept.seen.get(kind, 0)
     if len(kept.seen) >= 2 * _MOST:
         kept.seen.clear()
@@ -150,7 +154,7 @@ def _record_if_due(kept: Replay, module: nn.Module, args: tuple[Any, ...], kind:
         return None
     try:
         with counted_by() as counted:
-            plan = _plan(module, args)
+            plan = _plan(module, args, most)
         plan.recording.counts = tuple((*what, calls) for what, calls in counted.items())
         folded = plan.folded(module)
         made = None if folded is None else plan.recording.run(*args, *folded)
@@ -170,14 +174,14 @@ def _record_if_due(kept: Replay, module: nn.Module, args: tuple[Any, ...], kind:
     return (made,)
 
 
-def _plan(module: nn.Module, args: tuple[Any, ...]) -> _Plan:
+def _plan(module: nn.Module, args: tuple[Any, ...], most: int) -> _Plan:
     modules = list(module.modules())
     states = _states(modules)
     held = seal_forward(module, _read(states))
     if held is None or any(m.training for m in modules):
         raise NotRecordedError("it has attributes that cannot be compared, or is in training")
     _check_known(modules, states)
-    recording = record(module.forward, args, module)
+    recording = record(module.forward, args, module, most)
     folded = [f.state_and_weights for f in recording.frozen]
     if any(f is None for f in folded):
         raise NotRecordedError("folded weights were dropped meanwhile")
