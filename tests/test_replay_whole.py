@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import opswap
 from freed import assert_freed_at_once
 from nearness import assert_model_as_near
-from replay_cases import LAST, compare, kept, plans, runs
+from replay_cases import LAST, compare, kept, made, plans, runs
 from step import assert_equal, outputs_and_gradients
 
 pytestmark = [
@@ -80,23 +80,13 @@ class Network(nn.Module):
         return self.head(F.leaky_relu(x, self.slope).mean((2, 3)))
 
 
-def made() -> nn.Module:
-    torch.manual_seed(0)
-    network = Network()
-    for m in network.modules():
-        if isinstance(m, nn.BatchNorm2d):
-            nn.init.normal_(m.running_mean)
-            nn.init.uniform_(m.running_var, 0.5, 2)
-    return network.to(memory_format=LAST).eval()
-
-
 def images(size: int = 16) -> Tensor:
     return torch.randn(2, 16, size, size).contiguous(memory_format=LAST)
 
 
 def replaying(calls: int = 4) -> tuple[nn.Module, nn.Module]:
     """(stock, swapped with a plan of the whole model)."""
-    stock = made()
+    stock = made(Network)
     model = opswap.swap(copy.deepcopy(stock))
     for _ in range(calls):
         compare(stock, model, images())
@@ -123,8 +113,8 @@ def test_one_recording_is_all_that_runs() -> None:
 
 
 def test_what_has_no_site_is_not_reported() -> None:
-    model = opswap.swap(made())
-    assert str(opswap.report(model)) == str(opswap.scan(made()))
+    model = opswap.swap(made(Network))
+    assert str(opswap.report(model)) == str(opswap.scan(made(Network)))
     assert all(s.path.endswith(("conv", "bn")) for s in opswap.report(model).swapped)
     for _ in range(4):
         found = opswap.explain(model, images())
@@ -302,7 +292,7 @@ def test_a_model_without_sites_stays_as_it_is() -> None:
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
 def test_large_inputs_are_recorded_in_parts(frozen: bool) -> None:
     """A recording of the whole model would hold every result in it at once."""
-    stock = made()
+    stock = made(Network)
     model = opswap.swap(copy.deepcopy(stock))
     if frozen:
         opswap.freeze(model)
@@ -342,7 +332,7 @@ def test_what_cannot_be_followed_is_recorded_around() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 1e30 else x * 2
 
-    stock = made()
+    stock = made(Network)
     stock.blocks[0].gate = Unseen().eval()
     model = opswap.swap(copy.deepcopy(stock))
     for _ in range(6):
@@ -363,7 +353,7 @@ def test_a_sequential_with_code_of_its_own(name: str) -> None:
             x = super().forward(x)
             return x if x.sum() > 1e30 or name == "__iter__" else x * 2
 
-    stock = made()
+    stock = made(Network)
     stock.blocks = Own(Block(), nn.Tanh())
     model = opswap.swap(copy.deepcopy(stock))
     for _ in range(6):

@@ -18,6 +18,7 @@ from .report import Site, table
 from .rules.activation import activation_of
 from .rules.norm import is_normed
 from .runtime.fallback import listener, why_declined, why_missed
+from .runtime.guards import replaces
 from .runtime.instance_forward import is_rewritten, overridden, put_as, recipe_of
 from .runtime.reasons import failure, site_names
 
@@ -105,9 +106,7 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
     record = _Recorder()
     shell = Shell(model, own=True, stock=False, call=record.call)
     paths = {shell.twin(m): path for path, m in model.named_modules()}
-    watched = {
-        m: path for m, path in paths.items() if is_rewritten(m) and not vars(m)["_opswap_record"].follows
-    }
+    watched = {m: path for m, path in paths.items() if is_rewritten(m) and replaces(m)}
     for module in watched:
         record.watch(module)
     token = listener.set(record)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..report import Planned, Report, Site
+from ..runtime.guards import replaces
 from ..runtime.instance_forward import is_rewritten, recipe_of
 from ..runtime.plan_of import plan_of
 from ..runtime.reasons import GLOBAL_HOOKS, failure
@@ -90,7 +91,7 @@ def _gone(model: nn.Module, prefix: str, planned: Planned, left: list[Site]) -> 
 def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
     """The sites of every module that has a new forward, and of those whose original forward always runs."""
     paths = {m: path for path, m in model.named_modules()}
-    rewritten = {m: path for m, path in paths.items() if is_rewritten(m) and _replaces(m)}
+    rewritten = {m: path for m, path in paths.items() if is_rewritten(m) and replaces(m)}
     reasons = {m: _failure(m) for m in rewritten}
     inlined = {block for m in rewritten if not reasons[m] for block, _ in m._opswap_record.inlined}
     sites: list[Site] = []
@@ -102,12 +103,6 @@ def _sites(model: nn.Module) -> tuple[list[Site], list[Site]]:
         elif m not in inlined:
             sites += found
     return in_order(sites, paths), stopped
-
-
-def _replaces(module: nn.Module) -> bool:
-    """True if the module's generated forward replaces something, whether or not the report names it."""
-    record = vars(module).get("_opswap_record")
-    return record is not None and not record.follows
 
 
 def _failure(module: nn.Module) -> str | None:

@@ -40,6 +40,7 @@ __all__ = [
     "one_mode",
     "ordinary",
     "own_call",
+    "replaces",
     "runs_other_code",
     "size_guard_holds",
     "unhooked",
@@ -100,6 +101,12 @@ class Record:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({"moved": [], "replay": Replay(), **state})  # older pickles have none
+
+
+def replaces(module: nn.Module) -> bool:
+    """True if the generated forward of a module replaces something, whether or not the report names it."""
+    record = vars(module).get("_opswap_record")
+    return record is not None and not record.follows
 
 
 # Methods that the forwards of torch's layers call, and that users set on an instance.
