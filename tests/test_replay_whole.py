@@ -302,6 +302,16 @@ def test_large_inputs_are_recorded_in_parts(frozen: bool) -> None:
     assert bool(kept(model.stem).plans) is frozen
 
 
+def test_a_part_that_replaces_nothing_is_not_recorded_for_itself() -> None:
+    """It would cost more than it brings."""
+    stock, model = replaying()
+    for _ in range(6):
+        compare(stock.blocks[0].gate, model.blocks[0].gate, torch.randn(2, 24, 8, 8))
+        compare(stock.blocks[0].body, model.blocks[0].body, torch.randn(2, 24, 8, 8).to(memory_format=LAST))
+    assert not kept(model.blocks[0].gate).plans
+    assert kept(model.blocks[0].body).plans
+
+
 class Wide(nn.Module):
     """Small images, of which it makes a lot."""
 
