@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = Unit(16, 24)
-        self.blocks = nn.Sequential(Block(), Block())
+        self.blocks = Row(Block(), Block())
         self.head = nn.Linear(24, 5)
         self.slope = 0.25
         self.names = ["stem", "blocks"]  # no code reads it
@@ -122,6 +123,28 @@ def test_what_has_no_site_is_not_reported() -> None:
         assert all(o.path.endswith(("conv", "bn")) for o in found.outcomes)
         with torch.no_grad():
             model(images())
+
+
+def runs_of(function: Any, call: Callable[[], Any]) -> int:
+    """How often the code of a function runs in a call."""
+    seen: list[int] = []
+    sys.setprofile(lambda frame, event, _: seen.append(frame.f_code is function.__code__ and event == "call"))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return sum(seen)
+
+
+def test_recorded_calls_alone_leave_the_forward_of_the_class() -> None:
+    _, model = replaying()
+    x = images()
+    assert runs_of(Gate.forward, lambda: model(x)) == 2  # with gradients
+    with torch.no_grad():
+        assert runs_of(Gate.forward, lambda: model(x)) == 0
+        assert runs_of(Gate.forward, lambda: model(x.double().float()[:, :, 1:])) == 2
+    model.train()
+    assert runs_of(Gate.forward, lambda: model(x)) == 2
 
 
 def test_training_runs_the_forward_of_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +297,21 @@ def test_a_second_swap_changes_nothing() -> None:
     plan = next(iter(kept(model).plans.values()))
     opswap.swap(model)
     assert next(iter(kept(model).plans.values())) is plan
+
+
+class Stateful(Gate):
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "shift": self.shift}
+
+
+@pytest.mark.parametrize("gate", [lambda: Stateful(24), lambda: nn.TransformerEncoderLayer(24, 2)])
+def test_who_gets_no_forward(gate: Callable[[], nn.Module]) -> None:
+    """Modules that control how they are copied, and those of torch."""
+    model = made(Network)
+    model.blocks[0].gate = gate()
+    opswap.swap(model)
+    assert "forward" not in vars(model.blocks[0].gate)
+    assert "forward" in vars(model.blocks[1].gate)
 
 
 def test_a_model_without_sites_stays_as_it_is() -> None:

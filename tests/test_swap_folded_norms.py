@@ -124,9 +124,15 @@ def test_training_is_that_of_the_other_rules(name: str, one_thread: None) -> Non
 
 def test_one_that_only_shares_the_sequential_is_not_inlined() -> None:
     """Blocks whose only change is a call of F.batch_norm keep their own forwards."""
-    model = opswap.swap(nn.Sequential(Stage(), Stage()).to(memory_format=LAST))
-    assert {s.path.partition(".")[0] for s in opswap.report(model).swapped} == {"0", "1"}
+    blocks = ConvNormAct(convolution(16, 24), nn.SiLU), ConvNormAct(convolution(24, 16), nn.Identity)
+    model = opswap.swap(nn.Sequential(*blocks, Stage()).to(memory_format=LAST))
+    assert {s.path.partition(".")[0] for s in opswap.report(model).swapped} == {"0", "1", "2"}
     assert "forward" not in vars(model)
+
+
+def test_training_has_a_rule_of_its_own() -> None:
+    model = opswap.swap(MODELS["a block"][0]())
+    assert {s.rule for s in opswap.report(model).swapped} >= {"conv_folded", "batch_norm_act"}
 
 
 def other_statistics(model: Any) -> None:
