@@ -45,15 +45,18 @@ class Block(nn.Module):
         return x / x.pow(2).mean() + self.tail(x[:, :, :1, :3]).mean()
 
 
+def drawn(model: nn.Module) -> nn.Module:
+    """With statistics that are not those of a new BatchNorm, in channels_last."""
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None:
+            nn.init.normal_(norm.running_mean)
+            nn.init.uniform_(norm.running_var, 0.5, 2)
+    return model.to(memory_format=LAST)
+
+
 def made(cls: Callable[[], nn.Module] = Block) -> nn.Module:
-    """In evaluation, with statistics that are not those of a new BatchNorm."""
     torch.manual_seed(0)
-    block = cls()
-    for m in block.modules():
-        if isinstance(m, nn.BatchNorm2d):
-            nn.init.normal_(m.running_mean)
-            nn.init.uniform_(m.running_var, 0.5, 2)
-    return block.to(memory_format=LAST).eval()
+    return drawn(cls()).eval()
 
 
 def inputs(size: int = 16) -> Tensor:

@@ -15,6 +15,7 @@ import opswap
 from nearness import assert_model_as_near
 from opswap.models import lprnet, shufflenet_v2_x0_5
 from opswap.swap.rules import DEFAULT
+from replay_cases import drawn
 from step import assert_equal, outputs_and_gradients
 
 LAST = torch.channels_last
@@ -28,15 +29,6 @@ pytestmark = [
 
 def images(channels: int = 5, size: int = 12) -> Tensor:
     return torch.randn(2, channels, size, size).contiguous(memory_format=LAST)
-
-
-def drawn(model: nn.Module) -> nn.Module:
-    """With statistics that are not those of a new BatchNorm."""
-    for norm in model.modules():
-        if isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None:
-            nn.init.normal_(norm.running_mean)
-            nn.init.uniform_(norm.running_var, 0.5, 2)
-    return model.to(memory_format=LAST)
 
 
 def block(*after: nn.Module, **options: object) -> nn.Sequential:

@@ -15,7 +15,7 @@ import opswap
 from nearness import assert_model_as_near
 from norm_act import NormAct, convolution
 from opswap.swap.rules import DEFAULT
-from replay_cases import kept, plans
+from replay_cases import drawn, kept, plans
 from step import assert_equal, outputs_and_gradients
 
 LAST = torch.channels_last
@@ -72,15 +72,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the number of 
 }
 
 
-def drawn(make: Callable[[], nn.Module]) -> nn.Module:
-    model = make()
-    for norm in model.modules():
-        if isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None:
-            nn.init.normal_(norm.running_mean)
-            nn.init.uniform_(norm.running_var, 0.5, 2)
-    return model.to(memory_format=LAST)
-
-
 def images() -> Tensor:
     return torch.randn(2, 16, 10, 10).contiguous(memory_format=LAST)
 
@@ -96,7 +87,7 @@ def folded(model: nn.Module) -> int:
 @pytest.mark.parametrize("name", MODELS)
 def test_evaluation(name: str) -> None:
     make, count = MODELS[name]
-    stock = drawn(make).eval()
+    stock = drawn(make()).eval()
     model = opswap.swap(copy.deepcopy(stock))
     assert folded(model) == count
     assert_model_as_near(model, stock, lambda: (images(),))
@@ -114,7 +105,7 @@ def test_evaluation(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_training_is_that_of_the_other_rules(name: str, one_thread: None) -> None:
     """The same bits as with the rules for the parts, statistics included."""
-    stock = drawn(MODELS[name][0])
+    stock = drawn(MODELS[name][0]())
     with_rule, without = (opswap.swap(copy.deepcopy(stock), rules=r) for r in (DEFAULT, OTHERS))
     x = images()
     assert_equal(outputs_and_gradients(with_rule, x), outputs_and_gradients(without, x))
@@ -188,7 +179,7 @@ CHANGES = [
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_changed_after_the_swap(change: Callable[[Any], None], frozen: bool) -> None:
-    stock = drawn(lambda: ConvNormAct(convolution(16, 24))).eval()
+    stock = drawn(ConvNormAct(convolution(16, 24))).eval()
     model = opswap.swap(copy.deepcopy(stock))
     if frozen:
         opswap.freeze(model)

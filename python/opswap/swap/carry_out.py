@@ -103,11 +103,11 @@ def _rewrites(plan: Plan) -> Iterator[tuple[nn.Module, tuple[Recipe, Record]]]:
     for m, follows in (*((m, False) for m in plan.modules), *((m, True) for m in plan.followed)):
         paths = [p for p in m.paths if p.changes or follows]
         passed = (n.target for p in paths for c in p.changes for n in c.region.passed)
-        record = make_record([_on_live(p.capture, live) for p in paths], m.sites(), passed)
+        record = make_record([_on_live(p.capture, live) for p in paths], m.sites(), passed, follows)
         changes = [(p.capture, [(c.region, c.replacement) for c in p.changes]) for p in paths]
         recipe = write(changes, follows=follows, replays=not changed.isdisjoint(m.root.modules()))
         recipe.make_class()
-        yield live(m.root), (recipe, replace(record, sites=(), follows=True) if follows else record)
+        yield live(m.root), (recipe, record)
     recipes: dict[tuple[type[nn.Module], str], Recipe] = {}
     for w in plan.module_replacements:
         cls = type(w.module)

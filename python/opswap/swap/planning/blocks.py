@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from torch import fx, nn
@@ -22,6 +22,9 @@ from .block_ends import (
 )
 
 __all__ = ["Blocks"]
+
+
+_Halves = tuple[Callable[[nn.Module], bool], Callable[[fx.Graph], bool]]  # `Rule.starts` and `Rule.ends`
 
 
 class Known(Protocol):
@@ -51,8 +54,9 @@ class Blocks:
         self._known, self._called = known, called
         self._shares = any(rule.branches for rule in rules)
         self._links = [rule.links for rule in rules if rule.links is not None]
-        self._halved = [rule for rule in rules if rule.starts is not None and rule.ends is not None]
-        self._single = [rule for rule in self._halved if rule.single]
+        halved = [(r.starts, r.ends, r.single) for r in rules if r.starts is not None and r.ends is not None]
+        self._halves = [(starts, ends) for starts, ends, _ in halved]
+        self._single = [(starts, ends) for starts, ends, single in halved if single]
 
     def chained(self, found: Known) -> Iterator[nn.Module]:
         """Children that a rule may join with the next call: the second cuts what the first has joined, or a block ends
@@ -122,12 +126,12 @@ class Blocks:
     def _rests_of_links(self, graph: fx.Graph) -> Iterator[nn.Module]:
         """Blocks that are the rest of links of a chain, as timm's BatchNormAct2d behind a convolution: two in a row, or
         one if a rule needs no more."""
-        for node in graph.nodes if self._halved else ():
-            rest = self._rest(node, self._halved)
-            before = self._rest(before_identities(node.args[0].args[0]), self._halved) if rest else ()
+        for node in graph.nodes if self._halves else ():
+            rest = self._rest(node, self._halves)
+            before = self._rest(before_identities(node.args[0].args[0]), self._halves) if rest else ()
             yield from (*before, *rest) if before else self._rest(node, self._single)
 
-    def _rest(self, node: object, rules: Collection[Rule]) -> tuple[nn.Module, ...]:
+    def _rest(self, node: object, halves: Collection[_Halves]) -> tuple[nn.Module, ...]:
         """The block that a node calls and what is inlined in it, if it is the rest of a link, on the result of a
         module that begins one; () if not."""
         if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.args) != 1:
@@ -137,19 +141,19 @@ class Blocks:
             return ()
         if len(start.users) != 1 or len(start.args) != 1:
             return ()
-        return self._rest_of(start.meta["module"], node.meta["module"], rules)
+        return self._rest_of(start.meta["module"], node.meta["module"], halves)
 
     def rest_of(self, start: nn.Module, module: nn.Module | None) -> tuple[nn.Module, ...]:
         """A block that is the rest of the link that `start` begins, with what is inlined in it; () if it is not."""
-        return self._rest_of(start, module, self._halved)
+        return self._rest_of(start, module, self._halves)
 
     def _rest_of(
-        self, start: nn.Module, module: nn.Module | None, rules: Collection[Rule]
+        self, start: nn.Module, module: nn.Module | None, halves: Collection[_Halves]
     ) -> tuple[nn.Module, ...]:
         known = self._known.get(module) if module is not None else None
         if known is None or call_adds(known.root):
             return ()
-        fits = any(r.starts(start) and all(map(r.ends, known.graphs)) for r in rules if r.starts and r.ends)
+        fits = any(starts(start) and all(map(ends, known.graphs)) for starts, ends in halves)
         return (known.root, *known.inlined) if fits else ()
 
     def _link(self, module: nn.Module | None) -> tuple[nn.Module, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a frozen model does in evaluation while nothing has changed: only the kernels of a former call run.
+"""What a swapped model does in evaluation while nothing has changed: only the kernels of a former call run.
 
 replay      when a call is recorded, and what has to be as it was for a recording to stand for a call
 recorder    which functions a call runs on which tensors, written down as a function

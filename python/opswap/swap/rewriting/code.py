@@ -337,10 +337,12 @@ def replace_region(graph: Graph, region: Region, function: FunctionType, replace
             graph.erase_node(node)
 
 
-def make_record(captures: Sequence[Capture], sites: Sequence[Any], passed: Iterable[str]) -> Record:
+def make_record(
+    captures: Sequence[Capture], sites: Sequence[Any], passed: Iterable[str], follows: bool
+) -> Record:
     """The state that `capture_is_valid` compares with later; recorded while every class is the original one.
 
-    Args: passed: paths of the modules that regions pass, see `Region`.
+    Args: passed: paths of the modules that regions pass, see `Region`. follows: see `Record`, which has no sites then.
     """
     root, inlined = captures[0].root, captures[0].inlined
     reading = reduce(operator.or_, (c.reading for c in captures))
@@ -354,7 +356,8 @@ def make_record(captures: Sequence[Capture], sites: Sequence[Any], passed: Itera
     later = LaterCode(map(root.get_submodule, paths), reading.every_name)
     calls = dict.fromkeys(m for path in passed for m in root.get_submodule(path).modules())
     between = tuple((m, observe_call(m)) for m in calls)
-    return Record(observe(root, reading), *states, tuple(sites), read, outside, between, later)
+    named = () if follows else tuple(sites)
+    return Record(observe(root, reading), *states, named, read, outside, between, later, follows=follows)
 
 
 def _forwards_below(root: nn.Module) -> Iterator[tuple[type, str, Any]]:
