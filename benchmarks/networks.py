@@ -2,11 +2,12 @@
 """Networks of the libraries that people use, a small one of each family, listed in networks.json.
 
 Wheels of torchvision are built for one torch each, with operators in C++ that torch for CPUs cannot load. Here its
-Python code is used, with the declarations of these operators and `nms` in Python.
+Python code is used, with the declarations of these operators, `nms` in Python, and cheaper targets of Mask R-CNN.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -155,6 +156,18 @@ def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     return order[torch.tensor(kept, dtype=torch.int64)]
 
 
+def _simplify_masks() -> None:
+    """Read torchvision's targets of masks at 2 x 2 points per bin, and run its Python code for regions uncompiled.
+
+    It reads them at as many points as the image has pixels, and drops most: 0.3 GB per region and intermediate
+    result, also if it is compiled for numbers of regions that change. The C++ operator reads only those that count.
+    """
+    regions = importlib.import_module("torchvision.ops.roi_align")
+    regions._roi_align = getattr(regions._roi_align, "__wrapped__", regions._roi_align)
+    heads = importlib.import_module("torchvision.models.detection.roi_heads")
+    heads.roi_align = functools.partial(regions.roi_align, sampling_ratio=2)
+
+
 def _of_torchvision(name: str) -> nn.Module:
     options: dict[str, Any] = {"weights": None}
     models = _torchvision()
@@ -166,6 +179,7 @@ def _of_torchvision(name: str) -> nn.Module:
         options["min_size"] = _DETECTOR_SIDE
     if name.startswith("maskrcnn"):
         options |= _REGIONS
+        _simplify_masks()
     return models.get_model(name, **options)
 
 
