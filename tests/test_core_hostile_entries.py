@@ -217,6 +217,8 @@ for odd in odds:
     attempt("needed", lambda: _core.layer_norm_backward(1e-5, odd, x, x, statistics(2, 8, 4, 2), None, None))
     attempt("seals", lambda: _core.unaltered(odd, odd))
     attempt("seals", lambda: _core.unaltered((torch.nn.ReLU(),), odd))
+    attempt("kinds", lambda: _core.tensor_kinds(odd))
+    attempt("kinds", lambda: _core.tensor_kinds((x, odd)))
     for kind in odds[:9]:
         attempt("window", lambda: _core.plain_conv(x, fresh(8, 8, 3, 3), None, odd, kind, 1))
         attempt("window", lambda: _core.plain_depthwise(x, fresh(8, 1, 3, 3), None, 1, odd, kind))

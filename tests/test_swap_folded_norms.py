@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as T
 from torch import Tensor, nn
 
 import opswap
@@ -193,3 +194,50 @@ def test_changed_after_the_swap(change: Callable[[Any], None], frozen: bool) -> 
             torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
     for name, buffer in stock.named_buffers():
         torch.testing.assert_close(model.get_buffer(name), buffer, rtol=1e-4, atol=1e-5)
+
+
+class CountsWithFixedStatistics(nn.BatchNorm2d):
+    """Normalises with running statistics, and counts the batches all the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_batches_tracked.add_(1)
+        return T.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.1, self.eps
+        )
+
+
+class CountsWithoutStatistics(nn.BatchNorm2d):
+    """Normalises with the statistics of its input, also in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_batches_tracked.add_(1)
+        return T.batch_norm(x, None, None, self.weight, self.bias, True, 0.1, self.eps)
+
+
+class CountsTwice(nn.BatchNorm2d):
+    """With a second counter, which is no other module's."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.register_buffer("all_num_batches_tracked", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.num_batches_tracked.add_(1)
+            self.all_num_batches_tracked.add_(1)
+        mean, var, training = self.running_mean, self.running_var, self.training
+        return T.batch_norm(x, mean, var, self.weight, self.bias, training, 0.1, self.eps)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", [CountsWithFixedStatistics, CountsWithoutStatistics, CountsTwice])
+def test_batches_are_counted_as_written(norm: Callable[[int], nn.Module], training: bool) -> None:
+    layers = [convolution(16, 24), norm(24), nn.ReLU(), convolution(24, 16), norm(16)]
+    stock = nn.Sequential(*layers).to(memory_format=LAST).train(training)
+    x = torch.randn(2, 16, 8, 8).contiguous(memory_format=LAST)
+    model = opswap.swap(copy.deepcopy(stock), example_inputs=(x,))
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
+    for (name, expected), found in zip(stock.named_buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=name)

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* unaltered(modules, seals): compares the dictionaries of modules with what they held before.
+/* What decides about a call of a module, in the form that is compared in the next call.
+ *
+ * unaltered(modules, seals): compares the dictionaries of modules with what they held before.
  *
  * A seal is (class, kinds, names, values), the last three with one of each for every entry of the
  * module's dictionary in its order. Objects are compared by identity alone, so that no code of a
  * user runs meanwhile. Seals of modules of one kind share what they can: most of the time is spent
- * on waiting for memory. */
+ * on waiting for memory.
+ *
+ * tensor_kinds(tensors): what a tensor may get with other memory and still be the same object. */
 #include "binding/binding.h"
+#include "binding/tensor_arg.h"
 
 #include <stdbool.h>
 
@@ -139,7 +144,48 @@ OSW_ENTRY(unaltered)
     return same < 0 ? NULL : PyBool_FromLong(same);
 }
 
+/* Of a tensor: dtype and number of dimensions, then sizes, then strides. */
+enum { KIND_NUMBERS = 1 + 2 * OSW_MAX_DIMS };
+
+static int64_t *put_kind(int64_t *to, const osw_tensor *t)
+{
+    *to++ = (int64_t)t->dtype.code << 32 | (int64_t)t->dtype.bits << 16 | t->ndim;
+    for (int i = 0; i < t->ndim; i++)
+        *to++ = t->size[i];
+    for (int i = 0; i < t->ndim; i++)
+        *to++ = t->stride[i];
+    return to;
+}
+
+OSW_ENTRY(tensor_kinds)
+{
+    if (nargs != 1 || !PyTuple_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "tensor_kinds: expected a tuple of tensors");
+        return NULL;
+    }
+    const Py_ssize_t count = PyTuple_Size(args[0]);
+    int64_t *kinds = PyMem_Malloc((size_t)count * KIND_NUMBERS * sizeof *kinds + 1), *end = kinds;
+    if (!kinds)
+        return PyErr_NoMemory();
+    osw_tensor t;
+    Py_ssize_t i = 0;
+    for (; i < count && osw_tensor_arg(PyTuple_GetItem(args[0], i), "tensor", &t) == 0; i++)
+        end = put_kind(end, &t);
+    PyErr_Clear();
+    PyObject *found = NULL;
+    if (i == count)
+        found = PyBytes_FromStringAndSize((const char *)kinds, (end - kinds) * (int)sizeof *kinds);
+    PyMem_Free(kinds);
+    if (i == count)
+        return found;
+    Py_RETURN_NONE;
+}
+
 PyMethodDef osw_modules_methods[] = {
+    OSW_ENTRY_LINE(tensor_kinds,
+                   "tensor_kinds(tensors, /)\n--\n\n"
+                   "The dtypes, sizes and strides of a tuple of tensors, as bytes to compare; None "
+                   "if one is not on the CPU, or has no memory of its own."),
     OSW_ENTRY_LINE(unaltered,
                    "unaltered(modules, seals, /)\n--\n\n"
                    "True if every module, and the modules below it of the seals that follow, "

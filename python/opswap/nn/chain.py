@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from opswap._torch import add_to_each, any_global_hook
-from opswap.ops._function import plain_eager
+from opswap.ops._function import plain_eager, without_autocast
 from opswap.ops.chain import try_chain, try_folded
 from opswap.ops.norm import activate, is_watched
+from opswap.ops.reduced_precision import output_dtype
 
 from .frozen import FROZEN, Parts
 from .norm import Norm, NormCall, apply_norm
@@ -25,6 +26,7 @@ FoldedLink = tuple[nn.Conv2d, Norm | None, str | None]
 
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
+_is_autocast = torch.is_autocast_enabled
 
 
 def _momentum(norm: Norm) -> float:
@@ -87,7 +89,8 @@ def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
         return NotImplemented
     options, tensors, counters = parts
     statistics = [norm if norm.running_mean is None else norm.running_mean for _, norm, _ in links]
-    if len({*map(id, statistics)}) < len(links):
+    shared = len({*map(id, statistics)}) < len(links) or len({*map(id, counters)}) < len(counters)
+    if shared:
         return NotImplemented  # a cumulative average would have to count in between
     _drop_frozen(links[0][0])
     output = None
@@ -133,6 +136,23 @@ def _try_evaluation(input: Tensor, links: Sequence[FoldedLink]) -> Any:
     return made if made is NotImplemented else made[0]
 
 
+def _try_cast(chain: Callable[..., Any], input: Tensor, links: Sequence[FoldedLink]) -> Any:
+    """`chain`; under autocast to 16 bits that are slow here in float32, rounded once at its end.
+
+    NotImplemented if nothing was done, also for an input that would be converted in vain.
+    """
+    if not _is_autocast("cpu"):
+        return chain(input, links)
+    if not input.is_contiguous(memory_format=torch.channels_last):
+        return NotImplemented
+    dtype = output_dtype((input, *[convolution.weight for convolution, *_ in links]))
+    if dtype is None:
+        return NotImplemented
+    with without_autocast():
+        output = chain(input.float(), links)
+        return output if output is NotImplemented else output.to(dtype)
+
+
 def _apply_parts(input: Tensor, links: Sequence[FoldedLink]) -> Tensor:
     """Each convolution, and each normalisation with its activation, for itself."""
     if _grad_enabled():
@@ -156,19 +176,17 @@ def apply_chain(input: Tensor, *links: Link) -> Tensor:
     In training, and in evaluation without a graph, the kernels of `conv_chain` run if they can; else each convolution,
     and each normalisation with its activation, for itself.
     """
+    output = NotImplemented
     if plain_eager() or is_watched(input):
-        output = (_try_training if links[0][1].training else _try_evaluation)(input, links)
-        if output is not NotImplemented:
-            return output
-    return _apply_parts(input, links)
+        output = _try_cast(_try_training if links[0][1].training else _try_evaluation, input, links)
+    return _apply_parts(input, links) if output is NotImplemented else output
 
 
 def apply_folded(input: Tensor, *links: FoldedLink) -> Tensor:
     """`apply_chain` of convolutions of any window, with bias or without normalisation: kernels in evaluation only."""
     if links[0][0].training:
         _drop_frozen(links[0][0])
+    output = NotImplemented
     if not (_grad_enabled() and input.requires_grad) and plain_eager():
-        output = _try_evaluation(input, links)
-        if output is not NotImplemented:
-            return output
-    return _apply_parts(input, links)
+        output = _try_cast(_try_evaluation, input, links)
+    return _apply_parts(input, links) if output is NotImplemented else output

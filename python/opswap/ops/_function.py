@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "seen_by_tracer",
     "tracing",
     "transforms_active",
+    "without_autocast",
     "without_subclasses",
 ]
 
@@ -79,6 +81,19 @@ def needs_graph(tensors: Iterable[Tensor]) -> bool:
 def plain_eager() -> bool:
     """True if nothing but autograd watches over operators: no mode, transform or trace, no forced reference."""
     return not _compiling() and not reference_forced() and _core.plain_eager()
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """As torch.autocast("cpu", enabled=False), at a fifth of its cost."""
+    if not torch.is_autocast_enabled("cpu"):
+        yield
+        return
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", True)
 
 
 def plain_cpu(tensors: Sequence[Tensor]) -> bool:

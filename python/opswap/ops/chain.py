@@ -39,6 +39,7 @@ from ._function import (
     needs_graph,
     plain_cpu,
     plain_eager,
+    without_autocast,
     without_subclasses,
 )
 from ._stats import count_kernel, count_reference
@@ -109,20 +110,30 @@ class ConvChain(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
         tensors, kept = saved[: ctx.count], saved[ctx.count :]
-        needed = ctx.needs_input_grad[1:]
-        arguments = (ctx.options, tensors, needed, grad_output)
-        if plain_eager() and not torch.is_grad_enabled():
-            gradients = _kernel_backward(*arguments, *kept)
-            if gradients is not NotImplemented:
-                count_kernel(_NAME_BACKWARD)
-                return None, *gradients
-        elif backward_watched(grad_output):
-            return None, *run_watched_backward(*arguments, *kept)
-        count_reference(_NAME_BACKWARD)
-        return None, *_reference_backward(*arguments)
+        with without_autocast():  # as the forward
+            return None, *_gradients(ctx.options, tensors, ctx.needs_input_grad[1:], grad_output, kept)
 
 
 _apply = base_apply(ConvChain)
+
+
+def _gradients(
+    options: Options,
+    tensors: tuple[Tensor | None, ...],
+    needed: tuple[bool, ...],
+    grad_output: Tensor,
+    kept: Sequence[Tensor],
+) -> Sequence[Tensor | None]:
+    arguments = (options, tensors, needed, grad_output)
+    if plain_eager() and not torch.is_grad_enabled():
+        gradients = _kernel_backward(*arguments, *kept)
+        if gradients is not NotImplemented:
+            count_kernel(_NAME_BACKWARD)
+            return gradients
+    elif backward_watched(grad_output):
+        return run_watched_backward(*arguments, *kept)
+    count_reference(_NAME_BACKWARD)
+    return _reference_backward(*arguments)
 
 
 def _kernel_backward(

@@ -32,6 +32,7 @@ __all__ = [
     "conv_pays",
     "conv_wins",
     "dense_conv2d",
+    "faster_gradients",
     "module_window",
     "recorded_conv2d",
     "why_kept",
@@ -133,6 +134,20 @@ def _kernel_backward(
         return made
     others = _library_backward(grad_output, input, weight, window, rest)
     return tuple([b if wanted else a for a, b, wanted in zip(made, others, rest, strict=True)])
+
+
+def faster_gradients(
+    grad_output: Tensor, input: Tensor, weight: Tensor, window: Window, mask: Sequence[bool]
+) -> Any:
+    """The gradients of input, weight and bias that mask asks for, of a convolution with one group.
+
+    Args: input: (N, C, H, W), as the others a tensor that needs no graph.
+    Returns: NotImplemented if no kernel is faster for one of them.
+    """
+    pixels = grad_output.numel() // max(weight.shape[0], 1)
+    if input.stride(1) != 1 or not conv_wins(input.shape[1], weight.shape[0], weight.shape[2:], pixels):
+        return NotImplemented
+    return _kernel_backward(grad_output, input, weight, window, mask)
 
 
 def _wins_avx2(channels: int, outputs: int, taps: int) -> bool:

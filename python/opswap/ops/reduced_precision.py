@@ -9,8 +9,7 @@ stays in 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,9 +23,9 @@ from opswap._torch import half_instructions
 
 from ._convolution import Pair, library_backward, padding_numbers, pair
 from ._derivatives import read_by_gradients
-from ._function import base_apply, needs_graph, plain_eager, tracing
+from ._function import base_apply, needs_graph, plain_eager, tracing, without_autocast
 from ._stats import count_kernel, count_reference, reference_forced
-from .conv import dense_conv2d, recorded_conv2d
+from .conv import dense_conv2d, faster_gradients, recorded_conv2d
 from .depthwise import depthwise_conv2d
 from .pointwise import FEW_WEIGHTS, pointwise_conv2d
 
@@ -74,19 +73,6 @@ def output_dtype(tensors: Sequence[Tensor], depthwise_stride: bool = False) -> t
     return dtype
 
 
-@contextmanager
-def _without_autocast() -> Iterator[None]:
-    """As torch.autocast("cpu", enabled=False), at a fifth of its cost."""
-    if not _is_autocast("cpu"):
-        yield
-        return
-    torch.set_autocast_enabled("cpu", False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled("cpu", True)
-
-
 def _float(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.float()
 
@@ -131,6 +117,8 @@ class _Window:
             elif self._is_depthwise(weight):
                 window = (self.stride, self.padding, self.dilation)
                 gradients = _core.plain_depthwise_backward(*tensors, *window, *mask)
+            elif self.groups == 1:
+                gradients = faster_gradients(*tensors, (self.stride, list(self.padding), self.dilation), mask)
         if gradients is NotImplemented:
             window = (self.stride, self.padding, self.groups)
             gradients = library_backward(*tensors, *window, mask, self.dilation)
@@ -184,13 +172,13 @@ class Reduced(Function):
         ctx.dtypes = (input.dtype, weight.dtype, dtype if bias is None else bias.dtype)
         both = input, weight
         ctx.save_for_backward(*(read_by_gradients(both, ctx.needs_input_grad) if layer.spares else both))
-        with _without_autocast():
+        with without_autocast():
             return layer.forward(input.float(), weight.float(), _float(bias)).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        with _without_autocast():
+        with without_autocast():
             gradients = ctx.layer.backward(grad_output.float(), input, weight, ctx.needs_input_grad[:3])
             return *_rounded(gradients, ctx.dtypes), None, None
 

@@ -8,9 +8,13 @@ depend on nothing but their arguments and sizes; anything else raises `NotRecord
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,25 +30,36 @@ from ..runtime.fallback import listener
 
 __all__ = ["NotRecordedError", "Recording", "record", "tensors_in"]
 
-# What code reads of a tensor that is the same for all tensors of its kind.
+# What code reads of a tensor that is the same for all tensors of its kind: `replay` compares the kinds.
 _READ = frozenset(
     " ".join(
         (
-            "shape dtype device layout ndim size dim ndimension stride numel nelement storage_offset element_size",
-            "is_cpu is_cuda is_quantized is_sparse is_meta is_mkldnn is_nested is_contiguous is_inference is_conj",
-            "is_neg is_floating_point is_complex is_pinned _version data_ptr get_device __len__",
+            "shape dtype device layout ndim size dim ndimension stride numel nelement element_size is_cpu is_cuda",
+            "is_quantized is_sparse is_meta is_mkldnn is_nested is_contiguous is_floating_point is_complex",
+            "get_device __len__",
         )
     ).split()
 )
-_OPERATORS = (
-    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __neg__ __getitem__",
-    "norm scaled_dot_product_attention",  # whose dropout would move the generator
-    "__matmul__ matmul bmm linear softmax log_softmax layer_norm group_norm instance_norm normalize pad expand repeat",
-    "t flip roll view view_as pixel_shuffle pixel_unshuffle unfold argmax argmin to type_as upsample avg_pool1d",
+# What the package reads besides, to see whether a kernel may run. To other code it is a number that may change.
+_READ_BY_KERNELS = frozenset(
+    ("storage_offset", "is_inference", "is_conj", "is_neg", "is_pinned", "_version", "data_ptr")
 )
-_OTHERWISE = Does.SIZES | Does.METADATA | Does.STRIDES | Does.SAME_STRIDES
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+# Their results have the same sizes, whatever the values of their second and later tensors are.
+_OF_SEVERAL = (
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ pow max min __matmul__ matmul",
+    "bmm linear batch_norm layer_norm group_norm instance_norm conv1d conv2d conv3d scaled_dot_product_attention",
+    "__getitem__ view_as reshape_as type_as to",
+)
+_OF_ONE = (
+    "__neg__ norm softmax log_softmax normalize pad expand repeat t flip roll view pixel_shuffle pixel_unshuffle",
+    "unfold argmax argmin upsample avg_pool1d",
+)
+_OTHERWISE = Does.SIZES | Does.METADATA | Does.STRIDES | Does.SAME_STRIDES | Does.DRAWS
+_SEVERAL = names_of(Does.BINARY | Does.JOIN | Does.ELEMENTWISE) | frozenset(" ".join(_OF_SEVERAL).split())
 # What returns tensors that depend on the arguments alone, and writes to none of them.
-_PURE = (names_of(~_OTHERWISE) | frozenset(" ".join(_OPERATORS).split())) - {"alpha_dropout", "data"}
+_PURE = names_of(~_OTHERWISE) | _SEVERAL | frozenset(" ".join(_OF_ONE).split())
+_PURE -= {"alpha_dropout", "data"}
 # What writes its result over its first argument: relu_(x), x.relu_(), x += y.
 _ELEMENTWISE = names_of(Does.ELEMENTWISE)
 _OVER_FIRST = frozenset(
@@ -56,7 +71,8 @@ _UNDEFINED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "ne
 # Arguments with which such a function does write to a tensor, or draws random numbers.
 _WRITING = frozenset(("inplace", "training", "train", "use_input_stats", "out"))
 _FLAGGED = frozenset(("batch_norm", "instance_norm", "dropout", "dropout2d", "dropout3d"))
-_CONSTANTS = (bool, int, float, complex, str, type(None), slice, torch.dtype, torch.device, torch.layout)
+_CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout)
+_MASKS = (torch.bool, torch.uint8)
 _MEMORY_FORMAT = torch.memory_format
 
 
@@ -115,13 +131,14 @@ def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     Returns: True if it writes over its first argument, and to nothing else.
     """
     name = _name(function)
-    if name in _READ or name in _UNDEFINED:
+    if name in _READ or name in _READ_BY_KERNELS or name in _UNDEFINED:
         return False
     if name in _OVER_FIRST:
         return True
     module = getattr(function, "__module__", None) or ""
     if name not in _PURE and not module.startswith("opswap.ops."):
         raise NotRecordedError(f"{name} may depend on more than its arguments, or write to them")
+    _require_sizes(name, args, kwargs)
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # a function in C
@@ -136,6 +153,27 @@ def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return bool(writing)
 
 
+def _require_sizes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise NotRecordedError if the sizes of a result depend on values: code may read them, and they are written down.
+
+    A function of opswap takes tensors for their elements alone.
+    """
+    if name == "__getitem__":
+        if any(t.dtype in _MASKS for t in tensors_in(args[1:])) or not _is_index(args[1]):
+            raise NotRecordedError("a mask, or a slice up to a tensor, makes a size that depends on values")
+    elif name in _PURE and name not in _SEVERAL and next(tensors_in((args[1:], kwargs)), None) is not None:
+        raise NotRecordedError(f"a tensor is an option of {name}, whose result may have other sizes")
+    if name == "scaled_dot_product_attention" and (args[4:5] or (kwargs.get("dropout_p", 0.0),))[0] != 0.0:
+        raise NotRecordedError(f"{name} draws random numbers")
+
+
+def _is_index(value: Any) -> bool:
+    """False for a slice, or an index with one, of which a part is not a plain number."""
+    if type(value) in (tuple, list):
+        return all(map(_is_index, value))
+    return type(value) is not slice or _is_constant(value)
+
+
 class _Recorder(TorchFunctionMode):
     """kept: tensors to which nothing may write. most: bytes that may be recorded."""
 
@@ -148,13 +186,15 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _name(func) in _READ_BY_KERNELS and not _is_of_package(sys._getframe(1)):
+            raise NotRecordedError(f"{_name(func)} may differ between tensors of one kind")
         over_first = _require_pure(func, args, kwargs)
         if over_first:
             self._require_made(func, args)
         start = len(self.tape)
         result = func(*args, **kwargs)
         self._require_small(result)
-        if _name(func) in _READ:
+        if _name(func) in _READ or _name(func) in _READ_BY_KERNELS:
             del self.tape[start:]
             return result
         made = {id(t) for entry in self.tape[start:] for t in tensors_in(_call_of(entry).result)}
@@ -184,6 +224,10 @@ class _Recorder(TorchFunctionMode):
         first = args[0] if args else None
         if not any(first is t for t in self._made()) or _memory(first) in self._kept:
             raise NotRecordedError(f"{_name(function)} writes to a tensor that the call did not make")
+
+
+def _is_of_package(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 def _memory(tensor: Any) -> int:
@@ -226,11 +270,14 @@ def record(
         finally:
             _core.record_calls(None)
             listener.reset(token)
+            drew = not torch.equal(torch.random.get_rng_state(), state)
+            if drew:  # the call that is not recorded draws again
+                torch.random.set_rng_state(state)
     calls = list(map(_call_of, tape))
     after = _versions([*inputs, *held, *(t for call in calls for t in tensors_in(call.result))])
     expected = {**_expected(calls), **before}
     written = any(expected[key] != version for key, version in after.items())
-    if written or not torch.equal(torch.random.get_rng_state(), state):
+    if written or drew:
         raise NotRecordedError("it writes to a tensor, or draws random numbers")
     text = _Text(inputs, held, _folded(module))
     code = text.write(calls, result)
@@ -345,6 +392,8 @@ class _Text:
 def _is_constant(value: Any) -> bool:
     if type(value) in (tuple, torch.Size):
         return all(map(_is_constant, value))
+    if type(value) is slice:
+        return all(type(n) in (int, type(None)) for n in (value.start, value.stop, value.step))
     return type(value) in (*_CONSTANTS, _MEMORY_FORMAT)
 
 

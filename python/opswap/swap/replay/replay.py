@@ -52,13 +52,16 @@ _grad_enabled = torch.is_grad_enabled
 class _Plan:
     """A recording, and what has to be as it was.
 
-    constants: (class or module of Python, name, value), also of what would hide a module's own value. outside: with
-    the forwards of all classes. weights, writes: see `written`.
+    held, kinds: the parameters and buffers, which may get other memory of another kind. constants: (class or module of
+    Python, name, value), also of what would hide a module's own value. outside: with the forwards of all classes.
+    weights, writes: see `written`.
     frozen: with the states of which their weights were folded.
     """
 
     recording: Recording
     seals: tuple[Seal, ...]
+    held: tuple[Tensor, ...]
+    kinds: bytes | None
     constants: tuple[tuple[Any, str, Any], ...]
     outside: Outside
     weights: tuple[Tensor, ...]
@@ -67,7 +70,9 @@ class _Plan:
 
     def folded(self, module: nn.Module) -> list[Tensor | None] | None:
         """The folded weights, if everything is as it was."""
-        if not _core.unaltered((module,), self.seals) or written(self.weights) != self.writes:
+        if not _core.unaltered((module,), self.seals) or _core.tensor_kinds(self.held) != self.kinds:
+            return None
+        if written(self.weights) != self.writes:
             return None
         for cls, name, value in self.constants:
             now = getattr(cls, name, MISSING)
@@ -101,7 +106,10 @@ def replay(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, An
         folded = plan.folded(module)
         made = NotImplemented
         if folded is not None and not any([w is None for w in folded]):  # noqa: C419, a list is faster
-            made = plan.recording.run(*args, *folded)
+            try:
+                made = plan.recording.run(*args, *folded)
+            except Exception:  # the forward raises it again, or does not
+                made = NotImplemented
         if made is not NotImplemented:
             kept.ran += 1
             count_again(plan.recording.counts)
@@ -177,10 +185,14 @@ def _record_if_due(
 def _plan(module: nn.Module, args: tuple[Any, ...], most: int) -> _Plan:
     modules = list(module.modules())
     states = _states(modules)
-    held = seal_forward(module, _read(states))
-    if held is None or any(m.training for m in modules):
+    seals = seal_forward(module, _read(states))
+    if seals is None or any(m.training for m in modules):
         raise NotRecordedError("it has attributes that cannot be compared, or is in training")
     _check_known(modules, states)
+    held = (*module.parameters(), *module.buffers())
+    kinds = _core.tensor_kinds(held)
+    if kinds is None:
+        raise NotRecordedError("a parameter or buffer is no plain tensor on the CPU")
     recording = record(module.forward, args, module, most)
     folded = [f.state_and_weights for f in recording.frozen]
     if any(f is None for f in folded):
@@ -188,7 +200,9 @@ def _plan(module: nn.Module, args: tuple[Any, ...], most: int) -> _Plan:
     weights = tuple(w for f in folded if f is not None for w in f[1])
     return _Plan(
         recording,
+        seals,
         held,
+        kinds,
         (*_constants(states), *_calls(modules)),
         join(vars(m)["_opswap_record"].outside for m in modules if "_opswap_record" in vars(m)),
         weights,

@@ -36,7 +36,12 @@ from ..runtime.messages import require
 from .activation import activation, activation_of
 from .conditions import poolable
 from .norm import behind, identities_behind, module_calls, modules_between, region_of
-from .norm_functional import call_arguments, is_batch_norm, uses_statistics_of_input
+from .norm_functional import (
+    call_arguments,
+    is_batch_norm,
+    trains_with_statistics,
+    uses_statistics_of_input,
+)
 
 __all__ = ["RULES", "foldable", "is_foldable", "is_link", "linked"]
 
@@ -119,7 +124,7 @@ def _norm_of(node: Node, sizes: set[Node]) -> Node | None:
     if len(readers) != 1:
         return None
     (norm,) = readers
-    if is_batch_norm(norm) and norm.args[:1] == (node,):
+    if is_batch_norm(norm) and norm.args[:1] == (node,) and _counts_as_module(node, norm):
         return norm
     return norm if _is_norm(norm) and len(node.users) == 1 else None
 
@@ -133,6 +138,12 @@ def _aside(node: Node, norm: Node) -> tuple[Node, ...]:
             found.append(step)
         step = step.next
     return tuple(found[1:])
+
+
+def _counts_as_module(node: Node, norm: Node) -> bool:
+    """True if the batch is counted once, in training with running statistics, or not at all, as by nn.BatchNorm2d."""
+    counters = [step for step in _aside(node, norm) if _counts(step)]
+    return not counters or (len(counters) == 1 and trains_with_statistics(norm))
 
 
 def _asserts_images(node: Node, tensor: Node) -> bool:

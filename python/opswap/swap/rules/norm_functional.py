@@ -18,7 +18,13 @@ from ..runtime.guards import unhooked
 from .conditions import normed_alone_fast, normed_fast, poolable
 from .norm import act_of, behind, region_of
 
-__all__ = ["RULES", "call_arguments", "is_batch_norm", "uses_statistics_of_input"]
+__all__ = [
+    "RULES",
+    "call_arguments",
+    "is_batch_norm",
+    "trains_with_statistics",
+    "uses_statistics_of_input",
+]
 
 
 def is_batch_norm(node: Node) -> bool:
@@ -45,6 +51,12 @@ def _bound(node: Node) -> dict[str, Any]:
 def uses_statistics_of_input(node: Node) -> bool:
     """False for a call that always normalises with running statistics."""
     return _bound(node)["training"] is not False
+
+
+def trains_with_statistics(node: Node) -> bool:
+    """True for a call that always normalises with the input's statistics, and moves running statistics."""
+    given = _bound(node)
+    return given["training"] is True and None not in (given["running_mean"], given["running_var"])
 
 
 def call_arguments(node: Node, inputs: tuple[Node, ...]) -> dict[str, str]:
