@@ -87,6 +87,51 @@ class Split(Model):
         return parts[0] * len(parts)
 
 
+class Joined(Model):
+    """A dimension as a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.core(x)
+        return torch.cat([y, y], dim=self.end).sum((2, 3)) / y.shape[1]
+
+
+class Stacked(Model):
+    def forward(self, x: Tensor, dim: Tensor) -> Tensor:
+        y = torch.stack([self.core(x)] * 3, dim)
+        return y * y.shape[1]
+
+
+class Largest(Model):
+    def forward(self, x: Tensor, dim: Tensor) -> Tensor:
+        y = self.core(x).max(dim=dim)[0]
+        return y * y.shape[1]
+
+
+class TimesSize(Model):
+    """A number that is asked for by a tensor."""
+
+    def forward(self, x: Tensor, dim: Tensor) -> Tensor:
+        y = self.core(x)
+        return y * y.size(dim) + y.stride(dim)
+
+
+class TimesSizeByBuffer(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.core(x)
+        return y * x.flatten(2).size(dim=self.end - 2)
+
+
+class Strided(Model):
+    def forward(self, x: Tensor, stride: Tensor) -> Tensor:
+        y = F.conv2d(self.core(x), self.core.conv.weight, None, stride)
+        return y * y.shape[2]
+
+
+class OfDefaultDtype(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x).mean((2, 3)).to((self.end / 2).dtype)
+
+
 class Cast(Model):
     def __init__(self) -> None:
         super().__init__(nn.GroupNorm(2, CHANNELS))
@@ -137,6 +182,10 @@ def _later_end(m: Any) -> None:
     m.end.fill_(5)
 
 
+def _earlier_end(m: Any) -> None:
+    m.end.fill_(2)
+
+
 def _more_rows(m: Any) -> None:
     m.table.data = torch.ones(6, CHANNELS)
 
@@ -155,6 +204,7 @@ def _channels_last(m: Any) -> None:
 
 Arguments = tuple[Tensor, ...]
 _LENGTHS = torch.tensor([3, 4]), torch.tensor([5, 6])
+_ENDS = torch.tensor(1), torch.tensor(2)
 _MASKS = torch.tensor([True, True]), torch.tensor([True, False])
 _TOKENS = torch.ones(BATCH, SIDE * SIDE).bool(), torch.arange(BATCH * SIDE * SIDE).view(BATCH, -1) > 9
 # The class, arguments behind the images while it is recorded and later, what changes in between.
@@ -166,6 +216,12 @@ CASES: list[tuple[type[Model], Arguments, Arguments, Callable[[Any], None] | Non
     (SlicedByBuffer, (), (), _later_end),
     (Viewed, (torch.tensor(2),), (torch.tensor(4),), None),
     (Split, (torch.tensor(4),), (torch.tensor(2),), None),
+    (Joined, (), (), _earlier_end),
+    (Stacked, _ENDS[:1], _ENDS[1:], None),
+    (Largest, _ENDS[:1], _ENDS[1:], None),
+    (TimesSize, _ENDS[:1], _ENDS[1:], None),
+    (TimesSizeByBuffer, (), (), lambda m: m.end.fill_(4)),
+    (Strided, _ENDS[:1], _ENDS[1:], None),
     (Cast, (), (), _double),
     (CastLater, (), (), _double_head),
     (DividedByRows, (), (), _more_rows),
@@ -232,6 +288,22 @@ def test_what_differs_between_inputs_of_one_kind(cls: type[Model]) -> None:
         _same(stock, model, torch.cat([x, x, x])[BATCH : 2 * BATCH])
     with torch.inference_mode():
         _same(stock, model, x + 0)
+
+
+@pytest.mark.usefixtures("every_rule_applies")
+def test_default_dtype() -> None:
+    stock, model = _called_often(OfDefaultDtype)
+    assert plans(model) == 1, kept(model).refused
+    x = images()
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.no_grad():
+            _same(stock, model, x)
+    finally:
+        torch.set_default_dtype(before)
+    with torch.no_grad():
+        _same(stock, model, x)
 
 
 class Wrong(Model):

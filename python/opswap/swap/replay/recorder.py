@@ -45,20 +45,24 @@ _READ_BY_KERNELS = frozenset(
     ("storage_offset", "is_inference", "is_conj", "is_neg", "is_pinned", "_version", "data_ptr")
 )
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
-# Their results have the same sizes, whatever the values of their second and later tensors are.
+# Their results have the same sizes, whatever the values of their second and later tensors are; a number may be given
+# as a tensor to all but operators: the dim of `cat`, the stride of `conv2d`.
+_OPERATORS = (
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ pow __getitem__"
+)
 _OF_SEVERAL = (
-    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ pow max min __matmul__ matmul",
-    "bmm linear batch_norm layer_norm group_norm instance_norm conv1d conv2d conv3d scaled_dot_product_attention",
-    "__getitem__ view_as reshape_as type_as to",
+    "max min __matmul__ matmul bmm linear batch_norm layer_norm group_norm instance_norm conv1d conv2d conv3d",
+    "scaled_dot_product_attention view_as reshape_as type_as to",
 )
 _OF_ONE = (
     "__neg__ norm softmax log_softmax normalize pad expand repeat t flip roll view pixel_shuffle pixel_unshuffle",
     "unfold argmax argmin upsample avg_pool1d",
 )
 _OTHERWISE = Does.SIZES | Does.METADATA | Does.STRIDES | Does.SAME_STRIDES | Does.DRAWS
-_SEVERAL = names_of(Does.BINARY | Does.JOIN | Does.ELEMENTWISE) | frozenset(" ".join(_OF_SEVERAL).split())
+_OPERANDS = names_of(Does.BINARY | Does.ELEMENTWISE) | frozenset(_OPERATORS.split())
+_SEVERAL = names_of(Does.JOIN) | frozenset(" ".join(_OF_SEVERAL).split())
 # What returns tensors that depend on the arguments alone, and writes to none of them.
-_PURE = names_of(~_OTHERWISE) | _SEVERAL | frozenset(" ".join(_OF_ONE).split())
+_PURE = names_of(~_OTHERWISE) | _OPERANDS | _SEVERAL | frozenset(" ".join(_OF_ONE).split())
 _PURE -= {"alpha_dropout", "data"}
 # What writes its result over its first argument: relu_(x), x.relu_(), x += y.
 _ELEMENTWISE = names_of(Does.ELEMENTWISE)
@@ -132,6 +136,8 @@ def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """
     name = _name(function)
     if name in _READ or name in _READ_BY_KERNELS or name in _UNDEFINED:
+        if next(tensors_in((args[1:], kwargs)), None) is not None:
+            raise NotRecordedError(f"a tensor is an option of {name}")
         return False
     if name in _OVER_FIRST:
         return True
@@ -161,10 +167,17 @@ def _require_sizes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if name == "__getitem__":
         if any(t.dtype in _MASKS for t in tensors_in(args[1:])) or not _is_index(args[1]):
             raise NotRecordedError("a mask, or a slice up to a tensor, makes a size that depends on values")
-    elif name in _PURE and name not in _SEVERAL and next(tensors_in((args[1:], kwargs)), None) is not None:
-        raise NotRecordedError(f"a tensor is an option of {name}, whose result may have other sizes")
+    elif name in _PURE and name not in _OPERANDS:
+        others = tensors_in((args[1:], kwargs))
+        if any(name not in _SEVERAL or _is_number(t) for t in others):
+            raise NotRecordedError(f"a tensor is an option of {name}, whose result may have other sizes")
     if name == "scaled_dot_product_attention" and (args[4:5] or (kwargs.get("dropout_p", 0.0),))[0] != 0.0:
         raise NotRecordedError(f"{name} draws random numbers")
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """True for a tensor that torch accepts in place of a size or dimension."""
+    return tensor.numel() == 1 and not tensor.is_floating_point()
 
 
 def _is_index(value: Any) -> bool:

@@ -46,6 +46,7 @@ _ANY = 1 << 62
 _WALK = ("forward", "__iter__")  # how a Sequential runs its layers
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
+_default_dtype = torch.get_default_dtype  # that of integers divided by integers, which code may read
 
 
 @dataclass
@@ -135,7 +136,7 @@ def _kind(args: tuple[Any, ...], most: int) -> tuple[Any, ...] | None:
     for x in args:
         if type(x) is not Tensor or not x.is_cpu or x.layout is not torch.strided or x.numel() > most:
             return None
-    return tuple([(x.dtype, x.shape, x.stride()) for x in args])
+    return (_default_dtype(), *[(x.dtype, x.shape, x.stride()) for x in args])
 
 
 def _forget(kept: Replay) -> None:
