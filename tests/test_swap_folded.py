@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import opswap
 from nearness import assert_model_as_near
 from opswap.models import lprnet, shufflenet_v2_x0_5
+from opswap.ops import reduced_precision
 from opswap.swap.rules import DEFAULT
 from replay_cases import drawn
 from step import assert_equal, outputs_and_gradients
@@ -367,7 +368,8 @@ def test_lprnet() -> None:
     assert "batch_norm" not in counts
 
 
-def test_compiled_traced_and_autocast() -> None:
+def test_compiled_traced_and_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reduced_precision, "SLOW", frozenset())  # else see test_chain_autocast.py
     stock = drawn(Spelled()).eval()
     model = opswap.swap(copy.deepcopy(stock))
     x = images()
