@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import opswap
-from opswap.ops import chain
+from opswap.ops import chain, reduced_precision
 from opswap.swap.planning import gains
 from opswap.swap.rules import DEFAULT, OPTIONAL, conditions
 from opswap.swap.rules import chain as chain_rule
@@ -220,6 +220,14 @@ def every_rule_applies(recorded_gains: None, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(gains, "_table", dict)
     monkeypatch.setattr(conditions, "_NORMED", conditions._FLOATS)
     monkeypatch.setattr(conditions, "_FEWEST_ALONE", 0)
+
+
+@pytest.fixture
+def every_half_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU with AVX2 alone, for bfloat16 and float16; nothing is counted yet."""
+    for name in ("SLOW", "SLOW_DEPTHWISE"):
+        monkeypatch.setattr(reduced_precision, name, frozenset((torch.bfloat16, torch.float16)))
+    opswap.reset_stats()
 
 
 @pytest.fixture

@@ -17,21 +17,14 @@ from nearness import assert_model_as_near
 from opswap.nn.frozen import FROZEN
 from opswap.ops import conv, reduced_precision
 from step import assert_equal, outputs_and_gradients
+from threads import on_threads
 
 LAST = torch.channels_last
 HALVES = [torch.bfloat16, torch.float16]
 pytestmark = [
     pytest.mark.skipif(opswap.isa.current() not in ("avx2", "avx512"), reason="no chains on this tier"),
-    pytest.mark.usefixtures("every_rule_applies"),
+    pytest.mark.usefixtures("every_rule_applies", "every_half_is_slow"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def every_half_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CPU with AVX2 alone."""
-    for name in ("SLOW", "SLOW_DEPTHWISE"):
-        monkeypatch.setattr(reduced_precision, name, frozenset(HALVES))
-    opswap.reset_stats()
 
 
 @pytest.fixture(params=HALVES, ids=["bfloat16", "float16"])
@@ -216,12 +209,8 @@ class TestDense:
 def test_results_do_not_depend_on_threads(dtype: torch.dtype) -> None:
     _, model = pair(dtype)
     x = images()
-    threads = torch.get_num_threads()
     found = []
-    try:
-        for number in (1, 3):
-            torch.set_num_threads(number)
+    for number in (1, 3):
+        with on_threads(number):
             found.append(outputs_and_gradients(copy.deepcopy(model).model.block, x))
-    finally:
-        torch.set_num_threads(threads)
     assert_equal(found[0], found[1])

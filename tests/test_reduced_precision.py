@@ -25,12 +25,7 @@ HALVES = [torch.bfloat16, torch.float16]
 LAST = torch.channels_last
 
 
-@pytest.fixture(autouse=True)
-def every_half_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CPU with AVX2 alone."""
-    for name in ("SLOW", "SLOW_DEPTHWISE"):
-        monkeypatch.setattr(reduced_precision, name, frozenset(HALVES))
-    opswap.reset_stats()
+pytestmark = pytest.mark.usefixtures("every_half_is_slow")
 
 
 @pytest.fixture(params=HALVES, ids=["bfloat16", "float16"])

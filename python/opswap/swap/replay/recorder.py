@@ -44,6 +44,7 @@ _READ = frozenset(
 _READ_BY_KERNELS = frozenset(
     ("storage_offset", "is_inference", "is_conj", "is_neg", "is_pinned", "_version", "data_ptr")
 )
+_ANY_READ = _READ | _READ_BY_KERNELS
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 # Their results have the same sizes, whatever the values of their second and later tensors are; a number may be given
 # as a tensor to all but operators: the dim of `cat`, the stride of `conv2d`.
@@ -135,7 +136,7 @@ def _require_pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     Returns: True if it writes over its first argument, and to nothing else.
     """
     name = _name(function)
-    if name in _READ or name in _READ_BY_KERNELS or name in _UNDEFINED:
+    if name in _ANY_READ or name in _UNDEFINED:
         if next(tensors_in((args[1:], kwargs)), None) is not None:
             raise NotRecordedError(f"a tensor is an option of {name}")
         return False
@@ -207,7 +208,7 @@ class _Recorder(TorchFunctionMode):
         start = len(self.tape)
         result = func(*args, **kwargs)
         self._require_small(result)
-        if _name(func) in _READ or _name(func) in _READ_BY_KERNELS:
+        if _name(func) in _ANY_READ:
             del self.tape[start:]
             return result
         made = {id(t) for entry in self.tape[start:] for t in tensors_in(_call_of(entry).result)}
