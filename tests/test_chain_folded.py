@@ -118,6 +118,65 @@ def test_what_are_no_folded_weights(wrong: Any, tier: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_prepared(name: str, tier: str) -> None:
+    """The same bits and counts as those of the whole call, for all inputs of one kind."""
+    input, stages = made(name)
+    options, (_, *rest) = arguments(input, stages)
+    _, folded = _core.plain_chain_folded(options, (input, *rest), True)
+    prepared = _core.prepare_chain(options, (input, *rest), folded)
+    for x in (input, torch.randn_like(input)):
+        counts = [_core.chain_variants()]
+        expected, _ = _core.plain_chain_folded(options, (x, *rest), folded)
+        counts.append(_core.chain_variants())
+        output = _core.run_prepared_chain(prepared, x)
+        counts.append(_core.chain_variants())
+        assert torch.equal(output, expected) and output.stride() == expected.stride()
+        assert type(output) is Tensor and output.dtype is torch.float32
+        before, between, after = (list(c.values()) for c in counts)
+        assert [b - a for a, b in zip(before, between, strict=True)] == [
+            b - a for a, b in zip(between, after, strict=True)
+        ]
+    same_on_any_threads(lambda: (_core.run_prepared_chain(prepared, input),), 7)
+
+
+def test_what_is_not_as_it_was_prepared(tier: str) -> None:
+    input, stages = made("branch")
+    options, (_, *rest) = arguments(input, stages)
+    output, folded = _core.plain_chain_folded(options, (input, *rest), True)
+    prepared = _core.prepare_chain(options, (input, *rest), folded)
+    others = (
+        input.double(), input.contiguous(), input[:, :, 1:], input[:, :57], torch.cat((input, input)), input[0],
+        input.to("meta"), torch._neg_view(input), input.to_sparse(), input.as_subclass(nn.Buffer), None, 1,
+    )  # fmt: skip
+    for other in others:
+        assert _core.run_prepared_chain(prepared, other) is NotImplemented
+    vectors = [t for t in rest if t is not None and t.dim() == 1]
+    for vector in vectors:
+        kept = vector.clone()
+        vector.data[-1] += 1
+        assert _core.run_prepared_chain(prepared, input) is NotImplemented
+        vector.data.copy_(kept)
+        assert torch.equal(_core.run_prepared_chain(prepared, input), output)
+    del rest, stages, vectors, vector, folded  # what was prepared holds their memory
+    assert torch.equal(_core.run_prepared_chain(prepared, input), output)
+    with opswap.isa.limit("scalar") as limited:
+        assert (_core.run_prepared_chain(prepared, input) is NotImplemented) is (limited != tier)
+
+
+def test_what_cannot_be_prepared() -> None:
+    input, stages = made("branch")
+    options, tensors = arguments(input, stages)
+    folded = torch.zeros(10)
+    for wrong in (None, True, folded, folded.double(), "folded"):
+        assert _core.prepare_chain(options, tensors, wrong) is NotImplemented
+    assert _core.prepare_chain((), tensors, None) is NotImplemented
+    assert _core.prepare_chain(options, tensors[:-1], None) is NotImplemented
+    for wrong in (None, (), _core.pack_seals(())):
+        with pytest.raises(TypeError, match="prepared"):
+            _core.run_prepared_chain(wrong, input)
+
+
 def test_what_kernels_leave_to_torch() -> None:
     input, stages = made("branch")
 

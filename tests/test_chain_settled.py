@@ -244,6 +244,10 @@ def test_a_settled_model_is_freed_at_once() -> None:
 SEAL = seal(nn.ReLU())
 
 
+def unaltered(modules: tuple[object, ...], seals: tuple[object, ...]) -> bool:
+    return _core.unaltered(modules, _core.pack_seals(seals))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -256,29 +260,59 @@ SEAL = seal(nn.ReLU())
 def test_what_are_no_seals(wrong: object) -> None:
     """Nobody but opswap makes them; a wrong one raises, or is unlike any module."""
     with contextlib.suppress(TypeError, SystemError):
-        assert _core.unaltered((nn.ReLU(),), (wrong,)) is False
+        assert unaltered((nn.ReLU(),), (wrong,)) is False
 
 
 @pytest.mark.parametrize("number", [0, -1, 2, 99, 2**70, "1", None, 1.0])
 def test_seals_with_wrong_numbers(number: object) -> None:
     net = nn.Sequential(nn.ReLU())
     (cls, kinds, names, values), *below = seal_forward(net, {})
-    assert _core.unaltered((net,), ((cls, kinds, names, values), *below))
+    assert unaltered((net,), ((cls, kinds, names, values), *below))
     wrong = tuple(("0", number) if k == "_modules" else v for k, v in zip(names, values, strict=True))
-    assert not _core.unaltered((net,), ((cls, kinds, names, wrong), *below))
-    assert not _core.unaltered((net,), ((cls, kinds, names, values),))
-    assert not _core.unaltered((net,), ((cls, kinds, names, values), *below, *below))
-    assert not _core.unaltered((), ((cls, kinds, names, values),))
+    assert not unaltered((net,), ((cls, kinds, names, wrong), *below))
+    assert not unaltered((net,), ((cls, kinds, names, values),))
+    assert not unaltered((net,), ((cls, kinds, names, values), *below, *below))
+    assert not unaltered((), ((cls, kinds, names, values),))
 
 
 def test_seals_of_other_modules() -> None:
-    assert _core.unaltered((nn.ReLU(),), (SEAL,))
+    assert unaltered((nn.ReLU(),), (SEAL,))
     assert seal(nn.ReLU())[1] is SEAL[1]
-    assert not _core.unaltered((nn.ReLU(inplace=True),), (SEAL,))
-    assert not _core.unaltered((nn.ReLU6(),), (SEAL,))
-    assert not _core.unaltered((nn.ReLU(), nn.ReLU()), (SEAL,))
-    assert not _core.unaltered((nn.ReLU(),), (SEAL, SEAL))
-    assert not _core.unaltered((object(),), (SEAL,))
-    for wrong in ([[], ()], [(), []], [()], [(), (), ()]):
-        with pytest.raises(TypeError):
+    assert not unaltered((nn.ReLU(inplace=True),), (SEAL,))
+    assert not unaltered((nn.ReLU6(),), (SEAL,))
+    assert not unaltered((nn.ReLU(), nn.ReLU()), (SEAL,))
+    assert not unaltered((nn.ReLU(),), (SEAL, SEAL))
+    assert not unaltered((object(),), (SEAL,))
+    packed = _core.pack_seals((SEAL,))
+    for wrong in (
+        [[], packed],
+        [(), ()],
+        [(), None],
+        [()],
+        [(), packed, ()],
+        [(), _core.pack_kinds((), True)],
+    ):
+        with pytest.raises(TypeError, match="packed seals"):
             _core.unaltered(*wrong)
+    for wrong in ([], None, SEAL):
+        with pytest.raises(TypeError, match="pack_seals"):
+            _core.pack_seals(wrong)
+
+
+def test_many_modules_of_several_kinds() -> None:
+    """Each has the entries of its own kind, and the first that differs is found wherever it is."""
+    net = nn.Sequential(*(nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 1)) for _ in range(7)))
+    seals = seal_forward(net, {})
+    assert seals is not None
+    packed = _core.pack_seals(seals)
+    for _ in range(3):
+        assert _core.unaltered((net,), packed)
+    for module in net.modules():
+        module.training = False
+        assert not _core.unaltered((net,), packed)
+        module.training = True
+    for module in net.modules():
+        module.more = 1
+        assert not _core.unaltered((net,), packed)
+        del module.more
+        assert _core.unaltered((net,), packed)

@@ -119,6 +119,27 @@ def other_memory(m: Any) -> None:
     m.branch[0].weight.data = m.branch[0].weight.data * 2
 
 
+def other_memory_of_a_vector(m: Any) -> None:
+    m.branch[4].bias.data = m.branch[4].bias.data + 1
+
+
+def other_memory_of_statistics(m: Any) -> None:
+    m.branch[1].running_var.set_(m.branch[1].running_var * 2)
+
+
+def memory_exchanged(m: Any) -> None:
+    mean, var = m.branch[6].running_mean, m.branch[6].running_var
+    mean.data, var.data = var.data, mean.data.abs()
+
+
+def vector_by_numpy(m: Any) -> None:
+    m.branch[6].running_mean.numpy()[:] += 1
+
+
+def part_of_a_long_vector(m: Any) -> None:
+    m.branch[1].bias.data = torch.linspace(-1, 1, 64)[8:24]
+
+
 def other_state(m: Any) -> None:
     m.load_state_dict({k: v * 0.5 if v.is_floating_point() else v for k, v in m.state_dict().items()})
 
@@ -165,6 +186,7 @@ CHANGES = [
     more_children, children_by_other_names, names_exchanged, other_option,
     other_kind_of_option, constant_of_the_instance, other_eps, other_padding,
     written_weight, written_vector, vector_by_data, written_linear, other_parameter, other_memory, other_state, no_bias,
+    other_memory_of_a_vector, other_memory_of_statistics, memory_exchanged, vector_by_numpy, part_of_a_long_vector,
     other_class, one_in_training, moved_and_back, parametrized, fused_step, pruned,
 ]  # fmt: skip
 

@@ -377,12 +377,13 @@ def test_a_refused_call_draws_once(draw: Callable[[Tensor], Tensor]) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_kinds_of_tensors() -> None:
-    """Of their dtypes, sizes and strides, of nothing else."""
+@pytest.mark.parametrize("placed", [False, True])
+def test_kinds_of_tensors(placed: bool) -> None:
+    """Of their dtypes, sizes and strides, and where they lie if that is asked for."""
     x = torch.zeros(2, 8, 4, 4)
-    kind = _core.tensor_kinds((x,))
-    assert kind is not None and kind == _core.tensor_kinds((torch.ones(2, 8, 4, 4),))
-    assert kind == _core.tensor_kinds((nn.Parameter(x),))
+    kinds = _core.pack_kinds((x,), placed)
+    assert _core.are_as((x,), kinds) and _core.are_as((nn.Parameter(x),), kinds)
+    assert _core.are_as((torch.ones(2, 8, 4, 4),), kinds) is not placed
     others = (
         x.double(),
         x.to(memory_format=torch.channels_last),
@@ -390,10 +391,31 @@ def test_kinds_of_tensors() -> None:
         x.view(2, 8, 16),
         x.bfloat16(),
         x.half(),
+        torch.zeros(2, device="meta"),
+        x.to_sparse(),
+        1,
     )
-    assert len({kind, *(_core.tensor_kinds((t,)) for t in others)}) == 1 + len(others)
-    assert _core.tensor_kinds((x, x)) != kind and _core.tensor_kinds(()) == b""
-    assert _core.tensor_kinds((x, torch.zeros(2, device="meta"))) is None
-    assert _core.tensor_kinds((x.to_sparse(),)) is None and _core.tensor_kinds((1,)) is None
-    with pytest.raises(TypeError, match="tuple"):
-        _core.tensor_kinds([x])
+    assert not any(_core.are_as((other,), kinds) for other in others)
+    assert not _core.are_as((x, x), kinds) and not _core.are_as((), kinds)
+    assert _core.are_as((), _core.pack_kinds((), placed))
+    both = _core.pack_kinds((x, others[0]), placed)
+    assert _core.are_as((x, others[0]), both) and not _core.are_as((others[0], x), both)
+    for wrong in ((x, others[6]), (others[7],), (1,)):
+        with pytest.raises((RuntimeError, TypeError), match="pack_kinds"):
+            _core.pack_kinds(wrong, placed)
+    for wrong in ([x], None):
+        with pytest.raises(TypeError, match="tuple"):
+            _core.pack_kinds(wrong, placed)
+        with pytest.raises(TypeError, match="tuple"):
+            _core.are_as(wrong, kinds)
+    with pytest.raises(TypeError, match="packed"):
+        _core.are_as((x,), _core.pack_seals(()))
+
+
+def test_a_tensor_that_gets_other_memory() -> None:
+    x = nn.Parameter(torch.zeros(8))
+    kinds, places = _core.pack_kinds((x,), False), _core.pack_kinds((x,), True)
+    x.data = torch.zeros(8)
+    assert _core.are_as((x,), kinds) and not _core.are_as((x,), places)
+    x.data = torch.zeros(9)
+    assert not _core.are_as((x,), kinds)

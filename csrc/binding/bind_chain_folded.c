@@ -5,7 +5,11 @@
  * options: per stage (stride_y, stride_x, padding_y, padding_x, groups, eps, activation). tensors:
  * as there, and behind those of a stage the bias of the convolution; those of the normalisation may
  * be None together. folded: an opaque tensor of the weights with their normalisations, which a call
- * makes if it gets None or one of another tier. */
+ * makes if it gets None or one of another tier.
+ *
+ * prepare_chain(options, tensors, folded) -> what run_prepared_chain(prepared, input) needs for the
+ * output of a call with these arguments, if the input is of the same kind. The memory of the
+ * tensors is kept; whether they still have it, the caller has to see. */
 #include "binding/chain_call.h"
 #include "core/isa.h"
 
@@ -139,9 +143,139 @@ OSW_ENTRY(plain_chain_folded)
     return osw_chain_enter(&entry, true, args, nargs);
 }
 
+/* --- prepared --------------------------------------------------------------------------------- */
+
+/* A vector that was folded, and the copy of it behind the folded weights. */
+typedef struct osw_folded_vector {
+    const float *values, *copy;
+    size_t bytes;
+} osw_folded_vector;
+
+enum { MOST_VECTORS = OSW_CHAIN_MOST_STAGES * (PER_FOLDED_STAGE - SCALE) };
+
+typedef struct osw_prepared_chain {
+    osw_chain chain;
+    const float *weights; /* folded */
+    int64_t size[4], out_size[4];
+    int vectors;
+    osw_folded_vector vector[MOST_VECTORS];
+    PyObject *tensors, *folded; /* owned: those behind the input, and the folded weights */
+} osw_prepared_chain;
+
+static const char prepared_name[] = "opswap.prepared_chain";
+
+static void free_prepared(PyObject *capsule)
+{
+    osw_prepared_chain *prepared = PyCapsule_GetPointer(capsule, prepared_name);
+    if (!prepared)
+        return;
+    Py_XDECREF(prepared->tensors);
+    Py_XDECREF(prepared->folded);
+    PyMem_Free(prepared);
+}
+
+static void list_vectors(const osw_call *call, osw_prepared_chain *prepared, const float *copies)
+{
+    for (int i = 0; i < prepared->chain.count; i++) {
+        const int64_t count = prepared->chain.stages[i].outputs;
+        for (int role = SCALE; role < PER_FOLDED_STAGE; role++, copies += 1 + count) {
+            const float *values = osw_chain_values(call, i, role);
+            if (values)
+                prepared->vector[prepared->vectors++] =
+                    (osw_folded_vector){values, copies + 1, (size_t)count * sizeof *values};
+        }
+    }
+}
+
+static int prepare(osw_call *call)
+{
+    osw_chain_call *c = call->job;
+    const osw_chain_stage *last = &c->chain.stages[c->chain.count - 1];
+    const osw_tensor *x = &call->tensors[TENSORS];
+    c->weights = folded_before(call, call->args[F_FOLDED]);
+    if (!c->weights || !osw_chain_folds(&c->chain))
+        return -1;
+    osw_prepared_chain *prepared = PyMem_Calloc(1, sizeof *prepared);
+    if (!prepared) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    prepared->chain = c->chain;
+    prepared->weights = c->weights;
+    memcpy(prepared->size, x->size, sizeof prepared->size);
+    memcpy(prepared->out_size,
+           (int64_t[]){last->batch, last->outputs, last->out_height, last->out_width},
+           sizeof prepared->out_size);
+    list_vectors(call, prepared, c->weights + osw_chain_folded_floats(&c->chain));
+    PyObject *capsule = PyCapsule_New(prepared, prepared_name, free_prepared);
+    if (!capsule) {
+        PyMem_Free(prepared);
+        return -1;
+    }
+    prepared->tensors = PyTuple_GetSlice(call->args[F_TENSORS], 1, c->count);
+    prepared->folded = Py_NewRef(call->args[F_FOLDED]);
+    call->made[OUTPUT] = capsule;
+    return prepared->tensors ? 0 : -1;
+}
+
+OSW_ENTRY(prepare_chain)
+{
+    static const osw_entry entry = {.name = "conv_chain",
+                                    .arguments = F_COUNT,
+                                    .numbers = osw_chain_read_options,
+                                    OSW_STEPS(osw_chain_describe, prepare),
+                                    .result = OUTPUT,
+                                    .results = 1};
+    return osw_chain_enter(&entry, true, args, nargs);
+}
+
+/* Whether the folded weights are those of the kernels in use, and the vectors have the same bits.
+ */
+static bool still_holds(const osw_prepared_chain *prepared)
+{
+    bool same = osw_chain_is_folded(prepared->weights, (int)osw_isa_current());
+    for (int i = 0; same && i < prepared->vectors; i++) {
+        const osw_folded_vector *v = &prepared->vector[i];
+        same = memcmp(v->values, v->copy, v->bytes) == 0;
+    }
+    return same;
+}
+
+OSW_ENTRY(run_prepared_chain)
+{
+    const osw_prepared_chain *prepared = nargs == 2 && PyCapsule_CheckExact(args[0])
+                                             ? PyCapsule_GetPointer(args[0], prepared_name)
+                                             : NULL;
+    if (!prepared) {
+        PyErr_SetString(PyExc_TypeError,
+                        "run_prepared_chain: expected a prepared chain and a tensor");
+        return NULL;
+    }
+    osw_tensor x, y;
+    if (!osw_tensor_plain(args[1], &x) || osw_dtype_of(&x) != OSW_F32 ||
+        !osw_has_size(&x, 4, prepared->size) || !osw_chain_is_image(&x) || !still_holds(prepared))
+        return Py_NewRef(Py_NotImplemented);
+    PyObject *output =
+        osw_tensor_new(args[1], OSW_SAME_DTYPE, "conv_chain", 4, prepared->out_size, true, &y);
+    if (!output)
+        return NULL;
+    osw_chain chain = prepared->chain;
+    chain.stages[0].input = (const float *)(const void *)x.data;
+    chain.stages[chain.count - 1].normal = (float *)(void *)y.data;
+    osw_chain_choose_folded(&chain, false, osw_chain_calls);
+    const osw_running running = osw_run_begin("conv_chain", true);
+    osw_chain_folded_forward(&chain, prepared->weights);
+    osw_run_end(running);
+    return output;
+}
+
 PyMethodDef osw_chain_folded_methods[] = {
     OSW_ENTRY_LINE(plain_chain_folded,
                    "plain_chain_folded(options, tensors, folded) -> (output, folded), or "
                    "NotImplemented"),
+    OSW_ENTRY_LINE(prepare_chain, "prepare_chain(options, tensors, folded) -> what "
+                                  "run_prepared_chain needs, or NotImplemented"),
+    OSW_ENTRY_LINE(run_prepared_chain,
+                   "run_prepared_chain(prepared, input) -> output, or NotImplemented"),
     {NULL, NULL, 0, NULL},
 };

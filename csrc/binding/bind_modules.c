@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /* What decides about a call of a module, in the form that is compared in the next call.
  *
- * unaltered(modules, seals): compares the dictionaries of modules with what they held before.
+ * pack_seals(seals): for unaltered(modules, packed), which compares the dictionaries of modules
+ * with what they held before. The seals must live as long as what is packed, which only has their
+ * addresses: so the garbage collector sees what they hold.
  *
  * A seal is (class, kinds, names, values), the last three with one of each for every entry of the
  * module's dictionary in its order. Objects are compared by identity alone, so that no code of a
- * user runs meanwhile. Seals of modules of one kind share what they can: most of the time is spent
- * on waiting for memory.
- *
- * tensor_kinds(tensors): what a tensor may get with other memory and still be the same object. */
+ * user runs meanwhile. Nearly all of the time is spent on waiting for memory, since kernels have
+ * run between two comparisons: packed, the seals lie in one line, and the parts of a module are
+ * asked for while those before it are compared. */
 #include "binding/binding.h"
-#include "binding/tensor_arg.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 enum { CLASS, KINDS, NAMES, VALUES, SEAL_SIZE };
 
@@ -20,59 +21,61 @@ enum { CLASS, KINDS, NAMES, VALUES, SEAL_SIZE };
  * names and values, one after the other; of these names and the numbers of seals, or None. */
 enum { SAME = 'v', ANY = 'a', EMPTY = 'e', TENSORS = 't', MODULES = 'm' };
 
-/* The modules of all seals; NULL: not found yet. A seal comes before those below it. */
-typedef struct osw_modules {
-    PyObject **at; /* borrowed */
-    Py_ssize_t current, count;
-} osw_modules;
+enum { PARTS = 9, AHEAD = 4, LINE = 64 }; /* parts of a module that are asked for, so many before */
 
-/* Whether a module may stand for the seal of this number, which is compared later. */
-static bool is_below(osw_modules *modules, PyObject *module, PyObject *number)
+/* An object, of which the address counts alone, or a number. */
+typedef union osw_word {
+    const PyObject *object;
+    Py_ssize_t number;
+} osw_word;
+
+/* The entries that modules of one kind have. names: objects; kinds: letters. */
+typedef struct osw_layout {
+    PyObject *of_names, *of_kinds; /* tuple and bytes */
+    Py_ssize_t count;
+    osw_word *names;
+    char *kinds;
+} osw_layout;
+
+/* A module; its values are words from `first` on: per entry that is compared the value, or how many
+ * pairs its dictionary holds and then these, a name and a value each, or the number of a seal, NONE
+ * for None. */
+enum { NONE = -1 };
+typedef struct osw_sealed {
+    const PyObject *class;
+    Py_ssize_t layout, first;
+    const void *parts[PARTS]; /* where they lay at the last comparison, which is only a guess */
+} osw_sealed;
+
+typedef struct osw_seals {
+    Py_ssize_t count, layouts, words;
+    osw_sealed *sealed;
+    osw_layout *layout;
+    osw_word *word;
+} osw_seals;
+
+static const char capsule_name[] = "opswap.seals";
+
+static void free_seals(osw_seals *seals)
 {
-    const Py_ssize_t i = PyLong_Check(number) ? PyLong_AsSsize_t(number) : -1;
-    if (i <= modules->current || i >= modules->count) {
-        PyErr_Clear();
-        return false;
+    for (Py_ssize_t i = 0; i < seals->layouts; i++) {
+        PyMem_Free(seals->layout[i].names);
+        PyMem_Free(seals->layout[i].kinds);
     }
-    modules->at[i] = module;
-    return true;
+    PyMem_Free(seals->sealed);
+    PyMem_Free(seals->layout);
+    PyMem_Free(seals->word);
+    PyMem_Free(seals);
 }
 
-/* Whether the dictionary holds these names and values; `below`: modules of these seals. */
-static bool holds(PyObject *dict, PyObject *pairs, osw_modules *below)
+static void free_capsule(PyObject *capsule)
 {
-    if (!PyDict_Check(dict) || !PyTuple_Check(pairs))
-        return false;
-    if (2 * PyDict_Size(dict) != PyTuple_Size(pairs))
-        return false;
-    PyObject *name, *value;
-    bool same = true;
-    for (Py_ssize_t place = 0, i = 0; same && PyDict_Next(dict, &place, &name, &value); i += 2) {
-        PyObject *expected = PyTuple_GetItem(pairs, i + 1);
-        same = name == PyTuple_GetItem(pairs, i);
-        if (same && below && expected != Py_None)
-            same = is_below(below, value, expected);
-        else if (same)
-            same = value == expected;
-    }
-    return same;
+    osw_seals *seals = PyCapsule_GetPointer(capsule, capsule_name);
+    if (seals)
+        free_seals(seals);
 }
 
-static bool is_as(PyObject *value, char kind, PyObject *expected, osw_modules *modules)
-{
-    switch (kind) {
-    case SAME:
-        return value == expected;
-    case EMPTY:
-        return PyDict_Check(value) && PyDict_Size(value) == 0;
-    case TENSORS:
-        return holds(value, expected, NULL);
-    case MODULES:
-        return holds(value, expected, modules);
-    default:
-        return false;
-    }
-}
+/* --- packing ---------------------------------------------------------------------------------- */
 
 /* The entries of a seal; 0 if it does not have the parts of one, for a dictionary of none too. */
 static Py_ssize_t entries_of(PyObject *seal)
@@ -88,106 +91,265 @@ static Py_ssize_t entries_of(PyObject *seal)
     return fits ? count : 0;
 }
 
-static bool has_entries(PyObject *dict, PyObject *seal, Py_ssize_t count, osw_modules *modules)
+/* Words that an entry needs; -1 if it is none. */
+static Py_ssize_t words_of(char kind, PyObject *value)
 {
-    const char *kinds = PyBytes_AsString(PyTuple_GetItem(seal, KINDS));
-    PyObject *names = PyTuple_GetItem(seal, NAMES), *values = PyTuple_GetItem(seal, VALUES);
-    bool same = PyDict_Size(dict) == count;
+    switch (kind) {
+    case ANY:
+    case EMPTY:
+        return 0;
+    case SAME:
+        return 1;
+    case TENSORS:
+    case MODULES:
+        return PyTuple_Check(value) && PyTuple_Size(value) % 2 == 0 ? 1 + PyTuple_Size(value) : -1;
+    default:
+        return -1;
+    }
+}
+
+/* The number of a seal below that of number `above`; NONE for None, 0 for all else. */
+static Py_ssize_t number_of(PyObject *value, Py_ssize_t above, Py_ssize_t count)
+{
+    if (value == Py_None)
+        return NONE;
+    const Py_ssize_t number = PyLong_Check(value) ? PyLong_AsSsize_t(value) : 0;
+    PyErr_Clear();
+    return number > above && number < count ? number : 0;
+}
+
+/* Returns the words behind those of the entry. */
+static osw_word *put_value(osw_word *to, char kind, PyObject *value, Py_ssize_t i, Py_ssize_t count)
+{
+    const Py_ssize_t items = words_of(kind, value) - 1;
+    if (kind == SAME)
+        (to++)->object = value;
+    if (kind != TENSORS && kind != MODULES)
+        return to;
+    (to++)->number = items / 2;
+    for (Py_ssize_t k = 0; k < items; k++) {
+        PyObject *item = PyTuple_GetItem(value, k);
+        if (kind == MODULES && k % 2 == 1)
+            (to++)->number = number_of(item, i, count);
+        else
+            (to++)->object = item;
+    }
+    return to;
+}
+
+/* The layout of these names and kinds, a new one if there is none yet; -1 with MemoryError. */
+static Py_ssize_t layout_of(osw_seals *seals, PyObject *names, PyObject *kinds)
+{
+    for (Py_ssize_t i = 0; i < seals->layouts; i++)
+        if (seals->layout[i].of_names == names && seals->layout[i].of_kinds == kinds)
+            return i;
+    osw_layout *layout = &seals->layout[seals->layouts];
+    const size_t count = (size_t)PyBytes_Size(kinds);
+    *layout = (osw_layout){names, kinds, (Py_ssize_t)count,
+                           PyMem_Malloc(count * sizeof *layout->names), PyMem_Malloc(count)};
+    seals->layouts++;
+    if (!layout->names || !layout->kinds) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(layout->kinds, PyBytes_AsString(kinds), count);
+    for (size_t i = 0; i < count; i++)
+        layout->names[i].object = PyTuple_GetItem(names, (Py_ssize_t)i);
+    return seals->layouts - 1;
+}
+
+/* How many words all seals need; -1 with TypeError. */
+static Py_ssize_t count_words(PyObject *seals)
+{
+    Py_ssize_t words = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(seals); i++) {
+        PyObject *seal = PyTuple_GetItem(seals, i);
+        const Py_ssize_t entries = entries_of(seal);
+        Py_ssize_t more = entries == 0 ? -1 : 0;
+        for (Py_ssize_t k = 0; k < entries && more >= 0; k++) {
+            const char kind = PyBytes_AsString(PyTuple_GetItem(seal, KINDS))[k];
+            const Py_ssize_t one =
+                words_of(kind, PyTuple_GetItem(PyTuple_GetItem(seal, VALUES), k));
+            more = one < 0 ? -1 : more + one;
+        }
+        if (more < 0) {
+            PyErr_SetString(PyExc_TypeError, "pack_seals: a seal does not have the parts of one");
+            return -1;
+        }
+        words += more;
+    }
+    return words;
+}
+
+static int fill_seals(osw_seals *seals, PyObject *given)
+{
+    osw_word *to = seals->word;
+    for (Py_ssize_t i = 0; i < seals->count; i++) {
+        PyObject *seal = PyTuple_GetItem(given, i), *kinds = PyTuple_GetItem(seal, KINDS);
+        PyObject *values = PyTuple_GetItem(seal, VALUES);
+        const Py_ssize_t layout = layout_of(seals, PyTuple_GetItem(seal, NAMES), kinds);
+        if (layout < 0)
+            return -1;
+        seals->sealed[i] = (osw_sealed){
+            .class = PyTuple_GetItem(seal, CLASS), .layout = layout, .first = to - seals->word};
+        for (Py_ssize_t k = 0; k < PyBytes_Size(kinds); k++)
+            to = put_value(to, PyBytes_AsString(kinds)[k], PyTuple_GetItem(values, k), i,
+                           seals->count);
+    }
+    return 0;
+}
+
+OSW_ENTRY(pack_seals)
+{
+    if (nargs != 1 || !PyTuple_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "pack_seals: expected a tuple of seals");
+        return NULL;
+    }
+    const Py_ssize_t words = count_words(args[0]);
+    osw_seals *seals = words < 0 ? NULL : PyMem_Calloc(1, sizeof *seals);
+    if (!seals)
+        return words < 0 ? NULL : PyErr_NoMemory();
+    const size_t count = (size_t)PyTuple_Size(args[0]);
+    *seals = (osw_seals){.count = (Py_ssize_t)count,
+                         .words = words,
+                         .sealed = PyMem_Calloc(count + 1, sizeof *seals->sealed),
+                         .layout = PyMem_Calloc(count + 1, sizeof *seals->layout),
+                         .word = PyMem_Calloc((size_t)words + 1, sizeof *seals->word)};
+    PyObject *capsule = NULL;
+    if (!seals->sealed || !seals->layout || !seals->word)
+        PyErr_NoMemory();
+    else if (fill_seals(seals, args[0]) == 0)
+        capsule = PyCapsule_New(seals, capsule_name, free_capsule);
+    if (!capsule)
+        free_seals(seals);
+    return capsule;
+}
+
+/* --- comparing -------------------------------------------------------------------------------- */
+
+/* A comparison. modules: of all seals, borrowed; NULL: not found yet. */
+typedef struct osw_look {
+    osw_seals *seals;
+    const PyObject **modules;
+    osw_word *word; /* the next one */
+} osw_look;
+
+/* Whether the dictionary holds the names and values that come next; `below`: modules of seals. */
+static bool holds(osw_look *look, PyObject *dict, bool below)
+{
+    const Py_ssize_t pairs = (look->word++)->number;
+    const osw_word *word = look->word;
+    look->word += 2 * pairs;
+    if (!PyDict_Check(dict) || PyDict_Size(dict) != pairs)
+        return false;
     PyObject *name, *value;
-    for (Py_ssize_t place = 0, i = 0; same && PyDict_Next(dict, &place, &name, &value); i++) {
-        if (name != PyTuple_GetItem(names, i))
+    bool same = true;
+    for (Py_ssize_t place = 0; same && PyDict_Next(dict, &place, &name, &value); word += 2) {
+        same = name == word[0].object;
+        if (!below)
+            same = same && value == word[1].object;
+        else if (word[1].number == NONE)
+            same = same && value == Py_None;
+        else if (word[1].number > 0)
+            look->modules[word[1].number] = value;
+        else
             same = false;
-        else if (kinds[i] != ANY)
-            same = is_as(value, kinds[i], PyTuple_GetItem(values, i), modules);
     }
     return same;
 }
 
-/* 1, 0, or -1 with an exception set. */
-static int is_sealed(osw_modules *modules, PyObject *seal)
+static bool is_as(osw_look *look, PyObject *value, char kind)
 {
-    PyObject *module = modules->at[modules->current];
-    const Py_ssize_t count = entries_of(seal);
-    if (count == 0) {
-        PyErr_SetString(PyExc_TypeError, "unaltered: a seal does not have the parts of one");
-        return -1;
+    switch (kind) {
+    case SAME:
+        return value == (look->word++)->object;
+    case EMPTY:
+        return PyDict_Check(value) && PyDict_Size(value) == 0;
+    default:
+        return holds(look, value, kind == MODULES);
     }
-    if (!module || (PyObject *)Py_TYPE(module) != PyTuple_GetItem(seal, CLASS))
+}
+
+static bool has_entries(osw_look *look, PyObject *dict, osw_sealed *sealed)
+{
+    const osw_layout *layout = &look->seals->layout[sealed->layout];
+    look->word = look->seals->word + sealed->first;
+    bool same = PyDict_Size(dict) == layout->count;
+    int part = 2;
+    PyObject *name, *value;
+    for (Py_ssize_t place = 0, i = 0; same && PyDict_Next(dict, &place, &name, &value); i++) {
+        const char kind = layout->kinds[i];
+        if (kind != ANY && kind != SAME && part < PARTS)
+            sealed->parts[part++] = value;
+        same = name == layout->names[i].object && (kind == ANY || is_as(look, value, kind));
+    }
+    return same;
+}
+
+/* The module's own memory begins with where its dictionary is. */
+static void ask_for(const osw_sealed *sealed)
+{
+    for (int i = 0; i < PARTS; i++) {
+        const char *at = (const char *)((uintptr_t)sealed->parts[i] - LINE / 2);
+        __builtin_prefetch(at);
+        __builtin_prefetch((const char *)((uintptr_t)at + LINE));
+    }
+}
+
+/* 1, 0, or -1 with an exception set. */
+static int is_sealed(osw_look *look, Py_ssize_t i)
+{
+    osw_sealed *sealed = &look->seals->sealed[i];
+    const PyObject *module = look->modules[i];
+    if (!module || (const PyObject *)Py_TYPE(module) != sealed->class)
         return 0;
-    PyObject *dict = PyObject_GenericGetDict(module, NULL);
+    PyObject *dict = PyObject_GenericGetDict((PyObject *)(uintptr_t)module, NULL);
     if (!dict)
         return -1;
-    const bool same = has_entries(dict, seal, count, modules);
+    sealed->parts[0] = module;
+    sealed->parts[1] = dict;
+    const bool same = has_entries(look, dict, sealed);
     Py_DECREF(dict);
     return same;
 }
 
 OSW_ENTRY(unaltered)
 {
-    if (nargs != 2 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "unaltered: expected two tuples, of modules and of seals");
+    osw_seals *seals = nargs == 2 && PyTuple_Check(args[0]) && PyCapsule_CheckExact(args[1])
+                           ? PyCapsule_GetPointer(args[1], capsule_name)
+                           : NULL;
+    if (!seals) {
+        PyErr_SetString(PyExc_TypeError, "unaltered: expected a tuple of modules and packed seals");
         return NULL;
     }
     const Py_ssize_t given = PyTuple_Size(args[0]);
-    osw_modules modules = {.count = PyTuple_Size(args[1])};
-    if (given > modules.count)
+    if (given > seals->count)
         Py_RETURN_FALSE;
-    modules.at = PyMem_Calloc((size_t)modules.count + 1, sizeof *modules.at);
-    if (!modules.at)
+    const PyObject **modules = PyMem_Calloc((size_t)seals->count + 1, sizeof *modules);
+    if (!modules)
         return PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < given; i++)
-        modules.at[i] = PyTuple_GetItem(args[0], i);
+        modules[i] = PyTuple_GetItem(args[0], i);
+    osw_look look = {.seals = seals, .modules = modules};
     int same = 1;
-    for (; same == 1 && modules.current < modules.count; modules.current++)
-        same = is_sealed(&modules, PyTuple_GetItem(args[1], modules.current));
-    PyMem_Free(modules.at);
+    for (Py_ssize_t i = 1; i < AHEAD && i < seals->count; i++)
+        ask_for(&seals->sealed[i]);
+    for (Py_ssize_t i = 0; same == 1 && i < seals->count; i++) {
+        if (i + AHEAD < seals->count)
+            ask_for(&seals->sealed[i + AHEAD]);
+        same = is_sealed(&look, i);
+    }
+    PyMem_Free(modules);
     return same < 0 ? NULL : PyBool_FromLong(same);
 }
 
-/* Of a tensor: dtype and number of dimensions, then sizes, then strides. */
-enum { KIND_NUMBERS = 1 + 2 * OSW_MAX_DIMS };
-
-static int64_t *put_kind(int64_t *to, const osw_tensor *t)
-{
-    *to++ = (int64_t)t->dtype.code << 32 | (int64_t)t->dtype.bits << 16 | t->ndim;
-    for (int i = 0; i < t->ndim; i++)
-        *to++ = t->size[i];
-    for (int i = 0; i < t->ndim; i++)
-        *to++ = t->stride[i];
-    return to;
-}
-
-OSW_ENTRY(tensor_kinds)
-{
-    if (nargs != 1 || !PyTuple_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "tensor_kinds: expected a tuple of tensors");
-        return NULL;
-    }
-    const Py_ssize_t count = PyTuple_Size(args[0]);
-    int64_t *kinds = PyMem_Malloc((size_t)count * KIND_NUMBERS * sizeof *kinds + 1), *end = kinds;
-    if (!kinds)
-        return PyErr_NoMemory();
-    osw_tensor t;
-    Py_ssize_t i = 0;
-    for (; i < count && osw_tensor_arg(PyTuple_GetItem(args[0], i), "tensor", &t) == 0; i++)
-        end = put_kind(end, &t);
-    PyErr_Clear();
-    PyObject *found = NULL;
-    if (i == count)
-        found = PyBytes_FromStringAndSize((const char *)kinds, (end - kinds) * (int)sizeof *kinds);
-    PyMem_Free(kinds);
-    if (i == count)
-        return found;
-    Py_RETURN_NONE;
-}
+/* --- tensors ---------------------------------------------------------------------------------- */
 
 PyMethodDef osw_modules_methods[] = {
-    OSW_ENTRY_LINE(tensor_kinds,
-                   "tensor_kinds(tensors, /)\n--\n\n"
-                   "The dtypes, sizes and strides of a tuple of tensors, as bytes to compare; None "
-                   "if one is not on the CPU, or has no memory of its own."),
+    OSW_ENTRY_LINE(pack_seals, "pack_seals(seals, /)\n--\n\n"
+                               "Seals for `unaltered`, while they live."),
     OSW_ENTRY_LINE(unaltered,
-                   "unaltered(modules, seals, /)\n--\n\n"
+                   "unaltered(modules, packed, /)\n--\n\n"
                    "True if every module, and the modules below it of the seals that follow, "
                    "still hold the objects that their seals list."),
     {NULL, NULL, 0, NULL},

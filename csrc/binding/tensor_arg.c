@@ -89,6 +89,15 @@ int osw_tensor_arg(PyObject *object, const char *name, osw_tensor *out)
     return 0;
 }
 
+const void *osw_tensor_near(PyObject *object)
+{
+    const osw_dl_exchange *exchange = exchange_of(Py_TYPE(object));
+    osw_dl_tensor borrowed;
+    const bool found = exchange && exchange->tensor_from_object(object, &borrowed) == 0;
+    PyErr_Clear();
+    return found ? borrowed.shape : NULL;
+}
+
 int osw_check_unchanged(const char *name, const osw_tensor *t)
 {
     osw_tensor now;

@@ -29,6 +29,9 @@ typedef struct osw_tensor {
  * message. */
 int osw_tensor_arg(PyObject *object, const char *name, osw_tensor *out);
 
+/* Where torch holds the sizes of the tensor, beside all else of it; NULL if that is not known. */
+const void *osw_tensor_near(PyObject *object);
+
 /* That the tensor is still where it was described, with as many elements: code of a subclass that
  * ran since, to make an output or to say whether it requires a gradient, may have resized it. Other
  * sizes or strides of the same memory do no harm. -1 with RuntimeError. */

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from opswap import _core
-
-from .seal import FROZEN, Seal, seal
+from .seal import FROZEN, Seal, Seals, seal
 
 __all__ = ["FEWEST_SEEN", "FROZEN", "Frozen", "Replay", "freeze", "unfreeze", "written"]
 
@@ -57,8 +55,8 @@ class Frozen:
 
     def __init__(self) -> None:
         self._kept: tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor, tuple[Tensor, ...]] | None = None
-        self._seals: tuple[Seal, ...] | None = None
-        self._parts: tuple[tuple[Seal, ...], tuple[str | None, ...], Parts] | None = None
+        self._seals: Seals | None = None
+        self._parts: tuple[Seals, tuple[str | None, ...], Parts] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
         return Frozen()
@@ -77,13 +75,14 @@ class Frozen:
 
     def settle(self, modules: Sequence[nn.Module]) -> None:
         """Remember what these modules are, of which a chain was just found to consist."""
-        seals = tuple(map(seal, modules))
-        self._seals = None if None in seals else seals  # type: ignore[assignment]
+        seals = [seal(module) for module in modules]
+        known: list[Seal] = [s for s in seals if s is not None]
+        self._seals = Seals(tuple(known)) if len(known) == len(seals) else None
 
     def is_settled(self, modules: tuple[nn.Module, ...]) -> bool:
         """True if nothing of these modules has changed since `settle`: neither options, tensors, hooks nor classes."""
         seals = self._seals
-        return seals is not None and _core.unaltered(modules, seals)
+        return seals is not None and seals.hold(modules)
 
     def parts(self, activations: tuple[str | None, ...], gather: Callable[[], Parts | None]) -> Parts | None:
         """What `gather` returned since `settle`: a call whose modules have changed settles first.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a module holds, in the form that `_core.unaltered` compares with it later."""
+"""What a module holds, in the form that is compared with it later."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from operator import is_
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["FROZEN", "Seal", "seal", "seal_forward"]
+from opswap import _core
+
+__all__ = ["FROZEN", "Kinds", "Seal", "Seals", "seal", "seal_forward"]
 
 FROZEN = "_opswap_frozen"  # an attribute of a module
 _FORWARD = "_opswap_forward"  # the same object as "forward", unless the user put a forward of his own there
@@ -32,6 +34,34 @@ _ANY = frozenset(vars(nn.Module())) - {*_EMPTY, *_TENSORS, "_modules", "training
 _PADDING = "_reversed_padding_repeated_twice"  # a list; zeros are padded without it
 _MOST_MODULES = 4096
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, torch.memory_format)
+
+
+class Seals:
+    """Seals of modules, and of those below them: first those that a comparison starts from."""
+
+    def __init__(self, seals: tuple[Seal, ...]) -> None:
+        self.seals = seals
+        self._packed = _core.pack_seals(seals)
+
+    def hold(self, modules: tuple[nn.Module, ...]) -> bool:
+        """True if nothing of these modules has changed: neither options, tensors, hooks nor classes."""
+        return _core.unaltered(modules, self._packed)
+
+
+class Kinds:
+    """What tensors may get with other memory and still be the same objects: dtype, sizes, strides.
+
+    Args: placed: their addresses too.
+    Raises: RuntimeError for a tensor that is not on the CPU, or has no memory of its own.
+    """
+
+    def __init__(self, tensors: tuple[Tensor, ...], *, placed: bool) -> None:
+        self._tensors = tensors
+        self._packed = _core.pack_kinds(tensors, placed)
+
+    def hold(self) -> bool:
+        """True if they have not."""
+        return _core.are_as(self._tensors, self._packed)
 
 
 def _is_plain(value: Any) -> bool:

@@ -87,12 +87,17 @@ class NotRecordedError(Exception):
 
 @dataclass
 class Recording:
-    """What was recorded: `run`, of the arguments of the call and then of the folded weights of `frozen`, returns its
-    result, or NotImplemented if a kernel declines; it counts as `counts` say."""
+    """What was recorded: `run`, of the arguments of the call, returns its result, or NotImplemented if a kernel
+    declines; it counts as `counts` say.
+
+    frozen: whose folded weights were prepared. prepared: the tensors that these were folded of, which must lie where
+    they lay.
+    """
 
     result: Any
     run: Callable[..., Any]
     frozen: tuple[Frozen, ...]
+    prepared: tuple[Tensor, ...]
     code: str
     counts: tuple[tuple[bool, str, int], ...] = ()
 
@@ -295,7 +300,7 @@ def record(
         raise NotRecordedError("it writes to a tensor, or draws random numbers")
     text = _Text(inputs, held, _folded(module))
     code = text.write(calls, result)
-    return Recording(result, text.compile(code), tuple(text.frozen), code)
+    return Recording(result, text.compile(code), tuple(text.frozen), tuple(text.prepared), code)
 
 
 def _expected(calls: Sequence[_Call]) -> dict[int, int]:
@@ -329,6 +334,7 @@ class _Text:
     held: Sequence[Tensor]
     folded: dict[int, Frozen]
     frozen: list[Frozen] = field(default_factory=list)
+    prepared: list[Tensor] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     scope: dict[str, Any] = field(default_factory=dict)
 
@@ -343,9 +349,13 @@ class _Text:
                 raise NotRecordedError("it makes a tensor and leaves it as it finds it")
             if not call.writes and all(id(t) in self.names for t in tensors_in(call.result)):
                 continue  # it returns what it was given
+            own = f"v{len(lines)}"
+            if call.function is _core.plain_chain_folded and id(call.args[2]) in self.folded:
+                lines.append((own, self._prepared(*call.args, known), True))
+                self.names.setdefault(id(call.result[0]), own)
+                continue
             given = [self._value(a, known) for a in call.args]
             given += [f"{key}={self._value(value, known)}" for key, value in call.kwargs.items()]
-            own = f"v{len(lines)}"
             lines.append((own, f"{self._constant(call.function)}({', '.join(given)})", call.may_decline))
             if call.writes:
                 self.names[id(call.result)] = own  # the former name is dropped
@@ -354,8 +364,24 @@ class _Text:
         if next(tensors_in(result), None) is None:
             raise NotRecordedError("it does not return a tensor")
         returned = self._value(result, known)
-        arguments += [f"w{i}" for i in range(len(self.frozen))]
         return "\n".join([f"def replay({', '.join(arguments)}):", *_body(lines, returned)]) + "\n"
+
+    def _prepared(
+        self, options: Any, tensors: tuple[Any, ...], folded: Tensor, known: dict[int, Tensor]
+    ) -> str:
+        """The call of a frozen chain, of which all but the input is read now."""
+        input, *rest = tensors
+        given = [t for t in rest if t is not None]
+        if not all(id(t) in known for t in given):
+            raise NotRecordedError("a tensor comes from elsewhere")
+        kept = tuple(None if t is None else t.detach() for t in rest)
+        chain = _core.prepare_chain(options, (input, *kept), folded)
+        if chain is NotImplemented:
+            raise NotRecordedError("folded weights were dropped meanwhile")
+        self.frozen.append(self.folded[id(folded)])
+        self.prepared += given
+        run = self._constant(_core.run_prepared_chain)
+        return f"{run}({self._constant(chain)}, {self._tensor(input, known)})"
 
     def compile(self, code: str) -> Callable[..., Any]:
         """The function of a text."""
@@ -388,9 +414,6 @@ class _Text:
             return self.names[key]
         if key in known:
             self.names[key] = self._constant(tensor)
-        elif key in self.folded:
-            self.names[key] = f"w{len(self.frozen)}"
-            self.frozen.append(self.folded[key])
         else:
             raise NotRecordedError("a tensor comes from elsewhere")
         return self.names[key]

@@ -11,7 +11,9 @@ model; the weights that were folded, by the count of writes to them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 import torch
@@ -20,8 +22,8 @@ from torch import Tensor, nn
 
 from opswap import _core
 from opswap._torch import any_global_hook
-from opswap.nn.frozen import FEWEST_SEEN, FROZEN, Frozen, Replay, written
-from opswap.nn.seal import Seal, seal_forward
+from opswap.nn.frozen import FEWEST_SEEN, FROZEN, Frozen, Replay
+from opswap.nn.seal import Kinds, Seals, seal_forward
 from opswap.ops._stats import count_again, counted_by
 from opswap.ops._switch import active
 
@@ -29,9 +31,8 @@ from ..runtime.fallback import listener
 from ..runtime.guards import SET_METHODS
 from ..runtime.instance_forward import is_rewritten
 from ..runtime.members import MISSING
-from ..runtime.outside import Outside, join, stands
+from ..runtime.outside import Outside, all_stand, join, stands
 from ..runtime.purity import LAYERS, TORCH, owner
-from ..runtime.snapshot import is_as
 from ..runtime.state import State
 from .recorder import NotRecordedError, Recording, record
 
@@ -49,37 +50,52 @@ _grad_enabled = torch.is_grad_enabled
 _default_dtype = torch.get_default_dtype  # that of integers divided by integers, which code may read
 
 
+class _Watched:
+    """Attributes of classes, modules of Python, functions and cells, each with what it was."""
+
+    def __init__(self, watches: Sequence[tuple[Any, str, Any]]) -> None:
+        same = [w for w in watches if getattr(w[0], w[1], MISSING) is w[2]]
+        self._all = tuple(watches)
+        self._alike = [w for w in watches if getattr(w[0], w[1], MISSING) is not w[2]]
+        self._holders, self._names, self._values = zip(*same, strict=True) if same else ((), (), ())
+
+    def stand(self) -> bool:
+        """True if they are what they were. First by identity, without code of Python for each."""
+        now = map(getattr, self._holders, self._names, repeat(MISSING))
+        return all_stand(self._alike if all(map(is_, now, self._values)) else self._all)
+
+
 @dataclass
 class _Plan:
     """A recording, and what has to be as it was.
 
-    held, kinds: the parameters and buffers, which may get other memory of another kind. constants: (class or module of
-    Python, name, value), also of what would hide a module's own value. outside: with the forwards of all classes.
-    weights, writes: see `written`.
+    watched: also of what would hide a module's own value, and the forwards of all classes. outside: but for those.
+    weights, writes: that were folded, and how often they were written to. placed: with their vectors, which kernels
+    compare by value where they lie. held: other parameters and buffers.
     frozen: with the states of which their weights were folded.
     """
 
     recording: Recording
-    seals: tuple[Seal, ...]
-    held: tuple[Tensor, ...]
-    kinds: bytes | None
-    constants: tuple[tuple[Any, str, Any], ...]
-    outside: Outside
+    seals: Seals
+    placed: Kinds
+    held: Kinds
     weights: tuple[Tensor, ...]
-    writes: list[tuple[Any, ...]]
+    writes: list[int]
+    watched: _Watched
+    outside: Outside
     frozen: tuple[tuple[Frozen, tuple[Any, ...]], ...]
 
-    def folded(self, module: nn.Module) -> list[Tensor | None] | None:
-        """The folded weights, if everything is as it was."""
-        if not _core.unaltered((module,), self.seals) or _core.tensor_kinds(self.held) != self.kinds:
-            return None
-        if written(self.weights) != self.writes:
-            return None
-        for cls, name, value in self.constants:
-            now = getattr(cls, name, MISSING)
-            if now is not value and not is_as(now, value):
-                return None
-        return [f.held(state) for f, state in self.frozen] if stands(self.outside) else None
+    def stands(self, module: nn.Module) -> bool:
+        """True if everything is as it was."""
+        return (
+            self.seals.hold((module,))
+            and self.placed.hold()
+            and self.held.hold()
+            and [t._version for t in self.weights] == self.writes
+            and self.watched.stand()
+            and stands(self.outside)
+            and all([f.held(state) is not None for f, state in self.frozen])  # noqa: C419, a list is faster
+        )
 
 
 def is_recording() -> bool:
@@ -104,11 +120,10 @@ def replay(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, An
         return None
     plan = kept.plans.get(kind)
     if plan is not None:
-        folded = plan.folded(module)
         made = NotImplemented
-        if folded is not None and not any([w is None for w in folded]):  # noqa: C419, a list is faster
+        if plan.stands(module):
             try:
-                made = plan.recording.run(*args, *folded)
+                made = plan.recording.run(*args)
             except Exception:  # the forward raises it again, or does not
                 made = NotImplemented
         if made is not NotImplemented:
@@ -165,8 +180,7 @@ def _record_if_due(
         with counted_by() as counted:
             plan = _plan(module, args, most)
         plan.recording.counts = tuple((*what, calls) for what, calls in counted.items())
-        folded = plan.folded(module)
-        made = None if folded is None else plan.recording.run(*args, *folded)
+        made = plan.recording.run(*args) if plan.stands(module) else None
         if made is None or not _is_equal(made, plan.recording.result):
             raise NotRecordedError("what was recorded gives another result")
     except NotRecordedError as error:
@@ -190,24 +204,30 @@ def _plan(module: nn.Module, args: tuple[Any, ...], most: int) -> _Plan:
     if seals is None or any(m.training for m in modules):
         raise NotRecordedError("it has attributes that cannot be compared, or is in training")
     _check_known(modules, states)
-    held = (*module.parameters(), *module.buffers())
-    kinds = _core.tensor_kinds(held)
-    if kinds is None:
-        raise NotRecordedError("a parameter or buffer is no plain tensor on the CPU")
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    try:
+        before = Kinds(tuple(tensors.values()), placed=True)
+    except RuntimeError as error:
+        raise NotRecordedError("a parameter or buffer is no plain tensor on the CPU") from error
     recording = record(module.forward, args, module, most)
     folded = [f.state_and_weights for f in recording.frozen]
     if any(f is None for f in folded):
         raise NotRecordedError("folded weights were dropped meanwhile")
+    if not before.hold():
+        raise NotRecordedError("a parameter or buffer was replaced meanwhile")
+    placed = {id(t): t for t in recording.prepared}
+    held = tuple(t for key, t in tensors.items() if key not in placed)
     weights = tuple(w for f in folded if f is not None for w in f[1])
+    outside = join(vars(m)["_opswap_record"].outside for m in modules if "_opswap_record" in vars(m))
     return _Plan(
         recording,
-        seals,
-        held,
-        kinds,
-        (*_constants(states), *_calls(modules)),
-        join(vars(m)["_opswap_record"].outside for m in modules if "_opswap_record" in vars(m)),
+        Seals(seals),
+        Kinds(tuple(placed.values()), placed=True),
+        Kinds(held, placed=False),
         weights,
-        written(weights),
+        [w._version for w in weights],
+        _Watched([*_constants(states), *_calls(modules), *outside.watches]),
+        replace(outside, watches=()),
         tuple((f, kept[0]) for f, kept in zip(recording.frozen, folded, strict=True) if kept is not None),
     )
 

@@ -20,7 +20,7 @@ from .purity import LAYERS, TORCH, owner
 from .snapshot import is_as
 from .virtual import LookUp, Virtual, look_up, virtual
 
-__all__ = ["Outside", "Scope", "join", "read", "stands"]
+__all__ = ["Outside", "Scope", "all_stand", "join", "read", "stands"]
 
 
 # What represents a class as a holder, by the numbers that pickles have for it.
@@ -104,12 +104,19 @@ def read(holder: Any, name: str) -> Any:
 
 def stands(outside: Outside) -> bool:
     """True if everything outside is as it was; torch.compile traces through it."""
-    if outside.lost:
-        return False
-    for holder, name, then in outside.watches:
+    return not outside.lost and all_stand(outside.watches) and _answers_stand(outside)
+
+
+def all_stand(watches: Iterable[tuple[Any, str, Any]]) -> bool:
+    """The same of attributes alone."""
+    for holder, name, then in watches:
         now = getattr(holder, name, MISSING)
         if now is not then and not is_as(now, then) and not _is_patch_of(now, then):
             return False
+    return True
+
+
+def _answers_stand(outside: Outside) -> bool:
     for holder, names in outside.shadows:
         for name in names:
             if name in holder.__dict__:
