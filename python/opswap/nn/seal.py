@@ -37,7 +37,7 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Si
 
 
 class Seals:
-    """Seals of modules, and of those below them: first those that a comparison starts from."""
+    """Seals of some modules, and behind these those of the modules below them."""
 
     def __init__(self, seals: tuple[Seal, ...]) -> None:
         self.seals = seals
@@ -52,7 +52,7 @@ class Kinds:
     """What tensors may get with other memory and still be the same objects: dtype, sizes, strides.
 
     Args: placed: their addresses too.
-    Raises: RuntimeError for a tensor that is not on the CPU, or has no memory of its own.
+    Raises: RuntimeError or TypeError for a tensor that is not on the CPU, or has no memory of its own.
     """
 
     def __init__(self, tensors: tuple[Tensor, ...], *, placed: bool) -> None:

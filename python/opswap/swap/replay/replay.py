@@ -207,7 +207,7 @@ def _plan(module: nn.Module, args: tuple[Any, ...], most: int) -> _Plan:
     tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
     try:
         before = Kinds(tuple(tensors.values()), placed=True)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise NotRecordedError("a parameter or buffer is no plain tensor on the CPU") from error
     recording = record(module.forward, args, module, most)
     folded = [f.state_and_weights for f in recording.frozen]
