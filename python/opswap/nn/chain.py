@@ -149,7 +149,9 @@ def _try_cast(chain: Callable[..., Any], input: Tensor, links: Sequence[FoldedLi
     if dtype is None:
         return NotImplemented
     with without_autocast():
-        output = chain(input.float(), links)
+        # As the copy that autocast makes, it stays what it is if the input is written to before the backward.
+        trains = chain is _try_training and input.dtype is torch.float32
+        output = chain(input.clone() if trains else input.float(), links)
         return output if output is NotImplemented else output.to(dtype)
 
 

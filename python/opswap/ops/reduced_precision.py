@@ -77,6 +77,15 @@ def _float(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.float()
 
 
+def _kept(tensors: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Tensors for a graph: copies of those that autocast to `dtype` copies too, so that they may change meanwhile.
+
+    A copy is also what may be kept of a tensor of the inference mode.
+    """
+    first, second = [t if t.dtype is dtype else t.clone() for t in tensors]
+    return first, second
+
+
 def _rounded(gradients: Sequence[Tensor | None], dtypes: Sequence[torch.dtype]) -> tuple[Tensor | None, ...]:
     """Each gradient in the dtype of its tensor."""
     return tuple([None if g is None else g.to(d) for g, d in zip(gradients, dtypes, strict=False)])
@@ -268,6 +277,8 @@ def _reduced_conv2d(tensors: tuple[Tensor, ...], options: Any, dtype: torch.dtyp
     if not _compiling():
         count_kernel("conv2d")
     if numbers is not None:
+        if needs_graph(tensors):
+            input, weight = _kept((input, weight), dtype)
         return _apply(input, weight, bias, _Window(stride, numbers, dilation, groups), dtype)
     with torch.autocast("cpu", enabled=False):
         return torch_functional.conv2d(input.float(), weight.float(), _float(bias), *options).to(dtype)
@@ -300,6 +311,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if dtype is None:
         return torch_functional.linear(input, weight, bias)
     if not _compiling() and weight.dim() == 2 and input.dim() and plain_eager():
+        if needs_graph(tensors):
+            input, weight = _kept((input, weight), dtype)
         return _apply(input, weight, bias, _PRODUCT, dtype)
     with torch.autocast("cpu", enabled=False):
         return torch_functional.linear(input.float(), weight.float(), _float(bias)).to(dtype)
