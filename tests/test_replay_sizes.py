@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -375,6 +378,32 @@ def test_a_refused_call_draws_once(draw: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(NotRecordedError):
         record(call, (x,), model)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_another_thread_draws_meanwhile() -> None:
+    """What it draws does not come again: a call that draws nothing itself leaves the generator alone."""
+    drawn: list[int] = []
+    ended = threading.Event()
+
+    def draw() -> None:
+        while not ended.is_set():
+            drawn.append(int(torch.randint(1 << 62, (1,))))
+            time.sleep(1e-4)
+
+    def call(x: Tensor) -> Tensor:
+        for _ in range(20):
+            x = F.relu(x + 1)
+        return x
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    x, model = images(), nn.Identity()
+    for _ in range(60):
+        with contextlib.suppress(NotRecordedError):
+            record(call, (x,), model)
+    ended.set()
+    thread.join()
+    assert len(drawn) > 10 and len(set(drawn)) == len(drawn)
 
 
 @pytest.mark.parametrize("placed", [False, True])

@@ -429,3 +429,52 @@ def test_gradients_are_those_of_a_swap_without_recordings() -> None:
 
 def test_nothing_is_kept_alive() -> None:
     assert_freed_at_once(lambda: replaying()[1])
+
+
+TEMPLATE = torch.linspace(-1, 1, 2 * 16 * 8 * 8).view(2, 16, 8, 8).contiguous(memory_format=LAST)
+
+
+class Compared(nn.Module):
+    """An input, compared with a tensor that the model has itself, or that lies elsewhere."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own, self.unit = own, Unit(16, 24)
+        self.register_buffer("template", TEMPLATE.clone(memory_format=torch.preserve_format))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.unit(x) - self.unit(self.template if self.own else TEMPLATE)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("own", [True, False])
+def test_an_input_that_code_reads_from_elsewhere_too(own: bool, frozen: bool) -> None:
+    stock = made(lambda: Compared(own))
+    model = opswap.swap(copy.deepcopy(stock))
+    if frozen:
+        opswap.freeze(model)
+    with torch.no_grad():
+        for _ in range(6):
+            same: Any = model.template if own else TEMPLATE
+            assert float(model(same).abs().max()) < 1e-5
+        for _ in range(3):
+            compare(stock, model, images(8))
+
+
+def test_a_call_that_returns_its_input() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unit = Unit(16, 24)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, self.unit(x)
+
+    stock = made(Both)
+    model = opswap.swap(copy.deepcopy(stock))
+    x = images(8)
+    with torch.no_grad():
+        for _ in range(6):
+            first, second = model(x)
+            assert first is x
+            torch.testing.assert_close(second, stock(x)[1], rtol=1e-4, atol=1e-4)

@@ -275,3 +275,31 @@ def test_a_converted_tensor_that_is_kept_can_be_saved() -> None:
     model = opswap.swap(Keeping(), memory_format=torch.channels_last)
     model(images(2, 3, 6, 6))
     assert not vars(model.last) and pickle.loads(pickle.dumps(model.last)).shape == (2, 3, 6, 6)
+
+
+class Siamese(nn.Module):
+    """Reads whether both arguments are one tensor, and writes to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor, y: Tensor, *, z: Tensor | None = None) -> Tensor:
+        x.mul_(2)
+        result = self.conv(y) if y is x else self.conv(x) - self.conv(y)
+        return result if z is None else result + (3 if z is y else 5) * self.conv(z)
+
+
+@pytest.mark.parametrize("pick", [(0, 0, None), (0, 1, None), (0, 0, 0), (0, 1, 1), (0, 1, 0), (0, 1, 2)])
+def test_a_tensor_that_is_given_twice_stays_one(pick: tuple[int | None, ...]) -> None:
+    stock = Siamese()
+    model = opswap.swap(copy.deepcopy(stock), memory_format=LAST)
+    drawn = [torch.randn(2, 3, 6, 5) for _ in range(3)]
+    found = []
+    for net in (stock, model):
+        given = [t.clone() for t in drawn]
+        x, y, z = (None if i is None else given[i] for i in pick)
+        with torch.no_grad():
+            found.append((net(x, y, z=z), *given))
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

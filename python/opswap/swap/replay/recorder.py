@@ -275,6 +275,8 @@ def record(
     state = torch.random.get_rng_state()
     # Tensors of the inference mode count no writes.
     with torch.inference_mode(False), torch.no_grad():
+        # Of their own, so that code that reads the same tensor from elsewhere, as a buffer, does not read an input.
+        inputs = [x.detach() for x in inputs]
         held = [*module.parameters(), *module.buffers()]
         before = _versions([*inputs, *held])
         token = listener.set(_NoOriginals())
@@ -282,25 +284,35 @@ def record(
         try:
             with _Recorder(tape, [*inputs, *held], most):
                 result = call(*inputs)
-        except NotRecordedError:
-            raise
-        except Exception as error:  # it is raised again by the call that is not recorded
-            raise NotRecordedError(str(error)) from error
+        except Exception as error:
+            _draw_again(state)
+            if isinstance(error, NotRecordedError):
+                raise
+            raise NotRecordedError(str(error)) from error  # the call that is not recorded raises it again
         finally:
             _core.record_calls(None)
             listener.reset(token)
-            drew = not torch.equal(torch.random.get_rng_state(), state)
-            if drew:  # the call that is not recorded draws again
-                torch.random.set_rng_state(state)
     calls = list(map(_call_of, tape))
     after = _versions([*inputs, *held, *(t for call in calls for t in tensors_in(call.result))])
     expected = {**_expected(calls), **before}
-    written = any(expected[key] != version for key, version in after.items())
-    if written or drew:
-        raise NotRecordedError("it writes to a tensor, or draws random numbers")
     text = _Text(inputs, held, _folded(module))
-    code = text.write(calls, result)
+    drew = not torch.equal(torch.random.get_rng_state(), state)
+    try:
+        if any(expected[key] != version for key, version in after.items()):
+            raise NotRecordedError("it writes to a tensor")
+        code = text.write(calls, result)
+    except NotRecordedError:
+        _draw_again(state)
+        raise
+    if drew:  # perhaps in another thread, since nothing that was written down draws: its numbers must not come again
+        raise NotRecordedError("random numbers were drawn meanwhile")
     return Recording(result, text.compile(code), tuple(text.frozen), tuple(text.prepared), code)
+
+
+def _draw_again(state: Tensor) -> None:
+    """Set the generator back for the call that is not recorded, which draws the same numbers."""
+    if not torch.equal(torch.random.get_rng_state(), state):
+        torch.random.set_rng_state(state)
 
 
 def _expected(calls: Sequence[_Call]) -> dict[int, int]:

@@ -61,7 +61,16 @@ class _InputFormat(_Hook):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return tuple(self._bring(a) for a in args), {k: self._bring(v) for k, v in kwargs.items()}
+        given = (*args, *kwargs.values())
+        made: list[Any] = []
+        for value in given:
+            for before, converted in zip(given, made, strict=False):
+                if before is value:  # one tensor given twice stays one
+                    made.append(converted)
+                    break
+            else:
+                made.append(self._bring(value))
+        return tuple(made[: len(args)]), dict(zip(kwargs, made[len(args) :], strict=True))
 
     def _bring(self, value: Any) -> Any:
         memory_format = getattr(torch, self.name)
