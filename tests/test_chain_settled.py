@@ -316,3 +316,13 @@ def test_many_modules_of_several_kinds() -> None:
         assert not _core.unaltered((net,), packed)
         del module.more
         assert _core.unaltered((net,), packed)
+
+
+def test_an_attribute_that_goes() -> None:
+    """Also the last one, behind which none differs."""
+    act = nn.ReLU()
+    act.more = 1
+    made = seal(act)
+    assert made is not None and unaltered((act,), (made,))
+    del act.more
+    assert not unaltered((act,), (made,))
