@@ -177,6 +177,13 @@ def fused_step(m: Any) -> None:
     torch.optim.SGD(m.parameters(), 0.5, fused=True).step()
 
 
+def fused_step_of_a_convolution(m: Any) -> None:
+    """Which nothing counts: the hook of optimizers drops what was folded."""
+    weight = m.branch[0].weight
+    weight.grad = torch.ones_like(weight)
+    torch.optim.SGD([weight], 0.5, fused=True).step()
+
+
 def pruned(m: Any) -> None:
     prune.l1_unstructured(m.branch[5], "weight", 0.5)
 
@@ -187,7 +194,7 @@ CHANGES = [
     other_kind_of_option, constant_of_the_instance, other_eps, other_padding,
     written_weight, written_vector, vector_by_data, written_linear, other_parameter, other_memory, other_state, no_bias,
     other_memory_of_a_vector, other_memory_of_statistics, memory_exchanged, vector_by_numpy, part_of_a_long_vector,
-    other_class, one_in_training, moved_and_back, parametrized, fused_step, pruned,
+    other_class, one_in_training, moved_and_back, parametrized, fused_step, fused_step_of_a_convolution, pruned,
 ]  # fmt: skip
 
 
