@@ -48,7 +48,7 @@ typedef struct osw_sealed {
 } osw_sealed;
 
 typedef struct osw_seals {
-    Py_ssize_t count, layouts, words;
+    Py_ssize_t count, layouts;
     osw_sealed *sealed;
     osw_layout *layout;
     osw_word *word;
@@ -211,7 +211,6 @@ OSW_ENTRY(pack_seals)
         return words < 0 ? NULL : PyErr_NoMemory();
     const size_t count = (size_t)PyTuple_Size(args[0]);
     *seals = (osw_seals){.count = (Py_ssize_t)count,
-                         .words = words,
                          .sealed = PyMem_Calloc(count + 1, sizeof *seals->sealed),
                          .layout = PyMem_Calloc(count + 1, sizeof *seals->layout),
                          .word = PyMem_Calloc((size_t)words + 1, sizeof *seals->word)};
@@ -342,8 +341,6 @@ OSW_ENTRY(unaltered)
     PyMem_Free(modules);
     return same < 0 ? NULL : PyBool_FromLong(same);
 }
-
-/* --- tensors ---------------------------------------------------------------------------------- */
 
 PyMethodDef osw_modules_methods[] = {
     OSW_ENTRY_LINE(pack_seals, "pack_seals(seals, /)\n--\n\n"
