@@ -28,6 +28,19 @@ WINDOWS = (
     (3, (1, 2), (1, 0)),
     (3, (1, 2), (0, 1)),
 )
+# Whose rows serve several windows, whose gradients are scattered, and more taps than a byte can number.
+LARGE = (
+    (4, 1, 2),
+    (5, 1, 2),
+    (5, 2, 2),
+    (7, 1, 3),
+    (8, 4, 2),
+    (13, 1, 6),
+    (17, 1, 8),
+    ((3, 5), (1, 3), (1, 2)),
+    ((1, 20), 1, (0, 10)),
+    ((20, 1), (2, 1), (10, 0)),
+)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -74,6 +87,55 @@ def test_planes_cut_by_threads(window: tuple[object, ...], tier: str) -> None:
         compare(ties((1, 3, 151, 303), torch.bfloat16), window)
 
 
+@pytest.mark.parametrize("window", LARGE, ids=str)
+def test_large_windows_over_pixels(window: tuple[object, ...], tier: str) -> None:
+    for i, dtype in enumerate((*DTYPES, torch.float64)):
+        x = ties((2, (17, 40, 66, 1)[i], 14 + i, 15), dtype)
+        compare(x.contiguous(memory_format=torch.channels_last), window)
+
+
+@pytest.mark.parametrize("window", LARGE[::3], ids=str)
+def test_large_windows_in_blocks_of_channels(window: tuple[object, ...], tier: str) -> None:
+    for channels in (1040, 1047):
+        x = ties((1, channels, 9, 70), torch.float32).contiguous(memory_format=torch.channels_last)
+        compare(x, window)
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_large_windows_with_a_channel_step(step: int, tier: str) -> None:
+    for kernel, stride, padding in ((5, 1, 2), (5, 2, 0), (9, 1, 4), (3, 1, 1)):
+        window = (1, kernel, kernel), (step, stride, stride), (0, padding, padding)
+        for dtype in DTYPES:
+            x = ties((2, 67, 12, 13), dtype)
+            last = x.contiguous(memory_format=torch.channels_last)
+            want, want_indices = T.max_pool3d(x, *window, return_indices=True)
+            got, indices = F.max_pool3d(last, *window, return_indices=True)
+            assert alike(got, want) and torch.equal(indices, want_indices), (kernel, dtype)
+            assert alike(F.max_pool3d(last, *window), want), (kernel, dtype)
+            grad = torch.randn(want.shape)
+            want = gradient(T.max_pool3d, x, grad, *window)
+            assert alike(gradient(F.max_pool3d, last, grad, *window), want), (kernel, dtype)
+
+
+def test_large_windows_cut_by_threads(tier: str) -> None:
+    x = ties((3, 40, 31, 29), torch.float32).contiguous(memory_format=torch.channels_last)
+    for threads in (2, 3):
+        with on_threads(threads):
+            compare(x, (5, 1, 2))
+            compare(x, (13, 2, 6))
+
+
+@pytest.mark.parametrize("kernel", [5, 17])
+def test_offsets_that_no_pool_wrote(kernel: int, tier: str) -> None:
+    """They name no position outside the gradient, whatever they are."""
+    window = (kernel, kernel), (1, 1), (kernel // 2, kernel // 2), (1, 1)
+    grad = torch.ones(2, 24, 18, 18).contiguous(memory_format=torch.channels_last)
+    low, high, dtype = (-(2**31), 2**31, torch.int32) if kernel == 17 else (0, 256, torch.uint8)
+    offsets = torch.randint(low, high, grad.shape, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    got = _core.max_pool_backward(grad, offsets, tuple(grad.shape), *window, 1, True)
+    assert got.min() >= 0 and got.sum() <= grad.sum()
+
+
 def awkward(size: tuple[int, ...], dtype: torch.dtype) -> Iterator[torch.Tensor]:
     """Gradients: sums that lie halfway between two numbers, too large, too small, no numbers."""
     largest = torch.finfo(dtype).max
@@ -88,7 +150,7 @@ def awkward(size: tuple[int, ...], dtype: torch.dtype) -> Iterator[torch.Tensor]
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("window", WINDOWS[:7:2], ids=str)
+@pytest.mark.parametrize("window", (*WINDOWS[:7:2], *LARGE[1:7:5]), ids=str)
 def test_awkward_gradients(
     window: tuple[object, ...], dtype: torch.dtype, channels_last: bool, tier: str
 ) -> None:

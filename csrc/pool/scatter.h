@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* max_backward over a whole plane of one dtype, the other way round: zeros first, then every output
- * adds its gradient where its offset says. Included with the macros of max.h. With fewer
- * outputs than inputs this takes fewer steps than collecting, as long as the plane stays in cache.
- */
+/* max_backward of one dtype, the other way round: zeros first, then every output adds its gradient
+ * where its offset says. Included with the macros of max.h. Over a whole plane this takes fewer
+ * steps than collecting if there are fewer outputs than inputs, as long as the plane stays in
+ * cache; over pixels if windows have many taps. */
+#include "core/scratch.h"
 #include "pool/indices.h"
 #include "pool/window.h"
 
@@ -82,4 +83,103 @@ static inline void LOCAL(scatter_rows)(const osw_pool *pool, int64_t begin, int6
     for (int64_t plane = first; plane < last; plane++)
         LOCAL(scatter)(pool, plane / pool->input_channels, plane % pool->input_channels, distance);
     collect(pool, last * rows, end);
+}
+
+/* Whether pixels can be scattered to: as above each window has a valid tap. */
+static inline bool LOCAL(scatters_pixels)(const osw_pool *pool)
+{
+    int64_t taps = 1;
+    for (int i = 0; i < OSW_POOL_DIMS; i++) {
+        if (pool->dims[i].dilation != 1 || pool->dims[i].kernel > OSW_POOL_TABLE_TAPS)
+            return false;
+        taps *= pool->dims[i].kernel;
+    }
+    return taps <= OSW_POOL_TABLE_TAPS;
+}
+
+/* Elements of the gradient of the input that are written: `size` from `to` on, `at` elements
+ * behind the first of its image. */
+typedef struct LOCAL(target) {
+    ELEMENT *to;
+    int64_t at, size;
+    const int64_t *distance; /* by tap, in elements; beyond any image for taps that do not exist */
+    int64_t taps;
+} LOCAL(target);
+
+/* All channels of output column w of a row, whose window begins `start` elements behind the first
+ * of the image. */
+static inline void
+LOCAL(scatter_position)(const osw_pool *pool, const LOCAL(target) *target, const osw_row *row,
+                                    int64_t w, int64_t start, const bool wide)
+{
+    const int64_t position = osw_output_position(pool, row->depth, row->height, w);
+    const int64_t step = pool->channel_step, from = start - target->at;
+    const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base +
+                              osw_place(&pool->grad_output, row->image, 0, position);
+    const int64_t offsets = osw_place(&pool->offsets, row->image, 0, position);
+    const uint8_t *narrow = (const uint8_t *)pool->offsets.base + (wide ? 0 : offsets);
+    const int32_t *all = (const int32_t *)pool->offsets.base + (wide ? offsets : 0);
+    const uint64_t size = (uint64_t)target->size;
+    for (int64_t c = 0; c < pool->channels; c++) {
+        const int64_t tap = wide ? all[c] : narrow[c];
+        if (wide && (uint64_t)tap >= (uint64_t)target->taps)
+            continue;
+        const uint64_t at = (uint64_t)(from + target->distance[tap]);
+        ELEMENT *to = target->to + at + c * step;
+        if (at < size)
+            *to = STORE(LOAD(*to) + LOAD(gradient[c]));
+    }
+}
+
+/* Rows [first, end) of the input of one image, counted through its slices. */
+static inline void LOCAL(scatter_image)(const osw_pool *pool,
+                                        LOCAL(target) *target, int64_t image, int64_t first,
+                                 int64_t end)
+{
+    const osw_pool_dim *dims = pool->dims;
+    const int64_t pitch = pool->grad_input.pixel_step, height = dims[HEIGHT].input;
+    target->at = first * dims[WIDTH].input * pitch;
+    target->size = (end - first) * dims[WIDTH].input * pitch;
+    target->to = (ELEMENT *)pool->grad_input.base +
+                 osw_place(&pool->grad_input, image, 0, first * dims[WIDTH].input);
+    for (int64_t at = 0; at < target->size; at += pitch)
+        memset(target->to + at, 0, (size_t)pool->input_channels * sizeof(ELEMENT));
+    osw_row row = {.image = image};
+    for (row.depth = 0; row.depth < dims[DEPTH].output; row.depth++) {
+        const int64_t d = row.depth * dims[DEPTH].stride - dims[DEPTH].padding;
+        for (row.height = 0; row.height < dims[HEIGHT].output; row.height++) {
+            const int64_t h = row.height * dims[HEIGHT].stride - dims[HEIGHT].padding;
+            if ((d + dims[DEPTH].kernel - 1) * height + h + dims[HEIGHT].kernel <= first ||
+                d * height + h >= end)
+                continue;
+            int64_t start = osw_input_position(pool, d, h, -dims[WIDTH].padding) * pitch;
+            for (int64_t w = 0; w < dims[WIDTH].output; w++) {
+                if (pool->wide)
+                    LOCAL(scatter_position)(pool, target, &row, w, start, true);
+                else
+                    LOCAL(scatter_position)(pool, target, &row, w, start, false);
+                start += dims[WIDTH].stride * pitch;
+            }
+        }
+    }
+}
+
+/* Rows [begin, end) of the input, counted through image, depth and height. */
+static inline void LOCAL(scatter_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    const osw_pool_dim *dims = pool->dims;
+    const int64_t rows = dims[DEPTH].input * dims[HEIGHT].input;
+    int64_t *const distance = osw_scratch_inner(OSW_POOL_TABLE_TAPS * sizeof *distance);
+    LOCAL(target) target = {.distance = distance,
+                     .taps = dims[DEPTH].kernel * dims[HEIGHT].kernel * dims[WIDTH].kernel};
+    osw_pool_distances(pool, distance, target.taps);
+    for (int64_t i = 0; i < target.taps; i++)
+        distance[i] *= pool->grad_input.pixel_step;
+    for (int64_t i = target.taps; i <= UINT8_MAX; i++)
+        distance[i] = INT64_MIN / 2;
+    for (int64_t unit = begin; unit < end;) {
+        const int64_t first = unit % rows, last = osw_min(rows, first + end - unit);
+        LOCAL(scatter_image)(pool, &target, unit / rows, first, last);
+        unit += last - first;
+    }
 }

@@ -63,7 +63,7 @@ static osw_pool_dim draw_dim(const variant *v, int64_t input)
         {0, 0, 2, 2, 0, 1}, {0, 0, 3, 2, 1, 1}, {0, 0, 3, 1, 1, 1}, {0, 0, 3, 2, 0, 1}};
     osw_pool_dim dim = common[driver_below(4)];
     if (driver_below(2)) {
-        dim.kernel = 1 + driver_below(5);
+        dim.kernel = 1 + driver_below(driver_below(4) ? 5 : 13);
         dim.stride = 1 + driver_below(4);
         dim.padding = driver_below(dim.kernel / 2 + 1);
         dim.dilation = v->operation <= max_backward && driver_below(3) == 0 ? 2 : 1;
@@ -174,7 +174,8 @@ static void check_size(driver *d, const variant *v, int64_t channels, const int6
         p->channel_step = channels;
     p->channels = osw_ceil_div(channels, p->channel_step);
     draw_dims(v, p->dims, sizes);
-    p->wide = !has_window(v) || driver_below(4) == 0;
+    const int64_t taps = p->dims[DEPTH].kernel * p->dims[HEIGHT].kernel * p->dims[WIDTH].kernel;
+    p->wide = !has_window(v) || taps > UINT8_MAX + 1 || driver_below(4) == 0;
     if (v->operation == avg || v->operation == avg_backward)
         p->divisor = driver_below(3) ? 0 : driver_below(2) ? -3 : 1 + driver_below(9);
     driver_case(d, v->name,

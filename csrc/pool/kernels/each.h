@@ -24,6 +24,8 @@
 
 #include "pool/kernels/max_pixels_strided.h"
 
+#include "pool/kernels/max_pixels_shared.h"
+
 #include "pool/kernels/max_pixels.h"
 
 #include "pool/kernels/amax_pixels.h"

@@ -8,6 +8,7 @@
 
 #ifndef SUFFIX
 #    include "core/each_float.h"
+#    include "pool/scatter.h"
 #endif
 
 /* `total` to channels c to c + LANES of the output, zeros to the channels between. */
@@ -199,6 +200,10 @@ static bool LOCAL(is_moderate)(const osw_pool *pool, int64_t image)
 
 static void KERNEL(max_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
+    if (count_taps(pool) > FEW_TAPS && LOCAL(scatters_pixels)(pool)) {
+        LOCAL(scatter_pixels)(pool, begin, end);
+        return;
+    }
     const int64_t rows = pool->dims[DEPTH].input * pool->dims[HEIGHT].input;
     for (int64_t unit = begin; unit < end;) {
         const int64_t last = osw_min(end, unit - unit % rows + rows);

@@ -11,6 +11,8 @@
 #ifndef SUFFIX
 #    include "core/each_float.h"
 #    include "pool/kernels/max_pixels_strided.h"
+
+#    include "pool/kernels/max_pixels_shared.h"
 #endif
 
 /* One vector of channels; count is a constant in the calls that matter. */
@@ -95,14 +97,39 @@ OSW_INLINE void LOCAL(window_row)(const osw_pool *pool, const osw_row *row)
     }
 }
 
+/* Output rows [begin, end), a block of channels of one image after another. */
+static void LOCAL(kept_rows)(const osw_pool *pool, int64_t begin, int64_t end)
+{
+    const bool maxima = fits_maxima(pool);
+    const int64_t rows = pool->dims[DEPTH].output * pool->dims[HEIGHT].output;
+    osw_compact *const compact = osw_scratch_outer(sizeof *compact);
+    set_compact(compact, pool, maxima);
+    for (int64_t unit = begin; unit < end;) {
+        const int64_t last = osw_min(end, unit - unit % rows + rows);
+        for (int64_t c = 0; c < pool->channels; c += compact->channels) {
+            begin_compact(compact, pool, c);
+            for (int64_t i = unit; i < last; i++) {
+                const osw_row row = osw_output_row(pool, 1, i);
+                if (maxima && pool->offsets.base)
+                    LOCAL(maxima_output)(pool, compact, &row, true);
+                else if (maxima)
+                    LOCAL(maxima_output)(pool, compact, &row, false);
+                else
+                    LOCAL(compact_output)(pool, compact, &row);
+            }
+        }
+        unit = last;
+    }
+}
+
 static void KERNEL(max_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_window(pool)) {
-        below[ID_OF(max_pixels)](pool, begin, end);
+    if (fits_maxima(pool) || fits_compact(pool)) {
+        LOCAL(kept_rows)(pool, begin, end);
         return;
     }
-    if (fits_compact(pool)) {
-        LOCAL(compact_units)(pool, begin, end);
+    if (!fits_window(pool)) {
+        below[ID_OF(max_pixels)](pool, begin, end);
         return;
     }
     for (int64_t unit = begin; unit < end; unit++) {

@@ -112,22 +112,3 @@ LOCAL(compact_output)(const osw_pool *pool, osw_compact *compact, const osw_row 
             LOCAL(compact_position)(&window, compact->channels, y, taps, window.count);
     }
 }
-
-/* Output rows [begin, end), a block of channels of one image after another. */
-static void LOCAL(compact_units)(const osw_pool *pool, int64_t begin, int64_t end)
-{
-    const int64_t rows = pool->dims[DEPTH].output * pool->dims[HEIGHT].output;
-    osw_compact *const compact = osw_scratch_outer(sizeof *compact);
-    set_compact(compact, pool);
-    for (int64_t unit = begin; unit < end;) {
-        const int64_t last = osw_min(end, unit - unit % rows + rows);
-        for (int64_t c = 0; c < pool->channels; c += compact->channels) {
-            begin_compact(compact, pool, c);
-            for (int64_t i = unit; i < last; i++) {
-                const osw_row row = osw_output_row(pool, 1, i);
-                LOCAL(compact_output)(pool, compact, &row);
-            }
-        }
-        unit = last;
-    }
-}

@@ -26,7 +26,15 @@ Pool = Callable[[Tensor], Tensor]
 _KERNEL = (1, 3, 3)
 # Stride of LPRNet's pools, and channels, height and width of their input.
 _LPRNET = (((1, 1, 1), (64, 22, 92)), ((2, 1, 2), (128, 20, 90)), ((4, 1, 2), (256, 18, 44)))
-_WINDOWS = (((3, 2, 1), (24, 112, 112)), ((2, 2), (24, 112, 112)), ((3, 2, 1), (58, 28, 28)))
+_WINDOWS = (
+    ((3, 2, 1), (24, 112, 112)),
+    ((2, 2), (24, 112, 112)),
+    ((3, 2, 1), (58, 28, 28)),
+    # Spatial pyramids: He et al. 2014, as in YOLOv3-SPP and later.
+    ((5, 1, 2), (256, 20, 20)),
+    ((9, 1, 4), (256, 20, 20)),
+    ((13, 1, 6), (256, 20, 20)),
+)
 _AVERAGES = (((5, 5), (64, 20, 90)), (((4, 10), (4, 2)), (256, 18, 44)))
 _PLANES = ((1024, 7, 7), (512, 14, 14), (256, 18, 44))
 _DTYPES = (torch.float32, torch.bfloat16)
