@@ -50,12 +50,28 @@ def test_random_windows_equal_torch(spatial: int, dtype: torch.dtype, tier: str)
                 assert same_bits(gradient(ours, x, grad, *arguments), want), (layout, case, arguments)
 
 
+@pytest.mark.parametrize(
+    "window",
+    [(9, 1, 4), (13, 2, 6), (14,), (33, 1, 16), ((40, 3), 1, (20, 1)), ((3, 70), (1, 9), (0, 35))],
+    ids=str,
+)
+def test_large_windows_equal_torch(window: tuple[Any, ...], tier: str) -> None:
+    for channels, dtype in ((17, torch.float32), (40, torch.float32), (5, torch.float64)):
+        x = (torch.randn(2, channels, 41, 36) * 9).to(dtype)
+        last = x.contiguous(memory_format=torch.channels_last)
+        want = T.avg_pool2d(x, *window)
+        assert same_bits(F.avg_pool2d(last, *window), want), channels
+        grad = torch.randn_like(want)
+        want = gradient(T.avg_pool2d, x, grad, *window)
+        assert same_bits(gradient(F.avg_pool2d, last, grad, *window), want), channels
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_half_precision_is_no_less_exact_than_torch(
     dtype: torch.dtype, memory_format: torch.memory_format, tier: str
 ) -> None:
-    for window in ((3, 2, 1), (5, 1, 2), (2,), ((4, 10), (4, 2))):
+    for window in ((3, 2, 1), (5, 1, 2), (2,), ((4, 10), (4, 2)), (9, 1, 4), (14,)):
 
         def results(f: Callable[..., Tensor], x: Tensor, grad: Tensor, window: Any = window) -> Quantities:
             return {"output": f(x, *window), "gradient": gradient(f, x, grad, *window)}

@@ -119,7 +119,7 @@ static void LOCAL(share_image)(osw_ring *ring, const osw_pool *pool, int64_t beg
 
 static void KERNEL(avg_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_window(pool) || ring_channels(pool) < LANES) {
+    if (!fits_ring(pool)) {
         below[ID_OF(avg_backward_pixels)](pool, begin, end);
         return;
     }

@@ -79,7 +79,7 @@ LOCAL(avg_strided)(const osw_pool *pool, const osw_taps_at *taps, float divisor,
 
 static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (!fits_window(pool)) {
+    if (!fits_sum(pool)) {
         below[ID_OF(avg_pixels)](pool, begin, end);
         return;
     }

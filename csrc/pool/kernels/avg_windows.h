@@ -9,11 +9,18 @@
 #include "pool/kernels/tile.h"
 #include "pool/window.h"
 
+enum { MAX_SUMMED = 1024 };
+
 /* The valid taps of one window: where channel 0 of each lies. */
 typedef struct osw_taps_at {
     int count;
-    const void *at[MAX_TAPS];
+    const void *at[MAX_SUMMED];
 } osw_taps_at;
+
+static inline bool fits_sum(const osw_pool *pool)
+{
+    return fits_rows(pool) && count_taps(pool) <= MAX_SUMMED;
+}
 
 /* Taps of output w of one dimension that overlap the input, as input positions; dilation 1. */
 static inline osw_range inputs_of(const osw_pool_dim *dim, int64_t o)
@@ -61,13 +68,22 @@ static inline int64_t rows_meeting(const osw_pool_dim *dim)
     return osw_ceil_div(dim->kernel, dim->stride);
 }
 
+static inline int64_t ring_slots(const osw_pool *pool)
+{
+    return rows_meeting(&pool->dims[DEPTH]) * rows_meeting(&pool->dims[HEIGHT]);
+}
+
 /* Channels of a block: all, or whole vectors; fewer than a vector if a row does not fit. */
 static inline int64_t ring_channels(const osw_pool *pool)
 {
-    const int64_t slots = rows_meeting(&pool->dims[DEPTH]) * rows_meeting(&pool->dims[HEIGHT]);
-    const int64_t room = RING_FLOATS / (slots * pool->dims[WIDTH].output);
+    const int64_t room = RING_FLOATS / (ring_slots(pool) * pool->dims[WIDTH].output);
     const int64_t most = osw_min(room, OSW_POOL_MAX_BLOCK);
     return most >= pool->channels ? pool->channels : most / LANES * LANES;
+}
+
+static inline bool fits_ring(const osw_pool *pool)
+{
+    return fits_rows(pool) && ring_slots(pool) <= MAX_TAPS && ring_channels(pool) >= LANES;
 }
 
 /* Channels of the input of a block. */
