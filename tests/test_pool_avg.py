@@ -66,6 +66,18 @@ def test_large_windows_equal_torch(window: tuple[Any, ...], tier: str) -> None:
         assert same_bits(gradient(F.avg_pool2d, last, grad, *window), want), channels
 
 
+def test_large_windows_over_volumes_equal_torch(tier: str) -> None:
+    window = (9, 1, 4)  # a position of the input belongs to windows of 81 rows
+    for channels in (17, 40):
+        x = torch.randn(1, channels, 10, 11, 12)
+        last = x.contiguous(memory_format=torch.channels_last_3d)
+        want = T.avg_pool3d(x, *window)
+        assert same_bits(F.avg_pool3d(last, *window), want)
+        grad = torch.randn_like(want)
+        want = gradient(T.avg_pool3d, x, grad, *window)
+        assert same_bits(gradient(F.avg_pool3d, last, grad, *window), want)
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_half_precision_is_no_less_exact_than_torch(
