@@ -88,10 +88,11 @@ def test_planes_cut_by_threads(window: tuple[object, ...], tier: str) -> None:
 
 
 @pytest.mark.parametrize("window", LARGE, ids=str)
-def test_large_windows_over_pixels(window: tuple[object, ...], tier: str) -> None:
+def test_large_windows(window: tuple[object, ...], tier: str) -> None:
     for i, dtype in enumerate((*DTYPES, torch.float64)):
         x = ties((2, (17, 40, 66, 1)[i], 14 + i, 15), dtype)
         compare(x.contiguous(memory_format=torch.channels_last), window)
+        compare(x[:, :9].contiguous(), window)
 
 
 @pytest.mark.parametrize("window", LARGE[::3], ids=str)
@@ -123,16 +124,19 @@ def test_large_windows_cut_by_threads(tier: str) -> None:
         with on_threads(threads):
             compare(x, (5, 1, 2))
             compare(x, (13, 2, 6))
+            compare(x[:1, :5].contiguous(), (5, 1, 2))
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("kernel", [5, 17])
-def test_offsets_that_no_pool_wrote(kernel: int, tier: str) -> None:
+def test_offsets_that_no_pool_wrote(kernel: int, memory_format: torch.memory_format, tier: str) -> None:
     """They name no position outside the gradient, whatever they are."""
     window = (kernel, kernel), (1, 1), (kernel // 2, kernel // 2), (1, 1)
-    grad = torch.ones(2, 24, 18, 18).contiguous(memory_format=torch.channels_last)
+    grad = torch.ones(2, 24, 18, 18).contiguous(memory_format=memory_format)
     low, high, dtype = (-(2**31), 2**31, torch.int32) if kernel == 17 else (0, 256, torch.uint8)
-    offsets = torch.randint(low, high, grad.shape, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    got = _core.max_pool_backward(grad, offsets, tuple(grad.shape), *window, 1, True)
+    offsets = torch.randint(low, high, grad.shape, dtype=dtype).contiguous(memory_format=memory_format)
+    last = memory_format is torch.channels_last
+    got = _core.max_pool_backward(grad, offsets, tuple(grad.shape), *window, 1, last)
     assert got.min() >= 0 and got.sum() <= grad.sum()
 
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* max_backward of one dtype, the other way round: zeros first, then every output adds its gradient
- * where its offset says. Included with the macros of max.h. Over a whole plane this takes fewer
- * steps than collecting if there are fewer outputs than inputs, as long as the plane stays in
- * cache; over pixels if windows have many taps. */
+ * where its offset says. Included with the macros of max.h. This takes fewer steps than collecting
+ * if windows have many taps; over a whole plane also if there are fewer outputs than inputs, as
+ * long as the plane stays in cache. */
 #include "core/scratch.h"
 #include "pool/indices.h"
 #include "pool/window.h"
@@ -15,8 +15,7 @@
 #    include "core/each_float.h"
 #endif
 
-/* Whether to scatter: overlapping windows, with uint8 offsets and no dilation (so that each has a
- * valid tap). */
+/* Whether to scatter: overlapping windows without dilation, so that each has a valid tap. */
 static inline bool LOCAL(scatters)(const osw_pool *pool)
 {
     bool overlap = false;
@@ -26,38 +25,67 @@ static inline bool LOCAL(scatters)(const osw_pool *pool)
         overlap = overlap || pool->dims[i].kernel > pool->dims[i].stride;
     }
     const int64_t plane = osw_input_plane(pool);
-    return overlap && !pool->wide && 2 * osw_output_plane(pool) <= plane &&
-           plane * (int64_t)sizeof(ELEMENT) <= SCATTER_BYTES;
+    const bool fewer =
+        2 * osw_output_plane(pool) <= plane && plane * (int64_t)sizeof(ELEMENT) <= SCATTER_BYTES;
+    const int64_t taps = count_taps(pool);
+    return overlap && taps <= OSW_POOL_TABLE_TAPS && (fewer || taps > FEW_TAPS);
 }
 
-/* Input channel `channel`; distance[tap] from the start of a window, beyond any plane for taps that
- * do not exist. */
+/* Distances by tap, as many as numbers of a byte at least; beyond any image for taps that do not
+ * exist. They stay until this memory is asked for again. */
+static inline const int64_t *LOCAL(scatter_distances)(const osw_pool *pool, int64_t unit)
+{
+    const int64_t taps = count_taps(pool);
+    int64_t *const distance = osw_scratch_inner(OSW_POOL_TABLE_TAPS * sizeof *distance);
+    osw_pool_distances(pool, distance, taps);
+    for (int64_t i = 0; i < taps; i++)
+        distance[i] *= unit;
+    for (int64_t i = taps; i <= UINT8_MAX; i++)
+        distance[i] = INT64_MIN / 2;
+    return distance;
+}
+
+/* A row of the output of one channel, the first of whose windows begins at `start`. */
+static inline void LOCAL(scatter_row)(const osw_pool *pool, const osw_row *row, int64_t start,
+                               const int64_t *distance, ELEMENT *plane, const bool wide)
+{
+    const uint64_t size = (uint64_t)osw_input_plane(pool), taps = (uint64_t)count_taps(pool);
+    const int64_t position = osw_output_position(pool, row->depth, row->height, 0);
+    const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base +
+                              osw_place(&pool->grad_output, row->image, row->channel, position);
+    const int64_t offsets = osw_place(&pool->offsets, row->image, row->channel, position);
+    const uint8_t *narrow = (const uint8_t *)pool->offsets.base + (wide ? 0 : offsets);
+    const int32_t *all = (const int32_t *)pool->offsets.base + (wide ? offsets : 0);
+    for (int64_t w = 0; w < pool->dims[WIDTH].output; w++, start += pool->dims[WIDTH].stride) {
+        const int64_t tap = wide ? all[w] : narrow[w];
+        if (wide && (uint64_t)tap >= taps)
+            continue;
+        const uint64_t at = (uint64_t)(start + distance[tap]);
+        if (at < size)
+            plane[at] = STORE(LOAD(plane[at]) + LOAD(gradient[w]));
+    }
+}
+
+/* Input channel `channel`. */
 static inline void LOCAL(scatter)(const osw_pool *pool, int64_t image, int64_t channel,
                            const int64_t *distance)
 {
     const osw_pool_dim *dims = pool->dims;
-    const uint64_t size = (uint64_t)osw_input_plane(pool);
-    const int64_t from = channel / pool->channel_step;
-    const ELEMENT *gradient =
-        (const ELEMENT *)pool->grad_output.base + osw_place(&pool->grad_output, image, from, 0);
-    const uint8_t *offsets =
-        (const uint8_t *)pool->offsets.base + osw_place(&pool->offsets, image, from, 0);
+    osw_row row = {.image = image, .channel = channel / pool->channel_step};
     ELEMENT *plane =
         (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, image, channel, 0);
-    memset(plane, 0, size * sizeof(ELEMENT));
+    memset(plane, 0, (size_t)osw_input_plane(pool) * sizeof(ELEMENT));
     if (channel % pool->channel_step != 0)
         return;
-    for (int64_t d = 0; d < dims[DEPTH].output; d++) {
-        for (int64_t h = 0; h < dims[HEIGHT].output; h++) {
-            int64_t start = osw_input_position(pool, d * dims[DEPTH].stride - dims[DEPTH].padding,
-                                               h * dims[HEIGHT].stride - dims[HEIGHT].padding,
-                                               -dims[WIDTH].padding);
-            for (int64_t w = 0; w < dims[WIDTH].output; w++, start += dims[WIDTH].stride) {
-                const uint64_t at = (uint64_t)(start + distance[*offsets++]);
-                const VALUE value = LOAD(*gradient++);
-                if (at < size)
-                    plane[at] = STORE(LOAD(plane[at]) + value);
-            }
+    for (row.depth = 0; row.depth < dims[DEPTH].output; row.depth++) {
+        for (row.height = 0; row.height < dims[HEIGHT].output; row.height++) {
+            const int64_t start = osw_input_position(
+                pool, row.depth * dims[DEPTH].stride - dims[DEPTH].padding,
+                row.height * dims[HEIGHT].stride - dims[HEIGHT].padding, -dims[WIDTH].padding);
+            if (pool->wide)
+                LOCAL(scatter_row)(pool, &row, start, distance, plane, true);
+            else
+                LOCAL(scatter_row)(pool, &row, start, distance, plane, false);
         }
     }
 }
@@ -73,13 +101,8 @@ static inline void LOCAL(scatter_rows)(const osw_pool *pool, int64_t begin, int6
         collect(pool, begin, end);
         return;
     }
-    int64_t distance[UINT8_MAX + 1];
-    for (int i = 0; i <= UINT8_MAX; i++)
-        distance[i] = INT64_MIN / 2;
-    osw_pool_distances(pool, distance,
-                       pool->dims[DEPTH].kernel * pool->dims[HEIGHT].kernel *
-                           pool->dims[WIDTH].kernel);
     collect(pool, begin, first * rows);
+    const int64_t *distance = LOCAL(scatter_distances)(pool, 1);
     for (int64_t plane = first; plane < last; plane++)
         LOCAL(scatter)(pool, plane / pool->input_channels, plane % pool->input_channels, distance);
     collect(pool, last * rows, end);
@@ -88,13 +111,10 @@ static inline void LOCAL(scatter_rows)(const osw_pool *pool, int64_t begin, int6
 /* Whether pixels can be scattered to: as above each window has a valid tap. */
 static inline bool LOCAL(scatters_pixels)(const osw_pool *pool)
 {
-    int64_t taps = 1;
-    for (int i = 0; i < OSW_POOL_DIMS; i++) {
-        if (pool->dims[i].dilation != 1 || pool->dims[i].kernel > OSW_POOL_TABLE_TAPS)
+    for (int i = 0; i < OSW_POOL_DIMS; i++)
+        if (pool->dims[i].dilation != 1)
             return false;
-        taps *= pool->dims[i].kernel;
-    }
-    return taps <= OSW_POOL_TABLE_TAPS;
+    return count_taps(pool) <= OSW_POOL_TABLE_TAPS;
 }
 
 /* Elements of the gradient of the input that are written: `size` from `to` on, `at` elements
@@ -102,7 +122,7 @@ static inline bool LOCAL(scatters_pixels)(const osw_pool *pool)
 typedef struct LOCAL(target) {
     ELEMENT *to;
     int64_t at, size;
-    const int64_t *distance; /* by tap, in elements; beyond any image for taps that do not exist */
+    const int64_t *distance; /* by tap, in elements */
     int64_t taps;
 } LOCAL(target);
 
@@ -169,14 +189,8 @@ static inline void LOCAL(scatter_pixels)(const osw_pool *pool, int64_t begin, in
 {
     const osw_pool_dim *dims = pool->dims;
     const int64_t rows = dims[DEPTH].input * dims[HEIGHT].input;
-    int64_t *const distance = osw_scratch_inner(OSW_POOL_TABLE_TAPS * sizeof *distance);
-    LOCAL(target) target = {.distance = distance,
-                     .taps = dims[DEPTH].kernel * dims[HEIGHT].kernel * dims[WIDTH].kernel};
-    osw_pool_distances(pool, distance, target.taps);
-    for (int64_t i = 0; i < target.taps; i++)
-        distance[i] *= pool->grad_input.pixel_step;
-    for (int64_t i = target.taps; i <= UINT8_MAX; i++)
-        distance[i] = INT64_MIN / 2;
+    LOCAL(target) target = {.distance = LOCAL(scatter_distances)(pool, pool->grad_input.pixel_step),
+                     .taps = count_taps(pool)};
     for (int64_t unit = begin; unit < end;) {
         const int64_t first = unit % rows, last = osw_min(rows, first + end - unit);
         LOCAL(scatter_image)(pool, &target, unit / rows, first, last);

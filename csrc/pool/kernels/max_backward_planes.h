@@ -253,7 +253,7 @@ static osw_pool_fn *LOCAL(lines_for)(const osw_pool *pool)
  * than a scalar loop, above all for floats, whose sums need no rounding. */
 static bool LOCAL(is_narrow)(const osw_pool *pool)
 {
-    return pool->dims[WIDTH].output <= 4 * (int64_t)sizeof(ELEMENT) && LOCAL(scatters)(pool);
+    return pool->dims[WIDTH].output <= 4 * (int64_t)sizeof(ELEMENT);
 }
 
 /* Lines shorter than a block of 64 bytes: half as wide ones are faster. Zen 4, 28 columns, a stride
@@ -270,7 +270,7 @@ static void KERNEL(max_backward_planes)(const osw_pool *pool, int64_t begin, int
         below[ID_OF(max_backward_planes)](pool, begin, end);
     else if (lines)
         lines(pool, begin, end);
-    else if (LOCAL(is_narrow)(pool))
+    else if (LOCAL(scatters)(pool) && (LOCAL(is_narrow)(pool) || count_taps(pool) > FEW_TAPS))
         LOCAL(scatter_rows)(pool, begin, end, LOCAL(gradient_units));
     else
         LOCAL(gradient_units)(pool, begin, end);

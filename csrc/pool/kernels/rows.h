@@ -11,17 +11,6 @@
 
 enum { MAX_TAPS = 64, MAX_KERNEL = 16 };
 
-/* From more taps on, an output that adds its gradient where its offset says takes fewer steps than
- * a position of the input that looks through its windows. Zen 4, 5 x 5, in the L2 cache: half as
- * long; 4 x 4, as long. */
-enum { FEW_TAPS = 16 };
-
-static inline int64_t count_taps(const osw_pool *pool)
-{
-    const osw_pool_dim *dims = pool->dims;
-    return dims[DEPTH].kernel * dims[HEIGHT].kernel * dims[WIDTH].kernel;
-}
-
 /* Dilated windows may have no valid tap. */
 static inline bool fits_rows(const osw_pool *pool)
 {
