@@ -174,8 +174,7 @@ static void check_size(driver *d, const variant *v, int64_t channels, const int6
         p->channel_step = channels;
     p->channels = osw_ceil_div(channels, p->channel_step);
     draw_dims(v, p->dims, sizes);
-    const int64_t taps = p->dims[DEPTH].kernel * p->dims[HEIGHT].kernel * p->dims[WIDTH].kernel;
-    p->wide = !has_window(v) || taps > UINT8_MAX + 1 || driver_below(4) == 0;
+    p->wide = !has_window(v) || count_taps(p) > UINT8_MAX + 1 || driver_below(4) == 0;
     if (v->operation == avg || v->operation == avg_backward)
         p->divisor = driver_below(3) ? 0 : driver_below(2) ? -3 : 1 + driver_below(9);
     driver_case(d, v->name,
