@@ -15,20 +15,25 @@
 #    include "core/each_float.h"
 #endif
 
-/* Whether to scatter: overlapping windows without dilation, so that each has a valid tap. */
+/* Whether a gradient can be scattered: without dilation each window has a valid tap. */
+static inline bool LOCAL(can_scatter)(const osw_pool *pool)
+{
+    for (int i = 0; i < OSW_POOL_DIMS; i++)
+        if (pool->dims[i].dilation != 1)
+            return false;
+    return count_taps(pool) <= OSW_POOL_TABLE_TAPS;
+}
+
+/* Whether whole planes are scattered: windows that overlap. */
 static inline bool LOCAL(scatters)(const osw_pool *pool)
 {
     bool overlap = false;
-    for (int i = 0; i < OSW_POOL_DIMS; i++) {
-        if (pool->dims[i].dilation != 1)
-            return false;
+    for (int i = 0; i < OSW_POOL_DIMS; i++)
         overlap = overlap || pool->dims[i].kernel > pool->dims[i].stride;
-    }
     const int64_t plane = osw_input_plane(pool);
     const bool fewer =
         2 * osw_output_plane(pool) <= plane && plane * (int64_t)sizeof(ELEMENT) <= SCATTER_BYTES;
-    const int64_t taps = count_taps(pool);
-    return overlap && taps <= OSW_POOL_TABLE_TAPS && (fewer || taps > FEW_TAPS);
+    return LOCAL(can_scatter)(pool) && overlap && (fewer || count_taps(pool) > FEW_TAPS);
 }
 
 /* Distances by tap, as many as numbers of a byte at least; beyond any image for taps that do not
@@ -45,36 +50,58 @@ static inline const int64_t *LOCAL(scatter_distances)(const osw_pool *pool, int6
     return distance;
 }
 
-/* A row of the output of one channel, the first of whose windows begins at `start`. */
-static inline void LOCAL(scatter_row)(const osw_pool *pool, const osw_row *row, int64_t start,
-                               const int64_t *distance, ELEMENT *plane, const bool wide)
+/* Elements of the gradient of the input that are written: `size` from `to` on. */
+typedef struct LOCAL(target) {
+    ELEMENT *to;
+    int64_t at, size;        /* `at`: elements between the first of the image and `to` */
+    const int64_t *distance; /* by tap, in elements */
+    int64_t taps;
+} LOCAL(target);
+
+/* `count` outputs whose windows begin `start`, `start + step`, ... elements behind target->to. */
+static inline void LOCAL(scatter_outputs)(const osw_pool *pool, const LOCAL(target) *target,
+                                   const ELEMENT *gradient, int64_t offsets, int64_t count,
+                                   int64_t start, int64_t step, const bool wide)
 {
-    const uint64_t size = (uint64_t)osw_input_plane(pool), taps = (uint64_t)count_taps(pool);
-    const int64_t position = osw_output_position(pool, row->depth, row->height, 0);
-    const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base +
-                              osw_place(&pool->grad_output, row->image, row->channel, position);
-    const int64_t offsets = osw_place(&pool->offsets, row->image, row->channel, position);
+    const uint64_t size = (uint64_t)target->size, taps = (uint64_t)target->taps;
     const uint8_t *narrow = (const uint8_t *)pool->offsets.base + (wide ? 0 : offsets);
     const int32_t *all = (const int32_t *)pool->offsets.base + (wide ? offsets : 0);
-    for (int64_t w = 0; w < pool->dims[WIDTH].output; w++, start += pool->dims[WIDTH].stride) {
-        const int64_t tap = wide ? all[w] : narrow[w];
+    const int64_t *distance = target->distance;
+    ELEMENT *to = target->to;
+    for (int64_t i = 0; i < count; i++, start += step) {
+        const int64_t tap = wide ? all[i] : narrow[i];
         if (wide && (uint64_t)tap >= taps)
             continue;
         const uint64_t at = (uint64_t)(start + distance[tap]);
         if (at < size)
-            plane[at] = STORE(LOAD(plane[at]) + LOAD(gradient[w]));
+            to[at] = STORE(LOAD(to[at]) + LOAD(gradient[i]));
     }
 }
 
+/* The same for outputs that lie one behind the other, from column w of a row on. */
+static inline void
+LOCAL(scatter_from)(const osw_pool *pool, const LOCAL(target) *target, const osw_row *row,
+                                int64_t w, int64_t count, int64_t start, int64_t step)
+{
+    const int64_t position = osw_output_position(pool, row->depth, row->height, w);
+    const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base +
+                              osw_place(&pool->grad_output, row->image, row->channel, position);
+    const int64_t offsets = osw_place(&pool->offsets, row->image, row->channel, position);
+    if (pool->wide)
+        LOCAL(scatter_outputs)(pool, target, gradient, offsets, count, start, step, true);
+    else
+        LOCAL(scatter_outputs)(pool, target, gradient, offsets, count, start, step, false);
+}
+
 /* Input channel `channel`. */
-static inline void LOCAL(scatter)(const osw_pool *pool, int64_t image, int64_t channel,
-                           const int64_t *distance)
+static inline void LOCAL(scatter)(const osw_pool *pool,
+                                  LOCAL(target) *target, int64_t image, int64_t channel)
 {
     const osw_pool_dim *dims = pool->dims;
+    const int64_t columns = dims[WIDTH].output;
     osw_row row = {.image = image, .channel = channel / pool->channel_step};
-    ELEMENT *plane =
-        (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, image, channel, 0);
-    memset(plane, 0, (size_t)osw_input_plane(pool) * sizeof(ELEMENT));
+    target->to = (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, image, channel, 0);
+    memset(target->to, 0, (size_t)target->size * sizeof(ELEMENT));
     if (channel % pool->channel_step != 0)
         return;
     for (row.depth = 0; row.depth < dims[DEPTH].output; row.depth++) {
@@ -82,10 +109,7 @@ static inline void LOCAL(scatter)(const osw_pool *pool, int64_t image, int64_t c
             const int64_t start = osw_input_position(
                 pool, row.depth * dims[DEPTH].stride - dims[DEPTH].padding,
                 row.height * dims[HEIGHT].stride - dims[HEIGHT].padding, -dims[WIDTH].padding);
-            if (pool->wide)
-                LOCAL(scatter_row)(pool, &row, start, distance, plane, true);
-            else
-                LOCAL(scatter_row)(pool, &row, start, distance, plane, false);
+            LOCAL(scatter_from)(pool, target, &row, 0, columns, start, dims[WIDTH].stride);
         }
     }
 }
@@ -102,53 +126,12 @@ static inline void LOCAL(scatter_rows)(const osw_pool *pool, int64_t begin, int6
         return;
     }
     collect(pool, begin, first * rows);
-    const int64_t *distance = LOCAL(scatter_distances)(pool, 1);
+    LOCAL(target) target = {.size = osw_input_plane(pool),
+                     .distance = LOCAL(scatter_distances)(pool, 1),
+                     .taps = count_taps(pool)};
     for (int64_t plane = first; plane < last; plane++)
-        LOCAL(scatter)(pool, plane / pool->input_channels, plane % pool->input_channels, distance);
+        LOCAL(scatter)(pool, &target, plane / pool->input_channels, plane % pool->input_channels);
     collect(pool, last * rows, end);
-}
-
-/* Whether pixels can be scattered to: as above each window has a valid tap. */
-static inline bool LOCAL(scatters_pixels)(const osw_pool *pool)
-{
-    for (int i = 0; i < OSW_POOL_DIMS; i++)
-        if (pool->dims[i].dilation != 1)
-            return false;
-    return count_taps(pool) <= OSW_POOL_TABLE_TAPS;
-}
-
-/* Elements of the gradient of the input that are written: `size` from `to` on, `at` elements
- * behind the first of its image. */
-typedef struct LOCAL(target) {
-    ELEMENT *to;
-    int64_t at, size;
-    const int64_t *distance; /* by tap, in elements */
-    int64_t taps;
-} LOCAL(target);
-
-/* All channels of output column w of a row, whose window begins `start` elements behind the first
- * of the image. */
-static inline void
-LOCAL(scatter_position)(const osw_pool *pool, const LOCAL(target) *target, const osw_row *row,
-                                    int64_t w, int64_t start, const bool wide)
-{
-    const int64_t position = osw_output_position(pool, row->depth, row->height, w);
-    const int64_t step = pool->channel_step, from = start - target->at;
-    const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base +
-                              osw_place(&pool->grad_output, row->image, 0, position);
-    const int64_t offsets = osw_place(&pool->offsets, row->image, 0, position);
-    const uint8_t *narrow = (const uint8_t *)pool->offsets.base + (wide ? 0 : offsets);
-    const int32_t *all = (const int32_t *)pool->offsets.base + (wide ? offsets : 0);
-    const uint64_t size = (uint64_t)target->size;
-    for (int64_t c = 0; c < pool->channels; c++) {
-        const int64_t tap = wide ? all[c] : narrow[c];
-        if (wide && (uint64_t)tap >= (uint64_t)target->taps)
-            continue;
-        const uint64_t at = (uint64_t)(from + target->distance[tap]);
-        ELEMENT *to = target->to + at + c * step;
-        if (at < size)
-            *to = STORE(LOAD(*to) + LOAD(gradient[c]));
-    }
 }
 
 /* Rows [first, end) of the input of one image, counted through its slices. */
@@ -172,12 +155,11 @@ static inline void LOCAL(scatter_image)(const osw_pool *pool,
             if ((d + dims[DEPTH].kernel - 1) * height + h + dims[HEIGHT].kernel <= first ||
                 d * height + h >= end)
                 continue;
-            int64_t start = osw_input_position(pool, d, h, -dims[WIDTH].padding) * pitch;
+            int64_t start =
+                osw_input_position(pool, d, h, -dims[WIDTH].padding) * pitch - target->at;
             for (int64_t w = 0; w < dims[WIDTH].output; w++) {
-                if (pool->wide)
-                    LOCAL(scatter_position)(pool, target, &row, w, start, true);
-                else
-                    LOCAL(scatter_position)(pool, target, &row, w, start, false);
+                LOCAL(
+                    scatter_from)(pool, target, &row, w, pool->channels, start, pool->channel_step);
                 start += dims[WIDTH].stride * pitch;
             }
         }

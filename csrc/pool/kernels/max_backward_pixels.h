@@ -200,7 +200,7 @@ static bool LOCAL(is_moderate)(const osw_pool *pool, int64_t image)
 
 static void KERNEL(max_backward_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
-    if (count_taps(pool) > FEW_TAPS && LOCAL(scatters_pixels)(pool)) {
+    if (count_taps(pool) > FEW_TAPS && LOCAL(can_scatter)(pool)) {
         LOCAL(scatter_pixels)(pool, begin, end);
         return;
     }

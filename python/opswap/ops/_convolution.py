@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from opswap._torch import functorch_active
 
+from ._function import records_graphs
 from ._layout import is_strided, suggest_memory_format
 
 __all__ = [
@@ -101,7 +102,7 @@ def _picked(input: Tensor, stride: Pair) -> Tensor:
 
 def gradient_overruns(input: Any, weight: Any, bias: Any, stride: Any) -> bool:
     """`_overruns`, for a call that will ask for the gradient of weight or bias, which torch computes together."""
-    if not torch.is_grad_enabled() or not _overruns(input, weight, stride):
+    if not records_graphs() or not _overruns(input, weight, stride):
         return False
     return weight.requires_grad or (isinstance(bias, Tensor) and bias.requires_grad)
 

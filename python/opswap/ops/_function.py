@@ -28,6 +28,7 @@ __all__ = [
     "needs_graph",
     "plain_cpu",
     "plain_eager",
+    "records_graphs",
     "seen_by_tracer",
     "tracing",
     "transforms_active",
@@ -43,6 +44,7 @@ class DeclinedError(Exception):
 # Looked up once: after a convolution the dictionaries on the way are no longer in the cache.
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
+_inferring = torch.is_inference_mode_enabled
 _is_tracing = torch.jit.is_tracing
 _NO_DISPATCH = Tensor.__torch_dispatch__
 
@@ -69,12 +71,18 @@ def concrete_size(tensor: Tensor) -> Sequence[int]:
     return size_under_trace(tensor)
 
 
+def records_graphs() -> bool:
+    """True if autograd records operators on tensors that require gradients: never in inference mode, even where
+    `torch.enable_grad` is entered in it."""
+    return _grad_enabled() and not _inferring()
+
+
 def needs_graph(tensors: Iterable[Tensor]) -> bool:
     """True if autograd must record an operator on these tensors."""
     if _grad_enabled():
         for t in tensors:  # a generator in any() takes four times as long
             if t.requires_grad:
-                return True
+                return not _inferring()
     return False
 
 

@@ -22,7 +22,7 @@ from opswap._torch import constant_in_graphs, functorch_active
 
 from ._convolution import Pair, library_backward, padding_numbers, pair, taps_of
 from ._convolution_operator import ConvolutionOperator
-from ._function import DeclinedError, base_apply, concrete_size, plain_cpu, seen_by_tracer
+from ._function import DeclinedError, base_apply, concrete_size, plain_cpu, records_graphs, seen_by_tracer
 from ._layout import suggest_memory_format
 from ._stats import count_kernel, count_reference, reference_forced
 
@@ -205,7 +205,7 @@ def _is_slower(input: Tensor, weight: Tensor) -> bool:
         return False
     if _core.isa_current() != "avx512":
         return False
-    return not (_grad_enabled() and (input.requires_grad or weight.requires_grad))
+    return not (records_graphs() and (input.requires_grad or weight.requires_grad))
 
 
 def depthwise_fits(
@@ -227,7 +227,7 @@ def depthwise_fits(
 def _try_kernel(input: Any, weight: Any, bias: Any, *window: Any) -> Any:
     """The output by the kernel, recorded for autograd if need be; NotImplemented if it does not support the call."""
     try:
-        if _grad_enabled() and (
+        if records_graphs() and (
             input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         ):
             hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls

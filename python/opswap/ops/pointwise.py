@@ -31,6 +31,7 @@ from ._function import (
     needs_graph,
     plain_cpu,
     plain_eager,
+    records_graphs,
     seen_by_tracer,
     tracing,
 )
@@ -51,7 +52,6 @@ __all__ = [
 _NAME = "pointwise_conv2d"
 _DTYPES = (torch.float32, torch.float64)
 _compiling = torch.compiler.is_dynamo_compiling
-_grad_enabled = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
 
 # Elements of a weight from which on the convolution library is as fast or faster: it has little left to pad there.
@@ -192,7 +192,7 @@ _operator = ConvolutionOperator(
 
 def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
     """The output, or NotImplemented if the kernels do not support these tensors."""
-    records = _grad_enabled() and (
+    records = records_graphs() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
     if not records:

@@ -21,7 +21,7 @@ from opswap import _core
 from opswap._torch import constant_in_graphs, functorch_active
 
 from .._derivatives import read_by_gradients
-from .._function import DeclinedError, base_apply, check_memory, concrete_size, tracing
+from .._function import DeclinedError, base_apply, check_memory, concrete_size, records_graphs, tracing
 from .._stats import count_kernel, count_reference, reference_forced
 from ._operators import gradients, operator
 from ._run import FLOATS, HALVES, NAME, Sections, library_wins, reference
@@ -158,7 +158,7 @@ def grouped_linear(
             sections = None if out_features is None else tuple(out_features)
             if input.dtype in HALVES and input.dim() == 3 and library_wins(input, weight):
                 output = NotImplemented
-            elif _grad_enabled() and (
+            elif records_graphs() and (
                 input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
             ):
                 hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opswap import _core
 
+from .._function import records_graphs
 from .._layout import batch_norm_format, batch_norm_gradient_format, dense_copy, empty, exactly_dense
 from .._operator import Operator, join_batch, split_batch
 from .._stats import count_kernel
@@ -67,7 +68,7 @@ def try_kernel(result: int, *arguments: Any) -> Any:
     if by_torch:
         arguments = (*arguments[:3], None, *arguments[4:])
     try:
-        output = _core.batch_norm(*arguments, result, torch.is_grad_enabled())
+        output = _core.batch_norm(*arguments, result, records_graphs())
     except (TypeError, ValueError, RuntimeError):
         return NotImplemented
     if output is not False and output is not NotImplemented:
