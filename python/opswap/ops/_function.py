@@ -74,7 +74,7 @@ def concrete_size(tensor: Tensor) -> Sequence[int]:
 def records_graphs() -> bool:
     """True if autograd records operators on tensors that require gradients: never in inference mode, even where
     `torch.enable_grad` is entered in it."""
-    return _grad_enabled() and not _inferring()
+    return _grad_enabled() and (_compiling() or not _inferring())  # torch.compile cannot trace the last
 
 
 def needs_graph(tensors: Iterable[Tensor]) -> bool:
@@ -82,7 +82,7 @@ def needs_graph(tensors: Iterable[Tensor]) -> bool:
     if _grad_enabled():
         for t in tensors:  # a generator in any() takes four times as long
             if t.requires_grad:
-                return not _inferring()
+                return _compiling() or not _inferring()
     return False
 
 
