@@ -3,13 +3,15 @@
  * depthwise_backward(grad_output, input, weight, stride, padding, dilation, wants_input,
  * wants_weight, wants_bias) -> the three gradients, None for one that is not wanted. stride,
  * padding, dilation: an int or a pair of ints, as in torch.
- * Input, output and their gradients are channels_last. plain_depthwise and plain_depthwise_backward
- * have the same arguments and return NotImplemented for everything that torch should see instead:
- * what would be an error, calls that its dispatcher watches, tiers and sizes on which it is as
- * fast; depthwise_fits says whether plain_depthwise supports its arguments.
- * depthwise_variants(): the kernels and how often each was called. */
+ * Input, output and their gradients are channels_last; beside those of 16 bits weight and bias may
+ * be float32, which is not rounded, as are their gradients then. plain_depthwise and
+ * plain_depthwise_backward have the same arguments and return NotImplemented for everything that
+ * torch should see instead: what would be an error, calls that its dispatcher watches but for
+ * autocast, tiers and sizes on which it is as fast; depthwise_fits says whether plain_depthwise
+ * supports its arguments. depthwise_variants(): the kernels and how often each was called. */
 #include "binding/layer.h"
 #include "core/isa.h"
+#include "depthwise/holds.h"
 #include "depthwise/run.h"
 
 enum { FEWEST_CHANNELS = 8 }; /* below, vectors are not filled */
@@ -31,7 +33,7 @@ static int read_window(osw_call *call)
     osw_depthwise *d = &((osw_depthwise_job *)call->job)->d;
     PyObject *const *window = call->args + 3;
     int64_t stride[2], padding[2], dilation[2];
-    if (call->plain && (!osw_depthwise_leads(osw_isa_current()) || !osw_plain_eager(true)))
+    if (call->plain && (!osw_depthwise_leads(osw_isa_current()) || !osw_plain_eager(false)))
         return -1;
     if (read_pair(call, "stride", window[0], 1, stride) != 0 ||
         read_pair(call, "padding", window[1], 0, padding) != 0 ||
@@ -52,11 +54,22 @@ static int read_window(osw_call *call)
 
 static int check_dtypes(const osw_call *call, osw_depthwise_job *job)
 {
-    const osw_tensor *input = &call->tensors[INPUT];
-    job->dtype = osw_dtype_of(input);
-    if (job->dtype != OSW_F32 && job->dtype != OSW_F64)
-        return osw_call_fail(call, INPUT, "must be float32 or float64", input->dtype.bits, 32);
-    return osw_layer_check_dtypes(call, INPUT);
+    const osw_tensor *t = call->tensors;
+    job->dtype = osw_dtype_of(&t[INPUT]);
+    job->weight_dtype = osw_dtype_of(&t[WEIGHT]);
+    if (job->dtype == OSW_DTYPE_COUNT)
+        return osw_call_fail(call, INPUT, "must be of a floating-point dtype", t[INPUT].dtype.bits,
+                             32);
+    if (!osw_depthwise_dtypes_hold(job->dtype, job->weight_dtype))
+        return osw_call_fail(call, WEIGHT, "must be of the input's dtype", t[WEIGHT].dtype.bits,
+                             t[INPUT].dtype.bits);
+    if (call->objects[BIAS] && !osw_same_dtype(&t[BIAS], &t[WEIGHT]))
+        return osw_call_fail(call, BIAS, "must be of the weight's dtype", t[BIAS].dtype.bits,
+                             t[WEIGHT].dtype.bits);
+    if (call->objects[GRAD_OUTPUT] && !osw_same_dtype(&t[GRAD_OUTPUT], &t[INPUT]))
+        return osw_call_fail(call, GRAD_OUTPUT, "must be of the input's dtype",
+                             t[GRAD_OUTPUT].dtype.bits, t[INPUT].dtype.bits);
+    return 0;
 }
 
 /* Whether so many rows or columns, with padding at both ends, are fewer than a window needs. */
@@ -132,7 +145,7 @@ static int check(osw_call *call)
         return -1;
     job->weight = t[WEIGHT].data;
     job->d.input = t[INPUT].data;
-    job->d.bias = t[BIAS].data;
+    job->bias = t[BIAS].data;
     job->d.grad_output = t[GRAD_OUTPUT].data;
     return 0;
 }

@@ -22,11 +22,11 @@ int osw_layer_gradients(osw_call *call, PyObject *const *wanted, bool input_last
     if (wanted[0] == Py_True &&
         osw_call_make(call, GRAD_INPUT, INPUT, OSW_SAME_DTYPE, x->ndim, x->size, input_last) != 0)
         return -1;
-    if (wanted[1] == Py_True &&
-        osw_call_make(call, GRAD_WEIGHT, INPUT, OSW_SAME_DTYPE, w->ndim, w->size, weight_last) != 0)
+    if (wanted[1] == Py_True && osw_call_make(call, GRAD_WEIGHT, WEIGHT, OSW_SAME_DTYPE, w->ndim,
+                                              w->size, weight_last) != 0)
         return -1;
     return wanted[2] == Py_True
-               ? osw_call_make(call, GRAD_BIAS, INPUT, OSW_SAME_DTYPE, bias_ndim, w->size, false)
+               ? osw_call_make(call, GRAD_BIAS, WEIGHT, OSW_SAME_DTYPE, bias_ndim, w->size, false)
                : 0;
 }
 

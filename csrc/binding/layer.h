@@ -33,8 +33,8 @@ extern const char *const osw_layer_roles[];
 int osw_layer_check_dtypes(const osw_call *call, int model);
 
 /* Make those of the three gradients whose `wanted` is True: that of the input and that of the
- * weight with their sizes, in channels_last if required, and that of the bias with the first
- * `bias_ndim` sizes of the weight. */
+ * weight with their sizes and dtypes, in channels_last if required, and that of the bias with the
+ * first `bias_ndim` sizes of the weight and its dtype. */
 int osw_layer_gradients(osw_call *call, PyObject *const *wanted, bool input_last, bool weight_last,
                         int bias_ndim);
 

@@ -113,7 +113,7 @@ static void fold_stage(const osw_chain *chain, osw_chain_stage *s, const osw_cha
     }
     if (s->depthwise) {
         const osw_depthwise d = {.channels = s->channels, .tall = s->side, .wide = s->side};
-        osw_depthwise_pack_f32(&d, room, s->packed);
+        osw_depthwise_pack(&d, OSW_F32, room, NULL, s->packed);
     } else {
         osw_chain_stage packed = *s;
         packed.weight = room;

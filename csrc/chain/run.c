@@ -209,7 +209,7 @@ static void pack(const osw_chain *chain, osw_chain_stage *s, bool backward,
 {
     if (s->depthwise) {
         const osw_depthwise d = {.channels = s->channels, .tall = s->side, .wide = s->side};
-        osw_depthwise_pack_f32(&d, s->weight, memory->packed);
+        osw_depthwise_pack(&d, OSW_F32, s->weight, NULL, memory->packed);
         s->weight = memory->packed;
     } else {
         s->packed = memory->packed;

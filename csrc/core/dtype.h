@@ -13,6 +13,12 @@ static inline int64_t osw_dtype_bytes(osw_dtype dtype)
     return dtype == OSW_F64 ? 8 : dtype == OSW_F32 ? 4 : 2;
 }
 
+/* Bytes of a number that kernels compute an element with: 16 bits are computed in float32. */
+static inline int64_t osw_dtype_value_bytes(osw_dtype dtype)
+{
+    return dtype == OSW_F64 ? 8 : 4;
+}
+
 /* The dtype of DLPack's type code (2: float, 4: bfloat16), bits and lanes; OSW_DTYPE_COUNT for any
  * other. */
 static inline osw_dtype osw_dtype_of_dlpack(uint8_t code, uint8_t bits, uint16_t lanes)

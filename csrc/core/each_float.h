@@ -21,6 +21,8 @@
 #    define OSW_EACH_F16  8
 #    define VLANES        (VEC_BYTES / (int)sizeof(VALUE))
 #    define OSW_SAME(x)   (x)
+/* fma -> fma_f32 or fma_f64: of the type that a dtype is computed in. */
+#    define VALUED(name) _Generic((VALUE)0, float: name##_f32, double: name##_f64)
 #endif
 
 #if !defined(EACH)

@@ -24,6 +24,12 @@
 #include "core/simd_types.h"
 #include "core/target.h"
 
+/* No register holds what a loop would be unrolled for. */
+#undef OSW_UNROLL
+#undef OSW_UNROLL_LONG
+#define OSW_UNROLL
+#define OSW_UNROLL_LONG
+
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

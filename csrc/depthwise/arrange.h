@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Weights from torch's order to that of the kernels and back; included once per dtype. */
+/* Weights and biases of one dtype, from torch's order to that of the kernels and back; included
+ * once per dtype. */
 
 #include "depthwise/depthwise.h"
 
@@ -10,25 +11,35 @@
 #    include "core/each_float.h"
 #endif
 
-void LOCAL(osw_depthwise_pack)(const osw_depthwise *d, const ELEMENT *weight, ELEMENT *taps)
+/* taps[t][c] = weight[c][t], and behind them bias[c] if there is one. */
+static void LOCAL(pack)(const osw_depthwise *d, const void *weight, const void *bias, void *to)
 {
-    const int64_t count = d->tall * d->wide;
-    for (int64_t c = 0; c < d->channels; c++)
+    const int64_t count = d->tall * d->wide, channels = d->channels;
+    const ELEMENT *from = weight, *start = bias;
+    VALUE *taps = to;
+    for (int64_t c = 0; c < channels; c++) {
         for (int64_t t = 0; t < count; t++)
-            taps[t * d->channels + c] = weight[c * count + t];
+            taps[t * channels + c] = LOAD(from[c * count + t]);
+        if (start)
+            taps[count * channels + c] = LOAD(start[c]);
+    }
 }
 
-void LOCAL(osw_depthwise_finish)(const osw_depthwise *d, int64_t count, const ELEMENT *sums,
-                          double *totals, ELEMENT *grad_weight, ELEMENT *grad_bias)
+/* The sums of `count` chunks, added in their order in double: grad_weight[c][t] for t below tall *
+ * wide, grad_bias[c] for the last; either may be NULL. totals: room for the sums of one chunk. */
+static void LOCAL(finish)(const osw_depthwise *d, int64_t count, const void *chunks, double *totals,
+                   void *grad_weight, void *grad_bias)
 {
-    const int64_t taps = d->tall * d->wide, length = (taps + 1) * d->channels;
+    const int64_t taps = d->tall * d->wide, channels = d->channels, length = (taps + 1) * channels;
+    const VALUE *sums = chunks;
+    ELEMENT *weight = grad_weight, *bias = grad_bias;
     memset(totals, 0, (size_t)length * sizeof *totals);
     for (int64_t i = 0; i < count; i++)
         for (int64_t k = 0; k < length; k++)
             totals[k] += sums[i * length + k];
-    for (int64_t c = 0; grad_weight && c < d->channels; c++)
+    for (int64_t c = 0; weight && c < channels; c++)
         for (int64_t t = 0; t < taps; t++)
-            grad_weight[c * taps + t] = (ELEMENT)totals[t * d->channels + c];
-    for (int64_t c = 0; grad_bias && c < d->channels; c++)
-        grad_bias[c] = (ELEMENT)totals[taps * d->channels + c];
+            weight[c * taps + t] = STORE((VALUE)totals[t * channels + c]);
+    for (int64_t c = 0; bias && c < channels; c++)
+        bias[c] = STORE((VALUE)totals[taps * channels + c]);
 }

@@ -38,6 +38,22 @@ int64_t osw_depthwise_first_row(const osw_depthwise *d, const osw_depthwise_chun
     return image * height + i % chunks->parts * height / chunks->parts;
 }
 
-#define FLOATS OSW_EACH_F32 + OSW_EACH_F64
+#define FLOATS OSW_EACH_F32 + OSW_EACH_F64 + OSW_EACH_BF16 + OSW_EACH_F16
 #define EACH   "depthwise/arrange.h"
 #include "core/each_float.h"
+
+void osw_depthwise_pack(const osw_depthwise *d, osw_dtype dtype, const void *weight,
+                        const void *bias, void *taps)
+{
+    static void (*const packs[])(const osw_depthwise *, const void *, const void *,
+                                 void *) = {pack_f32, pack_f64, pack_bf16, pack_f16};
+    packs[dtype](d, weight, bias, taps);
+}
+
+void osw_depthwise_finish(const osw_depthwise *d, osw_dtype dtype, int64_t count, const void *sums,
+                          double *totals, void *grad_weight, void *grad_bias)
+{
+    static void (*const finishes[])(const osw_depthwise *, int64_t, const void *, double *, void *,
+                                    void *) = {finish_f32, finish_f64, finish_bf16, finish_f16};
+    finishes[dtype](d, count, sums, totals, grad_weight, grad_bias);
+}

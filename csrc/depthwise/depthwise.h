@@ -13,11 +13,12 @@
  *                  sums[tall * wide][c] = sum of grad_output[n][i][j][c] over n, i, j
  *
  * A place outside of the image has no term: padding is not a zero, which an infinite tap would turn
- * into NaN. Sums are taken in the dtype; the order of their terms depends on the sizes and the tier
- * alone. */
+ * into NaN. Sums are taken in the dtype, those of 16 bits in float32, and rounded once; the order
+ * of their terms depends on the sizes and the tier alone. */
 #ifndef OSW_DEPTHWISE_DEPTHWISE_H
 #define OSW_DEPTHWISE_DEPTHWISE_H
 
+#include "core/dtype.h"
 #include "core/isa.h"
 
 #include <stdbool.h>
@@ -39,8 +40,8 @@ typedef struct osw_depthwise {
     int64_t dilation;        /* 1 if the stride is 2 */
     int64_t top;             /* rows of padding above an image */
     int64_t left;            /* columns of padding to its left */
-    const void *taps;        /* [tall][wide][channels]; forward, grad_input */
-    const void *bias;        /* [channels], or NULL: none; forward */
+    const void *taps;        /* [tall][wide][channels], as sums; forward, grad_input */
+    const void *bias;        /* [channels], as sums, or NULL: none; forward */
     const void *input;       /* [batch][height][width][channels]; forward, grad_weight */
     void *output;            /* [batch][out_height][out_width][channels], written by forward */
     const void *grad_output; /* as output; grad_input, grad_weight */
@@ -50,7 +51,7 @@ typedef struct osw_depthwise {
 
 /* Rows [begin, end) of all images, one image below the other: of the output (forward, grad_weight)
  * or of the input (grad_input). sums: [tall * wide + 1][channels], written by grad_weight; NULL for
- * the others. */
+ * the others. Sums, taps and biases are float32 for images of 16 bits. */
 typedef void osw_depthwise_fn(const osw_depthwise *d, int64_t begin, int64_t end, void *sums);
 
 /* Whether a window may have as many taps below or beside each other. */
@@ -64,10 +65,16 @@ static inline bool osw_depthwise_has_side(int64_t taps)
 #define OSW_DEPTHWISE_VARIANTS(X)                                                                  \
     X(forward, f32)                                                                                \
     X(forward, f64)                                                                                \
+    X(forward, bf16)                                                                               \
+    X(forward, f16)                                                                                \
     X(grad_input, f32)                                                                             \
     X(grad_input, f64)                                                                             \
+    X(grad_input, bf16)                                                                            \
+    X(grad_input, f16)                                                                             \
     X(grad_weight, f32)                                                                            \
-    X(grad_weight, f64)
+    X(grad_weight, f64)                                                                            \
+    X(grad_weight, bf16)                                                                           \
+    X(grad_weight, f16)
 
 #define OSW_DEPTHWISE_ID(operation, dtype) OSW_DEPTHWISE_##operation##_##dtype,
 typedef enum osw_depthwise_id {
@@ -108,15 +115,15 @@ osw_depthwise_chunks osw_depthwise_cut(const osw_depthwise *d);
 int64_t osw_depthwise_first_row(const osw_depthwise *d, const osw_depthwise_chunks *chunks,
                                 int64_t i, int64_t height);
 
-/* taps[t][c] = weight[c][t] */
-void osw_depthwise_pack_f32(const osw_depthwise *d, const float *weight, float *taps);
-void osw_depthwise_pack_f64(const osw_depthwise *d, const double *weight, double *taps);
+/* taps[t][c] = weight[c][t], and behind them bias[c] unless it is NULL. dtype: of weight and bias.
+ */
+void osw_depthwise_pack(const osw_depthwise *d, osw_dtype dtype, const void *weight,
+                        const void *bias, void *taps);
 
 /* The sums of `count` chunks, added in their order in double: grad_weight[c][t] for t below tall *
- * wide, grad_bias[c] for the last; either may be NULL. totals: room for the sums of one chunk. */
-void osw_depthwise_finish_f32(const osw_depthwise *d, int64_t count, const float *sums,
-                              double *totals, float *grad_weight, float *grad_bias);
-void osw_depthwise_finish_f64(const osw_depthwise *d, int64_t count, const double *sums,
-                              double *totals, double *grad_weight, double *grad_bias);
+ * wide, grad_bias[c] for the last; either may be NULL. dtype: of the gradients. totals: room for
+ * the sums of one chunk. */
+void osw_depthwise_finish(const osw_depthwise *d, osw_dtype dtype, int64_t count, const void *sums,
+                          double *totals, void *grad_weight, void *grad_bias);
 
 #endif

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #define TIER   scalar
-#define FLOATS OSW_EACH_F32 + OSW_EACH_F64
+#define FLOATS OSW_EACH_F32 + OSW_EACH_F64 + OSW_EACH_BF16 + OSW_EACH_F16
 #define EACH   "depthwise/scalar.h"
 #include "core/each_float.h"
 

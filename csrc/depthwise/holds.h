@@ -15,6 +15,12 @@ static inline bool osw_depthwise_holds(const osw_depthwise *d)
            d->out_width == osw_depthwise_outputs(d, d->wide, d->width, d->left);
 }
 
+/* Whether a weight may have this dtype beside images of that one. */
+static inline bool osw_depthwise_dtypes_hold(osw_dtype images, osw_dtype weight)
+{
+    return weight == images || (weight == OSW_F32 && osw_dtype_bytes(images) == 2);
+}
+
 /* Rows [begin, end) of all images, which are `height` high. */
 static inline bool osw_depthwise_rows_hold(const osw_depthwise *d, int64_t begin, int64_t end,
                                            int64_t height)

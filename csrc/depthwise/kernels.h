@@ -4,7 +4,7 @@
 #include "depthwise/below.h"
 #include "depthwise/depthwise.h"
 
-#define FLOATS OSW_EACH_F32 + OSW_EACH_F64
+#define FLOATS OSW_EACH_F32 + OSW_EACH_F64 + OSW_EACH_BF16 + OSW_EACH_F16
 #define EACH   "depthwise/rows.h"
 #include "core/each_float.h"
 

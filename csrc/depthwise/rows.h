@@ -13,7 +13,6 @@
 #    include "core/each_float.h"
 #endif
 
-#include "depthwise/bias.h"
 #include "depthwise/strips.h"
 
 #include "depthwise/forms.h" /* of what strips.h defines */
@@ -249,6 +248,25 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
               d->stride, -d->left, d->stride, begin, end);
 }
 
+/* sums[tall * wide][c] += sum of grad_output[row][j][c] over j */
+static void LOCAL(add_pixels)(const osw_depthwise *d, int64_t row, VALUE *sums)
+{
+    const int64_t channels = d->channels;
+    const ELEMENT *dy = (const ELEMENT *)d->grad_output + row * d->out_width * channels;
+    VALUE *to = sums + d->tall * d->wide * channels;
+    int64_t done = 0;
+    for (int64_t c = 0; c < channels; c = LOCAL(next)(c, channels)) {
+        const VECTOR before = VALUED(load)(to + c);
+        VECTOR sum = before;
+        for (int64_t j = 0; j < d->out_width; j++)
+            sum += LOCAL(load)(dy + j * channels + c);
+        if (c < done)
+            sum = VALUED(select)(VALUED(first_lanes)(done - c), before, sum);
+        VALUED(store)(to + c, sum);
+        done = c + VLANES;
+    }
+}
+
 static void
 KERNEL(depthwise_grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
@@ -256,7 +274,7 @@ KERNEL(depthwise_grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end
         below[ID_OF(grad_weight)](d, begin, end, sums);
         return;
     }
-    memset(sums, 0, (size_t)((d->tall * d->wide + 1) * d->channels) * sizeof(ELEMENT));
+    memset(sums, 0, (size_t)((d->tall * d->wide + 1) * d->channels) * sizeof(VALUE));
     LOCAL(strip_fn) *const *strips = LOCAL(correlates)[strip_taps(d) / 2][d->stride - 1];
     struct LOCAL(strip) s = {.channels = d->channels,
                       .step = columns_apart(d) * d->channels,
@@ -271,7 +289,8 @@ KERNEL(depthwise_grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end
             walk_columns)(&s, strips, d, d->input, d->height, (ELEMENT *)d->grad_output, d->out_height,
                      -d->top, begin, end);
     for (int64_t row = begin; row < end; row++) {
-        LOCAL(add_pixels)(d, row, sums);
+        if (d->sums_output)
+            LOCAL(add_pixels)(d, row, sums);
         if (goes_down(d))
             continue;
         LOCAL(find_input)(&s, d, row);

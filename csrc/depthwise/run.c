@@ -28,22 +28,22 @@ static int64_t sums_of(const osw_depthwise *d)
 size_t osw_depthwise_plan(osw_depthwise_job *job, bool backward, uint64_t *calls)
 {
     const osw_depthwise *d = &job->d;
-    assert(osw_depthwise_holds(d) && (job->dtype == OSW_F32 || job->dtype == OSW_F64));
-    const int64_t element = osw_dtype_bytes(job->dtype);
+    assert(osw_depthwise_holds(d) && osw_depthwise_dtypes_hold(job->dtype, job->weight_dtype));
+    const int64_t value = osw_dtype_value_bytes(job->dtype);
     const int64_t pixels = d->height * d->width + d->out_height * d->out_width;
     const bool sums = job->grad_weight || job->grad_bias;
-    job->bytes = d->batch * pixels * d->channels * element * (backward ? 2 : 1);
+    job->bytes = d->batch * pixels * d->channels * osw_dtype_bytes(job->dtype) * (backward ? 2 : 1);
     if (!backward) {
         job->kernels[0] = kernel_of(job, OSW_DEPTHWISE_forward_f32, calls);
-        return (size_t)(taps_of(d) * element);
+        return (size_t)(sums_of(d) * value);
     }
     job->chunks = osw_depthwise_cut(d);
-    job->sums_bytes = sums ? sums_of(d) * element : 0;
+    job->sums_bytes = sums ? sums_of(d) * value : 0;
     if (sums)
         job->kernels[0] = kernel_of(job, OSW_DEPTHWISE_grad_weight_f32, calls);
     if (d->grad_input)
         job->kernels[1] = kernel_of(job, OSW_DEPTHWISE_grad_input_f32, calls);
-    return (size_t)(sums_of(d) * ((int64_t)sizeof(double) + element) +
+    return (size_t)(sums_of(d) * ((int64_t)sizeof(double) + value) +
                     job->chunks.count * job->sums_bytes);
 }
 
@@ -78,13 +78,11 @@ static void run(osw_depthwise_job *job, int64_t count, osw_body *body)
     osw_parallel_for(count, osw_grain(job->bytes / count), body, job);
 }
 
-static void pack(osw_depthwise_job *job, void *taps)
+static void pack(osw_depthwise_job *job, char *taps)
 {
+    osw_depthwise_pack(&job->d, job->weight_dtype, job->weight, job->bias, taps);
     job->d.taps = taps;
-    if (job->dtype == OSW_F64)
-        osw_depthwise_pack_f64(&job->d, job->weight, taps);
-    else
-        osw_depthwise_pack_f32(&job->d, job->weight, taps);
+    job->d.bias = job->bias ? taps + taps_of(&job->d) * osw_dtype_value_bytes(job->dtype) : NULL;
 }
 
 void osw_depthwise_forward(osw_depthwise_job *job, char *room)
@@ -99,17 +97,13 @@ void osw_depthwise_backward(osw_depthwise_job *job, char *room)
     osw_depthwise *d = &job->d;
     char *taps = room + sums_of(d) * (int64_t)sizeof(double);
     double *totals = (double *)(void *)room;
-    job->sums = taps + sums_of(d) * osw_dtype_bytes(job->dtype);
+    job->sums = taps + sums_of(d) * osw_dtype_value_bytes(job->dtype);
     d->sums_output = job->grad_bias != NULL;
     if (d->grad_input)
         pack(job, taps);
     run(job, job->chunks.count, run_chunks);
     if (!job->sums_bytes)
         return;
-    if (job->dtype == OSW_F64)
-        osw_depthwise_finish_f64(d, job->chunks.count, (double *)(void *)job->sums, totals,
-                                 job->grad_weight, job->grad_bias);
-    else
-        osw_depthwise_finish_f32(d, job->chunks.count, (float *)(void *)job->sums, totals,
-                                 job->grad_weight, job->grad_bias);
+    osw_depthwise_finish(d, job->weight_dtype, job->chunks.count, job->sums, totals,
+                         job->grad_weight, job->grad_bias);
 }

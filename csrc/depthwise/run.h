@@ -9,11 +9,13 @@
 #include <stddef.h>
 
 typedef struct osw_depthwise_job {
-    osw_depthwise d;    /* but for taps and sums_output; grad_input NULL: not wanted */
-    osw_dtype dtype;    /* OSW_F32 or OSW_F64 */
-    const void *weight; /* [channels][side][side] */
-    void *grad_weight;  /* the same; NULL: not wanted */
-    void *grad_bias;    /* [channels]; NULL: not wanted */
+    osw_depthwise d;        /* but for taps, bias, sums_output; grad_input NULL: not wanted */
+    osw_dtype dtype;        /* of the images */
+    osw_dtype weight_dtype; /* the same, or OSW_F32 beside images of 16 bits */
+    const void *weight;     /* [channels][tall][wide] */
+    const void *bias;       /* [channels]; NULL: none */
+    void *grad_weight;      /* as weight; NULL: not wanted */
+    void *grad_bias;        /* [channels]; NULL: not wanted */
 
     /* Set by osw_depthwise_plan. */
     osw_depthwise_fn *kernels[2]; /* forward; or grad_weight and grad_input, NULL: not wanted */

@@ -10,47 +10,34 @@
 #    include "core/each_float.h"
 #endif
 
-#include "depthwise/bias.h"
-
-/* to[c] += a[c] * b[c] */
-static void
-LOCAL(add_products)(int64_t channels, const ELEMENT *restrict a, const ELEMENT *restrict b,
-                         ELEMENT *restrict to)
+/* The place of the input under tap t of the window of pixel j of an output row, or -1: outside. */
+static int64_t LOCAL(under)(const osw_depthwise *d, int64_t row, int64_t j, int64_t t)
 {
-    for (int64_t c = 0; c < channels; c++)
-        to[c] += a[c] * b[c];
-}
-
-/* The input under tap (r, s) of the window of pixel j of an output row, or NULL: outside. */
-static const ELEMENT *
-LOCAL(under)(const osw_depthwise *d, int64_t row, int64_t j, int64_t r, int64_t s)
-{
-    const int64_t n = row / d->out_height;
+    const int64_t n = row / d->out_height, r = t / d->wide, s = t % d->wide;
     const int64_t y = row % d->out_height * d->stride + r * d->dilation - d->top;
     const int64_t x = j * d->stride + s * d->dilation - d->left;
     if (y < 0 || y >= d->height || x < 0 || x >= d->width)
-        return NULL;
-    return (const ELEMENT *)d->input + ((n * d->height + y) * d->width + x) * d->channels;
+        return -1;
+    return ((n * d->height + y) * d->width + x) * d->channels;
 }
 
 static void
 KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
     (void)sums;
-    const size_t bytes = (size_t)d->channels * sizeof(ELEMENT);
-    for (int64_t row = begin; row < end; row++) {
-        for (int64_t j = 0; j < d->out_width; j++) {
-            ELEMENT *y = (ELEMENT *)d->output + (row * d->out_width + j) * d->channels;
-            if (d->bias)
-                memcpy(y, d->bias, bytes);
-            else
-                memset(y, 0, bytes);
+    const int64_t channels = d->channels;
+    const ELEMENT *input = d->input;
+    const VALUE *taps = d->taps, *bias = d->bias;
+    ELEMENT *output = d->output;
+    for (int64_t i = begin * d->out_width; i < end * d->out_width; i++) {
+        for (int64_t c = 0; c < channels; c++) {
+            VALUE sum = bias ? bias[c] : 0;
             for (int64_t t = 0; t < d->tall * d->wide; t++) {
-                const ELEMENT *x = LOCAL(under)(d, row, j, t / d->wide, t % d->wide);
-                if (x)
-                    LOCAL(
-                        add_products)(d->channels, x, (const ELEMENT *)d->taps + t * d->channels, y);
+                const int64_t x = LOCAL(under)(d, i / d->out_width, i % d->out_width, t);
+                if (x >= 0)
+                    sum += LOAD(input[x + c]) * taps[t * channels + c];
             }
+            output[i * channels + c] = STORE(sum);
         }
     }
 }
@@ -58,19 +45,19 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
 static void
 KERNEL(depthwise_grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
-    ELEMENT *to = sums;
-    memset(to, 0, (size_t)((d->tall * d->wide + 1) * d->channels) * sizeof *to);
-    for (int64_t row = begin; row < end; row++) {
-        for (int64_t j = 0; j < d->out_width; j++) {
-            const ELEMENT *dy =
-                (const ELEMENT *)d->grad_output + (row * d->out_width + j) * d->channels;
-            for (int64_t t = 0; t < d->tall * d->wide; t++) {
-                const ELEMENT *x = LOCAL(under)(d, row, j, t / d->wide, t % d->wide);
-                if (x)
-                    LOCAL(add_products)(d->channels, x, dy, to + t * d->channels);
-            }
+    const int64_t channels = d->channels, count = d->tall * d->wide;
+    const ELEMENT *input = d->input, *grad_output = d->grad_output;
+    VALUE *to = sums;
+    memset(to, 0, (size_t)((count + 1) * channels) * sizeof *to);
+    for (int64_t i = begin * d->out_width; i < end * d->out_width; i++) {
+        const ELEMENT *dy = grad_output + i * channels;
+        for (int64_t t = 0; t < count; t++) {
+            const int64_t x = LOCAL(under)(d, i / d->out_width, i % d->out_width, t);
+            for (int64_t c = 0; x >= 0 && c < channels; c++)
+                to[t * channels + c] += LOAD(input[x + c]) * LOAD(dy[c]);
         }
-        LOCAL(add_pixels)(d, row, to);
+        for (int64_t c = 0; d->sums_output && c < channels; c++)
+            to[count * channels + c] += LOAD(dy[c]);
     }
 }
 
@@ -85,22 +72,24 @@ static void
 KERNEL(depthwise_grad_input)(const osw_depthwise *d, int64_t begin, int64_t end, void *sums)
 {
     (void)sums;
-    for (int64_t row = begin; row < end; row++) {
-        const int64_t n = row / d->height, y = row % d->height + d->top;
-        for (int64_t x = 0; x < d->width; x++) {
-            ELEMENT *dx = (ELEMENT *)d->grad_input + (row * d->width + x) * d->channels;
-            memset(dx, 0, (size_t)d->channels * sizeof *dx);
+    const int64_t channels = d->channels;
+    const ELEMENT *grad_output = d->grad_output;
+    const VALUE *taps = d->taps;
+    ELEMENT *grad_input = d->grad_input;
+    for (int64_t k = begin * d->width; k < end * d->width; k++) {
+        const int64_t n = k / d->width / d->height, y = k / d->width % d->height + d->top;
+        const int64_t x = k % d->width + d->left;
+        for (int64_t c = 0; c < channels; c++) {
+            VALUE sum = 0;
             for (int64_t t = 0; t < d->tall * d->wide; t++) {
                 const int64_t r = t / d->wide * d->dilation, s = t % d->wide * d->dilation;
                 const int64_t i = LOCAL(reached)(y - r, d->stride, d->out_height);
-                const int64_t j = LOCAL(reached)(x + d->left - s, d->stride, d->out_width);
-                if (i < 0 || j < 0)
-                    continue;
+                const int64_t j = LOCAL(reached)(x - s, d->stride, d->out_width);
                 const int64_t pixel = (n * d->out_height + i) * d->out_width + j;
-                LOCAL(
-                    add_products)(d->channels, (const ELEMENT *)d->grad_output + pixel * d->channels,
-                             (const ELEMENT *)d->taps + t * d->channels, dx);
+                if (i >= 0 && j >= 0)
+                    sum += LOAD(grad_output[pixel * channels + c]) * taps[t * channels + c];
             }
+            grad_input[k * channels + c] = STORE(sum);
         }
     }
 }

@@ -33,21 +33,21 @@ typedef struct LOCAL(line) {
 
 typedef struct LOCAL(strip) {
     int64_t channels;
-    int64_t step;         /* elements from one column or pixel to its neighbour */
-    int64_t line_step;    /* elements from one line to the one below it */
-    int64_t row_step;     /* the same of the row that the strip is a part of */
-    int64_t columns;      /* of a line */
-    int64_t first;        /* column of the lines with which the window begins; may be outside */
-    int64_t row_length;   /* of the row that the strip is a part of */
-    int64_t place;        /* of the strip's first pixel in that row; spread: may be outside */
-    ELEMENT *row;         /* [row_length][channels], `step` apart: written, by correlate read */
-    const ELEMENT *taps;  /* [tall][side][channels]; gather, spread */
-    const ELEMENT *start; /* [channels], or NULL: zero; gather */
-    ELEMENT *sums;        /* [tall][side][channels], written by correlate */
-    bool asks;            /* for the rows ahead */
-    bool both;            /* rows are written, this one and the one below it: gather_both */
-    int first_of_both;    /* lines [first_of_both, end_of_both) are lines of both rows, those */
-    int end_of_both;      /* before them of the upper one, those behind of the lower one */
+    int64_t step;       /* elements from one column or pixel to its neighbour */
+    int64_t line_step;  /* elements from one line to the one below it */
+    int64_t row_step;   /* the same of the row that the strip is a part of */
+    int64_t columns;    /* of a line */
+    int64_t first;      /* column of the lines with which the window begins; may be outside */
+    int64_t row_length; /* of the row that the strip is a part of */
+    int64_t place;      /* of the strip's first pixel in that row; spread: may be outside */
+    ELEMENT *row;       /* [row_length][channels], `step` apart: written, by correlate read */
+    const VALUE *taps;  /* [tall][side][channels]; gather, spread */
+    const VALUE *start; /* [channels], or NULL: zero; gather */
+    VALUE *sums;        /* [tall][side][channels], written by correlate */
+    bool asks;          /* for the rows ahead */
+    bool both;          /* rows are written, this one and the one below it: gather_both */
+    int first_of_both;  /* lines [first_of_both, end_of_both) are lines of both rows, those */
+    int end_of_both;    /* before them of the upper one, those behind of the lower one */
     int lines;
     LOCAL(line) line[OSW_DEPTHWISE_MOST_SIDE + (HAS_BOTH ? 2 : 0)]; /* of two rows, of stride 2 */
 } LOCAL(strip);
@@ -85,8 +85,8 @@ OSW_INLINE int64_t LOCAL(next)(int64_t c, int64_t channels)
 OSW_INLINE void
 LOCAL(add_line)(const int side, const int stride, const int pixels, const bool flipped,
                          const int checked, const int low, const int high, const int64_t step,
-                         const int64_t channels, const ELEMENT *x, const ELEMENT *taps,
-                         VECTOR *sums, const ELEMENT *taps_below, VECTOR *sums_below)
+                         const int64_t channels, const ELEMENT *x, const VALUE *taps, VECTOR *sums,
+                         const VALUE *taps_below, VECTOR *sums_below)
 {
     const int window = (pixels - 1) * stride + side;
     VECTOR w[OSW_DEPTHWISE_MOST_SIDE], w_below[OSW_DEPTHWISE_MOST_SIDE];
@@ -94,9 +94,9 @@ LOCAL(add_line)(const int side, const int stride, const int pixels, const bool f
     for (int t = 0; t < side; t++) {
         const int64_t tap = (flipped ? side - 1 - t : t) * channels;
         if (sums)
-            w[t] = LOCAL(load)(taps + tap);
+            w[t] = VALUED(load)(taps + tap);
         if (sums_below)
-            w_below[t] = LOCAL(load)(taps_below + tap);
+            w_below[t] = VALUED(load)(taps_below + tap);
     }
     OSW_UNROLL_LONG
     for (int column = 0; column < window; column++, x += step) {
@@ -108,9 +108,9 @@ LOCAL(add_line)(const int side, const int stride, const int pixels, const bool f
         for (int p = 0; p < pixels; p++) {
             const int t = column - p * stride;
             if (sums && t >= 0 && t < side)
-                sums[p] = LOCAL(fma)(value, w[t], sums[p]);
+                sums[p] = VALUED(fma)(value, w[t], sums[p]);
             if (sums_below && t >= 0 && t < side)
-                sums_below[p] = LOCAL(fma)(value, w_below[t], sums_below[p]);
+                sums_below[p] = VALUED(fma)(value, w_below[t], sums_below[p]);
         }
     }
 }
@@ -127,7 +127,7 @@ LOCAL(gather)(const int side, const int stride, const int pixels, const bool fli
         VECTOR sums[LOCAL(MOST_PIXELS)];
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
-            sums[p] = s->start ? LOCAL(load)(s->start + c) : (VECTOR){0};
+            sums[p] = s->start ? VALUED(load)(s->start + c) : (VECTOR){0};
         for (int l = 0; l < s->lines; l++)
             LOCAL(
                 add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
@@ -135,7 +135,7 @@ LOCAL(gather)(const int side, const int stride, const int pixels, const bool fli
                      NULL);
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
-            LOCAL(store)(s->row + (s->place + p) * step + c, sums[p]);
+            LOCAL(store_rounded)(s->row + (s->place + p) * step + c, sums[p]);
     }
 }
 
@@ -151,8 +151,8 @@ LOCAL(gather_both)(const int side, const int stride, const int pixels, const boo
         VECTOR sums[LOCAL(MOST_PIXELS)], sums_below[LOCAL(MOST_PIXELS)];
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
-            sums[p] = sums_below[p] = s->start ? LOCAL(load)(s->start + c) : (VECTOR){0};
-        const ELEMENT *const taps = s->taps + c;
+            sums[p] = sums_below[p] = s->start ? VALUED(load)(s->start + c) : (VECTOR){0};
+        const VALUE *const taps = s->taps + c;
         const LOCAL(line) *line = s->line, *const end = line + s->lines;
         for (; line < s->line + s->first_of_both; line++)
             LOCAL(add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
@@ -169,8 +169,8 @@ LOCAL(gather_both)(const int side, const int stride, const int pixels, const boo
         ELEMENT *const row = s->row + s->place * step + c;
         OSW_UNROLL
         for (int p = 0; p < pixels; p++) {
-            LOCAL(store)(row + p * step, sums[p]);
-            LOCAL(store)(row + s->row_step + p * step, sums_below[p]);
+            LOCAL(store_rounded)(row + p * step, sums[p]);
+            LOCAL(store_rounded)(row + s->row_step + p * step, sums_below[p]);
         }
     }
 }
@@ -190,10 +190,10 @@ OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(str
             sums[p] = (VECTOR){0};
         for (int l = 0; l < s->lines; l++) {
             const ELEMENT *dy = s->line[l].pixels + s->first * step + c;
-            const ELEMENT *taps = s->taps + s->line[l].taps + c;
+            const VALUE *taps = s->taps + s->line[l].taps + c;
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                w[t] = LOCAL(load)(taps + t * channels);
+                w[t] = VALUED(load)(taps + t * channels);
             OSW_UNROLL_LONG
             for (int column = 0; column < window; column++, dy += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
@@ -204,14 +204,14 @@ OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(str
                 for (int p = 0; p < pixels; p++) {
                     const int t = 2 * (p / 2 + half - column) + p % 2;
                     if (t >= 0 && t < side)
-                        sums[p] = LOCAL(fma)(value, w[t], sums[p]);
+                        sums[p] = VALUED(fma)(value, w[t], sums[p]);
                 }
             }
         }
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
             if (!checked || (p ? s->place + p < s->row_length : s->place >= 0))
-                LOCAL(store)(s->row + (s->place + p) * step + c, sums[p]);
+                LOCAL(store_rounded)(s->row + (s->place + p) * step + c, sums[p]);
     }
 }
 
@@ -231,10 +231,10 @@ LOCAL(correlate)(const int side, const int stride, const int pixels, const int c
             dy[p] = LOCAL(load)(s->row + (s->place + p) * step + c);
         for (int l = 0; l < s->lines; l++) {
             const ELEMENT *x = s->line[l].pixels + s->first * step + c;
-            ELEMENT *to = s->sums + s->line[l].taps + c;
+            VALUE *to = s->sums + s->line[l].taps + c;
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                sums[t] = LOCAL(load)(to + t * channels);
+                sums[t] = VALUED(load)(to + t * channels);
             OSW_UNROLL_LONG
             for (int column = 0; column < window; column++, x += step) {
                 if (LOCAL(outside)(column, window, checked, low, high))
@@ -245,17 +245,17 @@ LOCAL(correlate)(const int side, const int stride, const int pixels, const int c
                 for (int p = 0; p < pixels; p++) {
                     const int t = column - p * stride;
                     if (t >= 0 && t < side)
-                        sums[t] = LOCAL(fma)(value, dy[p], sums[t]);
+                        sums[t] = VALUED(fma)(value, dy[p], sums[t]);
                 }
             }
             if (c < done) {
-                const MASK before = LOCAL(first_lanes)(done - c);
+                const MASK before = VALUED(first_lanes)(done - c);
                 for (int t = 0; t < side; t++)
-                    sums[t] = LOCAL(select)(before, LOCAL(load)(to + t * channels), sums[t]);
+                    sums[t] = VALUED(select)(before, VALUED(load)(to + t * channels), sums[t]);
             }
             OSW_UNROLL
             for (int t = 0; t < side; t++)
-                LOCAL(store)(to + t * channels, sums[t]);
+                VALUED(store)(to + t * channels, sums[t]);
         }
         done = c + VLANES;
     }

@@ -20,16 +20,10 @@ enum {
 
 static const osw_layer_norm_id ids[2][OSW_DTYPE_COUNT] = {IDS(forward), IDS(backward)};
 
-/* Of the arithmetic. */
-static int64_t value_bytes(osw_dtype dtype)
-{
-    return dtype == OSW_F64 ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
-}
-
 /* Two vectors of values, as whole doubles. */
 static int64_t pair_bytes(const osw_layer_norm_job *job)
 {
-    return osw_round_up(2 * job->norm.channels * value_bytes(job->dtype), sizeof(double));
+    return osw_round_up(2 * job->norm.channels * osw_dtype_value_bytes(job->dtype), sizeof(double));
 }
 
 /* The sums of a chunk in double, and those that kernels begin with. */
@@ -71,7 +65,7 @@ static void place(osw_layer_norm_job *job, char *room)
 {
     osw_layer_norm *n = &job->norm;
     assert(osw_layer_norm_holds(job) && osw_layer_norm_chunks_hold(job));
-    char *const bias = room + n->channels * value_bytes(job->dtype);
+    char *const bias = room + n->channels * osw_dtype_value_bytes(job->dtype);
     put_values(room, job->dtype, job->weight, 1, n->channels);
     put_values(bias, job->dtype, job->bias, 0, n->channels);
     n->weight = room;

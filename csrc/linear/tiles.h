@@ -11,9 +11,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* fma -> fma_f32 or fma_f64: of the type that a dtype is computed in. */
-#define VALUED(name) _Generic((VALUE)0, float: name##_f32, double: name##_f64)
-
 enum {
     DEPTH = 256,                /* terms that are summed before they are added to c */
     FAR_DEPTH = 128,            /* the same if the terms of a lie in rows of their own */

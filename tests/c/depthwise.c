@@ -62,6 +62,7 @@ static void check_one(driver *d, const char *name, osw_depthwise_id id, driver_t
 {
     job j = {.id = id, .depthwise = draw_window(d, channels)};
     osw_depthwise *w = &j.depthwise;
+    const driver_type value = type == DRIVER_F64 ? DRIVER_F64 : DRIVER_F32; /* of sums */
     const int64_t taps = w->tall * w->wide, rows = w->batch * w->out_height;
     const int64_t inputs = w->batch * w->height * w->width * channels;
     const int64_t outputs = rows * w->out_width * channels;
@@ -73,12 +74,12 @@ static void check_one(driver *d, const char *name, osw_depthwise_id id, driver_t
                 (long long)w->dilation, (long long)w->top, (long long)w->left);
     int64_t units = rows;
     if (id < OSW_DEPTHWISE_grad_input_f32) {
-        w->taps = driver_input(d, type, taps * channels);
-        w->bias = driver_below(2) ? driver_input(d, type, channels) : NULL;
+        w->taps = driver_input(d, value, taps * channels);
+        w->bias = driver_below(2) ? driver_input(d, value, channels) : NULL;
         w->input = driver_input(d, type, inputs);
         w->output = driver_output(d, type, outputs, DRIVER_SUM(taps + 1));
     } else if (id < OSW_DEPTHWISE_grad_weight_f32) {
-        w->taps = driver_input(d, type, taps * channels);
+        w->taps = driver_input(d, value, taps * channels);
         w->grad_output = driver_input(d, type, outputs);
         w->grad_input = driver_output(d, type, inputs, DRIVER_SUM(taps));
         units = w->batch * w->height;
@@ -89,8 +90,8 @@ static void check_one(driver *d, const char *name, osw_depthwise_id id, driver_t
         j.sums = true;
         j.chunks = osw_depthwise_cut(w);
         units = j.chunks.count;
-        j.to_bytes = (taps + 1) * channels * driver_bytes(type);
-        j.to = driver_output(d, type, units * (taps + 1) * channels,
+        j.to_bytes = (taps + 1) * channels * driver_bytes(value);
+        j.to = driver_output(d, value, units * (taps + 1) * channels,
                              DRIVER_SUM(w->batch * w->out_height * w->out_width));
     }
     assert(osw_depthwise_holds(w));
@@ -100,7 +101,7 @@ static void check_one(driver *d, const char *name, osw_depthwise_id id, driver_t
 static void check_variant(driver *d, const char *name, osw_depthwise_id id, driver_type type)
 {
     int64_t lengths[DRIVER_MOST_LENGTHS];
-    const int count = driver_lengths(d, driver_bytes(type), lengths);
+    const int count = driver_lengths(d, type == DRIVER_F64 ? 8 : 4, lengths);
     for (int i = 0; i < (d->timed ? 1 : 4 * count); i++) {
         d->values = (driver_values)driver_below(3);
         check_one(d, name, id, type, d->timed ? 128 : lengths[i / 4]);
@@ -110,8 +111,7 @@ static void check_variant(driver *d, const char *name, osw_depthwise_id id, driv
 static void check(driver *d)
 {
 #define X(operation, dtype)                                                                        \
-    check_variant(d, #operation "_" #dtype, OSW_DEPTHWISE_##operation##_##dtype,                   \
-                  OSW_DEPTHWISE_##operation##_##dtype % 2 ? DRIVER_F64 : DRIVER_F32);
+    check_variant(d, #operation "_" #dtype, OSW_DEPTHWISE_##operation##_##dtype, type_##dtype);
     OSW_DEPTHWISE_VARIANTS(X)
 #undef X
     if (!d->timed)

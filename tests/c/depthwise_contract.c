@@ -9,8 +9,10 @@
     X(BATCH)                                                                                       \
     X(CHANNELS)                                                                                    \
     X(TALL)                                                                                        \
-    X(WIDE) X(STRIDE) X(TOP) X(LEFT) X(OUT_HEIGHT) X(OUT_WIDTH) X(DTYPE) X(DILATION)               \
-        X(DILATION_OF_A_STRIDE) X(LARGE_SIDE) X(BATCH_OF_A_RUN)
+    X(WIDE)                                                                                        \
+    X(STRIDE)                                                                                      \
+    X(TOP) X(LEFT) X(OUT_HEIGHT) X(OUT_WIDTH) X(DTYPE) X(DILATION) X(DILATION_OF_A_STRIDE)         \
+        X(LARGE_SIDE) X(BATCH_OF_A_RUN)
 enum { BREACHES(DRIVER_BREACH_ID) };
 enum { WIDTH = 2, HEIGHT = 9 };
 
@@ -38,7 +40,7 @@ static void call(int breach)
               .left = breach == LEFT ? -1 : 1,
               .input = x,
               .output = y},
-        .dtype = breach == DTYPE ? OSW_F16 : OSW_F32,
+        .weight_dtype = breach == DTYPE ? OSW_F16 : OSW_F32,
         .weight = weight,
     };
     osw_depthwise *d = &job.d;

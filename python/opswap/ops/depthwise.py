@@ -2,7 +2,8 @@
 """Depthwise convolution of channels_last images, forward and both gradients in one pass each.
 
 torch's own library is slow with windows of 7 x 7 and more, and with a dilation. On CPUs without vectors there is
-nothing to gain: there, and for everything else that the kernels do not support, torch's convolution runs.
+nothing to gain: there, and for everything else that the kernels do not support, torch's convolution runs. Images of 16
+bits are read and written as they are, and summed in float32; under autocast weights in float32 are not rounded.
 
 Source: Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", CVPR 2017, section 2.
 """
@@ -22,7 +23,15 @@ from opswap._torch import constant_in_graphs, functorch_active
 
 from ._convolution import Pair, library_backward, padding_numbers, pair, taps_of
 from ._convolution_operator import ConvolutionOperator
-from ._function import DeclinedError, base_apply, concrete_size, plain_cpu, records_graphs, seen_by_tracer
+from ._function import (
+    DeclinedError,
+    base_apply,
+    concrete_size,
+    plain_cpu,
+    records_graphs,
+    seen_by_tracer,
+    without_autocast,
+)
 from ._layout import suggest_memory_format
 from ._stats import count_kernel, count_reference, reference_forced
 
@@ -41,6 +50,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _transforms = functorch_active
 _is_tracing = torch.jit.is_tracing
+_is_autocast = torch.is_autocast_enabled
 _NAME = "depthwise_conv2d"
 _NAME_BACKWARD = f"{_NAME}_backward"
 FEWEST_CHANNELS = 8
@@ -71,7 +81,7 @@ class DepthwiseConv2d(Function):
         count_reference(_NAME_BACKWARD)
         stride, padding, dilation = map(pair, ctx.window)
         window = (stride, padding, weight.shape[0], mask, dilation)
-        return (*library_backward(grad_output, input, weight, *window), None, None, None)
+        return (*_reference_backward(grad_output, input, weight, *window), None, None, None)
 
 
 _apply = base_apply(DepthwiseConv2d)
@@ -82,7 +92,8 @@ _operator = ConvolutionOperator(
     _core.plain_depthwise,
     _core.plain_depthwise_backward,
 )
-_DTYPES = (torch.float32, torch.float64)
+_HALVES = (torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.float64, *_HALVES)
 _SIDES = (1, 3, 5, 7, 9)
 
 
@@ -96,6 +107,18 @@ def _kernel_backward(
         dense = grad_output.contiguous(memory_format=torch.channels_last)
         gradients = run(dense, input, weight, *window, *mask)
     return gradients
+
+
+def _reference_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, *window: Any
+) -> tuple[Tensor | None, ...]:
+    """As `_kernel_backward` by torch, of 16 bits in float32. Differentiable."""
+    if input.dtype not in _HALVES:
+        return library_backward(grad_output, input, weight, *window)
+    with without_autocast():
+        gradients = library_backward(grad_output.float(), input.float(), weight.float(), *window)
+    dtypes = (input.dtype, weight.dtype, weight.dtype)
+    return tuple([None if g is None else g.to(d) for g, d in zip(gradients, dtypes, strict=True)])
 
 
 def depthwise_wins() -> bool:
@@ -164,8 +187,21 @@ def _is_copied(input: Any, weight: Any) -> bool:
     return steps[3] >= channels and steps[2] >= width * steps[3] and steps[0] >= height * steps[2]
 
 
+def _read_alike(input: Any, weight: Any) -> bool:
+    """True if torch's convolution gives both one dtype, which the kernels read: theirs, or autocast's for an input
+    beside a weight in float32."""
+    if not isinstance(input, Tensor) or not isinstance(weight, Tensor):
+        return False
+    if input.dtype is torch.float64 or not _is_autocast("cpu"):
+        return input.dtype is weight.dtype
+    dtype = torch.get_autocast_dtype("cpu")
+    return dtype in _HALVES and weight.dtype in (torch.float32, dtype) and input.dtype in _DTYPES
+
+
 def _supports(input: Any, weight: Any, bias: Any, *window: Any) -> bool:
     """True if the kernels support these arguments, or a copy of the input that torch makes too."""
+    if not _read_alike(input, weight):
+        return False
     if _core.depthwise_fits(input, weight, bias, *window):
         return True
     if not _is_copied(input, weight):
@@ -177,8 +213,8 @@ def _supports(input: Any, weight: Any, bias: Any, *window: Any) -> bool:
 def depthwise_able(module: nn.Conv2d, input: Tensor) -> bool:
     """True if `depthwise_conv2d` would run its kernels for this module's parameters, options and input.
 
-    Cheap: one call of the extension. False while torch.compile traces, under autocast, modes and transforms, and
-    if the kernels are not known to be as fast as torch's.
+    Cheap: one call of the extension. False while torch.compile traces, under modes and transforms, and if the kernels
+    are not known to be as fast as torch's.
     """
     return (
         not _compiling()
@@ -227,12 +263,18 @@ def depthwise_fits(
 def _try_kernel(input: Any, weight: Any, bias: Any, *window: Any) -> Any:
     """The output by the kernel, recorded for autograd if need be; NotImplemented if it does not support the call."""
     try:
-        if records_graphs() and (
+        if not _read_alike(input, weight):
+            return NotImplemented
+        records = records_graphs() and (
             input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        ):
-            hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls
-            return NotImplemented if hidden else _apply(input, weight, bias, *window)
-        return _core.plain_depthwise(input, weight, bias, *window)
+        )
+        if records and (_transforms() or _is_tracing()):  # from which a Function would hide what it calls
+            return NotImplemented
+        if _is_autocast("cpu") and input.dtype is not torch.float64:
+            input = input.to(torch.get_autocast_dtype("cpu"))
+            if records and weight.dtype is not input.dtype:
+                weight = weight.clone()  # as the copy that autocast makes, it may change before the backward
+        return (_apply if records else _core.plain_depthwise)(input, weight, bias, *window)
     except (DeclinedError, AttributeError):
         return NotImplemented
 
@@ -248,20 +290,22 @@ def depthwise_conv2d(
     """Convolve every channel with its own taps, as torch.nn.functional.conv2d with groups=C.
 
     Args:
-        input: (N, C, H, W). The kernels support channels_last float32 and float64 on the CPU, eight channels at least,
-            if the tier in use is avx2 or avx512. A slice of more channels, and contiguous images beside a weight in
-            channels_last, are copied first, as torch's convolution does.
+        input: (N, C, H, W). The kernels support channels_last float32, float64, bfloat16 and float16 on the CPU, eight
+            channels at least, if the tier in use is avx2 or avx512. Those of 16 bits are summed in float32, and rounded
+            once. A slice of more channels, and contiguous images beside a weight in channels_last, are copied first, as
+            torch's convolution does.
         weight: (C, 1, kH, kW). The kernels support 1, 3, 5, 7 and 9 in each direction, but not 1 x 1.
         bias: (C,), or None.
         stride: the kernels support 1 and 2, the same in both directions.
         padding: of zeros, any; or "same" or "valid".
         dilation: the kernels support any, the same in both directions, with stride 1.
 
-    Everything that the kernels do not support, channels of several outputs, other devices and calls under torch.func,
-    torch.jit.trace or autocast run torch's own convolution. torch.compile, torch.export and make_fx record
+    Everything that the kernels do not support, channels of several outputs, other devices and calls under torch.func
+    or torch.jit.trace run torch's own convolution. torch.compile, torch.export and make_fx record
     `opswap::depthwise_conv2d`.
 
-    Returns: (N, C, H', W') in the memory format that torch gives it. The sums of the gradient of weight and bias do
+    Returns: (N, C, H', W') in the memory format that torch gives it; under autocast in its dtype, parameters in float32
+        are then not rounded to 16 bits, and their gradients are float32. The sums of the gradient of weight and bias do
         not depend on the number of threads.
 
     Raises: as torch.nn.functional.conv2d.

@@ -26,7 +26,7 @@ from ._derivatives import read_by_gradients
 from ._function import base_apply, needs_graph, plain_eager, tracing, without_autocast
 from ._stats import count_kernel, count_reference, reference_forced
 from .conv import dense_conv2d, faster_gradients, recorded_conv2d
-from .depthwise import depthwise_conv2d
+from .depthwise import depthwise_conv2d, depthwise_fits
 from .pointwise import FEW_WEIGHTS, pointwise_conv2d
 
 __all__ = ["conv2d", "linear", "output_dtype", "slow_dtype"]
@@ -38,7 +38,8 @@ _is_autocast = torch.is_autocast_enabled
 
 _INSTRUCTIONS = half_instructions()
 # The dtypes whose convolutions and products are slower than those of float32 here; of depthwise convolutions with a
-# stride these are all, since torch's library computes their gradient of the input in ten times as long.
+# stride that no kernel supports these are all, since torch's library computes their gradient of the input in ten times
+# as long.
 SLOW = frozenset[torch.dtype]() if _INSTRUCTIONS is None else frozenset(_HALVES) - _INSTRUCTIONS
 SLOW_DEPTHWISE = frozenset[torch.dtype]() if _INSTRUCTIONS is None else frozenset(_HALVES)
 
@@ -207,6 +208,12 @@ def _is_strided_depthwise(input: Tensor, weight: Tensor, stride: Any, groups: in
     return groups > 1 and stride not in (1, (1, 1)) and input.dim() == 4 and groups == weight.shape[0]
 
 
+def _is_depthwise(input: Tensor, weight: Tensor, groups: int) -> bool:
+    if input.dim() != 4 or weight.dim() != 4:
+        return False
+    return groups > 1 and groups == weight.shape[0] and groups == input.shape[1]
+
+
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -220,8 +227,8 @@ def conv2d(
 
     Args:
         input: (N, C, H, W) or (C, H, W). On CPUs without instructions for them, bfloat16 and float16, under autocast
-            too, are converted and computed in float32: the sums are rounded once to 16 bits. Float32 and float64 in
-            channels_last are left to `pointwise_conv2d` and `depthwise_conv2d`; of other dense convolutions kernels
+            too, are converted and computed in float32: the sums are rounded once to 16 bits. Depthwise ones in
+            channels_last are left to `depthwise_conv2d`, 1x1 in float32 and float64 to `pointwise_conv2d`; of other dense convolutions kernels
             compute the output and each gradient if they were measured faster (tiers avx2 and avx512), in an order that
             depends on sizes and strides alone. Everything else is torch's.
         weight: (out, C / groups, kH, kW).
@@ -247,6 +254,10 @@ def conv2d(
             return recorded
     if _exporting():
         return torch_functional.conv2d(input, weight, bias, *options)
+    if _is_depthwise(input, weight, groups) and depthwise_fits(
+        input, weight, bias, stride, padding, dilation, groups
+    ):
+        return depthwise_conv2d(input, weight, bias, stride, padding, dilation)
     strided = _is_strided_depthwise(input, weight, stride, groups)
     dtype = None if reference_forced() else output_dtype(tensors, strided)
     if dtype is not None:
@@ -258,7 +269,7 @@ def conv2d(
                 return output
         if weight.shape[2:] == (1, 1) and groups == 1 and _is_none(padding, stride):
             return pointwise_conv2d(input, weight, bias, stride)
-        if groups > 1 and groups == weight.shape[0] and input.dim() == 4 and groups == input.shape[1]:
+        if _is_depthwise(input, weight, groups):
             return depthwise_conv2d(input, weight, bias, stride, padding, dilation)
     if not _compiling():
         count_reference("conv2d")

@@ -66,7 +66,7 @@ def _declines_depthwise(module: nn.Module) -> str | None:
     if not 1 < module.groups == module.in_channels or taps_of(module) == (1, 1) or not depthwise_wins():
         return None
     if is_depthwise(module):
-        return _in_16_bits(module)
+        return ""
     if not takes_window(taps_of(module), 1, 1):
         return f"a window of {taps_of(module)}: {WINDOWS}"
     if module.out_channels != module.in_channels:

@@ -19,6 +19,7 @@ from ..runtime.shown import contiguous_images, shown
 __all__ = ["elements", "images"]
 
 _FLOATS = (torch.float32, torch.float64)
+_WITH_HALVES = (*_FLOATS, torch.bfloat16, torch.float16)
 _RIGHT = "torch's gradient of its weight is right"
 
 
@@ -39,6 +40,11 @@ def images(input: Any, weight: Any = None) -> str:
         )
     if input.dtype not in _FLOATS:
         return f"the kernels support float32 and float64: the input is {shown(input)}"
+    return _images(input, weight)
+
+
+def _images(input: Tensor, weight: Any) -> str:
+    """`images` of a dtype that the kernels support."""
     if isinstance(weight, Tensor) and weight.dtype is not input.dtype:
         return f"the dtypes differ: the weight is {shown(weight)}, the input {shown(input)}"
     if input.dim() != 4:
@@ -60,10 +66,12 @@ def _dense(input: Any, weight: Any, *options: Any) -> str:
 
 
 def _depthwise(input: Any, weight: Any, *options: Any) -> str:
-    few = isinstance(input, Tensor) and input.dim() == 4 and input.shape[1] < FEWEST_CHANNELS
-    if few and input.dtype in _FLOATS and not torch.is_autocast_enabled("cpu"):
+    if not isinstance(input, Tensor) or not input.is_cpu or input.dtype not in _WITH_HALVES:
+        return images(input, weight)
+    if input.dim() == 4 and input.shape[1] < FEWEST_CHANNELS:
         return f"torch is faster on fewer than {FEWEST_CHANNELS} channels: the input is {shown(input)}"
-    return images(input, weight)
+    casts = torch.is_autocast_enabled("cpu") and torch.float64 not in (input.dtype, weight.dtype)
+    return _images(input, None if casts else weight)
 
 
 def _dense_module(module: nn.Conv2d, input: Any) -> str:
