@@ -15,6 +15,7 @@ from opswap import _core
 
 LAST = torch.channels_last
 FLOATS = (torch.float32, torch.float64)
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def make(
@@ -46,19 +47,23 @@ def kernel_results(
     return [output, *_core.depthwise_backward(grad, x, w, stride, padding, dilation, True, True, True)]
 
 
-def assert_close(tensors: Sequence[Tensor], *window: Any) -> None:
+def assert_near(results: Sequence[Tensor], tensors: Sequence[Tensor], grad: Tensor, *window: Any) -> None:
     """Output and gradients against float64: as near as sums of that many products are."""
-    tensors = [t.detach() for t in tensors]
-    dtype = tensors[0].dtype
-    shape = stock(*tensors, *window).shape
-    grad = torch.randn(shape, dtype=dtype).contiguous(memory_format=LAST)
-    wide = [t.double() for t in (*tensors, grad)]
+    wide = [t.detach().double() for t in (*tensors, grad)]
     truth, magnitudes, terms = (
         all_results([change(t) for t in wide[:3]], change(wide[3]), *window)
         for change in (lambda t: t, torch.abs, torch.ones_like)
     )
-    results = kernel_results(tensors, grad, *window)
+    dtypes = (grad.dtype, *(t.dtype for t in tensors))
     names = ("output", "gradient of the input", "gradient of the weight", "gradient of the bias")
-    for name, ours, *expected in zip(names, results, truth, magnitudes, terms, strict=True):
+    for name, dtype, ours, *expected in zip(names, dtypes, results, truth, magnitudes, terms, strict=True):
         assert ours.dtype == dtype
         assert_within_roundings(ours, *expected, name)
+
+
+def assert_close(tensors: Sequence[Tensor], *window: Any) -> None:
+    """`assert_near` for the kernels."""
+    tensors = [t.detach() for t in tensors]
+    shape = stock(*(t.double() for t in tensors), *window).shape
+    grad = torch.randn(shape, dtype=tensors[0].dtype).contiguous(memory_format=LAST)
+    assert_near(kernel_results(tensors, grad, *window), tensors, grad, *window)

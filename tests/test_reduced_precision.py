@@ -18,6 +18,7 @@ import opswap.functional as F
 from counted import counts
 from nearness import Quantities, assert_as_near, assert_model_as_near, named
 from opswap.ops import reduced_precision
+from opswap.ops.depthwise import depthwise_wins
 from opswap.ops.pointwise import pointwise_wins
 from twins import twins
 
@@ -74,7 +75,10 @@ class TestConv2d:
             exact = results(stock, tuple(t.double() for t in tensors))
             opswap.reset_stats()
             found = results(ours, tuple(tensors))
-            assert counts() == ({"conv2d": 1}, {})
+            kernels = {"conv2d": 1}
+            if last and "depthwise" in window and depthwise_wins():
+                kernels = {"depthwise_conv2d": 1, "depthwise_conv2d_backward": 1}
+            assert counts() == (kernels, {})
             return exact, results(stock, tuple(tensors)), found
 
         assert_as_near(draw)
@@ -401,7 +405,9 @@ class TestSwap:
             output = model(x)
         output.float().sum().backward()
         assert output.dtype is dtype and {p.grad.dtype for p in model.parameters()} == {torch.float32}
-        assert (counts()[0]["conv2d"], counts()[0]["linear"]) == (3, 1)
+        kernels = counts()[0]
+        own = kernels.get("depthwise_conv2d", 0)
+        assert (own, kernels["conv2d"] + own, kernels["linear"]) == (int(depthwise_wins()), 3, 1)
 
     def test_float32_afterwards(self) -> None:
         """The same model without autocast runs the kernels of float32 and torch's own convolution."""

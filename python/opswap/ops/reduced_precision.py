@@ -228,9 +228,9 @@ def conv2d(
     Args:
         input: (N, C, H, W) or (C, H, W). On CPUs without instructions for them, bfloat16 and float16, under autocast
             too, are converted and computed in float32: the sums are rounded once to 16 bits. Depthwise ones in
-            channels_last are left to `depthwise_conv2d`, 1x1 in float32 and float64 to `pointwise_conv2d`; of other dense convolutions kernels
-            compute the output and each gradient if they were measured faster (tiers avx2 and avx512), in an order that
-            depends on sizes and strides alone. Everything else is torch's.
+            channels_last are left to `depthwise_conv2d`, 1x1 in float32 and float64 to `pointwise_conv2d`; of other
+            dense convolutions kernels compute the output and each gradient if they were measured faster (tiers avx2 and
+            avx512), in an order that depends on sizes and strides alone. Everything else is torch's.
         weight: (out, C / groups, kH, kW).
         bias: (out,), or None.
         stride, padding, dilation, groups: as torch.nn.functional.conv2d.
