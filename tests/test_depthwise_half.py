@@ -190,7 +190,7 @@ def test_swapped_models(dtype: torch.dtype, inside: bool) -> None:
         [(a.double() - t).norm() / (1 + t.norm()) for a, t in zip(found, truth, strict=True)]
         for found in (ours, theirs)
     )
-    assert sum(off) <= 1.5 * sum(stock_off)
+    assert sum(off) <= 2 * sum(stock_off)
 
 
 @pytest.mark.usefixtures("every_rule_applies", "native")

@@ -107,8 +107,6 @@ class _Window:
         output = NotImplemented
         if self._is_pointwise(weight):
             output = _core.plain_pointwise(input, weight, bias, self.stride)
-        elif self._is_depthwise(weight):
-            output = _core.plain_depthwise(input, weight, bias, self.stride, self.padding, self.dilation)
         if output is NotImplemented:
             output = torch_functional.conv2d(
                 input, weight, bias, self.stride, self.padding, self.dilation, self.groups
@@ -124,9 +122,6 @@ class _Window:
         if plain_eager() and not needs_graph(tensors):
             if self._is_pointwise(weight):
                 gradients = _core.plain_pointwise_backward(*tensors, self.stride, *mask)
-            elif self._is_depthwise(weight):
-                window = (self.stride, self.padding, self.dilation)
-                gradients = _core.plain_depthwise_backward(*tensors, *window, *mask)
             elif self.groups == 1:
                 gradients = faster_gradients(*tensors, (self.stride, list(self.padding), self.dilation), mask)
         if gradients is NotImplemented:
@@ -137,9 +132,6 @@ class _Window:
     def _is_pointwise(self, weight: Tensor) -> bool:
         window = (list(self.padding), self.groups)
         return window == ([0, 0], 1) and weight.shape[2:] == (1, 1) and weight.numel() < FEW_WEIGHTS
-
-    def _is_depthwise(self, weight: Tensor) -> bool:
-        return self.groups == weight.shape[0] > 1 and weight.shape[1] == 1
 
 
 class _Product:
