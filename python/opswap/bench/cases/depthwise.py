@@ -48,17 +48,20 @@ _SHAPES: tuple[tuple[int, int, int | tuple[int, int], int, int], ...] = (
     (40, 56, (1, 9), 1, 1),
     (40, 56, (9, 1), 1, 1),
 )
+# In bfloat16 too: those of ShuffleNetV2, and windows of 5 x 5 and 7 x 7.
+_IN_16_BITS = (*_SHAPES[:9], (96, 56, 5, 2, 1))
 # Contiguous images, which both copy into channels_last.
 _MIXED = ((147, 14, 3, 1, 1), (75, 7, 3, 1, 1))
 _DIRECTIONS = ("inference", "forward", "backward", "step")
-# Of the largest value: sums of up to some 25,000 terms.
-_TOLERANCE = 1e-4
+# Of the largest value: sums of up to some 25,000 terms, those of 16 bits rounded once.
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 
 
 def cases(batch: int) -> Iterator[Case]:
-    """Every shape in float32 in all directions."""
-    shapes = [(s, "NHWC") for s in _SHAPES] + [(s, "NCHW") for s in _MIXED]
-    for (channels, size, sides, stride, dilation), layout in shapes:
+    """Every shape in all directions."""
+    shapes = [(s, "NHWC", torch.float32) for s in _SHAPES] + [(s, "NCHW", torch.float32) for s in _MIXED]
+    shapes += [(s, "NHWC", torch.bfloat16) for s in _IN_16_BITS]
+    for (channels, size, sides, stride, dilation), layout, dtype in shapes:
         shape = (batch, channels, size, size)
         taps = (sides, sides) if isinstance(sides, int) else sides
         side = sides if isinstance(sides, int) else "x".join(map(str, sides))
@@ -67,25 +70,31 @@ def cases(batch: int) -> Iterator[Case]:
         moved = {"inference": inputs + outputs, "backward": 2 * inputs + outputs}
         moved |= {"forward": moved["inference"], "step": sum(moved.values())}
         for direction in _DIRECTIONS:
-            build = partial(_build, shape, taps, stride, dilation, layout, direction)
-            payload = moved[direction] * torch.float32.itemsize // 2
+            build = partial(_build, shape, taps, stride, dilation, layout, dtype, direction)
+            payload = moved[direction] * dtype.itemsize // 2
             yield Case(
                 "depthwise_conv2d",
                 text,
-                "float32",
+                str(dtype).removeprefix("torch."),
                 direction,
                 build,
                 {"opswap": layout},
                 payload,
-                _TOLERANCE,
+                _TOLERANCES[dtype],
             )
 
 
 def _build(
-    shape: tuple[int, ...], taps: tuple[int, int], stride: int, dilation: int, layout: str, direction: str
+    shape: tuple[int, ...],
+    taps: tuple[int, int],
+    stride: int,
+    dilation: int,
+    layout: str,
+    dtype: torch.dtype,
+    direction: str,
 ) -> dict[str, Step]:
-    x = torch.randn(shape).contiguous(memory_format=LAYOUTS[layout]).requires_grad_()
-    weight = torch.randn(shape[1], 1, *taps).to(memory_format=torch.channels_last)
+    x = torch.randn(shape).to(dtype).contiguous(memory_format=LAYOUTS[layout]).requires_grad_()
+    weight = torch.randn(shape[1], 1, *taps).to(dtype).to(memory_format=torch.channels_last)
     leaves = (x, weight.requires_grad_())
     window = (None, stride, tuple(k // 2 * dilation for k in taps), dilation)
     forms = {
