@@ -85,9 +85,9 @@ def test_backward_inside_autocast_and_again(dtype: torch.dtype) -> None:
         inside = torch.autograd.grad(output, (x, w), grad, retain_graph=True)
         assert counts() == (BOTH, {})
         twice = torch.autograd.grad(output, (x, w), grad, create_graph=True)
-    for a, b in zip(inside, twice, strict=True):
-        assert a.dtype is b.dtype is torch.float32
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+    assert {t.dtype for t in (*inside, *twice)} == {torch.float32}
+    torch.testing.assert_close(twice[0], inside[0], rtol=2e-2, atol=2e-2)  # rounded to 16 bits
+    torch.testing.assert_close(twice[1], inside[1], rtol=1e-4, atol=1e-4)
     again = torch.autograd.grad(twice[0].sum() + twice[1].sum(), (x, w))
     exact = [t.detach().double().requires_grad_() for t in (x, w)]
     first = torch.autograd.grad(stock(*exact, None, 1, 1), exact, grad.double(), create_graph=True)
@@ -117,7 +117,9 @@ def test_what_stays_torchs(dtype: torch.dtype) -> None:
         assert depthwise_able(layer, x) and depthwise_able(layer, x.to(dtype))
         assert not depthwise_able(layer, x.double())
         assert not depthwise_able(layer, x.contiguous()) and not depthwise_able(layer, x[:, :4])
+        opswap.reset_stats()
         wide = F.depthwise_conv2d(x.double(), w.double(), b.double())
+        assert wide.dtype is torch.float64 and counts() == ({"depthwise_conv2d": 1}, {})
         torch.testing.assert_close(wide, stock(x.double(), w.double(), b.double(), 1, 0))
         assert not depthwise_able(copy.deepcopy(layer).to(dtype), x)
         assert torch.equal(F.depthwise_conv2d(x, w.to(dtype)), T.conv2d(x, w.to(dtype), groups=12))

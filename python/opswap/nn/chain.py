@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from opswap._torch import add_to_each, any_global_hook
 from opswap.ops._function import plain_eager, without_autocast
 from opswap.ops.chain import try_chain, try_folded
-from opswap.ops.depthwise import depthwise_able, depthwise_conv2d
 from opswap.ops.norm import activate, is_watched
 from opswap.ops.reduced_precision import output_dtype
 
@@ -156,20 +155,12 @@ def _try_cast(chain: Callable[..., Any], input: Tensor, links: Sequence[FoldedLi
         return output if output is NotImplemented else output.to(dtype)
 
 
-def _convolved(convolution: nn.Conv2d, input: Tensor) -> Tensor:
-    """Depthwise ones, which torch computes slowly in 16 bits, by the kernel if it can."""
-    if convolution.groups > 1 and depthwise_able(convolution, input):
-        options = (convolution.stride, convolution.padding, convolution.dilation)
-        return depthwise_conv2d(input, convolution.weight, convolution.bias, *options)
-    return convolution(input)
-
-
 def _apply_parts(input: Tensor, links: Sequence[FoldedLink]) -> Tensor:
     """Each convolution, and each normalisation with its activation, for itself."""
     if _grad_enabled():
         _drop_frozen(links[0][0])
     for convolution, norm, activation in links:
-        input = _convolved(convolution, input)
+        input = convolution(input)
         # No other code reads the result of the convolution.
         if norm is not None:
             alone = not norm.training and not (_grad_enabled() and input.requires_grad)
