@@ -44,7 +44,12 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_swapped_models_record_no_graph(name: str, every_rule_applies: None) -> None:
+@pytest.mark.parametrize("slow", [False, True], ids=["", "16 bits are slow"])
+def test_swapped_models_record_no_graph(
+    name: str, slow: bool, every_rule_applies: None, request: pytest.FixtureRequest
+) -> None:
+    if slow:
+        request.getfixturevalue("every_half_is_slow")
     formats = (torch.contiguous_format, torch.channels_last)
     for training, format, dtype in itertools.product((True, False), formats, (torch.float32, torch.bfloat16)):
         stock = nn.Sequential(*copy.deepcopy(MODELS[name])).train(training).to(dtype).to(memory_format=format)

@@ -271,6 +271,8 @@ def _try_kernel(input: Any, weight: Any, bias: Any, *window: Any) -> Any:
         if records and (_transforms() or _is_tracing()):  # from which a Function would hide what it calls
             return NotImplemented
         if _is_autocast("cpu") and input.dtype is not torch.float64:
+            if not _core.depthwise_fits(input, weight, bias, *window):
+                return NotImplemented  # before a conversion in vain
             input = input.to(torch.get_autocast_dtype("cpu"))
             if records and weight.dtype is not input.dtype:
                 weight = weight.clone()  # as the copy that autocast makes, it may change before the backward

@@ -272,6 +272,16 @@ def _exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
+def _computed(layer: _Window | _Product, tensors: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    """What the layer makes of input, weight and bias, recorded for autograd if need be."""
+    input, weight, bias = (*tensors, None)[:3]
+    if needs_graph(tensors):
+        input, weight = _kept((input, weight), dtype)
+        return _apply(input, weight, bias, layer, dtype)
+    with without_autocast():
+        return layer.forward(input.float(), weight.float(), _float(bias)).to(dtype)
+
+
 def _reduced_conv2d(tensors: tuple[Tensor, ...], options: Any, dtype: torch.dtype) -> Tensor:
     input, weight, bias = (*tensors, None)[:3]
     stride, padding, dilation, groups = options
@@ -280,9 +290,7 @@ def _reduced_conv2d(tensors: tuple[Tensor, ...], options: Any, dtype: torch.dtyp
     if not _compiling():
         count_kernel("conv2d")
     if numbers is not None:
-        if needs_graph(tensors):
-            input, weight = _kept((input, weight), dtype)
-        return _apply(input, weight, bias, _Window(stride, numbers, dilation, groups), dtype)
+        return _computed(_Window(stride, numbers, dilation, groups), tensors, dtype)
     with torch.autocast("cpu", enabled=False):
         return torch_functional.conv2d(input.float(), weight.float(), _float(bias), *options).to(dtype)
 
@@ -314,8 +322,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if dtype is None:
         return torch_functional.linear(input, weight, bias)
     if not _compiling() and weight.dim() == 2 and input.dim() and plain_eager():
-        if needs_graph(tensors):
-            input, weight = _kept((input, weight), dtype)
-        return _apply(input, weight, bias, _PRODUCT, dtype)
+        return _computed(_PRODUCT, tensors, dtype)
     with torch.autocast("cpu", enabled=False):
         return torch_functional.linear(input.float(), weight.float(), _float(bias)).to(dtype)
