@@ -151,7 +151,7 @@ def test_non_finite_values_stay_where_they_belong(
         (x, grad)[at][0, 8, 2, 2] = value
         exact = all_results([t.double() for t in (x, w, b)], grad.double(), stride, 1)
         for ours, e in zip(kernel_results((x, w, b), grad, stride, 1), exact, strict=True):
-            torch.testing.assert_close(ours, e.to(dtype), equal_nan=True, rtol=2e-2, atol=1e-5)
+            torch.testing.assert_close(ours, e.to(dtype), equal_nan=True)
 
 
 def test_padding_is_no_zero_times_an_infinite_tap(tier: str) -> None:
