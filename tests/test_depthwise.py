@@ -139,6 +139,24 @@ def test_padding_in_words(padding: str, side: int, dilation: int) -> None:
     assert_as_torch(x, w, b, padding=padding, dilation=dilation, kernel=True)
 
 
+@pytest.mark.parametrize("dilation", [(2,), [2], (1, 1, 1), (), 1.5, "2"], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_in_words_beside_an_odd_dilation(dilation: Any, dtype: torch.dtype) -> None:
+    """One number for both directions is right; what torch refuses is refused in its words."""
+    x, w, b = (t.detach().to(dtype) for t in make(2, 12, 9, 7, 3))
+    options = {"padding": "same", "dilation": dilation}
+    try:
+        expected = torch.nn.functional.conv2d(x, w, b, groups=12, **options)
+    except (RuntimeError, TypeError) as error:
+        for function, groups in ((F.depthwise_conv2d, {}), (F.conv2d, {"groups": 12})):
+            with pytest.raises(type(error)) as caught:
+                function(x, w, b, **options, **groups)
+            assert str(caught.value)[:30] == str(error)[:30]
+        return
+    for output in (F.depthwise_conv2d(x, w, b, **options), F.conv2d(x, w, b, groups=12, **options)):
+        torch.testing.assert_close(output, expected)
+
+
 @pytest.mark.usefixtures("served")
 def test_slices_of_more_channels() -> None:
     """As of split: the gradient reaches the slice alone, and nothing is written to the channels beside it."""

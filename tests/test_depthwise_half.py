@@ -58,6 +58,24 @@ def test_public_function(dtype: torch.dtype, k: Any, window: tuple[Any, ...]) ->
             assert layout_of(ours) == layout_of(theirs)
 
 
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("inside", [False, True], ids=["of 16 bits", "under autocast"])
+def test_padding_in_words(dtype: torch.dtype, padding: str, inside: bool) -> None:
+    leaves = [
+        t.detach().to(torch.float32 if inside else dtype).requires_grad_() for t in make(2, 12, 9, 11, 5)
+    ]
+    for function in (F.depthwise_conv2d, lambda *t, **options: F.conv2d(*t, groups=12, **options)):
+        found = []
+        for given in (padding, 2 if padding == "same" else 0):
+            opswap.reset_stats()
+            with torch.autocast("cpu", dtype, enabled=inside):
+                output = function(*leaves, padding=given)
+            found.append(results(output, leaves, torch.ones_like(output)))
+            assert counts() == (BOTH, {})
+        for word, number in zip(*found, strict=True):
+            assert torch.equal(word, number)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("wide", [False, True], ids=["of 16 bits", "of 32"])
 def test_autocast(dtype: torch.dtype, wide: bool, stride: int) -> None:

@@ -17,11 +17,13 @@ from ._layout import is_strided, suggest_memory_format
 
 __all__ = [
     "BLOCK",
+    "HALVES",
     "Pair",
     "gradient_overruns",
     "library_backward",
     "padding_numbers",
     "pair",
+    "rounded",
     "strided_conv2d",
     "taps_of",
 ]
@@ -29,6 +31,7 @@ __all__ = [
 Pair = int | Sequence[int]
 
 BLOCK = 16  # channels of a block of the convolution library with AVX-512; 8 with AVX2
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def taps_of(module: nn.Conv2d) -> tuple[int, ...]:
@@ -53,11 +56,12 @@ def padding_numbers(
     """
     if padding == "valid":
         return [0, 0]
-    if isinstance(padding, str) and (padding != "same" or pair(stride) != [1, 1]):
-        return None
     if not isinstance(padding, str):
         return pair(padding)
-    total = [d * (k - 1) for d, k in zip(pair(dilation), taps, strict=True)]
+    steps = [dilation] * 2 if isinstance(dilation, int) else dilation
+    if padding != "same" or pair(stride) != [1, 1] or not isinstance(steps, (tuple, list)) or len(steps) != 2:
+        return None  # the last two: what torch refuses, or one number for both, which is rare
+    total = [d * (k - 1) for d, k in zip(steps, taps, strict=True)]
     return None if any(t % 2 for t in total) else [t // 2 for t in total]
 
 
@@ -138,3 +142,8 @@ def library_backward(
     return torch.ops.aten.convolution_backward(
         grad_output, input, weight, [weight.shape[0]], *options, list(mask)
     )
+
+
+def rounded(gradients: Sequence[Tensor | None], dtypes: Sequence[torch.dtype]) -> tuple[Tensor | None, ...]:
+    """Gradients computed in float32, each in the dtype of its tensor."""
+    return tuple([None if g is None else g.to(d) for g, d in zip(gradients, dtypes, strict=True)])

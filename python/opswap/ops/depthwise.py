@@ -21,7 +21,7 @@ from torch.autograd import Function
 from opswap import _core
 from opswap._torch import constant_in_graphs, functorch_active
 
-from ._convolution import Pair, library_backward, padding_numbers, pair, taps_of
+from ._convolution import HALVES, Pair, library_backward, padding_numbers, pair, rounded, taps_of
 from ._convolution_operator import ConvolutionOperator
 from ._function import (
     DeclinedError,
@@ -92,8 +92,7 @@ _operator = ConvolutionOperator(
     _core.plain_depthwise,
     _core.plain_depthwise_backward,
 )
-_HALVES = (torch.bfloat16, torch.float16)
-_DTYPES = (torch.float32, torch.float64, *_HALVES)
+_DTYPES = (torch.float32, torch.float64, *HALVES)
 _SIDES = (1, 3, 5, 7, 9)
 
 
@@ -113,12 +112,11 @@ def _reference_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, *window: Any
 ) -> tuple[Tensor | None, ...]:
     """As `_kernel_backward` by torch, of 16 bits in float32. Differentiable."""
-    if input.dtype not in _HALVES:
+    if input.dtype not in HALVES:
         return library_backward(grad_output, input, weight, *window)
     with without_autocast():
         gradients = library_backward(grad_output.float(), input.float(), weight.float(), *window)
-    dtypes = (input.dtype, weight.dtype, weight.dtype)
-    return tuple([None if g is None else g.to(d) for g, d in zip(gradients, dtypes, strict=True)])
+    return rounded(gradients, (input.dtype, weight.dtype, weight.dtype))
 
 
 def depthwise_wins() -> bool:
@@ -195,7 +193,7 @@ def _read_alike(input: Any, weight: Any) -> bool:
     if input.dtype is torch.float64 or not _is_autocast("cpu"):
         return input.dtype is weight.dtype
     dtype = torch.get_autocast_dtype("cpu")
-    return dtype in _HALVES and weight.dtype in (torch.float32, dtype) and input.dtype in _DTYPES
+    return dtype in HALVES and weight.dtype in (torch.float32, dtype) and input.dtype in _DTYPES
 
 
 def _supports(input: Any, weight: Any, bias: Any, *window: Any) -> bool:
@@ -248,15 +246,16 @@ def depthwise_fits(
     input: Any,
     weight: Any,
     bias: Any,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
+    stride: Pair,
+    padding: Pair | str,
+    dilation: Pair,
     groups: int,
 ) -> bool:
     """`depthwise_able` for a call of torch.nn.functional.conv2d with as many groups as channels."""
-    if _compiling() or reference_forced() or not isinstance(weight, Tensor) or weight.shape[0] != groups:
+    if _compiling() or reference_forced() or not isinstance(weight, Tensor) or weight.dim() != 4:
         return False
-    fits = _supports(input, weight, bias, stride, padding, dilation)
+    zeros = _zeros(padding, weight.shape[2:], stride, dilation)
+    fits = weight.shape[0] == groups and _supports(input, weight, bias, stride, zeros, dilation)
     return fits and not _is_slower(input, weight)
 
 

@@ -21,7 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import half_instructions
 
-from ._convolution import Pair, library_backward, padding_numbers, pair
+from ._convolution import HALVES, Pair, library_backward, padding_numbers, pair, rounded
 from ._derivatives import read_by_gradients
 from ._function import base_apply, needs_graph, plain_eager, tracing, without_autocast
 from ._stats import count_kernel, count_reference, reference_forced
@@ -31,8 +31,7 @@ from .pointwise import FEW_WEIGHTS, pointwise_conv2d
 
 __all__ = ["conv2d", "linear", "output_dtype", "slow_dtype"]
 
-_HALVES = (torch.bfloat16, torch.float16)
-_CASTS = (torch.float32, *_HALVES)  # what autocast converts
+_CASTS = (torch.float32, *HALVES)  # what autocast converts
 _compiling = torch.compiler.is_compiling
 _is_autocast = torch.is_autocast_enabled
 
@@ -40,8 +39,8 @@ _INSTRUCTIONS = half_instructions()
 # The dtypes whose convolutions and products are slower than those of float32 here; of depthwise convolutions with a
 # stride that no kernel supports these are all, since torch's library computes their gradient of the input in ten times
 # as long.
-SLOW = frozenset[torch.dtype]() if _INSTRUCTIONS is None else frozenset(_HALVES) - _INSTRUCTIONS
-SLOW_DEPTHWISE = frozenset[torch.dtype]() if _INSTRUCTIONS is None else frozenset(_HALVES)
+SLOW = frozenset[torch.dtype]() if _INSTRUCTIONS is None else frozenset(HALVES) - _INSTRUCTIONS
+SLOW_DEPTHWISE = frozenset[torch.dtype]() if _INSTRUCTIONS is None else frozenset(HALVES)
 
 
 def slow_dtype(dtype: torch.dtype, depthwise_stride: bool = False) -> bool:
@@ -85,11 +84,6 @@ def _kept(tensors: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, T
     """
     first, second = [t if t.dtype is dtype else t.clone() for t in tensors]
     return first, second
-
-
-def _rounded(gradients: Sequence[Tensor | None], dtypes: Sequence[torch.dtype]) -> tuple[Tensor | None, ...]:
-    """Each gradient in the dtype of its tensor."""
-    return tuple([None if g is None else g.to(d) for g, d in zip(gradients, dtypes, strict=False)])
 
 
 class _Window:
@@ -182,7 +176,7 @@ class Reduced(Function):
         input, weight = ctx.saved_tensors
         with without_autocast():
             gradients = ctx.layer.backward(grad_output.float(), input, weight, ctx.needs_input_grad[:3])
-            return *_rounded(gradients, ctx.dtypes), None, None
+            return *rounded(gradients, ctx.dtypes), None, None
 
 
 _apply = base_apply(Reduced)
@@ -246,12 +240,12 @@ def conv2d(
             return recorded
     if _exporting():
         return torch_functional.conv2d(input, weight, bias, *options)
-    if _is_depthwise(input, weight, groups) and depthwise_fits(
-        input, weight, bias, stride, padding, dilation, groups
-    ):
-        return depthwise_conv2d(input, weight, bias, stride, padding, dilation)
     strided = _is_strided_depthwise(input, weight, stride, groups)
     dtype = None if reference_forced() else output_dtype(tensors, strided)
+    if _is_depthwise(input, weight, groups) and (
+        dtype is None or depthwise_fits(input, weight, bias, stride, padding, dilation, groups)
+    ):
+        return depthwise_conv2d(input, weight, bias, stride, padding, dilation)
     if dtype is not None:
         return _reduced_conv2d(tensors, options, dtype)
     if weight.dim() == 4 and not _is_autocast("cpu"):
@@ -261,8 +255,6 @@ def conv2d(
                 return output
         if weight.shape[2:] == (1, 1) and groups == 1 and _is_none(padding, stride):
             return pointwise_conv2d(input, weight, bias, stride)
-        if _is_depthwise(input, weight, groups):
-            return depthwise_conv2d(input, weight, bias, stride, padding, dilation)
     if not _compiling():
         count_reference("conv2d")
     return torch_functional.conv2d(input, weight, bias, *options)

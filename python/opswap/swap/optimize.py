@@ -23,7 +23,7 @@ from opswap.ops._layout import suggest_memory_format
 
 from .api import select_rules, swap
 from .capture.dry_run import DryRuns
-from .capture.quiet import copied_inputs, generators_kept, quiet_copy
+from .capture.quiet import contiguous_inputs, copied_inputs, generators_kept, quiet_copy
 from .planning.contiguity import Contiguity
 from .planning.gains import losing_formats
 from .planning.planner import make_plan
@@ -186,6 +186,9 @@ class _Work:
         inputs = self.inputs
         if any(map(_in_channels_last, (*stock.parameters(), *tree_leaves(inputs)))):
             swap(stock, rules=MENDS)
+        dense = contiguous_inputs(inputs)
+        if dense is not None and not _runs(stock, inputs):
+            inputs = dense  # those that the original model takes
         swap(swapped, exact=self.exact, example_inputs=inputs)
         self.times = in_turn({_STOCK: _Step(stock, inputs)})
         if self.reuse:
@@ -237,6 +240,14 @@ class _Work:
         if slower:
             return None, f"slower in channels_last: {', '.join(slower)}"
         return _LAST, "channels_last, by rule: pass example_inputs to measure"
+
+
+def _runs(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
+    try:
+        step(model, copied_inputs(inputs))
+    except Exception:
+        return False
+    return True
 
 
 class _Step:

@@ -20,7 +20,7 @@ from ..graph.metadata import ancestors
 from ..runtime.lists import Listed, is_listed, names_in
 from .dry_run import DryRuns
 from .paths import Capture
-from .quiet import copied_inputs, draws_undone, leaves_out, quiet_call
+from .quiet import contiguous_inputs, copied_inputs, draws_undone, leaves_out, quiet_call
 from .results import Results, SizesOnly
 from .shell import Shell
 
@@ -32,6 +32,7 @@ class ModelInputs:
 
     It is a copy that is called, without the hooks of the user: a hook that changes sizes is not seen. A model that
     needs its hooks, as one that collects its features with them, is seen as far as it runs without, with a warning.
+    One that does not run on tensors in channels_last, which the swapped one takes, is called with contiguous ones.
 
     Raises: ValueError if the model cannot be copied or does not run on them.
     """
@@ -39,24 +40,33 @@ class ModelInputs:
     def __init__(self, model: nn.Module, example_inputs: tuple[Any, ...]) -> None:
         if not isinstance(example_inputs, tuple):
             raise TypeError(f"example_inputs must be a tuple, got {type(example_inputs).__name__}")
-        self._seen: dict[nn.Module, dict[str, Any]] = {}
         self._left_out = False  # a hook of the user
-        self._results = Results()
         self._dry: dict[frozenset[nn.Module], DryRuns] = {}
         # torch imports it for the first tensor without data. In the middle of a trace it would take the functions that
         # the trace puts in place for torch's own, and look through every module by way of its dictionary from then on.
         load_compiler()
-        try:
-            self._run(model, example_inputs)
-        except Exception as error:
-            if not self._left_out:
+        error = self._stops(model, example_inputs)
+        if error is not None and not self._left_out:
+            dense = contiguous_inputs(example_inputs)
+            if dense is None or (self._stops(model, dense) is not None and not self._left_out):
                 raise ValueError(f"the model does not run on example_inputs: {error}") from error
+        if error is not None and self._left_out:
             what = f"{type(error).__name__}: {error}"
             warnings.warn(
                 f"without its hooks the model stops on example_inputs with {what}; later sizes are not known",
                 RuntimeWarning,
                 stacklevel=5,
             )
+
+    def _stops(self, model: nn.Module, inputs: tuple[Any, ...]) -> Exception | None:
+        """Notes a run; what it raised, None if nothing."""
+        self._seen: dict[nn.Module, dict[str, Any]] = {}
+        self._results = Results()
+        try:
+            self._run(model, inputs)
+        except Exception as error:
+            return error
+        return None
 
     def _run(self, model: nn.Module, example_inputs: tuple[Any, ...]) -> None:
         noting = True

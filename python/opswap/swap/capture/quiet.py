@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from opswap._dispatch_mode import DispatchMode
 from opswap._draws import generators_kept
 from opswap._torch import is_compiled_module, tree_map
+from opswap.ops._layout import is_strided, suggest_memory_format
 
 from .shell import Shell, computes, own_hooks
 
 __all__ = [
     "Draws",
+    "contiguous_inputs",
     "copied_inputs",
     "draws_undone",
     "generators_kept",
@@ -95,6 +97,23 @@ def _copied(tensor: Tensor) -> Tensor:
         return nn.Parameter(twin, tensor.requires_grad)
     twin.requires_grad_(tensor.requires_grad)
     return twin if tensor.is_leaf else twin.clone()  # which code may write to
+
+
+def contiguous_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The inputs with contiguous copies of images in channels_last; None if there are no such."""
+    copied = False
+
+    def dense(value: Any) -> Any:
+        nonlocal copied
+        if not isinstance(value, Tensor) or not is_strided(value) or value.is_contiguous():
+            return value
+        if suggest_memory_format(value) is not torch.channels_last:
+            return value
+        copied = True
+        return value.detach().contiguous().requires_grad_(value.requires_grad)
+
+    twins = tree_map(dense, inputs)
+    return twins if copied else None
 
 
 def seed_generators(seed: int) -> None:

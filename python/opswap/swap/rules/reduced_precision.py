@@ -15,8 +15,6 @@ from ..rule import Replacement, Rule
 
 __all__ = ["RULES"]
 
-_HALVES = (torch.bfloat16, torch.float16)
-
 
 def _dtype_of(weight: Tensor) -> torch.dtype:
     """What a layer with this weight computes in: autocast's dtype, if the model is swapped under autocast."""
