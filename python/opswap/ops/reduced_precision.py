@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -29,7 +29,16 @@ from .conv import dense_conv2d, faster_gradients, recorded_conv2d
 from .depthwise import depthwise_conv2d, depthwise_fits
 from .pointwise import FEW_WEIGHTS, pointwise_conv2d
 
-__all__ = ["conv2d", "linear", "output_dtype", "slow_dtype"]
+__all__ = [
+    "conv2d",
+    "depthwise_or_float32",
+    "float32_able",
+    "float32_fits",
+    "linear",
+    "output_dtype",
+    "pointwise_or_float32",
+    "slow_dtype",
+]
 
 _CASTS = (torch.float32, *HALVES)  # what autocast converts
 _compiling = torch.compiler.is_compiling
@@ -71,6 +80,44 @@ def output_dtype(tensors: Sequence[Tensor], depthwise_stride: bool = False) -> t
         if t.dtype is not dtype or not t.is_cpu:
             return None
     return dtype
+
+
+def float32_fits(input: Any, weight: Any, bias: Any, groups: int = 1, stride: Any = 1) -> bool:
+    """True under autocast to a dtype that is slow here: `conv2d` computes this call in float32."""
+    if not (SLOW or SLOW_DEPTHWISE) or not _is_autocast("cpu") or not isinstance(input, Tensor):
+        return False
+    if not isinstance(weight, Tensor) or not isinstance(bias, (Tensor, type(None))):
+        return False
+    strided = _is_strided_depthwise(input, weight, stride, groups)
+    return output_dtype((input, weight) if bias is None else (input, weight, bias), strided) is not None
+
+
+def float32_able(module: nn.Conv2d, input: Any) -> bool:
+    """`float32_fits` for the parameters and the options of a module."""
+    if not (SLOW or SLOW_DEPTHWISE) or not _is_autocast(
+        "cpu"
+    ):  # before a weight that may be made at each read
+        return False
+    if module.padding_mode != "zeros" or "_conv_forward" in module.__dict__:
+        return False
+    return float32_fits(input, module.weight, module.bias, module.groups, module.stride)
+
+
+def pointwise_or_float32(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
+    """`pointwise_conv2d`, or `conv2d` in what `float32_fits`."""
+    if float32_fits(input, weight, bias):
+        return conv2d(input, weight, bias, stride)
+    return pointwise_conv2d(input, weight, bias, stride)
+
+
+def depthwise_or_float32(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair | str, dilation: Pair
+) -> Tensor:
+    """`depthwise_conv2d`, or `conv2d` in what `float32_fits`."""
+    groups = weight.shape[0]
+    if float32_fits(input, weight, bias, groups, stride):
+        return conv2d(input, weight, bias, stride, padding, dilation, groups)
+    return depthwise_conv2d(input, weight, bias, stride, padding, dilation)
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:

@@ -10,15 +10,17 @@ from opswap.ops._convolution import BLOCK, strided_conv2d, taps_of
 from opswap.ops.conv import conv_able, module_window, why_kept
 from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, module_overruns, pointwise_wins, takes_pixels
+from opswap.ops.reduced_precision import depthwise_or_float32, float32_able, pointwise_or_float32
 
 from ..rule import Replacement, Rule
 
 __all__ = ["RULES", "WINDOWS", "large"]
 
 _POINTWISE = Replacement(
-    "(module_overruns(m0, x0) or takes_pixels(m0, x0))",
+    "(module_overruns(m0, x0) or float32_able(m0, x0) or takes_pixels(m0, x0))",
     "pointwise_conv2d(x0, m0.weight, m0.bias, m0.stride)",
-    {f.__name__: f for f in (takes_pixels, module_overruns, F.pointwise_conv2d)},
+    {f.__name__: f for f in (takes_pixels, module_overruns, float32_able)}
+    | {"pointwise_conv2d": pointwise_or_float32},
 )
 _MENDED = Replacement(
     "module_overruns(m0, x0)",
@@ -26,14 +28,14 @@ _MENDED = Replacement(
     {f.__name__: f for f in (module_overruns, strided_conv2d)},
 )
 _DEPTHWISE = Replacement(
-    "depthwise_able(m0, x0)",
+    "(float32_able(m0, x0) or depthwise_able(m0, x0))",
     "depthwise_conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {"depthwise_able": depthwise_able, "depthwise_conv2d": F.depthwise_conv2d},
+    {f.__name__: f for f in (float32_able, depthwise_able)} | {"depthwise_conv2d": depthwise_or_float32},
 )
 _DENSE = Replacement(
-    "conv_able(m0, x0)",
+    "(float32_able(m0, x0) or conv_able(m0, x0))",
     "conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {"conv_able": conv_able, "conv2d": F.conv2d},
+    {f.__name__: f for f in (float32_able, conv_able, F.conv2d)},
 )
 
 

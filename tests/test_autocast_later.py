@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""Convolutions of models that were swapped in float32, and run under autocast to a dtype that is slow here."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as T
+from torch import Tensor, nn
+
+import opswap
+from counted import counts
+from inputs import layout_of
+from opswap.ops import reduced_precision
+from opswap.ops.reduced_precision import float32_able
+from twins import twins
+
+pytestmark = pytest.mark.usefixtures("every_rule_applies", "every_half_is_slow")
+LAST = torch.channels_last
+OWN = {"pointwise_conv", "depthwise_conv", "conv2d"}
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+class Call(nn.Module):
+    """The convolution as a call of torch's function."""
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.options = (layer.stride, layer.padding, layer.dilation, layer.groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return T.conv2d(x, self.weight, self.bias, *self.options)
+
+
+LAYERS: dict[str, Callable[[], nn.Conv2d]] = {
+    "1x1": lambda: nn.Conv2d(24, 20, 1),
+    "1x1, no bias": lambda: nn.Conv2d(24, 20, 1, bias=False),
+    "1x1, stride": lambda: nn.Conv2d(24, 24, 1, 2),
+    "few channels": lambda: nn.Conv2d(8, 8, 1, (2, 1)),
+    "3x3": lambda: nn.Conv2d(64, 64, 3, padding=1),
+    "3x3, stride": lambda: nn.Conv2d(64, 64, 3, 2, bias=False),
+    "13x1": lambda: nn.Conv2d(64, 72, (13, 1)),
+    "dilation": lambda: nn.Conv2d(64, 64, 3, padding="same", dilation=2),
+    "depthwise": lambda: nn.Conv2d(24, 24, 3, padding=1, groups=24),
+    "depthwise, stride": lambda: nn.Conv2d(24, 24, 3, 2, 1, groups=24),
+    "depthwise, 5x5": lambda: nn.Conv2d(24, 24, 5, padding="same", groups=24, bias=False),
+}
+FORMS = {"module": nn.Sequential, "call": lambda layer: nn.Sequential(Call(layer))}
+
+
+def swapped(stock: nn.Module) -> nn.Module:
+    model = opswap.swap(copy.deepcopy(stock))
+    if not OWN & {s.rule for s in opswap.report(model).swapped}:
+        pytest.skip("the tiers of this CPU have no kernels for it")
+    return model
+
+
+def images(channels: int = 24, memory_format: torch.memory_format = LAST) -> Tensor:
+    return torch.randn(3, channels, 15, 13).contiguous(memory_format=memory_format)
+
+
+def gradients(output: Tensor, model: nn.Module, x: Tensor, grad: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(output, [x, *model.parameters()], grad))
+
+
+def assert_rounded(ours: Tensor, wide: Tensor, dtype: torch.dtype) -> None:
+    """As the wide one rounded to dtype, by the largest of its values."""
+    torch.testing.assert_close(
+        ours.float(), wide, rtol=0, atol=2 * torch.finfo(dtype).eps * float(wide.abs().max())
+    )
+
+
+@pytest.mark.parametrize("memory_format", [LAST, torch.contiguous_format], ids=["last", "contiguous"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_computed_in_float32(layer: str, form: str, memory_format: Any, dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    stock = FORMS[form](LAYERS[layer]())
+    model = swapped(stock)
+    x = images(LAYERS[layer]().in_channels, memory_format).requires_grad_()
+    opswap.reset_stats()
+    with torch.autocast("cpu", dtype):
+        output = model(x)
+        expected = stock(x)
+    kernels, references = counts()
+    assert kernels.get("conv2d", 0) + kernels.get("depthwise_conv2d", 0) == 1 and not references
+    assert output.dtype is dtype and output.stride() == expected.stride()
+    wide = stock(x)
+    assert_rounded(output.detach(), wide.detach(), dtype)
+    grad = torch.randn_like(wide).to(dtype)
+    ours = gradients(output, model, x, grad)
+    assert layout_of(ours[0]) == layout_of(x)
+    for one, other in zip(ours, gradients(wide, stock, x, grad.float()), strict=True):
+        assert one.dtype is torch.float32
+        assert_rounded(one, other, dtype)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_without_a_graph_and_inside_of_inference(layer: str, dtype: torch.dtype) -> None:
+    stock = nn.Sequential(LAYERS[layer]())
+    model = swapped(stock)
+    x = images(model[0].in_channels)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), torch.autocast("cpu", dtype):
+            opswap.reset_stats()
+            output = model(x)
+            assert output.dtype is dtype and not output.requires_grad and not counts()[1]
+        assert_rounded(output.clone(), stock(x).detach(), dtype)
+
+
+def test_in_float32_nothing_changes() -> None:
+    """Without autocast, in float64, and under another dtype of autocast the kernels are those of before."""
+    model = swapped(nn.Sequential(nn.Conv2d(24, 20, 1)))
+    for module, x in ((model, images()), (copy.deepcopy(model).double(), images().double())):
+        opswap.reset_stats()
+        module(x)
+        assert counts() == ({"pointwise_conv2d": 1}, {})
+    opswap.reset_stats()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = copy.deepcopy(model).double()(images().double())
+    assert output.dtype is torch.float64 and "conv2d" not in counts()[0]
+
+
+def test_not_on_a_cpu_with_instructions(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    model = swapped(nn.Sequential(nn.Conv2d(24, 20, 1)))
+    stock = opswap.unswap(copy.deepcopy(model))
+    for name in ("SLOW", "SLOW_DEPTHWISE"):
+        monkeypatch.setattr(reduced_precision, name, frozenset())
+    x = images()
+    with torch.autocast("cpu", dtype):
+        assert not float32_able(model[0], x)
+        assert torch.equal(model(x), stock(x))
+    assert "conv2d" not in counts()[0]
+
+
+def test_what_stays_torchs(dtype: torch.dtype) -> None:
+    """Integers, float64 and another device; padding with other values than zeros; a method of the user's own."""
+    layer, x = nn.Conv2d(24, 20, 1), images()
+    reflects = nn.Conv2d(24, 20, 3, padding=1, padding_mode="reflect")
+    own = nn.Conv2d(24, 20, 1)
+    own._conv_forward = lambda *args: nn.Conv2d._conv_forward(own, *args) + 1
+    assert not float32_able(layer, x)
+    with torch.autocast("cpu", dtype):
+        assert float32_able(layer, x) and float32_able(layer, x.to(dtype))
+        assert not float32_able(layer, x.double()) and not float32_able(layer, x.long())
+        assert not float32_able(layer, x.to("meta")) and not float32_able(layer, "x")
+        assert not float32_able(reflects, x) and not float32_able(own, x)
+        assert not float32_able(copy.deepcopy(layer).double(), x)
+    with torch.autocast("cpu", enabled=False):
+        assert not float32_able(layer, x)
+
+
+class Net(nn.Module):
+    """Convolutions of every kind, alone and in a chain, with a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(8, 24, 3, 2, bias=False)
+        self.body = nn.Sequential(
+            nn.Conv2d(24, 24, 1, bias=False),
+            nn.BatchNorm2d(24),
+            nn.ReLU(),
+            nn.Conv2d(24, 24, 3, 2, 1, groups=24, bias=False),
+            nn.BatchNorm2d(24),
+        )
+        self.last = nn.Conv2d(24, 16, 1)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.last(self.body(self.stem(x).relu())).mean((2, 3)))
+
+
+def run(model: nn.Module, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        return model(x)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_network(train: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    stock = Net().train(train)
+    model = swapped(stock)
+    x = torch.randn(8, 8, 33, 33).contiguous(memory_format=LAST)
+    wide = run(stock, x, None)
+    for twin in (model, *twins(model)):
+        opswap.reset_stats()
+        output = run(twin, x, dtype)
+        assert not {"pointwise_conv2d", "depthwise_conv2d"} & counts()[1].keys()
+        torch.testing.assert_close(output.float(), wide, rtol=0.05, atol=0.05)
+        output.float().sum().backward()
+        assert {p.grad.dtype for p in twin.parameters()} == {torch.float32}
+    torch.testing.assert_close(run(model.eval(), x, None), run(stock.eval(), x, None), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("layer", ["1x1", "3x3", "depthwise, stride"])
+def test_compiled(layer: str) -> None:
+    torch._dynamo.reset()
+    model = swapped(nn.Sequential(LAYERS[layer]()))
+    x = images(model[0].in_channels)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    output = run(compiled, x, torch.bfloat16)
+    assert output.dtype is torch.bfloat16
+    torch.testing.assert_close(output, run(model, x, torch.bfloat16), rtol=2e-2, atol=2e-2)
