@@ -159,6 +159,21 @@ def test_what_stays_torchs(dtype: torch.dtype) -> None:
         assert not float32_able(layer, x)
 
 
+def test_a_weight_that_draws_is_read_as_often_as_by_torch(dtype: torch.dtype) -> None:
+    class Noisy(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return weight + torch.randn_like(weight)
+
+    stock = nn.Sequential(nn.Conv2d(24, 20, 1))
+    torch.nn.utils.parametrize.register_parametrization(stock[0], "weight", Noisy())
+    model, x = opswap.swap(copy.deepcopy(stock)), images()
+    with torch.autocast("cpu", dtype):
+        torch.manual_seed(4)
+        expected = stock(x)
+        torch.manual_seed(4)
+        assert torch.equal(model(x), expected)
+
+
 class Net(nn.Module):
     """Convolutions of every kind, alone and in a chain, with a head."""
 

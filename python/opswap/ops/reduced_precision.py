@@ -94,13 +94,10 @@ def float32_fits(input: Any, weight: Any, bias: Any, groups: int = 1, stride: An
 
 def float32_able(module: nn.Conv2d, input: Any) -> bool:
     """`float32_fits` for the parameters and the options of a module."""
-    if not (SLOW or SLOW_DEPTHWISE) or not _is_autocast(
-        "cpu"
-    ):  # before a weight that may be made at each read
+    if not _is_autocast("cpu") or module.padding_mode != "zeros" or "_conv_forward" in module.__dict__:
         return False
-    if module.padding_mode != "zeros" or "_conv_forward" in module.__dict__:
-        return False
-    return float32_fits(input, module.weight, module.bias, module.groups, module.stride)
+    weight = module._parameters.get("weight")  # one that is made at each read stays torch's
+    return weight is not None and float32_fits(input, weight, module.bias, module.groups, module.stride)
 
 
 def pointwise_or_float32(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
