@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as T
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import opswap
@@ -137,6 +138,16 @@ def test_torch_serves_the_rest(size: tuple[int, ...], options: dict[str, Any]) -
 def test_padding_in_words(padding: str, side: int, dilation: int) -> None:
     x, w, b = make(2, 12, 11, 10, side)
     assert_as_torch(x, w, b, padding=padding, dilation=dilation, kernel=True)
+
+
+def test_conv2d_leaves_what_has_no_kernel() -> None:
+    """And a graph of it has the operator."""
+    x, w, b = make(2, 12, 9, 7, 3)
+    assert torch.equal(F.conv2d(x.contiguous(), w, b, groups=12), stock(x.contiguous(), w, b, 1, 0))
+    assert opswap.stats()["reference"]["depthwise_conv2d"] == 1
+    if depthwise_wins():
+        graph = make_fx(lambda *t: F.conv2d(*t, groups=12))(x.detach(), w.detach(), b.detach())
+        assert any("depthwise_conv2d" in str(node.target) for node in graph.graph.nodes)
 
 
 @pytest.mark.parametrize("dilation", [(2,), [2], (1, 1, 1), (), 1.5, "2"], ids=repr)

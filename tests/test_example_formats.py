@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from opswap.swap.capture.quiet import contiguous_inputs
 
 LAST = torch.channels_last
 
@@ -67,6 +68,17 @@ def test_what_stops_in_both_formats_says_why() -> None:
         opswap.swap(
             Pooled(), example_inputs=(torch.randn(2, 8, 9, 11)[:, :7].contiguous(memory_format=LAST),)
         )
+
+
+def test_contiguous_copies() -> None:
+    kept = torch.randn(2, 3, 4, 5)
+    given = ({"a": [images(grad=True), kept]}, images(), 3, torch.ones(3).to_sparse())
+    (first, second, number, sparse) = contiguous_inputs(given)
+    assert [t.is_contiguous() for t in (*first["a"], second)] == [True] * 3
+    assert [t.requires_grad for t in (*first["a"], second)] == [True, False, False]
+    assert first["a"][1] is kept and number == 3 and sparse is given[3]
+    assert torch.equal(second, given[1]) and given[1].is_contiguous(memory_format=LAST)
+    assert contiguous_inputs((kept, "x")) is None
 
 
 def test_inputs_beside_images() -> None:

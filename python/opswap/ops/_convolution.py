@@ -23,7 +23,6 @@ __all__ = [
     "library_backward",
     "padding_numbers",
     "pair",
-    "rounded",
     "strided_conv2d",
     "taps_of",
 ]
@@ -142,8 +141,3 @@ def library_backward(
     return torch.ops.aten.convolution_backward(
         grad_output, input, weight, [weight.shape[0]], *options, list(mask)
     )
-
-
-def rounded(gradients: Sequence[Tensor | None], dtypes: Sequence[torch.dtype]) -> tuple[Tensor | None, ...]:
-    """Gradients computed in float32, each in the dtype of its tensor."""
-    return tuple([None if g is None else g.to(d) for g, d in zip(gradients, dtypes, strict=True)])

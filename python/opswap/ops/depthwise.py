@@ -21,7 +21,7 @@ from torch.autograd import Function
 from opswap import _core
 from opswap._torch import constant_in_graphs, functorch_active
 
-from ._convolution import HALVES, Pair, library_backward, padding_numbers, pair, rounded, taps_of
+from ._convolution import HALVES, Pair, library_backward, padding_numbers, pair, taps_of
 from ._convolution_operator import ConvolutionOperator
 from ._function import (
     DeclinedError,
@@ -111,12 +111,11 @@ def _kernel_backward(
 def _reference_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, *window: Any
 ) -> tuple[Tensor | None, ...]:
-    """As `_kernel_backward` by torch, of 16 bits in float32. Differentiable."""
+    """As `_kernel_backward` by torch, of 16 bits in float32: autograd rounds them. Differentiable."""
     if input.dtype not in HALVES:
         return library_backward(grad_output, input, weight, *window)
     with without_autocast():
-        gradients = library_backward(grad_output.float(), input.float(), weight.float(), *window)
-    return rounded(gradients, (input.dtype, weight.dtype, weight.dtype))
+        return library_backward(grad_output.float(), input.float(), weight.float(), *window)
 
 
 def depthwise_wins() -> bool:

@@ -21,7 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import half_instructions
 
-from ._convolution import HALVES, Pair, library_backward, padding_numbers, pair, rounded
+from ._convolution import HALVES, Pair, library_backward, padding_numbers, pair
 from ._derivatives import read_by_gradients
 from ._function import base_apply, needs_graph, plain_eager, tracing, without_autocast
 from ._stats import count_kernel, count_reference, reference_forced
@@ -83,8 +83,8 @@ def output_dtype(tensors: Sequence[Tensor], depthwise_stride: bool = False) -> t
 
 
 def float32_fits(input: Any, weight: Any, bias: Any, groups: int = 1, stride: Any = 1) -> bool:
-    """True under autocast to a dtype that is slow here: `conv2d` computes this call in float32."""
-    if not (SLOW or SLOW_DEPTHWISE) or not _is_autocast("cpu") or not isinstance(input, Tensor):
+    """True in 16 bits, or under autocast to them, if they are slow here: `conv2d` computes this call in float32."""
+    if not isinstance(input, Tensor) or not (_is_autocast("cpu") or input.dtype in HALVES):
         return False
     if not isinstance(weight, Tensor) or not isinstance(bias, (Tensor, type(None))):
         return False
@@ -94,10 +94,12 @@ def float32_fits(input: Any, weight: Any, bias: Any, groups: int = 1, stride: An
 
 def float32_able(module: nn.Conv2d, input: Any) -> bool:
     """`float32_fits` for the parameters and the options of a module."""
-    if not _is_autocast("cpu") or module.padding_mode != "zeros" or "_conv_forward" in module.__dict__:
+    if not isinstance(input, Tensor) or not (_is_autocast("cpu") or input.dtype in HALVES):
+        return False
+    if module.padding_mode != "zeros" or "_conv_forward" in module.__dict__:
         return False
     weight = module._parameters.get("weight")  # one that is made at each read stays torch's
-    return weight is not None and float32_fits(input, weight, module.bias, module.groups, module.stride)
+    return float32_fits(input, weight, module.bias, module.groups, module.stride)
 
 
 def pointwise_or_float32(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
@@ -197,6 +199,7 @@ class Reduced(Function):
     """For calls that only autograd records. Keeps the tensors for the backward as they were given.
 
     As torch: of a linear map those that the gradients read, which the backward computes then; of a convolution both.
+    autograd gives each gradient the dtype of its tensor.
     """
 
     @staticmethod
@@ -209,7 +212,6 @@ class Reduced(Function):
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.layer = layer
-        ctx.dtypes = (input.dtype, weight.dtype, dtype if bias is None else bias.dtype)
         both = input, weight
         ctx.save_for_backward(*(read_by_gradients(both, ctx.needs_input_grad) if layer.spares else both))
         with without_autocast():
@@ -219,8 +221,11 @@ class Reduced(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         with without_autocast():
-            gradients = ctx.layer.backward(grad_output.float(), input, weight, ctx.needs_input_grad[:3])
-            return *rounded(gradients, ctx.dtypes), None, None
+            return (
+                *ctx.layer.backward(grad_output.float(), input, weight, ctx.needs_input_grad[:3]),
+                None,
+                None,
+            )
 
 
 _apply = base_apply(Reduced)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Convolutions of models that were swapped in float32, and run under autocast to a dtype that is slow here."""
+"""Convolutions of models that were swapped in float32 and run in 16 bits later, or under autocast, where these are slow."""
 
 from __future__ import annotations
 
@@ -104,6 +104,28 @@ def test_computed_in_float32(layer: str, form: str, memory_format: Any, dtype: t
         assert_rounded(one, other, dtype)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_cast_to_16_bits_later(layer: str, form: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(6)
+    stock = FORMS[form](LAYERS[layer]())
+    model = swapped(stock).to(dtype)
+    x = images(LAYERS[layer]().in_channels).to(dtype).requires_grad_()
+    opswap.reset_stats()
+    output = model(x)
+    kernels, references = counts()
+    assert kernels.get("conv2d", 0) + kernels.get("depthwise_conv2d", 0) == 1 and not references
+    wide = copy.deepcopy(model).float()
+    wide_x = x.detach().float().requires_grad_()
+    expected = wide(wide_x)
+    assert_rounded(output.detach(), expected.detach(), dtype)
+    grad = torch.randn_like(output)
+    ours = gradients(output, model, x, grad)
+    for one, other in zip(ours, gradients(expected, wide, wide_x, grad.float()), strict=True):
+        assert one.dtype is dtype
+        assert_rounded(one, other, dtype)
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_without_a_graph_and_inside_of_inference(layer: str, dtype: torch.dtype) -> None:
     stock = nn.Sequential(LAYERS[layer]())
@@ -121,6 +143,7 @@ def test_in_float32_nothing_changes() -> None:
     """Without autocast, in float64, and under another dtype of autocast the kernels are those of before."""
     model = swapped(nn.Sequential(nn.Conv2d(24, 20, 1)))
     for module, x in ((model, images()), (copy.deepcopy(model).double(), images().double())):
+        assert not float32_able(module[0], x)
         opswap.reset_stats()
         module(x)
         assert counts() == ({"pointwise_conv2d": 1}, {})
@@ -156,7 +179,7 @@ def test_what_stays_torchs(dtype: torch.dtype) -> None:
         assert not float32_able(reflects, x) and not float32_able(own, x)
         assert not float32_able(copy.deepcopy(layer).double(), x)
     with torch.autocast("cpu", enabled=False):
-        assert not float32_able(layer, x)
+        assert not float32_able(layer, x) and not float32_able(layer, x.to(dtype))
 
 
 def test_a_weight_that_draws_is_read_as_often_as_by_torch(dtype: torch.dtype) -> None:
