@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Convolutions of models that were swapped in float32 and run in 16 bits later, or under autocast, where these are slow."""
+"""Convolutions of models swapped in float32 that run in 16 bits later, or under autocast, where these are slow."""
 
 from __future__ import annotations
 
