@@ -3,6 +3,7 @@
 
 replay      when a call is recorded, and what has to be as it was for a recording to stand for a call
 recorder    which functions a call runs on which tensors, written down as a function
+calls       in which order they run again
 """
 
 from .replay import is_recording, replay

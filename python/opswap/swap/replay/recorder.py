@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from opswap import _core
-from opswap._torch import tree_leaves
 from opswap.nn.frozen import Frozen
 
 from ..graph.table import Does, names_of
 from ..runtime.fallback import listener
+from .calls import Call, in_order_of_memory, memory_of, tensors_in
 
-__all__ = ["NotRecordedError", "Recording", "record", "tensors_in"]
+__all__ = ["NotRecordedError", "Recording", "record"]
 
 # What code reads of a tensor that is the same for all tensors of its kind: `replay` compares the kinds.
 _READ = frozenset(
@@ -102,31 +102,13 @@ class Recording:
     counts: tuple[tuple[bool, str, int], ...] = ()
 
 
-@dataclass
-class _Call:
-    """writes: over an argument, which is the result. versions: see `_versions`, of what a call of torch returned."""
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-    may_decline: bool = False
-    writes: bool = False
-    versions: dict[int, int] = field(default_factory=dict)
-
-
-def _call_of(entry: Any) -> _Call:
+def _call_of(entry: Any) -> Call:
     """What the recorder put on the tape, or the extension: name, arguments and result."""
-    if isinstance(entry, _Call):
+    if isinstance(entry, Call):
         return entry
     name, args, result = entry
     writes = any(result is a for a in args if isinstance(a, Tensor))
-    return _Call(getattr(_core, name), args, {}, result, may_decline=True, writes=writes)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of nested tuples, lists and dictionaries."""
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    return Call(getattr(_core, name), args, {}, result, may_decline=True, writes=writes)
 
 
 def _name(function: Any) -> str:
@@ -199,7 +181,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, tape: list[Any], kept: Sequence[Tensor], most: int) -> None:
         super().__init__()
         self.tape, self._most = tape, most
-        self._kept = set(map(_memory, kept))
+        self._kept = set(map(memory_of, kept))
         self._sizes: dict[int, int] = {}
         self._counted = 0  # entries of the tape, whose sizes are known
 
@@ -219,19 +201,19 @@ class _Recorder(TorchFunctionMode):
         made = {id(t) for entry in self.tape[start:] for t in tensors_in(_call_of(entry).result)}
         if over_first or not all(id(t) in made for t in tensors_in(result)):
             del self.tape[start:]
-            call = _Call(func, args, kwargs, result, writes=over_first)
+            call = Call(func, args, kwargs, result, writes=over_first)
             self.tape.append(call)
             call.versions = _versions(tensors_in(result))
             if over_first:  # its views have the same version
-                memory = _memory(args[0])
-                call.versions.update(_versions(t for t in self._made() if _memory(t) == memory))
+                memory = memory_of(args[0])
+                call.versions.update(_versions(t for t in self._made() if memory_of(t) == memory))
         self._counted = len(self.tape)
         return result
 
     def _require_small(self, result: Any) -> None:
         """Raise NotRecordedError if this result and all before it need too much memory together."""
         results = (result, *(_call_of(entry).result for entry in self.tape[self._counted :]))
-        self._sizes.update({_memory(t): t.untyped_storage().nbytes() for t in tensors_in(results)})
+        self._sizes.update({memory_of(t): t.untyped_storage().nbytes() for t in tensors_in(results)})
         if sum(self._sizes.values()) > self._most:
             raise NotRecordedError(f"its results need more than {self._most >> 20} MB")
 
@@ -241,16 +223,12 @@ class _Recorder(TorchFunctionMode):
     def _require_made(self, function: Any, args: tuple[Any, ...]) -> None:
         """Raise NotRecordedError unless the first argument was made by a recorded call, in memory of its own."""
         first = args[0] if args else None
-        if not any(first is t for t in self._made()) or _memory(first) in self._kept:
+        if not any(first is t for t in self._made()) or memory_of(first) in self._kept:
             raise NotRecordedError(f"{_name(function)} writes to a tensor that the call did not make")
 
 
 def _is_of_package(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_PACKAGE)
-
-
-def _memory(tensor: Any) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 class _NoOriginals:
@@ -300,7 +278,7 @@ def record(
     try:
         if any(expected[key] != version for key, version in after.items()):
             raise NotRecordedError("it writes to a tensor")
-        code = text.write(calls, result)
+        code = text.write(in_order_of_memory(calls), result)
     except NotRecordedError:
         _draw_again(state)
         raise
@@ -315,7 +293,7 @@ def _draw_again(state: Tensor) -> None:
         torch.random.set_rng_state(state)
 
 
-def _expected(calls: Sequence[_Call]) -> dict[int, int]:
+def _expected(calls: Sequence[Call]) -> dict[int, int]:
     """As `_versions`, if nothing but these calls has written to what they made."""
     versions: dict[int, int] = {}
     for call in calls:
@@ -350,7 +328,7 @@ class _Text:
     names: dict[int, str] = field(default_factory=dict)
     scope: dict[str, Any] = field(default_factory=dict)
 
-    def write(self, calls: Sequence[_Call], result: Any) -> str:
+    def write(self, calls: Sequence[Call], result: Any) -> str:
         """The text; `calls` hold every tensor meanwhile, so that no two have the same id."""
         arguments = [f"x{i}" for i in range(len(self.inputs))]
         self.names.update({id(t): name for t, name in zip(self.inputs, arguments, strict=True)})
