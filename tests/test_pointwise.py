@@ -20,7 +20,7 @@ from counted import counts
 from inputs import layout_of
 from nearness import assert_within_roundings
 from opswap import functional as F
-from opswap.ops import pointwise
+from opswap.ops import pointwise, reduced_precision
 from surviving import survive
 from threads import same_on_any_threads
 
@@ -349,16 +349,21 @@ def test_larger_kernels_are_refused() -> None:
         F.pointwise_conv2d(torch.randn(1, 6, 4, 4), torch.randn(4, 6, 3, 3))
 
 
-def test_a_layer_under_autocast_is_torchs_own(kernels: None) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_layer_under_autocast(kernels: None, slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is torch's own where the CPU computes 16 bits fast."""
+    for name in ("SLOW", "SLOW_DEPTHWISE"):
+        monkeypatch.setattr(reduced_precision, name, frozenset([torch.bfloat16] if slow else []))
     x, *_ = inputs((3, 6, 4, 5), 7)
     layer = torch.nn.Conv2d(6, 7, 1)
     swapped = opswap.swap(torch.nn.Sequential(layer), memory_format=LAST)
     opswap.reset_stats()
     with torch.autocast("cpu", torch.bfloat16):
         assert swapped(x).dtype is torch.bfloat16
-    assert counts() == ({}, {})
+    in_float32 = {"conv2d": 1} if slow else {}
+    assert counts() == (in_float32, {})
     swapped(x)
-    assert counts() == ({"pointwise_conv2d": 1}, {})
+    assert counts() == ({**in_float32, "pointwise_conv2d": 1}, {})
 
 
 def test_forced_reference() -> None:
