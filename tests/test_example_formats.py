@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -68,6 +69,14 @@ def test_what_stops_in_both_formats_says_why() -> None:
         opswap.swap(
             Pooled(), example_inputs=(torch.randn(2, 8, 9, 11)[:, :7].contiguous(memory_format=LAST),)
         )
+
+
+def test_hooks_seen_in_the_second_run_alone() -> None:
+    stock = Pooled()
+    stock.head.register_forward_hook(lambda *_: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opswap.swap(stock, example_inputs=(images(),), strict=True)
 
 
 def test_contiguous_copies() -> None:

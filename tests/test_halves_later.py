@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as T
 from torch import Tensor, nn
 
 import opswap
@@ -29,18 +28,6 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-class Call(nn.Module):
-    """The convolution as a call of torch's function."""
-
-    def __init__(self, layer: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.options = (layer.stride, layer.padding, layer.dilation, layer.groups)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return T.conv2d(x, self.weight, self.bias, *self.options)
-
-
 LAYERS: dict[str, Callable[[], nn.Conv2d]] = {
     "1x1": lambda: nn.Conv2d(24, 20, 1),
     "1x1, no bias": lambda: nn.Conv2d(24, 20, 1, bias=False),
@@ -54,7 +41,6 @@ LAYERS: dict[str, Callable[[], nn.Conv2d]] = {
     "depthwise, stride": lambda: nn.Conv2d(24, 24, 3, 2, 1, groups=24),
     "depthwise, 5x5": lambda: nn.Conv2d(24, 24, 5, padding="same", groups=24, bias=False),
 }
-FORMS = {"module": nn.Sequential, "call": lambda layer: nn.Sequential(Call(layer))}
 
 
 def swapped(stock: nn.Module) -> nn.Module:
@@ -80,11 +66,10 @@ def assert_rounded(ours: Tensor, wide: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("memory_format", [LAST, torch.contiguous_format], ids=["last", "contiguous"])
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_computed_in_float32(layer: str, form: str, memory_format: Any, dtype: torch.dtype) -> None:
+def test_computed_in_float32(layer: str, memory_format: Any, dtype: torch.dtype) -> None:
     torch.manual_seed(5)
-    stock = FORMS[form](LAYERS[layer]())
+    stock = nn.Sequential(LAYERS[layer]())
     model = swapped(stock)
     x = images(LAYERS[layer]().in_channels, memory_format).requires_grad_()
     opswap.reset_stats()
@@ -104,11 +89,10 @@ def test_computed_in_float32(layer: str, form: str, memory_format: Any, dtype: t
         assert_rounded(one, other, dtype)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_cast_to_16_bits_later(layer: str, form: str, dtype: torch.dtype) -> None:
+def test_cast_to_16_bits_later(layer: str, dtype: torch.dtype) -> None:
     torch.manual_seed(6)
-    stock = FORMS[form](LAYERS[layer]())
+    stock = nn.Sequential(LAYERS[layer]())
     model = swapped(stock).to(dtype)
     x = images(LAYERS[layer]().in_channels).to(dtype).requires_grad_()
     opswap.reset_stats()
@@ -180,6 +164,54 @@ def test_what_stays_torchs(dtype: torch.dtype) -> None:
         assert not float32_able(copy.deepcopy(layer).double(), x)
     with torch.autocast("cpu", enabled=False):
         assert not float32_able(layer, x) and not float32_able(layer, x.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "options"),
+    [
+        ("1x1", (20, 24, 1, 1), {"padding": (1, 1)}),
+        ("1x1", (20, 24, 3, 3), {"padding": (1, 1)}),
+        ("1x1", (20, 24, 3, 3), {"dilation": (2, 2)}),
+        ("1x1", (20, 12, 1, 1), {"groups": 2}),
+        ("1x1", (20, 24, 1, 1), {"padding": [0, 0], "stride": [2, 2]}),
+        ("3x3", (64, 32, 3, 3), {"groups": 2}),
+        ("3x3", (64, 64, 5, 5), {"padding": "same", "dilation": (1, 2)}),
+        ("depthwise", (48, 1, 3, 3), {}),
+        ("depthwise", (24, 6, 3, 3), {"groups": 4}),
+        ("depthwise", (24, 24, 3, 3), {"groups": 1}),
+        ("depthwise", (24, 1, 5, 3), {"padding": (3, 0), "stride": (2, 1)}),
+    ],
+)
+@pytest.mark.parametrize("cast", [False, True])
+def test_options_may_change_after_the_swap(
+    layer: str, size: tuple[int, ...], options: dict[str, Any], cast: bool, dtype: torch.dtype
+) -> None:
+    model = swapped(nn.Sequential(LAYERS[layer]()))
+    x = images(model[0].in_channels)
+    model[0].weight, model[0].bias = nn.Parameter(torch.randn(size)), None
+    for name, value in options.items():
+        setattr(model[0], name, value)
+    stock = opswap.unswap(copy.deepcopy(model))
+    if cast:
+        model, x = model.to(dtype), x.to(dtype)
+    expected = stock(x.float()).detach()
+    with torch.autocast("cpu", dtype, enabled=not cast):
+        output = model(x)
+    assert output.dtype is dtype and output.shape == expected.shape
+    atol = (8 if cast else 4) * torch.finfo(dtype).eps * float(expected.abs().max())
+    torch.testing.assert_close(output.float(), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("layer", ["1x1", "3x3", "depthwise", "depthwise, stride"])
+def test_transforms_are_torchs(layer: str, dtype: torch.dtype) -> None:
+    """Under vmap autocast does not reach the convolution."""
+    stock = nn.Sequential(LAYERS[layer]())
+    model = swapped(stock)
+    x = torch.stack([images(model[0].in_channels) for _ in range(2)])
+    with torch.autocast("cpu", dtype):
+        ours, theirs = (torch.func.vmap(m)(x) for m in (model, stock))
+    assert ours.dtype is theirs.dtype
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_a_weight_that_draws_is_read_as_often_as_by_torch(dtype: torch.dtype) -> None:

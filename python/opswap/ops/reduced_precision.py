@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
-from opswap._torch import half_instructions
+from opswap._torch import functorch_active, half_instructions
 
 from ._convolution import HALVES, Pair, library_backward, padding_numbers, pair
 from ._derivatives import read_by_gradients
@@ -33,7 +33,6 @@ __all__ = [
     "conv2d",
     "depthwise_or_float32",
     "float32_able",
-    "float32_fits",
     "linear",
     "output_dtype",
     "pointwise_or_float32",
@@ -82,29 +81,38 @@ def output_dtype(tensors: Sequence[Tensor], depthwise_stride: bool = False) -> t
     return dtype
 
 
-def float32_fits(input: Any, weight: Any, bias: Any, groups: int = 1, stride: Any = 1) -> bool:
-    """True in 16 bits, or under autocast to them, if they are slow here: `conv2d` computes this call in float32."""
+def _is_slow(input: Any, weight: Any, bias: Any, stride: Pair = 1, groups: int = 1) -> bool:
+    """True in 16 bits, or under autocast to them, if `conv2d` computes this in float32 here.
+
+    Not under transforms, where autocast does not reach.
+    """
     if not isinstance(input, Tensor) or not (_is_autocast("cpu") or input.dtype in HALVES):
         return False
-    if not isinstance(weight, Tensor) or not isinstance(bias, (Tensor, type(None))):
+    if not isinstance(weight, Tensor) or not isinstance(bias, (Tensor, type(None))) or functorch_active():
         return False
     strided = _is_strided_depthwise(input, weight, stride, groups)
     return output_dtype((input, weight) if bias is None else (input, weight, bias), strided) is not None
 
 
 def float32_able(module: nn.Conv2d, input: Any) -> bool:
-    """`float32_fits` for the parameters and the options of a module."""
+    """True for an input of 16 bits, or under autocast to them, if they are slow here: `conv2d` computes this module in
+    float32. Of modules with one group, or one of each channel of the output."""
     if not isinstance(input, Tensor) or not (_is_autocast("cpu") or input.dtype in HALVES):
         return False
     if module.padding_mode != "zeros" or "_conv_forward" in module.__dict__:
         return False
-    weight = module._parameters.get("weight")  # one that is made at each read stays torch's
-    return float32_fits(input, weight, module.bias, module.groups, module.stride)
+    weight, groups = (
+        module._parameters.get("weight"),
+        module.groups,
+    )  # one that is made at each read stays torch's
+    if weight is None or weight.dim() != 4 or groups not in (1, weight.shape[0]):
+        return False
+    return _is_slow(input, weight, module.bias, module.stride, groups)
 
 
 def pointwise_or_float32(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
-    """`pointwise_conv2d`, or `conv2d` in what `float32_fits`."""
-    if float32_fits(input, weight, bias):
+    """`pointwise_conv2d`; of a module that is `float32_able`, `conv2d`."""
+    if _is_slow(input, weight, bias):
         return conv2d(input, weight, bias, stride)
     return pointwise_conv2d(input, weight, bias, stride)
 
@@ -112,10 +120,9 @@ def pointwise_or_float32(input: Tensor, weight: Tensor, bias: Tensor | None, str
 def depthwise_or_float32(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair | str, dilation: Pair
 ) -> Tensor:
-    """`depthwise_conv2d`, or `conv2d` in what `float32_fits`."""
-    groups = weight.shape[0]
-    if float32_fits(input, weight, bias, groups, stride):
-        return conv2d(input, weight, bias, stride, padding, dilation, groups)
+    """`depthwise_conv2d`; of a module that is `float32_able`, `conv2d`."""
+    if _is_slow(input, weight, bias, stride, weight.shape[0]):
+        return conv2d(input, weight, bias, stride, padding, dilation, weight.shape[0])
     return depthwise_conv2d(input, weight, bias, stride, padding, dilation)
 
 

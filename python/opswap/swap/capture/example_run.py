@@ -48,9 +48,11 @@ class ModelInputs:
         error = self._stops(model, example_inputs)
         if error is not None and not self._left_out:
             dense = contiguous_inputs(example_inputs)
-            if dense is None or (self._stops(model, dense) is not None and not self._left_out):
+            again = error if dense is None else self._stops(model, dense)
+            if again is not None and not self._left_out:
                 raise ValueError(f"the model does not run on example_inputs: {error}") from error
-        if error is not None and self._left_out:
+            error = again
+        if error is not None:
             what = f"{type(error).__name__}: {error}"
             warnings.warn(
                 f"without its hooks the model stops on example_inputs with {what}; later sizes are not known",

@@ -17,9 +17,9 @@ from ..rule import Replacement, Rule
 __all__ = ["RULES", "WINDOWS", "large"]
 
 _POINTWISE = Replacement(
-    "(module_overruns(m0, x0) or float32_able(m0, x0) or takes_pixels(m0, x0))",
+    "(module_overruns(m0, x0) or float32_able(m0, x0) and is_pointwise(m0) or takes_pixels(m0, x0))",
     "pointwise_conv2d(x0, m0.weight, m0.bias, m0.stride)",
-    {f.__name__: f for f in (takes_pixels, module_overruns, float32_able)}
+    {f.__name__: f for f in (takes_pixels, module_overruns, float32_able, is_pointwise)}
     | {"pointwise_conv2d": pointwise_or_float32},
 )
 _MENDED = Replacement(
@@ -28,12 +28,13 @@ _MENDED = Replacement(
     {f.__name__: f for f in (module_overruns, strided_conv2d)},
 )
 _DEPTHWISE = Replacement(
-    "(float32_able(m0, x0) or depthwise_able(m0, x0))",
+    "(float32_able(m0, x0) and is_depthwise(m0) or depthwise_able(m0, x0))",
     "depthwise_conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {f.__name__: f for f in (float32_able, depthwise_able)} | {"depthwise_conv2d": depthwise_or_float32},
+    {f.__name__: f for f in (float32_able, is_depthwise, depthwise_able)}
+    | {"depthwise_conv2d": depthwise_or_float32},
 )
 _DENSE = Replacement(
-    "(float32_able(m0, x0) or conv_able(m0, x0))",
+    "(float32_able(m0, x0) and m0.groups == 1 or conv_able(m0, x0))",
     "conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
     {f.__name__: f for f in (float32_able, conv_able, F.conv2d)},
 )

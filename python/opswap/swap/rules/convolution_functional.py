@@ -19,7 +19,6 @@ from opswap.ops._convolution import BLOCK, gradient_overruns, strided_conv2d
 from opswap.ops.conv import conv_pays, why_kept
 from opswap.ops.depthwise import depthwise_fits, depthwise_wins, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
-from opswap.ops.reduced_precision import depthwise_or_float32, float32_fits, pointwise_or_float32
 
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
 from .convolution import WINDOWS, large
@@ -101,16 +100,11 @@ def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
     if size[0] * size[1] >= FEW_WEIGHTS:
         raise Refusal(large(size[0] * size[1]))
     input, weight, bias = tensors.values()
-    functions = (pointwise_fits, gradient_overruns, float32_fits)
-    conditions = (
-        f"gradient_overruns({input}, {weight}, {bias}, {stride})",
-        f"float32_fits({input}, {weight}, {bias})",
-        f"pointwise_fits({input}, {weight}, {stride})",
-    )
+    functions = (pointwise_fits, gradient_overruns, F.pointwise_conv2d)
     return Replacement(
-        f"({' or '.join(conditions)})",
+        f"(gradient_overruns({input}, {weight}, {bias}, {stride}) or pointwise_fits({input}, {weight}, {stride}))",
         f"pointwise_conv2d({input}, {weight}, {bias}, {stride})",
-        {f.__name__: f for f in functions} | {"pointwise_conv2d": pointwise_or_float32},
+        {f.__name__: f for f in functions},
     )
 
 
@@ -142,11 +136,8 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
         )
     padding = _padding(given["padding"], size, stride, dilation)
     options = f"{', '.join(tensors.values())}, {stride}, {padding}, {dilation}"
-    names = {f.__name__: f for f in (float32_fits, depthwise_fits)} | {
-        "depthwise_conv2d": depthwise_or_float32
-    }
-    of_16_bits = f"float32_fits({', '.join(tensors.values())}, {groups}, {stride})"
-    condition = f"({of_16_bits} or depthwise_fits({options}, {groups}))"
+    names = {"depthwise_fits": depthwise_fits, "depthwise_conv2d": F.depthwise_conv2d}
+    condition = f"depthwise_fits({options}, {groups})"
     return Replacement(condition, f"depthwise_conv2d({options})", names)
 
 
@@ -162,10 +153,11 @@ def _prove_dense(region: Region, shapes: Shapes) -> Replacement:
         raise Refusal(reason or "no kernel supports it", report=reason is not None)
     input, weight, bias = tensors.values()
     options = f"{stride}, {padding}, {dilation}"
+    names = {"conv_pays": conv_pays, "conv2d": F.conv2d}
     return Replacement(
-        f"(float32_fits({input}, {weight}, {bias}) or conv_pays({input}, {weight}, {options}))",
+        f"conv_pays({input}, {weight}, {options})",
         f"conv2d({input}, {weight}, {bias}, {options})",
-        {f.__name__: f for f in (float32_fits, conv_pays, F.conv2d)},
+        names,
     )
 
 
