@@ -175,6 +175,7 @@ def test_what_stays_torchs(dtype: torch.dtype) -> None:
         ("1x1", (20, 12, 1, 1), {"groups": 2}),
         ("1x1", (20, 24, 1, 1), {"padding": [0, 0], "stride": [2, 2]}),
         ("3x3", (64, 32, 3, 3), {"groups": 2}),
+        ("3x3", (64, 1, 3, 3), {"groups": 64}),
         ("3x3", (64, 64, 5, 5), {"padding": "same", "dilation": (1, 2)}),
         ("depthwise", (48, 1, 3, 3), {}),
         ("depthwise", (24, 6, 3, 3), {"groups": 4}),
