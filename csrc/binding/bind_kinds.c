@@ -2,8 +2,9 @@
 /* What a tensor may get with other memory and still be the same object.
  *
  * pack_kinds(tensors, placed): of which kinds these tensors are, dtype, sizes and strides, and if
- * `placed` where they lie. are_as(tensors, packed): whether they still are. As for seals most of
- * the time is spent on waiting for memory: what lies where is asked for ahead. */
+ * `placed` where they lie. are_as(tensors, packed): whether they still are. kind_of(tensor, most):
+ * the kind of one. As for seals most of the time is spent on waiting for memory: what lies where is
+ * asked for ahead. */
 #include "binding/binding.h"
 #include "binding/tensor_arg.h"
 
@@ -126,11 +127,35 @@ OSW_ENTRY(are_as)
     Py_RETURN_TRUE;
 }
 
+/* As bytes, which a dictionary finds again. */
+OSW_ENTRY(kind_of)
+{
+    osw_tensor t;
+    const long long most = nargs == 2 && PyLong_Check(args[1]) ? PyLong_AsLongLong(args[1]) : -1;
+    if (most < 0) {
+        PyErr_SetString(PyExc_TypeError, "kind_of: expected a tensor and a number");
+        return NULL;
+    }
+    if (osw_tensor_arg(args[0], "kind_of", &t) != 0) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    if (t.numel > most)
+        Py_RETURN_NONE;
+    int64_t numbers[MOST_NUMBERS];
+    const int count = describe(&t, false, numbers);
+    return PyBytes_FromStringAndSize((const char *)numbers, count * (Py_ssize_t)sizeof *numbers);
+}
+
 PyMethodDef osw_kinds_methods[] = {
     OSW_ENTRY_LINE(pack_kinds, "pack_kinds(tensors, placed, /)\n--\n\n"
                                "Dtypes, sizes and strides for `are_as`, if `placed` addresses too. "
                                "Raises for what is not on the CPU, or has no memory of its own."),
     OSW_ENTRY_LINE(are_as, "are_as(tensors, packed, /)\n--\n\n"
                            "True if these tensors still are what `pack_kinds` has seen."),
+    OSW_ENTRY_LINE(kind_of,
+                   "kind_of(tensor, most, /)\n--\n\n"
+                   "Dtype, sizes and strides as bytes; None for what is not on the CPU, has "
+                   "no memory of its own, or more elements than `most`."),
     {NULL, NULL, 0, NULL},
 };

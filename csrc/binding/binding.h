@@ -29,6 +29,7 @@ extern PyMethodDef osw_tensor_methods[];
 extern PyMethodDef osw_memory_methods[];
 extern PyMethodDef osw_modules_methods[];
 extern PyMethodDef osw_kinds_methods[];
+extern PyMethodDef osw_entries_methods[];
 extern PyMethodDef osw_channels_methods[];
 extern PyMethodDef osw_shuffle_methods[];
 extern PyMethodDef osw_norm_methods[];

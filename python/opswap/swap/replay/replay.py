@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
-from operator import is_
 from typing import Any
 
 import torch
@@ -31,10 +29,11 @@ from ..runtime.fallback import listener
 from ..runtime.guards import SET_METHODS
 from ..runtime.instance_forward import is_rewritten
 from ..runtime.members import MISSING
-from ..runtime.outside import Outside, all_stand, join, stands
+from ..runtime.outside import Outside, join, stands
 from ..runtime.purity import LAYERS, TORCH, owner
 from ..runtime.state import State
 from .recorder import NotRecordedError, Recording, record
+from .watched import Watched
 
 __all__ = ["is_recording", "replay"]
 
@@ -48,21 +47,6 @@ _WALK = ("forward", "__iter__")  # how a Sequential runs its layers
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _default_dtype = torch.get_default_dtype  # that of integers divided by integers, which code may read
-
-
-class _Watched:
-    """Attributes of classes, modules of Python, functions and cells, each with what it was."""
-
-    def __init__(self, watches: Sequence[tuple[Any, str, Any]]) -> None:
-        same = [w for w in watches if getattr(w[0], w[1], MISSING) is w[2]]
-        self._all = tuple(watches)
-        self._alike = [w for w in watches if getattr(w[0], w[1], MISSING) is not w[2]]
-        self._holders, self._names, self._values = zip(*same, strict=True) if same else ((), (), ())
-
-    def stand(self) -> bool:
-        """True if they are what they were. First by identity, without code of Python for each."""
-        now = map(getattr, self._holders, self._names, repeat(MISSING))
-        return all_stand(self._alike if all(map(is_, now, self._values)) else self._all)
 
 
 @dataclass
@@ -81,7 +65,7 @@ class _Plan:
     held: Kinds
     weights: tuple[Tensor, ...]
     writes: list[int]
-    watched: _Watched
+    watched: Watched
     outside: Outside
     frozen: tuple[tuple[Frozen, tuple[Any, ...]], ...]
 
@@ -148,10 +132,13 @@ def _is_ordinary() -> bool:
 
 def _kind(args: tuple[Any, ...], most: int) -> tuple[Any, ...] | None:
     """What the recorded calls may depend on; None for what is no plain tensor on the CPU, or has more elements."""
+    found = [_default_dtype()]
     for x in args:
-        if type(x) is not Tensor or not x.is_cpu or x.layout is not torch.strided or x.numel() > most:
+        kind = _core.kind_of(x, most) if type(x) is Tensor else None
+        if kind is None:
             return None
-    return (_default_dtype(), *[(x.dtype, x.shape, x.stride()) for x in args])
+        found.append(kind)
+    return tuple(found)
 
 
 def _forget(kept: Replay) -> None:
@@ -226,7 +213,7 @@ def _plan(module: nn.Module, args: tuple[Any, ...], most: int) -> _Plan:
         Kinds(held, placed=False),
         weights,
         [w._version for w in weights],
-        _Watched([*_constants(states), *_calls(modules), *outside.watches]),
+        Watched([*_constants(states), *_calls(modules), *outside.watches]),
         replace(outside, watches=()),
         tuple((f, kept[0]) for f, kept in zip(recording.frozen, folded, strict=True) if kept is not None),
     )
