@@ -125,6 +125,29 @@ def test_replaced(name: str) -> None:
         assert model(other).stride() == theirs.stride()
 
 
+class Words(nn.Module):
+    """Padding in words, and a weight that may get another size."""
+
+    def __init__(self, size: tuple[int, ...], groups: int) -> None:
+        super().__init__()
+        self.weight, self.groups = nn.Parameter(torch.randn(size)), groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, None, 1, "same", 1, self.groups)
+
+
+@pytest.mark.parametrize("taps", [(5, 5), (3, 7), (1, 1), (4, 4)])
+@pytest.mark.parametrize(("size", "groups"), [((64, 64, 3, 3), 1), ((64, 1, 3, 3), 64), ((24, 64, 1, 1), 1)])
+def test_a_weight_of_another_size(size: tuple[int, ...], groups: int, taps: tuple[int, int]) -> None:
+    stock = net(Words(size, groups))
+    x = torch.randn(4, 64, 28, 28).contiguous(memory_format=LAST)
+    model = opswap.swap(copy.deepcopy(stock), example_inputs=(x,))
+    weight = torch.randn(*size[:2], *taps).contiguous(memory_format=LAST)
+    for m in (model, stock):
+        m[0].weight = nn.Parameter(weight.clone(memory_format=torch.preserve_format))
+    torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-4)
+
+
 def test_zeros_for_any_size() -> None:
     """How many there are depends on the size, which the capture of a forward leaves open."""
     stock = net(Same(16, 16, 3, 2, groups=16))

@@ -31,6 +31,19 @@ class Meta(type):
     hidden = 3
 
 
+class Fixed:
+    """A descriptor that hides what a dictionary holds."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self.value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        raise AttributeError
+
+
 class World:
     """Classes and a module of Python, made anew for each test."""
 
@@ -99,6 +112,9 @@ CHANGES: dict[str, Callable[[World], None]] = {
     "a global, deleted": lambda w: delattr(w.module, "value"),
     "a global, added": lambda w: setattr(w.module, "absent", 1),
     "a module's look-up": lambda w: setattr(w.module, "__getattr__", lambda name: 1),
+    "a module's class": lambda w: setattr(
+        w.module, "__class__", type("Lazy", (types.ModuleType,), {"value": Fixed(other)})
+    ),
     "numbers": lambda w: setattr(w.module, "numbers", (2, 6.0)),
     "code": lambda w: setattr(w.function, "__code__", other.__code__),
 }

@@ -38,6 +38,7 @@ class Watched:
         self._all = tuple(watches)
         entries: dict[tuple[int, str], Entry] = {}
         classes: dict[type, tuple[type, ...]] = {}
+        modules: dict[int, ModuleType] = {}
         same, self._alike = [], []
         for watch in self._all:
             found = _entries(*_as_attribute(*watch))
@@ -46,6 +47,8 @@ class Watched:
                 cls = watch[0].cls if isinstance(watch[0], LookUp) else watch[0]
                 if isinstance(cls, type):
                     classes[cls] = cls.__mro__
+                else:
+                    modules[id(cls)] = cls
             elif getattr(watch[0], watch[1], MISSING) is watch[2]:
                 same.append(watch)
             else:
@@ -53,6 +56,7 @@ class Watched:
         self._entries = tuple(sorted(entries.values(), key=lambda entry: id(entry[0])))
         self._packed = _core.pack_entries(self._entries)
         self._classes, self._orders = tuple(classes), tuple(classes.values())
+        self._modules = tuple(modules.values())
         self._holders, self._names, self._values = zip(*same, strict=True) if same else ((), (), ())
 
     def stand(self) -> bool:
@@ -61,6 +65,7 @@ class Watched:
         same = (
             _core.entries_stand(self._packed)
             and all(map(is_, map(_mro, self._classes), self._orders))
+            and all(map(is_, map(type, self._modules), repeat(ModuleType)))
             and all(map(is_, now, self._values))
         )
         return all_stand(self._alike if same else self._all)

@@ -66,6 +66,11 @@ def _padding(
     return (0, 0) if value == "valid" else _pair(value)
 
 
+def _written(value: Any, padding: tuple[int, int]) -> str:
+    """The padding in the new forward: in words if it was, since a weight of another size gets another padding then."""
+    return repr(value if isinstance(value, str) else padding)
+
+
 def _size(weight: Any, shapes: Shapes) -> tuple[int, ...]:
     """The size of the weight; refuses an unknown one."""
     if isinstance(weight, Node):
@@ -135,7 +140,7 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
             f"the kernels support stride 2, or stride 1 with any dilation, not {stride=}, {dilation=}"
         )
     padding = _padding(given["padding"], size, stride, dilation)
-    options = f"{', '.join(tensors.values())}, {stride}, {padding}, {dilation}"
+    options = f"{', '.join(tensors.values())}, {stride}, {_written(given['padding'], padding)}, {dilation}"
     names = {"depthwise_fits": depthwise_fits, "depthwise_conv2d": F.depthwise_conv2d}
     condition = f"depthwise_fits({options}, {groups})"
     return Replacement(condition, f"depthwise_conv2d({options})", names)
@@ -152,7 +157,7 @@ def _prove_dense(region: Region, shapes: Shapes) -> Replacement:
     if reason != "":
         raise Refusal(reason or "no kernel supports it", report=reason is not None)
     input, weight, bias = tensors.values()
-    options = f"{stride}, {padding}, {dilation}"
+    options = f"{stride}, {_written(given['padding'], padding)}, {dilation}"
     names = {"conv_pays": conv_pays, "conv2d": F.conv2d}
     return Replacement(
         f"conv_pays({input}, {weight}, {options})",
