@@ -221,3 +221,16 @@ def test_kinds_of_tensors() -> None:
     for wrong in ((x,), (x, -1), (x, 1.5), (x, 1, 2), ()):
         with pytest.raises(TypeError, match="kind_of"):
             _core.kind_of(*wrong)
+
+
+def test_names_that_shall_not_be_held() -> None:
+    world = World()
+    watched = Watched(world.watches(), ((world.module, ("enumerate", "len")), (world.Class, ())))
+    assert watched.stand()
+    world.module.len = len
+    assert not watched.stand()
+    del world.module.len
+    assert watched.stand()
+    world.Class.own = "y"
+    world.module.enumerate = enumerate
+    assert not watched.stand()

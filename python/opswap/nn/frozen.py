@@ -51,10 +51,14 @@ class Replay:
 
 
 class Frozen:
-    """The folded weights of a chain, for as long as the weights are the same. A copy of a module folds its own."""
+    """The folded weights of a chain, for as long as the weights are the same. A copy of a module folds its own.
+
+    kept: the state that they were folded in, aliases of the weights, the folded ones, and the weights; None before any
+    were folded, another tuple after each time.
+    """
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor, tuple[Tensor, ...]] | None = None
+        self.kept: tuple[tuple[Any, ...], tuple[Tensor, ...], Tensor, tuple[Tensor, ...]] | None = None
         self._seals: Seals | None = None
         self._parts: tuple[Seals, tuple[str | None, ...], Parts] | None = None
 
@@ -67,11 +71,11 @@ class Frozen:
     @property
     def is_empty(self) -> bool:
         """True if no folded weights are held."""
-        return self._kept is None
+        return self.kept is None
 
     def drop(self) -> None:
         """Forget the folded weights; the next call folds again."""
-        self._kept = self._seals = self._parts = None
+        self.kept = self._seals = self._parts = None
 
     def settle(self, modules: Sequence[nn.Module]) -> None:
         """Remember what these modules are, of which a chain was just found to consist."""
@@ -101,22 +105,11 @@ class Frozen:
     @property
     def folded(self) -> Tensor | None:
         """The folded weights."""
-        return None if self._kept is None else self._kept[2]
-
-    @property
-    def state_and_weights(self) -> tuple[tuple[Any, ...], tuple[Tensor, ...]] | None:
-        """The state that `held` compares, and the weights that were folded; None before any were."""
-        kept = self._kept
-        return None if kept is None else (kept[0], kept[3])
-
-    def held(self, state: tuple[Any, ...]) -> Tensor | None:
-        """The folded weights, if they are still those of this state."""
-        kept = self._kept
-        return kept[2] if kept is not None and kept[0] is state else None
+        return None if self.kept is None else self.kept[2]
 
     def lies_in(self, storages: set[int]) -> bool:
         """True if one of the weights that were folded lies in these storages, given by their addresses."""
-        kept = self._kept
+        kept = self.kept
         return kept is not None and any(t.untyped_storage().data_ptr() in storages for t in kept[1])
 
     def call(self, options: tuple[Any, ...], weights: tuple[Tensor, ...], folded: Folded) -> Any:
@@ -130,14 +123,14 @@ class Frozen:
             made = folded(None)
             return made if made is NotImplemented else made[0]
         state = (options, *written(weights))
-        kept = self._kept
+        kept = self.kept
         made = folded(kept[2] if kept is not None and kept[0] == state else True)
         if made is NotImplemented:
             self.drop()
             return made
         if kept is None or made[1] is not kept[2]:
             # The aliases keep the addresses from being given to other weights, also if one gets other memory.
-            self._kept = state, tuple(t.detach() for t in weights), made[1], weights
+            self.kept = state, tuple(t.detach() for t in weights), made[1], weights
             _watch(self)
         return made[0]
 

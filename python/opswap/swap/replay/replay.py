@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ _SMALL = 1 << 18  # elements of an input
 _MOST_BYTES = 1 << 28
 _ANY = 1 << 62
 _WALK = ("forward", "__iter__")  # how a Sequential runs its layers
+_version_of, _kept_by = attrgetter("_version"), attrgetter("kept")
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _default_dtype = torch.get_default_dtype  # that of integers divided by integers, which code may read
@@ -53,10 +55,11 @@ _default_dtype = torch.get_default_dtype  # that of integers divided by integers
 class _Plan:
     """A recording, and what has to be as it was.
 
-    watched: also of what would hide a module's own value, and the forwards of all classes. outside: but for those.
+    watched: also of what would hide a module's own value, and the forwards of all classes. outside: what is asked of
+    torch.
     weights, writes: that were folded, and how often they were written to. placed: with their vectors, which kernels
     compare by value where they lie. held: other parameters and buffers.
-    frozen: with the states of which their weights were folded.
+    frozen, kept: and the weights that they held, folded.
     """
 
     recording: Recording
@@ -66,8 +69,9 @@ class _Plan:
     weights: tuple[Tensor, ...]
     writes: list[int]
     watched: Watched
-    outside: Outside
-    frozen: tuple[tuple[Frozen, tuple[Any, ...]], ...]
+    outside: Outside | None
+    frozen: tuple[Frozen, ...]
+    kept: tuple[Any, ...]
 
     def stands(self, module: nn.Module) -> bool:
         """True if everything is as it was."""
@@ -75,10 +79,10 @@ class _Plan:
             self.seals.hold((module,))
             and self.placed.hold()
             and self.held.hold()
-            and [t._version for t in self.weights] == self.writes
+            and list(map(_version_of, self.weights)) == self.writes
             and self.watched.stand()
-            and stands(self.outside)
-            and all([f.held(state) is not None for f, state in self.frozen])  # noqa: C419, a list is faster
+            and (self.outside is None or stands(self.outside))
+            and all(map(is_, map(_kept_by, self.frozen), self.kept))
         )
 
 
@@ -197,14 +201,14 @@ def _plan(module: nn.Module, args: tuple[Any, ...], most: int) -> _Plan:
     except (RuntimeError, TypeError) as error:
         raise NotRecordedError("a parameter or buffer is no plain tensor on the CPU") from error
     recording = record(module.forward, args, module, most)
-    folded = [f.state_and_weights for f in recording.frozen]
-    if any(f is None for f in folded):
+    kept = tuple(f.kept for f in recording.frozen)
+    if any(made is None for made in kept):
         raise NotRecordedError("folded weights were dropped meanwhile")
     if not before.hold():
         raise NotRecordedError("a parameter or buffer was replaced meanwhile")
     placed = {id(t): t for t in recording.prepared}
     held = tuple(t for key, t in tensors.items() if key not in placed)
-    weights = tuple(w for f in folded if f is not None for w in f[1])
+    weights = tuple(w for made in kept if made is not None for w in made[3])
     outside = join(vars(m)["_opswap_record"].outside for m in modules if "_opswap_record" in vars(m))
     return _Plan(
         recording,
@@ -213,9 +217,10 @@ def _plan(module: nn.Module, args: tuple[Any, ...], most: int) -> _Plan:
         Kinds(held, placed=False),
         weights,
         [w._version for w in weights],
-        Watched([*_constants(states), *_calls(modules), *outside.watches]),
-        replace(outside, watches=()),
-        tuple((f, kept[0]) for f, kept in zip(recording.frozen, folded, strict=True) if kept is not None),
+        Watched([*_constants(states), *_calls(modules), *outside.watches], outside.shadows),
+        replace(outside, watches=(), shadows=()) if outside.queries or outside.lost else None,
+        recording.frozen,
+        kept,
     )
 
 

@@ -32,11 +32,16 @@ class Watched:
 
     Those of classes and modules are looked up in their dictionaries: the one that holds the value, and those before it
     in the order of inheritance, which hold none. That takes a quarter of the time of asking each class.
+
+    Args: shadows: holders with names that they shall not hold.
     """
 
-    def __init__(self, watches: Sequence[tuple[Any, str, Any]]) -> None:
+    def __init__(
+        self, watches: Sequence[tuple[Any, str, Any]], shadows: Sequence[tuple[Any, tuple[str, ...]]] = ()
+    ) -> None:
         self._all = tuple(watches)
-        entries: dict[tuple[int, str], Entry] = {}
+        self._absent: list[Entry] = [(vars(holder), name, ()) for holder, names in shadows for name in names]
+        entries = {(id(entry[0]), entry[1]): entry for entry in self._absent}
         classes: dict[type, tuple[type, ...]] = {}
         modules: dict[int, ModuleType] = {}
         same, self._alike = [], []
@@ -68,7 +73,9 @@ class Watched:
             and all(map(is_, map(type, self._modules), repeat(ModuleType)))
             and all(map(is_, now, self._values))
         )
-        return all_stand(self._alike if same else self._all)
+        if same:
+            return all_stand(self._alike)
+        return all_stand(self._all) and not any(name in held for held, name, _ in self._absent)
 
 
 def _as_attribute(holder: Any, name: str, value: Any) -> tuple[Any, str, Any]:
