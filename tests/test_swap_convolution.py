@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -186,3 +187,25 @@ def test_windows_of_one_row_are_torchs_in_inference_on_large_inputs(
         with torch.set_grad_enabled(graph):
             model(x)
         assert opswap.stats()["kernel"].get("depthwise_conv2d", 0) == (1 if graph else inference)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("taps", "groups"), [(1, 1), (3, 1), (3, 16)])
+@pytest.mark.parametrize("option", ["stride", "padding", "dilation"])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.usefixtures("every_half_is_slow")
+def test_options_that_are_numbers_of_numpy(
+    dtype: torch.dtype, taps: int, groups: int, option: str, number: int
+) -> None:
+    """torch takes them, in the place of an int."""
+    layer = nn.Conv2d(16, 16, taps, groups=groups).to(dtype)
+    setattr(layer, option, np.int64(number))
+    x = torch.randn(2, 16, 9, 8).to(dtype).contiguous(memory_format=torch.channels_last)
+    expected = layer(x)
+    options = {option: np.int64(number)}
+    weights = layer.weight, layer.bias
+    for output in (
+        opswap.swap(nn.Sequential(copy.deepcopy(layer)))(x),
+        opswap.functional.conv2d(x, *weights, groups=groups, **options),
+    ):
+        torch.testing.assert_close(output, expected, rtol=2e-2, atol=2e-2)

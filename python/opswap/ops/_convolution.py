@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "HALVES",
     "Pair",
     "gradient_overruns",
+    "is_one",
     "library_backward",
     "padding_numbers",
     "pair",
@@ -42,8 +44,15 @@ def taps_of(module: nn.Conv2d) -> tuple[int, ...]:
 
 
 def pair(value: Pair) -> list[int]:
-    """An option of two directions as a list."""
-    return [value, value] if isinstance(value, int) else list(value)
+    """An option of two directions as a list; one number, of NumPy too, is for both."""
+    if isinstance(value, int):
+        return [value, value]
+    return list(value) if isinstance(value, (tuple, list)) else [operator.index(value)] * 2
+
+
+def is_one(option: Any) -> bool:
+    """True for a stride or dilation of one in both directions; a number of NumPy compares with tuples as an array."""
+    return isinstance(option, (int, tuple, list)) and option in (1, (1, 1), [1, 1])
 
 
 def padding_numbers(

@@ -149,6 +149,8 @@ def takes_window(taps: Any, stride: Any, dilation: Any) -> bool:
         return False
     if taps[0] not in _SIDES or taps[1] not in _SIDES:
         return False
+    if not isinstance(stride, (int, tuple, list)) or not isinstance(dilation, (int, tuple, list)):
+        return False  # a number of NumPy: compared with tuples it is an array
     if stride in (2, (2, 2), [2, 2]):
         return dilation in (1, (1, 1), [1, 1])
     steps = tuple(dilation) if isinstance(dilation, (tuple, list)) else (dilation,)

@@ -22,7 +22,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import constant_in_graphs
 
-from ._convolution import Pair, gradient_overruns, library_backward, pair, strided_conv2d, taps_of
+from ._convolution import Pair, gradient_overruns, is_one, library_backward, pair, strided_conv2d, taps_of
 from ._convolution_operator import ConvolutionOperator
 from ._function import (
     DeclinedError,
@@ -91,7 +91,9 @@ def _wins_as_constant() -> bool:
 
 def is_pointwise(module: nn.Conv2d) -> bool:
     """True for a convolution that is one map of pixels: 1 x 1, no padding, one group."""
-    return taps_of(module) == (1, 1) and module.padding in ((0, 0), "valid", "same") and module.groups == 1
+    padding = module.padding
+    plain = isinstance(padding, (tuple, str)) and padding in ((0, 0), "valid", "same")
+    return plain and taps_of(module) == (1, 1) and module.groups == 1
 
 
 def takes_pixels(module: nn.Conv2d, input: Any) -> bool:
@@ -128,7 +130,7 @@ def _has_planes(input: Tensor, weight: Tensor | None, stride: Any) -> bool:
     columns, (_, plane, row, pixel) = input.shape[3], input.stride()
     if pixel != 1 or row != columns or plane == 1 or type(stride) not in (int, tuple, list) or weight is None:
         return False
-    return stride in (1, (1, 1), [1, 1]) and (weight.numel() < FEW_WEIGHTS or _planes_pay(input, weight))
+    return is_one(stride) and (weight.numel() < FEW_WEIGHTS or _planes_pay(input, weight))
 
 
 def _planes_pay(input: Tensor, weight: Tensor) -> bool:

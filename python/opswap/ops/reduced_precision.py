@@ -21,7 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import functorch_active, half_instructions
 
-from ._convolution import HALVES, Pair, library_backward, padding_numbers, pair
+from ._convolution import HALVES, Pair, is_one, library_backward, padding_numbers, pair
 from ._derivatives import read_by_gradients
 from ._function import base_apply, needs_graph, plain_eager, tracing, without_autocast
 from ._stats import count_kernel, count_reference, reference_forced
@@ -247,7 +247,7 @@ def _is_none(padding: Any, stride: Pair) -> bool:
 
 
 def _is_strided_depthwise(input: Tensor, weight: Tensor, stride: Any, groups: int) -> bool:
-    return groups > 1 and stride not in (1, (1, 1)) and input.dim() == 4 and groups == weight.shape[0]
+    return groups > 1 and not is_one(stride) and input.dim() == 4 and groups == weight.shape[0]
 
 
 def _is_depthwise(input: Tensor, weight: Tensor, groups: int) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from opswap import functional as F
+from opswap.ops._convolution import is_one
 from opswap.ops.depthwise import depthwise_able
 from opswap.ops.pointwise import module_overruns, takes_pixels
 from opswap.ops.reduced_precision import output_dtype, slow_dtype
@@ -24,7 +25,7 @@ def _dtype_of(weight: Tensor) -> torch.dtype:
 
 
 def _has_depthwise_stride(module: nn.Conv2d) -> bool:
-    return 1 < module.groups == module.out_channels and module.stride != (1, 1)
+    return 1 < module.groups == module.out_channels and not is_one(module.stride)
 
 
 def _declines_conv2d(module: nn.Module) -> str | None:
