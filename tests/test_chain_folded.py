@@ -250,7 +250,7 @@ def compare(model: nn.Module, stock: nn.Module, x: Tensor) -> None:
 
 def kept(model: nn.Module) -> Any:
     """The folded weights of the model's chain."""
-    held = vars(next(m for m in model.modules() if isinstance(m, nn.Conv2d)))[FROZEN]._kept
+    held = vars(next(m for m in model.modules() if isinstance(m, nn.Conv2d)))[FROZEN].kept
     return held and held[2]
 
 
