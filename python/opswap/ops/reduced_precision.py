@@ -101,13 +101,10 @@ def float32_able(module: nn.Conv2d, input: Any) -> bool:
         return False
     if module.padding_mode != "zeros" or "_conv_forward" in module.__dict__:
         return False
-    weight, groups = (
-        module._parameters.get("weight"),
-        module.groups,
-    )  # one that is made at each read stays torch's
-    if weight is None or weight.dim() != 4 or groups not in (1, weight.shape[0]):
+    weight = module._parameters.get("weight")  # one that is made at each read stays torch's
+    if weight is None or weight.dim() != 4 or module.groups not in (1, weight.shape[0]):
         return False
-    return _is_slow(input, weight, module.bias, module.stride, groups)
+    return _is_slow(input, weight, module.bias, module.stride, module.groups)
 
 
 def pointwise_or_float32(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
@@ -228,11 +225,8 @@ class Reduced(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         with without_autocast():
-            return (
-                *ctx.layer.backward(grad_output.float(), input, weight, ctx.needs_input_grad[:3]),
-                None,
-                None,
-            )
+            gradients = ctx.layer.backward(grad_output.float(), input, weight, ctx.needs_input_grad[:3])
+        return *gradients, None, None
 
 
 _apply = base_apply(Reduced)

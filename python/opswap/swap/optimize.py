@@ -19,11 +19,10 @@ from opswap._torch import tree_leaves, tree_map
 from opswap.memory import denormal_parameters, reuse_freed
 from opswap.memory import flush_denormals as set_flushing
 from opswap.memory.switches import flush_state_kept, reuse_kept
-from opswap.ops._layout import suggest_memory_format
 
 from .api import select_rules, swap
 from .capture.dry_run import DryRuns
-from .capture.quiet import contiguous_inputs, copied_inputs, generators_kept, quiet_copy
+from .capture.quiet import contiguous_inputs, copied_inputs, generators_kept, in_channels_last, quiet_copy
 from .planning.contiguity import Contiguity
 from .planning.gains import losing_formats
 from .planning.planner import make_plan
@@ -184,7 +183,7 @@ class _Work:
         if self.dtype is not None:
             stock, swapped = stock.to(self.dtype), swapped.to(self.dtype)
         inputs = self.inputs
-        if any(map(_in_channels_last, (*stock.parameters(), *tree_leaves(inputs)))):
+        if any(map(in_channels_last, (*stock.parameters(), *tree_leaves(inputs)))):
             swap(stock, rules=MENDS)
         dense = contiguous_inputs(inputs)
         if dense is not None and not _runs(stock, inputs):
@@ -306,10 +305,6 @@ def _follow(optimizer: Optimizer, model: nn.Module, dtype: torch.dtype | None) -
 def _uninitialised(model: nn.Module) -> bool:
     """Whether a lazy module has yet to learn its sizes: such tensors have no memory format."""
     return any(map(is_lazy, itertools.chain(model.parameters(), model.buffers())))
-
-
-def _in_channels_last(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 4 and suggest_memory_format(value) is _LAST
 
 
 def _is_float(value: Any) -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "draws_undone",
     "generators_kept",
     "hooks_left_out",
+    "in_channels_last",
     "leaves_out",
     "quiet_call",
     "quiet_copy",
@@ -99,15 +100,22 @@ def _copied(tensor: Tensor) -> Tensor:
     return twin if tensor.is_leaf else twin.clone()  # which code may write to
 
 
+def in_channels_last(value: Any) -> bool:
+    """True for images in channels_last."""
+    return (
+        isinstance(value, Tensor)
+        and is_strided(value)
+        and suggest_memory_format(value) is torch.channels_last
+    )
+
+
 def contiguous_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The inputs with contiguous copies of images in channels_last; None if there are no such."""
     copied = False
 
     def dense(value: Any) -> Any:
         nonlocal copied
-        if not isinstance(value, Tensor) or not is_strided(value) or value.is_contiguous():
-            return value
-        if suggest_memory_format(value) is not torch.channels_last:
+        if not in_channels_last(value):
             return value
         copied = True
         return value.detach().contiguous().requires_grad_(value.requires_grad)

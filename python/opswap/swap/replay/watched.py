@@ -22,7 +22,6 @@ from ..runtime.virtual import LookUp
 __all__ = ["Watched"]
 
 _IMMUTABLE = 1 << 8  # the flag of a class in C, to which nothing can be added
-_PLAIN = {bool, int, float, str, type(None)}
 _mro = attrgetter("__mro__")
 Entry = tuple[dict[str, Any], str, tuple[Any, ...]]
 
@@ -84,7 +83,7 @@ def _as_attribute(holder: Any, name: str, value: Any) -> tuple[Any, str, Any]:
         return holder.cls, "__getattr__", nn.Module.__getattr__
     if isinstance(value, Plain):
         now = getattr(holder, name, MISSING)
-        if type(now) is tuple and set(map(type, now)) <= _PLAIN and is_as(now, value):
+        if type(now) is tuple and is_as(now, value):  # of immutable values
             return holder, name, now
     return holder, name, value
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opswap.ops._convolution import gradient_overruns, pair
+from opswap.ops._convolution import HALVES, gradient_overruns, pair
 from opswap.ops.conv import conv_able, conv_pays, why_left
 from opswap.ops.depthwise import FEWEST_CHANNELS, depthwise_able, depthwise_fits
 from opswap.ops.pointwise import module_overruns, pointwise_fits, takes_pixels
@@ -19,7 +19,7 @@ from ..runtime.shown import contiguous_images, shown
 __all__ = ["elements", "images"]
 
 _FLOATS = (torch.float32, torch.float64)
-_WITH_HALVES = (*_FLOATS, torch.bfloat16, torch.float16)
+_WITH_HALVES = (*_FLOATS, *HALVES)
 _RIGHT = "torch's gradient of its weight is right"
 
 
