@@ -70,6 +70,7 @@ HIDDEN_TIERS_OF = (
     "test_norm_activations",
     "test_norm_errors",
     "test_norm_modules",
+    "test_norm_pool",
     "test_pointwise",
     "test_pointwise_planes",
     "test_pool",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,6 +95,11 @@ def _norm_cases(last: bool) -> list[Case]:
         ):
             made = ours(F.batch_norm_act, training, 0.1, 1e-5, name)
             cases.append(Case("batch_norm_act", made, stock(act, training), _NORM, last))
+        made = ours(
+            partial(F.batch_norm_act_max_pool2d, kernel_size=2, stride=2), training, 0.1, 1e-5, "silu"
+        )
+        pooled = stock(lambda x: T.max_pool2d(T.silu(x), 2, 2), training)
+        cases.append(Case("batch_norm_act_max_pool2d", made, pooled, _NORM, last))
     return cases
 
 
@@ -361,6 +367,7 @@ _OPERATORS = {
     "channel_permutation": ("channel_permutation",),
     "batch_norm": ("batch_norm_act",),
     "batch_norm_act": ("batch_norm_act",),
+    "batch_norm_act_max_pool2d": ("batch_norm_act", "max_pool", "max_pool_with_offsets"),
     "batch_norm_relu": ("batch_norm_act",),
     "group_norm": ("group_norm",),
     "instance_norm": ("group_norm",),

@@ -23,6 +23,9 @@ def image(*size, dtype=torch.float32):
 def statistics(*size):
     return fresh(*size, dtype=torch.float64)
 
+def four():
+    return [fresh(64) for _ in range(4)]
+
 def chain(n, windows=False):
     # A 1x1 convolution, a norm and an activation; windows: the options of evaluation
     first = (1, 1, 0, 0, 1) if windows else (1, n(0.1))
@@ -52,6 +55,11 @@ ENTRIES = {
         fresh(500, 2, 64), fresh(200, 64), fresh(200), (n(100), 100)),
     "grouped_linear_backward": lambda n: _core.plain_grouped_linear_backward(
         fresh(500, 200), fresh(500, 2, 64), fresh(200, 64), (100, n(100)), True, True, True),
+    "batch_norm_max_pool": lambda n: _core.plain_batch_norm_max_pool(
+        True, n(0.1), n(1e-5), "relu", n(3), n(2), n(1), n(1), False, image(*BIG), *four(), True),
+    "batch_norm_max_pool_backward": lambda n: _core.plain_batch_norm_max_pool_backward(
+        True, n(1e-5), "relu", (True,) * 3, (n(3), 3), (n(2), 2), (1, 1), (1, 1), image(4, 64, 32, 32),
+        image(4, 64, 32, 32, dtype=torch.uint8), image(*BIG), statistics(2, 64), fresh(64), fresh(64)),
     "max_pool": lambda n: _core.plain_max_pool(False, image(*BIG), n(3), n(2), n(1), n(1), False, True),
     "avg_pool": lambda n: _core.plain_avg_pool(True, fresh(2, 8, 8, 32, 32), n(2), n(2), n(0), False, True, n(3), True),
     "adaptive_max_pool": lambda n: _core.plain_adaptive_max_pool(2, image(*BIG), (n(3), n(3)), True),
@@ -242,6 +250,8 @@ for odd in odds:
         attempt("window", lambda: _core.plain_conv(x, fresh(8, 8, 3, 3), None, odd, kind, 1))
         attempt("window", lambda: _core.plain_depthwise(x, fresh(8, 1, 3, 3), None, 1, odd, kind))
         attempt("window", lambda: _core.plain_max_pool(False, x, odd, kind, 0, 1, False, True))
+        attempt("window", lambda: _core.plain_batch_norm_max_pool(
+            True, 0.1, 1e-5, None, odd, kind, 0, 1, False, x, None, None, None, None, True))
 for ndim in range(9):
     t = torch.ones((1,) * ndim)
     attempt("ndim", lambda: _core.group_norm(1, 1e-5, t, None, None))

@@ -19,30 +19,6 @@ typedef struct osw_norm_call {
     osw_result result; /* of a forward */
 } osw_norm_call;
 
-/* Give the job its vectors, from `memory` or from the statistics. */
-static void place_vectors(const osw_call *call, osw_norm_job *job, double *memory)
-{
-    const int64_t channels = job->norm.channels;
-    const bool given = call->objects[STATISTICS];
-    job->mean = given ? (double *)call->tensors[STATISTICS].data : memory;
-    job->var = given ? job->mean + channels : memory + channels;
-    if (!call->backward && !job->training) {
-        osw_norm_read(call, RUNNING_MEAN, job->mean);
-        osw_norm_read(call, RUNNING_VAR, job->var);
-    }
-    osw_norm_place(call, job, memory + 2 * channels);
-}
-
-/* `memory` is free but for mean and var. */
-static void move_statistics(const osw_call *call, const osw_norm_job *job, double *memory)
-{
-    double *mean = osw_norm_read(call, RUNNING_MEAN, memory + 2 * job->norm.channels);
-    double *var = osw_norm_read(call, RUNNING_VAR, memory + 3 * job->norm.channels);
-    osw_norm_move(job, mean, var);
-    osw_norm_write(call, RUNNING_MEAN, mean);
-    osw_norm_write(call, RUNNING_VAR, var);
-}
-
 /* The sums over no values. */
 static int write_zeros(osw_call *call)
 {
@@ -67,38 +43,15 @@ static int run(osw_call *call)
     double *memory = osw_call_room(call, (size_t)(scratch + vectors) * sizeof *memory);
     if (!memory)
         return -1;
-    place_vectors(call, job, memory);
+    osw_norm_place_all(call, job, memory);
     osw_norm_choose(job, call->backward, osw_norm_calls);
     const osw_running running = osw_run_begin(call->name, osw_norm_is_large(call));
     (call->backward ? osw_norm_backward : osw_norm_forward)(job, memory + vectors);
     osw_run_end(running);
     osw_norm_write_gradients(call, job->grad_weight, job->grad_bias);
     if (!call->backward && job->training && job->moves && call->objects[RUNNING_MEAN])
-        move_statistics(call, job, memory);
+        osw_norm_move_running(call, job, memory);
     return 0;
-}
-
-/* training, a bool; eps; activation, a name or None. */
-static int read_options(const osw_call *call, osw_norm_job *job, PyObject *training, PyObject *eps,
-                        PyObject *activation)
-{
-    if (!PyBool_Check(training)) {
-        PyErr_Format(PyExc_TypeError, "%s: training must be bool, got %R", call->name, training);
-        return -1;
-    }
-    if (osw_activation_arg(activation, call->name, &job->norm.activation) != 0)
-        return -1;
-    job->training = training == Py_True;
-    return osw_float_arg(eps, &job->eps);
-}
-
-static bool requires_grad(PyObject *tensor)
-{
-    PyObject *answer = tensor == Py_None ? NULL : PyObject_GetAttrString(tensor, "requires_grad");
-    const bool yes = answer == Py_True;
-    Py_XDECREF(answer);
-    PyErr_Clear();
-    return yes;
 }
 
 enum { F_TRAINING, F_MOMENTUM, F_EPS, F_ACTIVATION, F_INPUT, F_MEAN, F_VAR, F_WEIGHT, F_BIAS };
@@ -114,40 +67,13 @@ static int read_forward(osw_call *call)
             PyErr_Format(PyExc_ValueError, "%s: unknown result %ld", call->name, result);
         return -1;
     }
-    if (read_options(call, &norm->job, args[F_TRAINING], args[F_EPS], args[F_ACTIVATION]) != 0)
+    if (osw_norm_read_options(call, &norm->job, args[F_TRAINING], args[F_EPS],
+                              args[F_ACTIVATION]) != 0)
         return -1;
     norm->result = (osw_result)result;
     call->plain = norm->result != TRACED;
     norm->job.moves = call->plain || args[F_MOMENTUM] != Py_None;
     return norm->job.moves ? osw_float_arg(args[F_MOMENTUM], &norm->job.momentum) : 0;
-}
-
-/* That the statistics to normalise with are there: of the batch in training, else running ones. */
-static int check_statistics(const osw_call *call, const osw_norm_job *job)
-{
-    const osw_tensor *x = &call->tensors[INPUT];
-    const int64_t channels = x->size[1] ? x->size[1] : 1;
-    if (!job->training) {
-        for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
-            if (!call->objects[role])
-                return osw_norm_fail(call, role, "must be defined in evaluation mode", 0);
-        if (job->eps < 0) {
-            PyErr_Format(PyExc_ValueError, "%s: eps must not be negative", call->name);
-            return -1;
-        }
-        return 0;
-    }
-    if (x->numel / channels == 1)
-        return osw_norm_fail(call, INPUT, "must have more than 1 value per channel when training",
-                             1);
-    if (!call->objects[RUNNING_MEAN] != !call->objects[RUNNING_VAR])
-        return osw_norm_fail(call, RUNNING_MEAN, "and running_var must both be given or neither",
-                             call->objects[RUNNING_MEAN] != NULL);
-    if (!(job->eps > 0)) {
-        PyErr_Format(PyExc_ValueError, "%s: eps must be positive during training", call->name);
-        return -1;
-    }
-    return 0;
 }
 
 /* Ends the call with False if a graph is wanted and a tensor requires a gradient. Plain calls
@@ -157,14 +83,15 @@ static int check_forward(osw_call *call)
 {
     osw_norm_call *norm = call->job;
     PyObject *const *args = call->args;
-    if (osw_norm_check(call, &norm->job) != 0 || check_statistics(call, &norm->job) != 0)
+    if (osw_norm_check(call, &norm->job) != 0 || osw_norm_check_given(call, &norm->job) != 0)
         return -1;
     if (call->plain && call->tensors[INPUT].numel == 0 && call->tensors[INPUT].size[1] > 0)
         return -1;
-    if (requires_grad(args[F_MEAN]) || requires_grad(args[F_VAR]))
+    if (osw_norm_requires_grad(args[F_MEAN]) || osw_norm_requires_grad(args[F_VAR]))
         return osw_norm_fail(call, RUNNING_MEAN, "and running_var must not require gradients", 1);
-    if (args[F_GRAPH] != Py_True || !(requires_grad(args[F_INPUT]) ||
-                                      requires_grad(args[F_WEIGHT]) || requires_grad(args[F_BIAS])))
+    if (args[F_GRAPH] != Py_True ||
+        !(osw_norm_requires_grad(args[F_INPUT]) || osw_norm_requires_grad(args[F_WEIGHT]) ||
+          osw_norm_requires_grad(args[F_BIAS])))
         return 0;
     call->result = Py_NewRef(Py_False);
     return -1;
@@ -237,7 +164,8 @@ static int read_backward(osw_call *call)
     PyObject *const *args = call->args;
     call->plain = args[B_PLAIN] == Py_True;
     return osw_norm_expect_needed(call, args[B_NEEDED]) == 0
-               ? read_options(call, &norm->job, args[B_TRAINING], args[B_EPS], args[B_ACTIVATION])
+               ? osw_norm_read_options(call, &norm->job, args[B_TRAINING], args[B_EPS],
+                                       args[B_ACTIVATION])
                : -1;
 }
 

@@ -33,6 +33,7 @@ extern PyMethodDef osw_entries_methods[];
 extern PyMethodDef osw_channels_methods[];
 extern PyMethodDef osw_shuffle_methods[];
 extern PyMethodDef osw_norm_methods[];
+extern PyMethodDef osw_norm_pool_methods[];
 extern PyMethodDef osw_group_norm_methods[];
 extern PyMethodDef osw_layer_norm_methods[];
 extern PyMethodDef osw_max_pool_methods[];

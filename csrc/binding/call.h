@@ -24,7 +24,7 @@
 
 PyObject *osw_counts(size_t count, const char *const *names, const uint64_t *calls);
 
-enum { OSW_MAX_ROLES = 11, OSW_MAX_READ = 5, OSW_MAX_ROOMS = 2, OSW_MAX_STEPS = 4 };
+enum { OSW_MAX_ROLES = 11, OSW_MAX_READ = 6, OSW_MAX_ROOMS = 2, OSW_MAX_STEPS = 4 };
 
 typedef struct osw_call {
     const char *name;         /* begins every message */

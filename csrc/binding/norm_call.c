@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/norm_call.h"
 
+#include "binding/activation_arg.h"
 #include "core/half.h"
 
 const char *const osw_norm_roles[ROLE_COUNT] = {
@@ -16,12 +17,34 @@ int osw_norm_fail(const osw_call *call, int role, const char *problem, long long
     return osw_fail(call->name, "%s %s, got %lld", call->roles[role], problem, got);
 }
 
+bool osw_norm_requires_grad(PyObject *tensor)
+{
+    PyObject *answer = tensor == Py_None ? NULL : PyObject_GetAttrString(tensor, "requires_grad");
+    const bool yes = answer == Py_True;
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    return yes;
+}
+
 int osw_norm_expect_needed(const osw_call *call, PyObject *needed)
 {
     if (PyTuple_Check(needed) && PyTuple_Size(needed) == 3)
         return 0;
     PyErr_Format(PyExc_TypeError, "%s: expected a tuple of 3 bools, got %R", call->name, needed);
     return -1;
+}
+
+int osw_norm_read_options(const osw_call *call, osw_norm_job *job, PyObject *training,
+                          PyObject *eps, PyObject *activation)
+{
+    if (!PyBool_Check(training)) {
+        PyErr_Format(PyExc_TypeError, "%s: training must be bool, got %R", call->name, training);
+        return -1;
+    }
+    if (osw_activation_arg(activation, call->name, &job->norm.activation) != 0)
+        return -1;
+    job->training = training == Py_True;
+    return osw_float_arg(eps, &job->eps);
 }
 
 int osw_norm_check_large(const osw_call *call, osw_dtype *dtype)
@@ -92,6 +115,33 @@ static int check_apart(const osw_call *call)
                 osw_ranges_meet(&call->tensors[role], &call->tensors[read[i]]))
                 return osw_norm_fail(call, role, "shares memory with another tensor",
                                      call->tensors[role].numel);
+    return 0;
+}
+
+int osw_norm_check_given(const osw_call *call, const osw_norm_job *job)
+{
+    const osw_tensor *x = &call->tensors[INPUT];
+    const int64_t channels = x->size[1] ? x->size[1] : 1;
+    if (!job->training) {
+        for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
+            if (!call->objects[role])
+                return osw_norm_fail(call, role, "must be defined in evaluation mode", 0);
+        if (job->eps < 0) {
+            PyErr_Format(PyExc_ValueError, "%s: eps must not be negative", call->name);
+            return -1;
+        }
+        return 0;
+    }
+    if (x->numel / channels == 1)
+        return osw_norm_fail(call, INPUT, "must have more than 1 value per channel when training",
+                             1);
+    if (!call->objects[RUNNING_MEAN] != !call->objects[RUNNING_VAR])
+        return osw_norm_fail(call, RUNNING_MEAN, "and running_var must both be given or neither",
+                             call->objects[RUNNING_MEAN] != NULL);
+    if (!(job->eps > 0)) {
+        PyErr_Format(PyExc_ValueError, "%s: eps must be positive during training", call->name);
+        return -1;
+    }
     return 0;
 }
 
@@ -217,6 +267,28 @@ void osw_norm_place(const osw_call *call, osw_norm_job *job, double *memory)
     job->bias = v.bias;
     job->grad_weight = v.grad_weight;
     job->grad_bias = v.grad_bias;
+}
+
+void osw_norm_place_all(const osw_call *call, osw_norm_job *job, double *memory)
+{
+    const int64_t channels = job->norm.channels;
+    const bool given = call->objects[STATISTICS];
+    job->mean = given ? (double *)call->tensors[STATISTICS].data : memory;
+    job->var = given ? job->mean + channels : memory + channels;
+    if (!call->backward && !job->training) {
+        osw_norm_read(call, RUNNING_MEAN, job->mean);
+        osw_norm_read(call, RUNNING_VAR, job->var);
+    }
+    osw_norm_place(call, job, memory + 2 * channels);
+}
+
+void osw_norm_move_running(const osw_call *call, const osw_norm_job *job, double *memory)
+{
+    double *mean = osw_norm_read(call, RUNNING_MEAN, memory + 2 * job->norm.channels);
+    double *var = osw_norm_read(call, RUNNING_VAR, memory + 3 * job->norm.channels);
+    osw_norm_move(job, mean, var);
+    osw_norm_write(call, RUNNING_MEAN, mean);
+    osw_norm_write(call, RUNNING_VAR, var);
 }
 
 void osw_norm_write_gradients(const osw_call *call, const double *weight, const double *bias)

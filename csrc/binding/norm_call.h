@@ -35,6 +35,13 @@ extern uint64_t osw_norm_calls[OSW_NORM_COUNT];
 /* RuntimeError with the problem and the value that has it. Returns -1. */
 int osw_norm_fail(const osw_call *call, int role, const char *problem, long long got);
 
+/* False for None. */
+bool osw_norm_requires_grad(PyObject *tensor);
+
+/* training, a bool; eps; activation, a name or None. */
+int osw_norm_read_options(const osw_call *call, osw_norm_job *job, PyObject *training,
+                          PyObject *eps, PyObject *activation);
+
 /* That `needed` is a tuple of 3; its elements say which gradients are. */
 int osw_norm_expect_needed(const osw_call *call, PyObject *needed);
 
@@ -50,8 +57,11 @@ int osw_norm_check_vectors(const osw_call *call, int64_t channels, bool moves);
 int osw_norm_check_statistics(const osw_call *call, int ndim, const int64_t *size,
                               const char *shape);
 
-/* All of these, of (N, C, *), and that running statistics that are written lie apart from what is
- * read. Sets the dtype of the job. */
+/* That the statistics to normalise with are there: of the batch in training, else running ones. */
+int osw_norm_check_given(const osw_call *call, const osw_norm_job *job);
+
+/* All of osw_norm_check_large and osw_norm_check_vectors, of (N, C, *), and that running statistics
+ * that are written lie apart from what is read. Sets the dtype of the job. */
 int osw_norm_check(const osw_call *call, osw_norm_job *job);
 
 /* Put the large tensors into the job, in a form of csrc/norm; false if their memory fits none. */
@@ -76,6 +86,13 @@ osw_norm_vectors osw_norm_read_vectors(const osw_call *call, int64_t channels, d
 
 /* The same, into the job. */
 void osw_norm_place(const osw_call *call, osw_norm_job *job, double *memory);
+
+/* The same, behind room for mean and var, which are the statistics of the call if it has some. */
+void osw_norm_place_all(const osw_call *call, osw_norm_job *job, double *memory);
+
+/* The running statistics, by what a forward in training has found. `memory`: as it was placed;
+ * free but for mean and var. */
+void osw_norm_move_running(const osw_call *call, const osw_norm_job *job, double *memory);
 
 /* Write the gradients that were made. */
 void osw_norm_write_gradients(const osw_call *call, const double *weight, const double *bias);

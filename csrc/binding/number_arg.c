@@ -77,3 +77,9 @@ bool osw_exact_sides(PyObject *object, int count, bool of_one, int64_t low, int6
     }
     return fits;
 }
+
+bool osw_plain_sides(PyObject *object, int count, int64_t low, int64_t *sides)
+{
+    return (PyLong_CheckExact(object) || PyTuple_CheckExact(object) || PyList_CheckExact(object)) &&
+           osw_exact_sides(object, count, false, low, sides);
+}

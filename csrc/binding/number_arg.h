@@ -35,4 +35,7 @@ bool osw_exact_int(PyObject *object, int64_t low, int64_t high, int64_t *value);
  * for all; each within [low, 2^31). False as osw_exact_int. */
 bool osw_exact_sides(PyObject *object, int count, bool of_one, int64_t low, int64_t *sides);
 
+/* The same, not of one, of an int, a tuple or a list of no derived type. */
+bool osw_plain_sides(PyObject *object, int count, int64_t low, int64_t *sides);
+
 #endif

@@ -5,6 +5,7 @@
 #define OSW_BINDING_POOL_CALL_H
 
 #include "binding/call.h"
+#include "binding/pool_counts.h"
 #include "pool/run.h"
 
 typedef enum osw_form { FORM_planes, FORM_pixels, FORM_COUNT } osw_form;
@@ -45,8 +46,6 @@ typedef struct osw_pool_call {
     int64_t size[OSW_MAX_DIMS];
     bool channels_last; /* the gradient of the input */
 } osw_pool_call;
-
-extern uint64_t osw_pool_calls[OSW_POOL_COUNT];
 
 /* A job without sizes yet; of a backward one, the gradients determine the sizes. Forward and
  * backward operations alternate. */

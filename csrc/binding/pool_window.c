@@ -58,12 +58,6 @@ int osw_pool_read_window(osw_call *call, PyObject *const *window, bool dilated,
                         : 0;
 }
 
-bool osw_plain_sides(PyObject *object, int count, int64_t low, int64_t *sides)
-{
-    return (PyLong_CheckExact(object) || PyTuple_CheckExact(object) || PyList_CheckExact(object)) &&
-           osw_exact_sides(object, count, false, low, sides);
-}
-
 int osw_pool_read_plain_window(osw_call *call, bool volumes, PyObject *const *window, bool dilated)
 {
     osw_pool_call *pool_call = call->job;
@@ -111,18 +105,6 @@ int osw_pool_check_plain(osw_call *call)
     return 0;
 }
 
-/* Windows along one dimension, 0 if none fits. With `ceil_mode` the last one may reach past the
- * right padding, but has to start inside the input or the left padding. */
-static int64_t output_size(const osw_pool_dim *dim, bool ceil_mode)
-{
-    const int64_t room = dim->input + 2 * dim->padding - dim->dilation * (dim->kernel - 1) - 1 +
-                         (ceil_mode ? dim->stride - 1 : 0);
-    if (room < 0)
-        return 0;
-    const int64_t count = room / dim->stride + 1;
-    return ceil_mode && (count - 1) * dim->stride >= dim->input + dim->padding ? count - 1 : count;
-}
-
 /* The sizes that a window gives the input of the call, all at least 1 but the batch. */
 static int set_output_size(const osw_call *call)
 {
@@ -140,7 +122,7 @@ static int set_output_size(const osw_call *call)
     for (int i = 0; i < pool_call->spatial; i++) {
         osw_pool_dim *dim = &pool->dims[OSW_POOL_DIMS - pool_call->spatial + i];
         dim->input = input->size[2 + i];
-        size[2 + i] = output_size(dim, pool_call->ceil_mode);
+        size[2 + i] = osw_pool_output_size(dim, pool_call->ceil_mode);
         if (size[2 + i] < 1)
             return osw_pool_fail(call, "no window fits an input of this size", dim->input);
     }

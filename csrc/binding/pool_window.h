@@ -38,9 +38,6 @@ osw_step osw_pool_make_gradient;
 /* Whether autocast computes this in float32 instead: volumes of 16-bit floats. */
 bool osw_autocast_converts(const osw_tensor *t, bool volumes);
 
-/* osw_exact_sides of an int, a tuple or a list of no derived type. */
-bool osw_plain_sides(PyObject *object, int count, int64_t low, int64_t *sides);
-
 /* What a forward keeps for its backward: new tuples of one kind of sides, and of the size of the
  * input; and, borrowed, the format of the input. */
 PyObject *osw_pool_sides(const osw_call *call, int kind);

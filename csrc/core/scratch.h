@@ -8,7 +8,11 @@
 
 #include <stddef.h>
 
-enum { OSW_SCRATCH_OUTER = 336 << 10, OSW_SCRATCH_INNER = 256 << 10 };
+enum {
+    OSW_SCRATCH_OUTER = 336 << 10,
+    OSW_SCRATCH_INNER = 256 << 10,
+    OSW_SCRATCH_CALLER = 256 << 10,
+};
 
 /* `bytes`, at most OSW_SCRATCH_OUTER, at a multiple of 64: for a kernel, until it returns. */
 void *osw_scratch_outer(size_t bytes);
@@ -16,5 +20,9 @@ void *osw_scratch_outer(size_t bytes);
 /* `bytes`, at most OSW_SCRATCH_INNER, apart from the outer part: for a function that kernels with
  * an outer part call. */
 void *osw_scratch_inner(size_t bytes);
+
+/* `bytes`, at most OSW_SCRATCH_CALLER, apart from both: for what calls kernels one after the other.
+ */
+void *osw_scratch_caller(size_t bytes);
 
 #endif

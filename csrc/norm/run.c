@@ -19,6 +19,7 @@ enum {
     CACHED_BYTES = 4096 * 1024,
     CACHED_BYTES_OF_ALL = 4 * CACHED_BYTES, /* threads together */
     FACTORS = 5,
+    MOST_LANES = 16,
 };
 
 typedef enum osw_pass { SAMPLE, MOMENTS, APPLY, REDUCE, GRADIENT, PASS_COUNT } osw_pass;
@@ -77,6 +78,14 @@ int64_t osw_norm_prepare(osw_norm_job *job)
         job->chunk = osw_ceil(job->chunk, OSW_NORM_ROWS) * OSW_NORM_ROWS;
     job->chunks = osw_ceil(length, job->chunk);
     return (FACTORS + 2 * job->chunks) * n->channels;
+}
+
+int64_t osw_norm_part_rows(int64_t channels)
+{
+    int64_t rows = 1; /* that fill vectors of floats of any tier */
+    while (rows < OSW_NORM_ROWS && rows * channels % MOST_LANES != 0)
+        rows *= 2;
+    return rows;
 }
 
 static void place_scratch(osw_norm_job *job, double *scratch)

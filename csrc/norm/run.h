@@ -41,6 +41,10 @@ void osw_norm_choose(osw_norm_job *job, bool backward, uint64_t *calls);
 /* The output is beyond the caches, and not written over the input, which has its lines there. */
 bool osw_norm_streams(const osw_norm_job *job);
 
+/* Parts of pixels that begin at a multiple of so many rows, and end at one or with the tensor, give
+ * each row the bits that it gets from all in one part. Divides OSW_NORM_ROWS. */
+int64_t osw_norm_part_rows(int64_t channels);
+
 /* y, and in training mean and var. */
 void osw_norm_forward(osw_norm_job *job, double *scratch);
 

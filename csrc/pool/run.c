@@ -7,6 +7,16 @@
 
 #include <assert.h>
 
+int64_t osw_pool_output_size(const osw_pool_dim *dim, bool ceil_mode)
+{
+    const int64_t room = dim->input + 2 * dim->padding - dim->dilation * (dim->kernel - 1) - 1 +
+                         (ceil_mode ? dim->stride - 1 : 0);
+    if (room < 0)
+        return 0;
+    const int64_t count = room / dim->stride + 1;
+    return ceil_mode && (count - 1) * dim->stride >= dim->input + dim->padding ? count - 1 : count;
+}
+
 int64_t osw_pool_units(const osw_pool *p, bool has_window, bool backward, bool pixels)
 {
     if (!has_window)

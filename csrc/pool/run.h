@@ -6,6 +6,10 @@
 #include "pool/indices.h"
 #include "pool/pool.h"
 
+/* Windows along one dimension, 0 if none fits. With `ceil_mode` the last one may reach past the
+ * right padding, but has to start inside the input or the left padding. */
+int64_t osw_pool_output_size(const osw_pool_dim *dim, bool ceil_mode);
+
 /* Units that a kernel is called for, as pool.h counts them; has_window: not adaptive. */
 int64_t osw_pool_units(const osw_pool *pool, bool has_window, bool backward, bool pixels);
 

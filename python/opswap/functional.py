@@ -9,6 +9,7 @@ from .ops.linear import grouped_linear
 from .ops.norm import (
     batch_norm,
     batch_norm_act,
+    batch_norm_act_max_pool2d,
     batch_norm_relu,
     group_norm,
     instance_norm,
@@ -37,6 +38,7 @@ __all__ = [
     "avg_pool3d",
     "batch_norm",
     "batch_norm_act",
+    "batch_norm_act_max_pool2d",
     "batch_norm_relu",
     "cat_channel_shuffle",
     "cat_channel_shuffle_split",

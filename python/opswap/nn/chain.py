@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap import functional as F
 from opswap._torch import add_to_each, any_global_hook
 from opswap.ops._function import plain_eager, without_autocast
 from opswap.ops.chain import try_chain, try_folded
@@ -16,7 +17,7 @@ from opswap.ops.norm import activate, is_watched
 from opswap.ops.reduced_precision import output_dtype
 
 from .frozen import FROZEN, Parts
-from .norm import Norm, NormCall, apply_norm
+from .norm import Norm, NormCall, Pooling, apply_norm, apply_norm_pool
 
 __all__ = ["FoldedLink", "Link", "apply_chain", "apply_folded", "settle", "settled"]
 
@@ -155,14 +156,16 @@ def _try_cast(chain: Callable[..., Any], input: Tensor, links: Sequence[FoldedLi
         return output if output is NotImplemented else output.to(dtype)
 
 
-def _apply_parts(input: Tensor, links: Sequence[FoldedLink]) -> Tensor:
-    """Each convolution, and each normalisation with its activation, for itself."""
+def _apply_parts(input: Tensor, links: Sequence[FoldedLink], pool: Pooling | None = None) -> Tensor:
+    """Each convolution, and each normalisation with its activation, for itself; the last one with the pool."""
     if _grad_enabled():
         _drop_frozen(links[0][0])
     for convolution, norm, activation in links:
         input = convolution(input)
         # No other code reads the result of the convolution.
-        if norm is not None:
+        if norm is not None and pool is not None and convolution is links[-1][0]:
+            input = apply_norm_pool(norm, input, activation, pool)
+        elif norm is not None:
             alone = not norm.training and not (_grad_enabled() and input.requires_grad)
             input = apply_norm(norm, input, activation, inplace=alone)
         elif activation == "relu":
@@ -184,11 +187,16 @@ def apply_chain(input: Tensor, *links: Link) -> Tensor:
     return _apply_parts(input, links) if output is NotImplemented else output
 
 
-def apply_folded(input: Tensor, *links: FoldedLink) -> Tensor:
-    """`apply_chain` of convolutions of any window, with bias or without normalisation: kernels in evaluation only."""
+def apply_folded(input: Tensor, *links: FoldedLink, pool: Pooling | None = None) -> Tensor:
+    """`apply_chain` of convolutions of any window, with bias or without normalisation: kernels in evaluation only.
+
+    Args: pool: a max pool over planes of the result, behind a normalisation.
+    """
     if links[0][0].training:
         _drop_frozen(links[0][0])
     output = NotImplemented
     if not (_grad_enabled() and input.requires_grad) and plain_eager():
         output = _try_cast(_try_evaluation, input, links)
-    return _apply_parts(input, links) if output is NotImplemented else output
+    if output is NotImplemented:
+        return _apply_parts(input, links, pool)
+    return output if pool is None else F.max_pool2d(output, *pool)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,9 @@ __all__ = [
     "BatchNormAct3d",
     "Norm",
     "NormCall",
+    "Pooling",
     "apply_norm",
+    "apply_norm_pool",
     "apply_torch_norm",
 ]
 
@@ -46,6 +49,16 @@ class NormCall(NamedTuple):
         """The caller has."""
 
 
+class Pooling(NamedTuple):
+    """The window of a max pool over planes, as of `opswap.functional.max_pool2d`."""
+
+    kernel_size: int | Sequence[int]
+    stride: int | Sequence[int] | None = None
+    padding: int | Sequence[int] = 0
+    dilation: int | Sequence[int] = 1
+    ceil_mode: bool = False
+
+
 Norm = nn.modules.batchnorm._BatchNorm | NormCall
 
 
@@ -58,6 +71,12 @@ def apply_norm(norm: Norm, input: Tensor, activation: str | None, *, inplace: bo
     if inplace:
         return infer(input, *arguments, activation, inplace=True)
     return F.batch_norm_act(input, *arguments, activation)
+
+
+def apply_norm_pool(norm: Norm, input: Tensor, activation: str | None, pooling: Pooling) -> Tensor:
+    """`apply_norm`, and a max pool over planes of its result."""
+    options = pooling._asdict()
+    return F.batch_norm_act_max_pool2d(input, *_arguments(norm, input), activation, **options)
 
 
 def apply_torch_norm(norm: nn.modules.batchnorm._BatchNorm, input: Tensor) -> Tensor:

@@ -129,6 +129,7 @@ class Rule:
     example: makes a module that the rule changes and the sizes of its inputs, for `opswap.tune` to time.
     modules: classes of torch whose own forward is looked at too, on instances of exactly these classes.
     calls: classes of torch whose calls `find` looks for; a Sequential that holds one is looked at too.
+    behind: classes of torch whose calls `find` looks for right behind an activation, also of another block.
     opens: classes of torch whose calls, if a torch.nn.ModuleList holds several, are looked at as part of the
         forward that makes them.
     branches: blocks that read one tensor and begin with the same activation are looked at as part of the forward that
@@ -153,6 +154,7 @@ class Rule:
     modules: tuple[type[nn.Module], ...] = ()
     example: Example | None = None
     calls: tuple[type[nn.Module], ...] = ()
+    behind: tuple[type[nn.Module], ...] = ()
     opens: tuple[type[nn.Module], ...] = ()
     branches: bool = False
     links: Callable[[Graph], bool] | None = None

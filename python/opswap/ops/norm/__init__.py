@@ -6,6 +6,7 @@ from ._arguments import check_activation
 from ._moving import is_watched
 from ._reference import reference
 from .batch_norm import batch_norm, batch_norm_act, batch_norm_relu, infer
+from .batch_norm_pool import batch_norm_act_max_pool2d
 from .group_norm import (
     group_norm,
     group_norm_fits,
@@ -26,6 +27,7 @@ __all__ = [
     "activate",
     "batch_norm",
     "batch_norm_act",
+    "batch_norm_act_max_pool2d",
     "batch_norm_relu",
     "check_activation",
     "gradient_misread",

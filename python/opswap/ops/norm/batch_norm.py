@@ -45,7 +45,7 @@ from ._operators import (
 )
 from ._reference import reference, update_running
 
-__all__ = ["batch_norm", "batch_norm_act", "batch_norm_relu", "infer"]
+__all__ = ["batch_norm", "batch_norm_act", "batch_norm_relu", "infer", "joins_activation"]
 
 _Vector = Tensor | None
 
@@ -113,11 +113,28 @@ def _train(
 ) -> Tensor:
     """With a graph. The slope of most activations is found from the bias, so that autograd does not allow changes of it
     before the backward. Torch's batch norm keeps its weight alone: if only the bias is trained, it may change."""
-    weight, bias = vectors[2:]
-    alone = bias is not None and bias.requires_grad and (weight is None or not weight.requires_grad)
-    if not (alone and bends_by_bias(activation)):
+    if not (_trains_bias_alone(*vectors[2:]) and bends_by_bias(activation)):
         return BatchNormAct.apply(training, momentum, eps, activation, input, *vectors)
     return activate(BatchNormAct.apply(training, momentum, eps, None, input, *vectors), activation)
+
+
+def _trains_bias_alone(weight: _Vector, bias: _Vector) -> bool:
+    return bias is not None and bias.requires_grad and (weight is None or not weight.requires_grad)
+
+
+def joins_activation(
+    activation: str | None, input: Tensor, weight: _Vector, bias: _Vector, graph: bool
+) -> bool:
+    """True if the kernels compute the normalisation and this activation together in an ordinary call.
+
+    Args: graph: a graph is recorded.
+    """
+    if activation is None:
+        return True
+    if not bends_by_bias(activation):
+        return False
+    in_two = activation in _IN_TWO and input.itemsize == 2
+    return not (graph and (in_two or _trains_bias_alone(weight, bias)))
 
 
 def _differentiable(

@@ -44,7 +44,7 @@ from ._offsets import (
     offsets_to_pixels,
 )
 
-__all__ = ["max_pool2d", "max_pool3d", "reference_max_pool3d"]
+__all__ = ["max_pool2d", "max_pool3d", "max_pool_gradient", "reference_max_pool3d"]
 
 _DTYPES = FLOATS | INTEGERS
 _TAPS = 2**31
@@ -229,7 +229,7 @@ _indices_operator = Operator(
 )
 
 
-def _gradient(
+def max_pool_gradient(
     window: tuple[Any, ...],
     channel_step: int,
     size: tuple[int, ...],
@@ -237,10 +237,11 @@ def _gradient(
     offsets: Tensor,
     grad: Tensor,
 ) -> Tensor:
+    """The gradient of an input of this size and memory format. Args: window: of which ceil_mode is not read."""
     return _backward_operator(grad, offsets, size, *window[:4], channel_step, memory_format)
 
 
-_plain_call = PlainCall("max_pool", _core.plain_max_pool, _core.plain_max_pool_backward, _gradient)
+_plain_call = PlainCall("max_pool", _core.plain_max_pool, _core.plain_max_pool_backward, max_pool_gradient)
 
 
 def _pool(

@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from ..graph.calls import graph_kinds
 from ..rules.activation import activation, activation_of
+from ..rules.norm import NORMS
 from ..rules.norm_functional import is_batch_norm
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "continues",
     "cuts_its_input",
     "ends_with_norm",
+    "ends_with_normed",
     "is_continuation",
     "is_norm_call",
     "joins_its_output",
@@ -80,6 +82,16 @@ def last_module(graph: fx.Graph) -> nn.Module | None:
 def ends_with_norm(graph: fx.Graph) -> bool:
     """True if the forward returns the result of F.batch_norm, but for Identities, as timm's BatchNormAct2d does."""
     return is_norm_call(_last_call(graph))
+
+
+def ends_with_normed(graph: fx.Graph) -> bool:
+    """True if the forward returns the result of a normalisation, or of an activation of one, but for Identities."""
+    last = _last_call(graph)
+    if isinstance(last, fx.Node) and activation(last) is not None:
+        last = before_identities(last.args[0])
+    return is_norm_call(last) or (
+        isinstance(last, fx.Node) and last.op == "call_module" and type(last.meta["module"]) in NORMS
+    )
 
 
 def is_norm_call(node: object) -> bool:

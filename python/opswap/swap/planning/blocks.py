@@ -10,12 +10,14 @@ from torch import fx, nn
 
 from ..rule import Rule
 from ..rules.activation import Activation, activation
+from ..rules.norm_pool import POOLS, is_pool
 from ..runtime.guards import call_adds
 from .block_ends import (
     before_identities,
     begins_with_activation,
     continues,
     ends_with_norm,
+    ends_with_normed,
     is_continuation,
     last_module,
     only_reader,
@@ -52,6 +54,7 @@ class Blocks:
         self, known: Mapping[nn.Module, Known], called: Collection[type], rules: Collection[Rule]
     ) -> None:
         self._known, self._called = known, called
+        self._behind = any(rule.behind for rule in rules)
         self._shares = any(rule.branches for rule in rules)
         self._links = [rule.links for rule in rules if rule.links is not None]
         halved = [(r.starts, r.ends, r.single) for r in rules if r.starts is not None and r.ends is not None]
@@ -74,6 +77,8 @@ class Blocks:
                     continue
                 if is_continuation(node, self._called):
                     yield from self.down_to_end(before.meta["module"])
+                if self._behind and is_pool(node):
+                    yield from self.down_to_normed(before.meta["module"])
                 if node.op != "call_module" or type(node.meta["module"]) in self._called:
                     continue
                 if len(before.users) == 1:
@@ -91,17 +96,30 @@ class Blocks:
     def down_to_end(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
         """The block and the blocks that it ends with, down to a module or function whose calls a rule looks for, ()
         without one."""
+        return self._down_to(module, self._ends_with_called)
+
+    def pools(self, module: nn.Module | None) -> bool:
+        """True for a pool that a rule may join with the block before it."""
+        return self._behind and module is not None and type(module) in POOLS
+
+    def down_to_normed(self, module: nn.Module | None) -> tuple[nn.Module, ...]:
+        """The same, down to a normalisation or an activation of one, which a rule may join with a pool behind them."""
+        return self._down_to(module, ends_with_normed)
+
+    def _ends_with_called(self, graph: fx.Graph) -> bool:
+        return type(last_module(graph)) in self._called or (bool(self._called) and ends_with_norm(graph))
+
+    def _down_to(self, module: nn.Module | None, ends: Callable[[fx.Graph], bool]) -> tuple[nn.Module, ...]:
         if module is None or call_adds(module):
             return ()
         known = self._known.get(module)
         if known is None:  # a Sequential of blocks, which was not captured
             *_, last = (None, *module.children()) if type(module) is nn.Sequential else (None,)
-            inside = self.down_to_end(last)
+            inside = self._down_to(last, ends)
             return (module, *inside) if inside else ()
         for graph in known.graphs:
-            last = last_module(graph)
-            inside = self.down_to_end(last)
-            if inside or type(last) in self._called or (self._called and ends_with_norm(graph)):
+            inside = self._down_to(last_module(graph), ends)
+            if inside or ends(graph):
                 return (known.root, *known.inlined, *inside)
         return ()
 

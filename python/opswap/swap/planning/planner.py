@@ -399,6 +399,8 @@ class _Planner:
                 yield from known.inlined if known is not None else ()
             elif is_sequential(module) and continues(after, self.called):
                 yield from self.blocks.down_to_end(child)
+            elif is_sequential(module) and self.blocks.pools(after):
+                yield from self.blocks.down_to_normed(child)
             elif is_sequential(module) and (begun := self.blocks.begins_with_activation(after)):
                 ended = self.blocks.down_to_end(child)
                 yield from (*ended, *begun) if ended else ()

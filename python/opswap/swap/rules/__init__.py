@@ -18,6 +18,7 @@ from . import (
     local_response_norm,
     norm,
     norm_functional,
+    norm_pool,
     permutation,
     pool,
     reduced_precision,
@@ -31,8 +32,10 @@ _CONVOLUTIONS = reduced_precision.RULES + convolution.RULES + convolution_functi
 _ARITHMETIC = _NORMS + linear.RULES + _CONVOLUTIONS
 _POOLS = pool.RULES + local_response_norm.RULES
 _DROPOUTS = dropout_add.RULES + dropout.RULES
-_KERNELS = chain.RULES + channels.RULES + permutation.RULES + _POOLS + _ARITHMETIC + _DROPOUTS + shared.RULES
-_KERNELS += activation_alone.RULES
+_KERNELS = (
+    chain.RULES + norm_pool.RULES + channels.RULES + permutation.RULES + _POOLS + _ARITHMETIC + _DROPOUTS
+)
+_KERNELS += shared.RULES + activation_alone.RULES
 
 
 def _where_kernels_are(rule: Rule) -> Rule:

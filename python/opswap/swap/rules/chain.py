@@ -42,6 +42,7 @@ from .norm_functional import (
     trains_with_statistics,
     uses_statistics_of_input,
 )
+from .norm_pool import POOLS, is_pool, pool_behind, pooling_text
 
 __all__ = ["RULES", "foldable", "is_foldable", "is_link", "linked"]
 
@@ -274,8 +275,16 @@ def _folded_chains(graph: Graph) -> Iterator[list[Stage]]:
     for node in graph.nodes if chain_wins() else ():
         stages = _follow(node, lambda n, sizes: _folded_stage(n, sizes) if n not in taken else (), sizes)
         if any(len(stage) > 1 for stage in stages):  # convolutions alone gain nothing
+            stages = [*stages[:-1], _with_pool(stages[-1], sizes)]
             taken.update(n for stage in stages for n in stage)
             yield stages
+
+
+def _with_pool(stage: Stage, sizes: set[Node]) -> Stage:
+    """The stage and the max pool behind its normalisation or activation, which training joins with these."""
+    normed = len(stage) > 1 and (_is_norm(stage[1]) or is_batch_norm(stage[1]))
+    pool = pool_behind(stage[-1]) if normed else None
+    return (*stage, pool) if pool is not None and _adjoin((*stage, pool), sizes) else stage
 
 
 def _region(stages: list[Stage]) -> Region:
@@ -317,7 +326,14 @@ class _Spelled:
         self.norms: list[str] = []
         self.links: list[str] = []
         self.still: list[str] = []
+        self.pool = ""
+        self.names: dict[str, Any] = {}
+        pool = region.nodes[-1] if is_pool(region.nodes[-1]) else None
+        if pool is not None:
+            window, still, self.names = pooling_text(pool, name.get(pool, ""))
+            self.pool, self.still = f", pool={window}", [still] if still else []
         for convolution, *rest in _stages_of(region):
+            rest = [n for n in rest if n is not pool]
             rest = [n for n in rest if n in name or is_batch_norm(n) or activation(n) is not None]
             norm = None
             if rest and is_batch_norm(rest[0]):
@@ -375,7 +391,8 @@ def _replacement(text: _Spelled, held: str, function: str) -> Replacement:
     else:
         conditions.append(f"settle({modules})")
         condition = f"poolable(x0) and (settled({modules}) or {' and '.join(conditions)})"
-    return Replacement(condition, f"{function}(x0, {', '.join(text.links)})", _NAMES)
+    result = f"{function}(x0, {', '.join(text.links)}{text.pool})"
+    return Replacement(condition, result, {**_NAMES, **text.names})
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
@@ -426,6 +443,7 @@ RULES = (
         calls=(nn.Conv2d,),
         starts=is_foldable,
         ends=_is_norm_block,
+        behind=POOLS,
         single=True,
         example=_folded_example,
         inference=True,

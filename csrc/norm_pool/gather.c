@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT */
+#include "norm_pool/gather.h"
+
+#include "core/ints.h"
+#include "pool/window.h"
+
+#include <assert.h>
+
+void osw_gather_start(osw_gather *gather, const osw_pool *pool, const void *x, int64_t bytes,
+                      bool pixels)
+{
+    const osw_pool_dim *dims = pool->dims;
+    const int64_t plane = dims[HEIGHT].input * dims[WIDTH].input, taps = count_taps(pool);
+    gather->pool = pool;
+    gather->x = x;
+    gather->bytes = bytes;
+    gather->channels = pixels ? pool->channels : 1;
+    gather->elements = pool->images * pool->channels * plane;
+    assert(taps <= OSW_MOST_TAPS);
+    for (int64_t tap = 0; tap < OSW_MOST_TAPS; tap++) {
+        const int64_t y = tap / dims[WIDTH].kernel * dims[HEIGHT].dilation;
+        const int64_t x_of_tap = tap % dims[WIDTH].kernel * dims[WIDTH].dilation;
+        gather->distance[tap] =
+            tap < taps ? (y * dims[WIDTH].input + x_of_tap) * gather->channels : 0;
+    }
+}
+
+/* `count` positions of a row; start: the element of channel 0 that the first tap of the first
+ * window names, which may lie before the image; step: from window to window. */
+#define GATHER(name, type)                                                                         \
+    static void name(const osw_gather *gather, const uint8_t *offsets, int64_t start,              \
+                     int64_t step, int64_t count, void *to)                                        \
+    {                                                                                              \
+        const type *const x = gather->x;                                                           \
+        const int64_t channels = gather->channels;                                                 \
+        const uint64_t elements = (uint64_t)gather->elements;                                      \
+        type *out = to;                                                                            \
+        for (int64_t i = 0; channels == 1 && i < count; i++, start += step) {                      \
+            const uint64_t at = (uint64_t)(start + gather->distance[offsets[i]]);                  \
+            out[i] = x[at < elements ? at : 0];                                                    \
+        }                                                                                          \
+        if (channels == 1)                                                                         \
+            return;                                                                                \
+        for (int64_t i = 0; i < count; i++, start += step)                                         \
+            for (int64_t c = 0; c < channels; c++) {                                               \
+                const uint64_t at = (uint64_t)(start + c + gather->distance[*offsets++]);          \
+                *out++ = x[at < elements ? at : 0];                                                \
+            }                                                                                      \
+    }
+
+GATHER(gather_x16, uint16_t)
+GATHER(gather_x32, uint32_t)
+GATHER(gather_x64, uint64_t)
+
+void osw_gather_run(const osw_gather *gather, int64_t begin, int64_t end, void *to)
+{
+    const osw_pool_dim *h = &gather->pool->dims[HEIGHT], *w = &gather->pool->dims[WIDTH];
+    const int64_t channels = gather->channels, row = channels * gather->bytes;
+    const uint8_t *offsets = (const uint8_t *)gather->pool->offsets.base + begin * channels;
+    char *out = to;
+    for (int64_t at = begin, next; at < end; at = next) {
+        const int64_t line = at / w->output, column = at % w->output;
+        next = osw_min_int((line + 1) * w->output, end);
+        const int64_t image = line / h->output, y = line % h->output * h->stride - h->padding;
+        const int64_t x = column * w->stride - w->padding;
+        const int64_t start = ((image * h->input + y) * w->input + x) * channels;
+        const int64_t step = w->stride * channels, count = next - at;
+        (gather->bytes == 2   ? gather_x16
+         : gather->bytes == 4 ? gather_x32
+                              : gather_x64)(gather, offsets, start, step, count, out);
+        offsets += count * channels;
+        out += count * row;
+    }
+}
