@@ -32,11 +32,12 @@ FAMILIES = (
     "chain",
     "pool",
     "norm",
+    "norm_pool",
     "layer_norm",
     "batch",
 )
 # Families whose kernels a family calls.
-CALLED = {"chain": ("depthwise",)}
+CALLED = {"chain": ("depthwise",), "norm_pool": ("norm", "pool")}
 CORE = ("isa", "prefetch", "scratch", "memory", "parts")
 PORTABLE = ("portable16", "portable32", "portable64")
 TIERS = {"x86_64": ("avx2", "avx512"), "aarch64": ("neon",)}
@@ -119,8 +120,10 @@ def build(
             continue
         for source in sorted((sources / family).glob("*.c")):
             jobs += _objects_of(source, tiers, folder)
+        longer = tuple(other for other in FAMILIES if other.startswith(f"{family}_"))
         for source in sorted((TESTS / "c").glob(f"{family}*.c")):
-            jobs.append((source, folder / f"family_{source.stem}.o", []))
+            if not (longer and source.stem.startswith(longer)):
+                jobs.append((source, folder / f"family_{source.stem}.o", []))
     listed = "-DFAMILIES=" + " ".join(f"X({family})" for family in families)
     built = f'-DTIERS="scalar {" ".join(tiers)}"'
     jobs.append((TESTS / "kernels.c", folder / "kernels.o", [listed, built]))

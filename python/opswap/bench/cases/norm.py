@@ -20,7 +20,7 @@ from opswap.bench.case import LAYOUTS, Case
 
 from .calls import DIRECTIONS, Step
 
-__all__ = ["cases"]
+__all__ = ["away_from_the_kink", "cases", "statistics"]
 
 # Channels, height and width; LPRNet's with two images for each of the batch.
 _SHUFFLENET = ((24, 112, 112), (58, 56, 56), (58, 28, 28), (116, 14, 14), (232, 7, 7))
@@ -54,10 +54,10 @@ def _build(
     size: tuple[int, ...], dtype: torch.dtype, memory_format: torch.memory_format, direction: str
 ) -> dict[str, Step]:
     weight, bias = (torch.rand(size[1]).add(0.5).requires_grad_() for _ in range(2))
-    x = _away_from_the_kink(torch.randn(size), weight, bias)
+    x = away_from_the_kink(torch.randn(size), weight, bias)
     x = x.to(dtype).contiguous(memory_format=memory_format).requires_grad_()
     forms = {
-        name: partial(f, x, *_statistics(x), weight, bias, direction != "inference")
+        name: partial(f, x, *statistics(x), weight, bias, direction != "inference")
         for name, f in (("torch", _stock), ("opswap", F.batch_norm_relu))
     }
     gradient = torch.randn_like(x)
@@ -65,11 +65,11 @@ def _build(
 
 
 @torch.no_grad()
-def _away_from_the_kink(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def away_from_the_kink(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """No value that one rounding lets pass the relu and another cuts."""
     z = T.batch_norm(x, None, None, weight, bias, True)
     return torch.where(z.abs() < 0.02, x + 0.1, x)
 
 
-def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros(x.shape[1]), torch.ones(x.shape[1])
