@@ -66,6 +66,7 @@ HIDDEN_TIERS_OF = (
     "test_group_norm",
     "test_layer_norm",
     "test_linear",
+    "test_mean_square",
     "test_norm",
     "test_norm_activations",
     "test_norm_errors",

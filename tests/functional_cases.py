@@ -81,7 +81,9 @@ def _norm_cases(last: bool) -> list[Case]:
     def ours(function: Callable[..., Any], training: bool, *rest: Any) -> Callable[..., Any]:
         return lambda x, m, v, w, b: function(x, m.clone(), v.clone(), w, b, training, *rest)
 
-    cases = []
+    cases = [
+        Case("over_mean_square", F.over_mean_square, lambda x: x / x.pow(2).mean(), _NORM[:1], last),
+    ]
     for training in (True, False):
         cases += [
             Case("batch_norm", ours(F.batch_norm, training), stock(lambda x: x, training), _NORM, last),
@@ -369,6 +371,7 @@ _OPERATORS = {
     "batch_norm_act": ("batch_norm_act",),
     "batch_norm_act_max_pool2d": ("batch_norm_act", "max_pool", "max_pool_with_offsets"),
     "batch_norm_relu": ("batch_norm_act",),
+    "over_mean_square": (),
     "group_norm": ("group_norm",),
     "instance_norm": ("group_norm",),
     "layer_norm": ("layer_norm",),

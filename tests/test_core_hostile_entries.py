@@ -60,6 +60,8 @@ ENTRIES = {
     "batch_norm_max_pool_backward": lambda n: _core.plain_batch_norm_max_pool_backward(
         True, n(1e-5), "relu", (True,) * 3, (n(3), 3), (n(2), 2), (1, 1), (1, 1), image(4, 64, 32, 32),
         image(4, 64, 32, 32, dtype=torch.uint8), image(*BIG), statistics(2, 64), fresh(64), fresh(64)),
+    "over_mean_square": lambda n: _core.plain_over_mean_square(image(*BIG), n(True)),
+    "over_mean_square_backward": lambda n: _core.plain_over_mean_square_backward(image(*BIG), image(*BIG), n(1.5)),
     "max_pool": lambda n: _core.plain_max_pool(False, image(*BIG), n(3), n(2), n(1), n(1), False, True),
     "avg_pool": lambda n: _core.plain_avg_pool(True, fresh(2, 8, 8, 32, 32), n(2), n(2), n(0), False, True, n(3), True),
     "adaptive_max_pool": lambda n: _core.plain_adaptive_max_pool(2, image(*BIG), (n(3), n(3)), True),

@@ -29,6 +29,8 @@ WINDOWS: tuple[tuple[Any, ...], ...] = (
     (2, 1, 1, 1, False),
     ((1, 3), [1, 2], (0, 1), 1, False),
     (3, 2, 1, 2, True),
+    (5, 2, 2, 1, False),
+    (7, 3, 3, 1, True),
     ((5, 2), (3, 1), 1, 1, False),
 )
 # Channels that fill vectors and that do not, planes of one row or column, images that strips cut.
@@ -149,6 +151,7 @@ SHAPES: dict[str, Any] = {
     "rows that are too long": lambda: torch.randn(1, 512, 4, 130).contiguous(
         memory_format=torch.channels_last
     ),
+    "one row that fits": lambda: torch.randn(2, 24, 3, 1500).contiguous(memory_format=torch.channels_last),
     "planes that are too large": lambda: torch.randn(1, 2, 300, 300),
     "one channel": lambda: torch.randn(2, 1, 8, 8),
     "one position in channels_last": lambda: torch.randn(4, 8, 1, 1),
@@ -162,7 +165,7 @@ SHAPES: dict[str, Any] = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_runs_as_two(name: str) -> None:
     """Values, gradients, formats and errors are those of both functions."""
-    x, window = SHAPES[name](), (1, 1, 0, 1, False) if "position" in name else (2, 2, 0, 1, False)
+    x, window = SHAPES[name](), (1, 1, 0, 1, False) if "one " in name else (2, 2, 0, 1, False)
     vectors = parameters(x.shape[1], torch.float32)
     opswap.reset_stats()
     got, want = (step(f, x, vectors, True, "relu", window) for f in (joined, parts))

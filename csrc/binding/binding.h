@@ -34,6 +34,7 @@ extern PyMethodDef osw_channels_methods[];
 extern PyMethodDef osw_shuffle_methods[];
 extern PyMethodDef osw_norm_methods[];
 extern PyMethodDef osw_norm_pool_methods[];
+extern PyMethodDef osw_mean_square_methods[];
 extern PyMethodDef osw_group_norm_methods[];
 extern PyMethodDef osw_layer_norm_methods[];
 extern PyMethodDef osw_max_pool_methods[];

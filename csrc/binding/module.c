@@ -11,7 +11,7 @@ static int execute(PyObject *module)
         osw_depthwise_methods,    osw_conv_methods,          osw_chain_methods,
         osw_group_norm_methods,   osw_modules_methods,       osw_layer_norm_methods,
         osw_chain_folded_methods, osw_call_methods,          osw_kinds_methods,
-        osw_entries_methods,      osw_norm_pool_methods};
+        osw_entries_methods,      osw_norm_pool_methods,     osw_mean_square_methods};
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
         if (PyModule_AddFunctions(module, tables[i]) != 0)
             return -1;

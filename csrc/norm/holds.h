@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a call keeps what norm.h, run.h and group_run.h say of its numbers; asserted when it is
- * prepared and when it runs. */
+/* Whether a call keeps what norm.h, run.h, group_run.h and mean_square.h say of its numbers;
+ * asserted when it is prepared and when it runs. */
 #ifndef OSW_NORM_HOLDS_H
 #define OSW_NORM_HOLDS_H
 
 #include "norm/group_run.h"
+#include "norm/mean_square.h"
 
 #include <stddef.h>
 
@@ -45,6 +46,13 @@ static inline bool osw_group_holds(const osw_group_job *job)
     return osw_norm_holds(&job->all) && job->groups >= 1 &&
            job->all.norm.channels % job->groups == 0 && job->all.form == OSW_NORM_PIXELS &&
            job->all.training;
+}
+
+static inline bool osw_mean_square_holds(const osw_mean_square_job *job)
+{
+    const osw_norm *n = &job->norm.norm;
+    return osw_norm_holds(&job->norm) && job->norm.form == OSW_NORM_PLANES && n->channels == 1 &&
+           n->activation.kind == OSW_IDENTITY && job->norm.dtype != OSW_F64 && job->norm.eps == 0;
 }
 
 #endif

@@ -73,7 +73,7 @@ bool osw_norm_pool_fits(const osw_norm_pool_job *job)
 {
     if (!in_pixels(job))
         return planes_that_fit(job) >= 1 && pooled_positions(job) <= positions_that_fit(job);
-    return rows_that_fit(job) >= read_rows(job);
+    return rows_that_fit(job) >= osw_max_int(read_rows(job), 2); /* two: of a strip between them */
 }
 
 /* Scratch memory for what begins `skipped` positions behind the first one, which would lie here. */
@@ -174,8 +174,8 @@ static void pool_strips(int64_t begin, int64_t end, void *context)
 void osw_norm_pool_forward(osw_norm_pool_job *job, double *scratch)
 {
     assert(osw_norm_pool_holds(job, false));
-    osw_norm_forward(&job->norm,
-                     scratch); /* statistics and factors: it has no kernel that writes */
+    /* Statistics and factors: it has no kernel that writes. */
+    osw_norm_forward(&job->norm, scratch);
     job->norm.norm.stream = false;
     osw_cut cut = cut_of(job);
     const int64_t positions = job->norm.norm.images * job->norm.norm.positions;

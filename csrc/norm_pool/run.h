@@ -30,7 +30,8 @@ typedef struct osw_norm_pool_job {
     osw_gather gather; /* set by the backward */
 } osw_norm_pool_job;
 
-/* Whether what a window of the pool reads fits a strip: rows of pixels, or a plane. */
+/* Whether what a window of the pool reads fits a strip: rows of pixels, at least two, or a plane.
+ */
 bool osw_norm_pool_fits(const osw_norm_pool_job *job);
 
 /* As osw_norm_choose, behind osw_norm_prepare; pool_calls by osw_pool_id. */

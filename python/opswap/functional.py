@@ -15,6 +15,7 @@ from .ops.norm import (
     instance_norm,
     layer_norm,
     layer_norm2d,
+    over_mean_square,
 )
 from .ops.permutation import channel_permutation
 from .ops.pointwise import pointwise_conv2d
@@ -58,5 +59,6 @@ __all__ = [
     "linear",
     "max_pool2d",
     "max_pool3d",
+    "over_mean_square",
     "pointwise_conv2d",
 ]

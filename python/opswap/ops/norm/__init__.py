@@ -14,6 +14,7 @@ from .group_norm import (
     instance_norm_fits,
 )
 from .layer_norm import layer_norm, layer_norm2d, layer_norm2d_fits, layer_norm_fits
+from .mean_square import over_mean_square
 from .torch_norms import (
     gradient_misread,
     gradient_missing,
@@ -42,6 +43,7 @@ __all__ = [
     "layer_norm2d",
     "layer_norm2d_fits",
     "layer_norm_fits",
+    "over_mean_square",
     "parse",
     "reference",
     "spell",

@@ -16,6 +16,7 @@ from . import (
     layer_norm,
     linear,
     local_response_norm,
+    mean_square,
     norm,
     norm_functional,
     norm_pool,
@@ -27,7 +28,7 @@ from . import (
 
 __all__ = ["DEFAULT", "MENDS", "OPTIONAL", "Replacement", "Rule"]
 
-_NORMS = norm.RULES + norm_functional.RULES + group_norm.RULES + layer_norm.RULES
+_NORMS = norm.RULES + norm_functional.RULES + group_norm.RULES + layer_norm.RULES + mean_square.RULES
 _CONVOLUTIONS = reduced_precision.RULES + convolution.RULES + convolution_functional.RULES
 _ARITHMETIC = _NORMS + linear.RULES + _CONVOLUTIONS
 _POOLS = pool.RULES + local_response_norm.RULES

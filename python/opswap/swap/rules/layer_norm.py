@@ -24,6 +24,7 @@ from ..graph.calls import hazard, reached
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
 from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import shown
+from .arithmetic import operands, squared
 from .conditions import trains
 from .group_norm import has_vectors
 from .kept import elements
@@ -150,12 +151,6 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
 # --- the arithmetic --------------------------------------------------------------------------------------------------
 
 
-def _operands(node: Any, functions: tuple[Any, ...], methods: tuple[str, ...]) -> tuple[Any, ...]:
-    """The two operands of a call without options, else nothing."""
-    plain = is_call(node, functions, methods) and len(node.args) == 2 and not node.kwargs
-    return node.args if plain else ()
-
-
 def _mean_over_channels(node: Any) -> Any:
     """What x.mean(1, keepdim=True) is the mean of, or None."""
     if not is_call(node, (torch.mean,), ("mean",)):
@@ -166,13 +161,6 @@ def _mean_over_channels(node: Any) -> Any:
     return options["input"] if options["dim"] in (1, (1,), [1]) else None
 
 
-def _squared(node: Any) -> Any:
-    if is_call(node, (torch.square,), ("square",)) and len(node.args) == 1 and not node.kwargs:
-        return node.args[0]
-    operands = _operands(node, (torch.pow, operator.pow), ("pow",))
-    return operands[0] if operands and type(operands[1]) in (int, float) and operands[1] == 2 else None
-
-
 def _root(node: Any) -> Any:
     rooted = is_call(node, (torch.sqrt,), ("sqrt",)) and len(node.args) == 1 and not node.kwargs
     return node.args[0] if rooted else None
@@ -180,30 +168,30 @@ def _root(node: Any) -> Any:
 
 def _centered(node: Any) -> Any:
     """x if this is x - x.mean(1, keepdim=True), else None."""
-    operands = _operands(node, (operator.sub, torch.sub), ("sub",))
-    return operands[0] if operands and _mean_over_channels(operands[1]) is operands[0] else None
+    pair = operands(node, (operator.sub, torch.sub), ("sub",))
+    return pair[0] if pair and _mean_over_channels(pair[1]) is pair[0] else None
 
 
 def _normalised(node: Any) -> tuple[Node, float] | None:
     """(x, eps) if this is the centered x over the root of its variance and eps."""
-    quotient = _operands(node, (operator.truediv, torch.div), ("div",))
+    quotient = operands(node, (operator.truediv, torch.div), ("div",))
     x = _centered(quotient[0]) if quotient else None
-    summed = _operands(_root(quotient[1]), (operator.add, torch.add), ("add",)) if quotient else ()
+    summed = operands(_root(quotient[1]), (operator.add, torch.add), ("add",)) if quotient else ()
     if not isinstance(x, Node) or not summed or type(summed[1]) is not float:
         return None
-    of_variance = _squared(_mean_over_channels(summed[0]))
+    of_variance = squared(_mean_over_channels(summed[0]))
     return (x, summed[1]) if _centered(of_variance) is x else None
 
 
 def _per_channel(node: Any) -> Any:
     """The parameter of which this is parameter[:, None, None], or None."""
-    operands = _operands(node, (operator.getitem,), ())
-    return operands[0] if operands and operands[1] == (_WHOLE, None, None) else None
+    pair = operands(node, (operator.getitem,), ())
+    return pair[0] if pair and pair[1] == (_WHOLE, None, None) else None
 
 
-def _with_parameter(operands: tuple[Any, ...]) -> Iterator[tuple[Any, Node]]:
+def _with_parameter(pair: tuple[Any, ...]) -> Iterator[tuple[Any, Node]]:
     """(the other operand, the parameter), in either order."""
-    for one, other in (operands, operands[::-1]) if operands else ():
+    for one, other in (pair, pair[::-1]) if pair else ():
         parameter = _per_channel(other)
         if parameter is not None and isinstance(one, Node):
             yield one, parameter
@@ -211,8 +199,8 @@ def _with_parameter(operands: tuple[Any, ...]) -> Iterator[tuple[Any, Node]]:
 
 def _find_arithmetic(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
-        for scaled, bias in _with_parameter(_operands(node, (operator.add, torch.add), ("add",))):
-            products = _operands(scaled, (operator.mul, torch.mul), ("mul",))
+        for scaled, bias in _with_parameter(operands(node, (operator.add, torch.add), ("add",))):
+            products = operands(scaled, (operator.mul, torch.mul), ("mul",))
             for quotient, weight in _with_parameter(products):
                 found = _normalised(quotient)
                 if found is not None:

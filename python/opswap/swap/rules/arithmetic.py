@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""Spellings of arithmetic: what a node computes of which operands, in functions, methods and operators."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from .linear.products import is_call
+
+__all__ = ["operands", "squared"]
+
+
+def operands(node: Any, functions: tuple[Any, ...], methods: tuple[str, ...]) -> tuple[Any, ...]:
+    """The two operands of a call without options, else nothing."""
+    plain = is_call(node, functions, methods) and len(node.args) == 2 and not node.kwargs
+    return node.args if plain else ()
+
+
+def squared(node: Any) -> Any:
+    """What is squared, by a function for it or a power, or None."""
+    if is_call(node, (torch.square,), ("square",)) and len(node.args) == 1 and not node.kwargs:
+        return node.args[0]
+    pair = operands(node, (torch.pow, operator.pow), ("pow",))
+    return pair[0] if pair and type(pair[1]) in (int, float) and pair[1] == 2 else None
