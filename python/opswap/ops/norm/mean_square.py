@@ -18,7 +18,7 @@ from opswap import _core
 
 from .._function import DeclinedError, base_apply, needs_graph, plain_eager
 from .._layout import dense_copy, suggest_memory_format
-from .._stats import count_kernel
+from .._stats import count_kernel, count_reference, reference_forced
 
 __all__ = ["over_mean_square"]
 
@@ -89,4 +89,6 @@ def over_mean_square(input: Tensor) -> Tensor:
         raise TypeError(f"{_NAME}: expected a tensor, got {type(input).__name__}")
     if has_torch_function_unary(input):
         return handle_torch_function(over_mean_square, (input,), input)
+    if (input.device.type != "cpu" or reference_forced()) and not torch.compiler.is_compiling():
+        count_reference(_NAME)
     return input / input.square().mean()
