@@ -14,12 +14,12 @@ from opswap._torch import add_to_each, any_global_hook
 from opswap.ops._function import plain_eager, without_autocast
 from opswap.ops.chain import try_chain, try_folded
 from opswap.ops.norm import activate, is_watched
-from opswap.ops.reduced_precision import output_dtype
+from opswap.ops.reduced_precision import output_dtype, pointwise_or_float32
 
 from .frozen import FROZEN, Parts
 from .norm import Norm, NormCall, Pooling, apply_norm, apply_norm_pool
 
-__all__ = ["FoldedLink", "Link", "apply_chain", "apply_folded", "settle", "settled"]
+__all__ = ["FoldedLink", "Link", "apply_chain", "apply_folded", "apply_pointwise", "settle", "settled"]
 
 # A convolution, its normalisation, the activation after it.
 Link = tuple[nn.Conv2d, Norm, str | None]
@@ -200,3 +200,15 @@ def apply_folded(input: Tensor, *links: FoldedLink, pool: Pooling | None = None)
     if output is NotImplemented:
         return _apply_parts(input, links, pool)
     return output if pool is None else F.max_pool2d(output, *pool)
+
+
+def apply_pointwise(convolution: nn.Conv2d, input: Tensor) -> Tensor:
+    """The forward of a 1 x 1 convolution by the kernels; a frozen one in evaluation keeps its packed weight."""
+    if FROZEN in convolution.__dict__ and not convolution.training and plain_eager():
+        options = convolution.stride, convolution.padding
+        known = type(options[0]) is tuple and type(options[1]) is tuple
+        if known and not (_grad_enabled() and input.requires_grad):
+            output = _try_cast(_try_evaluation, input, ((convolution, None, None),))
+            if output is not NotImplemented:
+                return output
+    return pointwise_or_float32(input, convolution.weight, convolution.bias, convolution.stride)

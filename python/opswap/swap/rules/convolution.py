@@ -6,11 +6,12 @@ from __future__ import annotations
 from torch import nn
 
 from opswap import functional as F
+from opswap.nn.chain import apply_pointwise
 from opswap.ops._convolution import BLOCK, strided_conv2d, taps_of
 from opswap.ops.conv import conv_able, module_window, why_kept
 from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, module_overruns, pointwise_wins, takes_pixels
-from opswap.ops.reduced_precision import depthwise_or_float32, float32_able, pointwise_or_float32
+from opswap.ops.reduced_precision import depthwise_or_float32, float32_able
 
 from ..rule import Replacement, Rule
 
@@ -18,9 +19,8 @@ __all__ = ["RULES", "WINDOWS", "large"]
 
 _POINTWISE = Replacement(
     "(module_overruns(m0, x0) or float32_able(m0, x0) and is_pointwise(m0) or takes_pixels(m0, x0))",
-    "pointwise_conv2d(x0, m0.weight, m0.bias, m0.stride)",
-    {f.__name__: f for f in (takes_pixels, module_overruns, float32_able, is_pointwise)}
-    | {"pointwise_conv2d": pointwise_or_float32},
+    "apply_pointwise(m0, x0)",
+    {f.__name__: f for f in (takes_pixels, module_overruns, float32_able, is_pointwise, apply_pointwise)},
 )
 _MENDED = Replacement(
     "module_overruns(m0, x0)",
