@@ -313,7 +313,8 @@ class TestNetworks:
         rules = [rule for rule in DEFAULT if rule.name not in ("conv_chain", "conv_folded")]
         report = opswap.scan(stock, rules=rules)
         assert Counter(s.rule for s in report.swapped if s.rule.startswith("batch_norm")) == {
-            "batch_norm_act": 37,
+            "batch_norm_act": 36,
+            "batch_norm_act_max_pool": 1,
             "batch_norm": 19,
             "batch_norm_in_place": 19,
         }
